@@ -1,0 +1,311 @@
+"""The control channel: one AF_UNIX SEQPACKET connection. A frame is a message and its fds. The only door to sockets.
+
+SEQPACKET keeps a message and its fds together, so a frame arrives whole or not at all. A body over the socket buffer
+travels in a memfd that the receiver reads into private memory. Hang-up is seen only when every copy of the peer's end
+is closed: all fds here are close-on-exec, received ones too (`socket.recv_fds` would leave them inheritable).
+
+    frame: u8 kind (0 inline, 1 body in the last fd), then inline: the message; else u64 length of the body
+
+What the bytes mean is `serialize.control`'s business; who waits for what, `runtime`'s and `service`'s.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadlineTransient, ProtocolError
+from nnfmq.memory import put_in_file, take_from_file
+
+INLINE_BYTES = 32 * 1024  # comfortably under the default socket buffer, with room for several frames
+BODY_BYTES_MAX = 1 << 30
+FDS_MAX = 128  # the kernel's own limit is 253
+SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
+
+_INLINE, _IN_FILE = 0, 1
+_BODY_LENGTH = struct.Struct("<BQ")
+_CREDENTIALS = struct.Struct("3i")
+_ANCILLARY_BYTES = socket.CMSG_SPACE((FDS_MAX + 1) * 4)
+_GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF))
+
+
+class Credentials(NamedTuple):
+    """Who is at the other end, as the kernel recorded it when the connection was made (pid 0: another namespace)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+class Frame:
+    """A received message and the fds that came with it. The receiver owns the fds: take them, or close the frame."""
+
+    __slots__ = ("data", "fds")
+
+    def __init__(self, data: bytearray, fds: list[int]) -> None:
+        self.data = data
+        self.fds = fds
+
+    def take_fds(self) -> list[int]:
+        """Hand over all fds; the frame forgets them."""
+        fds, self.fds = self.fds, []
+        return fds
+
+    def close(self) -> None:
+        """Close the fds that nobody took."""
+        close_all(self.take_fds())
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close received fds."""
+    for fd in fds:
+        os.close(fd)
+
+
+def _milliseconds_left(deadline_ns: int | None) -> int | None:
+    if deadline_ns is None:
+        return None
+    return max(0, -(-(deadline_ns - time.monotonic_ns()) // 1_000_000))
+
+
+def _received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+class Channel:
+    """One end of a connection. Any thread may send; one thread receives. Close it, or use `with`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._send_lock = threading.Lock()
+        self._buffer = bytearray(INLINE_BYTES + 1)
+
+    @classmethod
+    def adopt(cls, fd: int) -> Self:
+        """Take over a connected SEQPACKET socket by its fd."""
+        sock = socket.socket(fileno=fd)
+        if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
+            sock.close()
+            raise InvalidArgument("a control channel needs an AF_UNIX SEQPACKET socket")
+        sock.setblocking(False)
+        os.set_inheritable(sock.fileno(), False)
+        return cls(sock)
+
+    @classmethod
+    def pair(cls) -> tuple[Self, Self]:
+        """Return two connected ends, for an embedded driver and for tests."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls.adopt(ours.detach()), cls.adopt(theirs.detach())
+
+    @classmethod
+    def connect(cls, path: Path, deadline_ns: int | None = None) -> Self:
+        """Connect to a listening driver. Raises DeviceUnavailable where none listens at `path`."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            left = _milliseconds_left(deadline_ns)
+            sock.settimeout(None if left is None else max(left, 1) / 1000)
+            sock.connect(os.fspath(path))
+        except OSError as error:
+            sock.close()
+            raise DeviceUnavailable(f"no driver listens at {path}: {error.strerror or error}") from error
+        return cls.adopt(sock.detach())
+
+    def fileno(self) -> int:
+        """Lend the socket's fd, for polling; -1 once closed."""
+        return self._socket.fileno()
+
+    def detach(self) -> int:
+        """Give up the socket's fd: the caller owns it."""
+        return self._socket.detach()
+
+    def peer(self) -> Credentials:
+        """Return who is at the other end (SO_PEERCRED)."""
+        raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return Credentials(*_CREDENTIALS.unpack(raw))
+
+    def open_peer_pidfd(self) -> int | None:
+        """Return a pidfd of the peer (the caller owns it), or None where the kernel cannot say who it is.
+
+        SO_PEERPIDFD names the very process; pidfd_open by pid, before Linux 6.5, can race with a reused pid.
+        """
+        try:
+            return self._peer_pidfd()
+        except OSError as error:
+            if error.errno not in (errno.ENOPROTOOPT, errno.EINVAL, errno.ENODATA, errno.ESRCH):
+                raise
+        pid = self.peer().pid
+        try:
+            return os.pidfd_open(pid) if pid > 0 else None
+        except ProcessLookupError:
+            return None  # gone already: the hang-up says so
+
+    def _peer_pidfd(self) -> int:
+        fd = self._socket.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+        os.set_inheritable(fd, False)
+        return fd
+
+    def send(self, data: bytes, fds: Sequence[int] = (), deadline_ns: int | None = None) -> None:
+        """Send one frame; blocks while the peer does not read. The fds stay the caller's.
+
+        Raises DeadObject where the peer is gone, MissedDeadlineTransient at the deadline.
+        """
+        if len(fds) > FDS_MAX:
+            raise InvalidArgument(f"a frame carries at most {FDS_MAX} fds, not {len(fds)}")
+        if len(data) <= INLINE_BYTES:
+            self._send((b"\0", data), fds, deadline_ns)
+            return
+        body = put_in_file(data)
+        try:
+            self._send((_BODY_LENGTH.pack(_IN_FILE, len(data)),), [*fds, body], deadline_ns)
+        finally:
+            os.close(body)
+
+    def _send(self, parts: Sequence[bytes], fds: Sequence[int], deadline_ns: int | None) -> None:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        with self._send_lock:
+            while True:
+                try:
+                    self._socket.sendmsg(parts, ancillary, socket.MSG_NOSIGNAL)
+                    return
+                except BlockingIOError:
+                    self._wait(select.POLLOUT, deadline_ns)
+                except OSError as error:
+                    raise self._gone(error) from error
+
+    def receive(self, deadline_ns: int | None = None) -> Frame:
+        """Return the next frame; blocks until one is there. The caller owns its fds.
+
+        Raises DeadObject on hang-up, ProtocolError for a truncated or malformed frame (its fds are closed),
+        MissedDeadlineTransient at the deadline.
+        """
+        while True:
+            try:
+                size, ancillary, flags, _ = self._socket.recvmsg_into(
+                    [self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline_ns)
+                continue
+            except OSError as error:
+                raise self._gone(error) from error
+            return self._frame(size, _received_fds(ancillary), flags)
+
+    def _frame(self, size: int, fds: list[int], flags: int) -> Frame:
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ProtocolError(f"a frame was cut short: at most {INLINE_BYTES} bytes and {FDS_MAX} fds fit")
+            if size == 0:
+                raise DeadObject("the peer closed its end of the connection")
+            return Frame(self._body(size, fds), fds)
+        except BaseException:
+            close_all(fds)
+            raise
+
+    def _body(self, size: int, fds: list[int]) -> bytearray:
+        kind = self._buffer[0]
+        if kind == _INLINE:
+            return self._buffer[1:size]
+        if kind != _IN_FILE or size != _BODY_LENGTH.size or not fds:
+            raise ProtocolError(f"frame of kind {kind} with {size} bytes and {len(fds)} fds is malformed", 0)
+        length = _BODY_LENGTH.unpack_from(self._buffer)[1]
+        if not INLINE_BYTES < length <= BODY_BYTES_MAX:
+            raise ProtocolError(f"a body in a file has {INLINE_BYTES + 1} to {BODY_BYTES_MAX} bytes, not {length}", 1)
+        body = fds.pop()
+        try:
+            return take_from_file(body, length)
+        finally:
+            os.close(body)
+
+    def _wait(self, events: int, deadline_ns: int | None) -> None:
+        poll = select.poll()
+        poll.register(self._socket, events)
+        if not poll.poll(_milliseconds_left(deadline_ns)):
+            raise MissedDeadlineTransient("the deadline passed while waiting for the peer's control channel")
+
+    @staticmethod
+    def _gone(error: OSError) -> Exception:
+        return DeadObject(f"the peer is gone: {error.strerror}") if error.errno in _GONE else error
+
+    def close(self) -> None:
+        """Close the socket: the peer sees the hang-up once no copy of it is left."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Listener:
+    """A listening socket at a path, and the lock that says whose path it is."""
+
+    def __init__(self, sock: socket.socket, path: Path, lock: int) -> None:
+        self._socket = sock
+        self._path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Listen at `path` (mode 0600), replacing what a killed driver left there.
+
+        Raises DeviceUnavailable where a living driver holds the path.
+        """
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise DeviceUnavailable(f"another driver already listens at {path}") from None
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            path.unlink(missing_ok=True)
+            sock.bind(os.fspath(path))
+            path.chmod(0o600)
+            sock.listen(64)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            os.close(lock)
+            raise
+        return cls(sock, path, lock)
+
+    def fileno(self) -> int:
+        """Lend the listening fd, for polling."""
+        return self._socket.fileno()
+
+    def accept(self) -> Channel | None:
+        """Return the next connection, or None where none is waiting (any more)."""
+        try:
+            accepted, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return None
+        return Channel.adopt(accepted.detach())
+
+    def close(self) -> None:
+        """Stop listening and remove the path. The lock file stays: removing it would let two drivers lock two files."""
+        if self._socket.fileno() < 0:
+            return
+        self._path.unlink(missing_ok=True)
+        self._socket.close()
+        os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,273 @@
+"""The HAL's data types in their one canonical form: frozen data, the HAL's numbers, no behaviour beyond arithmetic.
+
+Names and codes are those of the Neural Networks HAL 1.0-1.3 and AIDL v1-v4; where the two differ the AIDL form is
+canonical (times in nanoseconds, -1 = not available). Nothing here opens, maps, waits or validates: `validation`
+judges these values, `serialize` moves them. OperationType lives in `hal.operation_type`, for its length only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from nnfmq.hal.operation_type import OperationType
+
+__all__ = [
+    "ChannelQuant", "DataLocation", "DeviceStatus", "DeviceType", "ExecutionPreference", "FusedActivationFunc",
+    "LifeTime", "MeasureTiming", "Model", "NO_TIME", "NO_TIMING", "Operand", "OperandType", "Operation",
+    "OperationType", "OutputShape", "PaddingScheme", "Pool", "Priority", "Request", "RequestArgument", "Subgraph",
+    "Timing", "element_bytes", "is_scalar", "operand_bytes",
+]  # fmt: skip
+
+NO_TIME = -1  # AIDL: a duration that is not available
+
+
+class OperandType(IntEnum):
+    """Operand types 0-15 and the deprecated OEM pair."""
+
+    FLOAT32 = 0
+    INT32 = 1
+    UINT32 = 2
+    TENSOR_FLOAT32 = 3
+    TENSOR_INT32 = 4
+    TENSOR_QUANT8_ASYMM = 5
+    BOOL = 6
+    TENSOR_QUANT16_SYMM = 7
+    TENSOR_FLOAT16 = 8
+    TENSOR_BOOL8 = 9
+    FLOAT16 = 10
+    TENSOR_QUANT8_SYMM_PER_CHANNEL = 11
+    TENSOR_QUANT16_ASYMM = 12
+    TENSOR_QUANT8_SYMM = 13
+    TENSOR_QUANT8_ASYMM_SIGNED = 14
+    SUBGRAPH = 15
+    OEM = 10000
+    TENSOR_OEM_BYTE = 10001
+
+
+class LifeTime(IntEnum):
+    """Where an operand's value comes from (HAL 1.3 names)."""
+
+    TEMPORARY_VARIABLE = 0
+    SUBGRAPH_INPUT = 1
+    SUBGRAPH_OUTPUT = 2
+    CONSTANT_COPY = 3
+    CONSTANT_REFERENCE = 4
+    NO_VALUE = 5
+    SUBGRAPH = 6
+
+
+class ExecutionPreference(IntEnum):
+    """What a compilation is tuned for."""
+
+    LOW_POWER = 0
+    FAST_SINGLE_ANSWER = 1
+    SUSTAINED_SPEED = 2
+
+
+class Priority(IntEnum):
+    """Relative importance among the models of one client."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+class DeviceType(IntEnum):
+    """What kind of processor a device computes on."""
+
+    OTHER = 1
+    CPU = 2
+    GPU = 3
+    ACCELERATOR = 4
+
+
+class DeviceStatus(IntEnum):
+    """What HIDL's getStatus answers."""
+
+    AVAILABLE = 0
+    BUSY = 1
+    OFFLINE = 2
+    UNKNOWN = 3
+
+
+class FusedActivationFunc(IntEnum):
+    """Activation that ADD, CONV_2D and others apply to their result."""
+
+    NONE = 0
+    RELU = 1
+    RELU1 = 2
+    RELU6 = 3
+
+
+class PaddingScheme(IntEnum):
+    """Implicit padding of windows."""
+
+    SAME = 1
+    VALID = 2
+
+
+class MeasureTiming(IntEnum):
+    """Whether an execution is to be timed."""
+
+    NO = 0
+    YES = 1
+
+
+_ELEMENT_BYTES: dict[OperandType, int] = {
+    OperandType.FLOAT32: 4,
+    OperandType.INT32: 4,
+    OperandType.UINT32: 4,
+    OperandType.TENSOR_FLOAT32: 4,
+    OperandType.TENSOR_INT32: 4,
+    OperandType.TENSOR_QUANT8_ASYMM: 1,
+    OperandType.BOOL: 1,
+    OperandType.TENSOR_QUANT16_SYMM: 2,
+    OperandType.TENSOR_FLOAT16: 2,
+    OperandType.TENSOR_BOOL8: 1,
+    OperandType.FLOAT16: 2,
+    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: 1,
+    OperandType.TENSOR_QUANT16_ASYMM: 2,
+    OperandType.TENSOR_QUANT8_SYMM: 1,
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: 1,
+    OperandType.SUBGRAPH: 0,
+    OperandType.OEM: 0,
+    OperandType.TENSOR_OEM_BYTE: 1,
+}
+
+_SCALARS = frozenset(
+    (OperandType.FLOAT32, OperandType.INT32, OperandType.UINT32, OperandType.BOOL, OperandType.FLOAT16,
+     OperandType.SUBGRAPH, OperandType.OEM)
+)  # fmt: skip
+
+
+def element_bytes(operand_type: OperandType) -> int:
+    """Return the bytes of one element (HAL types: 0 for SUBGRAPH and OEM)."""
+    return _ELEMENT_BYTES[operand_type]
+
+
+def is_scalar(operand_type: OperandType) -> bool:
+    """Return True for types that never have dimensions."""
+    return operand_type in _SCALARS
+
+
+class Pool(Protocol):
+    """A memory pool as Model and Request list it: `nnfmq.memory.Memory`, or a plain stand-in in tests."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the region in bytes."""
+        ...
+
+    @property
+    def view(self) -> memoryview:
+        """The region as bytes ("B"); valid while the pool is open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DataLocation:
+    """A byte range: in a pool, or (pool_index 0, CONSTANT_COPY) in the model's operand_values."""
+
+    pool_index: int = 0
+    offset: int = 0
+    length: int = 0
+    padding: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelQuant:
+    """Per-channel scales of TENSOR_QUANT8_SYMM_PER_CHANNEL along dimension `channel_dim`."""
+
+    scales: tuple[float, ...]
+    channel_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One value of a subgraph. `dimensions` () = scalar or unknown rank; an extent of 0 = unknown."""
+
+    type: OperandType
+    dimensions: tuple[int, ...] = ()
+    scale: float = 0.0
+    zero_point: int = 0
+    lifetime: LifeTime = LifeTime.TEMPORARY_VARIABLE
+    location: DataLocation = DataLocation()
+    channel_quant: ChannelQuant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: its code, and the indexes of its operands in the subgraph."""
+
+    type: OperationType
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """Operands, operations in executable order, and which operands are the inputs and outputs."""
+
+    operands: tuple[Operand, ...]
+    operations: tuple[Operation, ...]
+    input_indexes: tuple[int, ...]
+    output_indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model: the main subgraph, those it refers to, constants, and pools that hold large constants."""
+
+    main: Subgraph
+    referenced: tuple[Subgraph, ...] = ()
+    operand_values: bytes = b""
+    pools: tuple[Pool, ...] = ()
+    relax_computation_float32_to_float16: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArgument:
+    """One input or output of a request; `dimensions` () = as in the model."""
+
+    has_no_value: bool = False
+    location: DataLocation = DataLocation()
+    dimensions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Where one execution reads its inputs and writes its outputs; location.pool_index counts in `pools`."""
+
+    inputs: tuple[RequestArgument, ...]
+    outputs: tuple[RequestArgument, ...]
+    pools: tuple[Pool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputShape:
+    """What an execution made of one output: its dimensions (0 = unknown) and whether the buffer sufficed."""
+
+    dimensions: tuple[int, ...]
+    is_sufficient: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Two durations in nanoseconds, NO_TIME where not measured; in driver includes on device."""
+
+    time_on_device_ns: int = NO_TIME
+    time_in_driver_ns: int = NO_TIME
+
+
+NO_TIMING = Timing()
+
+
+def operand_bytes(operand: Operand, dimensions: tuple[int, ...] = ()) -> int:
+    """Return the size in bytes of an operand, of `dimensions` instead of its own if given; 0 while unknown."""
+    extents = dimensions or operand.dimensions
+    if not extents and not is_scalar(operand.type):
+        return 0
+    return math.prod(extents) * element_bytes(operand.type)

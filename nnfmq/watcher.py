@@ -1,0 +1,200 @@
+"""The watcher: one thread per process that sleeps in the kernel on control sockets and pidfds, and learns of deaths.
+
+A fast message queue cannot tell whether its peer lives; the kernel can. The watcher polls the control sockets (a
+readable one is handed to its owner, a hang-up ends it) and pidfds. When a peer dies, its dead flag goes up first and
+then every event word registered for it is woken, again each millisecond until no waiter is left, since a waiter may
+be between its look at the flag and its sleep. No heartbeat, no periodic time-out: an idle process sleeps for good.
+
+The thread starts with the first watch and ends with the last. Callbacks run on it and must be short; one that raises
+ends its own watch only, with a log line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from nnfmq.hal.errors import NnfmqError
+
+THREAD_NAME = "nnfmq-watcher"
+_REPEAT_SECONDS = 0.001
+_log = logging.getLogger("nnfmq.watcher")
+
+
+class Wakeable(Protocol):
+    """What may have waiters: a message queue."""
+
+    @property
+    def waiters(self) -> int:
+        """How many threads of this process are inside a wait."""
+        ...
+
+    def wake_all(self) -> None:
+        """Set all bits of the event word and wake all who sleep on it."""
+        ...
+
+
+class Flag(Protocol):
+    """What goes up when a peer is dead: `queue.DeadFlag`."""
+
+    def raise_flag(self) -> None:
+        """Raise it, for good."""
+        ...
+
+
+class Peer:
+    """What must be woken when one peer dies: its dead flag and its queues. Thread-safe."""
+
+    def __init__(self, flag: Flag) -> None:
+        self.flag = flag
+        self._lock = threading.Lock()
+        self._queues: list[Wakeable] = []
+
+    def add(self, *queues: Wakeable) -> None:
+        """Register queues whose waiters end with this peer."""
+        with self._lock:
+            self._queues.extend(queues)
+
+    def discard(self, *queues: Wakeable) -> None:
+        """Forget queues that are closed in good order."""
+        with self._lock:
+            self._queues = [queue for queue in self._queues if not any(queue is gone for gone in queues)]
+
+    def die(self) -> None:
+        """Raise the flag, then wake everybody once."""
+        self.flag.raise_flag()
+        self.wake()
+
+    def wake(self) -> bool:
+        """Wake every registered queue; True while somebody still waits on one."""
+        with self._lock:
+            for queue in self._queues:
+                queue.wake_all()
+            return any(queue.waiters for queue in self._queues)
+
+
+class Watch:
+    """One watched fd: `on_ready` runs when it is readable or hung up. The fd stays its owner's."""
+
+    __slots__ = ("fd", "on_ready")
+
+    def __init__(self, fd: int, on_ready: Callable[[], None]) -> None:
+        self.fd = fd
+        self.on_ready = on_ready
+
+
+class Watcher:
+    """The thread and its epoll set. One per process: use the module's `watch`, `unwatch` and `bury`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: dict[int, Watch] = {}
+        self._dying: list[Peer] = []
+        self._thread: threading.Thread | None = None
+        self._epoll: select.epoll | None = None
+        self._bell = -1
+
+    def watch(self, fd: int, on_ready: Callable[[], None]) -> Watch:
+        """Call `on_ready` on the watcher's thread whenever `fd` is readable or hung up, until `unwatch`."""
+        watch = Watch(fd, on_ready)
+        with self._lock:
+            epoll = self._started()
+            self._watches[fd] = watch
+            epoll.register(fd, select.EPOLLIN)
+        return watch
+
+    def unwatch(self, watch: Watch) -> None:
+        """Stop watching; call it before the fd is closed. Harmless when repeated."""
+        with self._lock:
+            if self._watches.get(watch.fd) is not watch:
+                return
+            del self._watches[watch.fd]
+            if self._epoll is not None:
+                self._epoll.unregister(watch.fd)
+            self._ring()
+
+    def bury(self, peer: Peer) -> None:
+        """A peer is dead: raise its flag now, and wake its waiters until none is left. Any thread may call it."""
+        peer.die()
+        with self._lock:
+            self._started()
+            self._dying.append(peer)
+            self._ring()
+
+    def forget(self) -> None:
+        """Close everything without touching the thread: in a forked child, where the thread does not exist."""
+        epoll, bell = self._epoll, self._bell
+        self.__init__()  # type: ignore[misc]  # new locks too: the parent may have held the old one
+        if epoll is not None:
+            epoll.close()
+            os.close(bell)
+
+    def _started(self) -> select.epoll:
+        if self._epoll is None:
+            self._epoll = select.epoll()
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._epoll.register(self._bell, select.EPOLLIN)
+            self._thread = threading.Thread(
+                target=self._run, args=(self._epoll, self._bell), name=THREAD_NAME, daemon=True
+            )
+            self._thread.start()
+        return self._epoll
+
+    def _ring(self) -> None:
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
+
+    def _run(self, epoll: select.epoll, bell: int) -> None:
+        while not self._ended(epoll):
+            for fd, _ in epoll.poll(_REPEAT_SECONDS if self._dying else -1):
+                if fd == bell:
+                    os.eventfd_read(bell)
+                else:
+                    self._serve(fd)
+            self._wake_the_dying()
+
+    def _ended(self, epoll: select.epoll) -> bool:
+        """Close up when nothing is left to watch: decided under the lock, so that `watch` starts anew after it."""
+        with self._lock:
+            if self._watches or self._dying:
+                return False
+            epoll.close()
+            os.close(self._bell)
+            self._epoll, self._thread, self._bell = None, None, -1
+            return True
+
+    def _serve(self, fd: int) -> None:
+        with self._lock:
+            watch = self._watches.get(fd)
+        if watch is None:
+            return  # unwatched after poll had seen it
+        try:
+            watch.on_ready()
+        except (NnfmqError, OSError):
+            _log.exception("a watch on fd %d failed and is given up", fd)
+            self.unwatch(watch)
+
+    def _wake_the_dying(self) -> None:
+        with self._lock:
+            dying = list(self._dying)
+        done = [peer for peer in dying if not peer.wake()]
+        with self._lock:
+            self._dying = [peer for peer in self._dying if peer not in done]
+
+
+_watcher = Watcher()
+watch = _watcher.watch
+unwatch = _watcher.unwatch
+bury = _watcher.bury
+
+
+def thread() -> threading.Thread | None:
+    """Return the watcher's thread while it runs."""
+    return _watcher._thread
+
+
+os.register_at_fork(after_in_child=_watcher.forget)
