@@ -1,0 +1,63 @@
+"""Run neural networks in a driver process of its own, a few microseconds away.
+
+    import nnfmq
+    with nnfmq.connect() as client:
+        model = client.device("reference").prepare(nnfmq.load("model.tflite"))
+        with model.burst() as burst:
+            scores, = burst.execute(image)
+
+Importing this is cheap: what is heavy is imported by the call that needs it.
+"""
+
+from nnfmq.examples import example_path
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+    NnfmqError,
+    OutputInsufficientSize,
+    ProtocolError,
+    QueueCorrupted,
+    ResourceExhausted,
+    ResourceExhaustedPersistent,
+    ResourceExhaustedTransient,
+)
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.importers.tflite import LoadedModel, load
+from nnfmq.runtime.burst import Burst, ExecutionInfo
+from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
+from nnfmq.runtime.prepared_model import PreparedModel
+
+__all__ = [
+    "Burst",
+    "Client",
+    "DeadObject",
+    "Device",
+    "DeviceInfo",
+    "DeviceUnavailable",
+    "ErrorStatus",
+    "ExecutionInfo",
+    "GeneralFailure",
+    "InvalidArgument",
+    "LoadedModel",
+    "MissedDeadline",
+    "MissedDeadlinePersistent",
+    "MissedDeadlineTransient",
+    "NnfmqError",
+    "OutputInsufficientSize",
+    "PreparedModel",
+    "ProtocolError",
+    "QueueCorrupted",
+    "ResourceExhausted",
+    "ResourceExhaustedPersistent",
+    "ResourceExhaustedTransient",
+    "TensorInfo",
+    "connect",
+    "example_path",
+    "load",
+]

@@ -1,4 +1,4 @@
-"""`python -m nnfmq`: the command line, and the way in for an embedded driver.
+"""`python -m nnfmq`: the command line, and the way in for an embedded driver (`--embedded FD`).
 
 `--embedded` is looked at before anything else is imported: an application that waits for its first result pays for
 every module that this process loads. The command line itself lives in `nnfmq.cli`.
@@ -11,9 +11,9 @@ import sys
 
 def _start() -> int:
     if sys.argv[1:2] == ["--embedded"]:
-        from nnfmq.service.embedded import main as embedded_main
+        from nnfmq.service.embedded import main as serve_embedded
 
-        return embedded_main(sys.argv[1:])
+        serve_embedded(int(sys.argv[2]))  # never returns
     from nnfmq.cli import main
 
     return main()

@@ -29,8 +29,10 @@ from nnfmq.memory import put_in_file, take_from_file
 
 INLINE_BYTES = 32 * 1024  # comfortably under the default socket buffer, with room for several frames
 BODY_BYTES_MAX = 1 << 30
-FDS_MAX = 128  # the kernel's own limit is 253
+FDS_MAX = 250  # Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
+
+NOW = 0  # a deadline that has passed: one try, never block
 
 _INLINE, _IN_FILE = 0, 1
 _BODY_LENGTH = struct.Struct("<BQ")
@@ -64,6 +66,12 @@ class Frame:
     def close(self) -> None:
         """Close the fds that nobody took."""
         close_all(self.take_fds())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def close_all(fds: Sequence[int]) -> None:

@@ -33,7 +33,7 @@ class Wakeable(Protocol):
         """How many threads of this process are inside a wait."""
         ...
 
-    def wake_all(self) -> None:
+    def wake_all(self) -> object:
         """Set all bits of the event word and wake all who sleep on it."""
         ...
 

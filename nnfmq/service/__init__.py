@@ -1,0 +1,1 @@
+"""The driver process: who serves a client, and how. Never imports `runtime`: what the two share is data."""

@@ -1,0 +1,87 @@
+"""What the commands share: the connection option, the console, JSON, and latency figures.
+
+Times stay in nanoseconds until they are printed. Percentiles are nearest-rank: each is a value that was measured,
+never one between two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from nnfmq.runtime.client import Client
+
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
+
+
+def add_connect_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --connect: which driver to talk to."""
+    parser.add_argument(
+        "--connect",
+        metavar="PATH|embedded",
+        help="the socket of a driver, or `embedded` for a private one (default: a running driver, else embedded)",
+    )
+
+
+def open_client(target: str | None) -> Client:
+    """Connect to `target` as --connect gives it; the caller closes the client. Blocks at most connect's own limit."""
+    import nnfmq
+
+    if target == "embedded":
+        return nnfmq.connect(embedded=True)
+    return nnfmq.connect(target)
+
+
+def console(no_color: bool) -> Console:
+    """Return a console on stdout. A character that stdout's encoding lacks is replaced, never an error."""
+    from rich.console import Console
+
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+    return Console(no_color=no_color or None, highlight=False, emoji=False, markup=False)
+
+
+def table(*headings: str, title: str | None = None) -> Table:
+    """Return an empty table; a heading that begins with `>` is a column of figures, aligned to the right."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
+    for heading in headings:
+        made.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left", overflow="fold")
+    return made
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def percentile(ordered: Sequence[int], percent: float) -> int:
+    """Return the nearest-rank percentile of `ordered`, which is sorted and not empty."""
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100.0) - 1)]
+
+
+def distribution(samples: Iterable[int]) -> dict[str, int]:
+    """Return p50, p90, p99, p99.9 and max of `samples` (at least one), in their own unit."""
+    ordered = sorted(samples)
+    return {name: percentile(ordered, percent) for name, percent in PERCENTILES.items()}
+
+
+def microseconds(duration_ns: int) -> str:
+    """Return a duration in µs for a table; `-` where it was not measured."""
+    return "-" if duration_ns < 0 else f"{duration_ns / 1000:,.1f}"
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """Return a shape as 1x224x224x3; `scalar` for none."""
+    return "x".join(map(str, shape)) or "scalar"

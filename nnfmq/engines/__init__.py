@@ -1,0 +1,1 @@
+"""What executes a prepared model: the interpreter, which is the reference, and compiling engines beside it."""

@@ -1,0 +1,376 @@
+"""The reference engine: a loop over prepared operations and a scope that holds their values.
+
+`prepare` does all that can be known before an execution: it copies constants into private memory, infers shapes,
+and binds each operation to its shapes, weights and controls (`operations.planning`). An operation whose shapes or
+controls come only with the request is bound during the execution, and its binding kept while they stay the same.
+What remains is one call per operation. The model must have passed `validation.validate_model`.
+
+Executions of one Program may run at the same time: each has its own scope, and bindings are never changed.
+Inputs are read in place and may be another process's memory; controls among them are copied before they are used.
+IF and WHILE are not here yet. Semantics: the HAL's operations as `operations` declares them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.errors import (
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    OutputInsufficientSize,
+    ResourceExhaustedTransient,
+)
+from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Subgraph, is_scalar
+from nnfmq.operations import REGISTRY
+from nnfmq.operations.planning import Specialized, specialize, tensor_of
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
+
+__all__ = ["Program", "prepare", "supported"]
+
+Scope: TypeAlias = list[Any]  # an array per operand; None while it has no value
+Step: TypeAlias = Callable[[Scope], None]
+
+_CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
+
+
+def supported(model: Model) -> list[bool]:
+    """Return for each operation of the main subgraph whether `prepare` can bind it."""
+    return [_find(model.main, operation) is not None for operation in model.main.operations]
+
+
+def prepare(model: Model) -> Program:
+    """Return a Program that executes `model`'s main subgraph.
+
+    Raises GeneralFailure naming the first operation that is not supported or whose arguments violate one of its
+    constraints, as far as they are known; ResourceExhaustedTransient when memory runs out.
+    """
+    with _memory_errors_named("preparing the model"), np.errstate(all="ignore"):
+        return _Preparation(model).program()
+
+
+class Program:
+    """A prepared model; made by `prepare`. Holds no file descriptor, mapping or thread."""
+
+    def __init__(self, subgraph: Subgraph, scope: Scope, steps: tuple[Step, ...], omittable: frozenset[int]) -> None:
+        self._scope = scope
+        self._steps = steps
+        self._inputs = tuple(_Input.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
+        self._outputs = subgraph.output_indexes
+
+    def execute(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Any],
+        *,
+        deadline_ns: int | None = None,
+        is_cancelled: Callable[[], bool] | None = None,
+    ) -> list[OutputShape]:
+        """Run once: read `inputs`, fill `outputs`, and return the shape of each output.
+
+        `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
+        dtype and shape, or writable buffers of at least the output's bytes (None: not wanted); they must not overlap
+        the inputs. Deadline and cancellation are looked at between operations. Raises InvalidArgument for inputs that
+        do not fit the model, OutputInsufficientSize (with all shapes; nothing was written), MissedDeadlineTransient,
+        ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when cancelled.
+        """
+        scope = self._scope.copy()
+        self._bind(inputs, scope)
+        with _memory_errors_named("executing the model"), np.errstate(all="ignore"):
+            for step in self._steps:
+                if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                    raise MissedDeadlineTransient("the deadline passed before the model was executed")
+                if is_cancelled is not None and is_cancelled():
+                    raise GeneralFailure("the execution was cancelled")
+                step(scope)
+        return _store([scope[index] for index in self._outputs], outputs)
+
+    def _bind(self, inputs: Sequence[Array | None], scope: Scope) -> None:
+        if len(inputs) != len(self._inputs):
+            raise InvalidArgument(f"{len(inputs)} inputs given, the model has {len(self._inputs)}")
+        for expected, array in zip(self._inputs, inputs, strict=True):
+            if array is None or array.dtype != expected.dtype or array.shape != expected.shape:
+                expected.check(array)
+            scope[expected.index] = array
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """What the model says of one of its inputs; `shape` None = not fully known."""
+
+    index: int
+    dtype: np.dtype[Any]
+    shape: Shape | None
+    dimensions: Shape
+    omittable: bool
+
+    @classmethod
+    def of(cls, subgraph: Subgraph, index: int, omittable: bool) -> _Input:
+        operand = subgraph.operands[index]
+        return cls(index, NUMPY_TYPES[operand.type], _known_shape(operand), operand.dimensions, omittable)
+
+    def check(self, array: Array | None) -> None:
+        """Raise InvalidArgument unless `array` fits."""
+        if array is None:
+            fits = self.omittable
+        elif self.shape is not None:
+            fits = array.dtype == self.dtype and array.shape == self.shape
+        else:
+            fits = array.dtype == self.dtype and _extends(self.dimensions, array.shape)
+        if not fits:
+            given = "nothing" if array is None else f"{array.dtype} {array.shape}"
+            raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
+
+
+def _extends(dimensions: Shape, shape: Shape) -> bool:
+    """Return True if `shape` fills in what `dimensions` leaves open."""
+    if not dimensions:
+        return True
+    return len(dimensions) == len(shape) and all(d in (0, e) for d, e in zip(dimensions, shape, strict=True))
+
+
+def _known_shape(operand: Operand) -> Shape | None:
+    if is_scalar(operand.type):
+        return ()
+    return operand.dimensions if operand.dimensions and 0 not in operand.dimensions else None
+
+
+def _store(results: Sequence[Array], outputs: Sequence[Any]) -> list[OutputShape]:
+    """Copy each result into its buffer, after all of them were found large enough."""
+    if len(results) != len(outputs):
+        raise InvalidArgument(f"{len(outputs)} outputs given, the model has {len(results)}")
+    pairs = list(zip(results, outputs, strict=True))
+    shapes = [OutputShape(result.shape, out is None or _byte_count(out) >= result.nbytes) for result, out in pairs]
+    if not all(shape.is_sufficient for shape in shapes):
+        short = [position for position, shape in enumerate(shapes) if not shape.is_sufficient]
+        raise OutputInsufficientSize(f"the buffers of outputs {short} are too small", tuple(shapes))
+    for result, out in pairs:
+        if out is not None and result.size:
+            np.copyto(_destination(out, result), result)
+    return shapes
+
+
+def _byte_count(out: Any) -> int:
+    return out.nbytes if isinstance(out, np.ndarray | memoryview) else memoryview(out).nbytes
+
+
+def _destination(out: Any, result: Array) -> Array:
+    """Return `out` as an array like `result`; arrays of that shape and dtype are taken as they are."""
+    if isinstance(out, np.ndarray) and out.dtype == result.dtype and out.shape == result.shape:
+        return out
+    return np.frombuffer(memoryview(out).cast("B"), result.dtype, result.size).reshape(result.shape)
+
+
+@contextmanager
+def _memory_errors_named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise ResourceExhaustedTransient(f"out of memory while {what}: {error}") from error
+
+
+def _find(subgraph: Subgraph, operation: Operation) -> Match | None:
+    """Return the match of an operation that can be computed, else None."""
+    declaration = REGISTRY.get(operation.type)
+    if declaration is None:
+        return None
+    operands = subgraph.operands
+    try:
+        found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])
+    except InvalidArgument:
+        return None
+    return found if found.variant.plan is not None else None
+
+
+class _Preparation:
+    """The way from a model to its Program: constants, then each operation in order, with the shapes known so far."""
+
+    def __init__(self, model: Model) -> None:
+        self._subgraph = model.main
+        self._scope: Scope = [_constant(model, operand) for operand in model.main.operands]
+        self._shapes = [_known_shape(operand) for operand in model.main.operands]
+        self._required: set[int] = set()  # operands that some operation may not go without
+        self._read: set[int] = set()  # operands that steps read during an execution
+
+    def program(self) -> Program:
+        """Bind all operations."""
+        steps = [self._step(number, operation) for number, operation in enumerate(self._subgraph.operations)]
+        released = _with_releases(self._subgraph, steps)
+        omittable = frozenset(self._subgraph.input_indexes) - self._required
+        return Program(self._subgraph, self._runtime_scope(), released, omittable)
+
+    def _runtime_scope(self) -> Scope:
+        """Return the scope without the constants that no step reads again, since a binding has packed them."""
+        return [value if index in self._read else None for index, value in enumerate(self._scope)]
+
+    def _step(self, number: int, operation: Operation) -> Step:
+        found = _find(self._subgraph, operation)
+        label = f"operation {number} ({operation.type.name})"
+        if found is None:
+            raise GeneralFailure(f"{label} is not supported with these operand types")
+        bound = _Bound(label, found, operation, tuple(self._subgraph.operands[i] for i in operation.outputs))
+        self._required.update(bound.required())
+        step: Step
+        if self._is_static(bound):
+            arguments = [self._argument(index) for index in operation.inputs]
+            special = bound.specialize(arguments)
+            step = _static_step(special.run, bound.data_indexes(), operation.outputs)
+            self._read.update(bound.data_indexes())
+            self._learn(operation.outputs, special.shapes)
+        else:
+            step = _DynamicStep(bound, self._subgraph.operands, self._scope)
+            self._read.update(operation.inputs)
+        return step
+
+    def _learn(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
+        for index, shape in zip(indexes, shapes, strict=True):
+            self._shapes[index] = shape
+
+    def _argument(self, index: int) -> Tensor | None:
+        operand, shape = self._subgraph.operands[index], self._shapes[index]
+        if operand.lifetime == LifeTime.NO_VALUE:
+            return None
+        assert shape is not None, "_is_static asked for it"
+        return tensor_of(operand, shape, self._scope[index])
+
+    def _is_static(self, bound: _Bound) -> bool:
+        """Return True if nothing that the binding needs comes with the request."""
+        for parameter, index in bound.arguments():
+            operand = self._subgraph.operands[index]
+            if operand.lifetime == LifeTime.NO_VALUE:
+                continue
+            from_request = operand.lifetime == LifeTime.SUBGRAPH_INPUT and parameter.optional
+            needs_value = parameter.role is not Role.DATA and self._scope[index] is None
+            if from_request or needs_value or self._shapes[index] is None:
+                return False
+        return True
+
+
+def _constant(model: Model, operand: Operand) -> Array | None:
+    """Return a constant in private memory: pools may belong to another process."""
+    if operand.lifetime not in _CONSTANTS:
+        return None
+    place = operand.location
+    copied = operand.lifetime == LifeTime.CONSTANT_COPY
+    source = memoryview(model.operand_values) if copied else model.pools[place.pool_index].view
+    raw = bytearray(source[place.offset : place.offset + place.length])
+    return np.frombuffer(raw, NUMPY_TYPES[operand.type]).reshape(operand.dimensions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """An operation of the model, matched."""
+
+    label: str
+    match: Match
+    operation: Operation
+    outputs: tuple[Operand, ...]
+
+    def arguments(self) -> Iterator[tuple[Parameter, int]]:
+        """Yield each parameter with its operand's index."""
+        return zip(self.match.parameters, self.operation.inputs, strict=True)
+
+    def data_indexes(self) -> tuple[int, ...]:
+        """Return the operands that the kernel reads at each execution."""
+        return tuple(index for parameter, index in self.arguments() if parameter.role is Role.DATA)
+
+    def required(self) -> Iterator[int]:
+        """Yield the operands that may not be omitted."""
+        return (index for parameter, index in self.arguments() if not parameter.optional)
+
+    def specialize(self, arguments: Sequence[Tensor | None]) -> Specialized:
+        """Bind to arguments; a violated constraint names the operation."""
+        try:
+            return specialize(self.match, arguments, self.outputs)
+        except GeneralFailure as error:
+            raise GeneralFailure(f"{self.label}: {error}") from error
+
+
+def _static_step(run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Step:
+    if len(outputs) > 1:
+        return lambda scope: _spread(scope, outputs, run(*[scope[i] for i in inputs]))
+    output = outputs[0]
+    if len(inputs) == 1:
+        input = inputs[0]
+
+        def step_of_one(scope: Scope) -> None:
+            scope[output] = run(scope[input])
+
+        return step_of_one
+
+    def step(scope: Scope) -> None:
+        scope[output] = run(*[scope[i] for i in inputs])
+
+    return step
+
+
+def _spread(scope: Scope, outputs: tuple[int, ...], results: Sequence[Array]) -> None:
+    for index, result in zip(outputs, results, strict=True):
+        scope[index] = result
+
+
+class _DynamicStep:
+    """An operation that is bound when its shapes and controls are there; the last binding is kept."""
+
+    def __init__(self, bound: _Bound, operands: Sequence[Operand], constants: Scope) -> None:
+        self._bound = bound
+        self._operands = operands
+        weights = [index for parameter, index in bound.arguments() if parameter.role is Role.WEIGHT]
+        self._may_keep = all(constants[index] is not None for index in weights)
+        self._kept: tuple[Any, Step] | None = None
+
+    def __call__(self, scope: Scope) -> None:
+        arguments = [self._argument(scope, parameter, index) for parameter, index in self._bound.arguments()]
+        key = [_identity(p, a) for p, a in zip(self._bound.match.parameters, arguments, strict=True)]
+        kept = self._kept  # read once: another execution may replace it
+        if kept is None or kept[0] != key:
+            special = self._bound.specialize(arguments)
+            kept = (key, _static_step(special.run, self._bound.data_indexes(), self._bound.operation.outputs))
+            self._kept = kept if self._may_keep else None
+        kept[1](scope)
+
+    def _argument(self, scope: Scope, parameter: Parameter, index: int) -> Tensor | None:
+        array = scope[index]
+        if array is None:
+            return None
+        value = None if parameter.role is Role.DATA else array
+        if parameter.role is Role.CONTROL:
+            value = array.copy()  # it decides addresses and may lie in another process's memory
+        return tensor_of(self._operands[index], array.shape, value)
+
+
+def _identity(parameter: Parameter, argument: Tensor | None) -> Any:
+    """Return what makes one binding differ from another: the shape and, for controls, the bytes."""
+    if argument is None or parameter.role is not Role.CONTROL:
+        return None if argument is None else argument.shape
+    return argument.shape, argument.array.tobytes()
+
+
+def _with_releases(subgraph: Subgraph, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Let each step drop the temporaries that no later one reads, so that their memory is reused while warm."""
+    last_reader: dict[int, int] = {}
+    for number, operation in enumerate(subgraph.operations):
+        last_reader.update(dict.fromkeys((*operation.inputs, *operation.outputs), number))
+    dropped: list[list[int]] = [[] for _ in steps]
+    for index, number in last_reader.items():
+        if subgraph.operands[index].lifetime == LifeTime.TEMPORARY_VARIABLE:
+            dropped[number].append(index)
+    return tuple(_releasing(step, tuple(indexes)) for step, indexes in zip(steps, dropped, strict=True))
+
+
+def _releasing(step: Step, indexes: tuple[int, ...]) -> Step:
+    if not indexes:
+        return step
+
+    def releasing(scope: Scope) -> None:
+        step(scope)
+        for index in indexes:
+            scope[index] = None
+
+    return releasing

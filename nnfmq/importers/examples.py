@@ -1,0 +1,27 @@
+"""Where the files lie that come with the package: a model of handwritten digits, and digits to try it on.
+
+They are found beside the code, so the package must be installed as files, not run out of a zip archive. What they are
+and whose they were is in CREDITS.md among them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nnfmq.hal.errors import InvalidArgument
+
+__all__ = ["example_path"]
+
+_FOLDER = Path(__file__).resolve().parent.parent / "data"
+
+
+def example_path(name: str) -> Path:
+    """Return the path of a file that comes with the package: "digits.tflite" or "digits.npz".
+
+    The archive holds `images` [n,8,8] of 0..16 and `labels` [n], both uint8, n = 450, which the model was not trained
+    on, and `correct_count`, how many of them it gets right. Raises InvalidArgument for any other name.
+    """
+    known = sorted(path.name for path in _FOLDER.iterdir() if path.is_file())
+    if name not in known:
+        raise InvalidArgument(f"no example {name!r}: there are {', '.join(known)}")
+    return _FOLDER / name

@@ -1,0 +1,114 @@
+"""GraphBuilder: collects operands, constants and operations, and makes the Model of them.
+
+Constants are kept as the pieces that the importer was given (views of the file) and joined once in `build`: one copy
+of the weights, no quadratic work. Equal small constants (scalars, axes) share one operand. The total of all constants
+is limited, because tensors of a hostile file can all claim the same bytes. Values lie in `operand_values` aligned as
+the HAL asks: 2-3 bytes at 2, four or more at 4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, Subgraph, element_bytes
+
+__all__ = ["GraphBuilder"]
+
+
+class GraphBuilder:
+    """A subgraph under construction; operands are known by their indexes."""
+
+    def __init__(self, max_constant_bytes: int) -> None:
+        self._operands: list[Operand] = []
+        self._operations: list[Operation] = []
+        self._pieces: list[bytes | memoryview] = []
+        self._constant_bytes = 0
+        self._max_constant_bytes = max_constant_bytes
+        self._buffers: dict[int, DataLocation] = {}
+        self._small: dict[tuple[OperandType, bytes], int] = {}
+
+    def operand(self, operand: Operand) -> int:
+        """Add an operand and return its index."""
+        self._operands.append(operand)
+        return len(self._operands) - 1
+
+    def __getitem__(self, index: int) -> Operand:
+        return self._operands[index]
+
+    def constant(self, data: bytes | memoryview) -> DataLocation:
+        """Take `data` as a constant's value and return where it will be. Raises InvalidArgument beyond the limit."""
+        offset = -(-self._constant_bytes // _alignment(len(data))) * _alignment(len(data))
+        self.reserve(offset - self._constant_bytes + len(data))
+        self._pieces += [bytes(offset - self._constant_bytes), data]
+        self._constant_bytes = offset + len(data)
+        return DataLocation(0, offset, len(data))
+
+    def reserve(self, size_bytes: int) -> None:
+        """Raise InvalidArgument if `size_bytes` more of constants would pass the limit."""
+        if self._constant_bytes + size_bytes > self._max_constant_bytes:
+            raise InvalidArgument(
+                f"constants of {self._constant_bytes + size_bytes} bytes: the file's size allows "
+                f"{self._max_constant_bytes}, so its parts overlap"
+            )
+
+    def constant_of(self, buffer_index: int, data: memoryview) -> DataLocation:
+        """Take the value of a file's buffer, or find it again: tensors may share one."""
+        if buffer_index not in self._buffers:
+            self._buffers[buffer_index] = self.constant(data)
+        return self._buffers[buffer_index]
+
+    def zeros(self, operand_type: OperandType, scale: float, count: int) -> int:
+        """Add a constant vector of `count` zeros."""
+        size_bytes = count * element_bytes(operand_type)
+        self.reserve(size_bytes)  # before the bytes exist
+        location = self.constant(bytes(size_bytes))
+        return self.operand(Operand(operand_type, (count,), scale, 0, LifeTime.CONSTANT_COPY, location))
+
+    def int32(self, value: int) -> int:
+        """Return a constant INT32 scalar."""
+        return self._shared(OperandType.INT32, (), struct.pack("<i", value))
+
+    def boolean(self, value: bool) -> int:
+        """Return a constant BOOL scalar."""
+        return self._shared(OperandType.BOOL, (), bytes([value]))
+
+    def float_scalar(self, tensor_type: OperandType, value: float) -> int:
+        """Return a constant scalar of the float type that goes with tensors of `tensor_type`."""
+        half = tensor_type == OperandType.TENSOR_FLOAT16
+        try:
+            data = struct.pack("<e" if half else "<f", value)
+        except OverflowError:
+            raise InvalidArgument(f"{value} does not fit the model's float type") from None
+        return self._shared(OperandType.FLOAT16 if half else OperandType.FLOAT32, (), data)
+
+    def int32_vector(self, values: Sequence[int]) -> int:
+        """Return a constant TENSOR_INT32 of rank 1."""
+        return self._shared(OperandType.TENSOR_INT32, (len(values),), struct.pack(f"<{len(values)}i", *values))
+
+    def omitted(self, operand_type: OperandType) -> int:
+        """Return an operand that stands for an optional argument left out."""
+        return self.operand(Operand(operand_type, lifetime=LifeTime.NO_VALUE))
+
+    def operation(self, operation_type: OperationType, inputs: Sequence[int], output: int) -> None:
+        """Add an operation of one output behind those added before."""
+        self._operations.append(Operation(operation_type, tuple(inputs), (output,)))
+
+    def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
+        """Return the model; the constants are copied here, once."""
+        main = Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
+        return Model(main, operand_values=b"".join(self._pieces))
+
+    def _shared(self, operand_type: OperandType, dimensions: tuple[int, ...], data: bytes) -> int:
+        key = (operand_type, data)
+        if key not in self._small:
+            location = self.constant(data)
+            operand = Operand(operand_type, dimensions, lifetime=LifeTime.CONSTANT_COPY, location=location)
+            self._small[key] = self.operand(operand)
+        return self._small[key]
+
+
+def _alignment(size_bytes: int) -> int:
+    return 1 if size_bytes < 2 else 2 if size_bytes < 4 else 4

@@ -1,0 +1,272 @@
+"""A TFLite file as plain records: tensors and operators in NNAPI's vocabulary, not yet translated.
+
+`read` checks the whole file (bounded walk, then the rules that need meaning: versions, indexes, sizes) and copies
+nothing of its constants: `Tensor.data` is a view of the file. Tensors are judged when an operator asks for them, so
+that one of an unsupported type which nobody uses does no harm. Everything wrong is InvalidArgument. The `tflite`
+package is imported here and only when a file is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
+from nnfmq.importers import flatcheck, tflite_schema
+
+__all__ = ["File", "Operator", "Tensor", "read"]
+
+# The limits bound the work on a hostile file; TFLite's own kernels stop at rank 8.
+_MAX_RANK = 8
+_MAX_NAME_BYTES = 4096
+_MAX_TENSOR_BYTES = 2**32 - 1  # the HAL's limit on an operand
+_MAX_FILE_BYTES = 2**31 - 1  # flatbuffers' own
+
+_PLAIN_TYPES = {
+    "FLOAT32": OperandType.TENSOR_FLOAT32,
+    "FLOAT16": OperandType.TENSOR_FLOAT16,
+    "INT32": OperandType.TENSOR_INT32,
+    "BOOL": OperandType.TENSOR_BOOL8,
+}
+_QUANTIZED_TYPES = {
+    "UINT8": OperandType.TENSOR_QUANT8_ASYMM,
+    "INT8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    "INT16": OperandType.TENSOR_QUANT16_SYMM,
+}
+_ZERO_POINTS = {"UINT8": (0, 255), "INT8": (-128, 127), "INT16": (0, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor; `data` is its constant value or None. `file_scale` is what the file says, also where an operand of
+    that type carries no scale (the INT32 bias of a quantized operation)."""
+
+    index: int
+    name: str
+    type: OperandType
+    shape: tuple[int, ...]
+    scale: float
+    zero_point: int
+    channel_quant: ChannelQuant | None
+    file_scale: float
+    buffer_index: int
+    data: memoryview | None
+
+    def __str__(self) -> str:
+        return f"tensor {self.index} ({self.name[:80]!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator: TFLite's name for it, tensor indexes (-1 = omitted), and its generated options object or None."""
+
+    index: int
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    options_name: str
+    options: Any
+
+    def __str__(self) -> str:
+        return f"operator {self.index} ({self.name})"
+
+
+def read(data: bytes) -> File:
+    """Check a TFLite file and return its only subgraph. Raises InvalidArgument."""
+    if len(data) > _MAX_FILE_BYTES:
+        raise InvalidArgument(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")
+    flatcheck.check(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
+    import tflite
+
+    model = tflite.Model.GetRootAs(data, 0)
+    if model.Version() != tflite_schema.VERSION:
+        raise InvalidArgument(f"TFLite schema version {model.Version()}: only {tflite_schema.VERSION} is known")
+    if model.SubgraphsLength() != 1:
+        raise InvalidArgument(f"{model.SubgraphsLength()} subgraphs: only models of exactly one are supported")
+    return File(model, len(data))
+
+
+class File:
+    """The subgraph of a checked file; its vectors are read within one budget, so that overlaps cannot multiply work."""
+
+    def __init__(self, model: Any, size_bytes: int) -> None:
+        self._model = model
+        self._subgraph = model.Subgraphs(0)
+        self._elements_left = size_bytes
+        self._tensors: dict[int, Tensor] = {}
+        self.size_bytes = size_bytes
+        self.inputs = self._ints(self._subgraph.InputsLength(), self._subgraph.InputsAsNumpy)
+        self.outputs = self._ints(self._subgraph.OutputsLength(), self._subgraph.OutputsAsNumpy)
+
+    def operators(self) -> Iterator[Operator]:
+        """Yield the operators in the file's order, which is the order of execution."""
+        names = _operator_names()
+        for index in range(self._subgraph.OperatorsLength()):
+            yield self._operator(index, self._subgraph.Operators(index), names)
+
+    def tensor(self, index: int) -> Tensor:
+        """Return one tensor. Raises InvalidArgument for an index out of range and for what a tensor may not be."""
+        if index not in self._tensors:
+            count = self._subgraph.TensorsLength()
+            if not 0 <= index < count:
+                raise InvalidArgument(f"tensor index {index} is not in 0..{count - 1}")
+            self._tensors[index] = self._judge(index, self._subgraph.Tensors(index))
+        return self._tensors[index]
+
+    def _spend(self, count: int) -> None:
+        self._elements_left -= count
+        if self._elements_left < 0:
+            raise InvalidArgument("corrupt file: its vectors overlap (more elements than the file has bytes)")
+
+    def _ints(self, count: int, as_numpy: Callable[[], Any]) -> tuple[int, ...]:
+        self._spend(count)
+        return tuple(as_numpy().tolist()) if count else ()
+
+    def _text(self, raw: bytes | None) -> str:
+        raw = raw or b""
+        self._spend(len(raw))
+        return raw[:_MAX_NAME_BYTES].decode("utf-8", "replace")
+
+    def _operator(self, index: int, operator: Any, names: dict[int, str]) -> Operator:
+        name = self._operator_name(index, operator.OpcodeIndex(), names)
+        inputs = self._ints(operator.InputsLength(), operator.InputsAsNumpy)
+        outputs = self._ints(operator.OutputsLength(), operator.OutputsAsNumpy)
+        options_name, options = _options(operator)
+        return Operator(index, name, inputs, outputs, options_name, options)
+
+    def _operator_name(self, index: int, opcode_index: int, names: dict[int, str]) -> str:
+        if opcode_index >= self._model.OperatorCodesLength():
+            raise InvalidArgument(f"operator {index}: operator code index {opcode_index} is out of range")
+        code = self._model.OperatorCodes(opcode_index)
+        # The code outgrew its byte; files carry it in either field, the other being 0 or the byte's maximum.
+        number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+        name = names.get(number, f"code {number}")
+        return f"CUSTOM {self._text(code.CustomCode())!r}" if name == "CUSTOM" else name
+
+    def _judge(self, index: int, raw: Any) -> Tensor:
+        name = self._text(raw.Name())
+        try:
+            return self._tensor(index, name, raw)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"tensor {index} ({name[:80]!r}): {error}") from None
+
+    def _tensor(self, index: int, name: str, raw: Any) -> Tensor:
+        if raw.IsVariable():
+            raise InvalidArgument("variable tensors (state kept between executions) are not supported")
+        if raw.Sparsity() is not None:
+            raise InvalidArgument("sparse tensors are not supported")
+        shape = _checked_shape(self._ints(raw.ShapeLength(), raw.ShapeAsNumpy))
+        type_name = _type_name(raw.Type())
+        scales, zero_points, dimension = self._quantization(raw.Quantization())
+        data = self._constant(raw.Buffer())
+        kind, scale, zero_point, channels = _operand_type(type_name, shape, scales, zero_points, dimension)
+        if data is not None:
+            shape = shape or (1,)  # a constant of rank 0: for an operand, () would be "unknown rank"
+        _check_size(kind, shape, data)
+        file_scale = scales[0] if len(scales) == 1 else 0.0
+        return Tensor(index, name, kind, shape, scale, zero_point, channels, file_scale, raw.Buffer(), data)
+
+    def _quantization(self, raw: Any) -> tuple[tuple[float, ...], tuple[int, ...], int]:
+        if raw is None:
+            return (), (), 0
+        if raw.DetailsType():
+            raise InvalidArgument(f"quantization of its own kind (details type {raw.DetailsType()}) is not supported")
+        scales = self._ints(raw.ScaleLength(), raw.ScaleAsNumpy)
+        zero_points = self._ints(raw.ZeroPointLength(), raw.ZeroPointAsNumpy)
+        return tuple(float(scale) for scale in scales), zero_points, raw.QuantizedDimension()
+
+    def _constant(self, index: int) -> memoryview | None:
+        if index >= self._model.BuffersLength():
+            raise InvalidArgument(f"buffer index {index} is not in 0..{self._model.BuffersLength() - 1}")
+        buffer = self._model.Buffers(index)
+        if buffer.Offset() > 1 or buffer.Size() > 1:  # 1 is what writers leave where they meant to fill it in later
+            raise InvalidArgument("external buffers (data behind the flatbuffer) are not supported")
+        return memoryview(buffer.DataAsNumpy()).cast("B") if buffer.DataLength() else None
+
+
+def _operator_names() -> dict[int, str]:
+    import tflite
+
+    return {number: name for name, number in vars(tflite.BuiltinOperator).items() if isinstance(number, int)}
+
+
+def _type_name(number: int) -> str:
+    import tflite
+
+    names: dict[int, str] = {value: name for name, value in vars(tflite.TensorType).items() if isinstance(value, int)}
+    return names.get(number, f"number {number}")
+
+
+def _options(operator: Any) -> tuple[str, Any]:
+    """Return name and generated object of the operator's options; ("", None) where there are none that we read."""
+    import tflite
+
+    table = tflite_schema.OPTIONS.get(operator.BuiltinOptionsType())
+    union = operator.BuiltinOptions()
+    if table is None or union is None:
+        return "", None
+    options = getattr(tflite, table.name)()
+    options.Init(union.Bytes, union.Pos)
+    return table.name, options
+
+
+def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) > _MAX_RANK:
+        raise InvalidArgument(f"rank {len(shape)}: at most {_MAX_RANK} is supported")
+    if any(extent < 0 for extent in shape):
+        raise InvalidArgument(f"shape {list(shape)} has a negative extent")
+    return shape
+
+
+def _check_size(kind: OperandType, shape: tuple[int, ...], data: memoryview | None) -> None:
+    # An extent of 0 does not excuse the others: each is a number of 32 bits further on, and so are their products.
+    if math.prod(max(extent, 1) for extent in shape) * element_bytes(kind) > _MAX_TENSOR_BYTES:
+        raise InvalidArgument(f"shape {list(shape)} takes more than {_MAX_TENSOR_BYTES} bytes")
+    size_bytes = math.prod(shape) * element_bytes(kind)
+    if data is not None and len(data) != size_bytes:
+        raise InvalidArgument(f"shape {list(shape)} of {kind.name} is {size_bytes} bytes, its buffer has {len(data)}")
+
+
+_Quantized = tuple[OperandType, float, int, ChannelQuant | None]
+
+
+def _operand_type(
+    type_name: str, shape: tuple[int, ...], scales: tuple[float, ...], zero_points: tuple[int, ...], dimension: int
+) -> _Quantized:
+    """Return operand type, scale, zero point and per-channel scales for a TFLite type and its quantization."""
+    plain = _PLAIN_TYPES.get(type_name)
+    if plain is not None:
+        return plain, 0.0, 0, None
+    if type_name not in _QUANTIZED_TYPES:
+        raise InvalidArgument(f"tensor type {type_name} is not supported")
+    if not scales:
+        raise InvalidArgument(f"tensor type {type_name} without a quantization scale is not supported")
+    if not all(math.isfinite(scale) and scale > 0 for scale in scales):
+        raise InvalidArgument("a quantization scale is not a positive number")
+    if len(scales) > 1:
+        return _per_channel(type_name, shape, scales, zero_points, dimension)
+    return _per_tensor(type_name, scales[0], zero_points)
+
+
+def _per_tensor(type_name: str, scale: float, zero_points: tuple[int, ...]) -> _Quantized:
+    lowest, highest = _ZERO_POINTS[type_name]
+    zero_point = zero_points[0] if zero_points else 0
+    if len(zero_points) > 1 or not lowest <= zero_point <= highest:
+        given = list(zero_points[:8])
+        raise InvalidArgument(f"zero points {given}: one in {lowest}..{highest} goes with one {type_name} scale")
+    return _QUANTIZED_TYPES[type_name], scale, zero_point, None
+
+
+def _per_channel(
+    type_name: str, shape: tuple[int, ...], scales: tuple[float, ...], zero_points: tuple[int, ...], dimension: int
+) -> _Quantized:
+    if type_name != "INT8":
+        raise InvalidArgument(f"scales per channel are supported for INT8 only, not for {type_name}")
+    if not 0 <= dimension < len(shape) or shape[dimension] != len(scales):
+        raise InvalidArgument(f"{len(scales)} scales for dimension {dimension} of shape {list(shape)}")
+    if any(zero_points):
+        raise InvalidArgument("zero points per channel must be 0")
+    return OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, 0.0, 0, ChannelQuant(scales, dimension)

@@ -1,0 +1,30 @@
+"""The HAL's operations: one declaration each, found in `REGISTRY` by OperationType.
+
+A declaration (see `signature`) is everything that is known of an operation: forms, types per feature level, shape
+rule, kernels. Validation, the interpreter and compiling engines read the same one. A file holds one family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations import (
+    activation,
+    conversion,
+    convolution,
+    elementwise,
+    fully_connected,
+    pooling,
+    reduction,
+    shaping,
+)
+from nnfmq.operations.signature import Declaration
+
+_FAMILIES = (activation, conversion, convolution, elementwise, fully_connected, pooling, reduction, shaping)
+
+REGISTRY: Mapping[OperationType, Declaration] = {
+    declaration.code: declaration for family in _FAMILIES for declaration in family.DECLARATIONS
+}
+
+__all__ = ["REGISTRY", "Declaration"]

@@ -1,0 +1,312 @@
+"""CONV_2D and DEPTHWISE_CONV_2D.
+
+A convolution is a product of patches and the packed filter (1x1: of the image itself); a depthwise convolution is
+one multiply-add per filter tap over whole rows. Both go over the image in *bands* of output rows small enough for
+the cache, which also bounds the scratch memory whatever the shapes. Kernels see NHWC only.
+
+    C1 input and filter have rank 4     C2 channels agree (depth, multiplier, bias)
+    C3 per-channel scales run along the output channels
+    C4 depthwise: the filter's first extent is 1, the depth multiplier positive
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.fixed_point import Ints
+from nnfmq.operations.gemm import Product, exact_sums, float_finish, float_product, quantized_finish, quantized_product
+from nnfmq.operations.policies import half
+from nnfmq.operations.quantization import Finish, product_level
+from nnfmq.operations.shapes import Window, require, windows
+from nnfmq.operations.signature import (
+    BOOL,
+    F16,
+    F32,
+    I32,
+    PC,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Parameter,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+    weight,
+)
+
+_BAND_BYTES = 1 << 19  # of patches or sums: about half of a core's second-level cache, with the results beside them
+
+
+def convolution_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **geometry: int) -> Shape:
+    """Return (batch, height, width, output channels)."""
+    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    depth, channels = filter[3], filter[0]
+    require(input[3] == depth and bias == (channels,), "C2", f"input {input}, filter {filter}, bias {bias}")
+    rows, columns = windows(input[1:3], filter[1:3], **geometry)
+    return input[0], rows.count, columns.count, channels
+
+
+def plan_convolution(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: int
+) -> Run:
+    """Plan a convolution in float32."""
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    matrix = filter.array.reshape(filter.shape[0], -1).T
+    product = float_product(matrix, bias.array, output, activation, columns.count)
+    return _convolve(product, input, rows, columns, filter.shape[0], 0)
+
+
+def plan_quantized_convolution(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: int
+) -> Run:
+    """Plan an exact integer convolution and its requantization."""
+    _require_channel_dim(filter, 0)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    matrix = filter.array.astype(np.int64).reshape(filter.shape[0], -1).T - filter.zero_point
+    product = quantized_product(matrix, input, filter, bias, output, activation, columns.count)
+    return _convolve(product, input, rows, columns, filter.shape[0], input.zero_point)
+
+
+def _require_channel_dim(filter: Tensor, needed: int) -> None:
+    found = needed if filter.channel_quant is None else filter.channel_quant.channel_dim
+    require(found == needed, "C3", f"per-channel scales run along dimension {found}, needed is {needed}")
+
+
+def _convolve(product: Product, input: Tensor, rows: Window, columns: Window, channels: int, padding: int) -> Run:
+    shape = (input.shape[0], rows.count, columns.count, channels)
+    row_bytes = columns.count * product.matrix.shape[0] * product.matrix.itemsize
+    bands = list(_bands(shape[0], rows.count, row_bytes))
+    pointwise = rows.reach == columns.reach == 1 and not (rows.head or rows.tail or columns.head or columns.tail)
+
+    def run(image: Array) -> Array:
+        patches = _pixels(image, rows, columns) if pointwise else _patches(image, rows, columns, padding, product)
+        out = np.empty(shape, product.dtype)
+        for band in bands:
+            product.store(patches[band].reshape(-1, product.matrix.shape[0]), out[band])
+        return out
+
+    return run
+
+
+def _bands(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
+    """Cut (batch, rows) into contiguous pieces of about _BAND_BYTES; one piece if all fits."""
+    if batch * rows * row_bytes <= _BAND_BYTES:
+        yield slice(None), slice(None)
+        return
+    step = max(1, _BAND_BYTES // row_bytes)
+    for image in range(batch):
+        for start in range(0, rows, step):
+            yield slice(image, image + 1), slice(start, min(start + step, rows))
+
+
+def _pixels(image: Array, rows: Window, columns: Window) -> Array:
+    """Return the pixels under a 1x1 filter."""
+    if rows.stride == columns.stride == 1:
+        return image
+    return image[:, :: rows.stride, :: columns.stride]
+
+
+def _patches(image: Array, rows: Window, columns: Window, padding: int, product: Product) -> Array:
+    """Return a view (batch, rows, columns, filter height, filter width, channels) of the padded image."""
+    padded = pad_image(image, rows, columns, padding, product.matrix.dtype)
+    batch, vertical, horizontal, channel = padded.strides
+    shape = (image.shape[0], rows.count, columns.count, rows.size, columns.size, image.shape[3])
+    steps = (
+        vertical * rows.stride,
+        horizontal * columns.stride,
+        vertical * rows.dilation,
+        horizontal * columns.dilation,
+    )
+    return as_strided(padded, shape, (batch, *steps, channel), writeable=False)
+
+
+def pad_image(image: Array, rows: Window, columns: Window, value: int, dtype: np.dtype[Any]) -> Array:
+    """Return `image` in `dtype` with the windows' padding around it, filled with `value`."""
+    if not (rows.head or rows.tail or columns.head or columns.tail):
+        return np.ascontiguousarray(image, dtype)
+    batch, height, width, channels = image.shape
+    shape = (batch, rows.head + height + rows.tail, columns.head + width + columns.tail, channels)
+    padded = np.full(shape, value, dtype)
+    padded[:, rows.head : rows.head + height, columns.head : columns.head + width] = image
+    return padded
+
+
+def depthwise_shape(
+    input: Shape, filter: Shape, bias: Shape, *, depth_multiplier: int, activation: int, **geometry: int
+) -> Shape:
+    """Return (batch, height, width, input channels · multiplier)."""
+    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    require(filter[0] == 1 and depth_multiplier > 0, "C4", f"filter {filter}, depth multiplier {depth_multiplier}")
+    agree = input[3] * depth_multiplier == filter[3] and bias == (filter[3],)
+    require(agree, "C2", f"input {input}, filter {filter}, bias {bias}, depth multiplier {depth_multiplier}")
+    rows, columns = windows(input[1:3], filter[1:3], **geometry)
+    return input[0], rows.count, columns.count, filter[3]
+
+
+def plan_depthwise(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    depth_multiplier: int,
+    activation: int,
+    **geometry: int,
+) -> Run:
+    """Plan a depthwise convolution in float32."""
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    finish = float_finish(np.tile(bias.array, columns.count), activation)
+    taps = filter.array[0].astype(np.float32)
+    return _accumulate_taps(taps, finish, output, input, rows, columns, depth_multiplier, 0)
+
+
+def plan_quantized_depthwise(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    depth_multiplier: int,
+    activation: int,
+    **geometry: int,
+) -> Run:
+    """Plan an exact integer depthwise convolution and its requantization."""
+    _require_channel_dim(filter, 3)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    taps: Ints = filter.array[0].astype(np.int64) - filter.zero_point
+    matrix = taps.reshape(-1, taps.shape[2])
+    bound, dtype = exact_sums(matrix, input)
+    finish = quantized_finish(matrix, bound, input, filter, bias, output, activation, columns.count)
+    exact = taps.astype(dtype)
+    return _accumulate_taps(exact, finish, output, input, rows, columns, depth_multiplier, input.zero_point)
+
+
+def _accumulate_taps(
+    taps: Array,
+    finish: Finish,
+    output: Tensor,
+    input: Tensor,
+    rows: Window,
+    columns: Window,
+    depth_multiplier: int,
+    padding: int,
+) -> Run:
+    """Return what adds, tap by tap, rows of the image times rows of the filter's values."""
+    channels = taps.shape[2]
+    length = columns.count * channels
+    shape = (input.shape[0], rows.count, length)
+    factors = [(i, j, np.tile(taps[i, j], columns.count)) for i in range(rows.size) for j in range(columns.size)]
+    bands = list(_bands(shape[0], rows.count, length * taps.itemsize))
+
+    def run(image: Array) -> Array:
+        if depth_multiplier > 1:
+            image = np.repeat(image, depth_multiplier, axis=3)
+        lines = _phased_lines(image, rows, columns, padding, taps.dtype)
+        out = np.empty(shape, output.dtype)
+        for images, band in bands:
+            sums = _sum_taps(lines[images], factors, rows, columns, band, channels)
+            finish(sums.reshape(-1, length), out[images, band].reshape(-1, length))
+        return out.reshape(shape[0], rows.count, columns.count, channels)
+
+    return run
+
+
+def _phased_lines(image: Array, rows: Window, columns: Window, padding: int, dtype: np.dtype[Any]) -> Array:
+    """Return the padded image as (batch, row, phase, columns of that phase · channels).
+
+    Column c lies at phase c % stride, place c // stride, so that what one tap reads along a row is contiguous.
+    """
+    padded = pad_image(image, rows, columns, padding, dtype)
+    batch, height, width, channels = padded.shape
+    phases = min(columns.stride, width)
+    if phases == 1:
+        return padded.reshape(batch, height, 1, width * channels)
+    lines = np.empty((batch, height, phases, -(-width // phases), channels), dtype)
+    for phase in range(phases):
+        part = padded[:, :, phase::phases]
+        lines[:, :, phase, : part.shape[2]] = part
+    return lines.reshape(batch, height, phases, -1)
+
+
+def _sum_taps(
+    lines: Array, factors: list[tuple[int, int, Array]], rows: Window, columns: Window, band: slice, channels: int
+) -> Array:
+    start, stop, _ = band.indices(rows.count)
+    phases, length = lines.shape[2], columns.count * channels
+    sums: Array | None = None
+    for i, j, factor in factors:
+        top = start * rows.stride + i * rows.dilation
+        place, phase = divmod(j * columns.dilation, phases)
+        picked = lines[:, top : top + (stop - start - 1) * rows.stride + 1 : rows.stride, phase]
+        picked = picked[..., place * channels : place * channels + length]
+        if sums is None:
+            sums, product = picked * factor, np.empty(picked.shape, lines.dtype)
+        else:
+            np.multiply(picked, factor, out=product)
+            np.add(sums, product, out=sums)
+    assert sums is not None
+    return sums
+
+
+def _variants(in_float: Plan, in_integers: Plan) -> tuple[Variant, ...]:
+    return (
+        Variant({"T": F32, "F": F32, "B": F32}, V1_0, in_float),
+        Variant({"T": Q8, "F": Q8, "B": I32}, V1_0, in_integers),
+        Variant({"T": Q8, "F": PC, "B": I32}, V1_2, in_integers),
+        Variant({"T": F16, "F": F16, "B": F16}, V1_2, half(in_float)),
+        Variant({"T": Q8S, "F": Q8S, "B": I32}, V1_3, in_integers),
+        Variant({"T": Q8S, "F": PC, "B": I32}, V1_3, in_integers),
+    )
+
+
+_OPERANDS = (data("input"), weight("filter", "F"), weight("bias", "B"))
+IMPLICIT = (control("padding_scheme"), control("stride_width"), control("stride_height"))
+EXPLICIT = tuple(
+    map(control, ("padding_left", "padding_right", "padding_top", "padding_bottom", "stride_width", "stride_height"))
+)
+LAYOUT = (control("nchw", BOOL),)
+_DILATION = (control("dilation_width"), control("dilation_height"))
+
+
+def _forms(*own: Parameter) -> tuple[Any, ...]:
+    """Both padding forms, each also with the layout, and also with layout and dilation."""
+    lists = ((*_OPERANDS, *padding, *own, *LAYOUT, *_DILATION) for padding in (IMPLICIT, EXPLICIT))
+    return tuple(form(*p, level=V1_2, also={len(p) - 3: V1_0, len(p) - 2: V1_2}) for p in lists)
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.CONV_2D,
+        since=V1_0,
+        forms=_forms(control("activation")),
+        variants=_variants(plan_convolution, plan_quantized_convolution),
+        shape=convolution_shape,
+        images=("input",),
+        zero_sized=True,
+        level=product_level,
+    ),
+    Declaration(
+        OperationType.DEPTHWISE_CONV_2D,
+        since=V1_0,
+        forms=_forms(control("depth_multiplier"), control("activation")),
+        variants=_variants(plan_depthwise, plan_quantized_depthwise),
+        shape=depthwise_shape,
+        images=("input",),
+        zero_sized=True,
+        level=product_level,
+    ),
+)

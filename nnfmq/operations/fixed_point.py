@@ -1,0 +1,133 @@
+"""Fixed-point arithmetic, bit for bit that of the reference kernels (gemmlowp's), over numpy int64 arrays.
+
+Every value is an int32 held in an int64, so that products need no care; saturation is explicit where the
+reference saturates. "Qn" below means n integer bits and 31 - n fractional ones. Nothing here knows operands
+or operations: `quantization` builds requantization on it, `activation` builds its tables.
+Two roundings (a doubling high multiplication, then a rounding shift) are the contract; the single-rounding form
+of later TFLite builds gives different last bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.operations.shapes import require
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+INT32_MAX = (1 << 31) - 1
+INT32_MIN = -(1 << 31)
+ONE_Q0 = INT32_MAX
+ONE_Q2 = 1 << 29
+
+
+def ints(values: Any) -> Ints:
+    """Return `values` as int64."""
+    return np.asarray(values, dtype=np.int64)
+
+
+def high_mul(a: Ints, b: Ints | int) -> Ints:
+    """SaturatingRoundingDoublingHighMul: a * b / 2^31, rounded half up."""
+    # Truncating (p + nudge) / 2^31 with the sign-dependent nudge of the reference is a floor of p / 2^31 + 1/2.
+    result: Ints = np.minimum((a * b + (1 << 30)) >> 31, INT32_MAX)
+    return result
+
+
+def rounding_shift(x: Ints, exponent: Ints | int) -> Ints:
+    """RoundingDivideByPOT: x / 2^exponent, ties away from zero. `exponent` is not negative."""
+    exponent = ints(exponent)
+    half = (np.int64(1) << exponent) >> 1
+    tie = np.where(exponent > 0, x >> 63, 0)  # a negative value needs one unit less to round a tie away from zero
+    return (x + half + tie) >> exponent
+
+
+def saturating_shift_left(x: Ints, exponent: int) -> Ints:
+    """x * 2^exponent, held within int32."""
+    result: Ints = np.clip(x << exponent, INT32_MIN, INT32_MAX)
+    return result
+
+
+def multiply(x: Ints, multiplier: Ints | int, shift: Ints | int) -> Ints:
+    """MultiplyByQuantizedMultiplier: x * multiplier / 2^31 * 2^shift with the reference's two roundings."""
+    shift = ints(shift)
+    return rounding_shift(high_mul(x << np.maximum(shift, 0), multiplier), np.maximum(-shift, 0))
+
+
+def quantize_multiplier(real: float) -> tuple[int, int]:
+    """QuantizeMultiplier: return (multiplier in [2^30, 2^31), shift) with real ≈ multiplier / 2^31 * 2^shift."""
+    require(math.isfinite(real) and real >= 0, "Q1", f"multiplier {real} is not a finite number from 0 up")
+    fraction, exponent = math.frexp(real)
+    multiplier = math.floor(fraction * (1 << 31) + 0.5)
+    if multiplier == 1 << 31:
+        multiplier, exponent = multiplier // 2, exponent + 1
+    require(exponent <= 30, "Q1", f"multiplier {real} is too large")
+    return (0, 0) if multiplier == 0 or exponent < -31 else (multiplier, exponent)
+
+
+def quantize_multiplier_below_one(real: float) -> tuple[int, int]:
+    """QuantizeMultiplierSmallerThanOneExp: as `quantize_multiplier`, for 0 < real < 1 only (Q2)."""
+    require(0 < real < 1, "Q2", f"multiplier {real} is not between 0 and 1")
+    multiplier, shift = quantize_multiplier(real)
+    require(shift <= 0, "Q2", f"multiplier {real} rounds to 1")
+    return multiplier, shift
+
+
+def quantize_multiplier_above_one(real: float) -> tuple[int, int]:
+    """QuantizeMultiplierGreaterThanOne: for real > 1 only (Q3); the shift is a left shift."""
+    require(math.isfinite(real) and real > 1, "Q3", f"multiplier {real} is not above 1")
+    return quantize_multiplier(real)
+
+
+def input_radius(integer_bits: int, left_shift: int) -> int:
+    """CalculateInputRadius: the largest input that still fits `integer_bits` after the shift."""
+    return ((1 << integer_bits) - 1) * (1 << (31 - integer_bits)) >> left_shift
+
+
+def exp_on_negative_values(a: Ints, integer_bits: int) -> Ints:
+    """e^a in Q0 for a ≤ 0 in Q`integer_bits` (up to 5)."""
+    fraction_bits = 31 - integer_bits
+    quarter = 1 << (fraction_bits - 2)
+    remainder = (a & (quarter - 1)) - quarter
+    result = _exp_near_zero(saturating_shift_left(remainder, integer_bits))
+    rest = remainder - a
+    for exponent, factor in _EXP_OF_POWERS:
+        if exponent < integer_bits:
+            bit = rest & (1 << (fraction_bits + exponent))
+            result = np.where(bit != 0, high_mul(result, factor), result)
+    return np.where(a == 0, ONE_Q0, result)
+
+
+_EXP_OF_POWERS = (  # (n, e^-(2^n) in Q0)
+    (-2, 1672461947), (-1, 1302514674), (0, 790015084), (1, 290630308), (2, 39332535), (3, 720401), (4, 242),
+)  # fmt: skip
+
+
+def _exp_near_zero(a: Ints) -> Ints:
+    """e^a in Q0 for a in [-1/4, 0) in Q0: the Taylor polynomial of degree 4 around -1/8."""
+    exp_of_minus_eighth, third = 1895147668, 715827883
+    x = a + (1 << 28)
+    x2 = high_mul(x, x)
+    x3 = high_mul(x2, x)
+    x4_quarter = rounding_shift(high_mul(x2, x2), 2)
+    tail = rounding_shift(high_mul(x4_quarter + x3, third) + x2, 1)
+    return exp_of_minus_eighth + high_mul(x + tail, exp_of_minus_eighth)
+
+
+def reciprocal_of_one_plus(a: Ints) -> Ints:
+    """1 / (1 + a) in Q0 for a in [0, 1] in Q0: three Newton steps."""
+    half_denominator = (a + ONE_Q0 + 1) >> 1
+    x = 1515870810 + high_mul(half_denominator, -1010580540)  # 48/17 - 32/17 · d, in Q2
+    for _ in range(3):
+        error = ONE_Q2 - high_mul(half_denominator, x)
+        x = x + saturating_shift_left(high_mul(x, error), 2)
+    return saturating_shift_left(x, 1)
+
+
+def logistic(a: Ints, integer_bits: int) -> Ints:
+    """1 / (1 + e^-a) in Q0."""
+    positive = reciprocal_of_one_plus(exp_on_negative_values(-np.abs(a), integer_bits))
+    return np.where(a == 0, 1 << 30, np.where(a > 0, positive, ONE_Q0 - positive))

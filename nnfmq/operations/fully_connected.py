@@ -1,0 +1,87 @@
+"""FULLY_CONNECTED: a matrix product with bias and fused activation.
+
+C1 weights have rank 2           C2 the input's elements divide into rows of the weights' length
+C3 bias has one value per unit
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.gemm import Product, float_product, quantized_product
+from nnfmq.operations.policies import half
+from nnfmq.operations.quantization import product_level
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+    weight,
+)
+
+
+def fully_connected_shape(input: Shape, weights: Shape, bias: Shape, *, activation: int) -> Shape:
+    """Return (batch, units); the input is flattened to rows as long as those of `weights`."""
+    require(len(weights) == 2 and weights[1] > 0, "C1", f"weights have shape {weights}, needed is (units, input size)")
+    units, length = weights
+    count = math.prod(input)
+    require(len(input) >= 2 and count % length == 0, "C2", f"input {input} does not divide into rows of {length}")
+    require(bias == (units,), "C3", f"bias has shape {bias}, needed is ({units},)")
+    return count // length, units
+
+
+def plan_float(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan the product in float32."""
+    return _flattened(float_product(weights.array.T, bias.array, output, activation), weights.shape[1])
+
+
+def plan_quantized(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan the exact integer product and its requantization."""
+    matrix = weights.array.astype(np.int64).T - weights.zero_point
+    product = quantized_product(matrix, input, weights, bias, output, activation)
+    return _flattened(product, weights.shape[1])
+
+
+def _flattened(product: Product, length: int) -> Run:
+    def run(input: Array) -> Array:
+        rows = input.reshape(-1, length)
+        out = np.empty((len(rows), product.matrix.shape[1]), product.dtype)
+        product.store(rows, out)
+        return out
+
+    return run
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.FULLY_CONNECTED,
+        since=V1_0,
+        forms=(form(data("input"), weight("weights"), weight("bias", "B"), control("activation")),),
+        variants=(
+            Variant({"T": F32, "B": F32}, V1_0, plan_float),
+            Variant({"T": Q8, "B": I32}, V1_0, plan_quantized),
+            Variant({"T": Q8S, "B": I32}, V1_3, plan_quantized),
+            Variant({"T": F16, "B": F16}, V1_2, half(plan_float)),
+        ),
+        shape=fully_connected_shape,
+        zero_sized=True,
+        level=product_level,
+    ),
+)

@@ -1,0 +1,133 @@
+"""From a matched operation and what is known of its arguments to output shapes and a function that runs it.
+
+This is the one place that reads declarations on behalf of an engine: it sorts arguments by role, turns controls
+into named Python values, hides NCHW from shape rules and kernels (transpose in, compute, transpose out), and checks
+what holds for every operation:
+
+    R2 the output's size fits 32 bits
+    R3 no input has an extent of 0, unless the declaration allows it
+    R4 the declared output dimensions are those computed, where known
+    Q7 scale and zero point pass through, where the declaration says so
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.errors import GeneralFailure
+from nnfmq.hal.types import Operand, is_scalar
+from nnfmq.operations.shapes import require, require_rank, require_size
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Role, Run, Shape, Tensor
+
+_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Specialized:
+    """An operation bound to shapes, weights and controls: `run` takes the DATA arrays in order."""
+
+    shapes: tuple[Shape, ...]
+    run: Run
+
+
+def tensor_of(operand: Operand, shape: Shape, value: Array | None = None) -> Tensor:
+    """Describe an operand that has `shape`, and `value` if that is known."""
+    dtype = NUMPY_TYPES[operand.type]
+    return Tensor(shape, dtype, operand.scale, operand.zero_point, operand.channel_quant, value)
+
+
+def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequence[Operand]) -> Specialized:
+    """Bind `match` to its arguments (None where omitted; WEIGHT and CONTROL ones carry values).
+
+    Raises GeneralFailure with the number of the constraint that the arguments violate.
+    """
+    assert match.variant.plan is not None, "the engine asks `is_computed` first"
+    controls = _controls(match, arguments)
+    nchw = bool(controls.pop("nchw", False))
+    tensors = _tensors(match, arguments, nchw)
+    _check_extents(match, tensors)
+    shapes = _output_shapes(match, tensors, controls)
+    described = tuple(tensor_of(operand, shape) for operand, shape in zip(outputs, shapes, strict=True))
+    if match.declaration.same_quantization:
+        _check_same_quantization(tensors, described)
+    run = match.variant.plan(*tensors, output=described[0] if len(described) == 1 else described, **controls)
+    if nchw:
+        run, shapes = _transposed(match, run), tuple(_permuted(shape, _TO_NCHW) for shape in shapes)
+    _check_outputs(shapes, outputs)
+    return Specialized(shapes, run)
+
+
+def _controls(match: Match, arguments: Sequence[Tensor | None]) -> dict[str, Any]:
+    pairs = zip(match.parameters, arguments, strict=True)
+    return {p.name: _python_value(argument) for p, argument in pairs if p.role is Role.CONTROL}
+
+
+def _python_value(argument: Tensor | None) -> Any:
+    """Return a scalar as a Python number, a tensor as a private array, and None for an omitted argument."""
+    if argument is None:
+        return None
+    return argument.array.item() if argument.shape == () else argument.array
+
+
+def _tensors(match: Match, arguments: Sequence[Tensor | None], nchw: bool) -> list[Tensor | None]:
+    pairs = zip(match.parameters, arguments, strict=True)
+    images = match.declaration.images if nchw else ()
+    return [_as_nhwc(a) if p.name in images else a for p, a in pairs if p.role is not Role.CONTROL]
+
+
+def _as_nhwc(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else replace(tensor, shape=_permuted(tensor.shape, _TO_NHWC))
+
+
+def _permuted(shape: Shape, order: tuple[int, ...]) -> Shape:
+    require_rank(shape, (4,), "image")
+    return tuple(shape[axis] for axis in order)
+
+
+def _check_extents(match: Match, tensors: Sequence[Tensor | None]) -> None:
+    for tensor in tensors:
+        empty = tensor is not None and 0 in tensor.shape
+        require(match.declaration.zero_sized or not empty, "R3", "an input has an extent of 0")
+
+
+def _output_shapes(match: Match, tensors: Sequence[Tensor | None], controls: Mapping[str, Any]) -> tuple[Shape, ...]:
+    result = match.declaration.shape(*(None if t is None else t.shape for t in tensors), **controls)
+    return (result,) if len(match.declaration.outputs) == 1 else tuple(result)
+
+
+def _check_same_quantization(tensors: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
+    first = tensors[0]
+    assert first is not None
+    for tensor in (*tensors[1:], *outputs):
+        same = tensor is None or (tensor.scale, tensor.zero_point) == (first.scale, first.zero_point)
+        require(same, "Q7", f"scale and zero point are not the input's ({first.scale}, {first.zero_point})")
+
+
+def _check_outputs(shapes: Sequence[Shape], outputs: Sequence[Operand]) -> None:
+    for shape, operand in zip(shapes, outputs, strict=True):
+        require_size(shape, NUMPY_TYPES[operand.type].itemsize)
+        declared = operand.dimensions
+        fits = not declared or (
+            len(declared) == len(shape) and all(d in (0, e) for d, e in zip(declared, shape, strict=True))
+        )
+        if not fits and not is_scalar(operand.type):
+            raise GeneralFailure(f"R4: the output has shape {shape}, declared is {declared}")
+
+
+def _transposed(match: Match, run: Run) -> Run:
+    names = [p.name for p in match.parameters if p.role is Role.DATA]
+    images = [name in match.declaration.images for name in names]
+    single = len(match.declaration.outputs) == 1
+
+    def transposed(*arrays: Array) -> Any:
+        turned = (a.transpose(_TO_NHWC) if image else a for a, image in zip(arrays, images, strict=True))
+        result = run(*map(np.ascontiguousarray, turned))
+        if single:
+            return np.ascontiguousarray(result.transpose(_TO_NCHW))
+        return tuple(np.ascontiguousarray(r.transpose(_TO_NCHW)) for r in result)
+
+    return transposed

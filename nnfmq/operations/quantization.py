@@ -1,0 +1,209 @@
+"""Requantization and activation ranges: from exact integer sums to 8-bit codes, as fast as numpy allows.
+
+The reference computes clamp(zero_point + shift(high_mul(sum, multiplier))) in int64 with two roundings. For codes
+of 8 bits that is a floor of an affine function, which float64 computes exactly and several times faster:
+
+    floor(floor(s·m / 2^31 + 1/2) / 2^e, ties away from zero) = floor(s·m / 2^(31+e) + 1/2 ± 2^-(1+e))
+
+with + for sums ≥ 0 and - below; e = 0 has no second term. Between -2^9 and 2^9 the right side is a multiple of
+2^-(31+e) and has at most 53 bits while e ≤ 12; beyond, it is clamped anyway. `requantizer` decides at preparation.
+
+    Q1-Q3 multiplier ranges          Q4 bias scale = input scale · filter scale
+    Q5 activation code 0-3           Q6 fixed output scale and zero point
+    Q7 output scale and zero point equal the input's
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.types import FusedActivationFunc, Operand
+from nnfmq.operations import fixed_point
+from nnfmq.operations.fixed_point import Ints
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import Q8, V1_0, V1_2, Array, Tensor
+
+Finish: TypeAlias = Callable[[Array, Array], None]  # (sums or products, output): fills the output
+
+EXACT_FLOAT32 = 1 << 24  # integers up to here are exact in float32
+_LARGEST_EXACT_SHIFT = 12
+
+_FLOAT_RANGES = {
+    FusedActivationFunc.NONE: (-np.inf, np.inf),
+    FusedActivationFunc.RELU: (0.0, np.inf),
+    FusedActivationFunc.RELU1: (-1.0, 1.0),
+    FusedActivationFunc.RELU6: (0.0, 6.0),
+}
+
+
+def require_activation(activation: int) -> None:
+    """Require a FusedActivationFunc (Q5)."""
+    require(activation in (0, 1, 2, 3), "Q5", f"activation code {activation} is not 0 to 3")
+
+
+def float_range(activation: int) -> tuple[float, float]:
+    """Return the bounds that a fused activation puts on float results."""
+    require_activation(activation)
+    return _FLOAT_RANGES[FusedActivationFunc(activation)]
+
+
+def type_range(tensor: Tensor) -> tuple[int, int]:
+    """Return the least and largest code of an integer tensor."""
+    info = np.iinfo(tensor.dtype)
+    return int(info.min), int(info.max)
+
+
+def code_range(activation: int, tensor: Tensor) -> tuple[int, int]:
+    """Return the bounds that a fused activation puts on the codes of `tensor`."""
+    low, high = float_range(activation)
+    least, most = type_range(tensor)
+    lower = least if low == -np.inf else max(least, quantized(low, tensor))
+    upper = most if high == np.inf else min(most, quantized(high, tensor))
+    return min(lower, most), max(upper, least)
+
+
+def quantized(real: float, tensor: Tensor) -> int:
+    """Return zero point + round(real / scale), divided in float32 as the reference does; not clamped."""
+    quotient = float(np.float32(real) / np.float32(tensor.scale))
+    return tensor.zero_point + math.floor(abs(quotient) + 0.5) * (1 if quotient >= 0 else -1)
+
+
+def require_quantization(tensor: Tensor, scale: float, zero_point: int) -> None:
+    """Require the one scale and zero point that the operation's output has (Q6)."""
+    matches = tensor.scale == scale and tensor.zero_point == zero_point
+    given = f"scale {tensor.scale} and zero point {tensor.zero_point}"
+    require(matches, "Q6", f"output has {given}, required are {scale} and {zero_point}")
+
+
+def product_level(inputs: Mapping[str, Operand], output: Operand) -> int:
+    """Return 1.2 where a uint8 output scale does not exceed input scale · filter scale, as 1.0 and 1.1 demanded."""
+    source, filter = inputs["input"], inputs.get("filter") or inputs["weights"]
+    return V1_2 if source.type == Q8 and output.scale <= source.scale * filter.scale else V1_0
+
+
+def product_multipliers(input: Tensor, filter: Tensor, bias: Tensor, output: Tensor) -> list[float]:
+    """GetQuantizedConvolutionMultiplier: one real multiplier, or one for each output channel."""
+    if filter.channel_quant is None:
+        product = float(np.float32(input.scale) * np.float32(filter.scale))
+        tolerance = 1e-6 * min(product, bias.scale)
+        require(abs(product - bias.scale) <= tolerance, "Q4", f"bias scale {bias.scale} is not {product}")
+        return [product / float(np.float32(output.scale))]
+    products = np.float32(input.scale) * np.asarray(filter.channel_quant.scales, np.float32)
+    return [float(product) / float(np.float32(output.scale)) for product in products]
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Quantized multipliers, one or one for each channel: real ≈ mantissas / 2^31 * 2^shifts."""
+
+    mantissas: Ints
+    shifts: Ints
+
+    @classmethod
+    def of(cls, reals: list[float]) -> Multipliers:
+        """Quantize real multipliers."""
+        pairs = [fixed_point.quantize_multiplier(real) for real in reals]
+        return cls(fixed_point.ints([m for m, _ in pairs]), fixed_point.ints([s for _, s in pairs]))
+
+    def rows(self, repeat: int) -> Multipliers:
+        """Repeat per-channel multipliers to the length of a row; one for all stays one."""
+        if len(self.mantissas) == 1:
+            return self
+        return Multipliers(np.tile(self.mantissas, repeat), np.tile(self.shifts, repeat))
+
+
+def requantizer(multipliers: Multipliers, bias: Ints, bound: int, output: Tensor, activation: int) -> Finish:
+    """Return a function that turns sums (rows of the length of `bias`, added here) into codes of `output`.
+
+    `bound` is the largest absolute sum before the bias; sums are exact integers in any numeric dtype.
+    """
+    low, high = code_range(activation, output)
+    if int(np.max(-multipliers.shifts, initial=0)) > _LARGEST_EXACT_SHIFT:
+        return _integer_requantizer(multipliers, bias, low, high, output.zero_point)
+    right = np.maximum(-multipliers.shifts, 0)
+    scales = np.ldexp(multipliers.mantissas.astype(np.float64), (multipliers.shifts - 31).astype(np.int32))
+    nudges = np.where(right > 0, np.ldexp(0.5, -right.astype(np.int32)), 0.0)
+    if low >= output.zero_point:
+        offset = output.zero_point + 0.5 + nudges
+        folded = _folded_bias(multipliers, bias, bound, offset)
+        if folded is not None:
+            return _affine(scales, folded, low, high)
+        return _rectified(scales, bias, offset, low, high)
+    return _signed(scales, bias, nudges, output.zero_point + 0.5, low, high)
+
+
+def _folded_bias(multipliers: Multipliers, bias: Ints, bound: int, offset: Array) -> Array | None:
+    """Return bias·scale + offset if adding it to sum·scale is exact in float64, else None."""
+    right = np.maximum(-multipliers.shifts, 0)
+    left = np.maximum(multipliers.shifts, 0)
+    units = np.ldexp(offset, (right + 31).astype(np.int32)).astype(np.int64)
+    limit = 1 << 52
+    exact = bound * (1 << 31 + int(left.max())) < limit << 1 and int(np.abs(bias).max(initial=0)) < 1 << 21
+    if not exact or int(left.max()) > 0:
+        return None
+    total = bias * multipliers.mantissas + units
+    return np.ldexp(total.astype(np.float64), -(right + 31).astype(np.int32)) if np.abs(total).max() < limit else None
+
+
+def _scalar_if_one(values: Array) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _affine(scales: Array, offset: Array, low: int, high: int) -> Finish:
+    scale = _scalar_if_one(scales)
+
+    def finish(sums: Array, out: Array) -> None:
+        y = np.multiply(sums, scale, dtype=np.float64)
+        np.add(y, offset, out=y)
+        _store(y, out, low, high)
+
+    return finish
+
+
+def _rectified(scales: Array, bias: Ints, offset: Array, low: int, high: int) -> Finish:
+    scale, shift, real_bias = _scalar_if_one(scales), _scalar_if_one(offset), bias.astype(np.float64)
+
+    def finish(sums: Array, out: Array) -> None:
+        y = np.add(sums, real_bias, dtype=np.float64)
+        np.multiply(y, scale, out=y)
+        np.add(y, shift, out=y)
+        _store(y, out, low, high)
+
+    return finish
+
+
+def _signed(scales: Array, bias: Ints, nudges: Array, offset: float, low: int, high: int) -> Finish:
+    scale, nudge, real_bias = _scalar_if_one(scales), _scalar_if_one(nudges), bias.astype(np.float64)
+
+    def finish(sums: Array, out: Array) -> None:
+        y = np.add(sums, real_bias, dtype=np.float64)
+        np.multiply(y, scale, out=y)
+        np.add(y, np.copysign(nudge, y), out=y)
+        np.add(y, offset, out=y)
+        _store(y, out, low, high)
+
+    return finish
+
+
+def _store(y: Array, out: Array, low: int, high: int) -> None:
+    """Clamp, floor and narrow. The cast truncates, which floors only what is not negative."""
+    np.maximum(y, low, out=y)
+    np.minimum(y, high, out=y)
+    if low < 0:
+        np.floor(y, out=y)
+    np.copyto(out, y, casting="unsafe")
+
+
+def _integer_requantizer(multipliers: Multipliers, bias: Ints, low: int, high: int, zero_point: int) -> Finish:
+    """The definition itself, for multipliers below 2^-12."""
+
+    def finish(sums: Array, out: Array) -> None:
+        scaled = fixed_point.multiply(sums.astype(np.int64) + bias, multipliers.mantissas, multipliers.shifts)
+        np.copyto(out, np.clip(scaled + zero_point, low, high), casting="unsafe")
+
+    return finish

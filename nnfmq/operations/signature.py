@@ -1,0 +1,261 @@
+"""What an operation is: one declaration that validation, shape inference and every engine read.
+
+A `Declaration` says under which *forms* (alternative parameter lists) an operation is called, with which
+combinations of types (*variants*, each with the feature level that brought it), what shape comes out and how
+each variant is computed. Parameters have a role that decides when their value is needed:
+
+    DATA     an array that the kernel gets at each execution; its payload never decides addresses
+    WEIGHT   an array that is packed before the execution: once, where it is constant
+    CONTROL  index, axis, size, padding, code: copied privately, checked, and then used (as a Python value or array)
+
+A parameter's type is a fixed OperandType or the name of a *column* ("T") that each variant fills in. Declarations
+hold no arithmetic: shape rules are in `shapes`, kernels in the family files, policies in `policies`.
+Types, arities and levels are those of the HAL's operation table (HAL 1.0-1.3, AIDL v1-v4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType, is_scalar
+
+Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
+Run: TypeAlias = Callable[..., Any]  # DATA arrays in order (None where omitted) -> the output array, or a tuple of them
+Plan: TypeAlias = Callable[..., Run]  # Tensors of DATA and WEIGHT in order, output=, controls by name -> Run
+
+V1_0, V1_1, V1_2, V1_3, AIDL_V1, AIDL_V2, AIDL_V3, AIDL_V4 = range(1, 9)  # feature levels
+
+F32, F16, I32 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16, OperandType.TENSOR_INT32
+Q8, Q8S, PC = (
+    OperandType.TENSOR_QUANT8_ASYMM,
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
+)
+S8, B8 = OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_BOOL8
+FLOAT32, FLOAT16, INT32, BOOL = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32, OperandType.BOOL
+
+NUMPY_TYPES: Mapping[OperandType, np.dtype[Any]] = {
+    OperandType.FLOAT32: np.dtype("<f4"),
+    OperandType.INT32: np.dtype("<i4"),
+    OperandType.UINT32: np.dtype("<u4"),
+    OperandType.TENSOR_FLOAT32: np.dtype("<f4"),
+    OperandType.TENSOR_INT32: np.dtype("<i4"),
+    OperandType.TENSOR_QUANT8_ASYMM: np.dtype("u1"),
+    OperandType.BOOL: np.dtype("u1"),
+    OperandType.TENSOR_QUANT16_SYMM: np.dtype("<i2"),
+    OperandType.TENSOR_FLOAT16: np.dtype("<f2"),
+    OperandType.TENSOR_BOOL8: np.dtype("u1"),
+    OperandType.FLOAT16: np.dtype("<f2"),
+    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: np.dtype("i1"),
+    OperandType.TENSOR_QUANT16_ASYMM: np.dtype("<u2"),
+    OperandType.TENSOR_QUANT8_SYMM: np.dtype("i1"),
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: np.dtype("i1"),
+}
+
+
+class Role(Enum):
+    """When a parameter's value is needed, and how it is protected."""
+
+    DATA = "data"
+    WEIGHT = "weight"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument of a form. `repeated` stands for one or more arguments; `optional` may be given as NO_VALUE."""
+
+    name: str
+    type: str | OperandType
+    role: Role = Role.DATA
+    optional: bool = False
+    repeated: bool = False
+
+    def accepts(self, operand: Operand, types: Mapping[str, OperandType]) -> bool:
+        """Return True if `operand` has the type that `types` gives this parameter."""
+        wanted = types[self.type] if isinstance(self.type, str) else self.type
+        return operand.type == wanted
+
+
+def data(name: str, type: str | OperandType = "T", *, optional: bool = False, repeated: bool = False) -> Parameter:
+    """Declare an array that the kernel reads at each execution."""
+    return Parameter(name, type, Role.DATA, optional, repeated)
+
+
+def weight(name: str, type: str | OperandType = "T", *, optional: bool = False) -> Parameter:
+    """Declare an array that is packed before the execution."""
+    return Parameter(name, type, Role.WEIGHT, optional)
+
+
+def control(name: str, type: str | OperandType = INT32, *, optional: bool = False) -> Parameter:
+    """Declare a value that decides shapes, addresses or control flow."""
+    return Parameter(name, type, Role.CONTROL, optional)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One parameter list. `arities`: accepted argument counts → feature level (of a repeated form: the least one)."""
+
+    parameters: tuple[Parameter, ...]
+    arities: Mapping[int, int]
+
+    def expand(self, count: int) -> tuple[tuple[Parameter, ...], int] | None:
+        """Return a parameter for each of `count` arguments, and the level of that arity; None if not accepted."""
+        for position, parameter in enumerate(self.parameters):
+            if parameter.repeated:
+                return self._expand_repeated(position, count)
+        return (self.parameters[:count], self.arities[count]) if count in self.arities else None
+
+    def _expand_repeated(self, position: int, count: int) -> tuple[tuple[Parameter, ...], int] | None:
+        least, level = next(iter(self.arities.items()))
+        if count < least:
+            return None
+        times = count - len(self.parameters) + 1
+        before, after = self.parameters[:position], self.parameters[position + 1 :]
+        return before + (self.parameters[position],) * times + after, level
+
+
+def form(*parameters: Parameter, level: int = V1_0, also: Mapping[int, int] | None = None) -> Form:
+    """Declare a form: all parameters at `level`, and the shorter arities of `also` at theirs."""
+    return Form(parameters, {len(parameters): level, **(also or {})})
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One combination of types, since when, and how it is computed (None: it is not)."""
+
+    types: Mapping[str, OperandType]
+    level: int
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What is known of one array before an execution; `value` only for WEIGHT and CONTROL parameters."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    scale: float = 0.0
+    zero_point: int = 0
+    channel_quant: ChannelQuant | None = None
+    value: Array | None = None
+
+    @property
+    def array(self) -> Array:
+        """The value of a weight. A plan that asks for one of DATA is wrong: AssertionError."""
+        assert self.value is not None, "only WEIGHT and CONTROL parameters have a value before the execution"
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One operation, whole.
+
+    `shape(*shapes, **controls)` takes DATA and WEIGHT shapes in order (None where omitted) and returns the output's
+    shape (a tuple of shapes where there are several outputs); it and the plans raise GeneralFailure with the
+    constraint's number. `images` are the parameters that change between NHWC and NCHW where the control `nchw` is
+    set: shape rules and kernels only ever see NHWC. `level(operands by name)` gives the level that values need.
+    `same_quantization`: every quantized DATA parameter and output has the scale and zero point of the first.
+    """
+
+    code: OperationType
+    since: int
+    forms: tuple[Form, ...]
+    variants: tuple[Variant, ...]
+    shape: Callable[..., Any]
+    outputs: tuple[str | OperandType, ...] = ("T",)
+    images: tuple[str, ...] = ()
+    zero_sized: bool = False
+    same_quantization: bool = False
+    level: Callable[[Mapping[str, Operand], Operand], int] = field(default=lambda inputs, output: V1_0)
+
+    @property
+    def name(self) -> str:
+        """The HAL's name of the operation."""
+        return self.code.name
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A declaration applied to operands: a parameter for each argument, the variant, the level it all needs."""
+
+    declaration: Declaration
+    parameters: tuple[Parameter, ...]
+    variant: Variant
+    level: int
+
+
+def match(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Match:
+    """Find the form and variant under which the operands are legal.
+
+    Raises InvalidArgument with the number of the rule: S1 argument count, S2 argument types, S3 output count,
+    S4 output types, S5 an omitted argument that is not optional.
+    """
+    if len(outputs) != len(declaration.outputs):
+        raise InvalidArgument(f"S3: {len(outputs)} outputs given, {len(declaration.outputs)} allowed")
+    for parameters, level, variant in _candidates(declaration, len(inputs)):
+        if _inputs_fit(parameters, inputs, variant) and _outputs_fit(declaration, outputs, variant):
+            _check_omitted(parameters, inputs)
+            return _matched(declaration, parameters, variant, level, inputs, outputs)
+    raise InvalidArgument(_mismatch(declaration, inputs, outputs))
+
+
+def _candidates(declaration: Declaration, count: int) -> Iterator[tuple[tuple[Parameter, ...], int, Variant]]:
+    expanded = (form.expand(count) for form in declaration.forms)
+    return ((*found, variant) for found in expanded if found for variant in declaration.variants)
+
+
+def _inputs_fit(parameters: Sequence[Parameter], inputs: Sequence[Operand], variant: Variant) -> bool:
+    return all(p.accepts(operand, variant.types) for p, operand in zip(parameters, inputs, strict=True))
+
+
+def _outputs_fit(declaration: Declaration, outputs: Sequence[Operand], variant: Variant) -> bool:
+    wanted = (variant.types[t] if isinstance(t, str) else t for t in declaration.outputs)
+    return all(operand.type == t for operand, t in zip(outputs, wanted, strict=True))
+
+
+def _check_omitted(parameters: Sequence[Parameter], inputs: Sequence[Operand]) -> None:
+    for position, (parameter, operand) in enumerate(zip(parameters, inputs, strict=True)):
+        if operand.lifetime == LifeTime.NO_VALUE and not parameter.optional:
+            raise InvalidArgument(f"S5: argument {position} ({parameter.name}) may not be omitted")
+
+
+def _matched(
+    declaration: Declaration,
+    parameters: tuple[Parameter, ...],
+    variant: Variant,
+    level: int,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+) -> Match:
+    named = {p.name: operand for p, operand in zip(parameters, inputs, strict=True)}
+    level = max(declaration.since, level, variant.level, declaration.level(named, outputs[0]))
+    if any(not o.dimensions and not is_scalar(o.type) and o.lifetime != LifeTime.NO_VALUE for o in (*inputs, *outputs)):
+        level = max(level, V1_2)  # a tensor of unknown rank
+    return Match(declaration, parameters, variant, level)
+
+
+def _mismatch(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> str:
+    """Say which rule no candidate passed, with what was given and what would have been allowed."""
+    given = ", ".join(operand.type.name for operand in inputs)
+    candidates = list(_candidates(declaration, len(inputs)))
+    if not candidates:
+        allowed = sorted({count for form in declaration.forms for count in form.arities})
+        return f"S1: {len(inputs)} arguments given, allowed are {allowed}"
+    if any(_inputs_fit(parameters, inputs, variant) for parameters, _, variant in candidates):
+        return f"S4: output types ({', '.join(o.type.name for o in outputs)}) do not go with arguments ({given})"
+    return f"S2: argument types ({given}) fit no form; the first one is ({_describe(*candidates[0])})"
+
+
+def _describe(parameters: Sequence[Parameter], level: int, variant: Variant) -> str:
+    del level
+    types = (variant.types[p.type] if isinstance(p.type, str) else p.type for p in parameters)
+    return ", ".join(t.name for t in types)

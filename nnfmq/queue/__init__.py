@@ -1,0 +1,25 @@
+"""Fast message queues: libfmq's rings of records in shared memory, and the event flags on which their users wait.
+
+Bytes and records only, nothing of neural networks. `MessageQueue.create` here, `MessageQueue.attach` in the peer, which
+got the descriptor and the memory's fd by some other channel.
+"""
+
+from nnfmq.queue.core import core_name, core_path, core_reason
+from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
+from nnfmq.queue.layout import Grantor, MQDescriptor
+from nnfmq.queue.message_queue import MessageQueue
+from nnfmq.queue.waiting import DeadFlag, PollingWindow
+
+__all__ = [
+    "NOT_EMPTY",
+    "NOT_FULL",
+    "DeadFlag",
+    "EventFlag",
+    "Grantor",
+    "MQDescriptor",
+    "MessageQueue",
+    "PollingWindow",
+    "core_name",
+    "core_path",
+    "core_reason",
+]

@@ -1,0 +1,215 @@
+/* Ring and event word as C11 inline functions: the only ordered access to shared memory of the compiled core.
+ *
+ * Rules that keep it small: each call takes each counter once and computes on the copy; every index is taken modulo
+ * the ring, every length is checked against it before a byte is copied, so no value that a peer writes into the
+ * counters leads outside. Payload first, then one release store. No call here allocates, logs or knows Python.
+ * Counters: FMQ_FACTS 1.3, 1.4, 1.11; event word: 1.7; orders: 1.9.
+ *
+ * SYNC labels, each at both of its ends (the twin has the same):
+ *   records  the writer's release store of the write counter - the reader's acquire load
+ *   space    the reader's release store of the read counter  - the writer's acquire load
+ *   event    fetch_or by who changed the ring                - fetch_and by who waits
+ *   dead     the watcher raises the flag, then fetch_or      - the waiter's fetch_and, then its load of the flag
+ */
+#ifndef NNFMQ_ATOMICS_H
+#define NNFMQ_ATOMICS_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NNFMQ_NOT_FULL 0x1u
+#define NNFMQ_NOT_EMPTY 0x2u
+#define NNFMQ_NO_DEADLINE INT64_MAX
+
+_Static_assert(sizeof(_Atomic uint64_t) == 8 && sizeof(_Atomic uint32_t) == 4, "atomics must have no hidden lock");
+
+/* Answers of one try. */
+enum { NNFMQ_REFUSED = 0, NNFMQ_DONE = 1, NNFMQ_CORRUPTED = 2 };
+
+/* Which side waits. */
+enum { NNFMQ_READER = 0, NNFMQ_WRITER = 1 };
+
+typedef struct {
+    _Atomic uint32_t *word;
+    const _Atomic uint32_t *dead; /* private to this process */
+    _Atomic uint32_t closing;     /* private to this process: the object is being closed by another thread */
+} nnfmq_event;
+
+typedef struct {
+    _Atomic uint64_t *read_counter;
+    _Atomic uint64_t *write_counter;
+    unsigned char *ring;
+    uint64_t ring_bytes;
+    uint64_t quantum;
+} nnfmq_ring;
+
+/* One look at the counters, each taken once: everything after computes on these copies. */
+typedef struct {
+    uint64_t w, r;
+    uint64_t bytes; /* what may be read, or written */
+} nnfmq_look;
+
+static inline int64_t nnfmq_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static inline void nnfmq_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory"); /* a real delay; `yield` is a no-op on most cores */
+#endif
+}
+
+/* ---- event word ---- */
+
+static inline int nnfmq_is_stopped(const nnfmq_event *event) {
+    return atomic_load_explicit(event->dead, memory_order_acquire) != 0 /* SYNC dead */
+           || atomic_load_explicit(&event->closing, memory_order_acquire) != 0;
+}
+
+static inline long nnfmq_futex_wake(_Atomic uint32_t *word, uint32_t mask) {
+    return syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, mask);
+}
+
+/* Returns the number of sleepers woken. If every bit was set already nobody sleeps: a sleeper has cleared its own. */
+static inline long nnfmq_wake(_Atomic uint32_t *word, uint32_t mask) {
+    uint32_t old = atomic_fetch_or_explicit(word, mask, memory_order_seq_cst); /* SYNC event, SYNC dead */
+    return (old & mask) == mask ? 0 : nnfmq_futex_wake(word, mask);
+}
+
+/* For death and closing: every bit, and the system call in any case. */
+static inline long nnfmq_wake_all(_Atomic uint32_t *word) {
+    atomic_fetch_or_explicit(word, UINT32_MAX, memory_order_seq_cst); /* SYNC event, SYNC dead */
+    return nnfmq_futex_wake(word, UINT32_MAX);
+}
+
+/* Clears the bits of `mask` and returns the word as it was. */
+static inline uint32_t nnfmq_take_bits(_Atomic uint32_t *word, uint32_t mask) {
+    return atomic_fetch_and_explicit(word, ~mask, memory_order_seq_cst); /* SYNC event, SYNC dead */
+}
+
+/* Returns 0 when woken, else an errno: EAGAIN (the word is not `expected`), EINTR, ETIMEDOUT. */
+static inline int nnfmq_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_ns, uint32_t mask) {
+    struct timespec at = {deadline_ns / 1000000000, deadline_ns % 1000000000};
+    struct timespec *limit = deadline_ns == NNFMQ_NO_DEADLINE ? NULL : &at;
+    return syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, limit, NULL, mask) == 0 ? 0 : errno;
+}
+
+/* One round of an event flag's wait: sets *bits and returns 0, or returns the futex's errno. */
+static inline int nnfmq_wait_bits(const nnfmq_event *event, uint32_t mask, int64_t deadline_ns, uint32_t *bits) {
+    uint32_t old = nnfmq_take_bits(event->word, mask);
+    *bits = old & mask;
+    if (*bits || nnfmq_is_stopped(event))
+        return 0;
+    return nnfmq_futex_wait(event->word, old & ~mask, deadline_ns, mask);
+}
+
+/* ---- ring ---- */
+
+static inline void nnfmq_reset(const nnfmq_ring *q) {
+    atomic_store_explicit(q->read_counter, 0, memory_order_release);  /* SYNC space */
+    atomic_store_explicit(q->write_counter, 0, memory_order_release); /* SYNC records */
+}
+
+/* Bytes that can be read as either side sees them; may exceed the ring if a peer corrupted a counter. */
+static inline uint64_t nnfmq_readable_bytes(const nnfmq_ring *q) {
+    uint64_t w = atomic_load_explicit(q->write_counter, memory_order_acquire); /* SYNC records */
+    uint64_t r = atomic_load_explicit(q->read_counter, memory_order_acquire);  /* SYNC space */
+    return w < r ? 0 : w - r;
+}
+
+/* The reader's look; 0 bytes unless DONE. Overflow is healed as libfmq does: r := w. */
+static inline int nnfmq_begin_read(const nnfmq_ring *q, nnfmq_look *look) {
+    look->w = atomic_load_explicit(q->write_counter, memory_order_acquire); /* SYNC records */
+    look->r = atomic_load_explicit(q->read_counter, memory_order_relaxed);
+    look->bytes = 0;
+    if (look->w % q->quantum || look->r % q->quantum)
+        return NNFMQ_CORRUPTED;
+    if (look->w - look->r > q->ring_bytes) {
+        atomic_store_explicit(q->read_counter, look->w, memory_order_release); /* SYNC space */
+        return NNFMQ_CORRUPTED;
+    }
+    look->bytes = look->w - look->r;
+    return NNFMQ_DONE;
+}
+
+/* Copies `bytes` <= ring_bytes that start at counter `r`; may cross the ring's end once. */
+static inline void nnfmq_copy_out(const nnfmq_ring *q, uint64_t r, void *target, uint64_t bytes) {
+    uint64_t at = r % q->ring_bytes;
+    uint64_t first = q->ring_bytes - at < bytes ? q->ring_bytes - at : bytes;
+    memcpy(target, q->ring + at, first);
+    memcpy((unsigned char *)target + first, q->ring, bytes - first);
+}
+
+static inline void nnfmq_commit_read(const nnfmq_ring *q, uint64_t r, uint64_t bytes) {
+    atomic_store_explicit(q->read_counter, r + bytes, memory_order_release); /* SYNC space */
+}
+
+/* The writer's look; bytes as libfmq computes them, also where the answer is CORRUPTED (w < r counts as empty). */
+static inline int nnfmq_begin_write(const nnfmq_ring *q, nnfmq_look *look) {
+    look->w = atomic_load_explicit(q->write_counter, memory_order_relaxed);
+    look->r = atomic_load_explicit(q->read_counter, memory_order_acquire); /* SYNC space */
+    uint64_t used = look->w < look->r ? 0 : look->w - look->r;
+    look->bytes = used > q->ring_bytes ? 0 : q->ring_bytes - used;
+    return look->w < look->r || used > q->ring_bytes || look->w % q->quantum ? NNFMQ_CORRUPTED : NNFMQ_DONE;
+}
+
+/* Copies `bytes` <= ring_bytes to counter `w` and publishes them all at once. */
+static inline void nnfmq_commit_write(const nnfmq_ring *q, uint64_t w, const void *source, uint64_t bytes) {
+    uint64_t at = w % q->ring_bytes;
+    uint64_t first = q->ring_bytes - at < bytes ? q->ring_bytes - at : bytes;
+    memcpy(q->ring + at, source, first);
+    memcpy(q->ring, (const unsigned char *)source + first, bytes - first);
+    atomic_store_explicit(q->write_counter, w + bytes, memory_order_release); /* SYNC records */
+}
+
+/* ---- waiting ---- */
+
+/* True if a try of `bytes` is worth while. Impossible counters count as ready: the try then says so. */
+static inline int nnfmq_is_ready(const nnfmq_ring *q, int side, uint64_t bytes) {
+    uint64_t w = atomic_load_explicit(q->write_counter, memory_order_acquire); /* SYNC records */
+    uint64_t r = atomic_load_explicit(q->read_counter, memory_order_acquire);  /* SYNC space */
+    uint64_t used = w - r;
+    if (side == NNFMQ_READER)
+        return used != 0 && (used >= bytes || used % q->quantum != 0);
+    return used > q->ring_bytes || q->ring_bytes - used >= bytes || w % q->quantum != 0;
+}
+
+/* Polls until ready, stopped or `until_ns`; returns 0 in the last case. */
+static inline int nnfmq_spin(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t bytes,
+                             int64_t until_ns) {
+    do {
+        for (int i = 0; i < 8; i++) { /* a clock reading costs as much as a few looks */
+            if (nnfmq_is_ready(q, side, bytes) || nnfmq_is_stopped(event))
+                return 1;
+            nnfmq_pause();
+        }
+    } while (nnfmq_now() < until_ns);
+    return 0;
+}
+
+/* Sleeps once, in the order that loses no wake-up: consume the bit, look again, sleep only if the word stood still. */
+static inline int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t bytes,
+                              int64_t deadline_ns) {
+    uint32_t mask = side == NNFMQ_READER ? NNFMQ_NOT_EMPTY : NNFMQ_NOT_FULL;
+    uint32_t old = nnfmq_take_bits(event->word, mask);
+    if (old & mask || nnfmq_is_ready(q, side, bytes) || nnfmq_is_stopped(event))
+        return 0;
+    return nnfmq_futex_wait(event->word, old & ~mask, deadline_ns, mask);
+}
+
+#endif

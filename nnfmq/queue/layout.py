@@ -1,0 +1,193 @@
+"""Where the parts of a queue lie in its memory, and how that is told to a peer. Pure arithmetic.
+
+A synchronized queue of N records of Q bytes, as libfmq lays it out (everything little-endian):
+
+    byte 0        8        16                    E = align8(16 + N*Q)   S = align64(E + 8)      S + 256
+         +--------+--------+---------- .. -------+------+------+--------+-------- .. ----------+
+         | read   | write  | ring: N records     | event| CPU  | unused | 32 stage slots (u64) | to page end
+         | counter| counter| of Q bytes          | word | hints|        |                      |
+         +--------+--------+---------- .. -------+------+------+--------+-------- .. ----------+
+          u64      u64                            u32    2 u16            nnfmq's own
+
+The counters count bytes, only grow, and index the ring modulo its size. libfmq ends after the event word; what lies
+behind it is ours, in the same page-rounded region, and no libfmq peer looks there. Nothing here opens, maps or logs;
+no offset is computed anywhere else. Left out: the unsynchronized flavour, and a ring in a second descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
+
+SYNCHRONIZED = 1
+UNSYNCHRONIZED = 2
+
+READ_COUNTER, WRITE_COUNTER, RING, EVENT_WORD = range(4)  # positions in MQDescriptor.grantors
+
+COUNTER_BYTES = 8
+EVENT_WORD_BYTES = 4
+RING_OFFSET = 2 * COUNTER_BYTES
+WORD_ALIGNMENT = 8  # libfmq's "word boundary" is 64 bits, not 64 bytes
+CPU_HINT_BYTES = 4  # event word + 4 and + 6: two u16, reserved for core-aware waiting
+
+STAGE_SLOTS = 32
+STAGE_BYTES = STAGE_SLOTS * 8
+STAGE_ALIGNMENT = 64  # a cache line of its own: the slots are written while the peer spins on the counters
+
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+MAX_QUANTUM = 2**31 - 1  # int32 in AIDL
+MAX_EXTENT = 2**31 - 1 - PAGE_BYTES  # libfmq's own limit for one grantor
+MAX_OFFSET = 2**31 - 1  # int32 in AIDL
+
+
+@dataclass(frozen=True, slots=True)
+class Grantor:
+    """A byte range in one of the queue's descriptors."""
+
+    fd_index: int
+    offset: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class MQDescriptor:
+    """What a peer needs to attach: read counter, write counter, ring and (if any) event word, in this order."""
+
+    grantors: tuple[Grantor, ...]
+    quantum: int
+    flags: int = SYNCHRONIZED
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Checked offsets of one queue; `event_word` and `stage` are None where the memory has none."""
+
+    read_counter: int
+    write_counter: int
+    ring: int
+    ring_bytes: int
+    quantum: int
+    event_word: int | None
+    stage: int | None
+    region_bytes: int
+
+    @property
+    def count(self) -> int:
+        """Return the capacity in records."""
+        return self.ring_bytes // self.quantum
+
+
+def align_up(value: int, alignment: int) -> int:
+    """Return the smallest multiple of `alignment` that is not below `value`."""
+    return -(-value // alignment) * alignment
+
+
+def geometry(quantum: int, count: int, event_flag: bool = True) -> Geometry:
+    """Lay out a new queue. Raises InvalidArgument where libfmq's descriptor could not express it."""
+    if not 1 <= quantum <= MAX_QUANTUM:
+        raise InvalidArgument(f"quantum is {quantum}; allowed are 1 to {MAX_QUANTUM} bytes")
+    if count < 1 or quantum * count > MAX_EXTENT:
+        raise InvalidArgument(f"{count} records of {quantum} bytes; allowed are 1 to {MAX_EXTENT // quantum} records")
+    event_word = align_up(RING_OFFSET + quantum * count, WORD_ALIGNMENT)
+    stage = align_up(event_word + EVENT_WORD_BYTES + CPU_HINT_BYTES, STAGE_ALIGNMENT)
+    return Geometry(
+        read_counter=0,
+        write_counter=COUNTER_BYTES,
+        ring=RING_OFFSET,
+        ring_bytes=quantum * count,
+        quantum=quantum,
+        event_word=event_word if event_flag else None,
+        stage=stage,
+        region_bytes=align_up(stage + STAGE_BYTES, PAGE_BYTES),
+    )
+
+
+def describe(layout: Geometry) -> MQDescriptor:
+    """Return the descriptor that tells a peer about `layout`, all of it in one file descriptor."""
+    grantors: tuple[Grantor, ...] = (
+        Grantor(0, layout.read_counter, COUNTER_BYTES),
+        Grantor(0, layout.write_counter, COUNTER_BYTES),
+        Grantor(0, layout.ring, layout.ring_bytes),
+    )
+    if layout.event_word is not None:
+        grantors += (Grantor(0, layout.event_word, EVENT_WORD_BYTES),)
+    return MQDescriptor(grantors, layout.quantum, SYNCHRONIZED)
+
+
+def resolve(descriptor: MQDescriptor, memory_bytes: int) -> Geometry:
+    """Check a peer's descriptor against `memory_bytes` of mapped memory. Raises QueueCorrupted where it is impossible.
+
+    Stricter than libfmq, which also takes overlapping ranges, ranges beyond the end of the file and a ring that is no
+    whole number of records. Grantors after the fourth are ignored, as there.
+    """
+    _check_kind(descriptor)
+    grantors = descriptor.grantors[: EVENT_WORD + 1]
+    for name, grantor, least in zip(_NAMES, grantors, _LEAST_BYTES, strict=False):
+        _check_range(name, grantor, least, memory_bytes)
+    _check_ring(grantors[RING], descriptor.quantum)
+    _check_overlap(grantors)
+    return Geometry(
+        read_counter=grantors[READ_COUNTER].offset,
+        write_counter=grantors[WRITE_COUNTER].offset,
+        ring=grantors[RING].offset,
+        ring_bytes=grantors[RING].extent,
+        quantum=descriptor.quantum,
+        event_word=grantors[EVENT_WORD].offset if len(grantors) > EVENT_WORD else None,
+        stage=_stage_of(grantors, descriptor.quantum, memory_bytes),
+        region_bytes=memory_bytes,
+    )
+
+
+_NAMES = ("read counter", "write counter", "ring", "event word")
+_LEAST_BYTES = (COUNTER_BYTES, COUNTER_BYTES, 1, EVENT_WORD_BYTES)
+
+
+def _check_kind(descriptor: MQDescriptor) -> None:
+    if descriptor.flags != SYNCHRONIZED:
+        raise QueueCorrupted(f"queue descriptor: flavour is {descriptor.flags}; only synchronized (1) is supported")
+    if not 1 <= descriptor.quantum <= MAX_QUANTUM:
+        raise QueueCorrupted(f"queue descriptor: quantum is {descriptor.quantum}; allowed are 1 to {MAX_QUANTUM} bytes")
+    if len(descriptor.grantors) <= RING:
+        raise QueueCorrupted(f"queue descriptor: {len(descriptor.grantors)} grantors; at least 3 are needed")
+
+
+def _check_range(name: str, grantor: Grantor, least: int, memory_bytes: int) -> None:
+    if grantor.fd_index != 0:
+        raise QueueCorrupted(f"queue descriptor: {name} is in descriptor {grantor.fd_index}; there is only number 0")
+    if not 0 <= grantor.offset <= MAX_OFFSET or grantor.offset % WORD_ALIGNMENT:
+        raise QueueCorrupted(f"queue descriptor: {name} at offset {grantor.offset}, which is no multiple of 8 in range")
+    if not least <= grantor.extent <= MAX_EXTENT:
+        raise QueueCorrupted(
+            f"queue descriptor: {name} has extent {grantor.extent}; allowed are {least} to {MAX_EXTENT} bytes"
+        )
+    if grantor.offset + grantor.extent > memory_bytes:
+        raise QueueCorrupted(
+            f"queue descriptor: {name} ends at byte {grantor.offset + grantor.extent} of memory of {memory_bytes} bytes"
+        )
+
+
+def _check_ring(ring: Grantor, quantum: int) -> None:
+    if ring.extent % quantum:
+        raise QueueCorrupted(f"queue descriptor: ring of {ring.extent} bytes is no multiple of the quantum {quantum}")
+
+
+def _check_overlap(grantors: tuple[Grantor, ...]) -> None:
+    # Only the bytes in use count: libfmq itself allows a counter's extent to be larger than the counter.
+    used = [grantor.extent if i == RING else _LEAST_BYTES[i] for i, grantor in enumerate(grantors)]
+    spans = sorted((grantor.offset, grantor.offset + used[i], _NAMES[i]) for i, grantor in enumerate(grantors))
+    for (_, end, first), (start, _, second) in pairwise(spans):
+        if start < end:
+            raise QueueCorrupted(f"queue descriptor: {second} at byte {start} overlaps {first}, which ends at {end}")
+
+
+def _stage_of(grantors: tuple[Grantor, ...], quantum: int, memory_bytes: int) -> int | None:
+    # Only behind the standard layout is the memory known to be nobody else's.
+    standard = geometry(quantum, grantors[RING].extent // quantum)
+    offsets = tuple(grantor.offset for grantor in grantors)
+    expected = (standard.read_counter, standard.write_counter, standard.ring, standard.event_word)
+    fits = standard.stage is not None and standard.stage + STAGE_BYTES <= memory_bytes
+    return standard.stage if offsets == expected and fits else None

@@ -1,0 +1,313 @@
+"""The application's end of a burst: a series of quick executions of one prepared model over two queues (HAL 1.2).
+
+    arrays → input memory → request packet → ring ═ driver ═ ring → result packet → output memory → arrays
+
+The packet is the same each time, so it is made once. Packets carry no id: after a wait that ended without a result the
+burst is *busy*, and the next call first takes the late result, within its own deadline, before it touches any memory.
+A packet that cannot be sent goes the ordinary way; once one was sent nothing is ever sent twice (BUR-17). A result
+packet carries no text: what went wrong is asked for over the control channel.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nnfmq import watcher
+from nnfmq.hal.errors import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    error_for,
+)
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import NO_TIMING, MeasureTiming, RequestArgument, Timing
+from nnfmq.memory import Memory
+from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
+from nnfmq.runtime import arguments
+from nnfmq.runtime.arguments import Array
+from nnfmq.runtime.connection import Connection, deadline_after
+from nnfmq.serialize import control
+from nnfmq.serialize.datum import DATUM_BYTES
+from nnfmq.serialize.packet import decode_result, encode_request
+from nnfmq.serialize.stages import StageSlots
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.prepared_model import PreparedModel
+
+QUEUE_RECORDS = 1024  # each way, as the HAL's own client
+_CLOSE_NS = 5_000_000_000  # the driver ends a running execution first
+_REQUESTS, _RESULTS, _INPUTS, _OUTPUTS = "nnfmq-requests", "nnfmq-results", "nnfmq-inputs", "nnfmq-outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionInfo:
+    """Where the time of one burst execution went, in nanoseconds; 0 where the driver did not say.
+
+    latency_ns = queue_ns (both queues, waking included) + driver_ns (decoding, memory, answering) + engine_ns.
+    `timing` holds the HAL's two durations if `measure` was asked for.
+    """
+
+    latency_ns: int
+    queue_ns: int
+    driver_ns: int
+    engine_ns: int
+    timing: Timing = NO_TIMING
+
+
+class SlotTable:
+    """Numbers that stand for memories within a burst: 0, 1, 2, ...; freed numbers come back last in, first out."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._memories: dict[int, Memory] = {}
+        self._free: list[int] = []
+
+    def add(self, memory: Memory) -> int:
+        """Return the slot that stands for `memory` from now on; the memory stays the caller's."""
+        with self._lock:
+            slot = self._free.pop() if self._free else len(self._memories)
+            self._memories[slot] = memory
+            return slot
+
+    def free(self, slot: int) -> None:
+        """Forget a slot; an unknown one is no error."""
+        with self._lock:
+            if self._memories.pop(slot, None) is not None:
+                self._free.append(slot)
+
+    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+        """Return what the slots stand for. Raises InvalidArgument for one that is out of range or freed."""
+        with self._lock:
+            unknown = [slot for slot in slots if slot not in self._memories]
+            if unknown:
+                raise InvalidArgument(f"slot {unknown[0]} stands for no memory of this burst")
+            return [self._memories[slot] for slot in slots]
+
+
+class Burst:
+    """A burst. Close it, or use `with`. One execution at a time: a second thread is refused, not queued.
+
+    `inputs` and `outputs` are arrays over the shared memory itself: write the former, call `execute()` without
+    arguments, read the latter, and nothing is copied. They must not be written or believed while an execution runs,
+    nor after a call that ended early, until the next has returned.
+    """
+
+    def __init__(self, connection: Connection, model: PreparedModel, window_ns: int) -> None:
+        self._connection = connection
+        self._model = model
+        self._window_ns = window_ns
+        self._resources = ExitStack()
+        self._in_use = threading.Lock()
+        self._outstanding = False
+        self._burst_id = 0
+        self._slots = SlotTable()
+        self._info: tuple[int, Timing] | None = None
+        self._dead = DeadFlag()
+        self.peer = watcher.Peer(self._dead)
+        self.inputs: tuple[Array, ...] = ()
+        self.outputs: tuple[Array, ...] = ()
+
+    @classmethod
+    def configure(
+        cls,
+        connection: Connection,
+        model: PreparedModel,
+        polling_window_us: float | None = None,
+        deadline_ns: int | None = None,
+    ) -> Self:
+        """Create the queues and memories and configure the burst in the driver (configureExecutionBurst); blocks.
+
+        Raises InvalidArgument where a shape is not fully known, and what the driver answers.
+        """
+        arguments.require_known("input", model.inputs)
+        arguments.require_known("output", model.outputs)
+        burst = cls(connection, model, PollingWindow.controller(polling_window_us).ns)
+        try:
+            burst._open(deadline_ns)
+        except BaseException:
+            burst._resources.close()
+            raise
+        return burst
+
+    def _open(self, deadline_ns: int | None) -> None:
+        self._requests, self._results = self._queue(_REQUESTS), self._queue(_RESULTS)
+        self._make_memory()
+        self._stages = StageSlots.over(self._results.stage_view)
+        self._resources.callback(self._stages.close)
+        self._connection.add_peer(self.peer)
+        self.peer.add(self._requests, self._results)
+        message = control.ConfigureBurst(
+            self._connection.new_call(),
+            self._model.model_id,
+            _descriptor_data(self._requests),
+            _descriptor_data(self._results),
+        )
+        fds = [self._requests.memory.fileno(), self._results.memory.fileno()]
+        self._burst_id = self._connection.call(message, control.BurstConfigured, fds, deadline_ns).burst_id
+        self._connection.add_burst(self._burst_id, self)
+
+    def _queue(self, label: str) -> MessageQueue:
+        queue = MessageQueue.create(DATUM_BYTES, QUEUE_RECORDS, label=label, dead=self._dead)
+        self._resources.callback(queue.close)
+        return queue
+
+    def _make_memory(self) -> None:
+        """Lay out one memory for the inputs, which the driver can only read, and one for the outputs."""
+        input_shapes = [info.shape for info in self._model.inputs]
+        output_shapes = [info.shape for info in self._model.outputs]
+        inputs, input_bytes = arguments.layout(self._model.inputs, input_shapes, 0)
+        outputs, output_bytes = arguments.layout(self._model.outputs, output_shapes, 1)
+        source = self._resources.enter_context(Memory.create(input_bytes, _INPUTS, one_writer=True))
+        sink = self._resources.enter_context(Memory.create(output_bytes, _OUTPUTS))
+        self._pools = (source, sink)
+        self._arguments = (inputs, outputs)
+        self.inputs = _views(source, inputs, self._model.inputs)
+        self.outputs = _views(sink, outputs, self._model.outputs)
+        slots = [self._slots.add(memory) for memory in self._pools]
+        self._packets = {measure: encode_request(inputs, outputs, slots, measure) for measure in MeasureTiming}
+
+    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+        """Answer the driver's question (IBurstCallback.getMemories)."""
+        return self._slots.memories_of(slots)
+
+    # ------------------------------------------------------------------------------------------------ executing
+
+    def execute(
+        self,
+        *inputs: ArrayLike,
+        out: Sequence[Array] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Array, ...]:
+        """Run the model once and return its outputs; blocks.
+
+        Takes one array per input, of its shape and dtype, or none at all where `inputs` were filled in place. Returns
+        new arrays that the caller owns, or fills and returns those of `out` (which may be `burst.outputs`: no copy).
+        `timeout` in seconds bounds the wait: None = no limit, 0 = do not wait.
+
+        Raises InvalidArgument (shape, dtype, count, in use by another thread), MissedDeadlineTransient (the execution
+        goes on; the next call waits for it first), DeadObject, or what the driver answered.
+        """
+        if not self._in_use.acquire(blocking=False):
+            raise InvalidArgument("this burst is executing in another thread; make one burst for each")
+        try:
+            deadline_ns = deadline_after(timeout)
+            self._settle(deadline_ns)
+            if inputs:
+                self._copy_in(inputs)
+            self._run(MeasureTiming.YES if measure else MeasureTiming.NO, deadline_ns)
+            return self._copy_out(out)
+        finally:
+            self._in_use.release()
+
+    def _settle(self, deadline_ns: int | None) -> None:
+        """Take the late result of an execution that was given up: it must not pass for the next one's."""
+        if self._outstanding:
+            self._receive(deadline_ns)
+
+    def _copy_in(self, inputs: Sequence[ArrayLike]) -> None:
+        arguments.check_count("input", self._model.inputs, len(inputs))
+        for target, info, value in zip(self.inputs, self._model.inputs, inputs, strict=True):
+            np.copyto(target, arguments.checked_array(info, value), casting="same_kind")
+
+    def _copy_out(self, out: Sequence[Array] | None) -> tuple[Array, ...]:
+        if out is None:
+            return tuple([output.copy() for output in self.outputs])
+        if out is self.outputs:
+            return self.outputs
+        return arguments.copy_out(out, self.outputs)
+
+    def _run(self, measure: MeasureTiming, deadline_ns: int | None) -> None:
+        begin_ns = time.monotonic_ns()
+        if not self._requests.send(self._packets[measure]):
+            self._run_the_ordinary_way(measure, begin_ns, deadline_ns)
+            return
+        self._outstanding = True
+        result = decode_result(self._receive(deadline_ns))
+        self._info = (time.monotonic_ns() - begin_ns, result.timing)
+        if result.status is not ErrorStatus.NONE:
+            self._raise(result.status)
+
+    def _receive(self, deadline_ns: int | None) -> bytes:
+        packet = self._results.receive(deadline_ns, self._window_ns)
+        if packet is None:
+            raise MissedDeadlineTransient("the timeout passed before the driver answered; the execution goes on")
+        self._outstanding = False
+        return packet
+
+    def _run_the_ordinary_way(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None) -> None:
+        """The packet could not be sent, so nothing has happened yet: execute over the control channel (BUR-17)."""
+        from nnfmq.runtime.prepared_model import execute_once
+
+        outcome = execute_once(
+            self._connection, self._model.model_id, *self._arguments, self._pools, measure, deadline_ns
+        )
+        self._stages.record(0, 0, 0, 0)
+        self._info = (time.monotonic_ns() - begin_ns, outcome.timing)
+
+    def _raise(self, status: ErrorStatus) -> None:
+        """Raise what the driver says of the failed execution; what the packet said is all we have if it is silent."""
+        try:
+            message = control.GetBurstError(self._connection.new_call(), self._burst_id)
+            said = self._connection.ask(message, control.BurstError, (), time.monotonic_ns() + _CLOSE_NS)
+        except MissedDeadlineTransient:
+            raise error_for(status, f"the driver answered {status.name}") from None
+        late = said.status if said.status is not ErrorStatus.NONE else status
+        raise error_for(late, said.message)
+
+    @property
+    def last(self) -> ExecutionInfo:
+        """Where the time of the last execution went. Raises GeneralFailure before the first."""
+        if self._info is None:
+            raise GeneralFailure("nothing was executed on this burst yet")
+        latency_ns, timing = self._info
+        stages = self._stages.read()
+        in_driver = min(max(stages.driver_ns, 0), latency_ns)  # the driver wrote these: shown, never believed
+        engine = min(max(stages.engine_ns, 0), in_driver)
+        exact = stages.timing if timing != NO_TIMING else NO_TIMING
+        return ExecutionInfo(latency_ns, latency_ns - in_driver, in_driver - engine, engine, exact)
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """End the burst on both sides; waits for a running execution, up to 5 seconds. Harmless when repeated."""
+        burst_id, self._burst_id = self._burst_id, 0
+        if burst_id and self._connection.is_open:
+            try:
+                message = control.CloseBurst(self._connection.new_call(), burst_id)
+                self._connection.ask(message, control.Reply, (), time.monotonic_ns() + _CLOSE_NS)
+            except NnfmqError:
+                pass  # the driver is gone or stuck: closing our end is all that is left to do
+        self._connection.discard_burst(burst_id, self.peer)
+        self.peer.discard(self._requests, self._results)
+        self._dead.raise_flag()  # a thread that still waits here leaves
+        self.inputs = self.outputs = ()
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _views(memory: Memory, places: Sequence[RequestArgument], infos: Sequence[TensorInfo]) -> tuple[Array, ...]:
+    pairs = zip(places, infos, strict=True)
+    return tuple(arguments.view(memory, place, info, info.shape) for place, info in pairs)
+
+
+def _descriptor_data(queue: MessageQueue) -> control.MQDescriptorData:
+    described = queue.descriptor
+    grantors = tuple(control.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
+    return control.MQDescriptorData(grantors, described.quantum, described.flags)

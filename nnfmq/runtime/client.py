@@ -1,0 +1,211 @@
+"""`connect`: the way in. A running driver, or an embedded one; whoever uses the client need not know which.
+
+A client is one connection. Its devices are the driver's; a device prepares models. Everything here is thread-safe and
+ends with DEAD_OBJECT at once when the driver does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from nnfmq.channel import Channel
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, error_for
+from nnfmq.hal.tensor_info import TensorInfo, describe
+from nnfmq.hal.types import ExecutionPreference, Model, Pool, Priority
+from nnfmq.memory import Memory
+from nnfmq.paths import default_socket
+from nnfmq.runtime.connection import Connection, deadline_after
+from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.serialize import control
+from nnfmq.serialize.control import DeviceInfo
+from nnfmq.serialize.model import encode_model
+
+__all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
+
+CONNECT_SECONDS = 10.0
+_log = logging.getLogger("nnfmq.client")
+
+
+class NamedModel(Protocol):
+    """A model with names for its inputs and outputs: what `nnfmq.load` returns."""
+
+    @property
+    def model(self) -> Model:
+        """The HAL's model."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """Its inputs, in order."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """Its outputs, in order."""
+        ...
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    embedded: bool | None = None,
+    timeout: float | None = CONNECT_SECONDS,
+    server_uid: int | None = None,
+) -> Client:
+    """Connect to a driver and return a client, which the caller closes; blocks up to `timeout` seconds.
+
+    Without arguments: the driver that listens at `$NNFMQ_SOCKET` or in the runtime directory, else an embedded one, a
+    private process that ends with this one. `path` names a driver's socket. `embedded` True starts a private driver
+    without looking for another, False never starts one. A driver must run as this user or as root; `server_uid` allows
+    one other user.
+
+    Raises DeviceUnavailable, MissedDeadlineTransient, InvalidArgument.
+    """
+    deadline_ns = deadline_after(timeout)
+    if path is not None and embedded:
+        raise InvalidArgument("a driver is either listening at `path` or embedded, not both")
+    if embedded:
+        return _embedded(deadline_ns)
+    try:
+        return _listening(default_socket() if path is None else Path(path), deadline_ns, server_uid)
+    except DeviceUnavailable as error:
+        if path is not None or embedded is False:
+            raise
+        _log.info("starting an embedded driver: %s", error)
+        return _embedded(deadline_ns)
+
+
+def _listening(path: Path, deadline_ns: int | None, server_uid: int | None) -> Client:
+    channel = Channel.connect(path, deadline_ns)
+    uid = channel.peer().uid
+    if uid not in {os.getuid(), 0, server_uid}:
+        channel.close()
+        raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
+    return Client(Connection.open(channel, deadline_ns), None)
+
+
+def _embedded(deadline_ns: int | None) -> Client:
+    channel, process = start_embedded_driver()
+    try:
+        return Client(Connection.open(channel, deadline_ns), process)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+class Client:
+    """A connection to a driver. Close it, or use `with`: models and bursts made through it end with it."""
+
+    def __init__(self, connection: Connection, process: subprocess.Popen[bytes] | None) -> None:
+        self._connection = connection
+        self._process = process
+        self._pid = os.getpid()
+
+    @property
+    def driver_pid(self) -> int:
+        """The process that serves this client: the worker, or the embedded driver."""
+        driver = self._connection.driver
+        assert driver is not None  # a connection is greeted before a client is made of it
+        return driver.pid
+
+    @property
+    def is_embedded(self) -> bool:
+        """True where the driver is a private process of this application."""
+        return self._process is not None
+
+    def devices(self, *, timeout: float | None = CONNECT_SECONDS) -> list[DeviceInfo]:
+        """Return the driver's devices: name, type, version, feature level, status; blocks."""
+        message = control.ListDevices(self._connection.new_call())
+        answer = self._connection.ask(message, control.DeviceList, (), deadline_after(timeout))
+        return list(answer.devices)
+
+    def device(self, name: str) -> Device:
+        """Return the device called `name`; blocks. Raises InvalidArgument that lists the known ones."""
+        infos = {info.name: info for info in self.devices()}
+        if name not in infos:
+            raise InvalidArgument(f"there is no device {name!r}; this driver has: {', '.join(sorted(infos))}")
+        return Device(infos[name], self._connection)
+
+    def close(self) -> None:
+        """Hang up; an embedded driver ends and is reaped. Harmless when repeated, and in a forked child."""
+        self._connection.close()
+        process, self._process = self._process, None
+        if process is not None and os.getpid() == self._pid:
+            end_embedded_driver(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of the driver; `info` is what it says of itself."""
+
+    info: DeviceInfo
+    _connection: Connection
+
+    def supported_operations(self, model: Model | NamedModel, *, timeout: float | None = None) -> list[bool]:
+        """Return for each operation of the main subgraph whether this device can run it; blocks."""
+        bare = model if isinstance(model, Model) else model.model
+        data, pools = encode_model(bare)
+        fds = _lent_fds(pools)
+        message = control.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
+        answer = self._connection.ask(message, control.SupportedOperations, fds, deadline_after(timeout))
+        if answer.status is not ErrorStatus.NONE:
+            raise error_for(answer.status, answer.message)
+        return list(answer.supported)
+
+    def prepare(
+        self,
+        model: Model | NamedModel,
+        *,
+        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: Priority = Priority.MEDIUM,
+        timeout: float | None = None,
+    ) -> PreparedModel:
+        """Let the device validate and compile a model; blocks until it is ready. The caller closes the result.
+
+        `timeout` in seconds is also the preparation's deadline in the driver; None = no limit. Raises InvalidArgument
+        for an invalid model, GeneralFailure for one that the device cannot run, MissedDeadline, DeadObject.
+        """
+        bare = model if isinstance(model, Model) else model.model
+        data, pools = encode_model(bare)
+        fds = _lent_fds(pools)
+        deadline_ns = deadline_after(timeout)
+        message = control.PrepareModel(
+            self._connection.new_call(),
+            self.info.name,
+            preference,
+            priority,
+            -1 if deadline_ns is None else deadline_ns,
+            data,
+            len(fds),
+        )
+        ready = self._connection.call(message, control.PreparedModelReady, fds, deadline_ns)
+        inputs, outputs = _described(bare) if isinstance(model, Model) else (model.inputs, model.outputs)
+        return PreparedModel(self._connection, ready.model_id, tuple(inputs), tuple(outputs))
+
+
+def _lent_fds(pools: tuple[Pool, ...]) -> list[int]:
+    for pool in pools:
+        if not isinstance(pool, Memory):
+            raise InvalidArgument(f"a model's pools must be nnfmq memory to be sent, not {type(pool).__name__}")
+    return [pool.fileno() for pool in pools if isinstance(pool, Memory)]
+
+
+def _described(model: Model) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    operands = model.main.operands
+    inputs = [describe(operands[index], f"input {i}") for i, index in enumerate(model.main.input_indexes)]
+    outputs = [describe(operands[index], f"output {i}") for i, index in enumerate(model.main.output_indexes)]
+    return tuple(inputs), tuple(outputs)

@@ -1,0 +1,307 @@
+"""The application's end of a control channel: calls and their answers, and what happens when the driver is gone.
+
+The watcher's thread receives; callers wait for their own answer. The driver's death (the hang-up of its socket) fails
+every open call with DEAD_OBJECT and wakes every burst. After fork(2) the child's copy of the socket is closed at once,
+since a hang-up is seen only when no copy is left, and every call in the child raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol, TypeVar
+
+from nnfmq import watcher
+from nnfmq.channel import NOW, Channel, Frame
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    error_for,
+)
+from nnfmq.memory import Memory
+from nnfmq.serialize import control
+from nnfmq.serialize.control import Role
+from nnfmq.serialize.conversation import Conversation
+
+INTERFACE = "AIDL v4"
+_ANSWER_PATIENCE_NS = 1_000_000_000  # the watcher waits this long for a driver that does not read; then it is given up
+_log = logging.getLogger("nnfmq.client")
+
+AnswerT = TypeVar("AnswerT", bound=control.Answer)
+CallT = TypeVar("CallT", bound=control.Call)
+FutureT = TypeVar("FutureT")
+
+
+class MemoryProvider(Protocol):
+    """A burst, as the connection needs it: it knows what its slots stand for, and it can be woken."""
+
+    peer: watcher.Peer
+
+    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+        """Return the memories of `slots`; they stay the burst's. Raises InvalidArgument for an unknown slot."""
+        ...
+
+
+class _Key(NamedTuple):
+    call: int
+    kind: type[control.Call]
+
+
+def deadline_after(timeout: float | None) -> int | None:
+    """Return the monotonic deadline (ns) of a timeout in seconds; None = no limit. Raises InvalidArgument below 0."""
+    if timeout is None:
+        return None
+    if timeout < 0:
+        raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout}")
+    return time.monotonic_ns() + round(timeout * 1e9)
+
+
+def _seconds_left(deadline_ns: int | None) -> float | None:
+    return None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+
+
+class Connection:
+    """A connection to a driver. Any thread may call. Made by `open`; the owner closes it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._conversation = Conversation()
+        self._send_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._waiting: dict[_Key, Future[control.Call]] = {}
+        self._greeting: Future[control.HelloReply] = Future()
+        self._bursts: dict[int, MemoryProvider] = {}
+        self._peers: list[watcher.Peer] = []
+        self._end: str | None = None
+        self._watch = watcher.Watch(-1, self._on_ready)
+        self.driver: control.HelloReply | None = None
+
+    @classmethod
+    def open(cls, channel: Channel, deadline_ns: int | None) -> Connection:
+        """Greet the driver over `channel`, which the connection owns from now on; blocks until it answers.
+
+        Raises DeviceUnavailable where the driver refuses or ends, MissedDeadlineTransient at the deadline.
+        """
+        connection = cls(channel)
+        _open_connections.add(connection)
+        try:
+            connection._watch = watcher.watch(channel.fileno(), connection._on_ready)
+            name = f"pid {os.getpid()}"
+            connection._send(control.Hello(control.PROTOCOL, INTERFACE, name), (), deadline_ns)
+            connection.driver = connection._wait(connection._greeting, deadline_ns)
+        except DeadObject as error:
+            connection.close()
+            raise DeviceUnavailable(f"the driver ended before it answered: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        """False once the driver is gone, the connection is closed, or this is a forked child."""
+        return self._end is None
+
+    def call(
+        self,
+        message: control.Call,
+        answer: type[AnswerT],
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+    ) -> AnswerT:
+        """Send a call (its number from `new_call`) and return its answer; blocks. The fds stay the caller's.
+
+        Raises the error that the answer's status stands for, DeadObject, MissedDeadlineTransient.
+        """
+        result = self.ask(message, answer, fds, deadline_ns)
+        if result.status is not ErrorStatus.NONE:
+            raise error_for(result.status, result.message)
+        return result
+
+    def ask(
+        self,
+        message: control.Call,
+        answer: type[CallT],
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+    ) -> CallT:
+        """As `call`, but return the answer whatever its status says."""
+        future: Future[control.Call] = Future()
+        key = _Key(message.call, answer)
+        with self._lock:
+            self._raise_if_ended()
+            self._waiting[key] = future
+        try:
+            self._send(message, fds, deadline_ns)
+        except BaseException:
+            with self._lock:
+                self._waiting.pop(key, None)
+            raise
+        result = self._wait(future, deadline_ns)
+        assert isinstance(result, answer)
+        return result
+
+    def new_call(self) -> int:
+        """Return a number for a new call."""
+        return self._conversation.new_call(Role.CLIENT)
+
+    def tell(self, message: control.Message) -> None:
+        """Send a message that has no answer. Raises DeadObject."""
+        self._send(message, (), None)
+
+    def add_peer(self, peer: watcher.Peer) -> None:
+        """Register what must be woken when the driver dies. Raises DeadObject if it already has."""
+        with self._lock:
+            self._raise_if_ended()
+            self._peers.append(peer)
+
+    def add_burst(self, burst_id: int, burst: MemoryProvider) -> None:
+        """Let the driver ask `burst` for memories."""
+        with self._lock:
+            self._bursts[burst_id] = burst
+
+    def discard_burst(self, burst_id: int, peer: watcher.Peer) -> None:
+        """Forget a burst that is closed."""
+        with self._lock:
+            self._bursts.pop(burst_id, None)
+            self._peers = [other for other in self._peers if other is not peer]
+
+    def _raise_if_ended(self) -> None:
+        if self._end is not None:
+            raise DeadObject(self._end)
+
+    def _send(self, message: control.Message, fds: Sequence[int], deadline_ns: int | None) -> None:
+        data = control.encode(message)
+        with self._send_lock:  # the conversation must note messages in the order in which they are sent
+            self._raise_if_ended()
+            self._conversation.note(message, Role.CLIENT)
+            self._channel.send(data, fds, deadline_ns)
+
+    @staticmethod
+    def _wait(future: Future[FutureT], deadline_ns: int | None) -> FutureT:
+        try:
+            return future.result(_seconds_left(deadline_ns))
+        except MissedDeadlineTransient:
+            raise
+        except TimeoutError:
+            future.cancel()  # a late answer finds nobody
+            raise MissedDeadlineTransient("the deadline passed before the driver answered") from None
+
+    # ------------------------------------------------------------------------------------------------ receiving
+
+    def _on_ready(self) -> None:
+        try:
+            frame = self._channel.receive(NOW)
+        except MissedDeadlineTransient:
+            return  # nothing there: what woke the watcher was taken already
+        except NnfmqError as error:
+            self._give_up(error)
+            return
+        with frame:
+            try:
+                self._on_frame(frame)
+            except NnfmqError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: NnfmqError) -> None:
+        if isinstance(error, DeadObject):
+            self._finish("the driver process is gone")
+            return
+        _log.warning("connection to the driver closed: %s", error)
+        self._finish(f"the connection to the driver was given up: {error}")
+
+    def _on_frame(self, frame: Frame) -> None:
+        message = control.decode(frame.data, sender=Role.DRIVER, fds=len(frame.fds))
+        self._conversation.note(message, Role.DRIVER)
+        if isinstance(message, control.HelloReply):
+            self._greeting.set_result(message)
+        elif isinstance(message, control.Refused):
+            self._greeting.set_exception(error_for(message.status, f"the driver refused: {message.message}"))
+        elif isinstance(message, control.GetMemories):
+            self._give_memories(message)
+        else:
+            assert isinstance(message, control.Call)
+            self._on_answer(message)
+
+    def _on_answer(self, answer: control.Call) -> None:
+        with self._lock:
+            future = self._waiting.pop(_Key(answer.call, type(answer)), None)
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_result(answer)
+        elif isinstance(answer, control.PreparedModelReady) and answer.status is ErrorStatus.NONE:
+            # Whoever wanted this model has stopped waiting.
+            self._send(control.ReleaseModel(self.new_call(), answer.model_id), (), self._soon())
+
+    def _give_memories(self, question: control.GetMemories) -> None:
+        burst = self._bursts.get(question.burst_id)
+        try:
+            if burst is None:
+                raise InvalidArgument(f"burst {question.burst_id} is closed")
+            memories = burst.memories_of(question.slots)
+        except NnfmqError as error:
+            self._send(control.Memories(question.call, error.status, str(error), ()), (), self._soon())
+            return
+        sizes = tuple(memory.size_bytes for memory in memories)
+        fds = [memory.fileno() for memory in memories]
+        self._send(control.Memories(question.call, ErrorStatus.NONE, "", sizes), fds, self._soon())
+
+    @staticmethod
+    def _soon() -> int:
+        return time.monotonic_ns() + _ANSWER_PATIENCE_NS
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def _finish(self, reason: str) -> None:
+        """The driver is gone, or given up: everything that waits for it learns so now."""
+        with self._lock:
+            if self._end is None:
+                self._end = reason
+            waiting, self._waiting = self._waiting, {}
+            peers, self._peers = self._peers, []
+        watcher.unwatch(self._watch)
+        for peer in peers:
+            watcher.bury(peer)
+        error = DeadObject(self._end)
+        if not self._greeting.done():
+            self._greeting.set_exception(error)
+        for future in waiting.values():
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """Say goodbye and hang up; open calls of other threads end with DeadObject. Harmless when repeated."""
+        if self._end is None and self.driver is not None:
+            try:
+                self._send(control.Goodbye(), (), NOW)
+            except NnfmqError:
+                pass  # the hang-up says the same
+        self._finish("this client is closed")
+        self._channel.close()
+        _open_connections.discard(self)
+
+    def abandon(self) -> None:
+        """In a forked child: close this copy of the socket and make every call raise. Takes no lock."""
+        self._end = f"this client belongs to process {os.getppid()}, which forked; connect anew in the child"
+        for peer in self._peers:
+            peer.flag.raise_flag()
+        self._channel.close()
+
+
+_open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for connection in list(_open_connections):
+        connection.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,169 @@
+"""A model that the driver holds ready, as the application sees it, and its ordinary execution.
+
+`execute` is the HAL's executeSynchronously over the control channel: any shapes, deadlines, any number of threads at
+once, some hundred microseconds. `burst` makes what is fast.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nnfmq.hal.errors import DeadObject, ErrorStatus, NnfmqError, OutputInsufficientSize, error_for
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.memory import Memory
+from nnfmq.runtime import arguments
+from nnfmq.runtime.arguments import Array
+from nnfmq.runtime.connection import Connection, deadline_after
+from nnfmq.serialize import control
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.burst import Burst
+
+_NO_LIMIT = -1
+_LOOP_TIMEOUT_NS = 2_000_000_000
+
+
+class Outcome(NamedTuple):
+    """What an execution over the control channel answered."""
+
+    shapes: tuple[OutputShape, ...]
+    timing: Timing
+
+
+def execute_once(
+    connection: Connection,
+    model_id: int,
+    inputs: Sequence[RequestArgument],
+    outputs: Sequence[RequestArgument],
+    pools: Sequence[Memory],
+    measure: MeasureTiming = MeasureTiming.NO,
+    deadline_ns: int | None = None,
+) -> Outcome:
+    """Execute a request over `pools`, which stay the caller's; blocks. Raises the error that the status stands for."""
+    message = control.Execute(
+        connection.new_call(),
+        model_id,
+        control.arguments_to_data(inputs),
+        control.arguments_to_data(outputs),
+        measure,
+        _NO_LIMIT if deadline_ns is None else deadline_ns,
+        _LOOP_TIMEOUT_NS,
+        tuple(pool.size_bytes for pool in pools),
+    )
+    answer = connection.ask(message, control.Executed, [pool.fileno() for pool in pools], deadline_ns)
+    shapes = control.shapes_from_data(answer.shapes)
+    if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        raise OutputInsufficientSize(answer.message, shapes)
+    if answer.status is not ErrorStatus.NONE:
+        raise error_for(answer.status, answer.message)
+    return Outcome(shapes, Timing(answer.time_on_device_ns, answer.time_in_driver_ns))
+
+
+class PreparedModel:
+    """A prepared model. Close it, or use `with`; closing the client closes it too. Thread-safe.
+
+    `inputs` and `outputs` describe the arrays that it takes and gives: name, shape, dtype, scale, zero point.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        model_id: int,
+        inputs: tuple[TensorInfo, ...],
+        outputs: tuple[TensorInfo, ...],
+    ) -> None:
+        self._connection = connection
+        self._model_id: int | None = model_id
+        self.inputs = inputs
+        self.outputs = outputs
+        self.last_timing = Timing()
+
+    @property
+    def model_id(self) -> int:
+        """The driver's number for this model. Raises DeadObject once closed."""
+        if self._model_id is None:
+            raise DeadObject("this prepared model is closed")
+        return self._model_id
+
+    def execute(
+        self,
+        *inputs: ArrayLike,
+        out: Sequence[Array] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Array, ...]:
+        """Run the model once over the control channel and return its outputs; blocks.
+
+        Takes one array per input, in order, of the input's shape and dtype. Returns new arrays that the caller owns,
+        or fills and returns those of `out`. With `measure`, `last_timing` then holds the times in ns. `timeout` is in
+        seconds and becomes the execution's deadline: None = no limit, 0 = has passed.
+
+        Raises InvalidArgument (shape, dtype, count), MissedDeadline, DeadObject, or what the driver answered.
+        """
+        arguments.check_count("input", self.inputs, len(inputs))
+        given = [arguments.checked_array(info, value) for info, value in zip(self.inputs, inputs, strict=True)]
+        deadline_ns = deadline_after(timeout)
+        shapes = [info.shape for info in self.outputs]
+        asked = MeasureTiming.YES if measure else MeasureTiming.NO
+        try:
+            results = self._execute(given, shapes, asked, deadline_ns)
+        except OutputInsufficientSize as error:
+            # Outputs of unknown shape: the driver has now said what they need.
+            known = [shape.dimensions for shape in error.output_shapes]
+            if known == shapes or any(0 in shape for shape in known):
+                raise
+            results = self._execute(given, known, asked, deadline_ns)
+        return results if out is None else arguments.copy_out(out, results)
+
+    def _execute(
+        self, given: Sequence[Array], shapes: Sequence[tuple[int, ...]], measure: MeasureTiming, deadline_ns: int | None
+    ) -> tuple[Array, ...]:
+        inputs, input_bytes = arguments.layout(self.inputs, [array.shape for array in given], 0)
+        outputs, output_bytes = arguments.layout(self.outputs, shapes, 1)
+        with ExitStack() as stack:
+            source = stack.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
+            sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
+            for info, argument, array in zip(self.inputs, inputs, given, strict=True):
+                np.copyto(arguments.view(source, argument, info, array.shape), array, casting="same_kind")
+            outcome = execute_once(
+                self._connection, self.model_id, inputs, outputs, (source, sink), measure, deadline_ns
+            )
+            self.last_timing = outcome.timing
+            final = [shape.dimensions for shape in outcome.shapes] or shapes
+            triples = zip(self.outputs, outputs, final, strict=True)
+            return tuple(arguments.view(sink, argument, info, shape).copy() for info, argument, shape in triples)
+
+    def burst(self, *, polling_window_us: float | None = None, timeout: float | None = 10.0) -> Burst:
+        """Configure a burst: two queues and a memory for each direction, kept for a series of quick executions.
+
+        `polling_window_us`: how long a call polls before it sleeps (0 = sleep at once); the default is
+        $NNFMQ_BURST_CONTROLLER_POLLING_WINDOW or 50. Blocks up to `timeout` seconds. The caller closes the burst.
+        """
+        from nnfmq.runtime.burst import Burst
+
+        return Burst.configure(self._connection, self, polling_window_us, deadline_after(timeout))
+
+    def close(self) -> None:
+        """Release the model in the driver; its bursts live on. Harmless when repeated, or when the driver is gone."""
+        model_id, self._model_id = self._model_id, None
+        if model_id is None or not self._connection.is_open:
+            return
+        try:
+            message = control.ReleaseModel(self._connection.new_call(), model_id)
+            self._connection.ask(message, control.Reply, (), time.monotonic_ns() + 1_000_000_000)
+        except NnfmqError:
+            pass  # the driver is gone, and the model with it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

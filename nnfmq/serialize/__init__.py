@@ -1,0 +1,1 @@
+"""Bytes to values and back: burst packets, models, control messages. Pure: nothing here opens, maps, waits or logs."""

@@ -1,0 +1,91 @@
+"""FmqRequestDatum and FmqResultDatum: the variants of the 24-byte records of a burst, and where each field lies.
+
+Both are HIDL safe unions: the discriminator is a u8 at 0, the payload begins at the alignment of its widest member,
+everything is little-endian and everything not named here is padding.
+
+    byte   0              4                              8                                              24
+    request| d | padding  | payload, 20 bytes                                                            |
+    result | d | padding                                 | payload, 16 bytes                             |
+
+The rule: this file is the only place that knows an offset; `packet` encodes and decodes by these tables alone.
+Padding is written as zero and never looked at. Left out: what a sequence of records means.
+Layout: HAL 1.2 types.hal, as laid out by hidl-gen.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+DATUM_BYTES = 24  # of a record of either kind
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a record: its byte offset, and its `struct` code (B u8, I u32, i i32, Q u64)."""
+
+    name: str
+    offset: int
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kind of record. `codes` is the record's `struct` format, discriminator first, without byte order."""
+
+    name: str
+    discriminator: int
+    fields: tuple[Field, ...]
+    codes: str
+    layout: struct.Struct
+
+    def offset_of(self, field: str) -> int:
+        """Return the byte offset of `field` in the record; raises KeyError for an unknown one."""
+        return {f.name: f.offset for f in self.fields}[field]
+
+
+def _codes(fields: tuple[Field, ...]) -> str:
+    """Return the format of a whole record, with pad bytes where no field lies."""
+    codes, end = "B", 1
+    for field in fields:
+        codes += f"{field.offset - end}x{field.code}"
+        end = field.offset + struct.calcsize(f"<{field.code}")
+    return codes + f"{DATUM_BYTES - end}x"
+
+
+def _variant(discriminator: int, name: str, *fields: tuple[str, int, str]) -> Variant:
+    table = tuple(Field(*field) for field in fields)
+    codes = _codes(table)
+    layout = struct.Struct(f"<{codes}")
+    assert layout.size == DATUM_BYTES, name
+    return Variant(name, discriminator, table, codes, layout)
+
+
+_REQUEST_OPERAND = (
+    ("hasNoValue", 4, "B"), ("poolIndex", 8, "I"), ("offset", 12, "I"), ("length", 16, "I"),
+    ("numberOfDimensions", 20, "I"),
+)  # fmt: skip
+
+REQUEST_PACKET = _variant(
+    0, "packetInformation",
+    ("packetSize", 4, "I"), ("numberOfInputOperands", 8, "I"), ("numberOfOutputOperands", 12, "I"),
+    ("numberOfPools", 16, "I"),
+)  # fmt: skip
+INPUT_OPERAND = _variant(1, "inputOperandInformation", *_REQUEST_OPERAND)
+INPUT_DIMENSION = _variant(2, "inputOperandDimensionValue", ("value", 4, "I"))
+OUTPUT_OPERAND = _variant(3, "outputOperandInformation", *_REQUEST_OPERAND)
+OUTPUT_DIMENSION = _variant(4, "outputOperandDimensionValue", ("value", 4, "I"))
+POOL_IDENTIFIER = _variant(5, "poolIdentifier", ("slot", 4, "i"))
+MEASURE_TIMING = _variant(6, "measureTiming", ("measure", 4, "i"))
+
+RESULT_PACKET = _variant(
+    0, "packetInformation", ("packetSize", 8, "I"), ("errorStatus", 12, "i"), ("numberOfOperands", 16, "I")
+)
+RESULT_OPERAND = _variant(1, "operandInformation", ("isSufficient", 8, "B"), ("numberOfDimensions", 12, "I"))
+RESULT_DIMENSION = _variant(2, "operandDimensionValue", ("value", 8, "I"))
+EXECUTION_TIMING = _variant(3, "executionTiming", ("timeOnDevice", 8, "Q"), ("timeInDriver", 16, "Q"))
+
+REQUEST_VARIANTS = (
+    REQUEST_PACKET, INPUT_OPERAND, INPUT_DIMENSION, OUTPUT_OPERAND, OUTPUT_DIMENSION, POOL_IDENTIFIER, MEASURE_TIMING,
+)  # fmt: skip
+RESULT_VARIANTS = (RESULT_PACKET, RESULT_OPERAND, RESULT_DIMENSION, EXECUTION_TIMING)

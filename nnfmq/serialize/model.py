@@ -1,0 +1,130 @@
+"""A Model as bytes: msgpack arrays with the HAL's numbers, its pools as positions in a list of file descriptors.
+
+The wire structs below are the field table of both directions: `encode_model` converts the HAL's dataclasses to them,
+`decode_model` converts back, and msgspec checks types, enum numbers and ranges on the way in both. Field order is the
+layout; unknown, missing or surplus fields are refused. Pools do not travel in the bytes: the wire has their sizes, the
+caller sends the descriptors in the same order. Whether the model makes sense (indexes within the subgraph, locations
+within the pools, scales) is for `validation` to say. Spec: the HAL's Model, Subgraph, Operation, Operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from nnfmq.hal.errors import InvalidArgument, ProtocolError
+from nnfmq.hal.types import LifeTime, Model, OperandType, OperationType, Pool, Subgraph
+from nnfmq.serialize.packet import Buffer
+
+U32: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+I32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+U63: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class _Wire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Every struct here is an array of its fields, in their order."""
+
+
+class _Location(_Wire, frozen=True):
+    pool_index: U32
+    offset: U32
+    length: U32
+    padding: U32
+
+
+class _ChannelQuant(_Wire, frozen=True):
+    scales: tuple[float, ...]
+    channel_dim: U32
+
+
+class _Operand(_Wire, frozen=True):
+    type: OperandType
+    dimensions: tuple[U32, ...]
+    scale: float
+    zero_point: I32
+    lifetime: LifeTime
+    location: _Location
+    channel_quant: _ChannelQuant | None
+
+
+class _Operation(_Wire, frozen=True):
+    type: OperationType
+    inputs: tuple[U32, ...]
+    outputs: tuple[U32, ...]
+
+
+class _Subgraph(_Wire, frozen=True):
+    operands: tuple[_Operand, ...]
+    operations: tuple[_Operation, ...]
+    input_indexes: tuple[U32, ...]
+    output_indexes: tuple[U32, ...]
+
+
+class _Model(_Wire, frozen=True):
+    main: _Subgraph
+    referenced: tuple[_Subgraph, ...]
+    operand_values: bytes
+    pool_sizes: tuple[U63, ...]
+    relax_computation_float32_to_float16: bool
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Model)
+
+
+def encode_model(model: Model) -> tuple[bytes, tuple[Pool, ...]]:
+    """Return the model's bytes and its pools, whose descriptors must be sent beside them in this order.
+
+    The pools stay the model's. Raises InvalidArgument for a number that its field cannot hold.
+    """
+    sizes = tuple(pool.size_bytes for pool in model.pools)
+    try:
+        wire = _Model(
+            main=_wire_subgraph(model.main),
+            referenced=tuple(_wire_subgraph(subgraph) for subgraph in model.referenced),
+            operand_values=model.operand_values,
+            pool_sizes=sizes,
+            relax_computation_float32_to_float16=model.relax_computation_float32_to_float16,
+        )
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the model cannot be written: {error}") from error
+    return _encoder.encode(wire), model.pools
+
+
+def _wire_subgraph(subgraph: Subgraph) -> _Subgraph:
+    return msgspec.convert(subgraph, _Subgraph, from_attributes=True)
+
+
+def _subgraph(wire: _Subgraph) -> Subgraph:
+    return msgspec.convert(wire, Subgraph, from_attributes=True)
+
+
+def decode_model(data: Buffer, pools: Sequence[Pool]) -> Model:
+    """Return the model in `data`, over `pools`: the memories received with it, in their order, which it then refers to.
+
+    The constants in `operand_values` are copied out of `data`. Raises ProtocolError for anything that is not exactly a
+    model's bytes, and for pools that are not as many or not as large as these say.
+    """
+    try:
+        wire = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"{len(data)} bytes are not a model: {error}") from error
+    _check_pools(wire.pool_sizes, pools)
+    return Model(
+        main=_subgraph(wire.main),
+        referenced=tuple(_subgraph(subgraph) for subgraph in wire.referenced),
+        operand_values=wire.operand_values,
+        pools=tuple(pools),
+        relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
+    )
+
+
+def _check_pools(sizes: tuple[int, ...], pools: Sequence[Pool]) -> None:
+    if len(pools) != len(sizes):
+        raise ProtocolError(f"the model lists {len(sizes)} pools, {len(pools)} were received")
+    for index, (size, pool) in enumerate(zip(sizes, pools, strict=True)):
+        if pool.size_bytes < size:
+            raise ProtocolError(f"pool {index} of the model has {size} bytes, the one received {pool.size_bytes}")

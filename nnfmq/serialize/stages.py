@@ -1,0 +1,139 @@
+"""Stage slots: what the driver tells about its last execution beside the rings, in 32 u64 words per queue.
+
+The words lie in the result queue's memory, behind what libfmq knows of (their place: `queue.layout`). The driver is
+their only writer. It fills them before it sends the result, so the release store that publishes the packet publishes
+them too, and the client may read them from then until it sends its next request. SEQUENCE counts the packets that the
+driver has taken on this burst; a reader that finds another number than it expects has another execution's times.
+Times are CLOCK_MONOTONIC nanoseconds unless the name says otherwise. The words come from the peer: they are to be
+shown and summed, never to be believed. Left out: aggregation, names of metrics (`observe`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import NO_TIME, NO_TIMING, Timing
+
+STAGE_SLOTS: Final = 32
+STAGE_BYTES: Final = 8 * STAGE_SLOTS
+
+SEQUENCE: Final = 0  # packets taken on this burst, this one included
+REQUEST_TAKEN: Final = 1  # the request had been read from the ring
+MEMORY_READY: Final = 2  # decoded, every slot mapped, the request validated
+ENGINE_BEGIN: Final = 3
+ENGINE_END: Final = 4
+RESULT_SENT: Final = 5  # just before the packet is published: nothing can be stamped after
+TIME_ON_DEVICE_NS: Final = 6  # durations, to the nanosecond; the packet has microseconds
+TIME_IN_DRIVER_NS: Final = 7
+EXECUTIONS: Final = 8  # totals of this burst: results sent with status NONE
+FAILURES: Final = 9  # and with any other status
+RESERVED: Final = 10  # this and all later slots: zero
+
+NO_DURATION: Final = 2**64 - 1  # in TIME_ON_DEVICE_NS and TIME_IN_DRIVER_NS: not measured
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """One reading of the slots; fields as the constants, timing in nanoseconds."""
+
+    sequence: int
+    request_taken: int
+    memory_ready: int
+    engine_begin: int
+    engine_end: int
+    result_sent: int
+    timing: Timing
+    executions: int
+    failures: int
+
+    @property
+    def driver_ns(self) -> int:
+        """Nanoseconds from taking the request to sending the result."""
+        return self.result_sent - self.request_taken
+
+    @property
+    def engine_ns(self) -> int:
+        """Nanoseconds in the engine."""
+        return self.engine_end - self.engine_begin
+
+
+class StageSlots:
+    """Writer and reader over the stage area of a queue. `words` is its memoryview of 32 u64, for other stamps.
+
+    The queue stays the owner of the memory and must outlive this.
+    """
+
+    __slots__ = ("words",)
+
+    def __init__(self, words: memoryview) -> None:
+        self.words = words
+
+    @classmethod
+    def over(cls, area: memoryview | None) -> StageSlots:
+        """Return the slots in `area`: 256 bytes, aligned to 8, writable for `record`.
+
+        None stands for a queue without such an area: then the slots are private and only this object sees them.
+        Raises InvalidArgument for an area that is too short.
+        """
+        if area is None:
+            area = memoryview(bytearray(STAGE_BYTES))
+        if area.nbytes < STAGE_BYTES:
+            raise InvalidArgument(f"a stage area has {STAGE_BYTES} bytes, this one {area.nbytes}")
+        return cls(area.cast("B").cast("Q"))
+
+    def record(
+        self,
+        sequence: int,
+        request_taken: int,
+        engine_begin: int,
+        engine_end: int,
+        timing: Timing = NO_TIMING,
+        *,
+        memory_ready: int = 0,
+        failed: bool = False,
+    ) -> None:
+        """Write what happened to packet `sequence`, and the present as RESULT_SENT: the last thing before the send.
+
+        A stage that was not reached is 0.
+        """
+        words = self.words
+        words[SEQUENCE] = sequence
+        words[REQUEST_TAKEN] = request_taken
+        words[MEMORY_READY] = memory_ready
+        words[ENGINE_BEGIN] = engine_begin
+        words[ENGINE_END] = engine_end
+        words[TIME_ON_DEVICE_NS] = _word(timing.time_on_device_ns)
+        words[TIME_IN_DRIVER_NS] = _word(timing.time_in_driver_ns)
+        total = FAILURES if failed else EXECUTIONS
+        words[total] = (words[total] + 1) & NO_DURATION
+        words[RESULT_SENT] = time.monotonic_ns()
+
+    def read(self) -> StageTimes:
+        """Return what the slots hold; call it after the result was received and before the next request."""
+        words = self.words.tolist()
+        return StageTimes(
+            sequence=words[SEQUENCE],
+            request_taken=words[REQUEST_TAKEN],
+            memory_ready=words[MEMORY_READY],
+            engine_begin=words[ENGINE_BEGIN],
+            engine_end=words[ENGINE_END],
+            result_sent=words[RESULT_SENT],
+            timing=Timing(_duration(words[TIME_ON_DEVICE_NS]), _duration(words[TIME_IN_DRIVER_NS])),
+            executions=words[EXECUTIONS],
+            failures=words[FAILURES],
+        )
+
+    def close(self) -> None:
+        """Give the view back; the slots must not be used again. Closing twice does no harm."""
+        self.words.release()
+
+
+def _word(duration_ns: int) -> int:
+    return NO_DURATION if duration_ns < 0 else duration_ns
+
+
+def _duration(word: int) -> int:
+    return NO_TIME if word == NO_DURATION else word

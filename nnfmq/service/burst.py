@@ -1,0 +1,275 @@
+"""The driver's end of a burst: a listener thread between two queues (HAL 1.2 IBurstContext, ExecutionBurstServer).
+
+    request queue → decode → fetch unknown slots from the client, once → execute → result queue, until the peer is gone
+
+`BurstServer.create` takes a prepared model, or any executor with a cache of its own. The listener survives whatever a
+client sends: a malformed packet is answered with GENERAL_FAILURE and the loop goes on; a result that does not fit is
+replaced by an error of two records. A packet carries no text and no late status, so
+the last failure is kept here for whoever asks. (REQUIREMENTS BUR-1..14, TIM-6)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from nnfmq import watcher
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.types import Request
+from nnfmq.memory import Memory
+from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
+from nnfmq.serialize.datum import DATUM_BYTES
+from nnfmq.serialize.packet import RequestPacket, decode_request, encode_result, result_packet_for_error
+from nnfmq.serialize.stages import StageSlots
+from nnfmq.service.memory_cache import MemoryCache
+from nnfmq.service.prepared_model import BoundExecution, ExecutionResult, PreparedModel, result_of_error
+
+_log = logging.getLogger("nnfmq.burst")
+
+
+class BurstCallback(Protocol):
+    """The client as the burst needs it (IBurstCallback)."""
+
+    def get_memories(self, slots: Sequence[int]) -> list[Memory]:
+        """Return one memory per slot, in order; the caller owns them. Blocks. Raises NnfmqError with the status."""
+        ...
+
+
+class BurstExecutorWithCache(Protocol):
+    """What executes a burst's requests and keeps what its slots stand for (IBurstExecutorWithCache)."""
+
+    def unknown_slots(self, slots: Sequence[int]) -> list[int]:
+        """Return those of `slots` for which there is no cache entry."""
+        ...
+
+    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+        """Take over `memory` as `slot`."""
+        ...
+
+    def remove_cache_entry(self, slot: int) -> None:
+        """Forget `slot`; an unknown one is no error."""
+        ...
+
+    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionResult:
+        """Execute a request whose slots are all known. `begin_ns`: when it was dequeued. Never raises NnfmqError."""
+        ...
+
+    def close(self) -> None:
+        """Give back every cached resource."""
+        ...
+
+
+class _CachingSlots:
+    """The slot half of both executors below."""
+
+    def __init__(self) -> None:
+        self._cache = MemoryCache()
+
+    def unknown_slots(self, slots: Sequence[int]) -> list[int]:
+        return self._cache.unknown(slots)
+
+    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+        self._cache.add(slot, memory)
+
+    def remove_cache_entry(self, slot: int) -> None:
+        self._cache.remove(slot)
+
+    def close(self) -> None:
+        self._cache.close()
+
+
+class PreparedModelExecutor(_CachingSlots):
+    """Executes each request afresh through `execute_synchronously`: simple, and the yardstick for the one below."""
+
+    def __init__(self, prepared_model: PreparedModel) -> None:
+        super().__init__()
+        self._prepared_model = prepared_model
+
+    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionResult:
+        """See `BurstExecutorWithCache.execute`."""
+        try:
+            _, memories = self._cache.memories(packet.slots)
+        except InvalidArgument as error:
+            return result_of_error(error)
+        request = Request(packet.inputs, packet.outputs, memories)
+        return self._prepared_model.execute_synchronously(request, packet.measure)
+
+
+class BindingExecutor(_CachingSlots):
+    """Binds a request to its memory once and runs it again while neither the packet nor any slot has changed."""
+
+    def __init__(self, prepared_model: PreparedModel) -> None:
+        super().__init__()
+        self._prepared_model = prepared_model
+        self._packet: RequestPacket | None = None
+        self._generation = -1
+        self._bound: BoundExecution | None = None
+
+    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionResult:
+        """See `BurstExecutorWithCache.execute`."""
+        bound = self._bound
+        if packet is not self._packet or self._generation != self._cache.generation or bound is None:
+            try:
+                bound = self._bind(packet)
+            except NnfmqError as error:
+                return result_of_error(error)
+        return bound.run(packet.measure, begin_ns)
+
+    def _bind(self, packet: RequestPacket) -> BoundExecution:
+        self._forget()
+        generation, memories = self._cache.memories(packet.slots)
+        bound = self._prepared_model.bind(Request(packet.inputs, packet.outputs, memories))
+        self._packet, self._generation, self._bound = packet, generation, bound
+        return bound
+
+    def remove_cache_entry(self, slot: int) -> None:
+        """Forget `slot`, and what was bound to its mapping: the number may come back with smaller memory behind it."""
+        super().remove_cache_entry(slot)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._packet, self._generation, self._bound = None, -1, None
+
+    def close(self) -> None:
+        """See `BurstExecutorWithCache.close`."""
+        self._forget()
+        super().close()
+
+
+@dataclass(frozen=True, slots=True)
+class LastFailure:
+    """The text and the exact status of the last failed execution: what the packet could not carry."""
+
+    status: ErrorStatus = ErrorStatus.NONE
+    message: str = ""
+    sequence: int = 0
+
+
+class BurstServer:
+    """A running burst (IBurstContext): owns its listener thread, both queues and the executor. Close it."""
+
+    def __init__(
+        self,
+        callback: BurstCallback,
+        requests: MessageQueue,
+        results: MessageQueue,
+        executor: BurstExecutorWithCache,
+        window_ns: int,
+    ) -> None:
+        self._callback = callback
+        self._requests = requests
+        self._results = results
+        self._executor = executor
+        self._window_ns = window_ns
+        self._stages = StageSlots.over(results.stage_view)
+        self._sequence = 0
+        self.last_failure = LastFailure()
+        self._dead = DeadFlag()
+        self.peer = watcher.Peer(self._dead)
+        self._thread = threading.Thread(target=self._listen, name="nnfmq-burst", daemon=True)
+
+    @classmethod
+    def create(
+        cls,
+        callback: BurstCallback,
+        requests: MessageQueue,
+        results: MessageQueue,
+        executor: BurstExecutorWithCache | PreparedModel,
+        *,
+        polling_window_us: float | None = None,
+    ) -> BurstServer:
+        """Serve `requests` into `results` on a thread of its own, until `close` or until the peer is buried.
+
+        `executor` is a prepared model (each request goes through `execute_synchronously`) or an executor with a cache.
+        The server owns all four. The window defaults to $NNFMQ_BURST_SERVER_POLLING_WINDOW. Raises GeneralFailure for
+        queues that are no burst's.
+        """
+        for queue in (requests, results):
+            if queue.quantum != DATUM_BYTES:
+                raise GeneralFailure(f"a burst's records have {DATUM_BYTES} bytes, not {queue.quantum}")
+            if queue.event_flag is None:
+                raise GeneralFailure("a burst's queues need an event word: without one nobody can wait (BUR-6)")
+        if isinstance(executor, PreparedModel):
+            executor = PreparedModelExecutor(executor)
+        server = cls(callback, requests, results, executor, PollingWindow.server(polling_window_us).ns)
+        requests.dead = results.dead = server._dead
+        server.peer.add(requests, results)
+        server._thread.start()
+        return server
+
+    def free_memory(self, slot: int) -> None:
+        """Forget a slot (IBurstContext.freeMemory); an unknown one is no error."""
+        self._executor.remove_cache_entry(slot)
+
+    def close(self) -> None:
+        """End the listener and give everything back. Blocks until a running execution is done."""
+        watcher.bury(self.peer)
+        self._thread.join()
+        self.peer.discard(self._requests, self._results)
+        self._executor.close()
+        self._stages.close()
+        self._requests.close()
+        self._results.close()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                packet = self._requests.receive(None, self._window_ns)
+                if packet is not None:
+                    self._serve(packet, time.monotonic_ns())
+        except DeadObject:
+            _log.debug("burst ended: its peer is gone or has closed it")
+
+    def _serve(self, packet: bytes, taken_ns: int) -> None:
+        self._sequence += 1
+        try:
+            request = decode_request(packet)
+            self._fetch(self._executor.unknown_slots(request.slots))
+            result = self._executor.execute(request, taken_ns)
+        except DeadObject:
+            raise
+        except NnfmqError as error:
+            result = result_of_error(error)
+        self._answer(result, taken_ns)
+
+    def _fetch(self, slots: Sequence[int]) -> None:
+        """Ask the client once for all unknown slots; a wrong number of answers caches nothing (N-BUX-5)."""
+        if not slots:
+            return
+        memories = self._callback.get_memories(slots)
+        with ExitStack() as unused:
+            for memory in memories:
+                unused.callback(memory.close)
+            if len(memories) != len(slots):
+                raise GeneralFailure(f"asked for {len(slots)} memories, the client gave {len(memories)}")
+            unused.pop_all()
+        for slot, memory in zip(slots, memories, strict=True):
+            self._executor.add_cache_entry(memory, slot)
+
+    def _answer(self, result: ExecutionResult, taken_ns: int) -> None:
+        if result.status is not ErrorStatus.NONE:
+            self.last_failure = LastFailure(result.status, result.message, self._sequence)
+        packet = encode_result(result.status, result.output_shapes, result.timing)
+        if len(packet) > self._results.available_to_write() * DATUM_BYTES:
+            packet = self._too_long(len(packet))
+        self._stages.record(
+            self._sequence,
+            taken_ns,
+            result.engine_begin_ns,
+            result.engine_end_ns,
+            result.timing,
+            memory_ready=result.engine_begin_ns,
+            failed=result.status is not ErrorStatus.NONE,
+        )
+        self._results.send(packet)
+
+    def _too_long(self, size_bytes: int) -> bytes:
+        records = size_bytes // DATUM_BYTES
+        text = f"the result of {records} records does not fit into the result queue of {self._results.count}"
+        self.last_failure = LastFailure(ErrorStatus.GENERAL_FAILURE, text, self._sequence)
+        return result_packet_for_error(ErrorStatus.GENERAL_FAILURE)

@@ -1,0 +1,77 @@
+"""The devices that this driver offers, and what each can do (IDevice).
+
+A device validates what it is given, although the client library has done so: applications are not trusted. Today
+there is one, `reference`: the numpy interpreter. It computes on the CPU and says so. (REQUIREMENTS DEV, SUP, PREP)
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib.metadata import PackageNotFoundError, version
+
+from nnfmq.engines import interpreter
+from nnfmq.hal.errors import InvalidArgument, MissedDeadlinePersistent
+from nnfmq.hal.types import DeviceStatus, DeviceType, ExecutionPreference, Model, Priority
+from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.validation import validate_model
+
+FEATURE_LEVEL = 8  # AIDL v4
+
+
+def _release() -> str:
+    try:
+        return version("nnfmq")
+    except PackageNotFoundError:
+        return "source"  # run from a tree that nobody installed
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device: its name, what it is, and how it prepares models."""
+
+    name: str
+    type: DeviceType = DeviceType.CPU
+    feature_level: int = FEATURE_LEVEL
+    status: DeviceStatus = DeviceStatus.AVAILABLE
+
+    @property
+    def version_string(self) -> str:
+        """A string that differs between releases of this driver (DEV-4)."""
+        return f"nnfmq-{_release()}"
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """Return one boolean per operation of the main subgraph. Raises InvalidArgument for an invalid model."""
+        validate_model(model)
+        return interpreter.supported(model)
+
+    def check_preparation(self, model: Model, preference: int, priority: int, deadline_ns: int | None) -> None:
+        """Judge the arguments of prepareModel. Raises InvalidArgument, MissedDeadlinePersistent."""
+        _check_code(ExecutionPreference, preference)
+        _check_code(Priority, priority)
+        validate_model(model)
+        if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+            raise MissedDeadlinePersistent("the deadline had passed before the preparation began")
+
+    def prepare_model(self, model: Model) -> PreparedModel:
+        """Compile a model that was checked. Blocks. Raises GeneralFailure for what is not supported."""
+        return PreparedModel(model, interpreter.prepare(model))
+
+
+def _check_code(kind: type[IntEnum], code: int) -> None:
+    allowed = [member.value for member in kind]
+    if code not in allowed:
+        raise InvalidArgument(f"{kind.__name__} {code} is unknown; allowed are {allowed[0]} to {allowed[-1]}")
+
+
+DEVICES: dict[str, Device] = {device.name: device for device in (Device("reference"),)}
+
+
+def find_device(name: str) -> Device:
+    """Return the device called `name`. Raises InvalidArgument that lists the known ones."""
+    try:
+        return DEVICES[name]
+    except KeyError:
+        known = ", ".join(sorted(DEVICES))
+        raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}") from None

@@ -1,0 +1,25 @@
+"""What the forkserver imports before it forks the first worker; imported for its effects, there and nowhere else.
+
+It loads all that a session needs, so that a worker is ready in milliseconds, and asserts before each fork that the
+forkserver has one thread: a fork copies locks held by others, and nobody to release them. BLAS would start threads
+when numpy is imported; the supervisor sets OPENBLAS_NUM_THREADS=1 in the environment that this process inherits.
+"""
+
+from __future__ import annotations
+
+import os
+
+import nnfmq.cli
+import nnfmq.service.session
+import nnfmq.service.worker  # noqa: F401
+
+
+def _assert_one_thread() -> None:
+    threads = os.listdir("/proc/self/task")
+    if len(threads) != 1:
+        # An exception would be printed and the fork go on: end here, the supervisor starts a new forkserver.
+        os.write(2, f"nnfmq: the forkserver must have one thread when it forks, it has {len(threads)}\n".encode())
+        os._exit(70)
+
+
+os.register_at_fork(before=_assert_one_thread)

@@ -1,0 +1,131 @@
+"""A prepared model: a program, the model it was made from, and the ways to execute it.
+
+An execution has two halves. `bind` checks a request against the model and makes arrays over its memory, once; `run`
+executes what was bound, any number of times. The ordinary path does both for each call; a burst binds a packet once.
+Arrays keep the mappings that they look at alive, so memory may be freed while an execution uses it (BUR-21, LIFE-2).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nnfmq.engines.interpreter import Program
+from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.tensor_info import dtype_name
+from nnfmq.hal.types import (
+    NO_TIMING,
+    DataLocation,
+    MeasureTiming,
+    Model,
+    Operand,
+    OutputShape,
+    Pool,
+    Request,
+    RequestArgument,
+    Timing,
+)
+from nnfmq.validation import validate_request
+
+Array = NDArray[np.generic]
+
+# What numpy raises for data that no check foresaw. One execution fails for it, not the driver (LIFE-8).
+_KERNEL_ERRORS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
+_log = logging.getLogger("nnfmq.execution")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """What an execution answers: shapes with NONE or OUTPUT_INSUFFICIENT_SIZE only, timing with NONE and if asked."""
+
+    status: ErrorStatus
+    output_shapes: tuple[OutputShape, ...] = ()
+    timing: Timing = NO_TIMING
+    message: str = ""
+    engine_begin_ns: int = 0
+    engine_end_ns: int = 0
+
+
+def result_of_error(error: NnfmqError) -> ExecutionResult:
+    """Return the answer that stands for an error: its status and text, shapes only for an insufficient output."""
+    shapes = error.output_shapes if isinstance(error, OutputInsufficientSize) else ()
+    return ExecutionResult(error.status, tuple(shapes), message=str(error))
+
+
+def _bytes_at(pools: Sequence[Pool], location: DataLocation) -> memoryview:
+    return pools[location.pool_index].view[location.offset : location.offset + location.length]
+
+
+def _input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Pool]) -> Array | None:
+    if argument.has_no_value:
+        return None
+    dimensions = argument.dimensions or operand.dimensions
+    return np.frombuffer(_bytes_at(pools, argument.location), dtype_name(operand.type)).reshape(dimensions)
+
+
+def _output_bytes(index: int, argument: RequestArgument, pools: Sequence[Pool]) -> memoryview | None:
+    if argument.has_no_value:
+        return None
+    data = _bytes_at(pools, argument.location)
+    if data.readonly:
+        raise InvalidArgument(f"output {index} lies in pool {argument.location.pool_index}, which is sealed read-only")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class BoundExecution:
+    """A request that was checked and bound to memory. `run` may be called again and again, one call at a time."""
+
+    program: Program
+    inputs: tuple[Array | None, ...]
+    outputs: tuple[memoryview | None, ...]
+
+    def run(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None = None) -> ExecutionResult:
+        """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError."""
+        engine_begin = time.monotonic_ns()
+        try:
+            shapes = tuple(self.program.execute(self.inputs, self.outputs, deadline_ns=deadline_ns))
+        except NnfmqError as error:
+            return result_of_error(error)
+        except _KERNEL_ERRORS as error:
+            _log.exception("a kernel failed")
+            return result_of_error(GeneralFailure(f"a kernel failed: {error!r}"))
+        engine_end = time.monotonic_ns()
+        timing = NO_TIMING
+        if measure is MeasureTiming.YES:
+            timing = Timing(engine_end - engine_begin, time.monotonic_ns() - begin_ns)
+        return ExecutionResult(ErrorStatus.NONE, shapes, timing, "", engine_begin, engine_end)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that is ready to run. Any number of threads may execute it at once."""
+
+    model: Model
+    program: Program
+
+    def bind(self, request: Request) -> BoundExecution:
+        """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument."""
+        validate_request(self.model, request)
+        main = self.model.main
+        operands = [main.operands[index] for index in main.input_indexes]
+        pairs = zip(operands, request.inputs, strict=True)
+        inputs = tuple(_input_array(operand, argument, request.pools) for operand, argument in pairs)
+        outputs = tuple(_output_bytes(i, argument, request.pools) for i, argument in enumerate(request.outputs))
+        return BoundExecution(self.program, inputs, outputs)
+
+    def execute_synchronously(
+        self, request: Request, measure: MeasureTiming = MeasureTiming.NO, deadline_ns: int | None = None
+    ) -> ExecutionResult:
+        """Execute `request` and return when it is done (executeSynchronously). Never raises NnfmqError."""
+        begin_ns = time.monotonic_ns()
+        try:
+            bound = self.bind(request)
+        except NnfmqError as error:
+            return result_of_error(error)
+        return bound.run(measure, begin_ns, deadline_ns)

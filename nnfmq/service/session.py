@@ -1,0 +1,410 @@
+"""One client's session in the driver: its control channel, models, bursts and calls. The same in every isolation.
+
+The watcher's thread reads one frame at a time and answers what is quick; preparing, executing and closing run on a
+small pool. Whatever the client sends, the answer is a status; bytes that break the protocol end this connection and
+nothing else. On hang-up, the client's death or `end` every wait ends, and the process with it: the kernel frees what
+is left, so cleaning up is not a procedure that can be forgotten. (ARCHITECTURE: Death and waiting; REQUIREMENTS LIFE)
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+from nnfmq import watcher
+from nnfmq.channel import NOW, Channel, Frame, close_all
+from nnfmq.hal.errors import (
+    DeadObject,
+    ErrorStatus,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    ProtocolError,
+    error_for,
+    status_of,
+)
+from nnfmq.hal.types import Model, Request
+from nnfmq.memory import Memory
+from nnfmq.queue import MessageQueue, core
+from nnfmq.serialize import control
+from nnfmq.serialize.control import Role
+from nnfmq.serialize.conversation import Conversation
+from nnfmq.serialize.datum import DATUM_BYTES
+from nnfmq.serialize.model import decode_model
+from nnfmq.service.burst import BindingExecutor, BurstServer
+from nnfmq.service.device import DEVICES, find_device
+from nnfmq.service.prepared_model import ExecutionResult, PreparedModel
+from nnfmq.service.wire import PrivatePool, deadline_of, descriptor_of, private_pools
+
+INTERFACE = "AIDL v4"
+POOL_THREADS = 4  # several executions and a preparation at once; a session is one client's
+_NO_ID = 0
+_log = logging.getLogger("nnfmq.session")
+
+
+def adopt_all(fds: Sequence[int], sizes: Sequence[int | None]) -> list[Memory]:
+    """Take over and map received memories. Raises InvalidArgument, and then has closed every one of them."""
+    with ExitStack() as undo:
+        rest = list(fds)
+        undo.callback(lambda: close_all(rest))
+        memories = []
+        for size in sizes:
+            memory = Memory.adopt(rest.pop(0), size)
+            undo.callback(memory.close)
+            memories.append(memory)
+        undo.pop_all()
+        return memories
+
+
+class _Callback:
+    """A burst's way to ask the client for memories (IBurstCallback)."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.burst_id = _NO_ID
+        self._waiting: Future[list[Memory]] | None = None
+
+    def get_memories(self, slots: Sequence[int]) -> list[Memory]:
+        waiting = self._waiting = self._session.ask_for_memories(self.burst_id, slots)
+        try:
+            return waiting.result()
+        finally:
+            self._waiting = None
+
+    def cancel(self) -> None:
+        """The burst is being closed: nobody needs the answer."""
+        waiting = self._waiting
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(DeadObject("the burst was closed"))
+
+
+class _Burst:
+    """A burst of this session: its server, and its way to ask the client."""
+
+    def __init__(self, server: BurstServer, callback: _Callback) -> None:
+        self.server = server
+        self.callback = callback
+
+    def close(self) -> None:
+        self.callback.cancel()
+        self.server.close()
+
+
+class Session:
+    """Everything of one client. `run` serves it; any thread may `end` it."""
+
+    def __init__(self, channel: Channel, driver_name: str) -> None:
+        self._channel = channel
+        self._driver_name = driver_name
+        self._conversation = Conversation()
+        self._pool = ThreadPoolExecutor(POOL_THREADS, "nnfmq-session")
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._models: dict[int, PreparedModel] = {}
+        self._bursts: dict[int, _Burst] = {}
+        self._questions: dict[int, Future[list[Memory]]] = {}
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Serve until the client is gone or `end` is called; blocks, on the main thread of the process."""
+        with ExitStack() as stack:
+            stack.callback(self._channel.close)
+            watches = [watcher.watch(self._channel.fileno(), self._on_ready)]
+            pidfd = self._channel.open_peer_pidfd()
+            if pidfd is not None:
+                stack.callback(os.close, pidfd)
+                watches.append(watcher.watch(pidfd, self.end))
+            for watch in watches:
+                stack.callback(watcher.unwatch, watch)
+            stack.callback(self._bury_bursts)
+            self._ended.wait()
+
+    def end(self) -> None:
+        """End the session: `run` returns. Harmless when repeated."""
+        self._ended.set()
+
+    def _bury_bursts(self) -> None:
+        with self._lock:
+            bursts, questions = list(self._bursts.values()), list(self._questions.values())
+        for question in questions:
+            if not question.done():
+                question.set_exception(DeadObject("the client is gone"))
+        for burst in bursts:
+            watcher.bury(burst.server.peer)
+
+    # ------------------------------------------------------------------------------------------------ receiving
+
+    def _on_ready(self) -> None:
+        try:
+            with self._channel.receive(NOW) as frame:
+                self._on_frame(frame)
+        except MissedDeadlineTransient:
+            pass  # nothing there: what woke the watcher was taken already
+        except DeadObject:
+            self.end()
+        except ProtocolError as error:
+            _log.warning("connection closed: %s", error)
+            self.end()
+
+    def _on_frame(self, frame: Frame) -> None:
+        message = control.decode(frame.data, sender=Role.CLIENT, fds=len(frame.fds))
+        self._conversation.note(message, Role.CLIENT)
+        handler = _HANDLERS[type(message)]
+        if handler in _QUICK:
+            handler(self, message, frame.take_fds())
+        else:
+            self._pool.submit(self._guarded, handler, message, frame.take_fds())
+
+    def _guarded(self, handler: Callable[[Session, Any, list[int]], None], message: Any, fds: list[int]) -> None:
+        """Run a handler on the pool. A bug in it ends this worker, visibly, rather than leaving a call unanswered."""
+        try:
+            handler(self, message, fds)
+        except DeadObject:
+            self.end()
+        except BaseException as error:  # noqa: BLE001  a future would swallow it
+            _die_of_a_bug(error)
+
+    def _send(self, message: control.Message, fds: Sequence[int] = ()) -> None:
+        data = control.encode(message)
+        with self._send_lock:  # the conversation must note messages in the order in which they are sent
+            self._conversation.note(message, Role.DRIVER)
+            self._channel.send(data, fds)
+
+    # ------------------------------------------------------------------------------------------------ quick calls
+
+    def _hello(self, message: control.Hello, _fds: list[int]) -> None:
+        if message.protocol != control.PROTOCOL:
+            text = (
+                f"this driver speaks protocol {control.PROTOCOL}, the client {message.protocol}: "
+                "install the same nnfmq release on both sides"
+            )
+            self._send(control.Refused(ErrorStatus.GENERAL_FAILURE, text))
+            self.end()
+            return
+        self._send(control.HelloReply(control.PROTOCOL, INTERFACE, self._driver_name, os.getpid(), core.core_name))
+
+    def _list_devices(self, message: control.ListDevices, _fds: list[int]) -> None:
+        infos = tuple(
+            control.DeviceInfo(d.name, d.type, d.version_string, d.feature_level, d.status) for d in DEVICES.values()
+        )
+        self._send(control.DeviceList(message.call, infos))
+
+    def _release_model(self, message: control.ReleaseModel, _fds: list[int]) -> None:
+        with self._lock:
+            known = self._models.pop(message.model_id, None)
+        self._send(_reply(message.call, None if known else _unknown("model", message.model_id)))
+
+    def _free_memory(self, message: control.FreeMemory, _fds: list[int]) -> None:
+        burst = self._bursts.get(message.burst_id)
+        if burst is not None:
+            burst.server.free_memory(message.slot)
+
+    def _burst_error(self, message: control.GetBurstError, _fds: list[int]) -> None:
+        burst = self._bursts.get(message.burst_id)
+        if burst is None:
+            error = _unknown("burst", message.burst_id)
+            self._send(control.BurstError(message.call, error.status, str(error), 0))
+            return
+        last = burst.server.last_failure
+        self._send(control.BurstError(message.call, last.status, last.message, last.sequence))
+
+    def _memories(self, message: control.Memories, fds: list[int]) -> None:
+        with self._lock:
+            question = self._questions.pop(message.call, None)
+        if question is None or question.done():
+            close_all(fds)  # the burst that asked is closed
+        elif message.status is not ErrorStatus.NONE:
+            question.set_exception(error_for(message.status, message.message))
+        else:
+            self._answer_question(question, message.sizes, fds)
+
+    @staticmethod
+    def _answer_question(question: Future[list[Memory]], sizes: Sequence[int], fds: list[int]) -> None:
+        try:
+            question.set_result(adopt_all(fds, sizes))
+        except InvalidArgument as error:
+            question.set_exception(error)
+
+    def _goodbye(self, _message: control.Goodbye, _fds: list[int]) -> None:
+        self.end()
+
+    def ask_for_memories(self, burst_id: int, slots: Sequence[int]) -> Future[list[Memory]]:
+        """Ask the client what `slots` stand for; the answer comes through the future. Raises DeadObject."""
+        call = self._conversation.new_call(Role.DRIVER)
+        question: Future[list[Memory]] = Future()
+        with self._lock:
+            self._questions[call] = question
+        self._send(control.GetMemories(call, burst_id, tuple(slots)))
+        if self._ended.is_set():
+            raise DeadObject("the client is gone")
+        return question
+
+    # ------------------------------------------------------------------------------------------------ calls on the pool
+
+    def _supported(self, message: control.GetSupportedOperations, fds: list[int]) -> None:
+        try:
+            supported = find_device(message.device).supported_operations(_model(message.model, fds))
+        except NnfmqError as error:
+            self._send(control.SupportedOperations(message.call, (), error.status, str(error)))
+            return
+        self._send(control.SupportedOperations(message.call, tuple(supported)))
+
+    def _prepare(self, message: control.PrepareModel, fds: list[int]) -> None:
+        """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
+        try:
+            device = find_device(message.device)
+            model = _model(message.model, fds)
+            deadline_ns = deadline_of(message.deadline_ns)
+            device.check_preparation(model, message.preference, message.priority, deadline_ns)
+        except NnfmqError as error:
+            self._send(control.PreparedModelReady(message.call, error.status, str(error), _NO_ID))
+            self._send(_reply(message.call, error))
+            return
+        self._send(_reply(message.call, None))
+        try:
+            prepared = device.prepare_model(model)
+        except NnfmqError as error:
+            self._send(control.PreparedModelReady(message.call, error.status, str(error), _NO_ID))
+            return
+        model_id = next(self._ids)
+        with self._lock:
+            self._models[model_id] = prepared
+        self._send(control.PreparedModelReady(message.call, ErrorStatus.NONE, "", model_id))
+
+    def _find_model(self, model_id: int) -> PreparedModel:
+        try:
+            return self._models[model_id]
+        except KeyError:
+            raise _unknown("model", model_id) from None
+
+    def _configure_burst(self, message: control.ConfigureBurst, fds: list[int]) -> None:
+        try:
+            burst_id = self._create_burst(message, fds)
+        except NnfmqError as error:
+            self._send(control.BurstConfigured(message.call, error.status, str(error), _NO_ID))
+            return
+        self._send(control.BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
+
+    def _create_burst(self, message: control.ConfigureBurst, fds: list[int]) -> int:
+        memories = adopt_all(fds, [None, None])
+        with ExitStack() as undo:
+            for memory in memories:
+                undo.callback(memory.close)
+            prepared = self._find_model(message.model_id)
+            requests = MessageQueue.attach(descriptor_of(message.request), memories[0], quantum=DATUM_BYTES)
+            results = MessageQueue.attach(descriptor_of(message.result), memories[1], quantum=DATUM_BYTES)
+            callback = _Callback(self)
+            callback.burst_id = burst_id = next(self._ids)
+            server = BurstServer.create(callback, requests, results, BindingExecutor(prepared))
+            undo.pop_all()
+        with self._lock:
+            self._bursts[burst_id] = _Burst(server, callback)
+        return burst_id
+
+    def _close_burst(self, message: control.CloseBurst, _fds: list[int]) -> None:
+        with self._lock:
+            burst = self._bursts.pop(message.burst_id, None)
+        if burst is not None:
+            burst.close()
+        self._send(_reply(message.call, None if burst else _unknown("burst", message.burst_id)))
+
+    def _execute(self, message: control.Execute, fds: list[int]) -> None:
+        try:
+            result = self._executed(message, fds)
+        except NnfmqError as error:
+            self._send(control.Executed(message.call, error.status, str(error)))
+            return
+        timing = result.timing
+        self._send(
+            control.Executed(
+                message.call,
+                result.status,
+                result.message,
+                control.shapes_to_data(result.output_shapes),
+                timing.time_on_device_ns,
+                timing.time_in_driver_ns,
+            )
+        )
+
+    def _executed(self, message: control.Execute, fds: list[int]) -> ExecutionResult:
+        with ExitStack() as stack:
+            pools = adopt_all(fds, message.pool_sizes)
+            for pool in pools:
+                stack.callback(pool.close)
+            prepared = self._find_model(message.model_id)
+            inputs, outputs = map(control.arguments_from_data, (message.inputs, message.outputs))
+            request = Request(inputs, outputs, tuple(pools))
+            return prepared.execute_synchronously(request, message.measure, deadline_of(message.deadline_ns))
+
+
+def _reply(call: int, error: NnfmqError | None) -> control.Reply:
+    if error is None:
+        return control.Reply(call, ErrorStatus.NONE, "")
+    return control.Reply(call, status_of(error), str(error))
+
+
+def _unknown(what: str, number: int) -> InvalidArgument:
+    return InvalidArgument(f"there is no {what} {number} on this connection; it was released, or never made")
+
+
+def _model(data: bytes, fds: list[int]) -> Model:
+    """Return the received model over private copies of its pools: the client may write to its own meanwhile."""
+    pools: tuple[PrivatePool, ...] = private_pools(adopt_all(fds, [None] * len(fds)))
+    try:
+        return decode_model(data, pools)
+    except ProtocolError as error:
+        raise InvalidArgument(str(error)) from error
+
+
+_HANDLERS: dict[type[control.Message], Callable[[Session, Any, list[int]], None]] = {
+    control.Hello: Session._hello,
+    control.ListDevices: Session._list_devices,
+    control.GetSupportedOperations: Session._supported,
+    control.PrepareModel: Session._prepare,
+    control.ReleaseModel: Session._release_model,
+    control.ConfigureBurst: Session._configure_burst,
+    control.CloseBurst: Session._close_burst,
+    control.FreeMemory: Session._free_memory,
+    control.GetBurstError: Session._burst_error,
+    control.Memories: Session._memories,
+    control.Execute: Session._execute,
+    control.Goodbye: Session._goodbye,
+}
+_QUICK = frozenset(
+    _HANDLERS[kind]
+    for kind in (
+        control.Hello,
+        control.ListDevices,
+        control.ReleaseModel,
+        control.FreeMemory,
+        control.GetBurstError,
+        control.Memories,
+        control.Goodbye,
+    )
+)
+
+
+def run_session(channel: Channel, driver_name: str) -> NoReturn:
+    """Be the driver of the client at the other end until it is gone, or until SIGTERM; ends the process."""
+    sys.setswitchinterval(50e-6)  # a listener takes the GIL back from a preparing thread in 50 µs, not 5 ms
+    threading.excepthook = lambda arguments: _die_of_a_bug(arguments.exc_value)
+    session = Session(channel, driver_name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the application, or the supervisor
+    signal.signal(signal.SIGTERM, lambda _number, _frame: session.end())
+    session.run()
+    os._exit(0)  # at once: no work that is still running is wanted by anybody
+
+
+def _die_of_a_bug(error: BaseException | None) -> None:
+    """A thread of the driver has a bug: end this worker, so that its client learns of it instead of waiting."""
+    _log.critical("a bug in the driver ends this worker", exc_info=error)
+    os._exit(70)

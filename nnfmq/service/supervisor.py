@@ -1,0 +1,211 @@
+"""The supervisor: listens, checks who connects, gives each client a worker of its own. It never touches a tensor.
+
+Workers come from `multiprocess`' forkserver, where everything they need is imported already. An accepted socket is
+handed over unread and our copy is closed at once: a hang-up is seen only when no third process holds the connection.
+Workers depend on their client alone, so they outlive a supervisor that is killed, and a new one can start beside them.
+On SIGTERM or SIGINT it stops listening, ends its workers, and returns.
+
+The forkserver keeps a listener file; it lives in a 0700 directory beside the socket, which the next `serve` clears
+under its lock when this one was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from nnfmq.channel import NOW, Channel, Listener
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
+from nnfmq.paths import default_socket, make_runtime_directory
+from nnfmq.serialize import control
+from nnfmq.service import worker
+
+CLIENTS_MAX = 64
+END_SECONDS = 2.0
+_PATH_BYTES_MAX = 70  # sun_path holds 107; the forkserver's listener file needs the rest
+_SPAWN_ERRORS = (OSError, EOFError)
+# Worth a log line and a next try, after a pause: this process is short of something, the socket is fine.
+_ACCEPT_ERRORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_ACCEPT_PAUSE_MS = 100
+_log = logging.getLogger("nnfmq.supervisor")
+
+
+class _Passed:
+    """An fd on its way into a new worker: `multiprocess` duplicates it when it pickles the worker's arguments."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
+        from multiprocess.reduction import DupFd
+
+        return worker.take_fd, (DupFd(self._fd),)
+
+
+class Supervisor:
+    """A listening driver. `run` serves until `stop` is called, from a signal handler or another thread."""
+
+    def __init__(self, listener: Listener, context: Any) -> None:
+        self._listener = listener
+        self._context = context
+        self._workers: dict[int, Any] = {}  # sentinel → multiprocess.Process
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(listener.fileno(), select.POLLIN)
+        self._is_listening = True
+
+    def stop(self) -> None:
+        """Make `run` return. Safe in a signal handler."""
+        os.eventfd_write(self._bell, 1)
+
+    def run(self) -> None:
+        """Accept clients until `stop`; then end every worker. Blocks."""
+        while True:
+            for fd, _ in self._poll.poll(None if self._is_listening else _ACCEPT_PAUSE_MS):
+                if fd == self._bell:
+                    self._end_workers()
+                    return
+                if fd == self._listener.fileno():
+                    self._accept()
+                else:
+                    self._reap(fd)
+            self._listen(True)
+
+    def close(self) -> None:
+        """Give back what `run` needs; the listener is its owner's."""
+        os.close(self._bell)
+
+    def _listen(self, on: bool) -> None:
+        if on != self._is_listening:
+            self._poll.modify(self._listener.fileno(), select.POLLIN if on else 0)
+            self._is_listening = on
+
+    def _accept(self) -> None:
+        try:
+            channel = self._listener.accept()
+        except OSError as error:
+            if error.errno not in _ACCEPT_ERRORS:
+                raise
+            _log.error("cannot accept a client now: %s", error.strerror)
+            self._listen(False)
+            return
+        if channel is not None:
+            with channel:  # our copy is closed here, whatever happened
+                self._admit(channel)
+
+    def _admit(self, channel: Channel) -> None:
+        peer = channel.peer()
+        if peer.uid not in (os.getuid(), 0):
+            self._refuse(channel, ErrorStatus.INVALID_ARGUMENT, f"this driver serves uid {os.getuid()}, not {peer.uid}")
+        elif len(self._workers) >= CLIENTS_MAX:
+            text = f"this driver serves {CLIENTS_MAX} clients already"
+            self._refuse(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
+        else:
+            self._start_worker(channel)
+
+    @staticmethod
+    def _refuse(channel: Channel, status: ErrorStatus, text: str) -> None:
+        _log.warning("client refused: %s", text)
+        with contextlib.suppress(DeadObject, MissedDeadlineTransient):
+            channel.send(control.encode(control.Refused(status, text)), (), NOW)
+
+    def _start_worker(self, channel: Channel) -> None:
+        process = self._context.Process(target=worker.main, args=(_Passed(channel.fileno()),), name="nnfmq-worker")
+        try:
+            process.start()
+        except _SPAWN_ERRORS as error:
+            self._refuse(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
+            return
+        self._workers[process.sentinel] = process
+        self._poll.register(process.sentinel, select.POLLIN)
+
+    def _reap(self, sentinel: int) -> None:
+        process = self._workers.pop(sentinel)
+        self._poll.unregister(sentinel)
+        process.join()
+        if process.exitcode:
+            _log.error("worker %d ended with status %d", process.pid, process.exitcode)
+        process.close()
+
+    def _end_workers(self) -> None:
+        """Ask every worker to end, then end those that did not."""
+        for process in self._workers.values():
+            process.terminate()
+        deadline = time.monotonic() + END_SECONDS
+        for sentinel, process in list(self._workers.items()):
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+            self._reap(sentinel)
+
+
+def serve(path: Path | None = None, *, ready: Callable[[Path], None] = lambda _path: None) -> int:
+    """Listen at `path` (default: the user's runtime directory) until SIGTERM or SIGINT; return the exit status, 0.
+
+    `ready` is called with the path once clients can connect. Blocks; call it from the main thread. Raises
+    DeviceUnavailable where another driver listens there, or the directory is not safe.
+    """
+    if path is None:
+        path = default_socket()
+        if path.parent.name.startswith("nnfmq"):
+            make_runtime_directory()
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise DeviceUnavailable(f"a socket path has at most {_PATH_BYTES_MAX} bytes here; {path} is longer")
+    with Listener.create(path) as listener, _forkserver(Path(f"{path}.d")) as context:
+        supervisor = Supervisor(listener, context)
+        with contextlib.closing(supervisor), _signals(supervisor):
+            ready(path)
+            supervisor.run()
+    return 0
+
+
+@contextlib.contextmanager
+def _forkserver(directory: Path) -> Iterator[Any]:
+    """Run the forkserver with its files in `directory`, which is ours alone: its user holds the listener's lock."""
+    import multiprocess
+    from multiprocess import forkserver, process, resource_tracker
+
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700)
+    process.current_process()._config["tempdir"] = str(directory)  # where `multiprocess` puts its listener
+    os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    context = multiprocess.get_context("forkserver")
+    context.set_forkserver_preload(["nnfmq.service.preload"])
+    forkserver.ensure_running()  # now, so that the first client does not pay for the imports
+    try:
+        yield context
+    finally:
+        # `multiprocess` has no public way to end its helpers; at exit they would end by themselves, a little later.
+        forkserver._forkserver._stop()
+        resource_tracker._resource_tracker._stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _signals(supervisor: Supervisor) -> Iterator[None]:
+    """Let SIGTERM and SIGINT stop the supervisor meanwhile."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        supervisor.stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a test drives it; it stops it by itself
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
