@@ -28,7 +28,7 @@ from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument, Mis
 from nnfmq.memory import put_in_file, take_from_file
 
 INLINE_BYTES = 32 * 1024  # comfortably under the default socket buffer, with room for several frames
-BODY_BYTES_MAX = 1 << 30
+BODY_BYTES_MAX = 256 << 20  # as `serialize.control`: no larger message exists
 FDS_MAX = 250  # Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 

@@ -34,9 +34,9 @@ _TIMEOUT_S = 30.0
 _BLOCKS = {(False, False): " ", (True, False): "▀", (False, True): "▄", (True, True): "█"}
 _NEXT = """\
 What to do next
-  nnfmq run MODEL.tflite --input photo.jpg --labels labels.txt     your own model
-  nnfmq serve                                                      one driver for all applications
-  nnfmq doctor                                                     what this machine offers
+  your own model                   nnfmq run MODEL.tflite --input photo.jpg
+  one driver for all applications  nnfmq serve
+  what this machine offers         nnfmq doctor
 """
 
 
@@ -132,13 +132,13 @@ def _report(outcome: Outcome, labels: Array) -> dict[str, Any]:
 
 
 def _show(screen: Console, images: Array, labels: Array, answers: Sequence[int]) -> None:
-    """Draw one wrong answer, if there is one, and the first right ones, side by side."""
+    """Draw different digits with right answers, and one wrong answer if there is one, side by side."""
     from rich.columns import Columns
     from rich.text import Text
 
-    right = [index for index, answer in enumerate(answers) if answer == labels[index]]
+    right = {answer: index for index, answer in enumerate(answers) if answer == labels[index]}
     wrong = [index for index, answer in enumerate(answers) if answer != labels[index]]
-    chosen = [*right[: _SHOWN - 1], *wrong[:1]]
+    chosen = [*(right[digit] for digit in sorted(right)[: _SHOWN - 1]), *wrong[:1]]
     in_color = screen.color_system is not None and not screen.no_color
     captions = [_caption(answers[index], int(labels[index])) for index in chosen]
     drawings = [draw(images[index], in_color) for index in chosen]

@@ -8,18 +8,40 @@ judges these values, `serialize` moves them. OperationType lives in `hal.operati
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
 from nnfmq.hal.operation_type import OperationType
 
 __all__ = [
-    "ChannelQuant", "DataLocation", "DeviceStatus", "DeviceType", "ExecutionPreference", "FusedActivationFunc",
-    "LifeTime", "MeasureTiming", "Model", "NO_TIME", "NO_TIMING", "Operand", "OperandType", "Operation",
-    "OperationType", "OutputShape", "PaddingScheme", "Pool", "Priority", "Request", "RequestArgument", "Subgraph",
-    "Timing", "element_bytes", "is_scalar", "operand_bytes",
-]  # fmt: skip
+    "NO_TIME",
+    "NO_TIMING",
+    "ChannelQuant",
+    "DataLocation",
+    "DeviceStatus",
+    "DeviceType",
+    "ExecutionPreference",
+    "FusedActivationFunc",
+    "LifeTime",
+    "MeasureTiming",
+    "Model",
+    "Operand",
+    "OperandType",
+    "Operation",
+    "OperationType",
+    "OutputShape",
+    "PaddingScheme",
+    "Pool",
+    "Priority",
+    "Request",
+    "RequestArgument",
+    "Subgraph",
+    "Timing",
+    "element_bytes",
+    "is_scalar",
+    "operand_bytes",
+]
 
 NO_TIME = -1  # AIDL: a duration that is not available
 

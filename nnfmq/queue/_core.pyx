@@ -86,9 +86,7 @@ cdef class EventWord:
     cdef object on_released
     cdef readonly Py_ssize_t waiters
 
-    def __init__(self, region, Py_ssize_t offset, dead):
-        if self.has_region:
-            raise InvalidArgument("an event word is initialised once")
+    def __cinit__(self, region, Py_ssize_t offset, dead):
         PyObject_GetBuffer(region, &self.region, PyBUF_SIMPLE | PyBUF_WRITABLE)
         self.has_region = True
         if offset < 0 or offset > self.region.len - 4 or (<uintptr_t>self.region.buf + <size_t>offset) % 4:
@@ -141,9 +139,8 @@ cdef class EventWord:
         return nnfmq_event_wake(&self.event, mask) if mask else 0
 
     def wake_all(self):
-        """OR every bit and wake everybody; returns how many slept."""
-        self.check_open()
-        return nnfmq_event_wake_all(&self.event)
+        """OR every bit and wake everybody; returns how many slept. After `close`, which did so itself, none."""
+        return 0 if nnfmq_is_closing(&self.event) else nnfmq_event_wake_all(&self.event)
 
     def wait(self, uint32_t mask, deadline_ns=None):
         """Wait for any bit of `mask`, consume and return what came; 0 when the deadline passed."""
@@ -219,10 +216,8 @@ cdef class Ring:
     cdef EventWord event
     cdef object on_released
 
-    def __init__(self, region, layout, EventWord event, bint shared=True):
+    def __cinit__(self, region, layout, EventWord event, bint shared=True):
         # `shared` is for the twin: these accesses are ordered between processes on every machine.
-        if self.is_open:
-            raise InvalidArgument("a ring is initialised once")
         PyObject_GetBuffer(region, &self.region, PyBUF_SIMPLE | PyBUF_WRITABLE)
         self.is_open = True
         self.event = event

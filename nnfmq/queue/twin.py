@@ -170,15 +170,18 @@ class EventWord:
         self._dead = memoryview(dead).cast("B").cast("I")
 
     def enter(self) -> None:
-        """Count a waiter in, so that memory stays until it has left."""
+        """Count a user in, so that the memory stays until it has left.
+
+        It leaves with `waiters -= 1` and `settle()`, spelt out: were that one call, a signal's exception could be
+        raised at its beginning and the count be wrong for ever.
+        """
         if self.is_closing:
             raise InvalidArgument("the queue is closed")
         self.waiters += 1
 
-    def leave(self) -> None:
-        """Count it out; the last one finishes a close that came meanwhile."""
-        self.waiters -= 1
-        if not self.waiters and self.is_closing:
+    def settle(self) -> None:
+        """Finish a close that came while somebody was in here, once the last one has left."""
+        if self.is_closing and not self.waiters:
             self._finish()
 
     @property
@@ -195,20 +198,32 @@ class EventWord:
 
     def wake(self, mask: int) -> int:
         """OR `mask` into the word and wake who waits for a bit of it; returns how many slept."""
+        self.enter()
+        try:
+            return self.notify(mask) if mask else 0
+        finally:
+            self.waiters -= 1
+            self.settle()
+
+    def wake_all(self) -> int:
+        """OR every bit and wake everybody; returns how many slept. After `close`, which did so itself, none."""
         if self.is_closing:
-            raise InvalidArgument("the queue is closed")
+            return 0
+        self.enter()
+        try:
+            return self._notify_all()
+        finally:
+            self.waiters -= 1
+            self.settle()
+
+    def notify(self, mask: int) -> int:
+        """Do what `wake` does, for who has entered."""
         # A sleeper has cleared its own bits: where all were set there is nobody to wake.
-        if mask and self._atomics.set_bits(self._word, self._address, mask):  # SYNC event, SYNC dead
+        if self._atomics.set_bits(self._word, self._address, mask):  # SYNC event, SYNC dead
             return _futex_wake(self._address, mask)
         return 0
 
-    def wake_all(self) -> int:
-        """OR every bit and wake everybody; returns how many slept."""
-        if self.is_closing:
-            raise InvalidArgument("the queue is closed")
-        return self._rouse()
-
-    def _rouse(self) -> int:
+    def _notify_all(self) -> int:
         self._atomics.set_bits(self._word, self._address, ALL_BITS)  # SYNC event, SYNC dead
         return _futex_wake(self._address, ALL_BITS)
 
@@ -230,7 +245,8 @@ class EventWord:
         try:
             return self._wait(mask, deadline_ns)
         finally:
-            self.leave()
+            self.waiters -= 1
+            self.settle()
 
     def _wait(self, mask: int, deadline_ns: int | None) -> int:
         while True:
@@ -248,7 +264,7 @@ class EventWord:
         self._on_released = on_released
         self.is_closing = True
         if self.waiters:
-            self._rouse()
+            self._notify_all()
         else:
             self._finish()
 
@@ -321,9 +337,10 @@ class Ring:
 
     # One try, never waits.
 
-    def _try_write(self, data: memoryview, strict: bool) -> bool:
+    def _try_write(self, data: Buffer, strict: bool) -> bool:
+        source = data if type(data) is bytes else memoryview(data).cast("B")
         self._check_open()
-        size = len(data)
+        size = len(source)
         if size % self._quantum:
             raise InvalidArgument(f"{size} bytes are no whole number of records of {self._quantum} bytes")
         w = self._write[0]
@@ -334,25 +351,27 @@ class Ring:
         free = 0 if used > self._ring_bytes else self._ring_bytes - max(used, 0)
         if size > free or w % self._quantum:
             return False
-        self._put(w, data)
+        self._put(w, source, size)
         return True
 
-    def _put(self, w: int, data: memoryview) -> None:
+    def _put(self, w: int, source: bytes | memoryview, size: int) -> None:
         at = w % self._ring_bytes
-        first = min(self._ring_bytes - at, len(data))
-        self._ring[at : at + first] = data[:first]
-        self._ring[: len(data) - first] = data[first:]
-        self._write[0] = (w + len(data)) % 2**64  # SYNC records
+        first = self._ring_bytes - at
+        if size <= first:
+            self._ring[at : at + size] = source
+        else:
+            self._ring[at:] = source[:first]
+            self._ring[: size - first] = source[first:]
+        self._write[0] = (w + size) % 2**64  # SYNC records
 
     def _begin_read(self, strict: bool) -> tuple[int, int]:
         """Return (read counter, readable bytes), or (0, -1) where the counters are impossible; overflow is healed."""
         w = self._write[0]  # SYNC records
         r = self._read[0]
-        used = w - r
-        misaligned = w % self._quantum or r % self._quantum
-        if not misaligned and 0 <= used <= self._ring_bytes:
-            return r, used
-        if not misaligned:
+        is_aligned = w % self._quantum == r % self._quantum == 0
+        if is_aligned and 0 <= w - r <= self._ring_bytes:
+            return r, w - r
+        if is_aligned:
             self._read[0] = w  # SYNC space
         if strict:
             self._corrupted(w, r)
@@ -360,10 +379,9 @@ class Ring:
 
     def _take(self, r: int, size: int) -> bytes:
         at = r % self._ring_bytes
-        first = min(self._ring_bytes - at, size)
-        data = bytes(self._ring[at : at + first])
-        if first < size:
-            data += self._ring[: size - first]
+        data = bytes(self._ring[at : at + size])  # as far as the end
+        if len(data) < size:
+            data += self._ring[: size - len(data)]
         self._read[0] = (r + size) % 2**64  # SYNC space
         return data
 
@@ -385,8 +403,7 @@ class Ring:
 
     def write(self, data: Buffer) -> bool:
         """Write all records of `data`, or none: False where they do not fit."""
-        with memoryview(data).cast("B") as source:
-            return self._try_write(source, False)
+        return self._try_write(data, False)
 
     def read(self, n: int) -> bytes | None:
         """Take `n` records, or none: None where there are fewer."""
@@ -395,11 +412,15 @@ class Ring:
     def send(self, data: Buffer) -> bool:
         """Write all and wake the reader, or return False where there is no room."""
         event = self._waiting_place()
-        with memoryview(data).cast("B") as source:
-            if not self._try_write(source, True):
+        event.enter()
+        try:
+            if not self._try_write(data, True):
                 return False
-        event.wake(NOT_EMPTY)
-        return True
+            event.notify(NOT_EMPTY)
+            return True
+        finally:
+            event.waiters -= 1
+            event.settle()
 
     def drain(self) -> int:
         """Drop all readable records; return how many."""
@@ -419,7 +440,8 @@ class Ring:
         try:
             return self._receive(event, deadline_ns, window_ns)
         finally:
-            event.leave()
+            event.waiters -= 1
+            event.settle()
 
     def _receive(self, event: EventWord, deadline_ns: int | None, window_ns: int) -> bytes | None:
         while True:
@@ -427,7 +449,7 @@ class Ring:
             r, used = self._begin_read(strict=True)
             if used:
                 data = self._take(r, used)
-                event.wake(NOT_FULL)
+                event.notify(NOT_FULL)
                 return data
             if not self._wait_ready(event, READER, self._quantum, deadline_ns, window_ns):
                 return None
@@ -439,14 +461,15 @@ class Ring:
         try:
             return self._read_waiting(event, size, deadline_ns) if size <= self._ring_bytes else None
         finally:
-            event.leave()
+            event.waiters -= 1
+            event.settle()
 
     def _read_waiting(self, event: EventWord, size: int, deadline_ns: int | None) -> bytes | None:
         while True:
             event.check_stop()
             data = self._try_read(size, True)
             if data is not None:
-                event.wake(NOT_FULL)
+                event.notify(NOT_FULL)
                 return data
             if not self._wait_ready(event, READER, size, deadline_ns, 0):
                 return None
@@ -456,16 +479,16 @@ class Ring:
         event = self._waiting_place()
         event.enter()
         try:
-            with memoryview(data).cast("B") as source:
-                return self._write_waiting(event, source, deadline_ns)
+            return self._write_waiting(event, data if type(data) is bytes else bytes(data), deadline_ns)
         finally:
-            event.leave()
+            event.waiters -= 1
+            event.settle()
 
-    def _write_waiting(self, event: EventWord, source: memoryview, deadline_ns: int | None) -> bool:
+    def _write_waiting(self, event: EventWord, source: bytes, deadline_ns: int | None) -> bool:
         while True:
             event.check_stop()
             if self._try_write(source, True):
-                event.wake(NOT_EMPTY)
+                event.notify(NOT_EMPTY)
                 return True
             if len(source) > self._ring_bytes:
                 return False

@@ -112,7 +112,9 @@ class Burst:
         self._outstanding = False
         self._burst_id = 0
         self._slots = SlotTable()
-        self._info: tuple[int, Timing] | None = None
+        self._latency_ns = 0
+        self._timing = NO_TIMING
+        self._info: ExecutionInfo | None = None  # of the last execution, once somebody asked
         self._dead = DeadFlag()
         self.peer = watcher.Peer(self._dead)
         self.inputs: tuple[Array, ...] = ()
@@ -171,7 +173,6 @@ class Burst:
         source = self._resources.enter_context(Memory.create(input_bytes, _INPUTS, one_writer=True))
         sink = self._resources.enter_context(Memory.create(output_bytes, _OUTPUTS))
         self._pools = (source, sink)
-        self._arguments = (inputs, outputs)
         self.inputs = _views(source, inputs, self._model.inputs)
         self.outputs = _views(sink, outputs, self._model.outputs)
         slots = [self._slots.add(memory) for memory in self._pools]
@@ -235,7 +236,7 @@ class Burst:
             return
         self._outstanding = True
         result = decode_result(self._receive(deadline_ns))
-        self._info = (time.monotonic_ns() - begin_ns, result.timing)
+        self._latency_ns, self._timing, self._info = time.monotonic_ns() - begin_ns, result.timing, None
         if result.status is not ErrorStatus.NONE:
             self._raise(result.status)
 
@@ -247,14 +248,14 @@ class Burst:
         return packet
 
     def _run_the_ordinary_way(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None) -> None:
-        """The packet could not be sent, so nothing has happened yet: execute over the control channel (BUR-17)."""
-        from nnfmq.runtime.prepared_model import execute_once
+        """The packet could not be sent, so nothing has happened yet: execute over the control channel (BUR-17).
 
-        outcome = execute_once(
-            self._connection, self._model.model_id, *self._arguments, self._pools, measure, deadline_ns
-        )
-        self._stages.record(0, 0, 0, 0)
-        self._info = (time.monotonic_ns() - begin_ns, outcome.timing)
+        In memory of its own: an execution that outlives its deadline must not write into the burst's.
+        """
+        timeout = None if deadline_ns is None else max(0.0, (deadline_ns - begin_ns) / 1e9)
+        self._model.execute(*self.inputs, out=self.outputs, measure=measure is MeasureTiming.YES, timeout=timeout)
+        latency_ns = time.monotonic_ns() - begin_ns
+        self._info = ExecutionInfo(latency_ns, latency_ns, 0, 0, self._model.last_timing)
 
     def _raise(self, status: ErrorStatus) -> None:
         """Raise what the driver says of the failed execution; what the packet said is all we have if it is silent."""
@@ -270,12 +271,17 @@ class Burst:
     def last(self) -> ExecutionInfo:
         """Where the time of the last execution went. Raises GeneralFailure before the first."""
         if self._info is None:
+            self._info = self._read_stages()
+        return self._info
+
+    def _read_stages(self) -> ExecutionInfo:
+        latency_ns = self._latency_ns
+        if not latency_ns:
             raise GeneralFailure("nothing was executed on this burst yet")
-        latency_ns, timing = self._info
         stages = self._stages.read()
         in_driver = min(max(stages.driver_ns, 0), latency_ns)  # the driver wrote these: shown, never believed
         engine = min(max(stages.engine_ns, 0), in_driver)
-        exact = stages.timing if timing != NO_TIMING else NO_TIMING
+        exact = stages.timing if self._timing != NO_TIMING else NO_TIMING
         return ExecutionInfo(latency_ns, latency_ns - in_driver, in_driver - engine, engine, exact)
 
     # ------------------------------------------------------------------------------------------------ the end

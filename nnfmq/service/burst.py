@@ -227,15 +227,17 @@ class BurstServer:
 
     def _serve(self, packet: bytes, taken_ns: int) -> None:
         self._sequence += 1
+        ready_ns = 0
         try:
             request = decode_request(packet)
             self._fetch(self._executor.unknown_slots(request.slots))
+            ready_ns = time.monotonic_ns()
             result = self._executor.execute(request, taken_ns)
         except DeadObject:
             raise
         except NnfmqError as error:
             result = result_of_error(error)
-        self._answer(result, taken_ns)
+        self._answer(result, taken_ns, ready_ns)
 
     def _fetch(self, slots: Sequence[int]) -> None:
         """Ask the client once for all unknown slots; a wrong number of answers caches nothing (N-BUX-5)."""
@@ -251,25 +253,23 @@ class BurstServer:
         for slot, memory in zip(slots, memories, strict=True):
             self._executor.add_cache_entry(memory, slot)
 
-    def _answer(self, result: ExecutionResult, taken_ns: int) -> None:
-        if result.status is not ErrorStatus.NONE:
-            self.last_failure = LastFailure(result.status, result.message, self._sequence)
+    def _answer(self, result: ExecutionResult, taken_ns: int, ready_ns: int) -> None:
         packet = encode_result(result.status, result.output_shapes, result.timing)
         if len(packet) > self._results.available_to_write() * DATUM_BYTES:
-            packet = self._too_long(len(packet))
+            records = len(packet) // DATUM_BYTES
+            text = f"the result of {records} records does not fit into the result queue of {self._results.count}"
+            result = result_of_error(GeneralFailure(text))
+            packet = result_packet_for_error(result.status)
+        failed = result.status is not ErrorStatus.NONE
+        if failed:
+            self.last_failure = LastFailure(result.status, result.message, self._sequence)
         self._stages.record(
             self._sequence,
             taken_ns,
             result.engine_begin_ns,
             result.engine_end_ns,
             result.timing,
-            memory_ready=result.engine_begin_ns,
-            failed=result.status is not ErrorStatus.NONE,
+            memory_ready=ready_ns,
+            failed=failed,
         )
         self._results.send(packet)
-
-    def _too_long(self, size_bytes: int) -> bytes:
-        records = size_bytes // DATUM_BYTES
-        text = f"the result of {records} records does not fit into the result queue of {self._results.count}"
-        self.last_failure = LastFailure(ErrorStatus.GENERAL_FAILURE, text, self._sequence)
-        return result_packet_for_error(ErrorStatus.GENERAL_FAILURE)

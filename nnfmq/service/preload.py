@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 
-import nnfmq.cli
 import nnfmq.service.session
 import nnfmq.service.worker  # noqa: F401
 

@@ -73,6 +73,18 @@ class _Callback:
         self._waiting: Future[list[Memory]] | None = None
 
     def get_memories(self, slots: Sequence[int]) -> list[Memory]:
+        """Ask once for all slots; only more than a message can carry take several."""
+        memories: list[Memory] = []
+        with ExitStack() as undo:
+            for start in range(0, len(slots), control.MAX_FDS):
+                given = self._ask(slots[start : start + control.MAX_FDS])
+                memories += given
+                for memory in given:
+                    undo.callback(memory.close)
+            undo.pop_all()
+        return memories
+
+    def _ask(self, slots: Sequence[int]) -> list[Memory]:
         waiting = self._waiting = self._session.ask_for_memories(self.burst_id, slots)
         try:
             return waiting.result()

@@ -182,7 +182,8 @@ def _forkserver(directory: Path) -> Iterator[Any]:
     process.current_process()._config["tempdir"] = str(directory)  # where `multiprocess` puts its listener
     os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     context = multiprocess.get_context("forkserver")
-    context.set_forkserver_preload(["nnfmq.service.preload"])
+    # The command line too: `multiprocess` imports the main module, that is the `nnfmq` script, in every worker.
+    context.set_forkserver_preload(["nnfmq.service.preload", "nnfmq.cli"])
     forkserver.ensure_running()  # now, so that the first client does not pay for the imports
     try:
         yield context

@@ -284,7 +284,7 @@ def _base_level(code: OperationType) -> int:
 
 
 def _require_no_cycle(model: Model) -> None:
-    """Walk the references among subgraphs, without recursion: a subgraph that is met while still open closes a cycle."""
+    """Walk the references among subgraphs, without recursion: one that is met while still open closes a cycle."""
     edges = [_referred(subgraph) for subgraph in model.referenced]
     done: set[int] = set()
     for start in range(len(edges)):
