@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from nnfmq.runtime.client import Client
 
+_WIDTH_IN_A_FILE = 100
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 
 
@@ -40,14 +42,21 @@ def open_client(target: str | None) -> Client:
     return nnfmq.connect(target)
 
 
-def console(no_color: bool) -> Console:
-    """Return a console on stdout. A character that stdout's encoding lacks is replaced, never an error."""
+def console(no_color: bool, at_least: int = 0) -> Console:
+    """Return a console on stdout, `at_least` so many columns wide (100 where stdout is no terminal).
+
+    A character that stdout's encoding lacks is replaced, never an error.
+    """
     from rich.console import Console
 
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
-    return Console(no_color=no_color or None, highlight=False, emoji=False, markup=False)
+    screen = Console(no_color=no_color or None, highlight=False, emoji=False, markup=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        at_least = max(at_least, _WIDTH_IN_A_FILE)
+    screen.width = max(screen.width, at_least)
+    return screen
 
 
 def table(*headings: str, title: str | None = None) -> Table:
@@ -57,7 +66,8 @@ def table(*headings: str, title: str | None = None) -> Table:
 
     made = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
     for heading in headings:
-        made.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left", overflow="fold")
+        figures = heading.startswith(">")
+        made.add_column(heading.lstrip(">"), justify="right" if figures else "left", no_wrap=figures, overflow="fold")
     return made
 
 

@@ -156,21 +156,16 @@ cdef class EventWord:
     cdef object wait_bits(self, uint32_t mask, int64_t deadline):
         cdef uint32_t bits = 0
         cdef int error
+        cdef bint has_passed
+        self.check_stop()
         while True:
-            self.check_stop()
+            has_passed = nnfmq_now() >= deadline
             with nogil:
                 error = nnfmq_wait_bits(&self.event, mask, deadline, &bits)
-            if bits:
+            self.check_stop()  # first: the bits may be those of wake_all
+            if bits or has_passed:
                 return bits
             self.after_futex(error)
-            if nnfmq_now() >= deadline:
-                self.check_stop()
-                return self.last_bits(mask)
-
-    cdef uint32_t last_bits(self, uint32_t mask) except? 0:
-        cdef uint32_t bits = 0
-        nnfmq_wait_bits(&self.event, mask, 0, &bits)  # a deadline in the past never sleeps
-        return bits
 
     cdef int after_futex(self, int error) except -1:
         PyErr_CheckSignals()

@@ -7,6 +7,7 @@ since a hang-up is seen only when no copy is left, and every call in the child r
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -25,6 +26,7 @@ from nnfmq.hal.errors import (
     InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
+    ProtocolError,
     error_for,
 )
 from nnfmq.memory import Memory
@@ -96,7 +98,8 @@ class Connection:
         try:
             connection._watch = watcher.watch(channel.fileno(), connection._on_ready)
             name = f"pid {os.getpid()}"
-            connection._send(control.Hello(control.PROTOCOL, INTERFACE, name), (), deadline_ns)
+            with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
+                connection._send(control.Hello(control.PROTOCOL, INTERFACE, name), (), deadline_ns)
             connection.driver = connection._wait(connection._greeting, deadline_ns)
         except DeadObject as error:
             connection.close()
@@ -289,7 +292,8 @@ class Connection:
         _open_connections.discard(self)
 
     def abandon(self) -> None:
-        """In a forked child: close this copy of the socket and make every call raise. Takes no lock."""
+        """In a forked child: close this copy of the socket and make every call raise."""
+        self._lock, self._send_lock = threading.Lock(), threading.Lock()  # another thread may have held the old ones
         self._end = f"this client belongs to process {os.getppid()}, which forked; connect anew in the child"
         for peer in self._peers:
             peer.flag.raise_flag()

@@ -352,6 +352,8 @@ TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
         },
     },
     Role.DRIVER: {
+        # The supervisor refuses without having read the greeting.
+        State.NEW: {Refused: State.CLOSED},
         State.GREETED: {HelloReply: State.OPEN, Refused: State.CLOSED},
         State.OPEN: {**dict.fromkeys(_DRIVER_REPLIES, State.OPEN), GetMemories: State.OPEN},
         # What was on its way when the client said goodbye.

@@ -27,7 +27,7 @@ from typing import Any
 
 from nnfmq.channel import NOW, Channel, Listener
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
-from nnfmq.paths import default_socket, make_runtime_directory
+from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
 from nnfmq.serialize import control
 from nnfmq.service import worker
 
@@ -108,7 +108,8 @@ class Supervisor:
     def _admit(self, channel: Channel) -> None:
         peer = channel.peer()
         if peer.uid not in (os.getuid(), 0):
-            self._refuse(channel, ErrorStatus.INVALID_ARGUMENT, f"this driver serves uid {os.getuid()}, not {peer.uid}")
+            text = f"this driver serves uid {os.getuid()}, not {peer.uid}"
+            self._refuse(channel, ErrorStatus.DEVICE_UNAVAILABLE, text)
         elif len(self._workers) >= CLIENTS_MAX:
             text = f"this driver serves {CLIENTS_MAX} clients already"
             self._refuse(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
@@ -159,7 +160,7 @@ def serve(path: Path | None = None, *, ready: Callable[[Path], None] = lambda _p
     """
     if path is None:
         path = default_socket()
-        if path.parent.name.startswith("nnfmq"):
+        if path.parent == runtime_directory():
             make_runtime_directory()
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise DeviceUnavailable(f"a socket path has at most {_PATH_BYTES_MAX} bytes here; {path} is longer")

@@ -1,0 +1,118 @@
+"""What plain Python needs from below: futex(2), and atomic read-modify-write of a futex word, by ctypes.
+
+Addresses are numbers here: who calls keeps the memory mapped meanwhile. Python has no atomic OR; libatomic has, and
+where it is not installed the kernel does it (FUTEX_WAKE_OP). Calls that cannot wait keep the GIL. Left out: the private
+kind of futex, requeueing, priority inheritance. FMQ_FACTS 1.7 and 1.9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from typing import Protocol
+
+ALL_BITS = 0xFFFFFFFF
+
+_SYS_FUTEX = 202 if platform.machine() == "x86_64" else 98  # 98 is the generic number: AArch64, RISC-V
+_WAKE_OP, _WAIT_BITSET, _WAKE_BITSET = 5, 9, 10  # the shared kind: no FUTEX_PRIVATE_FLAG
+_OP_OR, _OP_ANDN, _OP_ARG_SHIFT = 2, 3, 8
+_INT_MAX = 2**31 - 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_FUTEX_ARGUMENTS = (
+    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
+)  # fmt: skip
+_sleeping_call = ctypes.CDLL(None, use_errno=True).syscall  # releases the GIL
+_quick_call = ctypes.PyDLL(None, use_errno=True).syscall  # keeps it: these never wait
+_sleeping_call.argtypes = _quick_call.argtypes = _FUTEX_ARGUMENTS
+_sleeping_call.restype = _quick_call.restype = ctypes.c_long
+
+
+def futex_wake(address: int, mask: int) -> int:
+    """Wake everybody who sleeps on a bit of `mask`; return how many."""
+    return int(_quick_call(_SYS_FUTEX, address, _WAKE_BITSET, _INT_MAX, None, None, mask))
+
+
+def futex_wait(address: int, expected: int, deadline_ns: int | None, mask: int) -> int:
+    """Sleep while the word is `expected`; return 0 when woken, else the errno."""
+    limit = None if deadline_ns is None else ctypes.byref(_Timespec(*divmod(max(deadline_ns, 0), 10**9)))
+    if _sleeping_call(_SYS_FUTEX, address, _WAIT_BITSET, expected, limit, None, mask) == 0:
+        return 0
+    return ctypes.get_errno()
+
+
+class Atomics(Protocol):
+    """Read-modify-write of an event word, sequentially consistent."""
+
+    def set_bits(self, word: memoryview, address: int, mask: int) -> bool:
+        """OR `mask`; return False if every bit was set already, so that nobody can be asleep."""
+        ...
+
+    def take_bits(self, word: memoryview, address: int, mask: int) -> int:
+        """Clear the bits of `mask`; return the word as it was."""
+        ...
+
+
+class LibAtomic:
+    """By libatomic, the library of GCC's out-of-line atomic operations."""
+
+    def __init__(self) -> None:
+        library = ctypes.PyDLL("libatomic.so.1")
+        self._or, self._and = library["__atomic_fetch_or_4"], library["__atomic_fetch_and_4"]
+        self._or.argtypes = self._and.argtypes = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int)
+        self._or.restype = self._and.restype = ctypes.c_uint32
+
+    def set_bits(self, word: memoryview, address: int, mask: int) -> bool:
+        """OR `mask`; return False if every bit was set already, so that nobody can be asleep."""
+        return int(self._or(address, mask, 5)) & mask != mask  # 5 = __ATOMIC_SEQ_CST
+
+    def take_bits(self, word: memoryview, address: int, mask: int) -> int:
+        """Clear the bits of `mask`; return the word as it was."""
+        return int(self._and(address, ALL_BITS & ~mask, 5))
+
+
+class KernelAtomic:
+    """By FUTEX_WAKE_OP that wakes nobody: the kernel does the operation, but does not tell the old value.
+
+    So `set_bits` always says that a wake is needed, and `take_bits` clears only the bits that it saw. That is safe
+    with one waiter per bit: a bit set in between stays set, and the word differs from what the waiter expects.
+    """
+
+    def __init__(self) -> None:
+        self._nobody = ctypes.c_uint32()  # WAKE_OP wakes one sleeper here even when asked for none
+
+    def set_bits(self, word: memoryview, address: int, mask: int) -> bool:
+        """OR `mask`; True, for want of the old value."""
+        self._change(_OP_OR, address, mask)
+        return True
+
+    def take_bits(self, word: memoryview, address: int, mask: int) -> int:
+        """Clear those bits of `mask` that are set; return the word as it was."""
+        old = int(word[0])
+        self._change(_OP_ANDN, address, old & mask)
+        return old
+
+    def _change(self, operation: int, address: int, mask: int) -> None:
+        if mask == ALL_BITS:
+            self._wake_op(operation << 28 | 0xFFF << 12, address)  # the 12-bit operand is sign-extended
+            return
+        for bit in range(32):
+            if mask >> bit & 1:
+                self._wake_op((operation | _OP_ARG_SHIFT) << 28 | bit << 12, address)
+
+    def _wake_op(self, encoded: int, address: int) -> None:
+        nobody = ctypes.addressof(self._nobody)
+        if _quick_call(_SYS_FUTEX, nobody, _WAKE_OP, 0, None, address, encoded) < 0:
+            raise OSError(ctypes.get_errno(), "FUTEX_WAKE_OP failed")
+
+
+def find_atomics() -> Atomics:
+    """Return the quicker of the two that this machine has."""
+    try:
+        return LibAtomic()
+    except OSError:
+        return KernelAtomic()

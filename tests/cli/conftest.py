@@ -1,0 +1,84 @@
+"""A driver that is not there: `fake` stands for `nnfmq.connect` and `nnfmq.load`, and records what it was asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+import nnfmq
+from nnfmq.hal.tensor_info import TensorInfo
+
+
+@dataclass
+class Last:
+    latency_ns: int
+    queue_ns: int
+    driver_ns: int
+    engine_ns: int
+
+
+@dataclass
+class DeviceInfo:
+    name: str = "reference"
+    type: int = 2
+    version: str = "0.1.0"
+    feature_level: int = 8
+    status: int = 0
+
+
+class Managed:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@dataclass
+class Fake(Managed):
+    """Driver, client, device, model and burst in one: each asks the same object on."""
+
+    inputs: tuple[TensorInfo, ...] = (TensorInfo("image", (1, 2, 2, 3), "float32"),)
+    outputs: tuple[TensorInfo, ...] = (TensorInfo("scores", (1, 4), "float32"),)
+    answer: tuple[np.ndarray[Any, Any], ...] = (np.float32([[0.1, 0.5, 0.1, 0.3]]),)
+    known: list[DeviceInfo] = field(default_factory=lambda: [DeviceInfo()])
+    latencies_ns: list[int] = field(default_factory=lambda: [9000])
+    executed: list[tuple[np.ndarray[Any, Any], ...]] = field(default_factory=list)
+    connected: list[tuple[Any, Any]] = field(default_factory=list)
+    last: Last | None = None
+
+    def connect(self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0) -> Self:
+        self.connected.append((path, embedded))
+        return self
+
+    def load(self, path: object) -> Self:
+        return self
+
+    def devices(self) -> list[DeviceInfo]:
+        return self.known
+
+    def device(self, name: str) -> Self:
+        return self
+
+    def prepare(self, model: object, **_: object) -> Self:
+        return self
+
+    def burst(self) -> Self:
+        return self
+
+    def execute(self, *arrays: np.ndarray[Any, Any], timeout: float) -> tuple[np.ndarray[Any, Any], ...]:
+        latency_ns = self.latencies_ns[len(self.executed) % len(self.latencies_ns)]
+        self.executed.append(arrays)
+        self.last = Last(latency_ns, 1000, 2000, latency_ns - 3000)
+        return self.answer
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    made = Fake()
+    monkeypatch.setattr(nnfmq, "connect", made.connect, raising=False)
+    monkeypatch.setattr(nnfmq, "load", made.load, raising=False)
+    return made

@@ -1,0 +1,79 @@
+"""`nnfmq demo`: the digits, their drawings, and the whole of it with a driver of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnfmq
+from nnfmq.cli import demo, main
+from nnfmq.hal.tensor_info import TensorInfo
+
+SQUARE = np.float32([[1, 0], [0, 1], [1, 1], [0, 0]])
+
+
+def test_two_rows_of_pixels_share_a_line() -> None:
+    assert demo.draw(SQUARE, in_color=False).plain == "▀▄\n▀▀"
+
+
+def test_with_colors_every_pixel_is_a_shade_of_grey() -> None:
+    drawn = demo.draw(np.float32([[0.0], [1.0]]), in_color=True)
+    assert drawn.plain == "▀"
+    assert [str(span.style) for span in drawn.spans] == ["rgb(0,0,0) on rgb(255,255,255)"]
+
+
+@pytest.fixture
+def one_seven(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that takes every digit for a 7, and four digits, three of them 7."""
+    fake.inputs = (TensorInfo("image", (1, 8, 8, 1), "float32"),)
+    fake.answer = (np.eye(10, dtype=np.float32)[None, 7],)
+    images = np.random.default_rng(1).random((4, 8, 8)).astype(np.float32)
+    monkeypatch.setattr(demo, "load_digits", lambda: (images, np.int64([7, 7, 1, 7])))
+    monkeypatch.setattr(nnfmq, "example_path", lambda name: name, raising=False)
+
+
+@pytest.mark.usefixtures("one_seven")
+def test_answers_are_compared_with_what_the_digits_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["digits"], report["correct"], report["accuracy"]) == (4, 3, 0.75)
+    assert report["answers"] == [7, 7, 7, 7]
+
+
+@pytest.mark.usefixtures("one_seven")
+def test_a_wrong_answer_is_shown_with_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo"]) == 0
+    printed = capsys.readouterr().out
+    assert "= 7, is 1" in printed
+    assert "75.0% (3 of 4 digits)" in printed
+    assert "What to do next" in printed
+
+
+@pytest.mark.usefixtures("one_seven")
+def test_the_demo_asks_for_a_driver_of_its_own(fake: Any) -> None:
+    main(["demo", "--json"])
+    assert fake.connected == [(None, True)]
+
+
+def test_every_digit_is_classified_by_a_real_driver() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "nnfmq", "demo", "--json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    with np.load(nnfmq.example_path("digits.npz")) as data:
+        assert report["labels"] == data["labels"].tolist()
+        assert report["correct"] == int(data["correct_count"])
+    assert 0 < report["latency_ns"]["p50"] <= report["latency_ns"]["p99"] <= report["latency_ns"]["max"]
+
+
+def test_the_demo_draws_and_ends_with_what_to_do_next() -> None:
+    command = [sys.executable, "-P", "-m", "nnfmq", "demo", "--no-color"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(part in done.stdout for part in ("█", "accuracy", "p99", "What to do next"))

@@ -1,0 +1,109 @@
+"""`nnfmq doctor`: what it says of machines that lack something."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nnfmq
+from nnfmq.cli import doctor, main
+from nnfmq.cli.doctor import Finding, State
+from nnfmq.hal.errors import DeviceUnavailable
+
+
+def named(name: str) -> Finding:
+    return next(finding for finding in doctor.examine() if finding.name == name)
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise DeviceUnavailable(f"no driver listens at {path}")
+
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))
+    monkeypatch.setattr(nnfmq, "connect", refuse, raising=False)
+
+
+@pytest.mark.usefixtures("no_driver")
+class TestReport:
+    def test_this_machine_is_usable(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["doctor", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["usable"] is True
+        assert {finding["part"] for finding in report["findings"]} == {
+            "core", "python", "kernel", "limits", "numpy", "optional", "driver",
+        }  # fmt: skip
+
+    def test_the_active_core_is_named(self) -> None:
+        from nnfmq.queue import core
+
+        assert named("queue core").value == core.core_name
+
+    def test_the_table_says_that_it_is_usable(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["doctor", "--no-color"]) == 0
+        printed = capsys.readouterr().out
+        assert "nnfmq is usable here." in printed
+        assert "\x1b[" not in printed
+
+    def test_something_missing_is_status_1(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def refuse(**_: object) -> None:
+            raise OSError(38, "Function not implemented")
+
+        monkeypatch.setattr(doctor, "_try_memory", refuse)
+        assert main(["doctor"]) == 1
+        assert "nnfmq is not usable here" in capsys.readouterr().out
+        assert named("memfd with seals").state is State.MISSING
+
+    @pytest.mark.parametrize(
+        ("release", "limited"),
+        [
+            ("6.5.0-1-amd64", set()),
+            ("6.4.12", {"SO_PEERPIDFD"}),
+            ("5.15.0-91-generic", {"SO_PEERPIDFD", "futex_waitv"}),
+            ("5.15.0+", {"SO_PEERPIDFD", "futex_waitv"}),
+        ],
+    )
+    def test_what_an_older_kernel_lacks_is_limited(
+        self, monkeypatch: pytest.MonkeyPatch, release: str, limited: set[str]
+    ) -> None:
+        monkeypatch.setattr(platform, "release", lambda: release)
+        found = {
+            name for name in ("SO_PEERPIDFD", "futex_waitv", "FUTEX_WAKE_OP") if named(name).state is State.LIMITED
+        }
+        assert found == limited
+
+    @pytest.mark.parametrize(("machine", "state"), [("x86_64", State.LIMITED), ("aarch64", State.MISSING)])
+    def test_the_twin_is_enough_on_x86_64_only(
+        self, monkeypatch: pytest.MonkeyPatch, machine: str, state: State
+    ) -> None:
+        from nnfmq.queue import core
+
+        monkeypatch.setattr(core, "core_name", "twin")
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        assert named("queue core").state is state
+
+    def test_one_cpu_is_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+        finding = named("CPUs allowed")
+        assert (finding.state, finding.value.endswith(": 3")) == (State.LIMITED, True)
+
+    def test_a_missing_optional_package_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor, "_version", lambda distribution: None)
+        assert named("Pillow").remedy.endswith("pip install 'nnfmq[images]'")
+        assert named("Pillow").state is State.OK
+
+    def test_no_driver_is_no_fault(self, tmp_path: Path) -> None:
+        finding = named("running driver")
+        assert (finding.state, finding.value) == (State.OK, f"none at {tmp_path / 'nnfmq.sock'}")
+
+
+def test_a_running_driver_is_named_with_its_devices(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))
+    assert named("running driver").value == f"at {tmp_path / 'nnfmq.sock'}, devices: reference"

@@ -1,0 +1,144 @@
+"""`nnfmq run` over a fake driver: what is printed, what is saved, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnfmq.cli import main
+from nnfmq.hal.tensor_info import TensorInfo
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(fake: Any, tmp_path: Path) -> Run:
+    """Run the command on an input that fits, with more options."""
+    path = tmp_path / "input.npy"
+    np.save(path, np.zeros((1, 2, 2, 3), np.float32))
+    return lambda *more: main(["run", "model.tflite", "--input", str(path), *more])
+
+
+def report(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def labels(path: Path, *names: str) -> list[str]:
+    path.write_text("\n".join(names))
+    return ["--labels", str(path)]
+
+
+def test_the_top_classes_come_best_first(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--top", "2", "--json") == 0
+    top = report(capsys)["outputs"][0]["top"]
+    assert [entry["class"] for entry in top] == [1, 3]
+    assert [entry["score"] for entry in top] == pytest.approx([0.5, 0.3])
+
+
+def test_equal_scores_keep_the_order_of_their_classes(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.answer = (np.zeros((1, 4), np.float32),)
+    run("--json")
+    assert [entry["class"] for entry in report(capsys)["outputs"][0]["top"]] == [0, 1, 2, 3]
+
+
+def test_labels_stand_beside_their_classes(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*labels(tmp_path / "labels.txt", "cup", "banana", "dog", "cat")) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["0.5000", "1", "banana"] in lines
+    assert ["0.3000", "3", "cat"] in lines
+
+
+def test_quantized_scores_are_printed_as_real_numbers(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.outputs = (TensorInfo("scores", (1, 4), "uint8", scale=0.5, zero_point=10),)
+    fake.answer = (np.uint8([[10, 12, 8, 11]]),)
+    run("--json", "--top", "1")
+    assert report(capsys)["outputs"][0]["top"] == [{"class": 1, "score": 1.0}]
+
+
+def test_an_output_that_is_no_row_of_classes_is_summarized(
+    run: Run, fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.answer = (np.float32([[1.5, 2.0], [-3.0, 0.0]]),)
+    assert run() == 0
+    assert "scores: 2x2 float32, from -3 to 2" in capsys.readouterr().out
+
+
+def test_times_are_the_p50_of_the_repeats(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.latencies_ns = [90_000, 5_000, 7_000]
+    assert run("--repeat", "3", "--json") == 0
+    assert report(capsys)["p50_ns"] == {"latency": 7000, "queue": 1000, "driver": 2000, "engine": 4000}
+    assert len(fake.executed) == 3
+
+
+def test_the_split_is_printed_in_microseconds(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run()
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    expected = [["latency", "9.0"], ["queue", "1.0"], ["driver", "2.0"], ["engine", "6.0"]]
+    assert [line for line in lines if line in expected] == expected
+
+
+def test_outputs_are_saved_as_they_came(run: Run, fake: Any, tmp_path: Path) -> None:
+    fake.answer = (np.uint8([[3, 4]]),)
+    assert run("--output", str(tmp_path / "out.npy")) == 0
+    saved = np.load(tmp_path / "out.npy")
+    assert (saved.dtype, saved.tolist()) == (np.uint8, [[3, 4]])
+
+
+def test_several_outputs_are_saved_together(run: Run, fake: Any, tmp_path: Path) -> None:
+    fake.outputs = (TensorInfo("a", (1,), "uint8"), TensorInfo("b", (1,), "uint8"))
+    fake.answer = (np.uint8([3]), np.uint8([4]))
+    assert run("--output", str(tmp_path / "out.npz")) == 0
+    with np.load(tmp_path / "out.npz") as saved:
+        assert [saved[name].tolist() for name in saved] == [[3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("words", "connected"),
+    [
+        ([], (None, None)),
+        (["--connect", "embedded"], (None, True)),
+        (["--connect", "/run/x.sock"], ("/run/x.sock", None)),
+    ],
+)
+def test_connect_says_which_driver(run: Run, fake: Any, words: list[str], connected: tuple[Any, Any]) -> None:
+    assert run(*words) == 0
+    assert fake.connected == [connected]
+
+
+def test_labels_of_another_number_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*labels(tmp_path / "labels.txt", "cup", "banana")) == 1
+    assert capsys.readouterr().err == "nnfmq: error: 2 labels given; the model has 4 classes\n"
+
+
+def test_labels_that_are_no_text_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "labels.txt"
+    path.write_bytes(b"\xff\xfe")
+    assert run("--labels", str(path)) == 1
+    assert "not a text file in UTF-8" in capsys.readouterr().err
+
+
+def test_no_driver_is_asked_when_the_input_does_not_fit(
+    fake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "input.npy", np.zeros((1, 3), np.float32))
+    assert main(["run", "model.tflite", "--input", str(tmp_path / "input.npy")]) == 1
+    assert "an array of 1x3 float32; the model takes 1x2x2x3 float32" in capsys.readouterr().err
+    assert fake.connected == []
+
+
+def test_outputs_that_do_not_fit_the_file_are_refused(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--output", str(tmp_path / "out.txt")) == 1
+    assert "saved as .npz or .npy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--top", "--repeat"])
+@pytest.mark.parametrize("value", ["0", "-1", "many"])
+def test_a_count_below_one_is_wrong_usage(run: Run, option: str, value: str) -> None:
+    assert run(option, value) == 2

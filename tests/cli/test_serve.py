@@ -1,0 +1,93 @@
+"""`nnfmq serve`: says where it listens, and ends when told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 20
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A runtime directory with a short name: a socket's path has little room."""
+    with tempfile.TemporaryDirectory(prefix="n-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def environment(runtime: Path) -> dict[str, str]:
+    return os.environ | {"XDG_RUNTIME_DIR": str(runtime)}
+
+
+@pytest.fixture
+def driver(environment: dict[str, str], runtime: Path) -> Iterator[subprocess.Popen[str]]:
+    """A driver that listens."""
+    command = [sys.executable, "-P", "-m", "nnfmq", "serve"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert first_line(process) == f"nnfmq: listening on {runtime / 'nnfmq' / 'nnfmq.sock'}\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def first_line(driver: subprocess.Popen[str]) -> str:
+    assert driver.stdout is not None
+    return driver.stdout.readline()
+
+
+def nnfmq(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "nnfmq", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(driver: subprocess.Popen[str], runtime: Path, number: signal.Signals) -> None:
+    driver.send_signal(number)
+    assert driver.wait(LIMIT_S) == 0
+    assert driver.stderr is not None
+    assert driver.stderr.read() == ""
+    assert not (runtime / "nnfmq" / "nnfmq.sock").exists()
+
+
+@pytest.mark.usefixtures("driver")
+def test_clients_find_it_at_its_path(environment: dict[str, str], runtime: Path) -> None:
+    done = nnfmq(environment, "devices", "--json", "--connect", str(runtime / "nnfmq" / "nnfmq.sock"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "reference" in [device["name"] for device in json.loads(done.stdout)["devices"]]
+
+
+@pytest.mark.usefixtures("driver")
+def test_doctor_finds_it_where_clients_look(environment: dict[str, str], runtime: Path) -> None:
+    findings = json.loads(nnfmq(environment, "doctor", "--json").stdout)["findings"]
+    (value,) = (finding["value"] for finding in findings if finding["name"] == "running driver")
+    assert value == f"at {runtime / 'nnfmq' / 'nnfmq.sock'}, devices: reference"
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_second_driver_at_the_same_place_is_refused(environment: dict[str, str]) -> None:
+    done = nnfmq(environment, "serve")
+    assert done.returncode == 1
+    assert done.stderr.startswith("nnfmq: error: another driver already listens at ")
+
+
+def test_commands_that_fail_leave_it_alive(
+    driver: subprocess.Popen[str], environment: dict[str, str], runtime: Path
+) -> None:
+    (runtime / "model.tflite").write_bytes(b"TFL3 but no more")
+    path = ["--connect", str(runtime / "nnfmq" / "nnfmq.sock")]
+    done = nnfmq(environment, "run", str(runtime / "model.tflite"), "--input", "x.npy", *path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert nnfmq(environment, "devices", *path).returncode == 0
+    assert driver.poll() is None

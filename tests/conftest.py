@@ -1,0 +1,52 @@
+"""Rules for every test: the right package under test, the data where it is, nothing left behind.
+
+The leak check surrounds each test and, once more, the whole session, so that fixtures of a module or of the session
+answer for what they keep as well. Where a test must leave something, there is no way to say so: change the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import leaks, places, under_test
+
+
+def pytest_configure() -> None:
+    """End the run before it starts if it would test another package or another core than meant."""
+    complaint = under_test.complaint()
+    if complaint:
+        pytest.exit(complaint, returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def pytest_report_header() -> str:
+    """Say what is tested, so that a log answers it later."""
+    data = places.data_path()
+    return "\n".join(
+        [
+            f"nnfmq: {under_test.IMPORTED.parent}, core: {under_test.core_name()}",
+            f"data: {data}{'' if data.is_dir() else ' (absent: the tests that need it are skipped)'}",
+        ]
+    )
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Return the folder of models, photos and golden files that the project does not ship."""
+    path = places.data_path()
+    if not path.is_dir():
+        pytest.skip(f"no test data in {path}; $NNFMQ_DATA can say where it is")
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_behind_by_the_session() -> Iterator[None]:
+    with leaks.watch():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    with leaks.watch():
+        yield

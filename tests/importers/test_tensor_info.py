@@ -1,0 +1,28 @@
+"""TensorInfo: numpy's name for each operand type, and the types that have none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.tensor_info import TensorInfo, describe, dtype_name
+from nnfmq.hal.types import Operand, OperandType, element_bytes
+
+WITHOUT = (OperandType.SUBGRAPH, OperandType.OEM, OperandType.TENSOR_OEM_BYTE)
+
+
+@pytest.mark.parametrize("operand_type", [t for t in OperandType if t not in WITHOUT])
+def test_numpys_element_has_the_size_of_the_hals(operand_type: OperandType) -> None:
+    assert np.dtype(dtype_name(operand_type)).itemsize == element_bytes(operand_type)
+
+
+@pytest.mark.parametrize("operand_type", WITHOUT)
+def test_a_type_without_a_numpy_element_is_refused(operand_type: OperandType) -> None:
+    with pytest.raises(InvalidArgument, match="no numpy element type"):
+        dtype_name(operand_type)
+
+
+def test_an_operand_is_described_with_its_quantization() -> None:
+    operand = Operand(OperandType.TENSOR_QUANT8_ASYMM, (1, 2), 0.5, 128)
+    assert describe(operand, "scores") == TensorInfo("scores", (1, 2), "uint8", 0.5, 128)

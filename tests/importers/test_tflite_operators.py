@@ -1,0 +1,298 @@
+"""Each operator's NNAPI form, and what is refused, on models of one operator."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from support.tflite_files import CONV, POOL, Operator, Tensor, floats, ints, single, writer
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType as Op
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
+from nnfmq.importers.tflite import load
+
+F32 = OperandType.TENSOR_FLOAT32
+I32 = OperandType.TENSOR_INT32
+IMAGE = (1, 4, 4, 2)
+
+
+def value(model: Model, operand: Operand) -> object:
+    """Return a constant's value: a number, or a tuple of numbers; other operands by their lifetime."""
+    if operand.lifetime != LifeTime.CONSTANT_COPY:
+        return operand.lifetime.name
+    begin = operand.location.offset
+    data = model.operand_values[begin : begin + operand.location.length]
+    form = {OperandType.BOOL: "?", OperandType.INT32: "i", OperandType.FLOAT32: "f", F32: "f", I32: "i"}[operand.type]
+    numbers = struct.unpack(f"<{len(data) // struct.calcsize(form)}{form}", data)
+    return numbers if operand.dimensions else numbers[0]
+
+
+def translated(data: bytes) -> tuple[Op, list[object]]:
+    """Return the only operation of a model and the values of its inputs."""
+    model = load(data).model
+    (operation,) = model.main.operations
+    return operation.type, [value(model, model.main.operands[index]) for index in operation.inputs]
+
+
+def image(**extra: Any) -> Any:
+    return Tensor("x", IMAGE, **extra)
+
+
+WEIGHTS = (1.0, 2.0, 3.0, 4.0)
+W = Tensor("w", (2, 1, 1, 2), data=struct.pack("<4f", *WEIGHTS))
+DW = Tensor("w", (1, 1, 1, 4), data=struct.pack("<4f", *WEIGHTS))
+B = Tensor("b", (2,), data=struct.pack("<2f", 5, 6))
+B4 = Tensor("b", (4,), data=struct.pack("<4f", 5, 6, 7, 8))
+X = "SUBGRAPH_INPUT"
+VECTOR = Tensor("x", (1, 2))
+FW = Tensor("w", (2, 2), data=struct.pack("<4f", *WEIGHTS))
+
+# SAME is 1 and VALID 2, activations are NONE 0, RELU 1, RELU1 2, RELU6 3 in the HAL; SAME is 0, VALID 1 in TFLite.
+FORMS: list[tuple[str, bytes, Op, list[object]]] = [
+    ("conv", single("CONV_2D", [image(), W, B, image()], "Conv2DOptions",
+        {"Padding": 1, "StrideW": 2, "StrideH": 3, "FusedActivationFunction": 3}),
+        Op.CONV_2D, [X, WEIGHTS, (5.0, 6.0), 2, 2, 3, 3]),
+    ("conv with dilation", single("CONV_2D", [image(), W, B, image()], "Conv2DOptions",
+        CONV | {"DilationWFactor": 4, "DilationHFactor": 5}),
+        Op.CONV_2D, [X, WEIGHTS, (5.0, 6.0), 1, 1, 1, 0, False, 4, 5]),
+    ("conv without bias", single("CONV_2D", [image(), W, image()], "Conv2DOptions", CONV),
+        Op.CONV_2D, [X, WEIGHTS, (0.0, 0.0), 1, 1, 1, 0]),
+    ("depthwise", single("DEPTHWISE_CONV_2D", [image(), DW, B4, Tensor("y", (1, 4, 4, 4))], "DepthwiseConv2DOptions",
+        CONV | {"DepthMultiplier": 9, "FusedActivationFunction": 1}),
+        Op.DEPTHWISE_CONV_2D, [X, WEIGHTS, (5.0, 6.0, 7.0, 8.0), 1, 1, 1, 2, 1]),
+    ("depthwise with dilation", single("DEPTHWISE_CONV_2D", [image(), DW, B4, Tensor("y", (1, 4, 4, 4))],
+        "DepthwiseConv2DOptions", CONV | {"DilationWFactor": 2, "DilationHFactor": 1}),
+        Op.DEPTHWISE_CONV_2D, [X, WEIGHTS, (5.0, 6.0, 7.0, 8.0), 1, 1, 1, 2, 0, False, 2, 1]),
+    ("fully connected", single("FULLY_CONNECTED", [VECTOR, FW, B, VECTOR], "FullyConnectedOptions",
+        {"FusedActivationFunction": 2}),
+        Op.FULLY_CONNECTED, [X, WEIGHTS, (5.0, 6.0), 2]),
+    ("fully connected without options", single("FULLY_CONNECTED", [VECTOR, FW, VECTOR]),
+        Op.FULLY_CONNECTED, [X, WEIGHTS, (0.0, 0.0), 0]),
+    ("average pool", single("AVERAGE_POOL_2D", [image(), image()], "Pool2DOptions",
+        {"Padding": 0, "StrideW": 1, "StrideH": 2, "FilterWidth": 3, "FilterHeight": 4}),
+        Op.AVERAGE_POOL_2D, [X, 1, 1, 2, 3, 4, 0]),
+    ("max pool", single("MAX_POOL_2D", [image(), image()], "Pool2DOptions", POOL | {"FusedActivationFunction": 1}),
+        Op.MAX_POOL_2D, [X, 2, 2, 2, 2, 2, 1]),
+    ("softmax", single("SOFTMAX", [VECTOR, VECTOR], "SoftmaxOptions", {"Beta": 0.5}), Op.SOFTMAX, [X, 0.5]),
+    ("logistic", single("LOGISTIC", [VECTOR, VECTOR]), Op.LOGISTIC, [X]),
+    ("relu", single("RELU", [VECTOR, VECTOR]), Op.RELU, [X]),
+    ("relu1", single("RELU_N1_TO_1", [VECTOR, VECTOR]), Op.RELU1, [X]),
+    ("relu6", single("RELU6", [VECTOR, VECTOR]), Op.RELU6, [X]),
+    ("add", single("ADD", [VECTOR, B, VECTOR], "AddOptions", {"FusedActivationFunction": 1}),
+        Op.ADD, [X, (5.0, 6.0), 1]),
+    ("mul", single("MUL", [VECTOR, B, VECTOR]), Op.MUL, [X, (5.0, 6.0), 0]),
+    ("mul by a number", single("MUL", [VECTOR, Tensor("two", (), data=struct.pack("<f", 2)), VECTOR]),
+        Op.MUL, [X, (2.0,), 0]),
+    ("concatenation", single("CONCATENATION", [VECTOR, FW, FW, Tensor("y", (5, 2))], "ConcatenationOptions",
+        {"Axis": -2}),
+        Op.CONCATENATION, [X, WEIGHTS, WEIGHTS, 0]),
+    ("mean", single("MEAN", [image(), Tensor("axes", (2,), "INT32", ints(1, 2)), VECTOR]), Op.MEAN, [X, (1, 2), 0]),
+    ("mean that keeps dimensions", single("MEAN", [image(), Tensor("axis", (), "INT32", ints(-1)), VECTOR],
+        "ReducerOptions", {"KeepDims": True}),
+        Op.MEAN, [X, (-1,), 1]),
+    ("pad", single("PAD", [VECTOR, Tensor("p", (2, 2), "INT32", ints(0, 0, 1, 2)), Tensor("y", (1, 5))], "PadOptions"),
+        Op.PAD, [X, (0, 0, 1, 2)]),
+    ("squeeze", single("SQUEEZE", [Tensor("x", (1, 2, 1)), Tensor("y", (2,))], "SqueezeOptions",
+        {"SqueezeDims": [0, -1]}),
+        Op.SQUEEZE, [X, (0, 2)]),
+    ("squeeze of all", single("SQUEEZE", [Tensor("x", (1, 2, 1)), Tensor("y", (2,))]), Op.SQUEEZE, [X, "NO_VALUE"]),
+    ("reshape by a tensor", single("RESHAPE", [VECTOR, Tensor("s", (1,), "INT32", ints(-1)), Tensor("y", (2,))],
+        "ReshapeOptions", {"NewShape": [7]}),
+        Op.RESHAPE, [X, (-1,)]),
+    ("reshape by its option", single("RESHAPE", [VECTOR, Tensor("y", (2,))], "ReshapeOptions", {"NewShape": [2, -1]}),
+        Op.RESHAPE, [X, (2, -1)]),
+    ("reshape by its output", single("RESHAPE", [VECTOR, Tensor("y", (2,))]), Op.RESHAPE, [X, (2,)]),
+    ("quantize", single("QUANTIZE", [VECTOR, Tensor("y", (1, 2), "UINT8", scales=[0.5], zero_points=[9])]),
+        Op.QUANTIZE, [X]),
+    ("dequantize", single("DEQUANTIZE", [Tensor("x", (1, 2), "INT8", scales=[0.5], zero_points=[9]), VECTOR]),
+        Op.DEQUANTIZE, [X]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "operation", "inputs"), [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
+def test_an_operator_gets_its_nnapi_form(data: bytes, operation: Op, inputs: list[object]) -> None:
+    assert translated(data) == (operation, inputs)
+
+
+def test_a_half_precision_softmax_gets_a_half_precision_beta() -> None:
+    half = Tensor("x", (1, 2), "FLOAT16")
+    model = load(single("SOFTMAX", [half, half], "SoftmaxOptions", {"Beta": 1.0})).model
+    beta = model.main.operands[model.main.operations[0].inputs[1]]
+    begin = beta.location.offset
+    assert (beta.type, model.operand_values[begin : begin + 2]) == (OperandType.FLOAT16, struct.pack("<e", 1.0))
+
+
+def test_a_fully_connected_that_keeps_dimensions_is_reshaped_afterwards() -> None:
+    tensors = [Tensor("x", (2, 3, 2)), FW, Tensor("y", (2, 3, 2))]
+    model = load(single("FULLY_CONNECTED", tensors, "FullyConnectedOptions", {"KeepNumDims": True})).model
+    product, reshape = model.main.operations
+    flat, shape = (model.main.operands[index] for index in reshape.inputs)
+    assert (product.type, reshape.type) == (Op.FULLY_CONNECTED, Op.RESHAPE)
+    assert (product.outputs[0], flat.dimensions, value(model, shape)) == (reshape.inputs[0], (6, 2), (2, 3, 2))
+
+
+def quantized_conv(bias_scale: float, *scales: float, input_scale: float = 0.5) -> bytes:
+    tensors = [
+        image(type="INT8", scales=[input_scale], zero_points=[3]),
+        Tensor("w", (2, 1, 1, 2), "INT8", bytes(4), scales=scales, zero_points=[0] * len(scales)),
+        Tensor("b", (2,), "INT32", ints(1, 2), scales=[bias_scale], zero_points=[0]),
+        image(type="INT8", scales=[0.75], zero_points=[-1]),
+    ]
+    return single("CONV_2D", tensors, "Conv2DOptions", CONV)
+
+
+def test_a_quantized_bias_gets_the_product_of_the_scales_in_float32() -> None:
+    model = load(quantized_conv(0.1, 0.2, input_scale=0.5)).model
+    bias = model.main.operands[model.main.operations[0].inputs[2]]
+    fifth = struct.unpack("<f", struct.pack("<f", 0.2))[0]
+    assert (bias.type, bias.scale, bias.zero_point) == (I32, fifth / 2, 0)
+
+
+def test_the_bias_of_a_filter_quantized_per_channel_has_no_scale() -> None:
+    model = load(quantized_conv(0.1, 0.25, 0.5)).model
+    weights, bias = (model.main.operands[index] for index in model.main.operations[0].inputs[1:3])
+    assert weights.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+    assert weights.channel_quant is not None
+    assert (weights.channel_quant.scales, weights.channel_quant.channel_dim) == ((0.25, 0.5), 0)
+    assert (weights.scale, weights.zero_point, bias.type, bias.scale) == (0.0, 0, I32, 0.0)
+
+
+def test_a_missing_quantized_bias_becomes_int32_zeros_with_the_product_scale() -> None:
+    x = image(type="UINT8", scales=[0.5], zero_points=[128])
+    w = Tensor("w", (2, 1, 1, 2), "UINT8", bytes(4), scales=[0.25], zero_points=[7])
+    model = load(single("CONV_2D", [x, w, x], "Conv2DOptions", CONV)).model
+    bias = model.main.operands[model.main.operations[0].inputs[2]]
+    assert (bias.type, bias.dimensions, bias.scale, value(model, bias)) == (I32, (2,), 0.125, (0, 0))
+
+
+def test_one_bias_of_two_convolutions_has_a_scale_for_each_and_one_value() -> None:
+    def quantized(scale: float) -> Any:
+        return Tensor("w", (2, 1, 1, 2), "UINT8", bytes(4), scales=[scale], zero_points=[0])
+
+    x = image(type="UINT8", scales=[1.0], zero_points=[0])
+    bias = Tensor("b", (2,), "INT32", ints(1, 2))
+    operators = [Operator("CONV_2D", (0, w, 3), (3 + w,), "Conv2DOptions", CONV) for w in (1, 2)]
+    data = writer.write([x, quantized(0.5), quantized(0.25), bias, x, x], operators, (0,), (4, 5))
+    model = load(data).model
+    first, second = (model.main.operands[operation.inputs[2]] for operation in model.main.operations)
+    assert (first.scale, second.scale) == (0.5, 0.25)
+    assert first.location == second.location
+
+
+def test_constants_are_aligned_as_the_hal_asks() -> None:
+    odd = Tensor("w", (1, 3), "UINT8", bytes(3), scales=[1.0], zero_points=[0])
+    x = Tensor("x", (1, 3), "UINT8", scales=[1.0], zero_points=[0])
+    operators = [Operator("MUL", (0, 1), (2,)), Operator("ADD", (2, 3), (4,), "AddOptions")]
+    model = load(writer.write([x, odd, x, odd, x], operators, (0,), (4,))).model
+    starts = {(o.location.length, o.location.offset % 4) for o in model.main.operands if o.location.length}
+    assert {length for length, _ in starts} == {3, 4}
+    assert all(rest % (2 if length == 3 else 4) == 0 for length, rest in starts)
+
+
+PER_CHANNEL = {"scales": [0.5, 0.5], "zero_points": [0, 0]}
+BYTES = {"scales": [0.5], "zero_points": [0]}
+REFUSED: list[tuple[str, bytes, str]] = [
+    ("an unknown operator", single("TANH", [VECTOR, VECTOR]), r"operator 0 \(TANH\) is not supported.*tensor 1 "),
+    ("a custom operator", single("CUSTOM", [VECTOR, VECTOR]), r"operator 0 \(CUSTOM ''\) is not supported"),
+    ("a tensor type", single("RELU", [Tensor("x", (2,), "INT64"), VECTOR]), r"tensor 0 \('x'\): tensor type INT64"),
+    ("bytes without scale", single("RELU", [Tensor("x", (2,), "UINT8"), VECTOR]), r"UINT8 without a quantization"),
+    ("a scale of zero", single("RELU", [Tensor("x", (2,), "UINT8", scales=[0.0]), VECTOR]), r"not a positive number"),
+    ("a zero point out of range", single("RELU", [Tensor("x", (2,), "INT8", scales=[1.0], zero_points=[128]), VECTOR]),
+        r"zero points \[128\]: one in -128..127"),
+    ("an activation", single("ADD", [VECTOR, B, VECTOR], "AddOptions", {"FusedActivationFunction": 4}),
+        r"operator 0 \(ADD\): fused activation 4"),
+    ("an activation of a concatenation", single("CONCATENATION", [VECTOR, VECTOR], "ConcatenationOptions",
+        {"FusedActivationFunction": 1}), r"CONCATENATION\): a fused activation"),
+    ("a padding", single("MAX_POOL_2D", [image(), image()], "Pool2DOptions", POOL | {"Padding": 2}), r"padding 2"),
+    ("a stride of zero", single("MAX_POOL_2D", [image(), image()], "Pool2DOptions", POOL | {"StrideH": 0}),
+        r"stride_h is 0"),
+    ("missing options", single("MAX_POOL_2D", [image(), image()]), r"has no Pool2DOptions"),
+    ("options of another operator", single("MAX_POOL_2D", [image(), image()], "SoftmaxOptions"),
+        r"has SoftmaxOptions instead of Pool2DOptions"),
+    ("too many inputs", single("RELU", [VECTOR, VECTOR, VECTOR]), r"2 inputs: 1 to 1"),
+    ("an omitted input", writer.write([VECTOR, VECTOR], [Operator("RELU", (-1,), (1,))], (0,), (1,)),
+        r"tensor index -1"),
+    ("two outputs", writer.write([VECTOR, VECTOR, VECTOR], [Operator("RELU", (0,), (1, 2))], (0,), (1,)),
+        r"2 outputs: one is allowed"),
+    ("a tensor read before it is written", single("MUL", [VECTOR, Tensor("late", (1, 2)), VECTOR]),
+        r"MUL\): tensor 1 \('late'\) is read before it is written"),
+    ("a constant that is written", writer.write([VECTOR, B], [Operator("RELU", (0,), (1,))], (0,), (1,)),
+        r"tensor 1 \('b'\) cannot be written"),
+    ("an input that is a constant", writer.write([B, VECTOR], [Operator("RELU", (0,), (1,))], (0,), (1,)),
+        r"tensor 0 \('b'\) cannot be a model input"),
+    ("an input listed twice", writer.write([VECTOR, VECTOR], [Operator("RELU", (0,), (1,))], (0, 0), (1,)),
+        r"cannot be a model input"),
+    ("an output that nobody writes", writer.write([VECTOR] * 3, [Operator("RELU", (0,), (1,))], (0,), (2,)),
+        r"tensor 2 \('x'\) cannot be a model output"),
+    ("an output that is an input", writer.write([VECTOR] * 2, [Operator("RELU", (0,), (1,))], (0,), (0,)),
+        r"tensor 0 \('x'\) cannot be a model output"),
+    ("no outputs", writer.write([VECTOR] * 2, [Operator("RELU", (0,), (1,))], (0,), ()), r"1 inputs and 0 outputs"),
+    ("no subgraph", single("RELU", [VECTOR, VECTOR], subgraph_count=0), r"0 subgraphs"),
+    ("two subgraphs", single("RELU", [VECTOR, VECTOR], subgraph_count=2), r"2 subgraphs"),
+    ("a variable", single("RELU", [Tensor("x", (2,), extra={"IsVariable": 1}), VECTOR]), r"variable tensors"),
+    ("a rank of nine", single("RELU", [Tensor("x", (1,) * 9), VECTOR]), r"rank 9"),
+    ("a negative extent", single("RELU", [Tensor("x", (-1, 2)), VECTOR]), r"shape \[-1, 2\] has a negative extent"),
+    ("more than 32 bits", single("RELU", [Tensor("x", (0, 1 << 16, 1 << 15)), VECTOR]), r"more than 4294967295 bytes"),
+    ("a buffer of another size", single("MUL", [VECTOR, Tensor("w", (2,), data=bytes(7)), VECTOR]),
+        r"tensor 1 \('w'\): shape \[2\] of TENSOR_FLOAT32 is 8 bytes, its buffer has 7"),
+    ("groups", single("CONV_2D", [Tensor("x", (1, 4, 4, 4)), W, image()], "Conv2DOptions", CONV), r"groups"),
+    ("an uneven depth multiplier", single("DEPTHWISE_CONV_2D", [Tensor("x", (1, 4, 4, 3)), DW, image()],
+        "DepthwiseConv2DOptions", CONV), r"no multiple of the input's 3"),
+    ("a filter of rank two", single("CONV_2D", [image(), FW, image()], "Conv2DOptions", CONV), r"rank 2: it must be 4"),
+    ("float inputs with quantized weights", single("FULLY_CONNECTED", [VECTOR, Tensor("w", (2, 2), "INT8", bytes(4),
+        **BYTES), VECTOR]), r"TENSOR_FLOAT32 but tensor 1 \('w'\) is TENSOR_QUANT8_ASYMM_SIGNED"),
+    ("shuffled weights", single("FULLY_CONNECTED", [VECTOR, FW, VECTOR], "FullyConnectedOptions",
+        {"WeightsFormat": 1}), r"weights format 1"),
+    ("a bias of another scale", quantized_conv(0.2, 0.25), r"scale 0.2, input times filter make 0.125"),
+    ("a scale that vanishes", quantized_conv(0.2, 1e-30, input_scale=1e-30), r"that is no float32 scale"),
+    ("a scale without end", quantized_conv(0.2, 1e30, input_scale=1e30), r"that is no float32 scale"),
+    ("per channel of an activation", single("RELU", [Tensor("x", (2,), "INT8", **PER_CHANNEL), VECTOR]),
+        r"only constants may be quantized per channel"),
+    ("per channel of the wrong count", single("RELU", [Tensor("x", (3,), "INT8", **PER_CHANNEL), VECTOR]),
+        r"2 scales for dimension 0 of shape \[3\]"),
+    ("per channel of unsigned bytes", single("RELU", [Tensor("x", (2,), "UINT8", **PER_CHANNEL), VECTOR]),
+        r"INT8 only, not for UINT8"),
+    ("a softmax without slope", single("SOFTMAX", [VECTOR, VECTOR], "SoftmaxOptions", {"Beta": 0.0}), r"beta is 0.0"),
+    ("an axis out of range", single("CONCATENATION", [VECTOR, VECTOR], "ConcatenationOptions", {"Axis": 2}),
+        r"axis 2 is not in -2..1"),
+    ("a squeeze out of range", single("SQUEEZE", [VECTOR, VECTOR], "SqueezeOptions", {"SqueezeDims": [5]}),
+        r"dimensions \[5\] are not all in -2..1"),
+    ("a shape that is not INT32", single("RESHAPE", [VECTOR, B, VECTOR]), r"a shape must be INT32"),
+    ("requantizing", single("QUANTIZE", [Tensor("x", (2,), "INT8", **BYTES), VECTOR]), r"requantizing"),
+    ("widening halves", single("DEQUANTIZE", [Tensor("x", (2,), "FLOAT16"), VECTOR]), r"widening"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "message"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+def test_what_is_not_supported_is_refused_by_name(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        load(data)
+
+
+def test_an_unused_tensor_of_an_unsupported_type_does_no_harm() -> None:
+    unused = Tensor("unused", (1,), "COMPLEX64")
+    data = writer.write([VECTOR, VECTOR, unused], [Operator("RELU", (0,), (1,))], (0,), (1,))
+    assert len(load(data).model.main.operands) == 2
+
+
+def test_inputs_and_outputs_are_described_in_the_models_order() -> None:
+    tensors = [
+        Tensor("a", (1, 2), "UINT8", scales=[0.5], zero_points=[7]), Tensor("b", (2,)), Tensor("c", (1, 2)),
+        Tensor("d", (2,)),
+    ]  # fmt: skip
+    operators = [Operator("DEQUANTIZE", (0,), (2,)), Operator("RELU", (1,), (3,))]
+    loaded = load(writer.write(tensors, operators, (1, 0), (3, 2)))
+    described = [(t.name, t.shape, t.dtype, t.scale, t.zero_point) for t in (*loaded.inputs, *loaded.outputs)]
+    assert described == [
+        ("b", (2,), "float32", 0.0, 0), ("a", (1, 2), "uint8", 0.5, 7),
+        ("d", (2,), "float32", 0.0, 0), ("c", (1, 2), "float32", 0.0, 0),
+    ]  # fmt: skip
+
+
+def test_float_constants_keep_every_byte() -> None:
+    data = floats(64)
+    model = load(single("MUL", [Tensor("x", (64,)), Tensor("w", (64,), data=data), Tensor("y", (64,))])).model
+    weights = model.main.operands[model.main.operations[0].inputs[1]].location
+    assert model.operand_values[weights.offset : weights.offset + weights.length] == data

@@ -1,0 +1,214 @@
+"""Read source text and say which rule of the architecture it breaks: layers, one door per side effect, house limits.
+
+Nothing is imported or run. A `Source` is a module's dotted name inside the package (`queue.core`; empty for the
+package's own `__init__`) and its text; each rule is a function from a Source to complaints with line numbers. An
+import counts wherever it stands, in a function or under TYPE_CHECKING as well. Of Cython files only the import lines
+are read.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "nnfmq"
+EVERYTHING = "*"
+_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths")
+BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    "": ("runtime", "importers", "examples", "queue", "serialize.control", "hal"),
+    "__main__": ("cli", "service.embedded"),
+    "hal": (),
+    "paths": ("hal.errors",),
+    "examples": ("hal.errors",),
+    "operations": ("hal",),
+    "validation": ("hal", "operations"),
+    "memory": ("hal",),
+    "channel": ("memory", "hal"),
+    "queue": ("memory", "hal.errors"),
+    "serialize": ("hal",),
+    "watcher": ("hal.errors",),
+    "engines": ("operations", "hal"),
+    "service": BOTH_SIDES,
+    "runtime": BOTH_SIDES,
+    "importers": ("hal", "validation"),
+    "compat": ("runtime", "importers", "hal"),
+    "cli": (EVERYTHING,),
+    "observe": (),
+}
+"""Part → what it may import beside itself and `observe`, which everyone may."""
+
+DOORS: dict[str, tuple[str, ...]] = {
+    "socket": ("channel",),
+    "socketserver": (),
+    "mmap": ("memory",),
+    "posix_ipc": ("memory",),
+    "ctypes": ("queue",),
+    "multiprocess": ("service.supervisor",),
+    "multiprocessing": (),
+    "pickle": (),
+    "dill": (),
+    "cloudpickle": (),
+    "marshal": (),
+    "shelve": (),
+}
+"""Module → the only places that may import it."""
+
+CALLS: dict[str, tuple[str, ...]] = {
+    "memfd_create": ("memory", "cli.doctor"),  # the doctor asks the kernel whether it can
+    "posix_fallocate": ("memory",),
+    "F_ADD_SEALS": ("memory", "cli.doctor"),
+    "recvmsg": ("channel",),
+    "sendmsg": ("channel",),
+    "recv_fds": ("channel",),
+    "send_fds": ("channel",),
+}
+"""Function or constant → the only places that may name it: objects from behind the door get passed around."""
+
+FUNCTION_LINES = 60
+MODULE_LINES = 500
+EXCUSE = "long because"
+"""What the docstring of a module over the limit says, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A module's name inside the package, and its text."""
+
+    module: str
+    text: str
+    is_package: bool = False
+    is_cython: bool = False
+
+    def tree(self) -> ast.Module:
+        """Parse the text; of Cython, what is importing in it."""
+        return ast.parse(_import_lines(self.text) if self.is_cython else self.text)
+
+
+def _import_lines(text: str) -> str:
+    """Keep a Cython file's import lines, each at its own line number."""
+    lines = (line.strip().replace("cimport", "import") for line in text.splitlines())
+    return "\n".join(line if re.match(r"(from\s+\S+\s+)?import\s+[^(]+$", line) else "" for line in lines)
+
+
+def sources(root: Path) -> list[Source]:
+    """Read every module of the package under `root`."""
+    return [_source(root, path) for path in sorted(root.rglob("*.py*")) if path.suffix in (".py", ".pyx")]
+
+
+def _source(root: Path, path: Path) -> Source:
+    parts = path.relative_to(root).with_suffix("").parts
+    is_package = parts[-1] == "__init__"
+    module = ".".join(parts[:-1] if is_package else parts)
+    return Source(module, path.read_text(encoding="utf-8"), is_package, path.suffix == ".pyx")
+
+
+def imports(source: Source) -> Iterator[tuple[int, str]]:
+    """Yield line and full dotted name of everything imported; `from a import b` is a.b."""
+    for node in ast.walk(source.tree()):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(source, node)
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and _last_name(node.func) in ("import_module", "__import__"):
+            yield from ((node.lineno, word) for word in _first_text(node))
+
+
+def _base(source: Source, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    here = [PACKAGE, *source.module.split(".")] if source.module else [PACKAGE]
+    up = node.level - source.is_package
+    return ".".join([*here[: len(here) - up], *([node.module] if node.module else [])])
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _first_text(call: ast.Call) -> Iterator[str]:
+    for argument in call.args[:1]:
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+            yield argument.value
+
+
+def _within(name: str, places: Iterable[str]) -> bool:
+    return any(place == EVERYTHING or name == place or name.startswith(f"{place}.") for place in places)
+
+
+def upward_imports(source: Source) -> Iterator[str]:
+    """Complain about imports of our own parts that the table does not allow."""
+    part = source.module.split(".")[0]
+    if part not in LAYERS:
+        yield f"{source.module}: the table of layers has no part {part!r}"
+        return
+    for line, name in imports(source):
+        target = _own(name)
+        if target is not None and not _within(target, (*LAYERS[part], part or "*nothing*", "observe")):
+            yield f"{source.module or PACKAGE}:{line}: {part or PACKAGE} may not import {name}"
+
+
+def _own(name: str) -> str | None:
+    """Return a name's place inside our package, or None if it is not ours; names of the face itself are ''."""
+    package, _, rest = name.partition(".")
+    if package != PACKAGE:
+        return None
+    return rest if rest.split(".")[0] in LAYERS else ""
+
+
+def back_doors(source: Source) -> Iterator[str]:
+    """Complain about side effects outside their one door."""
+    for line, name in imports(source):
+        top = name.split(".")[0]
+        if top in DOORS and not _within(source.module, DOORS[top]):
+            yield f"{source.module}:{line}: only {_or_nobody(DOORS[top])} may import {top}"
+    for line, word in _names(source):
+        if word in CALLS and not _within(source.module, CALLS[word]):
+            yield f"{source.module}:{line}: only {_or_nobody(CALLS[word])} may use {word}"
+
+
+def _names(source: Source) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(source.tree()):
+        if isinstance(node, ast.expr):
+            yield node.lineno, _last_name(node)
+
+
+def _or_nobody(places: tuple[str, ...]) -> str:
+    return " and ".join(places) or "nobody"
+
+
+def over_the_limits(source: Source) -> Iterator[str]:
+    """Complain about modules without a docstring or too long, functions too long, and errors swallowed whole."""
+    if source.is_cython:
+        return
+    tree = source.tree()
+    doc, lines = ast.get_docstring(tree), len(source.text.splitlines())
+    if not doc:
+        yield f"{source.module or PACKAGE}: no docstring"
+    if lines > MODULE_LINES and EXCUSE not in " ".join((doc or "").lower().split()):
+        yield f"{source.module}: {lines} lines, and its docstring does not say {EXCUSE!r}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _body_lines(node) > FUNCTION_LINES:
+            yield f"{source.module}:{node.lineno}: {node.name}() has {_body_lines(node)} lines, over {FUNCTION_LINES}"
+        if isinstance(node, ast.ExceptHandler) and _swallows_everything(node):
+            yield f"{source.module}:{node.lineno}: every error is swallowed"
+
+
+def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def _swallows_everything(handler: ast.ExceptHandler) -> bool:
+    catches_all = handler.type is None or _last_name(handler.type) in ("Exception", "BaseException")
+    return catches_all and all(
+        isinstance(step, ast.Pass) or (isinstance(step, ast.Expr) and isinstance(step.value, ast.Constant))
+        for step in handler.body
+    )

@@ -1,0 +1,95 @@
+"""What a process holds that a finished test may not leave behind: descriptors, threads, mappings, children.
+
+The kernel is asked, not Python: /proc says what is there whoever made it. `watch()` compares before and after and names
+what is new. Of mappings only shared memory (memfd, /dev/shm) counts: ordinary memory is not looked at, and a library
+loaded by the first test that needs it stays. NumPy is imported before the first look: BLAS starts its threads then.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy  # noqa: F401  (for its threads, see above)
+import pytest
+
+GRACE_NS = 2_000_000_000
+_SHARED_MEMORY = ("/memfd:", "/dev/shm/")
+_GONE = (FileNotFoundError, ProcessLookupError)
+
+Held = dict[str, str]
+"""What is held: what identifies it → what to say about it beyond that."""
+
+
+def snapshot() -> Held:
+    """Look at everything this process holds now."""
+    return dict([*_descriptors(), *_threads(), *_shared_mappings(), *_children()])
+
+
+def _descriptors() -> Iterator[tuple[str, str]]:
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(*_GONE):  # the descriptor that listed the folder
+            yield f"descriptor {number} -> {os.readlink(f'/proc/self/fd/{number}')}", ""
+
+
+def _threads() -> Iterator[tuple[str, str]]:
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    for number in os.listdir("/proc/self/task"):
+        yield f"thread {number}", names.get(int(number), "(not one of Python)")
+
+
+def _shared_mappings() -> Iterator[tuple[str, str]]:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if any(part in line for part in _SHARED_MEMORY):
+            yield f"mapping {line}", ""
+
+
+def _children() -> Iterator[tuple[str, str]]:
+    for task in os.listdir("/proc/self/task"):
+        with suppress(*_GONE):
+            for child in Path(f"/proc/self/task/{task}/children").read_text().split():
+                yield f"child process {child}", _command(child)
+
+
+def _command(pid: str) -> str:
+    """Return a process's command line; a zombie has none."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except _GONE:
+        words = ""
+    return words or "(ended, not waited for)"
+
+
+def _new_since(before: Held) -> list[str]:
+    return sorted(f"{what} {more}".rstrip() for what, more in snapshot().items() if what not in before)
+
+
+def _settled(before: Held, deadline_ns: int) -> list[str]:
+    """Return what is still new once the dust has settled.
+
+    A joined thread's task and a hung-up child's entry leave /proc a moment later and nothing can be waited on for that,
+    so this is the one place that looks again and again; a clean test is judged at the first look.
+    """
+    left = _new_since(before)
+    if left:
+        gc.collect()
+        left = _new_since(before)
+    while left and time.monotonic_ns() < deadline_ns:
+        time.sleep(0.005)
+        left = _new_since(before)
+    return left
+
+
+@contextmanager
+def watch(grace_ns: int = GRACE_NS) -> Iterator[None]:
+    """Fail with a list if the block leaves anything behind; waits up to `grace_ns` for what is ending already."""
+    before = snapshot()
+    yield
+    left = _settled(before, time.monotonic_ns() + grace_ns)
+    if left:
+        pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)

@@ -1,0 +1,195 @@
+"""Small models in the HAL's own types: what a driver is given when a test is not about importing files.
+
+Each function returns a complete, valid Model; constants lie in its operand_values. `request_for` lays a model's
+arguments out over pools. Nothing here computes: what the models answer is for the tests to know.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+
+from nnfmq.hal.types import (
+    DataLocation,
+    FusedActivationFunc,
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    PaddingScheme,
+    Pool,
+    Request,
+    RequestArgument,
+    Subgraph,
+    operand_bytes,
+)
+
+Shape = tuple[int, ...]
+
+
+class _Builder:
+    """Collects operands, constants and operations of one model."""
+
+    def __init__(self) -> None:
+        self._operands: list[Operand] = []
+        self._values = bytearray()
+        self._operations: list[Operation] = []
+
+    def tensor(self, shape: Shape, lifetime: LifeTime = LifeTime.TEMPORARY_VARIABLE) -> int:
+        return self._add(Operand(OperandType.TENSOR_FLOAT32, shape, lifetime=lifetime))
+
+    def input(self, shape: Shape) -> int:
+        return self.tensor(shape, LifeTime.SUBGRAPH_INPUT)
+
+    def output(self, shape: Shape) -> int:
+        return self.tensor(shape, LifeTime.SUBGRAPH_OUTPUT)
+
+    def scalar(self, value: int) -> int:
+        return self._constant(OperandType.INT32, (), struct.pack("<i", value))
+
+    def float_scalar(self, value: float) -> int:
+        return self._constant(OperandType.FLOAT32, (), struct.pack("<f", value))
+
+    def integers(self, values: Sequence[int]) -> int:
+        return self._constant(OperandType.TENSOR_INT32, (len(values),), struct.pack(f"<{len(values)}i", *values))
+
+    def floats(self, shape: Shape, value: float) -> int:
+        data = struct.pack("<f", value) * math.prod(shape)
+        return self._constant(OperandType.TENSOR_FLOAT32, shape, data)
+
+    def operation(self, kind: OperationType, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        self._operations.append(Operation(kind, tuple(inputs), tuple(outputs)))
+
+    def model(self) -> Model:
+        by_lifetime = {
+            lifetime: tuple(i for i, operand in enumerate(self._operands) if operand.lifetime is lifetime)
+            for lifetime in (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT)
+        }
+        subgraph = Subgraph(
+            tuple(self._operands),
+            tuple(self._operations),
+            by_lifetime[LifeTime.SUBGRAPH_INPUT],
+            by_lifetime[LifeTime.SUBGRAPH_OUTPUT],
+        )
+        return Model(subgraph, operand_values=bytes(self._values))
+
+    def _add(self, operand: Operand) -> int:
+        self._operands.append(operand)
+        return len(self._operands) - 1
+
+    def _constant(self, kind: OperandType, shape: Shape, data: bytes) -> int:
+        self._values.extend(bytes(-len(self._values) % 4))  # every constant starts at a multiple of 4 (N-VAL)
+        location = DataLocation(0, len(self._values), len(data))
+        self._values.extend(data)
+        return self._add(Operand(kind, shape, lifetime=LifeTime.CONSTANT_COPY, location=location))
+
+
+def null_model() -> Model:
+    """RESHAPE of one float to one float: the smallest execution there is."""
+    builder = _Builder()
+    given, answer = builder.input((1,)), builder.output((1,))
+    builder.operation(OperationType.RESHAPE, [given, builder.integers([1])], [answer])
+    return builder.model()
+
+
+def add_model(shape: Shape = (4,)) -> Model:
+    """ADD of two float tensors."""
+    builder = _Builder()
+    first, second, answer = builder.input(shape), builder.input(shape), builder.output(shape)
+    builder.operation(OperationType.ADD, [first, second, builder.scalar(FusedActivationFunc.NONE)], [answer])
+    return builder.model()
+
+
+def relu_model(shape: Shape = (4,)) -> Model:
+    """RELU of one float tensor."""
+    builder = _Builder()
+    given, answer = builder.input(shape), builder.output(shape)
+    builder.operation(OperationType.RELU, [given], [answer])
+    return builder.model()
+
+
+def relus_model(count: int, shape: Shape = (1,)) -> Model:
+    """`count` independent RELUs, each with an input and an output of its own: results with many shapes."""
+    builder = _Builder()
+    givens = [builder.input(shape) for _ in range(count)]
+    answers = [builder.output(shape) for _ in range(count)]
+    for given, answer in zip(givens, answers, strict=True):
+        builder.operation(OperationType.RELU, [given], [answer])
+    return builder.model()
+
+
+def unsized_relu_model(shape: Shape = (4,)) -> Model:
+    """RELU whose output has an unknown extent in the model: the request, or the execution, says how large it is."""
+    builder = _Builder()
+    given, answer = builder.input(shape), builder.output((0,) * len(shape))
+    builder.operation(OperationType.RELU, [given], [answer])
+    return builder.model()
+
+
+def slow_model(operations: int = 100, side: int = 128, channels: int = 32) -> Model:
+    """A chain of 3x3 CONV_2Ds: some 0.3 GFLOP each by default, so that seconds pass and each step is a short one."""
+    builder = _Builder()
+    shape = (1, side, side, channels)
+    weights, bias = builder.floats((channels, 3, 3, channels), 1 / (9 * channels)), builder.floats((channels,), 0.0)
+    scheme, one = builder.scalar(PaddingScheme.SAME), builder.scalar(1)
+    activation = builder.scalar(FusedActivationFunc.NONE)
+    last = builder.input(shape)
+    for number in range(operations):
+        result = builder.output(shape) if number == operations - 1 else builder.tensor(shape)
+        builder.operation(OperationType.CONV_2D, [last, weights, bias, scheme, one, one, activation], [result])
+        last = result
+    return builder.model()
+
+
+def unsupported_model() -> Model:
+    """A valid model that no engine here can run: one LOCAL_RESPONSE_NORMALIZATION."""
+    builder = _Builder()
+    given, answer = builder.input((1, 2, 2, 1)), builder.output((1, 2, 2, 1))
+    radius = builder.scalar(1)
+    bias, alpha, beta = (builder.float_scalar(value) for value in (1.0, 1.0, 0.5))
+    builder.operation(
+        OperationType.LOCAL_RESPONSE_NORMALIZATION, [given, radius, bias, alpha, beta], [answer]
+    )
+    return builder.model()
+
+
+def invalid_model() -> Model:
+    """A model that no validation lets pass: its only operation reads an operand that does not exist."""
+    builder = _Builder()
+    builder.input((1,))
+    answer = builder.output((1,))
+    builder.operation(OperationType.RELU, [99], [answer])
+    return builder.model()
+
+
+def operands_of(model: Model, indexes: Sequence[int]) -> list[Operand]:
+    """Return some operands of the main subgraph."""
+    return [model.main.operands[index] for index in indexes]
+
+
+def place(operands: Sequence[Operand], pool_index: int, alignment: int = 64) -> tuple[tuple[RequestArgument, ...], int]:
+    """Lay operands one after the other into a pool; return the arguments and the bytes they take."""
+    arguments, end = [], 0
+    for operand in operands:
+        start = -(-end // alignment) * alignment
+        size = operand_bytes(operand)
+        arguments.append(RequestArgument(location=DataLocation(pool_index, start, size)))
+        end = start + size
+    return tuple(arguments), max(end, 1)
+
+
+def request_for(model: Model, pools: Sequence[Pool]) -> Request:
+    """Return the request that reads its inputs from `pools[0]` and writes its outputs to `pools[1]`."""
+    inputs, _ = place(operands_of(model, model.main.input_indexes), 0)
+    outputs, _ = place(operands_of(model, model.main.output_indexes), 1)
+    return Request(inputs, outputs, tuple(pools))
+
+
+def pool_bytes(model: Model) -> tuple[int, int]:
+    """Return the bytes that `request_for` needs in its input and its output pool."""
+    _, inputs = place(operands_of(model, model.main.input_indexes), 0)
+    _, outputs = place(operands_of(model, model.main.output_indexes), 1)
+    return inputs, outputs

@@ -1,0 +1,100 @@
+"""Which core runs is never a guess. Each case in a Python of its own, since the choice is made at import."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nnfmq
+from nnfmq.queue import core
+
+SOURCE = Path(nnfmq.__file__).parent
+REPORT = "from nnfmq.queue import core as c; print(c.core_name, '|', c.core_path, '|', c.core_reason)"
+
+needs_compiled = pytest.mark.skipif("compiled" not in core.available(), reason="the compiled core is not built here")
+
+
+def copy_package(target: Path, *, compiled: bool) -> Path:
+    """Copy the package into `target`, with or without its compiled core; return `target`."""
+    unwanted = shutil.ignore_patterns("__pycache__", "*.c", "data", *([] if compiled else ["*.so"]))
+    shutil.copytree(SOURCE, target / "nnfmq", ignore=unwanted)
+    return target
+
+
+def run(*path: Path, core: str | None, cwd: Path | None = None, code: str = REPORT) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a new Python with `path` before everything else in sys.path."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("NNFMQ_CORE", "PYTHONSAFEPATH")}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+    if core is not None:
+        environment["NNFMQ_CORE"] = core
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=cwd or path[0], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A source tree in which nothing was compiled."""
+    return copy_package(tmp_path / "tree", compiled=False)
+
+
+def test_the_compiled_core_where_it_is_not_built_is_an_import_error_with_the_remedy(tree: Path) -> None:
+    done = run(tree, core="compiled")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: the compiled core is not built in") and str(tree) in last
+    assert "build_ext --inplace" in last and "NNFMQ_CORE=twin" in last
+
+
+def test_another_name_is_an_import_error_with_the_choice(tree: Path) -> None:
+    assert "ImportError: $NNFMQ_CORE is 'fast'; allowed are compiled and twin" in run(tree, core="fast").stderr
+
+
+def test_the_twin_on_request_says_so(tree: Path) -> None:
+    done = run(tree, core="twin")
+    assert done.stdout == f"twin | {tree}/nnfmq/queue/twin.py | $NNFMQ_CORE asks for it\n"
+    assert done.stderr == ""
+
+
+@needs_compiled
+def test_unset_the_compiled_core_is_taken_where_it_is_built(tmp_path: Path) -> None:
+    done = run(copy_package(tmp_path, compiled=True), core=None)
+    assert done.stdout.startswith(f"compiled | {tmp_path}/nnfmq/queue/_core.")
+    assert "it is built" in done.stdout
+
+
+@needs_compiled
+def test_the_twin_on_request_wins_over_a_built_core(tmp_path: Path) -> None:
+    assert run(copy_package(tmp_path, compiled=True), core="twin").stdout.startswith("twin |")
+
+
+def test_a_source_tree_that_hides_an_installed_nnfmq_is_warned_about(tree: Path, tmp_path: Path) -> None:
+    installed = copy_package(tmp_path / "site", compiled=True)
+    done = run(installed, core=None, cwd=tree)  # `python -c` looks into the current directory first
+    assert f"RuntimeWarning: nnfmq is imported from the source tree {tree}/nnfmq" in done.stderr
+    assert f"hides the nnfmq installed in {installed}/nnfmq" in done.stderr
+    assert done.stdout.startswith("twin |")
+
+
+def test_a_twin_that_was_asked_for_is_not_warned_about(tree: Path, tmp_path: Path) -> None:
+    installed = copy_package(tmp_path / "site", compiled=True)
+    done = run(installed, core="twin", cwd=tree)
+    assert (done.stderr, done.stdout[:6]) == ("", "twin |")
+
+
+def test_the_same_package_twice_on_the_path_hides_nothing(tree: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tree)
+    code = f"import sys\nsys.path[3:] = [p for p in sys.path[3:] if {str(SOURCE.parent)!r} != p]\n{REPORT}"
+    assert run(link, tree, core=None, code=code).stderr == ""
+
+
+def test_the_running_core_is_the_one_this_run_is_about() -> None:
+    wanted = os.environ.get("NNFMQ_CORE")
+    assert core.core_name == (wanted or core.available()[0])
+    assert Path(core.core_path).is_file() and core.core_reason

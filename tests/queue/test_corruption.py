@@ -1,0 +1,139 @@
+"""Counters that a peer has spoilt (FMQ_FACTS 1.11): libfmq's answers, and never a crash, a stray copy or a hang."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
+from nnfmq.queue import MessageQueue
+from nnfmq.queue.core import Core
+
+MakeQueue = Callable[..., MessageQueue]
+
+# A ring of 4 records of 8 bytes: (read counter, write counter) → what libfmq answers to
+# (available_to_read, available_to_write, write(1), read(1)) and the read counter after the read.
+STATES = {
+    "w below r": ((16, 8), (0, 4, True), (None, 8)),
+    "w far ahead of r": ((0, 40), (5, 0, False), (None, 40)),
+    "w almost 2^64": ((0, 2**64 - 8), (2**61 - 1, 0, False), (None, 2**64 - 8)),
+    "w misaligned": ((8, 17), (1, 2, False), (None, 8)),
+    "r misaligned": ((9, 24), (1, 2, True), (None, 9)),
+}
+
+
+def poke(queue: MessageQueue, r: int, w: int) -> None:
+    queue.memory.view[:16] = struct.pack("<QQ", r, w)
+
+
+def counters(queue: MessageQueue) -> tuple[int, int]:
+    r, w = struct.unpack("<QQ", queue.memory.view[:16])
+    return r, w
+
+
+@pytest.mark.parametrize(("state", "answers"), [(row[0], row[1]) for row in STATES.values()], ids=STATES.keys())
+def test_N_BUX_3_a_writer_answers_as_libfmq_does(
+    make_queue: MakeQueue, state: tuple[int, int], answers: tuple[int, int, bool]
+) -> None:
+    queue = make_queue(8, 4)
+    poke(queue, *state)
+    assert (queue.available_to_read(), queue.available_to_write(), queue.write(bytes(8))) == answers
+
+
+@pytest.mark.parametrize(("state", "answers"), [(row[0], row[2]) for row in STATES.values()], ids=STATES.keys())
+def test_N_BUX_3_a_reader_answers_as_libfmq_does(
+    make_queue: MakeQueue, state: tuple[int, int], answers: tuple[None, int]
+) -> None:
+    queue = make_queue(8, 4)
+    poke(queue, *state)
+    assert (queue.read(1), counters(queue)[0]) == answers
+
+
+READERS: list[Callable[[MessageQueue], object]] = [
+    lambda queue: queue.receive(None, 50_000),
+    lambda queue: queue.read_blocking(1, None),
+    lambda queue: queue.drain(),
+]
+
+
+@pytest.mark.parametrize("state", [row[0] for row in STATES.values()], ids=STATES.keys())
+@pytest.mark.parametrize("call", READERS, ids=["receive", "read_blocking", "drain"])
+def test_N_BUX_3_a_waiting_read_says_so_instead_of_waiting_for_ever(
+    make_queue: MakeQueue, call: Callable[[MessageQueue], object], state: tuple[int, int]
+) -> None:
+    queue = make_queue(8, 4)
+    poke(queue, *state)
+    with pytest.raises(QueueCorrupted, match=f"write counter {state[1]}"):
+        call(queue)
+
+
+@pytest.mark.parametrize("state", [(16, 8), (0, 40), (0, 2**64 - 8), (8, 17)])
+@pytest.mark.parametrize("call", ["send", "write_blocking"])
+def test_N_BUX_3_a_burst_write_says_so_and_writes_nothing(
+    make_queue: MakeQueue, call: str, state: tuple[int, int]
+) -> None:
+    queue = make_queue(8, 4)
+    poke(queue, *state)
+    options = (None,) if call == "write_blocking" else ()
+    with pytest.raises(QueueCorrupted, match=f"read counter {state[0]}"):
+        getattr(queue, call)(bytes(8), *options)
+    assert counters(queue) == state
+
+
+def test_MisalignedWriteCounter_the_next_write_fails(make_queue: MakeQueue) -> None:
+    queue = make_queue(4, 1020)
+    poke(queue, 0, 4 * 1020 - 1)
+    assert queue.write(bytes(4)) is False
+
+
+def test_an_overflowed_queue_works_again_after_the_read_that_found_it(make_queue: MakeQueue) -> None:
+    queue = make_queue(8, 4)
+    poke(queue, 0, 800)
+    assert queue.read(1) is None
+    assert queue.send(b"A" * 16)
+    assert queue.receive(None, 0) == b"A" * 16
+
+
+def test_counters_spoilt_during_a_wait_end_it(
+    make_queue: MakeQueue, start: Callable[..., object], until: Callable[..., None], limit_ns: int
+) -> None:
+    queue = make_queue(8, 4)
+    future = start(queue.receive, limit_ns, 0)
+    until(lambda: queue.waiters)
+    poke(queue, 0, 3)
+    assert queue.event_flag is not None
+    until(lambda: queue.event_flag.wake(2) or future.done())
+    with pytest.raises(QueueCorrupted):
+        future.result()
+
+
+def test_fmq_fuzzer_random_counters_never_crash_nor_leave_the_ring(make_queue: MakeQueue) -> None:
+    queue, chance = make_queue(8, 4), random.Random(4)
+    place = memoryview(queue.memory.view)
+    interesting = [0, 1, 7, 8, 24, 32, 40, 2**31, 2**32 - 8, 2**63, 2**64 - 32, 2**64 - 8, 2**64 - 1]
+    actions: list[Callable[[], object]] = [
+        lambda: queue.write(b"W" * 8 * chance.randrange(6)),
+        lambda: queue.read(chance.randrange(6)),
+        lambda: queue.send(b"S" * 8 * chance.randrange(6)),
+        lambda: queue.receive(time.monotonic_ns() + 1000, 500),
+        lambda: queue.read_blocking(chance.randrange(6), time.monotonic_ns() + 1000),
+        lambda: queue.write_blocking(b"B" * 8 * chance.randrange(6), time.monotonic_ns() + 1000),
+        queue.drain,
+    ]
+    for _ in range(2000):
+        poke(queue, chance.choice(interesting), chance.choice(interesting))
+        with suppress(QueueCorrupted):
+            chance.choice(actions)()
+        assert bytes(place[52:]) == bytes(len(place) - 52), "a byte behind the event word was written"
+    place.release()
+
+
+@pytest.mark.parametrize("offset", [-4, 2, 61, 64, 2**40])
+def test_a_core_refuses_an_event_word_outside_its_memory(core: Core, offset: int) -> None:
+    with pytest.raises(InvalidArgument, match="outside or misaligned"):
+        core.EventWord(memoryview(bytearray(64)), offset, bytearray(4))

@@ -1,0 +1,101 @@
+"""The twin's ground: both ways to change an event word, and the machines on which it refuses to share."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.queue import MessageQueue, futex, twin
+from nnfmq.queue.core import load
+
+Word = tuple[memoryview, int]
+
+
+@pytest.fixture(params=[futex.LibAtomic, futex.KernelAtomic])
+def atomics(request: pytest.FixtureRequest) -> futex.Atomics:
+    made: futex.Atomics = request.param()
+    return made
+
+
+@pytest.fixture
+def word() -> Iterator[Word]:
+    """A futex word as a view, and its address."""
+    memory = bytearray(8)
+    anchor = ctypes.c_uint32.from_buffer(memory)
+    with memoryview(memory)[:4].cast("I") as view:
+        yield view, ctypes.addressof(anchor)
+
+
+@pytest.mark.parametrize(
+    ("before", "mask", "after"),
+    [(0, 1, 1), (1, 2, 3), (4, 0x80000001, 0x80000005), (5, 0xFFFFFFFF, 0xFFFFFFFF), (0, 0x1800, 0x1800)],
+)
+def test_bits_are_added(atomics: futex.Atomics, word: Word, before: int, mask: int, after: int) -> None:
+    word[0][0] = before
+    assert atomics.set_bits(*word, mask)
+    assert word[0][0] == after
+
+
+@pytest.mark.parametrize(
+    ("before", "mask", "after"),
+    [(3, 1, 2), (0x80000005, 0x80000001, 4), (0xFFFFFFFF, 0xFFFFFFFF, 0), (8, 1, 8), (0xFFF, 0x801, 0x7FE)],
+)
+def test_bits_are_taken_and_the_old_word_told(
+    atomics: futex.Atomics, word: Word, before: int, mask: int, after: int
+) -> None:
+    word[0][0] = before
+    assert atomics.take_bits(*word, mask) == before
+    assert word[0][0] == after
+
+
+def test_libatomic_tells_that_nobody_can_be_asleep(word: Word) -> None:
+    word[0][0] = 3
+    assert futex.LibAtomic().set_bits(*word, 2) is False
+
+
+def test_a_changed_word_is_not_slept_on(word: Word) -> None:
+    word[0][0] = 1
+    assert futex.futex_wait(word[1], 0, None, 1) != 0
+
+
+def test_a_sleep_ends_at_its_deadline(word: Word) -> None:
+    deadline = time.monotonic_ns() + 5_000_000
+    assert futex.futex_wait(word[1], 0, deadline, 1) != 0
+    assert time.monotonic_ns() >= deadline
+
+
+def test_without_libatomic_the_kernel_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "PyDLL", missing)
+    assert isinstance(futex.find_atomics(), futex.KernelAtomic)
+
+
+def test_a_queue_works_on_the_kernels_atomics(
+    monkeypatch: pytest.MonkeyPatch, start: Callable[..., Future[Any]], limit_ns: int
+) -> None:
+    monkeypatch.setattr(twin, "_atomics", futex.KernelAtomic())
+    with MessageQueue.create(8, 3, using=load("twin")) as queue:
+        future = start(lambda: [queue.read_blocking(1, limit_ns) for _ in range(500)])
+        assert all(queue.write_blocking(i.to_bytes(8, "little"), limit_ns) for i in range(500))
+        assert future.result() == [i.to_bytes(8, "little") for i in range(500)]
+
+
+def test_off_x86_64_the_twin_refuses_to_share_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(InvalidArgument, match=r"on aarch64.*C compiler.*reinstall"):
+        MessageQueue.create(8, 4, using=load("twin"))
+
+
+def test_off_x86_64_the_twin_serves_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with MessageQueue.create(8, 4, shared=False, using=load("twin")) as queue:
+        assert queue.send(bytes(8)) and queue.receive(0, 0) == bytes(8)

@@ -1,0 +1,60 @@
+"""The polling window and the dead flag."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from nnfmq.queue import DeadFlag, PollingWindow
+
+WINDOWS: dict[str, Callable[..., PollingWindow]] = {
+    "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW": PollingWindow.controller,
+    "NNFMQ_BURST_SERVER_POLLING_WINDOW": PollingWindow.server,
+}
+
+
+@pytest.fixture(params=WINDOWS.items(), ids=WINDOWS.keys())
+def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Callable[..., PollingWindow]]:
+    """The variable of one side and how its window is got, on a machine with two CPUs."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.delenv(request.param[0], raising=False)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"), [("0", 0), ("7", 7000), ("50", 50_000), ("-1", 50_000), ("often", 50_000), ("", 50_000)]
+)
+def test_the_window_is_read_from_the_environment_in_microseconds(
+    window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch, text: str, ns: int
+) -> None:
+    monkeypatch.setenv(window[0], text)
+    assert window[1]().ns == ns
+
+
+def test_the_window_is_50_microseconds_where_nothing_is_set(window: tuple[str, Callable[..., PollingWindow]]) -> None:
+    assert window[1]().ns == 50_000
+
+
+def test_a_window_that_is_given_wins(
+    window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(window[0], "9")
+    assert window[1](2.5).ns == 2500
+
+
+def test_on_a_single_cpu_nobody_spins(
+    window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    monkeypatch.setenv(window[0], "50")
+    assert (window[1]().ns, window[1](100).ns) == (0, 0)
+
+
+def test_a_dead_flag_goes_up_once_and_stays() -> None:
+    flag = DeadFlag()
+    before = flag.is_raised
+    flag.raise_flag()
+    flag.raise_flag()
+    assert (before, flag.is_raised) == (False, True)

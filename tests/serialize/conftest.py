@@ -1,0 +1,141 @@
+"""Burst packets: written by hand from the specification's `struct` formats, and by Android's own serializer."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from nnfmq.hal.errors import ErrorStatus, ProtocolError
+from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.serialize.packet import RequestPacket, ResultPacket, decode_request, decode_result
+
+NONE_US = 2**64 - 1
+
+settings.register_profile("nnfmq", deadline=None)  # a busy machine is no reason to fail
+settings.load_profile("nnfmq")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A packet as records and as the value that they stand for."""
+
+    records: tuple[bytes, ...]
+    value: RequestPacket | ResultPacket
+    decode: Callable[[bytes], RequestPacket | ResultPacket]
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.records)
+
+    def offset_where_refused(self, data: bytes) -> int | None:
+        """Return where the decoder refuses `data`; None where it accepts it, or does not say."""
+        try:
+            self.decode(data)
+        except ProtocolError as error:
+            return error.offset
+        return None
+
+    def accepted(self, packets: list[bytes]) -> list[bytes]:
+        return [packet for packet in packets if self.offset_where_refused(packet) is None]
+
+
+@pytest.fixture
+def request_sample() -> Sample:
+    """Two inputs (one omitted), one output, two pools, timing asked for: 11 records."""
+    records = (
+        struct.pack("<B3xIIII4x", 0, 11, 2, 1, 2),
+        struct.pack("<B3xB3xIIII", 1, 0, 1, 64, 24, 2),
+        struct.pack("<B3xI16x", 2, 2),
+        struct.pack("<B3xI16x", 2, 3),
+        struct.pack("<B3xB3xIIII", 1, 1, 0, 0, 0, 0),
+        struct.pack("<B3xB3xIIII", 3, 0, 0, 128, 4, 2),
+        struct.pack("<B3xI16x", 4, 1),
+        struct.pack("<B3xI16x", 4, 4),
+        struct.pack("<B3xi16x", 5, 7),
+        struct.pack("<B3xi16x", 5, 0),
+        struct.pack("<B3xi16x", 6, 1),
+    )
+    value = RequestPacket(
+        inputs=(RequestArgument(False, DataLocation(1, 64, 24), (2, 3)), RequestArgument(True)),
+        outputs=(RequestArgument(False, DataLocation(0, 128, 4), (1, 4)),),
+        slots=(7, 0),
+        measure=MeasureTiming.YES,
+    )
+    return Sample(records, value, decode_request)
+
+
+@pytest.fixture
+def result_sample() -> Sample:
+    """Two outputs, one too small, and times: 6 records."""
+    records = (
+        struct.pack("<B7xIiI4x", 0, 6, 3, 2),
+        struct.pack("<B7xB3xI8x", 1, 0, 2),
+        struct.pack("<B7xI12x", 2, 5),
+        struct.pack("<B7xI12x", 2, 6),
+        struct.pack("<B7xB3xI8x", 1, 1, 0),
+        struct.pack("<B7xQQ", 3, 12, NONE_US),
+    )
+    shapes = (OutputShape((5, 6), False), OutputShape((), True))
+    value = ResultPacket(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, Timing(12_000, -1))
+    return Sample(records, value, decode_result)
+
+
+@pytest.fixture(params=["request", "result"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    """Return each of the two."""
+    found: Sample = request.getfixturevalue(f"{request.param}_sample")
+    return found
+
+
+def _argument(text: str) -> RequestArgument:
+    """Read `hasNoValue:poolIndex:offset:length:dims`."""
+    flag, pool, offset, length, dims = text.split(":")
+    return RequestArgument(flag == "1", DataLocation(int(pool), int(offset), int(length)), _dims(dims))
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in text.split("x") if extent)
+
+
+def _golden_request(entry: dict[str, Any]) -> RequestPacket:
+    inputs, outputs = (tuple(map(_argument, entry[side])) for side in ("inputs", "outputs"))
+    return RequestPacket(inputs, outputs, tuple(entry["slots"]), MeasureTiming(entry["measure"]))
+
+
+def _golden_result(entry: dict[str, Any]) -> ResultPacket:
+    shapes = tuple(OutputShape(tuple(shape["dims"]), shape["isSufficient"]) for shape in entry["shapes"])
+    times = (-1 if time_us == NONE_US else time_us * 1000 for time_us in entry["timing"])
+    return ResultPacket(ErrorStatus(entry["status"]), shapes, Timing(*times))
+
+
+def _sample(entry: dict[str, Any], value: RequestPacket | ResultPacket, decode: Any) -> Sample:
+    data = bytes.fromhex(entry["hex"])
+    return Sample(tuple(data[at : at + 24] for at in range(0, len(data), 24)), value, decode)
+
+
+@pytest.fixture(scope="session")
+def golden(data_dir: Path) -> dict[str, list[Any]]:
+    """Return the file of packets that Android's serializer wrote."""
+    packets: dict[str, list[Any]] = json.loads((data_dir / "fmq" / "golden_packets.json").read_text())
+    return packets
+
+
+@pytest.fixture(params=range(17))
+def golden_request(request: pytest.FixtureRequest, golden: dict[str, list[Any]]) -> Sample:
+    """Return each golden request."""
+    entry = golden["requests"][request.param]
+    return _sample(entry, _golden_request(entry), decode_request)
+
+
+@pytest.fixture(params=range(15))
+def golden_result(request: pytest.FixtureRequest, golden: dict[str, list[Any]]) -> Sample:
+    """Return each golden result."""
+    entry = golden["results"][request.param]
+    return _sample(entry, _golden_result(entry), decode_result)

@@ -1,0 +1,374 @@
+"""Control messages: each is read from the map that it is on the wire, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
+from nnfmq.hal.types import (
+    DataLocation,
+    DeviceStatus,
+    DeviceType,
+    MeasureTiming,
+    OutputShape,
+    RequestArgument,
+)
+from nnfmq.serialize import control
+from nnfmq.serialize.control import Message, Role, decode, encode, fd_count
+
+CLIENT, DRIVER = Role.CLIENT, Role.DRIVER
+QUEUE = control.MQDescriptorData(
+    (
+        control.GrantorData(0, 0, 8),
+        control.GrantorData(0, 8, 8),
+        control.GrantorData(0, 16, 24576),
+        control.GrantorData(0, 24592, 4),
+    ),
+    24,
+    1,
+)
+QUEUE_WIRE = [[[0, 0, 8], [0, 8, 8], [0, 16, 24576], [0, 24592, 4]], 24, 1]
+FAILED = {"call": 7, "status": 4, "message": "operand 3: no"}
+INVALID = ErrorStatus.INVALID_ARGUMENT
+INPUT = control.ArgumentData(False, control.LocationData(0, 64, 16, 0), (2, 2))
+
+# Who sends it, its fields on the wire, what it is read as, and how many descriptors come with it.
+SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
+    (
+        CLIENT,
+        {"protocol": 1, "interface": "aidl-4", "client_name": "run.py"},
+        control.Hello(1, "aidl-4", "run.py"),
+        0,
+    ),
+    (
+        DRIVER,
+        {"protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "pid": 12, "core": "twin"},
+        control.HelloReply(1, "aidl-4", "nnfmq", 12, "twin"),
+        0,
+    ),
+    (
+        DRIVER,
+        {"status": 1, "message": "protocol 9"},
+        control.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "protocol 9"),
+        0,
+    ),
+    (CLIENT, {"call": 1}, control.ListDevices(1), 0),
+    (
+        DRIVER,
+        {"call": 1, "devices": [["reference", 2, "1.0", 8, 0]]},
+        control.DeviceList(
+            1, (control.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE),)
+        ),
+        0,
+    ),
+    (
+        CLIENT,
+        {"call": 2, "device": "reference", "model": b"\x00\xff", "pool_count": 3},
+        control.GetSupportedOperations(2, "reference", b"\x00\xff", 3),
+        3,
+    ),
+    (
+        DRIVER,
+        {"call": 2, "supported": [True, False], "status": 0, "message": ""},
+        control.SupportedOperations(2, (True, False)),
+        0,
+    ),
+    (
+        CLIENT,
+        {
+            "call": 3, "device": "reference", "preference": 99, "priority": -1, "deadline_ns": -1, "model": b"m",
+            "pool_count": 1,
+        },
+        control.PrepareModel(3, "reference", 99, -1, -1, b"m", 1),
+        1,
+    ),
+    (DRIVER, FAILED, control.Reply(7, INVALID, "operand 3: no"), 0),
+    (DRIVER, {**FAILED, "model_id": 0}, control.PreparedModelReady(7, INVALID, "operand 3: no", 0), 0),
+    (CLIENT, {"call": 4, "model_id": 5}, control.ReleaseModel(4, 5), 0),
+    (
+        CLIENT,
+        {"call": 5, "model_id": 6, "request": QUEUE_WIRE, "result": QUEUE_WIRE},
+        control.ConfigureBurst(5, 6, QUEUE, QUEUE),
+        2,
+    ),
+    (DRIVER, {**FAILED, "burst_id": 8}, control.BurstConfigured(7, INVALID, "operand 3: no", 8), 0),
+    (DRIVER, {"call": 1, "burst_id": 8, "slots": [0, -4]}, control.GetMemories(1, 8, (0, -4)), 0),
+    (
+        CLIENT,
+        {"call": 1, "status": 0, "message": "", "sizes": [16, 2**40]},
+        control.Memories(1, ErrorStatus.NONE, "", (16, 2**40)),
+        2,
+    ),
+    (CLIENT, {"burst_id": 8, "slot": -1}, control.FreeMemory(8, -1), 0),
+    (CLIENT, {"call": 6, "burst_id": 8}, control.CloseBurst(6, 8), 0),
+    (CLIENT, {"call": 6, "burst_id": 8}, control.GetBurstError(6, 8), 0),
+    (DRIVER, {**FAILED, "sequence": 9}, control.BurstError(7, INVALID, "operand 3: no", 9), 0),
+    (
+        CLIENT,
+        {
+            "call": 9, "model_id": 5, "inputs": [[False, [0, 64, 16, 0], [2, 2]]], "outputs": [], "measure": 1,
+            "deadline_ns": -2, "loop_timeout_ns": -1, "pool_sizes": [80],
+        },
+        control.Execute(9, 5, (INPUT,), (), MeasureTiming.YES, -2, -1, (80,)),
+        1,
+    ),
+    (
+        DRIVER,
+        {
+            "call": 7, "status": 0, "message": "", "shapes": [[[2, 2], True]], "time_on_device_ns": 5,
+            "time_in_driver_ns": -1, "stages": [1, 2**64 - 1],
+        },
+        control.Executed(
+            7, ErrorStatus.NONE, "", (control.ShapeData((2, 2), True),), 5, -1, (1, 2**64 - 1)
+        ),
+        0,
+    ),
+    (CLIENT, {}, control.Goodbye(), 0),
+]  # fmt: skip
+GREETINGS = [sample for sample in SAMPLES if isinstance(sample[2], control.Greeting)]
+OTHERS = [sample for sample in SAMPLES if not isinstance(sample[2], control.Greeting)]
+FIELDS = [(*sample, field) for sample in SAMPLES for field in sample[1]]
+Case = tuple[Role, dict[str, Any], Message, int]
+
+
+def name_of(value: object) -> str | None:
+    return type(value).__name__ if isinstance(value, Message) else value if isinstance(value, str) else ""
+
+
+def wire(message: Message, fields: dict[str, Any]) -> bytes:
+    return msgspec.msgpack.encode({"type": type(message).__name__, **fields})
+
+
+every_message = pytest.mark.parametrize(("sender", "fields", "message", "fds"), SAMPLES, ids=name_of)
+every_field = pytest.mark.parametrize(("sender", "fields", "message", "fds", "field"), FIELDS, ids=name_of)
+
+
+def test_there_is_a_sample_of_every_message() -> None:
+    sampled = {(sender, type(message)) for sender, _, message, _ in SAMPLES}
+    assert sampled == {(role, kind) for role in Role for kind in control.messages_of(role)}
+
+
+@every_message
+def test_a_message_is_read_from_its_map(sender: Role, fields: dict[str, Any], message: Message, fds: int) -> None:
+    assert decode(wire(message, fields), sender=sender, fds=fds) == message
+
+
+@every_message
+def test_a_message_is_written_as_its_map(sender: Role, fields: dict[str, Any], message: Message, fds: int) -> None:
+    assert msgspec.msgpack.decode(encode(message)) == {"type": type(message).__name__, **fields}
+
+
+@every_message
+def test_a_message_says_how_many_descriptors_it_has(
+    sender: Role, fields: dict[str, Any], message: Message, fds: int
+) -> None:
+    assert fd_count(message) == fds
+
+
+@every_message
+def test_a_message_with_one_descriptor_more_is_refused(
+    sender: Role, fields: dict[str, Any], message: Message, fds: int
+) -> None:
+    with pytest.raises(ProtocolError, match=f"came with {fds + 1} file descriptors instead of {fds}"):
+        decode(wire(message, fields), sender=sender, fds=fds + 1)
+
+
+@every_message
+def test_a_message_is_refused_from_the_other_role(
+    sender: Role, fields: dict[str, Any], message: Message, fds: int
+) -> None:
+    with pytest.raises(ProtocolError, match=f"{sender.peer.value} may not send this '{type(message).__name__}'"):
+        decode(wire(message, fields), sender=sender.peer, fds=fds)
+
+
+@every_message
+def test_a_message_cut_at_any_byte_is_refused(sender: Role, fields: dict[str, Any], message: Message, fds: int) -> None:
+    data = wire(message, fields)
+    assert [end for end in range(len(data)) if not is_refused(data[:end], sender, fds)] == []
+
+
+@every_message
+def test_a_message_with_a_trailing_byte_is_refused(
+    sender: Role, fields: dict[str, Any], message: Message, fds: int
+) -> None:
+    assert is_refused(wire(message, fields) + b"\xc0", sender, fds)
+
+
+@pytest.mark.parametrize(("sender", "fields", "message", "fds"), OTHERS, ids=name_of)
+def test_a_message_with_an_unknown_field_is_refused(
+    sender: Role, fields: dict[str, Any], message: Message, fds: int
+) -> None:
+    assert is_refused(wire(message, {**fields, "extra": 1}), sender, fds)
+
+
+@pytest.mark.parametrize(("sender", "fields", "message", "fds"), GREETINGS, ids=name_of)
+def test_a_greeting_of_a_later_protocol_is_read(
+    sender: Role, fields: dict[str, Any], message: Message, fds: int
+) -> None:
+    assert decode(wire(message, {**fields, "extra": {"of": "later"}}), sender=sender) == message
+
+
+@every_field
+def test_a_field_of_the_wrong_type_is_refused(
+    sender: Role, fields: dict[str, Any], message: Message, fds: int, field: str
+) -> None:
+    assert is_refused(wire(message, {**fields, field: {"a": 1}}), sender, fds)
+
+
+MAY_BE_ABSENT = {
+    ("SupportedOperations", "status"),
+    ("SupportedOperations", "message"),
+    ("Executed", "shapes"),
+    ("Executed", "time_on_device_ns"),
+    ("Executed", "time_in_driver_ns"),
+    ("Executed", "stages"),
+}
+
+
+@every_field
+def test_a_field_is_absent_only_where_nothing_depends_on_it(
+    sender: Role, fields: dict[str, Any], message: Message, fds: int, field: str
+) -> None:
+    without = {name: value for name, value in fields.items() if name != field}
+    may_be_absent = (type(message).__name__, field) in MAY_BE_ABSENT
+    assert is_refused(wire(message, without), sender, fds) != may_be_absent
+
+
+def is_refused(data: bytes, sender: Role, fds: int) -> bool:
+    try:
+        decode(data, sender=sender, fds=fds)
+    except ProtocolError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc0",
+        b"\x80",
+        msgspec.msgpack.encode({"type": "Execute2"}),
+        msgspec.msgpack.encode({"type": 7}),
+        msgspec.msgpack.encode(["Goodbye"]),
+        b"\x81\xa4type\xa2\xff\xff",  # not UTF-8
+        b"\x82\xa4type\xa7Goodbye\xa1x" + b"\x91" * 100_000,  # deeper than any recursion
+        b"\xdf\xff\xff\xff\xff",  # 2^32-1 entries announced
+    ],
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    assert is_refused(data, CLIENT, 0)
+
+
+@given(st.binary(max_size=200), st.sampled_from(Role))
+def test_random_bytes_never_raise_anything_but_protocol_error(data: bytes, sender: Role) -> None:
+    assert is_refused(data, sender, 0)
+
+
+@given(st.sampled_from(SAMPLES), st.data())
+def test_a_changed_byte_never_raises_anything_but_protocol_error(sample: Case, data: st.DataObject) -> None:
+    sender, fields, message, fds = sample
+    changed = bytearray(wire(message, fields))
+    changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    assert is_refused(changed, sender, fds) in (True, False)
+
+
+def test_the_error_says_what_was_received() -> None:
+    with pytest.raises(ProtocolError, match=r"client may not send this 'Oops' message of 11 bytes"):
+        decode(msgspec.msgpack.encode({"type": "Oops"}), sender=CLIENT)
+    with pytest.raises(ProtocolError, match=r"these 3 bytes \(01 02 03 \.\.\.\)"):
+        decode(b"\x01\x02\x03", sender=CLIENT)
+
+
+BEYOND_LIMITS: list[tuple[Role, str, dict[str, Any]]] = [
+    (CLIENT, "ListDevices", {"call": -1}),
+    (CLIENT, "ListDevices", {"call": 2**63}),
+    (CLIENT, "Hello", {"protocol": 1, "interface": "i" * 257, "client_name": ""}),
+    (CLIENT, "GetSupportedOperations", {"call": 1, "device": "d" * 257, "model": b""}),
+    (CLIENT, "FreeMemory", {"burst_id": 1, "slot": 2**31}),
+    (CLIENT, "Memories", {"call": 1, "status": 9, "message": "", "sizes": []}),
+    (CLIENT, "Memories", {"call": 1, "status": 0, "message": "t" * 4097, "sizes": []}),
+    (DRIVER, "GetMemories", {"call": 1, "burst_id": 1, "slots": [0] * 251}),
+    (DRIVER, "DeviceList", {"call": 1, "devices": [["reference", 2, "1.0", 8, 0]] * 257}),
+    (DRIVER, "Executed", {"call": 1, "status": 0, "message": "", "stages": [0] * 33}),
+    (DRIVER, "Executed", {"call": 1, "status": 0, "message": "", "time_on_device_ns": -2}),
+    (DRIVER, "Executed", {"call": 1, "status": 0, "message": "", "shapes": [[[0] * 1025, True]]}),
+]
+
+
+@pytest.mark.parametrize(("sender", "kind", "fields"), BEYOND_LIMITS)
+def test_numbers_and_lengths_beyond_their_limits_are_refused(sender: Role, kind: str, fields: dict[str, Any]) -> None:
+    assert is_refused(msgspec.msgpack.encode({"type": kind, **fields}), sender, 0)
+
+
+def test_more_descriptors_than_linux_passes_at_once_are_refused() -> None:
+    fields = {"type": "Memories", "call": 1, "status": 0, "message": "", "sizes": [0] * 251}
+    assert is_refused(msgspec.msgpack.encode(fields), CLIENT, 251)
+
+
+def test_a_body_over_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "MAX_BODY_BYTES", 100)
+    with pytest.raises(ProtocolError, match="101 bytes from the client; the limit is 100"):
+        decode(bytes(101), sender=CLIENT)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        control.ListDevices(-1),
+        control.ListDevices(2**70),
+        control.Hello(1, "i" * 257, ""),
+        control.Hello(1, "aidl-4", "\udc80"),
+        control.PrepareModel(1, "reference", 1, 1, -1, b"", 251),
+    ],
+)
+def test_what_the_peer_would_refuse_is_not_sent(message: Message) -> None:
+    with pytest.raises(InvalidArgument, match=f"{type(message).__name__} cannot be sent"):
+        encode(message)
+
+
+def test_a_long_error_text_is_cut() -> None:
+    received = decode(encode(control.Reply(1, INVALID, "t" * 9000)), sender=DRIVER)
+    assert received == control.Reply(1, INVALID, "t" * 4096)
+
+
+def test_an_error_text_with_an_undecodable_file_name_is_sent() -> None:
+    received = decode(encode(control.Refused(INVALID, "no file \udcff.tflite")), sender=DRIVER)
+    assert received == control.Refused(INVALID, "no file ?.tflite")
+
+
+def test_what_was_decoded_does_not_change_with_the_memory_it_came_from() -> None:
+    shared = bytearray(
+        wire(control.Goodbye(), {"type": "GetSupportedOperations", "call": 1, "device": "", "model": b"abc"})
+    )
+    message = decode(memoryview(shared), sender=CLIENT)
+    shared[:] = bytes(len(shared))
+    assert message == control.GetSupportedOperations(1, "", b"abc")
+
+
+ARGUMENTS = (RequestArgument(False, DataLocation(1, 64, 16, 4), (2, 2)), RequestArgument(True))
+SHAPES = (OutputShape((2, 0), False), OutputShape(()))
+
+
+def test_arguments_go_to_wire_data_and_back() -> None:
+    data = control.arguments_to_data(ARGUMENTS)
+    assert msgspec.to_builtins(data) == ([False, [1, 64, 16, 4], (2, 2)], [True, [0, 0, 0, 0], ()])
+    assert control.arguments_from_data(data) == ARGUMENTS
+
+
+def test_shapes_go_to_wire_data_and_back() -> None:
+    data = control.shapes_to_data(SHAPES)
+    assert msgspec.to_builtins(data) == ([(2, 0), False], [(), True])
+    assert control.shapes_from_data(data) == SHAPES
+
+
+def test_arguments_and_shapes_out_of_range_are_the_callers_mistake() -> None:
+    with pytest.raises(InvalidArgument, match="request cannot be written"):
+        control.arguments_to_data([RequestArgument(location=DataLocation(offset=-1))])
+    with pytest.raises(InvalidArgument, match="shapes cannot be written"):
+        control.shapes_to_data([OutputShape((2**32,))])

@@ -1,0 +1,187 @@
+"""The order of messages: what the tables allow passes at both ends, everything else is refused and changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from nnfmq.hal.errors import ErrorStatus, ProtocolError
+from nnfmq.hal.types import MeasureTiming
+from nnfmq.serialize import control
+from nnfmq.serialize.control import Message, Role, State
+from nnfmq.serialize.conversation import Conversation
+
+CLIENT, DRIVER = Role.CLIENT, Role.DRIVER
+OK, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
+HELLO = control.Hello(1, "aidl-4", "test")
+HELLO_REPLY = control.HelloReply(1, "aidl-4", "nnfmq", 1, "twin")
+PREPARE = control.PrepareModel(3, "reference", 0, 0, -1, b"")
+EXECUTE = control.Execute(4, 1, (), (), MeasureTiming.NO, -1, -1)
+
+
+@pytest.fixture
+def opened() -> Conversation:
+    """Return a conversation after both hellos."""
+    conversation = Conversation()
+    conversation.note(HELLO, CLIENT)
+    conversation.note(HELLO_REPLY, DRIVER)
+    return conversation
+
+
+def test_a_conversation_begins_with_a_hello_from_each_side() -> None:
+    conversation = Conversation()
+    states = [conversation.state]
+    conversation.note(HELLO, CLIENT)
+    states.append(conversation.state)
+    conversation.note(HELLO_REPLY, DRIVER)
+    assert [*states, conversation.state] == [State.NEW, State.GREETED, State.OPEN]
+
+
+def test_a_refused_client_has_nothing_more_to_say() -> None:
+    conversation = Conversation()
+    conversation.note(HELLO, CLIENT)
+    conversation.note(control.Refused(FAILED, ""), DRIVER)
+    with pytest.raises(ProtocolError, match="client may not send ListDevices while the connection is closed"):
+        conversation.note(control.ListDevices(1), CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("sender", "message"),
+    [(CLIENT, control.ListDevices(1)), (CLIENT, control.Goodbye()), (DRIVER, HELLO_REPLY), (DRIVER, HELLO)],
+)
+def test_nothing_goes_before_the_hello(sender: Role, message: Message) -> None:
+    with pytest.raises(ProtocolError, match="while the connection is new"):
+        Conversation().note(message, sender)
+
+
+@pytest.mark.parametrize(("sender", "message"), [(CLIENT, HELLO), (DRIVER, HELLO_REPLY), (DRIVER, control.Goodbye())])
+def test_what_is_not_in_the_table_is_refused_and_changes_nothing(
+    opened: Conversation, sender: Role, message: Message
+) -> None:
+    with pytest.raises(ProtocolError):
+        opened.note(message, sender)
+    assert opened.state is State.OPEN
+
+
+def test_an_answer_returns_its_call(opened: Conversation) -> None:
+    call = control.ListDevices(1)
+    assert opened.note(call, CLIENT) is None
+    assert opened.note(control.DeviceList(1, ()), DRIVER) is call
+    assert opened.pending(CLIENT) == ()
+
+
+def test_an_answer_to_an_unknown_call_is_refused(opened: Conversation) -> None:
+    with pytest.raises(ProtocolError, match="DeviceList answers call 1, which is not open"):
+        opened.note(control.DeviceList(1, ()), DRIVER)
+
+
+def test_a_second_answer_is_refused(opened: Conversation) -> None:
+    opened.note(control.ListDevices(1), CLIENT)
+    opened.note(control.DeviceList(1, ()), DRIVER)
+    with pytest.raises(ProtocolError, match="not open"):
+        opened.note(control.DeviceList(1, ()), DRIVER)
+
+
+def test_an_answer_of_another_type_is_refused_and_the_call_stays_open(opened: Conversation) -> None:
+    opened.note(EXECUTE, CLIENT)
+    with pytest.raises(ProtocolError, match="DeviceList does not answer Execute"):
+        opened.note(control.DeviceList(4, ()), DRIVER)
+    assert opened.pending(CLIENT) == (EXECUTE,)
+
+
+def test_a_call_number_in_use_is_refused(opened: Conversation) -> None:
+    opened.note(control.ListDevices(4), CLIENT)
+    with pytest.raises(ProtocolError, match="Execute uses call number 4"):
+        opened.note(EXECUTE, CLIENT)
+
+
+def test_calls_of_both_sides_do_not_share_numbers(opened: Conversation) -> None:
+    opened.note(control.ListDevices(1), CLIENT)
+    opened.note(control.GetMemories(1, 1, ()), DRIVER)
+    assert [type(call) for call in opened.pending(DRIVER)] == [control.GetMemories]
+    opened.note(control.Memories(1, OK, ""), CLIENT)
+    assert (len(opened.pending(CLIENT)), opened.pending(DRIVER)) == (1, ())
+
+
+def test_calls_are_answered_in_any_order(opened: Conversation) -> None:
+    opened.note(control.ListDevices(1), CLIENT)
+    opened.note(EXECUTE, CLIENT)
+    opened.note(control.Executed(4, OK, ""), DRIVER)
+    assert [call.call for call in opened.pending(CLIENT)] == [1]
+
+
+@pytest.mark.parametrize("reply_first", [True, False])
+def test_preparing_a_model_gets_its_reply_and_its_callback_in_either_order(
+    opened: Conversation, reply_first: bool
+) -> None:
+    reply, ready = control.Reply(3, OK, ""), control.PreparedModelReady(3, OK, "", 1)
+    first, second = (reply, ready) if reply_first else (ready, reply)
+    opened.note(PREPARE, CLIENT)
+    assert opened.note(first, DRIVER) is PREPARE
+    assert opened.is_pending(CLIENT, 3)
+    assert opened.note(second, DRIVER) is PREPARE
+    assert not opened.is_pending(CLIENT, 3)
+
+
+def test_PREP_3_a_second_callback_is_refused(opened: Conversation) -> None:
+    opened.note(PREPARE, CLIENT)
+    opened.note(control.PreparedModelReady(3, OK, "", 1), DRIVER)
+    with pytest.raises(ProtocolError, match="PreparedModelReady does not answer PrepareModel"):
+        opened.note(control.PreparedModelReady(3, OK, "", 1), DRIVER)
+
+
+def test_PREP_1_a_failed_reply_without_its_callback_is_refused(opened: Conversation) -> None:
+    opened.note(PREPARE, CLIENT)
+    with pytest.raises(ProtocolError, match="failed before its PreparedModelReady came"):
+        opened.note(control.Reply(3, FAILED, ""), DRIVER)
+
+
+def test_PREP_1_a_failed_reply_after_its_callback_ends_the_call(opened: Conversation) -> None:
+    opened.note(PREPARE, CLIENT)
+    opened.note(control.PreparedModelReady(3, FAILED, "", 0), DRIVER)
+    opened.note(control.Reply(3, FAILED, ""), DRIVER)
+    assert opened.pending(CLIENT) == ()
+
+
+def test_a_one_way_message_leaves_nothing_pending(opened: Conversation) -> None:
+    assert opened.note(control.FreeMemory(1, 1), CLIENT) is None
+    assert opened.pending(CLIENT) == ()
+
+
+def test_after_goodbye_the_client_is_silent_and_answers_under_way_still_come(opened: Conversation) -> None:
+    opened.note(EXECUTE, CLIENT)
+    opened.note(control.Goodbye(), CLIENT)
+    with pytest.raises(ProtocolError, match="closed"):
+        opened.note(control.ListDevices(1), CLIENT)
+    assert opened.note(control.Executed(4, OK, ""), DRIVER) is EXECUTE
+    assert opened.state is State.CLOSED
+
+
+def test_every_pending_call_can_be_found_at_hang_up(opened: Conversation) -> None:
+    opened.note(PREPARE, CLIENT)
+    opened.note(EXECUTE, CLIENT)
+    opened.note(control.PreparedModelReady(3, OK, "", 1), DRIVER)
+    assert opened.pending(CLIENT) == (PREPARE, EXECUTE)
+
+
+def test_call_numbers_are_never_given_twice(opened: Conversation) -> None:
+    numbers = [opened.new_call(CLIENT) for _ in range(3)]
+    assert numbers == [1, 2, 3]
+    assert opened.new_call(DRIVER) == 1
+
+
+def test_every_call_in_the_table_has_answers_that_its_peer_may_send() -> None:
+    wrong = [
+        (kind, answer)
+        for role in Role
+        for kind in control.messages_of(role)
+        for answer in control.REPLIES.get(kind, ())  # type: ignore[call-overload]
+        if answer not in control.messages_of(role.peer)
+    ]
+    assert wrong == []
+
+
+def test_every_message_with_a_call_number_is_a_call_or_an_answer() -> None:
+    numbered = {k for role in Role for k in control.messages_of(role) if issubclass(k, control.Call)}
+    answers = {answer for answers in control.REPLIES.values() for answer in answers}
+    assert numbered == control.REPLIES.keys() | answers
+    assert control.REPLIES.keys() & answers == set()

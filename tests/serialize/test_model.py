@@ -1,0 +1,237 @@
+"""A model as bytes: exactly this array of numbers, and nothing else is read as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnfmq.hal.errors import InvalidArgument, ProtocolError
+from nnfmq.hal.types import (
+    ChannelQuant,
+    DataLocation,
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+)
+from nnfmq.serialize.model import decode_model, encode_model
+
+
+@dataclass(frozen=True)
+class FakePool:
+    """A pool in name only."""
+
+    size_bytes: int
+
+    @property
+    def view(self) -> memoryview:
+        raise AssertionError("nobody looks into a pool here")
+
+
+POOLS = (FakePool(4096), FakePool(64))
+MAIN = Subgraph(
+    operands=(
+        Operand(OperandType.TENSOR_FLOAT32, (1, 0), lifetime=LifeTime.SUBGRAPH_INPUT),
+        Operand(
+            OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, (2, 1),
+            lifetime=LifeTime.CONSTANT_REFERENCE, location=DataLocation(1, 32, 2, 1),
+            channel_quant=ChannelQuant((0.5, 0.25), 0),
+        ),
+        Operand(OperandType.TENSOR_QUANT8_ASYMM, (3,), 0.125, 128, LifeTime.CONSTANT_COPY, DataLocation(0, 0, 3)),
+        Operand(OperandType.TENSOR_QUANT8_ASYMM_SIGNED, (3,), 0.125, -128, LifeTime.SUBGRAPH_OUTPUT),
+    ),
+    operations=(Operation(OperationType.CONV_2D, (0, 1, 2), (3,)),),
+    input_indexes=(0,),
+    output_indexes=(3,),
+)  # fmt: skip
+OTHER = Subgraph((), (), (), ())
+MODEL = Model(MAIN, (OTHER,), b"\x00\x01\xff", POOLS, True)
+
+# The layout: fields in the order of their declarations, numbers as in the HAL.
+MAIN_WIRE: list[Any] = [
+    [
+        [3, [1, 0], 0.0, 0, 1, [0, 0, 0, 0], None],
+        [11, [2, 1], 0.0, 0, 4, [1, 32, 2, 1], [[0.5, 0.25], 0]],
+        [5, [3], 0.125, 128, 3, [0, 0, 3, 0], None],
+        [14, [3], 0.125, -128, 2, [0, 0, 0, 0], None],
+    ],
+    [[3, [0, 1, 2], [3]]],
+    [0],
+    [3],
+]
+WIRE: list[Any] = [MAIN_WIRE, [[[], [], [], []]], b"\x00\x01\xff", [4096, 64], True]
+DATA = msgspec.msgpack.encode(WIRE)
+
+
+def changed(path: tuple[int, ...], value: Any) -> bytes:
+    """Return the model's bytes with another value at `path`."""
+    tree: Any = msgspec.msgpack.decode(DATA)
+    node = tree
+    for step in path[:-1]:
+        node = node[step]
+    node[path[-1]] = value
+    return msgspec.msgpack.encode(tree)
+
+
+def is_refused(data: bytes) -> bool:
+    try:
+        decode_model(data, POOLS)
+    except ProtocolError:
+        return True
+    return False
+
+
+def test_a_model_is_written_as_this_array() -> None:
+    data, pools = encode_model(MODEL)
+    assert msgspec.msgpack.decode(data) == WIRE
+    assert pools == POOLS
+
+
+def test_a_model_is_read_from_this_array() -> None:
+    assert decode_model(DATA, POOLS) == MODEL
+
+
+def test_constants_travel_as_raw_bytes() -> None:
+    values = bytes(range(256)) * 64
+    data, _ = encode_model(replace(MODEL, operand_values=values))
+    assert values in data
+    assert decode_model(data, POOLS).operand_values == values
+
+
+def test_a_model_cut_at_any_byte_is_refused() -> None:
+    assert [end for end in range(len(DATA)) if not is_refused(DATA[:end])] == []
+
+
+def test_a_model_with_a_trailing_byte_is_refused() -> None:
+    assert is_refused(DATA + b"\xc0")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((0, 0, 0, 0), 16),  # operand type
+        ((0, 0, 0, 0), -1),
+        ((0, 0, 0, 0), "TENSOR_FLOAT32"),
+        ((0, 0, 0, 1), [-1]),  # dimensions
+        ((0, 0, 0, 1), [2**32]),
+        ((0, 0, 0, 1), [1.5]),
+        ((0, 0, 0, 1), None),
+        ((0, 0, 0, 2), "0"),  # scale
+        ((0, 0, 0, 3), 2**31),  # zero point
+        ((0, 0, 0, 4), 7),  # lifetime
+        ((0, 0, 0, 5), [0, 0, 0]),  # location
+        ((0, 0, 0, 5), [0, 0, 0, 0, 0]),
+        ((0, 0, 0, 5), [-1, 0, 0, 0]),
+        ((0, 0, 0, 6), [[0.5], -1]),  # channel quantization
+        ((0, 0, 0, 6), [0.5, 0]),
+        ((0, 1, 0, 0), 106),  # operation type
+        ((0, 1, 0, 1), [-1]),  # indexes
+        ((0, 1, 0, 2), [True]),
+        ((0, 2), [-1]),
+        ((0, 3), [2**32]),
+        ((1,), [[[], [], []]]),  # referenced subgraphs
+        ((2,), "text"),  # constants
+        ((2,), None),
+        ((3,), [-1, 64]),  # pool sizes
+        ((4,), 1),  # relaxed
+    ],
+)
+def test_numbers_and_types_that_no_model_has_are_refused(path: tuple[int, ...], value: Any) -> None:
+    assert is_refused(changed(path, value))
+
+
+@pytest.mark.parametrize("wire", [[], {}, None, [*WIRE, 1], WIRE[:-1]])
+def test_another_number_of_parts_is_refused(wire: Any) -> None:
+    assert is_refused(msgspec.msgpack.encode(wire))
+
+
+def test_the_error_says_where_in_the_model() -> None:
+    with pytest.raises(ProtocolError, match=r"are not a model: Invalid enum value 16 - at `\$\[0\]"):
+        decode_model(changed((0, 0, 0, 0), 16), POOLS)
+
+
+def test_nesting_beyond_any_model_is_refused() -> None:
+    assert is_refused(b"\x91" * 100_000)
+
+
+@pytest.mark.parametrize("pools", [(), POOLS[:1], (*POOLS, POOLS[0])])
+def test_another_number_of_pools_is_refused(pools: tuple[FakePool, ...]) -> None:
+    with pytest.raises(ProtocolError, match=f"lists 2 pools, {len(pools)} were received"):
+        decode_model(DATA, pools)
+
+
+def test_a_pool_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="pool 1 of the model has 64 bytes, the one received 63"):
+        decode_model(DATA, (FakePool(4096), FakePool(63)))
+
+
+def test_a_larger_pool_is_accepted() -> None:
+    pools = (FakePool(8192), FakePool(64))
+    assert decode_model(DATA, pools).pools == pools
+
+
+def test_numbers_that_no_field_holds_are_the_callers_mistake() -> None:
+    wrong = replace(MAIN, input_indexes=(-1,))
+    with pytest.raises(InvalidArgument, match="model cannot be written"):
+        encode_model(replace(MODEL, main=wrong))
+
+
+def test_a_model_without_anything_goes_and_comes_back() -> None:
+    data, pools = encode_model(Model(OTHER))
+    assert decode_model(data, pools) == Model(OTHER)
+
+
+u32 = st.integers(0, 2**32 - 1)
+u32s = st.lists(u32, max_size=4).map(tuple)
+floats = st.floats(allow_nan=False, width=32)
+operands = st.builds(
+    Operand,
+    st.sampled_from(OperandType),
+    u32s,
+    floats,
+    st.integers(-(2**31), 2**31 - 1),
+    st.sampled_from(LifeTime),
+    st.builds(DataLocation, u32, u32, u32, u32),
+    st.none() | st.builds(ChannelQuant, st.lists(floats, max_size=3).map(tuple), u32),
+)
+subgraphs = st.builds(
+    Subgraph,
+    st.lists(operands, max_size=4).map(tuple),
+    st.lists(st.builds(Operation, st.sampled_from(OperationType), u32s, u32s), max_size=3).map(tuple),
+    u32s,
+    u32s,
+)
+models = st.builds(
+    Model,
+    subgraphs,
+    st.lists(subgraphs, max_size=2).map(tuple),
+    st.binary(max_size=64),
+    st.lists(st.builds(FakePool, st.integers(0, 2**63 - 1)), max_size=3).map(tuple),
+    st.booleans(),
+)
+
+
+@given(models)
+def test_any_model_comes_back_as_it_went(model: Model) -> None:
+    data, pools = encode_model(model)
+    assert decode_model(data, pools) == model
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_never_raise_anything_but_protocol_error(data: bytes) -> None:
+    assert is_refused(data)
+
+
+@given(st.integers(0, len(DATA) - 1), st.integers(0, 255))
+def test_a_changed_byte_never_raises_anything_but_protocol_error(at: int, byte: int) -> None:
+    data = bytearray(DATA)
+    data[at] = byte
+    assert is_refused(data) in (True, False)

@@ -1,0 +1,200 @@
+"""Packets of a burst: values in, exactly Android's bytes out, and back."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
+from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.serialize.packet import (
+    RequestPacket,
+    ResultPacket,
+    decode_request,
+    decode_result,
+    encode_request,
+    encode_result,
+    result_packet_for_error,
+)
+
+u32 = st.integers(0, 2**32 - 1)
+times_ns = st.just(-1) | st.integers(0, 2**64 - 2).map(lambda time_us: time_us * 1000)
+dimensions = st.lists(u32, max_size=8).map(tuple)
+arguments = st.builds(RequestArgument, st.booleans(), st.builds(DataLocation, u32, u32, u32), dimensions)
+shapes = st.lists(st.builds(OutputShape, dimensions, st.booleans()), max_size=5).map(tuple)
+requests = st.builds(
+    RequestPacket,
+    st.lists(arguments, max_size=4).map(tuple),
+    st.lists(arguments, max_size=4).map(tuple),
+    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(tuple),
+    st.sampled_from(MeasureTiming),
+)
+results = st.builds(
+    ResultPacket, st.sampled_from([ErrorStatus(n) for n in range(5)]), shapes, st.builds(Timing, times_ns, times_ns)
+)
+
+
+def encoded_request(packet: RequestPacket) -> bytes:
+    return encode_request(packet.inputs, packet.outputs, packet.slots, packet.measure)
+
+
+def encoded_result(packet: ResultPacket) -> bytes:
+    return encode_result(packet.status, packet.output_shapes, packet.timing)
+
+
+def test_BUR_7_a_golden_request_encodes_to_exactly_those_bytes(golden_request: Any) -> None:
+    assert encoded_request(golden_request.value) == golden_request.data
+
+
+def test_BUR_7_a_golden_request_decodes_to_its_values(golden_request: Any) -> None:
+    assert decode_request(golden_request.data) == golden_request.value
+
+
+def test_BUR_8_a_golden_result_encodes_to_exactly_those_bytes(golden_result: Any) -> None:
+    assert encoded_result(golden_result.value) == golden_result.data
+
+
+def test_BUR_8_a_golden_result_decodes_to_its_values(golden_result: Any) -> None:
+    assert decode_result(golden_result.data) == golden_result.value
+
+
+def test_the_golden_file_has_no_packets_that_these_tests_miss(golden: dict[str, list[Any]]) -> None:
+    assert (len(golden["requests"]), len(golden["results"])) == (17, 15)
+
+
+def test_BUR_7_a_request_written_by_hand_is_what_the_encoder_writes(request_sample: Any) -> None:
+    assert encoded_request(request_sample.value) == request_sample.data
+
+
+def test_BUR_8_a_result_written_by_hand_is_what_the_encoder_writes(result_sample: Any) -> None:
+    assert encoded_result(result_sample.value) == result_sample.data
+
+
+def test_a_packet_written_by_hand_is_read_whole(sample: Any) -> None:
+    assert sample.decode(sample.data) == sample.value
+
+
+@given(requests)
+def test_any_request_comes_back_as_it_went(packet: RequestPacket) -> None:
+    assert decode_request(encoded_request(packet)) == packet
+
+
+@given(results)
+def test_any_result_comes_back_as_it_went(packet: ResultPacket) -> None:
+    assert decode_result(encoded_result(packet)) == packet
+
+
+@given(st.builds(bytes, st.lists(st.integers(0, 7), max_size=12).map(lambda kinds: b"".join(map(_record, kinds)))))
+def test_records_of_any_kinds_never_raise_anything_but_protocol_error(data: bytes) -> None:
+    assert outcome(decode_request, data) in (RequestPacket, ProtocolError)
+    assert outcome(decode_result, data) in (ResultPacket, ProtocolError)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_never_raise_anything_but_protocol_error(data: bytes) -> None:
+    assert outcome(decode_request, data) in (RequestPacket, ProtocolError)
+    assert outcome(decode_result, data) in (ResultPacket, ProtocolError)
+
+
+def _record(kind: int) -> bytes:
+    return bytes([kind, 0, 0, 0, kind % 3, 0, 0, 0, kind % 4, 0, 0, 0]) + bytes(12)
+
+
+def outcome(decode: Any, data: bytes) -> type:
+    """Return the type of what `decode` makes of `data`: its value's, or that of the error it may raise."""
+    try:
+        return type(decode(data))
+    except ProtocolError:
+        return ProtocolError
+
+
+@given(results)
+def test_BUR_11_N_BUR_5_padding_of_a_results_records_is_zero(packet: ResultPacket) -> None:
+    data = encoded_result(packet)
+    assert [at for at in range(len(data)) if at % 24 in range(1, 8) and data[at]] == []
+    operands = [data[at : at + 24] for at in range(0, len(data), 24) if data[at] == 1]
+    assert [record for record in operands if any(record[9:12]) or any(record[16:])] == []
+
+
+def test_padding_of_a_request_is_ignored(request_sample: Any) -> None:
+    dirty = [_with_ones(record, _REQUEST_PADDING[record[0]]) for record in request_sample.records]
+    assert decode_request(b"".join(dirty)) == request_sample.value
+
+
+def test_padding_of_a_result_is_ignored(result_sample: Any) -> None:
+    dirty = [_with_ones(record, _RESULT_PADDING[record[0]]) for record in result_sample.records]
+    assert decode_result(b"".join(dirty)) == result_sample.value
+
+
+_ONE_WORD = (*range(1, 4), *range(8, 24))
+_REQUEST_OPERAND = (*range(1, 4), *range(5, 8))
+_REQUEST_PADDING = (
+    (*range(1, 4), *range(20, 24)), _REQUEST_OPERAND, _ONE_WORD, _REQUEST_OPERAND, _ONE_WORD, _ONE_WORD, _ONE_WORD,
+)  # fmt: skip
+_RESULT_PADDING = (
+    (*range(1, 8), *range(20, 24)),
+    (*range(1, 8), *range(9, 12), *range(16, 24)),
+    (*range(1, 8), *range(12, 24)),
+    tuple(range(1, 8)),
+)
+
+
+def _with_ones(record: bytes, where: tuple[int, ...]) -> bytes:
+    return bytes(0xFF if at in where else byte for at, byte in enumerate(record))
+
+
+@pytest.mark.parametrize("status", list(ErrorStatus))
+def test_an_error_packet_is_two_records_and_late_statuses_become_general_failure(status: ErrorStatus) -> None:
+    on_the_wire = int(status) if status <= 4 else 2
+    expected = struct.pack("<B7xIiI4xB7xQQ", 0, 2, on_the_wire, 0, 3, 2**64 - 1, 2**64 - 1)
+    assert result_packet_for_error(status) == expected
+
+
+def test_nanoseconds_are_rounded_down_to_microseconds() -> None:
+    data = encode_result(ErrorStatus.NONE, (), Timing(1999, 999))
+    assert struct.unpack_from("<QQ", data, 32) == (1, 0)
+
+
+def test_a_time_that_is_not_available_is_all_ones_on_the_wire() -> None:
+    data = encode_result(ErrorStatus.NONE, (), Timing(-1, 5000))
+    assert struct.unpack_from("<QQ", data, 32) == (2**64 - 1, 5)
+
+
+def test_the_padding_of_a_location_does_not_travel() -> None:
+    data = encode_request((RequestArgument(location=DataLocation(0, 0, 4, padding=4)),), (), (0,))
+    assert decode_request(data).inputs[0].location == DataLocation(0, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "slots"),
+    [
+        (RequestArgument(location=DataLocation(offset=-1)), ()),
+        (RequestArgument(location=DataLocation(length=2**32)), ()),
+        (RequestArgument(dimensions=(-1,)), ()),
+        (RequestArgument(), (2**31,)),
+    ],
+)
+def test_numbers_that_no_field_holds_are_the_callers_mistake(argument: RequestArgument, slots: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="does not fit"):
+        encode_request((argument,), (), slots)
+
+
+@pytest.mark.parametrize(("shape", "timing"), [(OutputShape((2**32,)), Timing()), (OutputShape(()), Timing(-2, 0))])
+def test_a_result_that_no_field_holds_is_the_callers_mistake(shape: OutputShape, timing: Timing) -> None:
+    with pytest.raises(InvalidArgument, match="does not fit"):
+        encode_result(ErrorStatus.NONE, (shape,), timing)
+
+
+def test_what_was_decoded_does_not_change_with_the_memory_it_came_from(sample: Any) -> None:
+    shared = bytearray(sample.data)
+    packet = sample.decode(memoryview(shared))
+    shared[:] = bytes(len(shared))
+    assert packet == sample.value
+
+
+def test_the_same_bytes_give_the_same_object(sample: Any) -> None:
+    assert sample.decode(sample.data) is sample.decode(bytearray(sample.data))

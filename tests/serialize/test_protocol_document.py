@@ -1,0 +1,111 @@
+"""docs/protocol.md says what the code does: its tables are compared with those that drive the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from support import places
+
+from nnfmq.serialize import control, datum, stages
+from nnfmq.serialize.control import FILE_DESCRIPTORS, REPLIES, TRANSITIONS, Message, Role, State
+from nnfmq.serialize.datum import Variant
+
+Row = tuple[str, ...]
+CODES = {"B": "u8", "I": "u32", "i": "i32", "Q": "u64"}
+DATA = (
+    control.DeviceInfo,
+    control.MQDescriptorData,
+    control.GrantorData,
+    control.ArgumentData,
+    control.LocationData,
+    control.ShapeData,
+)
+
+
+@pytest.fixture
+def tables() -> list[list[Row]]:
+    """Return the rows of every table of the document, without their headings."""
+    text = (places.ROOT / "docs" / "protocol.md").read_text()
+    found = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    return [
+        [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines()] for table in found
+    ]
+
+
+def table(tables: list[list[Row]], *headings: str) -> list[Row]:
+    """Return the rows of the tables with these headings, one after another."""
+    return [row for rows in tables if rows[0] == headings for row in rows[2:]]
+
+
+def quoted(names: Iterator[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def fields_of(kind: type[msgspec.Struct]) -> str:
+    return quoted(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+def rows_of_messages() -> Iterator[Row]:
+    """Return the table as the code has it; what may still come after a goodbye is told in words."""
+    for sender in Role:
+        for state, allowed in TRANSITIONS[sender].items():
+            for kind, then in allowed.items():
+                if state is not State.CLOSED:
+                    yield _row(kind, sender, state, then)
+
+
+def _row(kind: type[Message], sender: Role, state: State, then: State) -> Row:
+    fds = FILE_DESCRIPTORS.get(kind, "")
+    answers = REPLIES.get(kind, ())  # type: ignore[call-overload]
+    return (
+        f"`{kind.__name__}`",
+        sender.value,
+        state.value,
+        then.value,
+        f"`{fds}`" if fds and isinstance(fds, str) else str(fds),
+        quoted(answer.__name__ for answer in answers),
+        fields_of(kind),
+    )
+
+
+def rows_of_records(variants: tuple[Variant, ...]) -> list[Row]:
+    return [
+        (str(v.discriminator), f"`{v.name}`", ", ".join(f"`{f.name}` {CODES[f.code]} @{f.offset}" for f in v.fields))
+        for v in variants
+    ]
+
+
+def test_the_table_of_messages_is_the_one_that_the_code_obeys(tables: list[list[Row]]) -> None:
+    documented = table(tables, "message", "from", "when", "then", "fds", "answered by", "fields")
+    assert sorted(documented) == sorted(rows_of_messages())
+
+
+def test_what_may_come_after_goodbye_is_what_the_driver_sends_while_open() -> None:
+    assert TRANSITIONS[Role.DRIVER][State.CLOSED].keys() == TRANSITIONS[Role.DRIVER][State.OPEN].keys()
+    assert State.CLOSED not in TRANSITIONS[Role.CLIENT]
+
+
+def test_the_data_inside_messages_are_as_documented(tables: list[list[Row]]) -> None:
+    documented = [(name, fields) for name, _, fields in table(tables, "name", "where", "array of")]
+    assert documented == [(f"`{kind.__name__}`", fields_of(kind)) for kind in DATA]
+
+
+def test_the_records_are_as_documented(tables: list[list[Row]]) -> None:
+    documented = table(tables, "kind", "record", "fields at bytes")
+    assert documented == [*rows_of_records(datum.REQUEST_VARIANTS), *rows_of_records(datum.RESULT_VARIANTS)]
+
+
+def test_the_stage_slots_are_as_documented(tables: list[list[Row]]) -> None:
+    documented = {name.strip("`"): int(word) for word, name, _ in table(tables, "word", "name", "meaning")}
+    assert documented == {name: vars(stages)[name] for name in documented}
+    assert sorted(documented.values()) == list(range(stages.RESERVED + 1))
+
+
+def test_the_limits_are_as_documented() -> None:
+    text = " ".join((places.ROOT / "docs" / "protocol.md").read_text().split())
+    assert f"at most {control.MAX_BODY_BYTES >> 20} MiB and {control.MAX_FDS} file descriptors" in text
+    assert f"a name at most {control.MAX_NAME} characters, an error text {control.MAX_TEXT}" in text
+    assert f"protocol (this is {control.PROTOCOL})" in text

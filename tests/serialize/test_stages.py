@@ -1,0 +1,81 @@
+"""The stage slots beside a burst's result ring."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pytest
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import NO_TIMING, Timing
+from nnfmq.queue import layout
+from nnfmq.serialize import stages
+from nnfmq.serialize.stages import StageSlots
+
+
+def test_the_area_is_as_large_as_the_queue_reserves() -> None:
+    assert (stages.STAGE_SLOTS, stages.STAGE_BYTES) == (layout.STAGE_SLOTS, layout.STAGE_BYTES)
+
+
+def test_what_one_side_records_the_other_side_reads() -> None:
+    area = bytearray(256)
+    begun = time.monotonic_ns()
+    StageSlots.over(memoryview(area)).record(5, 10, 30, 40, Timing(7, 9), memory_ready=20)
+    times = StageSlots.over(memoryview(area).toreadonly()).read()
+    assert (times.sequence, times.request_taken, times.memory_ready) == (5, 10, 20)
+    assert (times.engine_begin, times.engine_end, times.engine_ns) == (30, 40, 10)
+    assert times.timing == Timing(7, 9)
+    assert begun <= times.result_sent <= time.monotonic_ns()
+    assert times.driver_ns == times.result_sent - 10
+
+
+def test_a_slot_is_a_native_u64_at_eight_times_its_number() -> None:
+    area = bytearray(256)
+    StageSlots.over(memoryview(area)).record(2**63, 1, 2, 3)
+    assert struct.unpack_from("=QQQQQ", area) == (2**63, 1, 0, 2, 3)
+    assert struct.unpack_from("=QQQQ", area, 8 * stages.TIME_ON_DEVICE_NS) == (2**64 - 1, 2**64 - 1, 1, 0)
+
+
+def test_reserved_slots_stay_zero() -> None:
+    area = bytearray(256)
+    StageSlots.over(memoryview(area)).record(1, 2, 3, 4, Timing(5, 6), memory_ready=7, failed=True)
+    assert area[8 * stages.RESERVED :] == bytes(256 - 8 * stages.RESERVED)
+
+
+def test_times_that_were_not_measured_are_read_so() -> None:
+    slots = StageSlots.over(None)
+    slots.record(1, 2, 3, 4)
+    assert slots.read().timing == NO_TIMING
+
+
+def test_executions_and_failures_are_counted() -> None:
+    slots = StageSlots.over(None)
+    slots.record(1, 0, 0, 0)
+    slots.record(2, 0, 0, 0, failed=True)
+    slots.record(3, 0, 0, 0)
+    assert (slots.read().executions, slots.read().failures) == (2, 1)
+
+
+def test_a_total_that_the_peer_has_pushed_to_its_end_wraps() -> None:
+    slots = StageSlots.over(memoryview(bytearray(b"\xff" * 256)))
+    slots.record(1, 0, 0, 0)
+    assert slots.read().executions == 0
+
+
+def test_a_queue_without_an_area_gets_private_slots() -> None:
+    assert StageSlots.over(None).read().sequence == 0
+
+
+def test_an_area_that_is_too_short_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="256 bytes, this one 255"):
+        StageSlots.over(memoryview(bytearray(255)))
+
+
+def test_closing_twice_does_no_harm_and_frees_the_memory() -> None:
+    area = bytearray(256)
+    with memoryview(area) as view:
+        slots = StageSlots.over(view)
+        slots.close()
+        slots.close()
+    area.extend(b"no view of it is left, or this would raise")

@@ -1,0 +1,156 @@
+"""The architecture as a test: who imports whom, one door per side effect, the house limits.
+
+Each rule runs over the whole package, and over samples that break it: a checker that cannot fail checks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from support import layering, places
+from support.layering import Source
+
+Rule = Callable[[Source], Iterator[str]]
+RULES: list[Rule] = [layering.upward_imports, layering.back_doors, layering.over_the_limits]
+
+
+def complaints(rule: Rule, found: list[Source]) -> list[str]:
+    return [complaint for source in found for complaint in rule(source)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps(rule: Rule) -> None:
+    found = complaints(rule, layering.sources(places.ROOT / "nnfmq"))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", ["tools", "tests/lib"])
+def test_what_is_beside_the_package_keeps_the_limits(folder: str) -> None:
+    found = complaints(layering.over_the_limits, layering.sources(places.ROOT / folder))
+    assert not found, "\n".join(found)
+
+
+def test_every_part_of_the_package_is_in_the_table() -> None:
+    parts = {source.module.split(".")[0] for source in layering.sources(places.ROOT / "nnfmq")}
+    assert parts <= set(layering.LAYERS)
+
+
+def test_the_two_sides_never_see_each_other() -> None:
+    assert "service" not in layering.LAYERS["runtime"]
+    assert "runtime" not in layering.LAYERS["service"]
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("hal.types", "from nnfmq.memory import Memory"),
+        ("queue.core", "from nnfmq.hal.types import Model"),
+        ("queue.core", "from nnfmq.hal import types"),
+        ("queue.core", "from ..hal import types"),
+        ("runtime.client", "def f():\n    import nnfmq.service.session"),
+        (
+            "service.session",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nnfmq.runtime import client",
+        ),
+        ("service.session", "from nnfmq import runtime"),
+        ("service.session", "import importlib\nimportlib.import_module('nnfmq.importers.tflite')"),
+        ("service.session", "import nnfmq"),
+        ("memory", "from nnfmq import connect"),
+        ("memory", "from . import channel"),
+        ("serialize.packet", "from nnfmq.serialize import datum\nfrom nnfmq.queue import layout"),
+        ("observe.log", "from nnfmq.hal.errors import NnfmqError"),
+        ("", "from nnfmq.service.device import Device"),
+        ("plugins", "import sys"),
+    ],
+)
+def test_an_import_upward_is_found(module: str, text: str) -> None:
+    assert complaints(layering.upward_imports, [Source(module, text)]) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("queue.core", "from nnfmq.hal import errors\nfrom nnfmq.hal.errors import QueueCorrupted"),
+        ("queue.core", "from nnfmq.queue.layout import geometry\nfrom nnfmq.observe import logging"),
+        ("cli.run", "import nnfmq\nfrom nnfmq.service.supervisor import serve"),
+        ("", "from nnfmq.runtime.client import connect\nfrom nnfmq.importers import tflite"),
+        ("runtime.client", "import numpy as np\nimport nnfmqtools"),
+    ],
+)
+def test_an_import_downward_is_allowed(module: str, text: str) -> None:
+    assert complaints(layering.upward_imports, [Source(module, text)]) == []
+
+
+def test_a_relative_import_of_a_package_starts_at_the_package() -> None:
+    assert list(layering.imports(Source("queue", "from .core import core_name", is_package=True))) == [
+        (1, "nnfmq.queue.core.core_name")
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["import nnfmq.service", "from nnfmq.service cimport x", "    from nnfmq import runtime"]
+)
+def test_imports_of_a_cython_file_are_read(line: str) -> None:
+    text = f"cdef extern from 'x.h':\n    pass\n{line}"
+    assert complaints(layering.upward_imports, [Source("queue._core", text, is_cython=True)]) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("runtime.client", "import socket"),
+        ("service.supervisor", "def f():\n    from socket import socketpair"),
+        ("service.supervisor", "peer.recvmsg(1)"),
+        ("queue.twin", "import mmap"),
+        ("channel", "import os\nos.memfd_create('x')"),
+        ("channel", "from os import memfd_create as m\nx = memfd_create"),
+        ("serialize.control", "import pickle"),
+        ("service.session", "import multiprocess"),
+        ("service.supervisor", "import multiprocessing.connection"),
+        ("memory", "import ctypes"),
+    ],
+)
+def test_a_back_door_is_found(module: str, text: str) -> None:
+    assert complaints(layering.back_doors, [Source(module, text)]) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("channel", "import socket"),
+        ("memory", "import mmap, os\nos.memfd_create('x')"),
+        ("queue.twin", "import ctypes"),
+        ("service.supervisor", "import multiprocess.context"),
+    ],
+)
+def test_the_one_door_is_allowed(module: str, text: str) -> None:
+    assert complaints(layering.back_doors, [Source(module, text)]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1",
+        '"""D."""\ndef f():\n' + "    x = 1\n" * 61,
+        '"""D."""\n' + "x = 1\n" * 500,
+        '"""D."""\ntry:\n    x()\nexcept Exception:\n    pass',
+        '"""D."""\ntry:\n    x()\nexcept:\n    ...',
+    ],
+    ids=["no docstring", "long function", "long module", "swallowed", "swallowed bare"],
+)
+def test_a_breach_of_the_house_limits_is_found(text: str) -> None:
+    assert len(complaints(layering.over_the_limits, [Source("hal.types", text)])) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""D."""\ndef f():\n    """Say.\n' + "\n" * 70 + '    """\n' + "    x = 1\n" * 60,
+        '"""Long\nbecause the table is one."""\n' + "x = 1\n" * 500,
+        '"""D."""\ntry:\n    x()\nexcept OSError:\n    pass',
+    ],
+    ids=["docstring does not count", "reason given", "named error"],
+)
+def test_what_the_house_limits_allow_is_left_alone(text: str) -> None:
+    assert complaints(layering.over_the_limits, [Source("hal.types", text)]) == []

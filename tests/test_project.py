@@ -1,0 +1,148 @@
+"""The project around the package: README's session runs, every dependency has its reason, nothing points outside.
+
+What `.ci/run` runs are the code blocks that a comment marks, so the comments are checked here as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.places import ROOT
+
+MARKED = {"README.md": ("install", "test", "session"), "CONTRIBUTING.md": ("check",)}
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+OUTSIDE = [
+    rf"(?<![\w.])/{'work'}/",
+    rf"(?<![\w.])/{'root'}/",
+    rf"{'pypi'}\.org",
+    rf"python{'hosted'}",
+    rf"/tmp/{'contract'}",
+    r"(?i)\bissues? #?\d",
+]
+SESSION_LINES = 12
+
+
+def block(document: str, name: str) -> str:
+    """Return the code block of `document` that the comment `<!-- ci: name -->` stands before."""
+    found = re.findall(rf"^<!-- ci: {name} -->\n```\w*\n(.*?)^```$", read(ROOT / document), re.DOTALL | re.MULTILINE)
+    assert len(found) == 1, f"{document} must have one block marked {name}, has {len(found)}"
+    return str(found[0])
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def project_files() -> list[Path]:
+    """List what is, or would be, in the repository; where git cannot say, the folders that an sdist has."""
+    git = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    done = subprocess.run(git, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    if done.returncode:
+        pytest.skip("not a git repository: which files belong to the project is not known")
+    return [path for name in done.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def settings() -> dict[str, Any]:
+    return tomllib.loads(read(ROOT / "pyproject.toml"))
+
+
+def extras() -> set[str]:
+    return set(settings()["project"]["optional-dependencies"])
+
+
+def requirements() -> set[str]:
+    """Name every distribution that installing, building or testing asks for."""
+    project = settings()["project"]
+    lists = [
+        settings()["build-system"]["requires"],
+        project["dependencies"],
+        *project["optional-dependencies"].values(),
+    ]
+    names = {re.split(r"[\[<>=!~ ;]", requirement)[0] for wanted in lists for requirement in wanted}
+    return names - {project["name"]}
+
+
+@pytest.mark.parametrize(("document", "name"), [(document, name) for document in MARKED for name in MARKED[document]])
+def test_what_ci_runs_is_marked(document: str, name: str) -> None:
+    assert block(document, name).strip()
+
+
+def test_readme_session_is_short() -> None:
+    assert len(block("README.md", "session").strip().splitlines()) <= SESSION_LINES
+
+
+def test_readme_session_runs_as_printed(tmp_path: Path) -> None:
+    script = tmp_path / "session.py"
+    script.write_text(block("README.md", "session"), encoding="utf-8")
+    nobody_serves = {**os.environ, "NNFMQ_SOCKET": str(tmp_path / "nobody.sock")}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=nobody_serves,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert re.fullmatch(r"(?:(\d): seen as \1 in \d+ µs\n){3}", done.stdout.decode()), done.stdout.decode()
+
+
+def test_readme_commands_and_names_are_the_package_s() -> None:
+    from nnfmq.cli import COMMANDS
+
+    named = set(re.findall(r"^\| `nnfmq (\w+)", read(ROOT / "README.md"), re.MULTILINE))
+    assert named == set(COMMANDS)
+
+
+@pytest.mark.parametrize("pattern", OUTSIDE)
+def test_nothing_points_outside_the_project(pattern: str) -> None:
+    binary = (".npz", ".npy", ".tflite", ".png", ".jpg", ".so")
+    files = [path for path in project_files() if path.suffix not in binary]
+    assert [str(path.relative_to(ROOT)) for path in files if re.search(pattern, read(path))] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_of_a_document_lead_to_files_of_the_project(path: Path) -> None:
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", read(path)) if "://" not in target]
+    broken = [target for target in targets if target and not (path.parent / target).resolve().exists()]
+    outside = [target for target in targets if ROOT not in (path.parent / target).resolve().parents]
+    assert (broken, [target for target in outside if target]) == ([], [])
+
+
+def test_the_index_leads_to_every_document() -> None:
+    index = read(ROOT / "docs" / "index.md")
+    documents = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
+    assert [name for name in documents if name != "index.md" and f"({name})" not in index] == []
+
+
+def test_a_document_that_the_code_names_exists() -> None:
+    sources = [path for folder in ("nnfmq", "tools", "tests") for path in (ROOT / folder).rglob("*.py")]
+    named = {(path.name, name) for path in sources for name in re.findall(r"\bdocs/[\w/]+\.md\b", read(path))}
+    assert [(source, name) for source, name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_do_not_mention_the_data_by_path(path: Path) -> None:
+    assert "../shared" not in read(path)
+
+
+def test_every_dependency_has_its_reason() -> None:
+    explained = set(re.findall(r"\| `([\w-]+)` (?=\|)", read(ROOT / "docs" / "dependencies.md")))
+    assert explained - extras() == requirements()
+
+
+def test_tests_have_no_packages_that_could_hide_a_module() -> None:
+    hiding = [path for path in (ROOT / "tests").rglob("__init__.py") if ROOT / "tests" / "lib" not in path.parents]
+    assert hiding == []
+
+
+def test_ci_can_be_run() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)

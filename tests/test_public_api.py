@@ -1,0 +1,122 @@
+"""The public names: which they are, that each is documented and typed, and what importing them costs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nnfmq
+
+NAMES = [
+    "Burst",
+    "Client",
+    "DeadObject",
+    "Device",
+    "DeviceInfo",
+    "DeviceUnavailable",
+    "ErrorStatus",
+    "ExecutionInfo",
+    "GeneralFailure",
+    "InvalidArgument",
+    "LoadedModel",
+    "MissedDeadline",
+    "MissedDeadlinePersistent",
+    "MissedDeadlineTransient",
+    "NnfmqError",
+    "OutputInsufficientSize",
+    "PreparedModel",
+    "ProtocolError",
+    "QueueCorrupted",
+    "ResourceExhausted",
+    "ResourceExhaustedPersistent",
+    "ResourceExhaustedTransient",
+    "TensorInfo",
+    "connect",
+    "example_path",
+    "load",
+]
+HEAVY = ["rich", "tflite", "PIL", "multiprocess", "dill", "posix_ipc", "socketserver", "asyncio", "http"]
+IMPORT_BUDGET_MS = 50
+
+
+def public_callables() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield every public function, and every public method that the package itself defines."""
+    for name in NAMES:
+        value = getattr(nnfmq, name, None)
+        if inspect.isfunction(value):
+            yield name, value
+        elif inspect.isclass(value):
+            yield from ((f"{name}.{method}", function) for method, function in public_methods(value))
+
+
+def public_methods(owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, value in vars(owner).items():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if inspect.isfunction(function) and not name.startswith("_"):
+            yield name, function
+
+
+def in_a_new_python(code: str, cwd: Path) -> Any:
+    """Run `code` outside this repository, bytecode cached in `cwd`, and return what it printed, as JSON."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(cwd / "bytecode")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def test_the_public_names_are_the_ones_agreed() -> None:
+    assert list(nnfmq.__all__) == NAMES
+
+
+def test_the_public_names_are_sorted() -> None:
+    assert sorted(nnfmq.__all__) == list(nnfmq.__all__)
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in NAMES if not hasattr(nnfmq, name)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_is_documented(name: str) -> None:
+    doc = (getattr(nnfmq, name).__doc__ or "").strip()
+    assert doc
+    assert not doc.startswith(f"{name}("), "this is what dataclasses write themselves"
+
+
+@pytest.mark.parametrize(("name", "function"), [pytest.param(*pair, id=pair[0]) for pair in public_callables()])
+def test_a_public_function_is_documented_and_typed(name: str, function: Callable[..., Any]) -> None:
+    signature = inspect.signature(function)
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name not in ("self", "cls")]
+    assert (function.__doc__ or "").strip(), f"{name} has no docstring"
+    assert [parameter.name for parameter in parameters if parameter.annotation is parameter.empty] == []
+    assert signature.return_annotation is not signature.empty
+
+
+def test_importing_it_loads_nothing_heavy(tmp_path: Path) -> None:
+    loaded = in_a_new_python("import json, sys, nnfmq; print(json.dumps(list(sys.modules)))", tmp_path)
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_importing_it_costs_little_beyond_numpy(tmp_path: Path) -> None:
+    code = (
+        "import numpy, time; begin = time.thread_time_ns(); import nnfmq;print((time.thread_time_ns() - begin) / 1e6)"
+    )
+    fastest_ms = min(in_a_new_python(code, tmp_path) for _ in range(4))  # the first one compiles
+    assert fastest_ms <= IMPORT_BUDGET_MS

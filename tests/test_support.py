@@ -1,0 +1,99 @@
+"""The checks that guard every other test must themselves be able to fail: leaks, the wrong package, the wrong core."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support import leaks, under_test
+
+SHORT_NS = 20_000_000
+
+
+@pytest.fixture
+def after() -> Iterator[ExitStack]:
+    """Undo, when the test ends, what it left behind on purpose."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def open_descriptor(after: ExitStack) -> None:
+    after.callback(os.close, os.open("/dev/null", os.O_RDONLY))
+
+
+def map_memfd(after: ExitStack) -> None:
+    fd = os.memfd_create("left")
+    os.ftruncate(fd, mmap.PAGESIZE)
+    after.callback(mmap.mmap(fd, mmap.PAGESIZE).close)
+    os.close(fd)
+
+
+def start_thread(after: ExitStack) -> None:
+    enough = threading.Event()
+    thread = threading.Thread(target=enough.wait, name="lingering")
+    thread.start()
+    after.callback(thread.join)
+    after.callback(enough.set)
+
+
+def start_child(after: ExitStack) -> None:
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    after.callback(child.communicate)
+
+
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        (open_descriptor, r"descriptor \d+ -> /dev/null"),
+        (map_memfd, r"mapping .*/memfd:left"),
+        (start_thread, r"thread \d+ lingering"),
+        (start_child, r"child process \d+ "),
+    ],
+)
+def test_what_is_left_behind_is_named(leave: object, said: str, after: ExitStack) -> None:
+    assert callable(leave)
+    with pytest.raises(pytest.fail.Exception, match=said), leaks.watch(SHORT_NS):
+        leave(after)
+
+
+def test_what_was_there_before_is_nobody_s_leak(after: ExitStack) -> None:
+    start_child(after)
+    open_descriptor(after)
+    with leaks.watch(SHORT_NS):
+        pass
+
+
+def test_what_only_a_cycle_keeps_is_no_leak() -> None:
+    with leaks.watch(SHORT_NS):
+        descriptor = os.memfd_create("cycle")
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        cycle: list[object] = [mmap.mmap(descriptor, mmap.PAGESIZE)]
+        cycle.append(cycle)
+        os.close(descriptor)
+        del cycle
+
+
+def test_a_source_tree_that_hides_the_installed_package_is_refused() -> None:
+    complaint = under_test.shadowing(Path("/tree/nnfmq/__init__.py"), [Path("/site/nnfmq/__init__.py")])
+    assert complaint is not None
+    assert "/tree/nnfmq" in complaint
+    assert "/site/nnfmq" in complaint
+
+
+@pytest.mark.parametrize("owned", [[], [Path("/site/nnfmq/__init__.py")]], ids=["editable", "installed"])
+def test_the_package_that_is_installed_may_be_tested(owned: list[Path]) -> None:
+    assert under_test.shadowing(Path("/site/nnfmq/__init__.py"), owned) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "active", "fine"),
+    [("twin", "twin", True), ("twin", "compiled", False), ("compiled", "none", False), (None, "twin", True)],
+)
+def test_the_core_must_be_the_one_named(wanted: str | None, active: str, fine: bool) -> None:
+    assert (under_test.wrong_core(wanted, active) is None) is fine

@@ -1,0 +1,204 @@
+"""What happens in a client process of latency_stress.py: connect, make a burst, take the cores, measure.
+
+Each process reports once, over a pipe to its parent: its results, or why there are none. Prepared models and bursts are
+made before anything is pinned, since a process that may use one core only does not poll.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import latency_peers as peers
+import latency_placement as placement
+import numpy as np
+
+from nnfmq.cli.output import open_client
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
+
+if TYPE_CHECKING:
+    from nnfmq.hal.tensor_info import TensorInfo
+    from nnfmq.runtime.client import Client
+
+PATHS = ("burst", "in-place", "ordinary")
+CLIENT_WINDOW = "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW"
+SERVER_WINDOW = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
+
+
+class Failed(Exception):
+    """A client process reported an error, or ended without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure, and under which conditions; sent to every client process."""
+
+    connect: str | None
+    device: str
+    model: Path | None
+    only: str | None
+    counts: dict[str, int]
+    warm_up: int
+    clients: int
+    placement: str
+    window_us: int | None
+    rounds: int
+    limit_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One client's share of a series: every round trip, and what it cost."""
+
+    model: str
+    path: str
+    samples_ns: list[int]
+    wall_ns: int
+    client_cpu_ns: int
+    driver_cpu_ns: int
+
+
+def null_model() -> Model:
+    """Return the model that does nothing: RESHAPE of one float to one float."""
+    operands = (
+        Operand(OperandType.TENSOR_FLOAT32, (1,), lifetime=LifeTime.SUBGRAPH_INPUT),
+        Operand(OperandType.TENSOR_INT32, (1,), lifetime=LifeTime.CONSTANT_COPY, location=DataLocation(0, 0, 4)),
+        Operand(OperandType.TENSOR_FLOAT32, (1,), lifetime=LifeTime.SUBGRAPH_OUTPUT),
+    )
+    reshape = Operation(OperationType.RESHAPE, (0, 1), (2,))
+    return Model(Subgraph(operands, (reshape,), (0,), (2,)), operand_values=struct.pack("<i", 1))
+
+
+@contextmanager
+def _reporting(plan: Plan, results: Connection) -> Iterator[None]:
+    """Prepare a client process: its alarm, its windows; and send what nnfmq raises to the parent."""
+    signal.alarm(plan.limit_s)
+    if plan.window_us is not None:
+        os.environ[CLIENT_WINDOW] = os.environ[SERVER_WINDOW] = str(plan.window_us)
+    try:
+        yield
+    except (NnfmqError, OSError, peers.PeerMissing) as error:
+        results.send(Failed(f"{type(error).__name__}: {error}"))
+    finally:
+        results.close()
+
+
+def client_main(plan: Plan, results: Connection, number: int, barrier: Barrier) -> None:
+    """Send this client's own conditions and its series."""
+    with _reporting(plan, results), open_client(plan.connect) as client:
+        cpus = placement.choose(plan.placement, number)
+        own = _own_conditions(plan, client)
+        series = [
+            share
+            for model in ("null", "real")
+            if plan.only in (None, model)
+            for share in _measure_model(plan, client, model, cpus, barrier)
+        ]
+        results.send((own, series))
+
+
+def _own_conditions(plan: Plan, client: Client) -> dict[str, Any]:
+    from nnfmq.queue import core
+    from nnfmq.queue.waiting import PollingWindow
+
+    server_ns = PollingWindow.server().ns if plan.connect == "embedded" else None  # ours to know only if embedded
+    return {
+        "core": core.core_name,
+        "driver_core": _core_of(client.driver_pid),
+        "window_us": PollingWindow.controller().ns / 1000,
+        "driver_window_us": None if server_ns is None else server_ns / 1000,
+    }
+
+
+def _core_of(pid: int) -> str:
+    """Return the core that a process has loaded: what is mapped there, not what it says."""
+    return "compiled" if "/nnfmq/queue/_core." in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8") else "twin"
+
+
+def _measure_model(plan: Plan, client: Client, name: str, cpus: placement.Cpus, barrier: Barrier) -> Iterator[Series]:
+    with _ready_burst(plan, client, name, cpus) as (prepared, burst):
+        inputs = [_some_input(info) for info in prepared.inputs]
+        calls: dict[str, Callable[[], Any]] = {
+            "burst": lambda: burst.execute(*inputs, timeout=plan.limit_s),
+            "in-place": lambda: burst.execute(out=burst.outputs, timeout=plan.limit_s),
+            "ordinary": lambda: prepared.execute(*inputs, timeout=plan.limit_s),
+        }
+        for path in PATHS:
+            barrier.wait(plan.limit_s)
+            yield _series(name, path, calls[path], plan.counts[name], plan.warm_up, client.driver_pid)
+
+
+@contextmanager
+def _ready_burst(plan: Plan, client: Client, name: str, cpus: placement.Cpus) -> Iterator[tuple[Any, Any]]:
+    """Prepare a model and its burst, then put both processes on their cores.
+
+    Not before: a process that may use one core only does not poll, and that is decided when a burst is made.
+    """
+    import nnfmq
+
+    placement.pin_process(0, None)
+    placement.pin_process(client.driver_pid, None)
+    model: Any = null_model() if name == "null" else nnfmq.load(plan.model or nnfmq.example_path("digits.tflite"))
+    with client.device(plan.device).prepare(model, timeout=plan.limit_s) as prepared, prepared.burst() as burst:
+        placement.pin_process(0, cpus.client)
+        placement.pin_process(client.driver_pid, cpus.driver)
+        yield prepared, burst
+
+
+def _some_input(info: TensorInfo) -> np.ndarray[Any, Any]:
+    random = np.random.default_rng(7)
+    return (random.random(info.shape) * 100).astype(info.dtype)
+
+
+def _series(
+    model: str, path: str, call: Callable[[], Any], count: int, warm_up: int, driver_pid: int
+) -> Series:  # fmt: skip
+    _round_trips(call, min(warm_up, count))
+    began = (time.perf_counter_ns(), placement.cpu_ns(0), placement.cpu_ns(driver_pid))
+    samples = _round_trips(call, count)
+    ended = (time.perf_counter_ns(), placement.cpu_ns(0), placement.cpu_ns(driver_pid))
+    return Series(model, path, samples, *(after - before for before, after in zip(began, ended, strict=True)))
+
+
+def _round_trips(call: Callable[[], Any], count: int) -> list[int]:
+    clock = time.perf_counter_ns
+    samples = [0] * count
+    for index in range(count):
+        begin = clock()
+        call()
+        samples[index] = clock() - begin
+    return samples
+
+
+def compare_main(plan: Plan, results: Connection) -> None:
+    """Alternate the null burst with the peers, on the cores of the first client."""
+    cpus = placement.choose(plan.placement, 0)
+    count, folder = max(1, plan.counts["null"] // plan.rounds), tempfile.TemporaryDirectory(prefix="nnfmq-stress-")
+    with (
+        _reporting(plan, results),
+        folder as name,
+        open_client(plan.connect) as client,
+        _ready_burst(plan, client, "null", cpus) as (prepared, burst),
+    ):
+        inputs = [_some_input(info) for info in prepared.inputs]
+
+        def one_round() -> list[int]:
+            _round_trips(lambda: burst.execute(*inputs, timeout=plan.limit_s), min(plan.warm_up, count))
+            return _round_trips(lambda: burst.execute(*inputs, timeout=plan.limit_s), count)
+
+        comparison = peers.compare(
+            one_round, count=count, warm_up=min(plan.warm_up, count), rounds=plan.rounds, cpus=cpus,
+            folder=Path(name), limit_s=plan.limit_s,
+        )  # fmt: skip
+        results.send(comparison.as_dict())

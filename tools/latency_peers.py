@@ -1,0 +1,168 @@
+"""What the burst is compared with, in the same run: a C ping-pong that spins, and a multiprocessing.Pipe.
+
+Used by latency_stress.py. Both exchange 512 bytes for 64, about a burst's packets. The C program is compiled on the fly
+with `cc`; it is the floor of what two processes on two cores can do. The pipe is what Python offers. A process that
+waits for either is ended by its own alarm, since a poll before each receive would be part of what is measured.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+import latency_placement as placement
+
+from nnfmq.cli.output import PERCENTILES, distribution
+
+REQUEST_BYTES = 512
+REPLY_BYTES = 64
+_C_SOURCE = Path(__file__).with_name("c_pingpong.c")
+
+
+class PeerMissing(Exception):
+    """A peer cannot run here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """p50 of each round and party, in rounds that alternate, and the ratios of their medians."""
+
+    rounds: int
+    p50_ns: dict[str, list[int]]
+    median_ns: dict[str, float]
+    nnfmq_over_c: float | None
+    pipe_over_nnfmq: float
+    missing: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def compare(
+    burst: Callable[[], list[int]], *, count: int, warm_up: int, rounds: int, cpus: placement.Cpus, folder: Path,
+    limit_s: int,
+) -> Comparison:  # fmt: skip
+    """Run `rounds` rounds of burst, C and pipe in turn. `burst` runs one round and returns its round trips in ns."""
+    parties: dict[str, Callable[[], list[int]]] = {"nnfmq": burst}
+    missing = ""
+    try:
+        parties["c"] = _c_party(folder, count, warm_up, limit_s)
+    except PeerMissing as reason:
+        missing = str(reason)
+    with PipePeer.start(cpus.driver, limit_s) as pipe:
+        parties["pipe"] = lambda: pipe.round(count, warm_up)
+        p50_ns: dict[str, list[int]] = {name: [] for name in parties}
+        for _ in range(rounds):
+            for name, party in parties.items():
+                p50_ns[name].append(distribution(party())["p50"])
+    return _comparison(p50_ns, rounds, missing)
+
+
+def _comparison(p50_ns: dict[str, list[int]], rounds: int, missing: str) -> Comparison:
+    medians = {name: float(statistics.median(values)) for name, values in p50_ns.items()}
+    over_c = medians["nnfmq"] / medians["c"] if "c" in medians else None
+    return Comparison(rounds, p50_ns, medians, over_c, medians["pipe"] / medians["nnfmq"], missing)
+
+
+def _c_party(folder: Path, count: int, warm_up: int, limit_s: int) -> Callable[[], list[int]]:
+    """Return a function that runs the C program once, on a core of its own for each side, and returns its p50."""
+    program = compile_c(folder)
+    cpus = placement.two_cores()
+    return lambda: [c_round(program, count, warm_up, cpus, limit_s)["p50"]]
+
+
+def compile_c(folder: Path) -> Path:
+    """Compile the C ping-pong into `folder`. Raises PeerMissing without a compiler or a second core."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise PeerMissing("no C compiler (cc, gcc, clang) for the C ping-pong")
+    if placement.two_cores() is None:
+        raise PeerMissing("the C ping-pong spins on two cores; one is allowed here")
+    program = folder / "c_pingpong"
+    command = [compiler, "-O3", "-std=gnu11", "-o", str(program), str(_C_SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise PeerMissing(f"{compiler} failed: {done.stderr.strip()}")
+    return program
+
+
+def c_round(program: Path, count: int, warm_up: int, cpus: placement.Cpus | None, limit_s: int) -> dict[str, int]:
+    """Run the C ping-pong once and return its distribution in ns. Raises PeerMissing when it fails."""
+    if cpus is None:
+        raise PeerMissing("the C ping-pong needs two cores")
+    words = [count, warm_up, cpus.client, cpus.driver, limit_s]
+    command = [str(program), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s + 5, check=False)
+    if done.returncode:
+        raise PeerMissing(f"the C ping-pong ended with {done.returncode}: {done.stderr.strip()}")
+    return dict(zip(PERCENTILES, map(int, done.stdout.split()), strict=True))
+
+
+class PipePeer:
+    """A process that answers 512 bytes with 64 over a multiprocessing.Pipe. Close it, or use `with`."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess, ours: Connection) -> None:
+        self._process = process
+        self._ours = ours
+
+    @classmethod
+    def start(cls, cpu: int | None, limit_s: int) -> Self:
+        """Start the answering process on `cpu` (None: anywhere); it ends with its pipe, or after `limit_s`."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_answer, args=(theirs, cpu, limit_s), daemon=True)
+        process.start()
+        theirs.close()
+        return cls(process, ours)
+
+    def round(self, count: int, warm_up: int) -> list[int]:
+        """Return `count` round trips in ns, after `warm_up` that are not kept."""
+        for _ in range(warm_up):
+            self._trip()
+        return [self._trip() for _ in range(count)]
+
+    def _trip(self) -> int:
+        begin = time.perf_counter_ns()
+        self._ours.send_bytes(_REQUEST)
+        self._ours.recv_bytes()
+        return time.perf_counter_ns() - begin
+
+    def close(self) -> None:
+        """End the process and reap it."""
+        self._ours.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_REQUEST = bytes(REQUEST_BYTES)
+_REPLY = bytes(REPLY_BYTES)
+
+
+def _answer(connection: Connection, cpu: int | None, limit_s: int) -> None:
+    signal.alarm(limit_s)
+    placement.pin_process(0, cpu)
+    try:
+        while True:
+            connection.recv_bytes()
+            connection.send_bytes(_REPLY)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        connection.close()

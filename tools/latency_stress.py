@@ -1,0 +1,234 @@
+"""Round trips of a null model and of a real one, thousands of times, through the driver process, in µs.
+
+The null model is one RESHAPE of one float: what is left is what nnfmq itself costs. Paths: `burst` (arrays in, new
+arrays out), `in-place` (the burst's own shared arrays, no copies), `ordinary` (one control message for each execution).
+Every client is a process of its own; all begin each series together. Each round trip is recorded; times are those of
+the application, around the call. With --peers, rounds of the null burst, of a C ping-pong and of a multiprocessing.Pipe
+alternate. Nothing waits without limit: each process has an alarm.
+
+    python tools/latency_stress.py --placement apart --peers
+    python tools/latency_stress.py --clients 2 --only null --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import latency_placement as placement
+from latency_client import Failed, Plan, Series, client_main, compare_main
+
+from nnfmq.cli.output import PERCENTILES, console, distribution, print_json, table
+from nnfmq.hal.errors import NnfmqError
+
+Target = tuple[Callable[..., None], tuple[Any, ...]]
+"""What a process runs, and its arguments after the plan and where it reports."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure as asked and print; 0 done, 1 failed, 2 usage, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    try:
+        report = measure(_plan(arguments), with_peers=arguments.peers)
+    except (Failed, NnfmqError, OSError) as error:
+        print(f"latency_stress: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if arguments.json:
+        print_json(report)
+    else:
+        _print(report, arguments.no_color)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("--connect", metavar="PATH|embedded", default="embedded", help="default: embedded")
+    parser.add_argument("--device", default="reference")
+    parser.add_argument("--model", type=Path, help="the real model (default: the packaged digits)")
+    parser.add_argument("--only", choices=("null", "real"), help="one of the two models")
+    parser.add_argument("--count", type=_positive, default=10_000, help="of the null model, each client and path")
+    parser.add_argument("--real-count", type=_positive, help="of the real one (default: --count, at most 2000)")
+    parser.add_argument("--warm-up", type=_positive, default=500, help="round trips before, not recorded")
+    parser.add_argument("--clients", type=int, choices=range(1, 5), default=1, help="processes at once, 1 to 4")
+    parser.add_argument("--placement", type=_placement, default="apart", metavar="apart|same|free", help="of cores")
+    parser.add_argument("--window", type=int, metavar="US", help="polling window of client and embedded driver in µs")
+    parser.add_argument("--peers", action="store_true", help="alternate with a C ping-pong and a multiprocessing.Pipe")
+    parser.add_argument("--rounds", type=_positive, default=5, help="rounds of --peers")
+    parser.add_argument("--limit", type=_positive, default=300, metavar="S", help="seconds until everything ends")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-color", action="store_true")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def _placement(text: str) -> str:
+    name = text.removeprefix("cores=")
+    if name not in placement.PLACEMENTS:
+        raise argparse.ArgumentTypeError(f"one of {', '.join(placement.PLACEMENTS)}")
+    return name
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    real_count = arguments.real_count or min(arguments.count, 2000)
+    return Plan(
+        connect=arguments.connect,
+        device=arguments.device,
+        model=arguments.model,
+        only=arguments.only,
+        counts={"null": arguments.count, "real": real_count},
+        warm_up=arguments.warm_up,
+        clients=arguments.clients,
+        placement=arguments.placement,
+        window_us=arguments.window,
+        rounds=arguments.rounds,
+        limit_s=arguments.limit,
+    )
+
+
+def measure(plan: Plan, *, with_peers: bool) -> dict[str, Any]:
+    """Run the plan and return the report, as --json prints it. Blocks until done or plan.limit_s. Raises Failed."""
+    parties = _run_clients(plan)
+    report = {
+        "conditions": _conditions(plan) | parties[0][0],
+        "series": [_merged(shares) for shares in zip(*(series for _, series in parties), strict=True)],
+    }
+    if with_peers:
+        with _processes(plan, [(compare_main, ())]) as connections:
+            report["peers"] = _received(connections[0], plan.limit_s)
+    return report
+
+
+def _conditions(plan: Plan) -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpu": _cpu_model(),
+        "cpus_allowed": sorted(os.sched_getaffinity(0)),
+        "placement": plan.placement,
+        "cpus": [asdict(placement.choose(plan.placement, number)) for number in range(plan.clients)],
+        "connect": plan.connect,
+        "clients": plan.clients,
+        "warm_up": plan.warm_up,
+        "clock": "time.perf_counter_ns",
+    }
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _merged(shares: Sequence[Series]) -> dict[str, Any]:
+    """Return one series of all clients, for the report."""
+    times = distribution(sample for share in shares for sample in share.samples_ns)
+    return {
+        "model": shares[0].model,
+        "path": shares[0].path,
+        "executions": sum(len(share.samples_ns) for share in shares),
+        "latency_us": {name: value / 1000 for name, value in times.items()},
+        "wall_s": max(share.wall_ns for share in shares) / 1e9,
+        "client_cpu_s": sum(share.client_cpu_ns for share in shares) / 1e9,
+        "driver_cpu_s": sum(share.driver_cpu_ns for share in shares) / 1e9,
+    }
+
+
+# Processes
+
+
+def _run_clients(plan: Plan) -> list[tuple[dict[str, Any], list[Series]]]:
+    """Return, for each client, its own conditions and its series."""
+    barrier = multiprocessing.get_context("spawn").Barrier(plan.clients)
+    targets = [(client_main, (number, barrier)) for number in range(plan.clients)]
+    with _processes(plan, targets) as connections:
+        return [_received(connection, plan.limit_s) for connection in connections]
+
+
+@contextmanager
+def _processes(plan: Plan, targets: Sequence[Target]) -> Iterator[list[Connection]]:
+    """Start a process for each target; yields where each one reports; afterwards all are gone."""
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        connections = []
+        for target, more in targets:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=target, args=(plan, theirs, *more))
+            process.start()
+            stack.callback(_end, process, ours)
+            theirs.close()
+            connections.append(ours)
+        yield connections
+
+
+def _end(process: multiprocessing.process.BaseProcess, connection: Connection) -> None:
+    connection.close()
+    process.join(10)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    process.close()
+
+
+def _received(connection: Connection, limit_s: int) -> Any:
+    if not connection.poll(limit_s + 5):
+        raise Failed(f"a client gave no answer for {limit_s} seconds")
+    try:
+        answer = connection.recv()
+    except EOFError:
+        raise Failed(f"a client ended without an answer (its limit is {limit_s} seconds: --limit)") from None
+    if isinstance(answer, Failed):
+        raise answer
+    return answer
+
+
+# What is printed
+
+
+def _print(report: dict[str, Any], no_color: bool) -> None:
+    screen = console(no_color, at_least=100)
+    for name, value in report["conditions"].items():
+        screen.print(f"{name}: {value}")
+    figures = table("model", "path", *(f">{name} µs" for name in PERCENTILES), ">CPU s", ">driver")
+    for series in report["series"]:
+        times = [_figure(series["latency_us"][name]) for name in PERCENTILES]
+        cpu = [f"{series[name]:.2f}" for name in ("client_cpu_s", "driver_cpu_s")]
+        figures.add_row(series["model"], series["path"], *times, *cpu)
+    screen.print(figures)
+    if "peers" in report:
+        _print_peers(screen, report["peers"])
+
+
+def _figure(time_us: float) -> str:
+    return f"{time_us:,.1f}" if time_us < 1000 else f"{time_us:,.0f}"
+
+
+def _print_peers(screen: Any, found: dict[str, Any]) -> None:
+    figures = table("party", ">median of p50, µs", ">p50 of each round, µs")
+    for name, median_ns in found["median_ns"].items():
+        rounds = "  ".join(f"{value / 1000:.2f}" for value in found["p50_ns"][name])
+        figures.add_row(name, f"{median_ns / 1000:.2f}", rounds)
+    screen.print(figures)
+    over_c = f"{found['nnfmq_over_c']:.1f} times the C ping-pong" if found["nnfmq_over_c"] else found["missing"]
+    screen.print(f"The null burst takes: {over_c}.")
+    screen.print(f"A multiprocessing.Pipe takes: {found['pipe_over_nnfmq']:.1f} times the null burst.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
