@@ -15,6 +15,7 @@ import fcntl
 import mmap
 import os
 import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -73,6 +74,7 @@ class Memory:
         self._fd = fd
         self._mapping: mmap.mmap | None = mapping
         self._view = memoryview(mapping)
+        self.on_close: Callable[[], object] | None = None  # whoever keeps account of it
         self.is_writable = is_writable
         self.size_bytes = len(mapping)
 
@@ -139,6 +141,8 @@ class Memory:
             mapping.close()
         except BufferError:
             pass  # an array still looks at it: the mapping goes when the array does
+        if self.on_close is not None:
+            self.on_close()
 
     def __enter__(self) -> Self:
         return self

@@ -53,6 +53,7 @@ class EventWord:
         self._anchor: ctypes.c_uint32 | None = ctypes.c_uint32.from_buffer(region, offset)
         self._address = ctypes.addressof(self._anchor)
         self._atomics = atomics or _atomics
+        self._set_bits = self._atomics.set_bits
         self._on_released: Callable[[], object] | None = None
         self.is_closing = False
         self.waiters = 0
@@ -67,7 +68,7 @@ class EventWord:
     def enter(self) -> None:
         """Count a user in, so that the memory stays until it has left.
 
-        It leaves with `waiters -= 1` and `settle()`, spelt out: were that one call, a signal's exception could be
+        It leaves with `waiters -= 1` and, if closing, `settle()`, spelt out: were that one call, a signal's exception could be
         raised at its beginning and the count be wrong for ever.
         """
         if self.is_closing:
@@ -76,7 +77,7 @@ class EventWord:
 
     def settle(self) -> None:
         """Finish a close that came while somebody was in here, once the last one has left."""
-        if self.is_closing and not self.waiters:
+        if not self.waiters:
             self._finish()
 
     @property
@@ -98,7 +99,8 @@ class EventWord:
             return self.notify(mask) if mask else 0
         finally:
             self.waiters -= 1
-            self.settle()
+            if self.is_closing:
+                self.settle()
 
     def wake_all(self) -> int:
         """OR every bit and wake everybody; returns how many slept. After `close`, which did so itself, none."""
@@ -109,17 +111,18 @@ class EventWord:
             return self._notify_all()
         finally:
             self.waiters -= 1
-            self.settle()
+            if self.is_closing:
+                self.settle()
 
     def notify(self, mask: int) -> int:
         """Do what `wake` does, for who has entered."""
         # A sleeper has cleared its own bits: where all were set there is nobody to wake.
-        if self._atomics.set_bits(self._word, self._address, mask):  # SYNC event, SYNC dead
+        if self._set_bits(self._word, self._address, mask):  # SYNC event, SYNC dead
             return futex_wake(self._address, mask)
         return 0
 
     def _notify_all(self) -> int:
-        self._atomics.set_bits(self._word, self._address, ALL_BITS)  # SYNC event, SYNC dead
+        self._set_bits(self._word, self._address, ALL_BITS)  # SYNC event, SYNC dead
         return futex_wake(self._address, ALL_BITS)
 
     def take_bits(self, mask: int) -> int:
@@ -141,7 +144,8 @@ class EventWord:
             return self._wait(mask, deadline_ns)
         finally:
             self.waiters -= 1
-            self.settle()
+            if self.is_closing:
+                self.settle()
 
     def _wait(self, mask: int, deadline_ns: int | None) -> int:
         self.check_stop()
@@ -198,11 +202,13 @@ class Ring:
         if not self._is_open or (self._event is not None and self._event.is_closing):
             raise InvalidArgument("the queue is closed")
 
-    def _waiting_place(self) -> EventWord:
-        self._check_open()
-        if self._event is None:
+    def _enter(self) -> EventWord:
+        event = self._event
+        if event is None:
+            self._check_open()
             raise InvalidArgument("this queue has no event word: only write and read without waiting are possible")
-        return self._event
+        event.enter()
+        return event
 
     def reset(self) -> None:
         """Zero both counters."""
@@ -234,7 +240,6 @@ class Ring:
 
     def _try_write(self, data: Buffer, strict: bool) -> bool:
         source = data if type(data) is bytes else memoryview(data).cast("B")
-        self._check_open()
         size = len(source)
         if size % self._quantum:
             raise InvalidArgument(f"{size} bytes are no whole number of records of {self._quantum} bytes")
@@ -298,6 +303,7 @@ class Ring:
 
     def write(self, data: Buffer) -> bool:
         """Write all records of `data`, or none: False where they do not fit."""
+        self._check_open()
         return self._try_write(data, False)
 
     def read(self, n: int) -> bytes | None:
@@ -306,8 +312,7 @@ class Ring:
 
     def send(self, data: Buffer) -> bool:
         """Write all and wake the reader, or return False where there is no room."""
-        event = self._waiting_place()
-        event.enter()
+        event = self._enter()
         try:
             if not self._try_write(data, True):
                 return False
@@ -315,7 +320,8 @@ class Ring:
             return True
         finally:
             event.waiters -= 1
-            event.settle()
+            if event.is_closing:
+                event.settle()
 
     def drain(self) -> int:
         """Drop all readable records; return how many."""
@@ -330,13 +336,13 @@ class Ring:
 
     def receive(self, deadline_ns: int | None, window_ns: int) -> bytes | None:
         """Wait for a record, polling for `window_ns` before sleeping; then take all there are."""
-        event = self._waiting_place()
-        event.enter()
+        event = self._enter()
         try:
             return self._receive(event, deadline_ns, window_ns)
         finally:
             event.waiters -= 1
-            event.settle()
+            if event.is_closing:
+                event.settle()
 
     def _receive(self, event: EventWord, deadline_ns: int | None, window_ns: int) -> bytes | None:
         while True:
@@ -351,13 +357,13 @@ class Ring:
 
     def read_blocking(self, n: int, deadline_ns: int | None) -> bytes | None:
         """Wait for `n` records and take them; None at the deadline, or at once where they can never be."""
-        event, size = self._waiting_place(), self._record_bytes(n)
-        event.enter()
+        size, event = self._record_bytes(n), self._enter()
         try:
             return self._read_waiting(event, size, deadline_ns) if size <= self._ring_bytes else None
         finally:
             event.waiters -= 1
-            event.settle()
+            if event.is_closing:
+                event.settle()
 
     def _read_waiting(self, event: EventWord, size: int, deadline_ns: int | None) -> bytes | None:
         while True:
@@ -371,13 +377,13 @@ class Ring:
 
     def write_blocking(self, data: Buffer, deadline_ns: int | None) -> bool:
         """Wait for room and write all; False at the deadline, or at once where they can never fit."""
-        event = self._waiting_place()
-        event.enter()
+        event = self._enter()
         try:
             return self._write_waiting(event, data if type(data) is bytes else bytes(data), deadline_ns)
         finally:
             event.waiters -= 1
-            event.settle()
+            if event.is_closing:
+                event.settle()
 
     def _write_waiting(self, event: EventWord, source: bytes, deadline_ns: int | None) -> bool:
         while True:

@@ -39,29 +39,16 @@ from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.model import decode_model
+from nnfmq.service.accounts import MemoryAccount
 from nnfmq.service.burst import BindingExecutor, BurstServer
 from nnfmq.service.device import DEVICES, find_device
 from nnfmq.service.prepared_model import ExecutionResult, PreparedModel
-from nnfmq.service.wire import PrivatePool, deadline_of, descriptor_of, private_pools
+from nnfmq.service.wire import deadline_of, descriptor_of, private_pools
 
 INTERFACE = "AIDL v4"
 POOL_THREADS = 4  # several executions and a preparation at once; a session is one client's
 _NO_ID = 0
 _log = logging.getLogger("nnfmq.session")
-
-
-def adopt_all(fds: Sequence[int], sizes: Sequence[int | None]) -> list[Memory]:
-    """Take over and map received memories. Raises InvalidArgument, and then has closed every one of them."""
-    with ExitStack() as undo:
-        rest = list(fds)
-        undo.callback(lambda: close_all(rest))
-        memories = []
-        for size in sizes:
-            memory = Memory.adopt(rest.pop(0), size)
-            undo.callback(memory.close)
-            memories.append(memory)
-        undo.pop_all()
-        return memories
 
 
 class _Callback:
@@ -125,6 +112,7 @@ class Session:
         self._bursts: dict[int, _Burst] = {}
         self._questions: dict[int, Future[list[Memory]]] = {}
         self._ended = threading.Event()
+        self._account = MemoryAccount()
 
     def run(self) -> None:
         """Serve until the client is gone or `end` is called; blocks, on the main thread of the process."""
@@ -239,11 +227,10 @@ class Session:
         else:
             self._answer_question(question, message.sizes, fds)
 
-    @staticmethod
-    def _answer_question(question: Future[list[Memory]], sizes: Sequence[int], fds: list[int]) -> None:
+    def _answer_question(self, question: Future[list[Memory]], sizes: Sequence[int], fds: list[int]) -> None:
         try:
-            question.set_result(adopt_all(fds, sizes))
-        except InvalidArgument as error:
+            question.set_result(self._account.adopt_all(fds, sizes))
+        except NnfmqError as error:
             question.set_exception(error)
 
     def _goodbye(self, _message: control.Goodbye, _fds: list[int]) -> None:
@@ -264,7 +251,7 @@ class Session:
 
     def _supported(self, message: control.GetSupportedOperations, fds: list[int]) -> None:
         try:
-            supported = find_device(message.device).supported_operations(_model(message.model, fds))
+            supported = find_device(message.device).supported_operations(self._model(message.model, fds))
         except NnfmqError as error:
             self._send(control.SupportedOperations(message.call, (), error.status, str(error)))
             return
@@ -274,7 +261,7 @@ class Session:
         """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
         try:
             device = find_device(message.device)
-            model = _model(message.model, fds)
+            model = self._model(message.model, fds)
             deadline_ns = deadline_of(message.deadline_ns)
             device.check_preparation(model, message.preference, message.priority, deadline_ns)
         except NnfmqError as error:
@@ -292,6 +279,14 @@ class Session:
             self._models[model_id] = prepared
         self._send(control.PreparedModelReady(message.call, ErrorStatus.NONE, "", model_id))
 
+    def _model(self, data: bytes, fds: list[int]) -> Model:
+        """Return the received model over private copies of its pools: the client may write to its own meanwhile."""
+        pools = private_pools(self._account.adopt_all(fds, [None] * len(fds)))
+        try:
+            return decode_model(data, pools)
+        except ProtocolError as error:
+            raise InvalidArgument(str(error)) from error
+
     def _find_model(self, model_id: int) -> PreparedModel:
         try:
             return self._models[model_id]
@@ -307,7 +302,7 @@ class Session:
         self._send(control.BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
 
     def _create_burst(self, message: control.ConfigureBurst, fds: list[int]) -> int:
-        memories = adopt_all(fds, [None, None])
+        memories = self._account.adopt_all(fds, [None, None])
         with ExitStack() as undo:
             for memory in memories:
                 undo.callback(memory.close)
@@ -349,7 +344,7 @@ class Session:
 
     def _executed(self, message: control.Execute, fds: list[int]) -> ExecutionResult:
         with ExitStack() as stack:
-            pools = adopt_all(fds, message.pool_sizes)
+            pools = self._account.adopt_all(fds, message.pool_sizes)
             for pool in pools:
                 stack.callback(pool.close)
             prepared = self._find_model(message.model_id)
@@ -366,15 +361,6 @@ def _reply(call: int, error: NnfmqError | None) -> control.Reply:
 
 def _unknown(what: str, number: int) -> InvalidArgument:
     return InvalidArgument(f"there is no {what} {number} on this connection; it was released, or never made")
-
-
-def _model(data: bytes, fds: list[int]) -> Model:
-    """Return the received model over private copies of its pools: the client may write to its own meanwhile."""
-    pools: tuple[PrivatePool, ...] = private_pools(adopt_all(fds, [None] * len(fds)))
-    try:
-        return decode_model(data, pools)
-    except ProtocolError as error:
-        raise InvalidArgument(str(error)) from error
 
 
 _HANDLERS: dict[type[control.Message], Callable[[Session, Any, list[int]], None]] = {

@@ -1,0 +1,72 @@
+"""What a client's memory costs: every received region is charged to its client by size, while the driver holds it.
+
+A client could otherwise make the driver map, and so keep alive, as much memory as the machine has. The limit is
+$NNFMQ_CLIENT_MEMORY_MIB, by default half of the machine's memory. One account per session. (ARCHITECTURE: Shared
+memory from a peer)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from nnfmq.channel import close_all
+from nnfmq.hal.errors import ResourceExhaustedTransient
+from nnfmq.memory import Memory
+
+LIMIT_VARIABLE = "NNFMQ_CLIENT_MEMORY_MIB"
+_MIB = 1 << 20
+
+
+def limit_bytes() -> int:
+    """Return how much memory of one client this driver holds at most."""
+    given = os.environ.get(LIMIT_VARIABLE, "")
+    if given.isdecimal():
+        return int(given) * _MIB
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+class MemoryAccount:
+    """The memory that is held for one client. Thread-safe."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit_bytes() if limit is None else limit
+        self._lock = threading.Lock()
+        self.held_bytes = 0
+
+    def adopt(self, fd: int, size_bytes: int | None = None) -> Memory:
+        """Take over a received fd as `Memory.adopt` does, and charge it until it is closed.
+
+        Raises InvalidArgument for memory that must not be mapped, ResourceExhaustedTransient beyond the limit.
+        """
+        memory = Memory.adopt(fd, size_bytes)
+        size = os.fstat(memory.fileno()).st_size  # what the peer can make it hold, however little of it is mapped
+        with self._lock:
+            held = self.held_bytes + size
+            if held <= self._limit:
+                self.held_bytes = held
+                memory.on_close = lambda: self._release(size)
+                return memory
+        memory.close()
+        raise ResourceExhaustedTransient(
+            f"{size} bytes more would make {held} of this client's in the driver; the limit is {self._limit} "
+            f"(${LIMIT_VARIABLE})"
+        )
+
+    def adopt_all(self, fds: Sequence[int], sizes: Sequence[int | None]) -> list[Memory]:
+        """Take over one fd for each of `sizes`; where one is refused all are closed, and its error is raised."""
+        with ExitStack() as undo:
+            rest = list(fds)
+            undo.callback(lambda: close_all(rest))
+            memories = []
+            for size in sizes:
+                memories.append(self.adopt(rest.pop(0), size))
+                undo.callback(memories[-1].close)
+            undo.pop_all()
+            return memories
+
+    def _release(self, size: int) -> None:
+        with self._lock:
+            self.held_bytes -= size
