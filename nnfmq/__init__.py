@@ -9,7 +9,6 @@
 Importing this is cheap: what is heavy is imported by the call that needs it.
 """
 
-from nnfmq.examples import example_path
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -28,7 +27,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.importers.tflite import LoadedModel, load
+from nnfmq.importers import LoadedModel, example_path, load
 from nnfmq.runtime.burst import Burst, ExecutionInfo
 from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
 from nnfmq.runtime.prepared_model import PreparedModel

@@ -115,15 +115,10 @@ def _own_conditions(plan: Plan, client: Client) -> dict[str, Any]:
     server_ns = PollingWindow.server().ns if plan.connect == "embedded" else None  # ours to know only if embedded
     return {
         "core": core.core_name,
-        "driver_core": _core_of(client.driver_pid),
+        "driver_core": client.driver_core,
         "window_us": PollingWindow.controller().ns / 1000,
         "driver_window_us": None if server_ns is None else server_ns / 1000,
     }
-
-
-def _core_of(pid: int) -> str:
-    """Return the core that a process has loaded: what is mapped there, not what it says."""
-    return "compiled" if "/nnfmq/queue/_core." in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8") else "twin"
 
 
 def _measure_model(plan: Plan, client: Client, name: str, cpus: placement.Cpus, barrier: Barrier) -> Iterator[Series]:

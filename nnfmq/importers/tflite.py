@@ -11,35 +11,20 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo, describe
-from nnfmq.hal.types import Model
 from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.tflite_file import File, read
 from nnfmq.importers.tflite_operators import Translation, translate
 
-__all__ = ["LoadedModel", "load"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model read from a file, ready for `Device.prepare`, and its inputs and outputs in the model's order."""
-
-    model: Model
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
+__all__ = ["load"]
 
 
 def load(source: str | os.PathLike[str] | bytes) -> LoadedModel:
-    """Read a .tflite model from a path, or from the bytes of such a file.
-
-    The result owns its constants (one copy of the weights); the file may change or vanish afterwards. Raises
-    InvalidArgument if the file is corrupt, or uses what is not supported; the message names the operator and the
-    tensor. Raises OSError if the file cannot be read.
-    """
+    """Do what `nnfmq.load` says."""
     if isinstance(source, bytes):
         return _import(read(source))
     try:

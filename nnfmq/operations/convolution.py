@@ -22,7 +22,7 @@ from nnfmq.operations.fixed_point import Ints
 from nnfmq.operations.gemm import Product, exact_sums, float_finish, float_product, quantized_finish, quantized_product
 from nnfmq.operations.policies import half
 from nnfmq.operations.quantization import Finish, product_level
-from nnfmq.operations.shapes import Window, require, windows
+from nnfmq.operations.shapes import Window, padded_shape, require, windows
 from nnfmq.operations.signature import (
     BOOL,
     F16,
@@ -88,6 +88,7 @@ def _require_channel_dim(filter: Tensor, needed: int) -> None:
 
 def _convolve(product: Product, input: Tensor, rows: Window, columns: Window, channels: int, padding: int) -> Run:
     shape = (input.shape[0], rows.count, columns.count, channels)
+    padded_shape(input.shape, rows, columns)
     row_bytes = columns.count * product.matrix.shape[0] * product.matrix.itemsize
     bands = list(_bands(shape[0], rows.count, row_bytes))
     pointwise = rows.reach == columns.reach == 1 and not (rows.head or rows.tail or columns.head or columns.tail)
@@ -138,9 +139,8 @@ def pad_image(image: Array, rows: Window, columns: Window, value: int, dtype: np
     """Return `image` in `dtype` with the windows' padding around it, filled with `value`."""
     if not (rows.head or rows.tail or columns.head or columns.tail):
         return np.ascontiguousarray(image, dtype)
-    batch, height, width, channels = image.shape
-    shape = (batch, rows.head + height + rows.tail, columns.head + width + columns.tail, channels)
-    padded = np.full(shape, value, dtype)
+    _, height, width, _ = image.shape
+    padded = np.full(padded_shape(image.shape, rows, columns), value, dtype)
     padded[:, rows.head : rows.head + height, columns.head : columns.head + width] = image
     return padded
 
@@ -209,6 +209,7 @@ def _accumulate_taps(
     channels = taps.shape[2]
     length = columns.count * channels
     shape = (input.shape[0], rows.count, length)
+    padded_shape((*input.shape[:3], channels), rows, columns)
     factors = [(i, j, np.tile(taps[i, j], columns.count)) for i in range(rows.size) for j in range(columns.size)]
     bands = list(_bands(shape[0], rows.count, length * taps.itemsize))
 

@@ -51,14 +51,13 @@ def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequen
     tensors = _tensors(match, arguments, nchw)
     _check_extents(match, tensors)
     shapes = _output_shapes(match, tensors, controls)
+    final = tuple(_permuted(shape, _TO_NCHW) for shape in shapes) if nchw else shapes
+    _check_outputs(final, outputs)  # before the plan, whose tables may be as long as a row of the output
     described = tuple(tensor_of(operand, shape) for operand, shape in zip(outputs, shapes, strict=True))
     if match.declaration.same_quantization:
         _check_same_quantization(tensors, described)
     run = match.variant.plan(*tensors, output=described[0] if len(described) == 1 else described, **controls)
-    if nchw:
-        run, shapes = _transposed(match, run), tuple(_permuted(shape, _TO_NCHW) for shape in shapes)
-    _check_outputs(shapes, outputs)
-    return Specialized(shapes, run)
+    return Specialized(final, _transposed(match, run) if nchw else run)
 
 
 def _controls(match: Match, arguments: Sequence[Tensor | None]) -> dict[str, Any]:

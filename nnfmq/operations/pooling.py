@@ -16,7 +16,7 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations.convolution import EXPLICIT, IMPLICIT, LAYOUT, pad_image
 from nnfmq.operations.policies import half
 from nnfmq.operations.quantization import code_range, float_range
-from nnfmq.operations.shapes import Window, require, require_size, windows
+from nnfmq.operations.shapes import Window, padded_shape, require, windows
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -46,10 +46,8 @@ def pool_shape(input: Shape, *, filter_width: int, filter_height: int, activatio
 
 
 def _pool_windows(input: Tensor, filter_width: int, filter_height: int, **geometry: int) -> tuple[Window, Window]:
-    batch, height, width, channels = input.shape
-    rows, columns = windows((height, width), (filter_height, filter_width), **geometry)
-    padded = (batch, rows.head + height + rows.tail, columns.head + width + columns.tail, channels)
-    require_size(padded, 4)  # no filter's bytes bound the padding here
+    rows, columns = windows(input.shape[1:3], (filter_height, filter_width), **geometry)
+    padded_shape(input.shape, rows, columns)
     return rows, columns
 
 

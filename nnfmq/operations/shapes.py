@@ -7,12 +7,14 @@ those starting with C belong to one operation. All sums are Python ints, so noth
     W1 padding scheme is SAME or VALID      W4 padding is smaller than the dilated filter
     W2 strides, dilations, extents > 0      W5 the output has a positive extent
     W3 padding is not negative              B1 extents are equal or 1          B2 at most 4 dimensions
+    W6 the padded image fits 32 bits as float32
     A1 axis in [-rank, rank)                R1 the rank is one the operation takes
     R2 the size fits 32 bits
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -91,6 +93,14 @@ def windows(
         axis_window(extents[0], sizes[0], stride_height, dilation_height, vertical),
         axis_window(extents[1], sizes[1], stride_width, dilation_width, horizontal),
     )
+
+
+def padded_shape(image: Shape, rows: Window, columns: Window) -> Shape:
+    """Return the shape of an NHWC image with the windows' padding (W6: a filter of 1 and a dilation can ask for any)."""
+    batch, height, width, channels = image
+    shape = (batch, rows.head + height + rows.tail, columns.head + width + columns.tail, channels)
+    require(4 * math.prod(shape) < 1 << 32, "W6", f"a padded image of shape {shape} needs more than 2^32 bytes")
+    return shape
 
 
 def broadcast(first: Shape, second: Shape, **_: object) -> Shape:

@@ -160,7 +160,7 @@ class MessageQueue:
 
     @property
     def waiters(self) -> int:
-        """Return how many threads of this process are in a blocking call now."""
+        """Return how many threads of this process are in a blocking call now (on the twin also in `send`)."""
         return 0 if self.event_flag is None else self.event_flag.waiters
 
     def wake_all(self) -> int:

@@ -68,8 +68,8 @@ class EventWord:
     def enter(self) -> None:
         """Count a user in, so that the memory stays until it has left.
 
-        It leaves with `waiters -= 1` and, if closing, `settle()`, spelt out: were that one call, a signal's exception could be
-        raised at its beginning and the count be wrong for ever.
+        It leaves with `waiters -= 1` and, if closing, `settle()`, spelt out: were that one call, a signal's exception
+        could be raised at its beginning and the count be wrong for ever.
         """
         if self.is_closing:
             raise InvalidArgument("the queue is closed")

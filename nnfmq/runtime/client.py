@@ -112,9 +112,12 @@ class Client:
     @property
     def driver_pid(self) -> int:
         """The process that serves this client: the worker, or the embedded driver."""
-        driver = self._connection.driver
-        assert driver is not None  # a connection is greeted before a client is made of it
-        return driver.pid
+        return self._connection.greeting.pid
+
+    @property
+    def driver_core(self) -> str:
+        """Which queue core the driver runs on: "compiled" or "twin"."""
+        return self._connection.greeting.core
 
     @property
     def is_embedded(self) -> bool:

@@ -110,6 +110,12 @@ class Connection:
         return connection
 
     @property
+    def greeting(self) -> control.HelloReply:
+        """What the driver said of itself when the connection was opened."""
+        assert self.driver is not None  # `open` returns none that was not greeted
+        return self.driver
+
+    @property
     def is_open(self) -> bool:
         """False once the driver is gone, the connection is closed, or this is a forked child."""
         return self._end is None

@@ -33,7 +33,7 @@ from nnfmq.service import worker
 
 CLIENTS_MAX = 64
 END_SECONDS = 2.0
-_PATH_BYTES_MAX = 70  # sun_path holds 107; the forkserver's listener file needs the rest
+_PATH_BYTES_MAX = 86  # sun_path holds 107; the forkserver's listener, in a directory beside it, takes 20 more
 _SPAWN_ERRORS = (OSError, EOFError)
 # Worth a log line and a next try, after a pause: this process is short of something, the socket is fine.
 _ACCEPT_ERRORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))

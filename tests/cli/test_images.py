@@ -51,6 +51,20 @@ def test_pixels_become_the_models_numbers(tmp_path: Path, dtype: np.dtype[Any], 
     np.testing.assert_allclose(image[0, 0, 0], expected, atol=1e-6)
 
 
+def test_shrinking_takes_the_nearest_pixels_and_averages_no_others(tmp_path: Path) -> None:
+    rows = np.broadcast_to(np.arange(16, dtype=np.uint8)[:, None, None] ** 2, (16, 16, 3))
+    image = read_image(saved(tmp_path / "photo.png", np.ascontiguousarray(rows)), (1, 2, 2, 3), UINT8)
+    # The square is rows 1 to 14; the two results are centred on its rows 3 and 10.
+    assert image[0, :, 0, 0].tolist() == [4**2, 11**2]
+
+
+def test_growing_interpolates_between_pixels(tmp_path: Path) -> None:
+    columns = np.broadcast_to(np.uint8([0, 40, 120, 0])[None, :, None], (4, 4, 3))
+    image = read_image(saved(tmp_path / "photo.png", np.ascontiguousarray(columns)), (1, 1, 8, 3), UINT8)
+    # The square of 4 pixels doubles: each result lies a quarter of the way to a neighbour.
+    assert image[0, 0, :, 0].tolist()[1:7] == [10, 30, 60, 100, 90, 30]
+
+
 def test_a_one_channel_model_sees_grey(tmp_path: Path) -> None:
     path = saved(tmp_path / "photo.png", np.full((8, 8, 3), 90, np.uint8))
     assert read_image(path, (1, 4, 4, 1), UINT8).tolist() == np.full((1, 4, 4, 1), 90).tolist()

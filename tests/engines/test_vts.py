@@ -98,7 +98,7 @@ def test_uint8_models_pass_as_int8_models(spec: str) -> None:
 
 
 SPELLED_OUT_DEFAULTS = ("_nhwc", "_neg")
-"""Models that pass a layout of NHWC or the last axis: the argument needs HAL 1.2, the vectors name what can do without."""
+"""Models that spell out NHWC or the last axis: the argument needs HAL 1.2, the vectors name what can do without."""
 
 
 @pytest.mark.parametrize("spec", SPECS)

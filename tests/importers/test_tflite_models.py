@@ -13,7 +13,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
-from nnfmq.importers.tflite import LoadedModel, load
+from nnfmq.importers import LoadedModel, load
 
 Q8 = OperandType.TENSOR_QUANT8_ASYMM
 F32 = OperandType.TENSOR_FLOAT32

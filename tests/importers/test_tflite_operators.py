@@ -12,6 +12,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
 from nnfmq.importers.tflite import load
+from nnfmq.validation import validate_model
 
 F32 = OperandType.TENSOR_FLOAT32
 I32 = OperandType.TENSOR_INT32
@@ -46,12 +47,13 @@ DW = Tensor("w", (1, 1, 1, 4), data=struct.pack("<4f", *WEIGHTS))
 B = Tensor("b", (2,), data=struct.pack("<2f", 5, 6))
 B4 = Tensor("b", (4,), data=struct.pack("<4f", 5, 6, 7, 8))
 X = "SUBGRAPH_INPUT"
+HALF = Tensor("y", (1, 2, 2, 2))
 VECTOR = Tensor("x", (1, 2))
 FW = Tensor("w", (2, 2), data=struct.pack("<4f", *WEIGHTS))
 
 # SAME is 1 and VALID 2, activations are NONE 0, RELU 1, RELU1 2, RELU6 3 in the HAL; SAME is 0, VALID 1 in TFLite.
 FORMS: list[tuple[str, bytes, Op, list[object]]] = [
-    ("conv", single("CONV_2D", [image(), W, B, image()], "Conv2DOptions",
+    ("conv", single("CONV_2D", [image(), W, B, HALF], "Conv2DOptions",
         {"Padding": 1, "StrideW": 2, "StrideH": 3, "FusedActivationFunction": 3}),
         Op.CONV_2D, [X, WEIGHTS, (5.0, 6.0), 2, 2, 3, 3]),
     ("conv with dilation", single("CONV_2D", [image(), W, B, image()], "Conv2DOptions",
@@ -70,10 +72,10 @@ FORMS: list[tuple[str, bytes, Op, list[object]]] = [
         Op.FULLY_CONNECTED, [X, WEIGHTS, (5.0, 6.0), 2]),
     ("fully connected without options", single("FULLY_CONNECTED", [VECTOR, FW, VECTOR]),
         Op.FULLY_CONNECTED, [X, WEIGHTS, (0.0, 0.0), 0]),
-    ("average pool", single("AVERAGE_POOL_2D", [image(), image()], "Pool2DOptions",
+    ("average pool", single("AVERAGE_POOL_2D", [image(), Tensor("y", (1, 2, 4, 2))], "Pool2DOptions",
         {"Padding": 0, "StrideW": 1, "StrideH": 2, "FilterWidth": 3, "FilterHeight": 4}),
         Op.AVERAGE_POOL_2D, [X, 1, 1, 2, 3, 4, 0]),
-    ("max pool", single("MAX_POOL_2D", [image(), image()], "Pool2DOptions", POOL | {"FusedActivationFunction": 1}),
+    ("max pool", single("MAX_POOL_2D", [image(), HALF], "Pool2DOptions", POOL | {"FusedActivationFunction": 1}),
         Op.MAX_POOL_2D, [X, 2, 2, 2, 2, 2, 1]),
     ("softmax", single("SOFTMAX", [VECTOR, VECTOR], "SoftmaxOptions", {"Beta": 0.5}), Op.SOFTMAX, [X, 0.5]),
     ("logistic", single("LOGISTIC", [VECTOR, VECTOR]), Op.LOGISTIC, [X]),
@@ -89,7 +91,8 @@ FORMS: list[tuple[str, bytes, Op, list[object]]] = [
         {"Axis": -2}),
         Op.CONCATENATION, [X, WEIGHTS, WEIGHTS, 0]),
     ("mean", single("MEAN", [image(), Tensor("axes", (2,), "INT32", ints(1, 2)), VECTOR]), Op.MEAN, [X, (1, 2), 0]),
-    ("mean that keeps dimensions", single("MEAN", [image(), Tensor("axis", (), "INT32", ints(-1)), VECTOR],
+    ("mean that keeps dimensions", single("MEAN",
+        [image(), Tensor("axis", (), "INT32", ints(-1)), Tensor("y", (1, 4, 4, 1))],
         "ReducerOptions", {"KeepDims": True}),
         Op.MEAN, [X, (-1,), 1]),
     ("pad", single("PAD", [VECTOR, Tensor("p", (2, 2), "INT32", ints(0, 0, 1, 2)), Tensor("y", (1, 5))], "PadOptions"),
@@ -101,7 +104,7 @@ FORMS: list[tuple[str, bytes, Op, list[object]]] = [
     ("reshape by a tensor", single("RESHAPE", [VECTOR, Tensor("s", (1,), "INT32", ints(-1)), Tensor("y", (2,))],
         "ReshapeOptions", {"NewShape": [7]}),
         Op.RESHAPE, [X, (-1,)]),
-    ("reshape by its option", single("RESHAPE", [VECTOR, Tensor("y", (2,))], "ReshapeOptions", {"NewShape": [2, -1]}),
+    ("reshape by its option", single("RESHAPE", [VECTOR, Tensor("y", (2, 1))], "ReshapeOptions", {"NewShape": [2, -1]}),
         Op.RESHAPE, [X, (2, -1)]),
     ("reshape by its output", single("RESHAPE", [VECTOR, Tensor("y", (2,))]), Op.RESHAPE, [X, (2,)]),
     ("quantize", single("QUANTIZE", [VECTOR, Tensor("y", (1, 2), "UINT8", scales=[0.5], zero_points=[9])]),
@@ -114,6 +117,11 @@ FORMS: list[tuple[str, bytes, Op, list[object]]] = [
 @pytest.mark.parametrize(("data", "operation", "inputs"), [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
 def test_an_operator_gets_its_nnapi_form(data: bytes, operation: Op, inputs: list[object]) -> None:
     assert translated(data) == (operation, inputs)
+
+
+@pytest.mark.parametrize("data", [f[1] for f in FORMS], ids=[f[0] for f in FORMS])
+def test_a_translated_operator_is_a_valid_model(data: bytes) -> None:
+    assert 1 <= validate_model(load(data).model) <= 4
 
 
 def test_a_half_precision_softmax_gets_a_half_precision_beta() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from nnfmq.hal.errors import InvalidArgument
-from nnfmq.queue import MessageQueue, futex, twin
+from nnfmq.hal.errors import DeadObject, InvalidArgument
+from nnfmq.queue import DeadFlag, MessageQueue, futex, twin
 from nnfmq.queue.core import load
+from nnfmq.queue.layout import geometry
 
 Word = tuple[memoryview, int]
 
@@ -87,6 +88,29 @@ def test_a_queue_works_on_the_kernels_atomics(
         future = start(lambda: [queue.read_blocking(1, limit_ns) for _ in range(500)])
         assert all(queue.write_blocking(i.to_bytes(8, "little"), limit_ns) for i in range(500))
         assert future.result() == [i.to_bytes(8, "little") for i in range(500)]
+
+
+class DiesMeanwhile(futex.LibAtomic):
+    """The peer dies between a waiter's first look at the dead flag and its look at the word."""
+
+    def __init__(self, flag: DeadFlag) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def take_bits(self, word: memoryview, address: int, mask: int) -> int:
+        self.flag.raise_flag()
+        self.set_bits(word, address, futex.ALL_BITS)
+        return super().take_bits(word, address, mask)
+
+
+@pytest.mark.parametrize("wait", [lambda q, e: e.wait(4), lambda q, e: q.receive(None, 0)], ids=["event", "receive"])
+def test_the_bits_of_a_death_are_not_taken_for_news(wait: Callable[[twin.Ring, twin.EventWord], object]) -> None:
+    flag, place = DeadFlag(), geometry(8, 4)
+    memory = memoryview(bytearray(place.region_bytes))
+    assert place.event_word is not None
+    event = twin.EventWord(memory, place.event_word, flag.buffer, DiesMeanwhile(flag))
+    with pytest.raises(DeadObject):
+        wait(twin.Ring(memory, place, event), event)
 
 
 def test_off_x86_64_the_twin_refuses_to_share_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:

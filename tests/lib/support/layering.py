@@ -20,11 +20,10 @@ _SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "p
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": ("runtime", "importers", "examples", "queue", "serialize.control", "hal"),
+    "": ("runtime", "importers", "queue", "hal"),
     "__main__": ("cli", "service.embedded"),
     "hal": (),
     "paths": ("hal.errors",),
-    "examples": ("hal.errors",),
     "operations": ("hal",),
     "validation": ("hal", "operations"),
     "memory": ("hal",),

@@ -129,8 +129,8 @@ def unsized_relu_model(shape: Shape = (4,)) -> Model:
     return builder.model()
 
 
-def slow_model(operations: int = 100, side: int = 128, channels: int = 32) -> Model:
-    """A chain of 3x3 CONV_2Ds: some 0.3 GFLOP each by default, so that seconds pass and each step is a short one."""
+def slow_model(operations: int = 400, side: int = 128, channels: int = 32) -> Model:
+    """A chain of 3x3 CONV_2Ds: each takes a few milliseconds, all together seconds."""
     builder = _Builder()
     shape = (1, side, side, channels)
     weights, bias = builder.floats((channels, 3, 3, channels), 1 / (9 * channels)), builder.floats((channels,), 0.0)
@@ -150,9 +150,7 @@ def unsupported_model() -> Model:
     given, answer = builder.input((1, 2, 2, 1)), builder.output((1, 2, 2, 1))
     radius = builder.scalar(1)
     bias, alpha, beta = (builder.float_scalar(value) for value in (1.0, 1.0, 0.5))
-    builder.operation(
-        OperationType.LOCAL_RESPONSE_NORMALIZATION, [given, radius, bias, alpha, beta], [answer]
-    )
+    builder.operation(OperationType.LOCAL_RESPONSE_NORMALIZATION, [given, radius, bias, alpha, beta], [answer])
     return builder.model()
 
 

@@ -1,0 +1,62 @@
+"""A daemon for all tests of this folder, which each of them must leave as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.drivers import Daemon, running_daemon, shared_memory_names, short_folder, until
+from support.models import null_model
+
+import nnfmq
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return an empty folder whose path is short enough for a socket."""
+    with short_folder() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def _daemon() -> Iterator[Daemon]:
+    with short_folder() as made, running_daemon(made / "d.sock") as daemon:
+        with daemon.connect() as client:  # what is opened once and kept is opened now
+            client.devices()
+        until(lambda: not workers(daemon), "the first worker is gone")
+        yield daemon
+
+
+def workers(daemon: Daemon) -> set[int]:
+    """Return the pids of the daemon's workers: all below its own children, which are helpers."""
+    return set(daemon.process.descendants()) - set(daemon.process.children())
+
+
+def holdings(daemon: Daemon) -> tuple[list[str], list[int], list[str]]:
+    """Return what the daemon holds: descriptors, processes, shared memory."""
+    return daemon.process.descriptors(), daemon.process.descendants(), daemon.process.shared_mappings()
+
+
+@pytest.fixture
+def daemon(_daemon: Daemon) -> Iterator[Daemon]:
+    """Return a running daemon, which must hold afterwards what it held before, and have complained of nothing."""
+    before, names = holdings(_daemon), shared_memory_names()
+    yield _daemon
+    until(lambda: holdings(_daemon) == before, "the daemon holds what it held before the test")
+    assert shared_memory_names() == names
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
+    """Return a client of the daemon."""
+    with daemon.connect() as made:
+        yield made
+
+
+@pytest.fixture
+def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
+    """Return a prepared null model: it answers one float with the same float."""
+    with client.device("reference").prepare(null_model()) as made:
+        yield made
+

@@ -1,0 +1,375 @@
+"""Real processes for tests: drivers, applications beside them, and what the kernel says about them.
+
+A process is watched by a pidfd, so that its end is an event and its number cannot come to mean another. SIGSTOP to a
+driver makes "busy" exact: a stopped one has taken nothing and answers nothing until it goes on. Everything has a
+deadline. Where the kernel offers no event to wait for (a stop, a thread's sleep, an entry leaving /proc) `until` looks
+again and again; nothing else here does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import nnfmq
+from nnfmq.hal.errors import NnfmqError
+from support.places import ROOT
+
+LIMIT_S = 30.0
+APPS = ROOT / "tests" / "end_to_end" / "apps"
+DEAD_WITHIN_NS = 100_000_000  # from a process's death to the error at the other end
+
+_GONE = (FileNotFoundError, ProcessLookupError)
+_SHARED_MEMORY = ("/memfd:", "/dev/shm/")
+
+
+def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+    """Look at `condition` until it holds; fail with `what` at the limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {limit_s:g} s: {what}", pytrace=False)
+        time.sleep(0.001)
+
+
+class Process:
+    """Any process, by a pidfd of its own. Close it, or use `with`; that does nothing to the process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> int:
+        """Send SIGKILL and return when that was (ns)."""
+        now = time.monotonic_ns()
+        self.send(signal.SIGKILL)
+        return now
+
+    def stop(self) -> None:
+        """Stop it, every thread of it: it takes nothing from any queue until `resume`."""
+        self.send(signal.SIGSTOP)
+        until(lambda: set(self.states()) == {"T"}, f"process {self.pid} stops")
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.send(signal.SIGCONT)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Keep it stopped for a block."""
+        self.stop()
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):  # killed meanwhile
+                self.resume()
+
+    def wait_for_end(self, limit_s: float = LIMIT_S) -> None:
+        """Return when it has ended; fail at the limit."""
+        if not self.has_ended(limit_s):
+            pytest.fail(f"process {self.pid} still runs after {limit_s:g} s", pytrace=False)
+
+    def has_ended(self, wait_s: float = 0.0) -> bool:
+        """Return whether it has ended, after waiting for that up to `wait_s`."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1000))
+
+    def states(self) -> list[str]:
+        """Return each thread's state as in /proc: R running, S sleeping, T stopped, ..."""
+        return [thread_state(int(task), self.pid) for task in os.listdir(f"/proc/{self.pid}/task")]
+
+    def descriptors(self) -> list[str]:
+        """Return what its descriptors stand for, sorted, without the numbers of pipes and sockets."""
+        folder = Path(f"/proc/{self.pid}/fd")
+        found = []
+        for entry in os.listdir(folder):
+            with suppress(*_GONE):
+                found.append(os.readlink(folder / entry).split(":[")[0])
+        return sorted(found)
+
+    def shared_mappings(self) -> list[str]:
+        """Return its mappings of shared memory."""
+        lines = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
+        return [line for line in lines if any(part in line for part in _SHARED_MEMORY)]
+
+    def children(self) -> list[int]:
+        """Return the pids of its children."""
+        found: list[int] = []
+        with suppress(*_GONE):
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                found += map(int, Path(f"/proc/{self.pid}/task/{task}/children").read_text().split())
+        return sorted(found)
+
+    def descendants(self) -> list[int]:
+        """Return the pids of its children, of theirs, and so on."""
+        found = []
+        for child in self.children():
+            with suppress(ProcessLookupError), Process(child) as process:
+                found += [child, *process.descendants()]
+        return found
+
+    def close(self) -> None:
+        """Forget it."""
+        fd, self._pidfd = self._pidfd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def thread_state(thread_id: int, pid: int | None = None) -> str:
+    """Return the state of a thread of `pid`, default this process."""
+    try:
+        stat = Path(f"/proc/{pid or os.getpid()}/task/{thread_id}/stat").read_text()
+    except _GONE:
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
+
+
+class InThread:
+    """A call that runs on a thread of this process, with when and how it ended."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.ended_ns = 0
+
+    @classmethod
+    def start(cls, call: Callable[[], Any]) -> Self:
+        """Begin `call`."""
+        started = cls(call)
+        started._thread.start()
+        return started
+
+    def _run(self) -> None:
+        try:
+            self.value = self._call()
+        except (NnfmqError, OSError) as error:
+            self.error = error
+        self.ended_ns = time.monotonic_ns()
+
+    def wait_until_asleep(self) -> None:
+        """Return when the kernel says that its thread sleeps."""
+        until(lambda: thread_state(self._thread.native_id or 0) == "S", "the call sleeps")
+
+    def wait(self, limit_s: float = LIMIT_S) -> Self:
+        """Return when the call has ended; fail at the limit."""
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            pytest.fail(f"the call still runs after {limit_s:g} s", pytrace=False)
+        return self
+
+
+def wait_until_waiting(burst: nnfmq.Burst) -> None:
+    """Return when a thread of this process waits for a result of `burst`."""
+    until(lambda: burst._results.waiters > 0, "the client waits for its result")
+
+
+class Program:
+    """A subprocess that talks in lines. `with` kills it at the end if it still runs."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+        assert popen.stdin is not None and popen.stdout is not None
+        self.popen = popen
+        self.pid = popen.pid
+        self._errors = errors
+        self._stdin, self._stdout = popen.stdin, popen.stdout
+        self._received = b""
+
+    @classmethod
+    def start(cls, arguments: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Self:
+        """Start Python with `arguments` in a session of its own; `support` can be imported there."""
+        errors = tempfile.TemporaryFile()
+        path = os.pathsep.join([str(ROOT / "tests" / "lib"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        try:
+            popen = subprocess.Popen(
+                [sys.executable, *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+                start_new_session=True,
+            )
+        except BaseException:
+            errors.close()
+            raise
+        return cls(popen, errors)
+
+    def line(self, limit_s: float = LIMIT_S) -> str:
+        """Return its next line of output, without the newline; fail at the limit or where it has ended."""
+        deadline = time.monotonic() + limit_s
+        poll = select.poll()
+        poll.register(self._stdout, select.POLLIN)
+        while b"\n" not in self._received:
+            left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+            data = os.read(self._stdout.fileno(), 65536) if poll.poll(left_ms) else b""
+            if not data:
+                pytest.fail(f"no line from {self.popen.args} in time; its errors:\n{self.errors()}", pytrace=False)
+            self._received += data
+        line, self._received = self._received.split(b"\n", 1)
+        return line.decode()
+
+    def tell(self, text: str = "") -> None:
+        """Write a line to its standard input."""
+        self._stdin.write(text.encode() + b"\n")
+        self._stdin.flush()
+
+    def end_input(self) -> None:
+        """Close its standard input."""
+        self._stdin.close()
+
+    def errors(self) -> str:
+        """Return what it has written to stderr so far."""
+        return os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
+
+    def interrupt(self) -> int:
+        """Send SIGINT to its process group, as Ctrl-C in a terminal does, and return when that was (ns)."""
+        now = time.monotonic_ns()
+        os.killpg(self.pid, signal.SIGINT)
+        return now
+
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        """Return its exit status once it has ended; fail at the limit."""
+        try:
+            return self.popen.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self.popen.args} still runs after {limit_s:g} s:\n{self.errors()}", pytrace=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self._errors.close()
+        self._stdout.close()
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+
+
+def app(name: str, *arguments: str | Path, environment: Mapping[str, str] | None = None) -> Program:
+    """Start an application of tests/end_to_end/apps."""
+    return Program.start(["-P", APPS / f"{name}.py", *arguments], environment)
+
+
+class Daemon:
+    """A running `nnfmq serve`, or what a test put in its place."""
+
+    def __init__(self, program: Program, path: Path) -> None:
+        self.program = program
+        self.path = path
+        self.process = Process(program.pid)
+
+    @classmethod
+    def start(
+        cls,
+        path: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str | Path] | None = None,
+    ) -> Self:
+        """Start it at `path` and return when it listens."""
+        if arguments is None:
+            arguments = ["-P", "-m", "nnfmq", "serve", "--socket", path]
+        program = Program.start(arguments, environment)
+        try:
+            assert program.line() == f"nnfmq: listening on {path}"
+            return cls(program, path)
+        except BaseException:
+            program.__exit__(None, None, None)
+            raise
+
+    @property
+    def directory(self) -> Path:
+        """Where its helpers keep their files."""
+        return Path(f"{self.path}.d")
+
+    def connect(self) -> nnfmq.Client:
+        """Return a new client of it, with the driver's worker ready."""
+        return nnfmq.connect(self.path, timeout=LIMIT_S)
+
+    def end(self) -> None:
+        """End it by SIGTERM, unless it has ended: it must leave with status 0, and no process or file behind."""
+        if not self.process.has_ended():
+            helpers = [Process(pid) for pid in self.process.descendants()]
+            self.process.send(signal.SIGTERM)
+            status = self.program.wait()
+            with ExitStack() as stack:
+                for helper in helpers:
+                    stack.callback(helper.close)
+                    helper.wait_for_end()
+            assert (status, "Traceback" in self.program.errors()) == (0, False), self.program.errors()
+            assert not self.path.exists() and not self.directory.exists()
+
+    def kill(self) -> None:
+        """End it by SIGKILL: what it leaves behind is a test's business."""
+        self.process.kill()
+        self.program.wait()
+
+    def close(self) -> None:
+        """Let go of a daemon that has ended."""
+        self.process.close()
+        self.program.__exit__(None, None, None)
+
+
+@contextmanager
+def running_daemon(
+    path: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str | Path] | None = None,
+) -> Iterator[Daemon]:
+    """Run a daemon for a block and check that it ends as it should."""
+    daemon = Daemon.start(path, environment=environment, arguments=arguments)
+    try:
+        yield daemon
+        daemon.end()
+    finally:
+        daemon.close()
+
+
+@contextmanager
+def short_folder() -> Iterator[Path]:
+    """Make a folder for a socket: pytest's own are too deep for one."""
+    folder = Path(tempfile.mkdtemp(prefix="nnfmq-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def one(value: float) -> npt.NDArray[np.float32]:
+    """Return the null model's input, which is also what it must answer."""
+    return np.array([value], np.float32)
+
+
+def shared_memory_names() -> set[str]:
+    """Return the named shared memory of this machine."""
+    return set(os.listdir("/dev/shm"))

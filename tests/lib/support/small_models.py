@@ -1,0 +1,93 @@
+"""Small legal models that tests of validation and engines start from and then spoil."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
+
+INPUT, OUTPUT, TEMPORARY = LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT, LifeTime.TEMPORARY_VARIABLE
+F32, Q8, Q8S, I32 = (
+    OperandType.TENSOR_FLOAT32,
+    OperandType.TENSOR_QUANT8_ASYMM,
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    OperandType.TENSOR_INT32,
+)
+
+
+def graph(
+    operands: Sequence[Operand], operations: Sequence[Operation], constants: dict[int, bytes] | None = None, **rest: Any
+) -> Model:
+    """Join a model: index lists from lifetimes, `constants` (operand → bytes) as CONSTANT_COPY."""
+    operands, values = list(operands), bytearray()
+    for index, content in (constants or {}).items():
+        place = DataLocation(0, len(values), len(content))
+        operands[index] = replace(operands[index], lifetime=LifeTime.CONSTANT_COPY, location=place)
+        values += content + bytes(-len(content) % 4)
+    listed = [tuple(i for i, o in enumerate(operands) if o.lifetime == kind) for kind in (INPUT, OUTPUT)]
+    return Model(Subgraph(tuple(operands), tuple(operations), *listed), (), bytes(values), **rest)
+
+
+def scalar(value: int | float | bool) -> tuple[Operand, bytes]:
+    """Return an operand and its bytes for a Python value."""
+    if isinstance(value, bool):
+        return Operand(OperandType.BOOL), bytes([value])
+    if isinstance(value, float):
+        return Operand(OperandType.FLOAT32), struct.pack("<f", value)
+    return Operand(OperandType.INT32), struct.pack("<i", value)
+
+
+def vector(values: Sequence[int]) -> tuple[Operand, bytes]:
+    """Return an INT32 tensor operand and its bytes."""
+    return Operand(I32, (len(values),)), struct.pack(f"<{len(values)}i", *values)
+
+
+def one_operation(code: OperationType, arguments: Sequence[Any], output: Operand) -> Model:
+    """Return a model of one operation.
+
+    An Operand is an input of the model, a (operand, bytes) pair or a Python value a constant, and None is omitted.
+    """
+    operands, constants = [], {}
+    for index, argument in enumerate(arguments):
+        if isinstance(argument, Operand):
+            operands.append(replace(argument, lifetime=INPUT))
+        elif argument is None:
+            operands.append(Operand(I32, (1,), lifetime=LifeTime.NO_VALUE))
+        else:
+            operand, constants[index] = argument if isinstance(argument, tuple) else scalar(argument)
+            operands.append(operand)
+    operands.append(replace(output, lifetime=OUTPUT))
+    count = len(arguments)
+    return graph(operands, [Operation(code, tuple(range(count)), (count,))], constants)
+
+
+def two_adds(operand_type: OperandType = F32, scale: float = 0.0, zero_point: int = 0) -> Model:
+    """Return ADD(ADD(input 0, input 1), input 1): operands 0, 1 inputs, 2 activation, 3 temporary, 4 output."""
+    tensor = Operand(operand_type, (2, 2), scale, zero_point)
+    lifetimes = (INPUT, INPUT, TEMPORARY, TEMPORARY, OUTPUT)
+    operands = [replace(tensor, lifetime=lifetime) for lifetime in lifetimes]
+    operands[2], none = scalar(0)
+    operations = [Operation(OperationType.ADD, (0, 1, 2), (3,)), Operation(OperationType.ADD, (3, 1, 2), (4,))]
+    return graph(operands, operations, {2: none})
+
+
+def with_operand(model: Model, index: int, **changes: Any) -> Model:
+    """Return the model with fields of one operand changed."""
+    operands = list(model.main.operands)
+    operands[index] = replace(operands[index], **changes)
+    return replace(model, main=replace(model.main, operands=tuple(operands)))
+
+
+def with_operation(model: Model, index: int, **changes: Any) -> Model:
+    """Return the model with fields of one operation changed."""
+    operations = list(model.main.operations)
+    operations[index] = replace(operations[index], **changes)
+    return replace(model, main=replace(model.main, operations=tuple(operations)))
+
+
+def with_main(model: Model, **changes: Any) -> Model:
+    """Return the model with fields of its main subgraph changed."""
+    return replace(model, main=replace(model.main, **changes))

@@ -1,0 +1,115 @@
+"""validate_request: REQUIREMENTS 3.3, the rows that one process can check alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.small_models import two_adds, with_main, with_operand
+from support.vts import BytesPool
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import DataLocation, Request, RequestArgument
+from nnfmq.validation import validate_request
+
+MODEL = two_adds()
+UNKNOWN_INPUT = with_operand(MODEL, 0, dimensions=(0, 2))
+UNKNOWN_OUTPUT = with_operand(MODEL, 4, dimensions=(0, 2))
+
+
+def argument(pool: int, offset: int = 0, length: int = 16, **fields: Any) -> RequestArgument:
+    return RequestArgument(location=DataLocation(pool, offset, length), **fields)
+
+
+GOOD = Request((argument(0), argument(0, 16)), (argument(1),), (BytesPool(bytes(64)), BytesPool(bytes(64))))
+
+
+def with_first_input(changed: RequestArgument) -> Request:
+    return replace(GOOD, inputs=(changed, GOOD.inputs[1]))
+
+
+def refused(request: Request, rule: str, model: Any = MODEL, **options: bool) -> None:
+    with pytest.raises(InvalidArgument, match=rf"\b{rule}\b"):
+        validate_request(model, request, **options)
+
+
+def test_EXE_1_a_request_that_fits_its_model_is_legal() -> None:
+    validate_request(MODEL, GOOD)
+
+
+@pytest.mark.parametrize("inputs", [(), GOOD.inputs[:1], GOOD.inputs * 2])
+def test_N_REQ_1_a_wrong_count_of_inputs_is_refused(inputs: tuple[RequestArgument, ...]) -> None:
+    refused(replace(GOOD, inputs=inputs), "N-REQ-1")
+
+
+@pytest.mark.parametrize("outputs", [(), GOOD.outputs * 2])
+def test_N_REQ_2_a_wrong_count_of_outputs_is_refused(outputs: tuple[RequestArgument, ...]) -> None:
+    refused(replace(GOOD, outputs=outputs), "N-REQ-2")
+
+
+@pytest.mark.parametrize("fields", [{"location": DataLocation(0, 0, 16)}, {"dimensions": (2, 2)}])
+def test_N_RQX_1_an_argument_without_a_value_has_no_location_and_no_dimensions(fields: dict[str, Any]) -> None:
+    refused(with_first_input(RequestArgument(has_no_value=True, **fields)), "N-RQX-1")
+
+
+def test_N_RQX_1_an_argument_without_a_value_is_legal() -> None:
+    validate_request(MODEL, with_first_input(RequestArgument(has_no_value=True)))
+
+
+@pytest.mark.parametrize("pool", [-1, 2, 1 << 40])
+def test_N_RQX_2_a_pool_index_out_of_range_is_refused(pool: int) -> None:
+    refused(with_first_input(argument(pool)), "N-RQX-2")
+
+
+@pytest.mark.parametrize("place", [(49, 16, 0), (48, 16, 1), ((1 << 64) - 8, 16, 0), (-1, 16, 0)])
+def test_N_RQX_3_a_range_outside_its_pool_is_refused(place: tuple[int, int, int]) -> None:
+    refused(with_first_input(RequestArgument(location=DataLocation(0, *place))), "N-RQX-3")
+
+
+@pytest.mark.parametrize("length", [0, -16])
+def test_N_RQX_4_a_length_of_nothing_is_refused(length: int) -> None:
+    refused(with_first_input(argument(0, 0, length)), "N-RQX-4")
+
+
+@pytest.mark.parametrize("length", [15, 17, 1])
+def test_N_RQX_5_a_length_other_than_the_operands_is_refused(length: int) -> None:
+    refused(replace(GOOD, outputs=(argument(1, 0, length),)), "N-RQX-5")
+
+
+@pytest.mark.parametrize("dimensions", [(4,), (2, 2, 1), (2, 3), (4, 1), (-2, -2)])
+def test_N_RQX_6_dimensions_that_contradict_the_model_are_refused(dimensions: tuple[int, ...]) -> None:
+    refused(with_first_input(argument(0, dimensions=dimensions)), "N-RQX-6")
+
+
+@pytest.mark.parametrize("dimensions", [(), (0, 2), (0, 0)])
+def test_N_RQX_7_an_input_of_unknown_shape_is_refused(dimensions: tuple[int, ...]) -> None:
+    refused(with_first_input(argument(0, dimensions=dimensions)), "N-RQX-7", UNKNOWN_INPUT)
+
+
+def test_SHP_1_the_request_may_fill_in_what_the_model_leaves_open() -> None:
+    validate_request(UNKNOWN_INPUT, with_first_input(argument(0, dimensions=(2, 2))))
+
+
+def test_N_RQX_8_an_output_of_unknown_shape_is_refused_where_it_is_not_allowed() -> None:
+    refused(GOOD, "N-RQX-8", UNKNOWN_OUTPUT, allow_unspecified_output=False)
+
+
+def test_SHP_1_an_output_of_unknown_shape_may_have_a_buffer_of_any_length() -> None:
+    validate_request(UNKNOWN_OUTPUT, replace(GOOD, outputs=(argument(1, 0, 5),)))
+
+
+@pytest.mark.parametrize("output", [argument(0, 8), argument(0), argument(0, 31), argument(0, 17)])
+def test_N_RQX_13_an_output_over_an_input_is_refused(output: RequestArgument) -> None:
+    refused(replace(GOOD, outputs=(output,)), "N-RQX-13")
+
+
+def test_N_RQX_13_arguments_side_by_side_in_one_pool_and_shared_inputs_are_legal() -> None:
+    validate_request(MODEL, replace(GOOD, inputs=(argument(0), argument(0)), outputs=(argument(0, 16),)))
+
+
+def test_N_RQX_13_outputs_over_each_other_are_refused() -> None:
+    operands = (*MODEL.main.operands[:3], replace(MODEL.main.operands[4]), MODEL.main.operands[4])
+    model = with_main(MODEL, operands=operands, output_indexes=(3, 4))
+
+    refused(replace(GOOD, outputs=(argument(1), argument(1, 15))), "N-RQX-13", model)
