@@ -57,6 +57,7 @@ def convolution_shape(input: Shape, filter: Shape, bias: Shape, *, activation: i
     depth, channels = filter[3], filter[0]
     require(input[3] == depth and bias == (channels,), "C2", f"input {input}, filter {filter}, bias {bias}")
     rows, columns = windows(input[1:3], filter[1:3], **geometry)
+    padded_shape(input, rows, columns)
     return input[0], rows.count, columns.count, channels
 
 
@@ -88,7 +89,6 @@ def _require_channel_dim(filter: Tensor, needed: int) -> None:
 
 def _convolve(product: Product, input: Tensor, rows: Window, columns: Window, channels: int, padding: int) -> Run:
     shape = (input.shape[0], rows.count, columns.count, channels)
-    padded_shape(input.shape, rows, columns)
     row_bytes = columns.count * product.matrix.shape[0] * product.matrix.itemsize
     bands = list(_bands(shape[0], rows.count, row_bytes))
     pointwise = rows.reach == columns.reach == 1 and not (rows.head or rows.tail or columns.head or columns.tail)
@@ -154,6 +154,7 @@ def depthwise_shape(
     agree = input[3] * depth_multiplier == filter[3] and bias == (filter[3],)
     require(agree, "C2", f"input {input}, filter {filter}, bias {bias}, depth multiplier {depth_multiplier}")
     rows, columns = windows(input[1:3], filter[1:3], **geometry)
+    padded_shape((*input[:3], filter[3]), rows, columns)
     return input[0], rows.count, columns.count, filter[3]
 
 
@@ -209,7 +210,6 @@ def _accumulate_taps(
     channels = taps.shape[2]
     length = columns.count * channels
     shape = (input.shape[0], rows.count, length)
-    padded_shape((*input.shape[:3], channels), rows, columns)
     factors = [(i, j, np.tile(taps[i, j], columns.count)) for i in range(rows.size) for j in range(columns.size)]
     bands = list(_bands(shape[0], rows.count, length * taps.itemsize))
 

@@ -42,13 +42,12 @@ def pool_shape(input: Shape, *, filter_width: int, filter_height: int, activatio
     """Return (batch, height, width, channels)."""
     require(len(input) == 4, "C1", f"input {input} needs rank 4")
     rows, columns = windows(input[1:3], (filter_height, filter_width), **geometry)
+    padded_shape(input, rows, columns)
     return input[0], rows.count, columns.count, input[3]
 
 
 def _pool_windows(input: Tensor, filter_width: int, filter_height: int, **geometry: int) -> tuple[Window, Window]:
-    rows, columns = windows(input.shape[1:3], (filter_height, filter_width), **geometry)
-    padded_shape(input.shape, rows, columns)
-    return rows, columns
+    return windows(input.shape[1:3], (filter_height, filter_width), **geometry)
 
 
 def reduce_windows(image: Array, rows: Window, columns: Window, ufunc: np.ufunc, padding: Any, dtype: Any) -> Array:

@@ -96,7 +96,7 @@ def windows(
 
 
 def padded_shape(image: Shape, rows: Window, columns: Window) -> Shape:
-    """Return the shape of an NHWC image with the windows' padding (W6: a filter of 1 and a dilation can ask for any)."""
+    """Return the shape of an NHWC image with the windows' padding (W6: dilation lets a client ask for any)."""
     batch, height, width, channels = image
     shape = (batch, rows.head + height + rows.tail, columns.head + width + columns.tail, channels)
     require(4 * math.prod(shape) < 1 << 32, "W6", f"a padded image of shape {shape} needs more than 2^32 bytes")

@@ -55,8 +55,8 @@ class PollingWindow:
 
 
 def _window_ns(variable: str, window_us: float | None) -> int:
-    if len(os.sched_getaffinity(0)) == 1:
-        return 0  # on its only CPU a spin keeps the peer from answering
+    if os.cpu_count() == 1:
+        return 0  # a spin would keep the peer from answering; a process pinned to one CPU of many may well poll
     wanted = _from_environment(variable) if window_us is None else window_us
     return round((wanted if wanted >= 0 else DEFAULT_WINDOW_US) * 1000)
 

@@ -22,15 +22,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def _daemon() -> Iterator[Daemon]:
     with short_folder() as made, running_daemon(made / "d.sock") as daemon:
-        with daemon.connect() as client:  # what is opened once and kept is opened now
-            client.devices()
-        until(lambda: not workers(daemon), "the first worker is gone")
         yield daemon
-
-
-def workers(daemon: Daemon) -> set[int]:
-    """Return the pids of the daemon's workers: all below its own children, which are helpers."""
-    return set(daemon.process.descendants()) - set(daemon.process.children())
 
 
 def holdings(daemon: Daemon) -> tuple[list[str], list[int], list[str]]:
@@ -43,7 +35,7 @@ def daemon(_daemon: Daemon) -> Iterator[Daemon]:
     """Return a running daemon, which must hold afterwards what it held before, and have complained of nothing."""
     before, names = holdings(_daemon), shared_memory_names()
     yield _daemon
-    until(lambda: holdings(_daemon) == before, "the daemon holds what it held before the test")
+    until(lambda: holdings(_daemon) == before, f"the daemon holds what it held before the test: {before}")
     assert shared_memory_names() == names
 
 

@@ -1,0 +1,49 @@
+"""An application that waits for its driver in a given way, says so, and never comes back.
+
+waits.py SOCKET burst|preparation|execution|nothing: prints the driver's pid, reads a line, begins, prints "waiting".
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from support.drivers import one, until, wait_until_waiting
+from support.models import null_model
+
+import nnfmq
+
+client = nnfmq.connect(sys.argv[1])
+device = client.device("reference")
+model = device.prepare(null_model())
+burst = model.burst(polling_window_us=0)
+burst.execute(one(1))
+
+
+def when_called() -> None:
+    """Say that a call over the control channel is open."""
+    until(lambda: bool(client._connection._waiting), "a call is open")
+    print("waiting", flush=True)
+
+
+def when_in_burst() -> None:
+    """Say that the main thread waits for a result."""
+    wait_until_waiting(burst)
+    print("waiting", flush=True)
+
+
+WAYS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
+    "burst": (lambda: burst.execute(one(2)), when_in_burst),
+    "preparation": (lambda: device.prepare(null_model()), when_called),
+    "execution": (lambda: model.execute(one(2)), when_called),
+    "nothing": (signal.pause, lambda: print("waiting", flush=True)),
+}
+
+wait, announce = WAYS[sys.argv[2]]
+print(client.driver_pid, flush=True)
+sys.stdin.readline()
+threading.Thread(target=announce).start()
+wait()

@@ -1,0 +1,43 @@
+"""The application is killed: its worker goes, and with it everything that the two shared."""
+
+from __future__ import annotations
+
+import pytest
+from support.drivers import Daemon, Process, app, one
+
+import nnfmq
+
+WAYS = ["burst", "preparation", "execution", "nothing"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_LIFE_3_SIGKILL_of_a_waiting_client_ends_its_worker(daemon: Daemon, way: str) -> None:
+    with app("waits", daemon.path, way) as client, Process(int(client.line())) as worker:
+        with worker.stopped():
+            client.tell()
+            assert client.line() == "waiting"
+            client.popen.kill()
+            client.wait()
+        worker.wait_for_end()
+
+
+def test_SIGKILL_of_a_client_leaves_the_others_alone(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
+    with app("waits", daemon.path, "nothing") as client, Process(int(client.line())) as worker:
+        client.popen.kill()
+        worker.wait_for_end()
+    assert model.execute(one(3)) == (one(3),)
+
+
+def test_a_stopped_client_keeps_its_worker(daemon: Daemon) -> None:
+    with app("waits", daemon.path, "nothing") as client, Process(int(client.line())) as worker:
+        with Process(client.pid) as process, process.stopped():
+            assert not worker.has_ended()
+        client.tell()
+        assert client.line() == "waiting"
+
+
+def test_a_client_that_closes_in_good_order_ends_its_worker(daemon: Daemon) -> None:
+    client = daemon.connect()
+    with Process(client.driver_pid) as worker:
+        client.close()
+        worker.wait_for_end()

@@ -1,0 +1,49 @@
+"""An application forks: a copy of its socket must keep nothing alive, and a copy of its client must touch nothing."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from support.drivers import Daemon, Process, app
+
+CALLS = 6  # of apps/calls_after_fork.py
+
+
+def test_a_forked_child_does_not_keep_the_worker_when_the_app_is_killed(daemon: Daemon) -> None:
+    with app("forks", daemon.path) as parent, Process(int(parent.line())) as worker:
+        with Process(int(parent.line())) as child:
+            parent.popen.kill()
+            worker.wait_for_end()
+            assert not child.has_ended()
+            child.kill()
+            child.wait_for_end()
+
+
+def test_a_forked_child_does_not_keep_an_embedded_driver_when_the_app_is_killed() -> None:
+    with app("forks", "embedded") as parent, Process(int(parent.line())) as driver:
+        with Process(int(parent.line())) as child:
+            parent.popen.kill()
+            driver.wait_for_end()
+            assert not child.has_ended()
+            child.kill()
+            child.wait_for_end()
+
+
+def test_the_end_of_a_forked_child_is_not_the_end_of_the_app(daemon: Daemon) -> None:
+    with app("forks", daemon.path) as parent, Process(int(parent.line())) as worker:
+        with Process(int(parent.line())) as child:
+            child.send(signal.SIGKILL)
+            child.wait_for_end()
+        assert not worker.has_ended()
+
+
+@pytest.mark.parametrize("where", ["daemon", "embedded"])
+def test_in_a_forked_child_every_call_raises_and_the_parent_gets_its_own_results(daemon: Daemon, where: str) -> None:
+    with app("calls_after_fork", daemon.path if where == "daemon" else "embedded") as parent:
+        raised = [parent.line() for _ in range(CALLS)]
+        expected = f"DeadObject: this client belongs to process {parent.pid}, which forked; connect anew in the child"
+        assert raised == [expected] * CALLS
+        assert parent.line() == "child ended with 0"
+        assert parent.line() == "[5.0, 6.0, 7.0]"
+        assert (parent.wait(), parent.errors()) == (0, "")
