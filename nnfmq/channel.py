@@ -12,11 +12,13 @@ What the bytes mean is `serialize.control`'s business; who waits for what, `runt
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import fcntl
 import os
 import select
 import socket
+import stat
 import struct
 import threading
 import time
@@ -35,7 +37,9 @@ SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 NOW = 0  # a deadline that has passed: one try, never block
 
 _INLINE, _IN_FILE = 0, 1
+_POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int: 24 days
 _BODY_LENGTH = struct.Struct("<BQ")
+_TIMEVAL = struct.Struct("ll")
 _CREDENTIALS = struct.Struct("3i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE((FDS_MAX + 1) * 4)
 _GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF))
@@ -83,7 +87,12 @@ def close_all(fds: Sequence[int]) -> None:
 def _milliseconds_left(deadline_ns: int | None) -> int | None:
     if deadline_ns is None:
         return None
-    return max(0, -(-(deadline_ns - time.monotonic_ns()) // 1_000_000))
+    left = -(-(deadline_ns - time.monotonic_ns()) // 1_000_000)
+    return min(max(0, left), _POLL_MS_MAX)
+
+
+def _has_passed(deadline_ns: int | None) -> bool:
+    return deadline_ns is not None and time.monotonic_ns() >= deadline_ns
 
 
 def _received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -124,8 +133,11 @@ class Channel:
         """Connect to a listening driver. Raises DeviceUnavailable where none listens at `path`."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            # Blocking, with the kernel's own limit: a socket with a Python timeout fails at once at a full backlog.
             left = _milliseconds_left(deadline_ns)
-            sock.settimeout(None if left is None else max(left, 1) / 1000)
+            if left is not None:
+                limit = _TIMEVAL.pack(left // 1000, left % 1000 * 1000 or 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             sock.connect(os.fspath(path))
         except OSError as error:
             sock.close()
@@ -239,9 +251,12 @@ class Channel:
             os.close(body)
 
     def _wait(self, events: int, deadline_ns: int | None) -> None:
+        fd = self._socket.fileno()
+        if fd < 0:
+            raise DeadObject("the channel was closed")
         poll = select.poll()
-        poll.register(self._socket, events)
-        if not poll.poll(_milliseconds_left(deadline_ns)):
+        poll.register(fd, events)
+        if not poll.poll(_milliseconds_left(deadline_ns)) and _has_passed(deadline_ns):
             raise MissedDeadlineTransient("the deadline passed while waiting for the peer's control channel")
 
     @staticmethod
@@ -252,11 +267,27 @@ class Channel:
         """Close the socket: the peer sees the hang-up once no copy of it is left."""
         self._socket.close()
 
+    def hang_up(self) -> None:
+        """End the connection in all its copies, and wake our own threads that wait in it; then close."""
+        with contextlib.suppress(OSError):  # the peer was faster, or it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a driver that is gone, and nothing else."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise DeviceUnavailable(f"{path} exists and is no socket; it is not replaced")
+        path.unlink()
+    except FileNotFoundError:
+        pass
 
 
 class Listener:
@@ -281,7 +312,7 @@ class Listener:
             raise DeviceUnavailable(f"another driver already listens at {path}") from None
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            path.unlink(missing_ok=True)
+            _remove_stale(path)
             sock.bind(os.fspath(path))
             path.chmod(0o600)
             sock.listen(64)

@@ -28,6 +28,8 @@ _PAGE = mmap.PAGESIZE
 
 def _new_file(label: str, size_bytes: int) -> int:
     """Create a memfd of `size_bytes` with every page allocated; the caller owns the fd."""
+    if size_bytes > _PAGE * os.sysconf("SC_PHYS_PAGES"):  # the kernel would not refuse: it would try, page by page
+        raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: the machine has less")
     fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(fd, 0, size_bytes)
@@ -62,6 +64,8 @@ def _map(fd: int, size_bytes: int) -> tuple[mmap.mmap, bool]:
         return mmap.mmap(fd, size_bytes), True
     except PermissionError:
         return mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ), False
+    except OSError as error:  # a sparse file costs its sender nothing, whatever its size
+        raise ResourceExhaustedTransient(f"{size_bytes} bytes cannot be mapped: {error}") from error
 
 
 class Memory:
@@ -102,7 +106,8 @@ class Memory:
     def adopt(cls, fd: int, size_bytes: int | None = None) -> Self:
         """Take over a received fd and map it (`size_bytes` of it, or all); it is closed whatever happens.
 
-        Raises InvalidArgument where it is unsealed, too short, hugetlb, or no memfd.
+        Raises InvalidArgument where it is unsealed, too short, hugetlb, or no memfd; ResourceExhaustedTransient where
+        it does not fit into the address space.
         """
         try:
             mapping, is_writable = _map(fd, _check_received(fd, size_bytes))
@@ -114,9 +119,10 @@ class Memory:
     @property
     def view(self) -> memoryview:
         """The whole region as bytes ("B"). Raises InvalidArgument once closed."""
+        view = self._view  # before the question: `close` in another thread answers it first and drops the view then
         if self._mapping is None:
             raise InvalidArgument("this memory is closed")
-        return self._view
+        return view
 
     @property
     def closed(self) -> bool:
@@ -134,13 +140,11 @@ class Memory:
         mapping, self._mapping = self._mapping, None
         if mapping is None:
             return
+        del mapping
         fd, self._fd = self._fd, -1  # forgotten first: the number may be somebody else's a moment later
         os.close(fd)
-        try:
-            self._view.release()
-            mapping.close()
-        except BufferError:
-            pass  # an array still looks at it: the mapping goes when the array does
+        # Dropped, not released: another thread may be about to look at it. The mapping goes with whoever looks last.
+        self._view = memoryview(b"")
         if self.on_close is not None:
             self.on_close()
 
@@ -173,13 +177,17 @@ def put_in_file(data: bytes | bytearray | memoryview, label: str = "nnfmq-body")
 def take_from_file(fd: int, size_bytes: int) -> bytearray:
     """Read `size_bytes` of a received fd into private memory. The fd stays the caller's.
 
-    It is read, not mapped: whoever sent it may shrink it meanwhile. Raises ProtocolError where it is shorter.
+    It is read, not mapped: whoever sent it may shrink it meanwhile. Raises ProtocolError where it is shorter, or is
+    nothing that can be read at an offset.
     """
     body = bytearray(size_bytes)
     done = 0
     with memoryview(body) as rest:
         while done < size_bytes:
-            count = os.preadv(fd, [rest[done:]], done)
+            try:
+                count = os.preadv(fd, [rest[done:]], done)
+            except OSError as error:  # a pipe, a folder, a file that may not be read: whatever came in its place
+                raise ProtocolError(f"a body of {size_bytes} bytes cannot be read: {error.strerror}", done) from error
             if count == 0:
                 raise ProtocolError(f"a body of {size_bytes} bytes was announced, its file ends early", done)
             done += count

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,6 +37,7 @@ __all__ = ["Program", "prepare", "supported"]
 Scope: TypeAlias = list[Any]  # an array per operand; None while it has no value
 Step: TypeAlias = Callable[[Scope], None]
 
+_SIZED = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would be built anew at each call
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
@@ -51,8 +52,11 @@ def prepare(model: Model) -> Program:
     Raises GeneralFailure naming the first operation that is not supported or whose arguments violate one of its
     constraints, as far as they are known; ResourceExhaustedTransient when memory runs out.
     """
-    with _memory_errors_named("preparing the model"), np.errstate(all="ignore"):
-        return _Preparation(model).program()
+    try:
+        with np.errstate(all="ignore"):
+            return _Preparation(model).program()
+    except MemoryError as error:
+        raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
 
 
 class Program:
@@ -82,13 +86,16 @@ class Program:
         """
         scope = self._scope.copy()
         self._bind(inputs, scope)
-        with _memory_errors_named("executing the model"), np.errstate(all="ignore"):
-            for step in self._steps:
-                if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-                    raise MissedDeadlineTransient("the deadline passed before the model was executed")
-                if is_cancelled is not None and is_cancelled():
-                    raise GeneralFailure("the execution was cancelled")
-                step(scope)
+        try:
+            with np.errstate(all="ignore"):
+                for step in self._steps:
+                    if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                        raise MissedDeadlineTransient("the deadline passed before the model was executed")
+                    if is_cancelled is not None and is_cancelled():
+                        raise GeneralFailure("the execution was cancelled")
+                    step(scope)
+        except MemoryError as error:
+            raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
         return _store([scope[index] for index in self._outputs], outputs)
 
     def _bind(self, inputs: Sequence[Array | None], scope: Scope) -> None:
@@ -146,7 +153,7 @@ def _store(results: Sequence[Array], outputs: Sequence[Any]) -> list[OutputShape
     if len(results) != len(outputs):
         raise InvalidArgument(f"{len(outputs)} outputs given, the model has {len(results)}")
     pairs = list(zip(results, outputs, strict=True))
-    shapes = [OutputShape(result.shape, out is None or _byte_count(out) >= result.nbytes) for result, out in pairs]
+    shapes = [_output_shape(result.shape, out is None or _byte_count(out) >= result.nbytes) for result, out in pairs]
     if not all(shape.is_sufficient for shape in shapes):
         short = [position for position, shape in enumerate(shapes) if not shape.is_sufficient]
         raise OutputInsufficientSize(f"the buffers of outputs {short} are too small", tuple(shapes))
@@ -156,8 +163,14 @@ def _store(results: Sequence[Array], outputs: Sequence[Any]) -> list[OutputShape
     return shapes
 
 
+@lru_cache(maxsize=1024)
+def _output_shape(dimensions: Shape, is_sufficient: bool) -> OutputShape:
+    """Return an OutputShape; they are frozen, and the same few come back with every execution."""
+    return OutputShape(dimensions, is_sufficient)
+
+
 def _byte_count(out: Any) -> int:
-    return out.nbytes if isinstance(out, np.ndarray | memoryview) else memoryview(out).nbytes
+    return out.nbytes if isinstance(out, _SIZED) else memoryview(out).nbytes
 
 
 def _destination(out: Any, result: Array) -> Array:
@@ -165,14 +178,6 @@ def _destination(out: Any, result: Array) -> Array:
     if isinstance(out, np.ndarray) and out.dtype == result.dtype and out.shape == result.shape:
         return out
     return np.frombuffer(memoryview(out).cast("B"), result.dtype, result.size).reshape(result.shape)
-
-
-@contextmanager
-def _memory_errors_named(what: str) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise ResourceExhaustedTransient(f"out of memory while {what}: {error}") from error
 
 
 def _find(subgraph: Subgraph, operation: Operation) -> Match | None:

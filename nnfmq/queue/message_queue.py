@@ -112,6 +112,10 @@ class MessageQueue:
         """Return how many records fit now."""
         return self._open_ring().available_to_write()
 
+    def counters(self) -> tuple[int, int]:
+        """Return the write and the read counter: bytes since the queue was made, which only grow."""
+        return self._open_ring().counters()
+
     def write(self, data: Buffer) -> bool:
         """Write all records of `data`, or none: False where they do not fit. Wakes nobody.
 

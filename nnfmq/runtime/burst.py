@@ -4,6 +4,8 @@
 
 The packet is the same each time, so it is made once. Packets carry no id: after a wait that ended without a result the
 burst is *busy*, and the next call first takes the late result, within its own deadline, before it touches any memory.
+An exception from a signal handler can come between any two steps, so what was sent and what was taken is then read from
+the rings' counters, never from a flag beside them.
 A packet that cannot be sent goes the ordinary way; once one was sent nothing is ever sent twice (BUR-17). A result
 packet carries no text: what went wrong is asked for over the control channel.
 """
@@ -109,7 +111,8 @@ class Burst:
         self._window_ns = window_ns
         self._resources = ExitStack()
         self._in_use = threading.Lock()
-        self._outstanding = False
+        self._is_settled = True  # False from before a request is sent until its result was taken
+        self._sent_bytes = self._taken_bytes = 0  # the two rings' counters when it was settled last
         self._burst_id = 0
         self._slots = SlotTable()
         self._latency_ns = 0
@@ -200,6 +203,9 @@ class Burst:
         Raises InvalidArgument (shape, dtype, count, in use by another thread), MissedDeadlineTransient (the execution
         goes on; the next call waits for it first), DeadObject, or what the driver answered.
         """
+        self._connection.raise_if_ended()  # first of all: in a forked child the memory is still the parent's
+        if not self._burst_id:
+            raise InvalidArgument("this burst is closed")
         if not self._in_use.acquire(blocking=False):
             raise InvalidArgument("this burst is executing in another thread; make one burst for each")
         try:
@@ -214,8 +220,15 @@ class Burst:
 
     def _settle(self, deadline_ns: int | None) -> None:
         """Take the late result of an execution that was given up: it must not pass for the next one's."""
-        if self._outstanding:
+        if self._is_settled:
+            return
+        was_sent = self._requests.counters()[0] != self._sent_bytes
+        was_taken = self._results.counters()[1] != self._taken_bytes
+        if was_sent and not was_taken:
             self._receive(deadline_ns)
+        self._sent_bytes = self._requests.counters()[0]  # this one first: the other order could wait for ever
+        self._taken_bytes = self._results.counters()[1]
+        self._is_settled = True
 
     def _copy_in(self, inputs: Sequence[ArrayLike]) -> None:
         arguments.check_count("input", self._model.inputs, len(inputs))
@@ -231,11 +244,17 @@ class Burst:
 
     def _run(self, measure: MeasureTiming, deadline_ns: int | None) -> None:
         begin_ns = time.monotonic_ns()
-        if not self._requests.send(self._packets[measure]):
+        request = self._packets[measure]
+        self._is_settled = False
+        if not self._requests.send(request):
+            self._is_settled = True
             self._run_the_ordinary_way(measure, begin_ns, deadline_ns)
             return
-        self._outstanding = True
-        result = decode_result(self._receive(deadline_ns))
+        packet = self._receive(deadline_ns)
+        self._sent_bytes += len(request)
+        self._taken_bytes += len(packet)
+        self._is_settled = True
+        result = decode_result(packet)
         self._latency_ns, self._timing, self._info = time.monotonic_ns() - begin_ns, result.timing, None
         if result.status is not ErrorStatus.NONE:
             self._raise(result.status)
@@ -244,7 +263,6 @@ class Burst:
         packet = self._results.receive(deadline_ns, self._window_ns)
         if packet is None:
             raise MissedDeadlineTransient("the timeout passed before the driver answered; the execution goes on")
-        self._outstanding = False
         return packet
 
     def _run_the_ordinary_way(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None) -> None:

@@ -147,7 +147,7 @@ class Connection:
         future: Future[control.Call] = Future()
         key = _Key(message.call, answer)
         with self._lock:
-            self._raise_if_ended()
+            self.raise_if_ended()
             self._waiting[key] = future
         try:
             self._send(message, fds, deadline_ns)
@@ -170,7 +170,7 @@ class Connection:
     def add_peer(self, peer: watcher.Peer) -> None:
         """Register what must be woken when the driver dies. Raises DeadObject if it already has."""
         with self._lock:
-            self._raise_if_ended()
+            self.raise_if_ended()
             self._peers.append(peer)
 
     def add_burst(self, burst_id: int, burst: MemoryProvider) -> None:
@@ -184,14 +184,15 @@ class Connection:
             self._bursts.pop(burst_id, None)
             self._peers = [other for other in self._peers if other is not peer]
 
-    def _raise_if_ended(self) -> None:
+    def raise_if_ended(self) -> None:
+        """Raise DeadObject with the reason once `is_open` is False."""
         if self._end is not None:
             raise DeadObject(self._end)
 
     def _send(self, message: control.Message, fds: Sequence[int], deadline_ns: int | None) -> None:
         data = control.encode(message)
         with self._send_lock:  # the conversation must note messages in the order in which they are sent
-            self._raise_if_ended()
+            self.raise_if_ended()
             self._conversation.note(message, Role.CLIENT)
             self._channel.send(data, fds, deadline_ns)
 
@@ -299,9 +300,11 @@ class Connection:
 
     def abandon(self) -> None:
         """In a forked child: close this copy of the socket and make every call raise."""
-        self._lock, self._send_lock = threading.Lock(), threading.Lock()  # another thread may have held the old ones
+        # Another thread may have held the old ones. It does not exist here, and neither do those that wait.
+        self._lock, self._send_lock, self._conversation = threading.Lock(), threading.Lock(), Conversation()
         self._end = f"this client belongs to process {os.getppid()}, which forked; connect anew in the child"
-        for peer in self._peers:
+        peers, self._peers = self._peers, []
+        for peer in peers:
             peer.flag.raise_flag()
         self._channel.close()
 

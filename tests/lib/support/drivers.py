@@ -175,9 +175,14 @@ class InThread:
             self.error = error
         self.ended_ns = time.monotonic_ns()
 
+    @property
+    def thread_id(self) -> int:
+        """The kernel's number of its thread."""
+        return self._thread.native_id or 0
+
     def wait_until_asleep(self) -> None:
         """Return when the kernel says that its thread sleeps."""
-        until(lambda: thread_state(self._thread.native_id or 0) == "S", "the call sleeps")
+        until(lambda: thread_state(self.thread_id) == "S", "the call sleeps")
 
     def wait(self, limit_s: float = LIMIT_S) -> Self:
         """Return when the call has ended; fail at the limit."""

@@ -1,0 +1,91 @@
+"""The embedded driver, started from wherever Python code can stand, ends with its application and never before."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from support.drivers import APPS, InThread, Process, Program, app, one, thread_state, until
+from support.models import null_model
+
+import nnfmq
+
+REPL_SESSION = """
+import nnfmq
+from support.drivers import one
+from support.models import null_model
+client = nnfmq.connect(embedded=True)
+burst = client.device("reference").prepare(null_model()).burst()
+print(client.driver_pid, flush=True)
+print(burst.execute(one(4.5))[0][0], flush=True)
+"""
+
+
+def test_it_serves_an_unguarded_script() -> None:
+    with Program.start([APPS / "plain.py"]) as script, Process(int(script.line())) as driver:
+        assert script.line() == "4.5"
+        script.tell()
+        assert (script.wait(), script.errors()) == (0, "")
+        driver.wait_for_end()
+
+
+def test_it_serves_a_session_at_the_prompt() -> None:
+    with Program.start(["-P", "-i", "-q"]) as prompt:
+        prompt.tell(REPL_SESSION)
+        with Process(int(prompt.line())) as driver:
+            assert prompt.line() == "4.5"
+            prompt.end_input()
+            assert prompt.wait() == 0
+            assert "Traceback" not in prompt.errors()
+            driver.wait_for_end()
+
+
+def test_it_outlives_the_thread_that_started_it() -> None:
+    starter = InThread.start(lambda: nnfmq.connect(embedded=True)).wait()
+    until(lambda: thread_state(starter.thread_id) == "X", "the thread has left the kernel, too")
+    with starter.value as client, Process(client.driver_pid) as driver:
+        assert client.device("reference").prepare(null_model()).execute(one(4.5)) == (one(4.5),)
+        assert not driver.has_ended()
+
+
+@pytest.mark.parametrize("end", ["return", "_exit"])
+def test_it_ends_quietly_with_an_app_that_closes_nothing(end: str) -> None:
+    with app("plain") as script, Process(int(script.line())) as driver:
+        assert script.line() == "4.5"
+        script.tell(end)
+        assert (script.wait(), script.errors()) == (0, "")
+        driver.wait_for_end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_it_ends_with_an_app_that_a_signal_kills(number: signal.Signals) -> None:
+    with app("plain") as script, Process(int(script.line())) as driver:
+        script.line()
+        script.popen.send_signal(number)
+        assert script.wait() == -number
+        driver.wait_for_end()
+
+
+def test_it_ends_with_an_app_that_is_killed_while_the_driver_is_stopped() -> None:
+    with app("plain") as script, Process(int(script.line())) as driver:
+        script.line()
+        with driver.stopped():
+            script.popen.kill()
+            script.wait()
+        driver.wait_for_end()
+
+
+def test_closing_the_client_reaps_it() -> None:
+    client = nnfmq.connect(embedded=True)
+    with Process(client.driver_pid) as driver:
+        client.close()
+        client.close()
+        assert driver.has_ended()
+
+
+def test_two_clients_have_a_driver_each() -> None:
+    with nnfmq.connect(embedded=True) as first, nnfmq.connect(embedded=True) as second:
+        assert first.driver_pid != second.driver_pid
+        assert first.is_embedded and second.is_embedded
+        first.close()
+        assert second.devices()

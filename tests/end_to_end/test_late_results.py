@@ -1,0 +1,151 @@
+"""A call that was given up is no call undone: its result comes late, and must never pass for the next call's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.drivers import LIMIT_S, InThread, Process, one, until, wait_until_waiting
+from support.models import null_model
+
+import nnfmq
+
+SOON_S = 0.02
+
+
+@pytest.fixture
+def worker(client: nnfmq.Client) -> Iterator[Process]:
+    with Process(client.driver_pid) as process:
+        yield process
+
+
+@pytest.fixture
+def burst(model: nnfmq.PreparedModel) -> Iterator[nnfmq.Burst]:
+    with model.burst() as made:
+        made.execute(one(1))
+        yield made
+
+
+@pytest.mark.parametrize("timeout", [SOON_S, 0])
+def test_after_a_timeout_the_next_execution_gets_its_own_result(
+    worker: Process, burst: nnfmq.Burst, timeout: float
+) -> None:
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
+        burst.execute(one(2), timeout=timeout)
+    assert burst.execute(one(3)) == (one(3),)
+    assert burst.execute(one(4)) == (one(4),)
+
+
+def test_while_a_result_is_outstanding_nothing_more_is_sent(worker: Process, burst: nnfmq.Burst) -> None:
+    with worker.stopped():
+        with pytest.raises(nnfmq.MissedDeadlineTransient):
+            burst.execute(one(2), timeout=0)
+        sent = burst._requests.counters()[0]
+        for value in (3, 4):
+            with pytest.raises(nnfmq.MissedDeadlineTransient):
+                burst.execute(one(value), timeout=SOON_S)
+        assert burst._requests.counters()[0] == sent
+        assert burst.inputs[0][0] == 2  # nor is memory touched that the driver may be reading
+    assert burst.execute(one(5)) == (one(5),)
+
+
+def test_a_call_without_limit_waits_for_the_late_result_and_for_its_own(worker: Process, burst: nnfmq.Burst) -> None:
+    with worker.stopped():
+        with pytest.raises(nnfmq.MissedDeadlineTransient):
+            burst.execute(one(2), timeout=0)
+        call = InThread.start(lambda: burst.execute(one(3)))
+        wait_until_waiting(burst)
+    assert call.wait().value == (one(3),)
+
+
+def test_a_late_result_is_not_measured_as_the_next_ones(worker: Process, burst: nnfmq.Burst) -> None:
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
+        burst.execute(one(2), timeout=0, measure=True)
+    burst.execute(one(3))
+    assert burst.last.timing == nnfmq.ExecutionInfo(0, 0, 0, 0).timing
+
+
+def test_timeout_0_takes_a_result_that_is_there_already(worker: Process, burst: nnfmq.Burst) -> None:
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
+        burst.execute(one(2), timeout=0)
+    until(lambda: burst._results.available_to_read() > 0, "the late result is there")
+    with worker.stopped():
+        sent = burst._requests.counters()[0]
+        with pytest.raises(nnfmq.MissedDeadlineTransient):
+            burst.execute(one(3), timeout=0)
+        assert burst._requests.counters()[0] > sent
+    assert burst.execute(one(4)) == (one(4),)
+
+
+def test_a_second_thread_is_refused_while_one_waits(worker: Process, burst: nnfmq.Burst) -> None:
+    with worker.stopped():
+        call = InThread.start(lambda: burst.execute(one(2)))
+        wait_until_waiting(burst)
+        with pytest.raises(nnfmq.InvalidArgument, match="another thread"):
+            burst.execute(one(3))
+    assert call.wait().value == (one(2),)
+
+
+@pytest.mark.parametrize("timeout", [SOON_S, 0])
+def test_after_a_timeout_on_the_ordinary_path_the_next_call_gets_its_own_result(
+    worker: Process, model: nnfmq.PreparedModel, timeout: float
+) -> None:
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadline):
+        model.execute(one(2), timeout=timeout)
+    assert model.execute(one(3)) == (one(3),)
+
+
+def test_a_model_whose_preparation_timed_out_is_released_when_it_is_ready(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, worker: Process
+) -> None:
+    device = client.device("reference")
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadline):
+        device.prepare(null_model(), timeout=SOON_S)
+    assert model.execute(one(2)) == (one(2),)
+
+
+CLOSERS: dict[str, Callable[[nnfmq.Client, nnfmq.Burst], Any]] = {
+    "burst": lambda client, burst: burst.close(),
+    "client": lambda client, burst: client.close(),
+}
+
+
+@pytest.mark.parametrize("close", CLOSERS.values(), ids=CLOSERS.keys())
+def test_what_has_a_result_outstanding_can_be_closed(
+    client: nnfmq.Client, worker: Process, burst: nnfmq.Burst, close: Callable[[nnfmq.Client, nnfmq.Burst], Any]
+) -> None:
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
+        burst.execute(one(2), timeout=0)
+    close(client, burst)
+    with pytest.raises((nnfmq.InvalidArgument, nnfmq.DeadObject), match="closed"):
+        burst.execute(one(3))
+
+
+def test_after_closing_a_busy_burst_another_one_of_the_same_model_gets_its_own_results(
+    model: nnfmq.PreparedModel, worker: Process, burst: nnfmq.Burst
+) -> None:
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
+        burst.execute(one(2), timeout=0)
+    burst.close()
+    with model.burst() as another:
+        assert another.execute(one(3), timeout=LIMIT_S) == (one(3),)
+
+
+def test_closing_a_burst_in_one_thread_ends_the_wait_of_another(worker: Process, burst: nnfmq.Burst) -> None:
+    with worker.stopped():
+        call = InThread.start(lambda: burst.execute(one(2)))
+        wait_until_waiting(burst)
+        closer = InThread.start(burst.close)
+        closer.wait_until_asleep()
+    closer.wait()
+    call.wait()
+    assert call.value == (one(2),) or isinstance(call.error, nnfmq.NnfmqError)
+
+
+def test_results_in_place_are_those_of_the_last_call_that_returned(worker: Process, burst: nnfmq.Burst) -> None:
+    with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
+        burst.execute(one(2), timeout=0)
+    burst.execute(one(3), out=burst.outputs)
+    np.testing.assert_array_equal(burst.outputs[0], one(3))

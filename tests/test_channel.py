@@ -1,0 +1,599 @@
+"""The control channel: frames and their descriptors, hang-up, deadlines, who is there, and the listening side."""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nnfmq.channel import BODY_BYTES_MAX, FDS_MAX, INLINE_BYTES, NOW, Channel, Frame, Listener
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    ProtocolError,
+)
+
+SECOND_NS = 1_000_000_000
+SHORT_NS = 30_000_000
+FOREVER_NS = 2**63 - 1
+
+
+def soon(ns: int = 20 * SECOND_NS) -> int:
+    return time.monotonic_ns() + ns
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def pair(resources: ExitStack) -> tuple[Channel, Channel]:
+    ours, theirs = Channel.pair()
+    resources.callback(ours.close)
+    resources.callback(theirs.close)
+    return ours, theirs
+
+
+@pytest.fixture
+def raw(resources: ExitStack) -> tuple[socket.socket, Channel]:
+    """A bare socket, for sending what no channel sends, and the channel at its other end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel.adopt(theirs.detach())
+    resources.callback(ours.close)
+    resources.callback(channel.close)
+    return ours, channel
+
+
+@pytest.fixture
+def files(resources: ExitStack) -> Callable[[int], list[int]]:
+    """Open some distinct memfds: number i holds i bytes."""
+
+    def make(count: int) -> list[int]:
+        made = []
+        for size in range(count):
+            made.append(os.memfd_create("sent", os.MFD_CLOEXEC))
+            resources.callback(os.close, made[-1])
+            os.ftruncate(made[-1], size)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Future[Any]]]:
+    """Run a call in a thread of its own; the future has its result."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool.submit
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def fill(channel: Channel) -> int:
+    """Send until nothing more fits into the socket; return how many frames did."""
+    sent = 0
+    try:
+        while True:
+            channel.send(bytes(1000), (), NOW)
+            sent += 1
+    except MissedDeadlineTransient:
+        return sent
+
+
+def sendmsg(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+
+
+# ------------------------------------------------------------------------------------------------ frames
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, INLINE_BYTES, INLINE_BYTES + 1, 5_000_000])
+def test_a_frame_arrives_whole(size: int, pair: tuple[Channel, Channel]) -> None:
+    data = os.urandom(size)
+    pair[0].send(data)
+    with pair[1].receive(soon()) as frame:
+        assert frame.data == data
+        assert frame.fds == []
+
+
+@pytest.mark.parametrize("size", [10, INLINE_BYTES + 1], ids=["inline", "in a file"])
+@pytest.mark.parametrize("count", [1, 3, FDS_MAX])
+def test_descriptors_arrive_in_order_with_their_frame(
+    size: int, count: int, pair: tuple[Channel, Channel], files: Callable[[int], list[int]]
+) -> None:
+    pair[0].send(bytes(size), files(count))
+    with pair[1].receive(soon()) as frame:
+        assert len(frame.data) == size
+        assert [os.fstat(fd).st_size for fd in frame.fds] == list(range(count))
+
+
+def test_frames_keep_their_order_and_their_own_descriptors(
+    pair: tuple[Channel, Channel], files: Callable[[int], list[int]]
+) -> None:
+    made = files(3)
+    for fd in made:
+        pair[0].send(bytes(os.fstat(fd).st_size), [fd])
+    for size in range(3):
+        with pair[1].receive(soon()) as frame:
+            assert len(frame.data) == size
+            assert [os.fstat(fd).st_size for fd in frame.fds] == [size]
+
+
+def test_both_ends_may_send(pair: tuple[Channel, Channel]) -> None:
+    pair[0].send(b"ping")
+    pair[1].send(b"pong")
+    assert pair[0].receive(soon()).data == b"pong"
+    assert pair[1].receive(soon()).data == b"ping"
+
+
+def test_received_descriptors_are_close_on_exec(
+    pair: tuple[Channel, Channel], files: Callable[[int], list[int]]
+) -> None:
+    pair[0].send(b"", files(2))
+    with pair[1].receive(soon()) as frame:
+        assert [os.get_inheritable(fd) for fd in frame.fds] == [False, False]
+
+
+def test_the_sockets_are_close_on_exec(pair: tuple[Channel, Channel]) -> None:
+    assert [os.get_inheritable(channel.fileno()) for channel in pair] == [False, False]
+
+
+def test_sent_descriptors_stay_the_sender_s(pair: tuple[Channel, Channel], files: Callable[[int], list[int]]) -> None:
+    made = files(2)
+    pair[0].send(bytes(INLINE_BYTES + 1), made)
+    pair[1].receive(soon()).close()
+    assert [os.fstat(fd).st_size for fd in made] == [0, 1]
+
+
+def test_what_was_taken_from_a_frame_is_not_closed_with_it(
+    pair: tuple[Channel, Channel], files: Callable[[int], list[int]]
+) -> None:
+    pair[0].send(b"", files(1))
+    with pair[1].receive(soon()) as frame:
+        taken = frame.take_fds()
+    assert os.fstat(taken[0]).st_size == 0
+    os.close(taken[0])
+
+
+def test_closing_a_frame_twice_does_no_harm() -> None:
+    frame = Frame(bytearray(), [os.open("/dev/null", os.O_RDONLY)])
+    frame.close()
+    frame.close()
+    assert frame.fds == []
+
+
+def test_more_descriptors_than_a_frame_carries_are_refused(pair: tuple[Channel, Channel]) -> None:
+    with pytest.raises(InvalidArgument, match=f"at most {FDS_MAX} fds, not {FDS_MAX + 1}"):
+        pair[0].send(b"", [0] * (FDS_MAX + 1))
+
+
+# ------------------------------------------------------------------------------------------------ malformed frames
+
+
+def refused(channel: Channel) -> ProtocolError:
+    """Receive a malformed frame; nothing of it may stay open."""
+    before = open_descriptors()
+    with pytest.raises(ProtocolError) as caught:
+        channel.receive(soon())
+    assert open_descriptors() == before
+    return caught.value
+
+
+def test_a_datagram_longer_than_a_frame_is_refused(raw: tuple[socket.socket, Channel]) -> None:
+    raw[0].send(bytes(INLINE_BYTES + 2))
+    assert "cut short" in str(refused(raw[1]))
+
+
+def test_the_descriptors_of_a_datagram_longer_than_a_frame_are_closed(raw: tuple[socket.socket, Channel]) -> None:
+    sendmsg(raw[0], bytes(INLINE_BYTES + 2), [0, 1, 2])
+    assert "cut short" in str(refused(raw[1]))
+
+
+def test_more_descriptors_than_a_frame_carries_are_refused_and_closed(raw: tuple[socket.socket, Channel]) -> None:
+    sendmsg(raw[0], b"\0", [0] * 253)  # all that Linux passes at a time
+    assert "cut short" in str(refused(raw[1]))
+
+
+def test_a_channel_is_usable_after_a_frame_was_cut_short(raw: tuple[socket.socket, Channel]) -> None:
+    raw[0].send(bytes(INLINE_BYTES + 2))
+    refused(raw[1])
+    raw[0].send(b"\0next")
+    assert raw[1].receive(soon()).data == b"next"
+
+
+@pytest.mark.parametrize("kind", [2, 255])
+def test_a_frame_of_an_unknown_kind_is_refused(kind: int, raw: tuple[socket.socket, Channel]) -> None:
+    sendmsg(raw[0], bytes([kind, 1, 2, 3]), [0])
+    error = refused(raw[1])
+    assert f"kind {kind}" in str(error)
+    assert error.offset == 0
+
+
+@pytest.mark.parametrize("size", [0, 7, 9, 100], ids=lambda size: f"{size} bytes instead of 8")
+def test_a_body_length_of_the_wrong_size_is_refused(size: int, raw: tuple[socket.socket, Channel]) -> None:
+    sendmsg(raw[0], b"\1" + bytes(size), [0])
+    assert "malformed" in str(refused(raw[1]))
+
+
+def test_a_body_without_its_file_is_refused(raw: tuple[socket.socket, Channel]) -> None:
+    raw[0].send(struct.pack("<BQ", 1, INLINE_BYTES + 1))
+    assert "0 fds" in str(refused(raw[1]))
+
+
+@pytest.mark.parametrize("length", [0, INLINE_BYTES, BODY_BYTES_MAX + 1, 2**64 - 1])
+def test_a_body_length_out_of_range_is_refused(length: int, raw: tuple[socket.socket, Channel]) -> None:
+    sendmsg(raw[0], struct.pack("<BQ", 1, length), [0, 0])
+    error = refused(raw[1])
+    assert str(length) in str(error)
+    assert error.offset == 1
+
+
+def test_a_body_longer_than_its_file_is_refused(
+    raw: tuple[socket.socket, Channel], files: Callable[[int], list[int]]
+) -> None:
+    sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), files(3))
+    assert "ends early" in str(refused(raw[1]))
+
+
+def test_a_body_in_a_pipe_is_refused(raw: tuple[socket.socket, Channel], resources: ExitStack) -> None:
+    read, write = os.pipe()
+    resources.callback(os.close, read)
+    resources.callback(os.close, write)
+    sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), [0, read])
+    assert "cannot be read" in str(refused(raw[1]))
+
+
+# ------------------------------------------------------------------------------------------------ hang-up and deadlines
+
+
+def test_receiving_after_a_hang_up_is_a_dead_object(pair: tuple[Channel, Channel]) -> None:
+    pair[0].close()
+    with pytest.raises(DeadObject, match="closed its end"):
+        pair[1].receive(soon())
+
+
+def test_what_was_sent_before_a_hang_up_still_arrives(pair: tuple[Channel, Channel]) -> None:
+    pair[0].send(b"last words")
+    pair[0].close()
+    assert pair[1].receive(soon()).data == b"last words"
+    with pytest.raises(DeadObject):
+        pair[1].receive(soon())
+
+
+def test_a_hang_up_ends_a_receive_that_waits(pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]) -> None:
+    waiting = start(pair[1].receive)
+    pair[0].close()
+    assert isinstance(waiting.exception(20), DeadObject)
+
+
+def test_sending_after_a_hang_up_is_a_dead_object(pair: tuple[Channel, Channel]) -> None:
+    pair[1].close()
+    with pytest.raises(DeadObject, match="the peer is gone"):
+        pair[0].send(b"anybody there?")
+
+
+@pytest.mark.parametrize("size", [10, INLINE_BYTES + 1], ids=["inline", "in a file"])
+def test_a_hang_up_ends_a_send_that_waits(
+    size: int, pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]
+) -> None:
+    assert fill(pair[0]) > 0
+    waiting = start(pair[0].send, bytes(size))
+    pair[1].close()
+    assert isinstance(waiting.exception(20), DeadObject)
+
+
+def test_a_hang_up_is_seen_only_when_the_last_copy_is_closed(pair: tuple[Channel, Channel]) -> None:
+    copy = os.dup(pair[0].fileno())
+    pair[0].close()
+    with pytest.raises(MissedDeadlineTransient):
+        pair[1].receive(NOW)
+    os.close(copy)
+    with pytest.raises(DeadObject):
+        pair[1].receive(NOW)
+
+
+def test_using_a_closed_channel_is_a_dead_object(pair: tuple[Channel, Channel]) -> None:
+    pair[0].close()
+    pair[0].close()
+    assert pair[0].fileno() == -1
+    with pytest.raises(DeadObject):
+        pair[0].send(b"")
+    with pytest.raises(DeadObject):
+        pair[0].receive(NOW)
+
+
+def test_hanging_up_ends_our_own_send_that_waits(
+    pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]
+) -> None:
+    fill(pair[0])
+    waiting = start(pair[0].send, b"stuck")
+    pair[0].hang_up()
+    assert isinstance(waiting.exception(20), DeadObject)
+    assert pair[0].fileno() == -1
+
+
+def test_hanging_up_twice_does_no_harm(pair: tuple[Channel, Channel]) -> None:
+    pair[0].hang_up()
+    pair[0].hang_up()
+    with pytest.raises(DeadObject):
+        pair[1].receive(NOW)
+
+
+def test_closing_one_of_two_copies_does_not_hang_up_the_other(resources: ExitStack) -> None:
+    """The supervisor closes its copy of a client's socket when a worker has one."""
+    ours, theirs = Channel.pair()
+    handed_over = Channel.adopt(os.dup(ours.fileno()))
+    resources.callback(theirs.close)
+    resources.callback(handed_over.close)
+    ours.close()
+    handed_over.send(b"still here")
+    assert theirs.receive(soon()).data == b"still here"
+
+
+def test_a_receive_that_may_not_wait_returns_at_once(pair: tuple[Channel, Channel]) -> None:
+    with pytest.raises(MissedDeadlineTransient):
+        pair[1].receive(NOW)
+
+
+def test_a_receive_that_may_not_wait_takes_what_is_there(pair: tuple[Channel, Channel]) -> None:
+    pair[0].send(b"there")
+    assert pair[1].receive(NOW).data == b"there"
+
+
+def test_a_receive_ends_at_its_deadline_and_not_before(pair: tuple[Channel, Channel]) -> None:
+    deadline_ns = soon(SHORT_NS)
+    with pytest.raises(MissedDeadlineTransient):
+        pair[1].receive(deadline_ns)
+    assert time.monotonic_ns() >= deadline_ns
+
+
+def test_a_send_ends_at_its_deadline_and_not_before(pair: tuple[Channel, Channel]) -> None:
+    fill(pair[0])
+    deadline_ns = soon(SHORT_NS)
+    with pytest.raises(MissedDeadlineTransient):
+        pair[0].send(b"", (), deadline_ns)
+    assert time.monotonic_ns() >= deadline_ns
+
+
+def test_a_send_goes_on_when_the_peer_reads(pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]) -> None:
+    frames = fill(pair[0])
+    waiting = start(pair[0].send, b"at last", (), soon())
+    for _ in range(frames):
+        pair[1].receive(soon())
+    assert pair[1].receive(soon()).data == b"at last"
+    assert waiting.result(20) is None
+
+
+def test_the_last_deadline_that_the_clock_knows_is_no_error(
+    pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]
+) -> None:
+    waiting = start(pair[1].receive, FOREVER_NS)
+    pair[0].send(b"")
+    assert waiting.result(20).data == b""
+
+
+# ------------------------------------------------------------------------------------------------ who is there
+
+
+def test_the_peer_of_a_pair_is_this_process(pair: tuple[Channel, Channel]) -> None:
+    assert pair[0].peer() == (os.getpid(), os.getuid(), os.getgid())
+
+
+CLIENT = """
+import socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(sys.argv[1])
+sock.recv(1)
+"""
+
+
+@pytest.fixture
+def client(tmp_path: Path, resources: ExitStack) -> tuple[subprocess.Popen[bytes], Channel]:
+    """Another process that has connected, and our end of the connection."""
+    listener = resources.enter_context(Listener.create(tmp_path / "socket"))
+    process = subprocess.Popen([sys.executable, "-c", CLIENT, str(tmp_path / "socket")])
+    resources.callback(process.wait)
+    resources.callback(process.kill)
+    accepted = accept(listener)
+    resources.callback(accepted.close)
+    return process, accepted
+
+
+def accept(listener: Listener) -> Channel:
+    """Wait for the next connection."""
+    poller = socket.socket(fileno=os.dup(listener.fileno()))
+    try:
+        poller.settimeout(20)
+        connection, _ = poller.accept()
+    finally:
+        poller.setblocking(False)
+        poller.close()
+    return Channel.adopt(connection.detach())
+
+
+def test_the_peer_is_the_process_that_connected(client: tuple[subprocess.Popen[bytes], Channel]) -> None:
+    process, channel = client
+    assert channel.peer() == (process.pid, os.getuid(), os.getgid())
+
+
+def test_the_peer_s_pidfd_tells_its_end(client: tuple[subprocess.Popen[bytes], Channel], resources: ExitStack) -> None:
+    process, channel = client
+    pidfd = channel.open_peer_pidfd()
+    assert pidfd is not None
+    resources.callback(os.close, pidfd)
+    assert not os.get_inheritable(pidfd)
+    assert f"Pid:\t{process.pid}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+
+
+@pytest.mark.parametrize("code", [errno.ENOPROTOOPT, errno.EINVAL])
+def test_an_older_kernel_s_pidfd_comes_by_number(
+    code: int,
+    client: tuple[subprocess.Popen[bytes], Channel],
+    resources: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_channel: Channel) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Channel, "_peer_pidfd", refuse)
+    pidfd = client[1].open_peer_pidfd()
+    assert pidfd is not None
+    resources.callback(os.close, pidfd)
+    assert f"Pid:\t{client[0].pid}\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
+
+
+def test_a_peer_that_ended_and_was_reaped_has_no_pidfd_or_an_ended_one(
+    client: tuple[subprocess.Popen[bytes], Channel],
+) -> None:
+    process, channel = client
+    process.kill()
+    process.wait()
+    pidfd = channel.open_peer_pidfd()
+    if pidfd is not None:  # newer kernels still hand one out
+        os.close(pidfd)
+    with pytest.raises(DeadObject):
+        channel.receive(soon())
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [(socket.AF_UNIX, socket.SOCK_STREAM), (socket.AF_UNIX, socket.SOCK_DGRAM), (socket.AF_INET, socket.SOCK_STREAM)],
+)
+def test_another_kind_of_socket_is_refused_and_closed(family: int, kind: int) -> None:
+    before = open_descriptors()
+    with pytest.raises(InvalidArgument, match="SEQPACKET"):
+        Channel.adopt(socket.socket(family, kind).detach())
+    assert open_descriptors() == before
+
+
+def test_a_detached_socket_is_the_caller_s(resources: ExitStack) -> None:
+    ours, theirs = Channel.pair()
+    resources.callback(theirs.close)
+    fd = ours.detach()
+    ours.close()
+    with Channel.adopt(fd) as channel:
+        channel.send(b"moved")
+    assert theirs.receive(soon()).data == b"moved"
+
+
+# ------------------------------------------------------------------------------------------------ listening
+
+
+def test_a_client_connects_to_a_listener(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Listener.create(path) as listener, Channel.connect(path, soon()) as client:
+        accepted = listener.accept()
+        assert accepted is not None
+        with accepted:
+            client.send(b"hello")
+            assert accepted.receive(soon()).data == b"hello"
+            assert not os.get_inheritable(accepted.fileno())
+
+
+def test_nobody_to_accept_is_no_error(tmp_path: Path) -> None:
+    with Listener.create(tmp_path / "socket") as listener:
+        assert listener.accept() is None
+
+
+def test_only_this_user_may_connect(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    before = os.umask(0)
+    try:
+        with Listener.create(path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(Path(f"{path}.lock").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_the_path_goes_with_the_listener(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    listener = Listener.create(path)
+    listener.close()
+    listener.close()
+    assert not path.exists()
+    with pytest.raises(DeviceUnavailable, match=str(path)):
+        Channel.connect(path, soon())
+
+
+def test_a_path_that_a_killed_driver_left_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
+        killed.bind(str(path))
+    with pytest.raises(DeviceUnavailable, match="refused"):
+        Channel.connect(path, soon())
+    with Listener.create(path), Channel.connect(path, soon()):
+        pass
+
+
+def test_a_second_listener_is_refused_and_the_first_lives_on(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Listener.create(path):
+        with pytest.raises(DeviceUnavailable, match="another driver already listens"):
+            Listener.create(path)
+        with Channel.connect(path, soon()):
+            pass
+
+
+def test_a_listener_can_follow_one_that_was_closed(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Listener.create(path):
+        pass
+    with Listener.create(path), Channel.connect(path, soon()):
+        pass
+
+
+def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "thesis.txt"
+    path.write_text("years of work")
+    with pytest.raises(DeviceUnavailable, match="no socket"):
+        Listener.create(path)
+    assert path.read_text() == "years of work"
+
+
+def test_a_listener_that_cannot_be_made_leaves_nothing_open(tmp_path: Path) -> None:
+    before = open_descriptors()
+    with pytest.raises((OSError, NnfmqError)):
+        Listener.create(tmp_path / ("long" * 30))
+    assert open_descriptors() == before
+
+
+def test_no_driver_at_all_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(DeviceUnavailable, match="no driver listens"):
+        Channel.connect(tmp_path / "nothing", soon())
+
+
+def test_a_crowd_of_clients_waits_for_its_turn(tmp_path: Path, resources: ExitStack) -> None:
+    """A full backlog is no absent driver: a client waits there until its deadline."""
+    path = tmp_path / "socket"
+    listener = resources.enter_context(Listener.create(path))
+    for _ in range(65):  # one more than the backlog of 64 holds
+        resources.enter_context(Channel.connect(path, soon()))
+    deadline_ns = soon(SHORT_NS)
+    with pytest.raises((DeviceUnavailable, MissedDeadlineTransient)):
+        Channel.connect(path, deadline_ns)
+    assert time.monotonic_ns() >= deadline_ns
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(Channel.connect, path, soon())
+        first = accept(listener)
+        resources.callback(first.close)
+        resources.enter_context(late.result(20))

@@ -1,0 +1,349 @@
+"""Shared memory: what is created, what is refused of a peer's, and that no descriptor or mapping stays."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import mmap
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
+from nnfmq.memory import F_SEAL_FUTURE_WRITE, Memory, put_in_file, take_from_file
+
+RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+HUGE_PAGE_BYTES = 2 << 20
+
+
+@pytest.fixture
+def descriptors() -> Iterator[ExitStack]:
+    """Closes what a test opened for itself."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError as error:
+        assert error.errno == errno.EBADF
+        return False
+    return True
+
+
+def memfd(size_bytes: int, seals: int = RESIZE_SEALS) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+def mappings_named(label: str) -> int:
+    return Path("/proc/self/maps").read_text().count(f"/memfd:{label}")
+
+
+# ------------------------------------------------------------------------------------------------ created
+
+
+def test_created_memory_has_the_size_asked_for_and_is_zeroed() -> None:
+    with Memory.create(10_000) as memory:
+        assert memory.size_bytes == 10_000
+        assert memory.view.format == "B"
+        assert bytes(memory.view) == bytes(10_000)
+
+
+def test_created_memory_can_be_written_and_read_back_through_its_descriptor() -> None:
+    with Memory.create(8) as memory:
+        memory.view[2:5] = b"abc"
+        assert os.pread(memory.fileno(), 8, 0) == b"\0\0abc\0\0\0"
+
+
+def test_created_memory_is_sealed_against_resizing_and_against_more_seals() -> None:
+    with Memory.create(100) as memory:
+        seals = fcntl.fcntl(memory.fileno(), fcntl.F_GET_SEALS)
+    assert seals == RESIZE_SEALS | fcntl.F_SEAL_SEAL
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4096, 10_000])
+def test_nobody_can_resize_created_memory(size_bytes: int) -> None:
+    with Memory.create(5000) as memory, pytest.raises(PermissionError):
+        os.ftruncate(memory.fileno(), size_bytes)
+
+
+def test_nobody_can_add_a_seal_to_created_memory() -> None:
+    with Memory.create(100) as memory, pytest.raises(PermissionError):
+        fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_the_pages_of_created_memory_are_allocated_at_once() -> None:
+    with Memory.create(1 << 20) as memory:
+        assert os.fstat(memory.fileno()).st_blocks * 512 == 1 << 20
+
+
+def test_created_memory_is_not_inherited_by_other_programs() -> None:
+    with Memory.create(1) as memory:
+        assert not os.get_inheritable(memory.fileno())
+
+
+@pytest.mark.parametrize("size_bytes", [0, -1])
+def test_memory_of_no_size_is_refused(size_bytes: int) -> None:
+    with pytest.raises(InvalidArgument, match="at least 1 byte"):
+        Memory.create(size_bytes)
+
+
+def test_memory_that_the_system_cannot_give_is_a_lack_of_resources() -> None:
+    with pytest.raises(ResourceExhaustedTransient, match="no room for"):
+        Memory.create(1 << 62)
+
+
+def test_memory_with_one_writer_can_be_written_here_and_only_read_by_the_peer() -> None:
+    with Memory.create(8, one_writer=True) as ours, Memory.adopt(os.dup(ours.fileno())) as theirs:
+        ours.view[:5] = b"hello"
+        assert ours.is_writable
+        assert not theirs.is_writable
+        assert theirs.view.readonly
+        assert bytes(theirs.view) == b"hello\0\0\0"
+
+
+def test_memory_with_one_writer_refuses_every_other_way_to_write() -> None:
+    with Memory.create(8, one_writer=True) as memory:
+        assert fcntl.fcntl(memory.fileno(), fcntl.F_GET_SEALS) & F_SEAL_FUTURE_WRITE
+        with pytest.raises(PermissionError):
+            os.pwrite(memory.fileno(), b"x", 0)
+        with pytest.raises(PermissionError):
+            mmap.mmap(memory.fileno(), 8)
+
+
+# ------------------------------------------------------------------------------------------------ received
+
+
+def test_received_memory_is_the_same_memory() -> None:
+    with Memory.create(8) as ours, Memory.adopt(os.dup(ours.fileno())) as theirs:
+        theirs.view[0] = 7
+        assert ours.view[0] == 7
+        assert theirs.is_writable
+
+
+def test_received_memory_may_be_larger_than_announced() -> None:
+    with Memory.adopt(memfd(9000), 5000) as memory:
+        assert memory.size_bytes == 5000
+
+
+def test_received_memory_without_an_announcement_is_mapped_whole() -> None:
+    with Memory.adopt(memfd(9000)) as memory:
+        assert memory.size_bytes == 9000
+
+
+def test_received_memory_through_a_read_only_descriptor_is_read_only(descriptors: ExitStack) -> None:
+    fd = memfd(8)
+    descriptors.callback(os.close, fd)
+    with Memory.adopt(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)) as memory:
+        assert not memory.is_writable
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL])
+def test_memory_that_its_sender_could_resize_is_refused_and_closed(seals: int) -> None:
+    fd = memfd(4096, seals)
+    with pytest.raises(InvalidArgument, match="lacks the seals SHRINK and GROW"):
+        Memory.adopt(fd)
+    assert not is_open(fd)
+
+
+@pytest.mark.parametrize(("actual", "announced"), [(4096, 4097), (4096, 0), (4096, -1), (0, None), (0, 1)])
+def test_memory_shorter_than_announced_is_refused_and_closed(actual: int, announced: int | None) -> None:
+    fd = memfd(actual)
+    with pytest.raises(InvalidArgument, match=f"has {actual} bytes"):
+        Memory.adopt(fd, announced)
+    assert not is_open(fd)
+
+
+def regular_file(folder: Path) -> int:
+    (folder / "file").write_bytes(bytes(4096))
+    return os.open(folder / "file", os.O_RDWR | os.O_CLOEXEC)
+
+
+def read_end(_folder: Path) -> int:
+    read, write = os.pipe()
+    os.close(write)
+    return read
+
+
+def end_of_a_socketpair(_folder: Path) -> int:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    return theirs.detach()
+
+
+def folder_itself(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def device(_folder: Path) -> int:
+    return os.open("/dev/zero", os.O_RDWR | os.O_CLOEXEC)
+
+
+@pytest.mark.parametrize("make", [regular_file, read_end, end_of_a_socketpair, folder_itself, device])
+def test_what_is_no_memfd_is_refused_and_closed(make: object, tmp_path: Path) -> None:
+    assert callable(make)
+    fd = make(tmp_path)
+    with pytest.raises(InvalidArgument):
+        Memory.adopt(fd)
+    assert not is_open(fd)
+
+
+def test_memory_in_huge_pages_is_refused_and_closed() -> None:
+    try:
+        fd = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"this kernel has no huge pages: {error}")
+    os.ftruncate(fd, HUGE_PAGE_BYTES)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, RESIZE_SEALS)
+    with pytest.raises(InvalidArgument, match="hugetlb"):
+        Memory.adopt(fd)
+    assert not is_open(fd)
+
+
+def test_memory_too_large_for_the_address_space_is_a_lack_of_resources_and_closed() -> None:
+    fd = memfd(1 << 60)  # nothing of it exists: a hostile client can announce any size
+    with pytest.raises(ResourceExhaustedTransient, match=f"{1 << 60} bytes"):
+        Memory.adopt(fd)
+    assert not is_open(fd)
+
+
+# ------------------------------------------------------------------------------------------------ closed
+
+
+def test_closing_twice_does_no_harm() -> None:
+    memory = Memory.create(1)
+    fd = memory.fileno()
+    memory.close()
+    successor = os.open("/dev/null", os.O_RDONLY)
+    try:
+        memory.close()
+        assert successor == fd  # the number was re-used at once, and the second close left it alone
+        assert is_open(successor)
+    finally:
+        os.close(successor)
+
+
+def test_closed_memory_lends_neither_view_nor_descriptor() -> None:
+    memory = Memory.create(1)
+    assert not memory.closed
+    memory.close()
+    assert memory.closed
+    with pytest.raises(InvalidArgument, match="closed"):
+        _ = memory.view
+    with pytest.raises(InvalidArgument, match="closed"):
+        memory.fileno()
+
+
+def test_closing_unmaps() -> None:
+    memory = Memory.create(4096, "unmapped")
+    assert mappings_named("unmapped") == 1
+    memory.close()
+    assert mappings_named("unmapped") == 0
+
+
+def test_an_array_over_the_view_survives_close() -> None:
+    memory = Memory.create(16)
+    array = np.frombuffer(memory.view, np.int32)
+    memory.close()
+    array[:] = [1, 2, 3, 4]
+    assert array.tolist() == [1, 2, 3, 4]
+
+
+def test_the_mapping_goes_with_the_last_array_even_where_the_closed_memory_is_still_held() -> None:
+    memory = Memory.create(4096, "outlived")
+    array = np.frombuffer(memory.view, np.int32)
+    memory.close()
+    assert mappings_named("outlived") == 1
+    del array
+    assert mappings_named("outlived") == 0
+    assert memory.closed
+
+
+def test_a_view_that_was_lent_before_close_is_never_pulled_away() -> None:
+    memory = Memory.create(4)
+    view = memory.view
+    memory.close()
+    assert bytes(view[1:3]) == b"\0\0"
+
+
+def test_whoever_keeps_account_learns_of_the_close_once() -> None:
+    memory = Memory.create(1)
+    told: list[bool] = []
+    memory.on_close = lambda: told.append(memory.closed)
+    memory.close()
+    memory.close()
+    assert told == [True]
+
+
+def test_memory_that_nobody_closed_says_so_and_is_closed() -> None:
+    memory = Memory.create(123)
+    fd = memory.fileno()
+    with pytest.warns(ResourceWarning, match="123 bytes was never closed"):
+        del memory
+        gc.collect()
+    assert not is_open(fd)
+
+
+# ------------------------------------------------------------------------------------------------ bodies
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000], ids=["empty", "one", "many"])
+def test_a_body_put_in_a_file_comes_back(data: bytes, descriptors: ExitStack) -> None:
+    fd = put_in_file(data)
+    descriptors.callback(os.close, fd)
+    assert take_from_file(fd, len(data)) == data
+
+
+def test_a_body_is_read_from_its_start_wherever_the_file_stands(descriptors: ExitStack) -> None:
+    fd = put_in_file(b"abcdef")
+    descriptors.callback(os.close, fd)
+    os.lseek(fd, 4, os.SEEK_SET)
+    assert take_from_file(fd, 6) == b"abcdef"
+
+
+def test_a_body_that_ends_early_is_a_protocol_error_and_the_descriptor_stays_the_caller_s(
+    descriptors: ExitStack,
+) -> None:
+    fd = put_in_file(b"abc")
+    descriptors.callback(os.close, fd)
+    with pytest.raises(ProtocolError, match="ends early") as caught:
+        take_from_file(fd, 4)
+    assert caught.value.offset == 3
+    assert is_open(fd)
+
+
+@pytest.mark.parametrize("make", [read_end, end_of_a_socketpair, folder_itself])
+def test_a_body_in_what_is_no_file_is_a_protocol_error(make: object, tmp_path: Path, descriptors: ExitStack) -> None:
+    assert callable(make)
+    fd = make(tmp_path)
+    descriptors.callback(os.close, fd)
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        take_from_file(fd, 100)
+
+
+def test_a_body_in_a_file_that_may_not_be_read_is_a_protocol_error(tmp_path: Path, descriptors: ExitStack) -> None:
+    (tmp_path / "body").write_bytes(bytes(100))
+    fd = os.open(tmp_path / "body", os.O_WRONLY | os.O_CLOEXEC)
+    descriptors.callback(os.close, fd)
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        take_from_file(fd, 100)
+
+
+def test_a_new_file_for_a_body_leaves_nothing_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, _offset: int, _size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with suppress(ResourceExhaustedTransient):
+        put_in_file(b"x")
+    assert mappings_named("nnfmq-body") == 0  # and the leak check of every test looks for the descriptor
