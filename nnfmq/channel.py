@@ -220,6 +220,8 @@ class Channel:
             except BlockingIOError:
                 self._wait(select.POLLIN, deadline_ns)
                 continue
+            except ConnectionResetError:
+                continue  # said once, of a peer that closed without reading everything: what it sent comes next
             except OSError as error:
                 raise self._gone(error) from error
             return self._frame(size, _received_fds(ancillary), flags)

@@ -6,7 +6,8 @@ then every event word registered for it is woken, again each millisecond until n
 be between its look at the flag and its sleep. No heartbeat, no periodic time-out: an idle process sleeps for good.
 
 The thread starts with the first watch and ends with the last. Callbacks run on it and must be short; one that raises
-ends its own watch only, with a log line.
+ends its own watch only, with a log line. It takes no signals, and neither do the threads that it starts: a handler runs
+on the main thread, which would sleep on if another thread had been interrupted in its place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -22,6 +24,8 @@ from nnfmq.hal.errors import NnfmqError
 
 THREAD_NAME = "nnfmq-watcher"
 _REPEAT_SECONDS = 0.001
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}  # belong to the thread itself
+_SIGNALS = signal.valid_signals() - _FAULTS
 _log = logging.getLogger("nnfmq.watcher")
 
 
@@ -99,12 +103,19 @@ class Watcher:
         self._bell = -1
 
     def watch(self, fd: int, on_ready: Callable[[], None]) -> Watch:
-        """Call `on_ready` on the watcher's thread whenever `fd` is readable or hung up, until `unwatch`."""
+        """Call `on_ready` on the watcher's thread whenever `fd` is readable or hung up, until `unwatch`.
+
+        Raises OSError for what poll(2) does not know, or what is watched already.
+        """
         watch = Watch(fd, on_ready)
         with self._lock:
             epoll = self._started()
+            try:
+                epoll.register(fd, select.EPOLLIN)
+            except OSError:
+                self._ring()  # the thread may have been started for nothing
+                raise
             self._watches[fd] = watch
-            epoll.register(fd, select.EPOLLIN)
         return watch
 
     def unwatch(self, watch: Watch) -> None:
@@ -141,7 +152,11 @@ class Watcher:
             self._thread = threading.Thread(
                 target=self._run, args=(self._epoll, self._bell), name=THREAD_NAME, daemon=True
             )
-            self._thread.start()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            try:
+                self._thread.start()  # with this mask
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._epoll
 
     def _ring(self) -> None:

@@ -62,11 +62,19 @@ def prepare(model: Model) -> Program:
 class Program:
     """A prepared model; made by `prepare`. Holds no file descriptor, mapping or thread."""
 
-    def __init__(self, subgraph: Subgraph, scope: Scope, steps: tuple[Step, ...], omittable: frozenset[int]) -> None:
+    def __init__(
+        self,
+        subgraph: Subgraph,
+        scope: Scope,
+        steps: tuple[Step, ...],
+        omittable: frozenset[int],
+        output_shapes: tuple[OutputShape, ...] | None,
+    ) -> None:
         self._scope = scope
         self._steps = steps
         self._inputs = tuple(_Input.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
         self._outputs = subgraph.output_indexes
+        self._output_shapes = output_shapes  # None where they come with the request
 
     def execute(
         self,
@@ -75,7 +83,7 @@ class Program:
         *,
         deadline_ns: int | None = None,
         is_cancelled: Callable[[], bool] | None = None,
-    ) -> list[OutputShape]:
+    ) -> Sequence[OutputShape]:
         """Run once: read `inputs`, fill `outputs`, and return the shape of each output.
 
         `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
@@ -88,15 +96,26 @@ class Program:
         self._bind(inputs, scope)
         try:
             with np.errstate(all="ignore"):
-                for step in self._steps:
-                    if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-                        raise MissedDeadlineTransient("the deadline passed before the model was executed")
-                    if is_cancelled is not None and is_cancelled():
-                        raise GeneralFailure("the execution was cancelled")
-                    step(scope)
+                self._run(scope, deadline_ns, is_cancelled)
         except MemoryError as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
-        return _store([scope[index] for index in self._outputs], outputs)
+        return self._stored([scope[index] for index in self._outputs], outputs)
+
+    def _run(self, scope: Scope, deadline_ns: int | None, is_cancelled: Callable[[], bool] | None) -> None:
+        for step in self._steps:
+            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+                raise MissedDeadlineTransient("the deadline passed before the model was executed")
+            if is_cancelled is not None and is_cancelled():
+                raise GeneralFailure("the execution was cancelled")
+            step(scope)
+
+    def _stored(self, results: Sequence[Array], outputs: Sequence[Any]) -> Sequence[OutputShape]:
+        """Store each result and return their shapes; the short way where all buffers are arrays just like them."""
+        if self._output_shapes is None or len(results) != len(outputs) or not all(map(_is_like, outputs, results)):
+            return _store(results, outputs)
+        for result, out in zip(results, outputs, strict=True):
+            out[...] = result
+        return self._output_shapes
 
     def _bind(self, inputs: Sequence[Array | None], scope: Scope) -> None:
         if len(inputs) != len(self._inputs):
@@ -146,6 +165,10 @@ def _known_shape(operand: Operand) -> Shape | None:
     if is_scalar(operand.type):
         return ()
     return operand.dimensions if operand.dimensions and 0 not in operand.dimensions else None
+
+
+def _is_like(out: Any, result: Array) -> bool:
+    return type(out) is np.ndarray and out.shape == result.shape and out.dtype == result.dtype
 
 
 def _store(results: Sequence[Array], outputs: Sequence[Any]) -> list[OutputShape]:
@@ -208,7 +231,11 @@ class _Preparation:
         steps = [self._step(number, operation) for number, operation in enumerate(self._subgraph.operations)]
         released = _with_releases(self._subgraph, steps)
         omittable = frozenset(self._subgraph.input_indexes) - self._required
-        return Program(self._subgraph, self._runtime_scope(), released, omittable)
+        return Program(self._subgraph, self._runtime_scope(), released, omittable, self._output_shapes())
+
+    def _output_shapes(self) -> tuple[OutputShape, ...] | None:
+        shapes = [self._shapes[index] for index in self._subgraph.output_indexes]
+        return None if None in shapes else tuple(OutputShape(shape) for shape in shapes if shape is not None)
 
     def _runtime_scope(self) -> Scope:
         """Return the scope without the constants that no step reads again, since a binding has packed them."""

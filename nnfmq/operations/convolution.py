@@ -90,13 +90,12 @@ def _require_channel_dim(filter: Tensor, needed: int) -> None:
 def _convolve(product: Product, input: Tensor, rows: Window, columns: Window, channels: int, padding: int) -> Run:
     shape = (input.shape[0], rows.count, columns.count, channels)
     row_bytes = columns.count * product.matrix.shape[0] * product.matrix.itemsize
-    bands = list(_bands(shape[0], rows.count, row_bytes))
     pointwise = rows.reach == columns.reach == 1 and not (rows.head or rows.tail or columns.head or columns.tail)
 
     def run(image: Array) -> Array:
         patches = _pixels(image, rows, columns) if pointwise else _patches(image, rows, columns, padding, product)
         out = np.empty(shape, product.dtype)
-        for band in bands:
+        for band in _bands(shape[0], rows.count, row_bytes):
             product.store(patches[band].reshape(-1, product.matrix.shape[0]), out[band])
         return out
 
@@ -104,7 +103,10 @@ def _convolve(product: Product, input: Tensor, rows: Window, columns: Window, ch
 
 
 def _bands(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
-    """Cut (batch, rows) into contiguous pieces of about _BAND_BYTES; one piece if all fits."""
+    """Cut (batch, rows) into contiguous pieces of about _BAND_BYTES; one piece if all fits.
+
+    Made anew for each execution: a list would let a model of a few hundred bytes fill the memory at its preparation.
+    """
     if batch * rows * row_bytes <= _BAND_BYTES:
         yield slice(None), slice(None)
         return
@@ -211,14 +213,13 @@ def _accumulate_taps(
     length = columns.count * channels
     shape = (input.shape[0], rows.count, length)
     factors = [(i, j, np.tile(taps[i, j], columns.count)) for i in range(rows.size) for j in range(columns.size)]
-    bands = list(_bands(shape[0], rows.count, length * taps.itemsize))
 
     def run(image: Array) -> Array:
         if depth_multiplier > 1:
             image = np.repeat(image, depth_multiplier, axis=3)
         lines = _phased_lines(image, rows, columns, padding, taps.dtype)
         out = np.empty(shape, output.dtype)
-        for images, band in bands:
+        for images, band in _bands(shape[0], rows.count, length * taps.itemsize):
             sums = _sum_taps(lines[images], factors, rows, columns, band, channels)
             finish(sums.reshape(-1, length), out[images, band].reshape(-1, length))
         return out.reshape(shape[0], rows.count, columns.count, channels)

@@ -231,9 +231,13 @@ class Burst:
         self._is_settled = True
 
     def _copy_in(self, inputs: Sequence[ArrayLike]) -> None:
-        arguments.check_count("input", self._model.inputs, len(inputs))
+        if len(inputs) != len(self.inputs):
+            arguments.check_count("input", self._model.inputs, len(inputs))
         for target, info, value in zip(self.inputs, self._model.inputs, inputs, strict=True):
-            np.copyto(target, arguments.checked_array(info, value), casting="same_kind")
+            if type(value) is np.ndarray and value.shape == target.shape and value.dtype == target.dtype:
+                target[...] = value
+            else:
+                np.copyto(target, arguments.checked_array(info, value), casting="same_kind")
 
     def _copy_out(self, out: Sequence[Array] | None) -> tuple[Array, ...]:
         if out is None:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
     Timing,
+    operand_bytes,
 )
 from nnfmq.validation import validate_request
 
@@ -39,12 +41,11 @@ _KERNEL_ERRORS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueErr
 _log = logging.getLogger("nnfmq.execution")
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionResult:
+class ExecutionResult(NamedTuple):
     """What an execution answers: shapes with NONE or OUTPUT_INSUFFICIENT_SIZE only, timing with NONE and if asked."""
 
     status: ErrorStatus
-    output_shapes: tuple[OutputShape, ...] = ()
+    output_shapes: Sequence[OutputShape] = ()
     timing: Timing = NO_TIMING
     message: str = ""
     engine_begin_ns: int = 0
@@ -68,13 +69,17 @@ def _input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Po
     return np.frombuffer(_bytes_at(pools, argument.location), dtype_name(operand.type)).reshape(dimensions)
 
 
-def _output_bytes(index: int, argument: RequestArgument, pools: Sequence[Pool]) -> memoryview | None:
+def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pools: Sequence[Pool]) -> Any:
+    """Return where an output goes: an array where its shape is known, which is the engine's short way; else bytes."""
     if argument.has_no_value:
         return None
     data = _bytes_at(pools, argument.location)
     if data.readonly:
         raise InvalidArgument(f"output {index} lies in pool {argument.location.pool_index}, which is sealed read-only")
-    return data
+    dimensions = argument.dimensions or operand.dimensions
+    if operand_bytes(operand, dimensions) != len(data) or not dimensions:
+        return data
+    return np.frombuffer(data, dtype_name(operand.type)).reshape(dimensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +88,13 @@ class BoundExecution:
 
     program: Program
     inputs: tuple[Array | None, ...]
-    outputs: tuple[memoryview | None, ...]
+    outputs: tuple[Any, ...]
 
     def run(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None = None) -> ExecutionResult:
         """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError."""
         engine_begin = time.monotonic_ns()
         try:
-            shapes = tuple(self.program.execute(self.inputs, self.outputs, deadline_ns=deadline_ns))
+            shapes = self.program.execute(self.inputs, self.outputs, deadline_ns=deadline_ns)
         except NnfmqError as error:
             return result_of_error(error)
         except _KERNEL_ERRORS as error:
@@ -113,10 +118,10 @@ class PreparedModel:
         """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument."""
         validate_request(self.model, request)
         main = self.model.main
-        operands = [main.operands[index] for index in main.input_indexes]
-        pairs = zip(operands, request.inputs, strict=True)
-        inputs = tuple(_input_array(operand, argument, request.pools) for operand, argument in pairs)
-        outputs = tuple(_output_bytes(i, argument, request.pools) for i, argument in enumerate(request.outputs))
+        sources = zip([main.operands[index] for index in main.input_indexes], request.inputs, strict=True)
+        sinks = zip([main.operands[index] for index in main.output_indexes], request.outputs, strict=True)
+        inputs = tuple(_input_array(operand, argument, request.pools) for operand, argument in sources)
+        outputs = tuple(_output_buffer(i, *sink, request.pools) for i, sink in enumerate(sinks))
         return BoundExecution(self.program, inputs, outputs)
 
     def execute_synchronously(

@@ -97,7 +97,7 @@ def test_after_a_timeout_on_the_ordinary_path_the_next_call_gets_its_own_result(
     assert model.execute(one(3)) == (one(3),)
 
 
-def test_a_model_whose_preparation_timed_out_is_released_when_it_is_ready(
+def test_a_preparation_that_timed_out_disturbs_nobody(
     client: nnfmq.Client, model: nnfmq.PreparedModel, worker: Process
 ) -> None:
     device = client.device("reference")

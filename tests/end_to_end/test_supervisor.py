@@ -1,0 +1,256 @@
+"""The daemon: a worker per client, one path, and an end that leaves nothing, however it comes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.drivers import (
+    DEAD_WITHIN_NS,
+    LIMIT_S,
+    Daemon,
+    InThread,
+    Process,
+    Program,
+    one,
+    running_daemon,
+    until,
+    wait_until_waiting,
+)
+from support.models import null_model
+
+import nnfmq
+from nnfmq.channel import Channel
+from nnfmq.serialize import control
+
+FEW = 2
+
+SERVE_A_FEW = """
+import pathlib, sys
+from nnfmq.service import supervisor
+supervisor.CLIENTS_MAX = int(sys.argv[2])
+supervisor.serve(pathlib.Path(sys.argv[1]), ready=lambda path: print(f"nnfmq: listening on {path}", flush=True))
+"""
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[Daemon]:
+    """Yield a daemon that the test may end."""
+    with running_daemon(folder / "d.sock") as daemon:
+        yield daemon
+
+
+def serve(path: Path) -> Program:
+    return Program.start(["-P", "-m", "nnfmq", "serve", "--socket", path])
+
+
+def answers(client: nnfmq.Client, value: float) -> bool:
+    with client.device("reference").prepare(null_model()) as model, model.burst() as burst:
+        return burst.execute(one(value)) == (one(value),) == model.execute(one(value))
+
+
+# ---------------------------------------------------------------------------------------------------------- clients
+
+
+def test_each_of_4_clients_at_once_has_a_worker_of_its_own(daemon: Daemon) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(daemon.connect()) for _ in range(4)]
+        assert len({client.driver_pid for client in clients} | {daemon.process.pid}) == 5
+        calls = [InThread.start(lambda c=client, v=value: answers(c, v)) for value, client in enumerate(clients)]
+        assert [call.wait().value for call in calls] == [True] * 4
+
+
+def test_clients_that_connect_at_the_same_time_are_all_served(daemon: Daemon) -> None:
+    calls = [InThread.start(daemon.connect) for _ in range(8)]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(call.wait().value) for call in calls]
+        assert len({client.driver_pid for client in clients}) == 8
+
+
+def test_a_client_beyond_the_limit_is_refused_until_another_leaves(folder: Path) -> None:
+    path = folder / "d.sock"
+    with running_daemon(path, arguments=["-P", "-c", SERVE_A_FEW, path, str(FEW)]) as daemon, ExitStack() as stack:
+        clients = [stack.enter_context(daemon.connect()) for _ in range(FEW)]
+        for _ in range(3):
+            with pytest.raises(nnfmq.NnfmqError, match=f"refused: this driver serves {FEW} clients already"):
+                daemon.connect()
+        descriptors = daemon.process.descriptors()
+        clients[0].close()
+        until(lambda: len(daemon.process.descriptors()) < len(descriptors), "the daemon knows that one has left")
+        assert daemon.connect().close() is None
+
+
+def test_a_broken_protocol_ends_that_connection_and_no_other(daemon: Daemon, client: nnfmq.Client) -> None:
+    for bad in (b"", b"no message", b"\xff" * 1000, control.encode(control.ListDevices(1))):
+        with Channel.connect(daemon.path) as channel:
+            channel.send(bad)
+            with pytest.raises(nnfmq.DeadObject):
+                channel.receive(time.monotonic_ns() + int(LIMIT_S * 1e9))
+    assert answers(client, 1)
+
+
+def test_a_peer_that_says_nothing_keeps_nobody_waiting(daemon: Daemon) -> None:
+    with Channel.connect(daemon.path), daemon.connect() as client:
+        assert answers(client, 1)
+
+
+def test_a_peer_that_hangs_up_at_once_is_forgotten(daemon: Daemon) -> None:
+    for _ in range(5):
+        Channel.connect(daemon.path).close()
+    with daemon.connect() as client:
+        assert answers(client, 1)
+
+
+def test_another_kind_of_socket_is_refused_by_the_kernel(daemon: Daemon) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream, pytest.raises(OSError, match="wrong type"):
+        stream.connect(str(daemon.path))
+
+
+# ---------------------------------------------------------------------------------------------------------- ending
+
+
+@pytest.mark.parametrize("window_us", [0.0, 10_000_000.0], ids=["asleep", "polling"])
+def test_SIGTERM_ends_every_worker_and_the_waits_of_their_clients(own: Daemon, window_us: float) -> None:
+    with own.connect() as idle, own.connect() as busy:
+        with Process(idle.driver_pid) as first, Process(busy.driver_pid) as second:
+            model = busy.device("reference").prepare(null_model())
+            with model.burst(polling_window_us=window_us) as burst:
+                burst.execute(one(1))
+                second.stop()
+                call = InThread.start(lambda: burst.execute(one(2)))
+                wait_until_waiting(burst)
+                own.process.send(signal.SIGTERM)
+                second.resume()
+                assert own.program.wait() == 0
+                assert first.has_ended() and second.has_ended()
+                call.wait()
+                assert isinstance(call.error, nnfmq.DeadObject) or call.value == (one(2),)
+                with pytest.raises(nnfmq.DeadObject):
+                    idle.devices()
+    assert own.program.errors() == ""  # nobody had to be killed
+    assert not own.path.exists() and not own.directory.exists()
+
+
+def test_SIGTERM_ends_a_worker_that_is_stopped_as_well(own: Daemon) -> None:
+    with own.connect() as client, Process(client.driver_pid) as worker:
+        worker.stop()
+        call = InThread.start(client.devices)
+        own.process.send(signal.SIGTERM)
+        assert own.program.wait() == 0
+        assert worker.has_ended()
+        assert isinstance(call.wait().error, nnfmq.DeadObject)
+
+
+def test_Ctrl_C_in_its_terminal_ends_it_as_SIGTERM_does(own: Daemon) -> None:
+    with own.connect() as client, Process(client.driver_pid) as worker:
+        own.program.interrupt()
+        assert own.program.wait() == 0
+        worker.wait_for_end()
+        with pytest.raises(nnfmq.DeadObject):
+            client.devices()
+    assert "Traceback" not in own.program.errors()
+    assert not own.path.exists() and not own.directory.exists()
+
+
+def test_LIFE_SIGKILL_leaves_a_path_at_which_clients_are_told_at_once_that_nobody_listens(own: Daemon) -> None:
+    own.kill()
+    assert own.path.exists()
+    begin_ns = time.monotonic_ns()
+    with pytest.raises(nnfmq.DeviceUnavailable, match="no driver listens"):
+        nnfmq.connect(own.path)
+    assert time.monotonic_ns() - begin_ns < DEAD_WITHIN_NS
+
+
+def test_the_next_daemon_replaces_what_a_killed_one_left(own: Daemon) -> None:
+    left = own.directory / "left"
+    left.touch()
+    own.kill()
+    with running_daemon(own.path) as second, second.connect() as client:
+        assert not left.exists()
+        assert answers(client, 1)
+
+
+def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) -> None:
+    helpers = [Process(pid) for pid in own.process.children()]
+    with ExitStack() as stack:
+        for helper in helpers:
+            stack.callback(helper.close)
+        client = stack.enter_context(own.connect())
+        worker = stack.enter_context(Process(client.driver_pid))
+        own.kill()
+        assert answers(client, 1)
+        with running_daemon(own.path) as second, second.connect() as other:
+            assert answers(other, 2) and answers(client, 3)
+        client.close()
+        worker.wait_for_end()
+        for helper in helpers:
+            helper.wait_for_end()
+
+
+def test_a_second_daemon_at_the_same_path_is_refused_with_one_line(daemon: Daemon, client: nnfmq.Client) -> None:
+    with serve(daemon.path) as second:
+        assert second.wait() == 1
+        assert second.errors() == f"nnfmq: error: another driver already listens at {daemon.path}\n"
+    assert answers(client, 1)
+    with daemon.connect() as another:
+        assert answers(another, 2)
+
+
+def test_of_daemons_that_start_at_the_same_time_at_one_path_one_listens(folder: Path) -> None:
+    path = folder / "d.sock"
+    with ExitStack() as stack:
+        programs = [stack.enter_context(serve(path)) for _ in range(3)]
+        until(lambda: sum(program.popen.poll() is not None for program in programs) == 2, "two of them are refused")
+        winner = next(program for program in programs if program.popen.poll() is None)
+        assert winner.line() == f"nnfmq: listening on {path}"
+        with nnfmq.connect(path) as client:
+            assert answers(client, 1)
+        winner.popen.terminate()
+        assert sorted(program.wait() for program in programs) == [0, 1, 1]
+
+
+def test_a_path_that_is_too_long_is_refused_with_one_line(folder: Path) -> None:
+    with serve(folder / ("x" * 80)) as program:
+        assert program.wait() == 1
+        assert re.fullmatch(r"nnfmq: error: a socket path has at most \d+ bytes here; .* is longer\n", program.errors())
+
+
+def test_a_folder_that_does_not_exist_is_refused_with_one_line(folder: Path) -> None:
+    with serve(folder / "missing" / "d.sock") as program:
+        assert program.wait() == 1
+        assert program.errors() == f"nnfmq: error: {folder}/missing/d.sock.lock: No such file or directory\n"
+
+
+# ---------------------------------------------------------------------------------------------------------- its parts
+
+
+def test_a_worker_that_dies_is_reported_and_replaced_for_the_next_client(own: Daemon) -> None:
+    with own.connect() as client, Process(client.driver_pid) as worker:
+        worker.kill()
+        worker.wait_for_end()
+        until(lambda: f"worker {worker.pid} ended with status -9" in own.program.errors(), "the daemon says so")
+    with own.connect() as client:
+        assert answers(client, 1)
+
+
+def test_a_forkserver_that_dies_is_replaced_for_the_next_client(own: Daemon) -> None:
+    with own.connect() as client, ExitStack() as stack:
+        children = [stack.enter_context(Process(pid)) for pid in own.process.children()]
+        forkserver = next(child for child in children if client.driver_pid in child.children())
+        forkserver.kill()
+        forkserver.wait_for_end()
+        assert answers(client, 1)
+        with own.connect() as another:
+            assert answers(another, 2)
+
+
+def test_an_idle_daemon_and_its_idle_workers_use_no_CPU(daemon: Daemon, client: nnfmq.Client) -> None:
+    assert answers(client, 1)
+    with Process(client.driver_pid) as worker:
+        until(lambda: set(worker.states()) == {"S"} == set(daemon.process.states()), "all their threads sleep")

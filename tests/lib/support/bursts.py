@@ -1,0 +1,137 @@
+"""A burst client of the barest kind: two queues, numbered memories, and packets as bytes, well-formed or not.
+
+It stands for the application's side in tests of the driver's: nothing of `nnfmq.runtime` is in it, so it can send
+what no client library would. The server's ends are attached through mappings of their own, as in another process.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Self
+
+from nnfmq.hal.types import MeasureTiming, Model, Request
+from nnfmq.memory import Memory
+from nnfmq.queue import MessageQueue
+from nnfmq.serialize.packet import ResultPacket, decode_result, encode_request
+from support import models
+
+RECORD_BYTES = 24
+LIMIT_NS = 20_000_000_000
+NO_TIME_US = 2**64 - 1
+
+# One bad record of each kind, as VTS' ValidateBurst makes them (FMQ_FACTS 3.9), by the specification's layout.
+BAD_RECORDS = (
+    struct.pack("<B3xIIII4x", 0, 10, 10, 10, 10),
+    struct.pack("<B3xB3xIIII", 1, 0, 0, 0, 0, 10),
+    struct.pack("<B3xI16x", 2, 0),
+    struct.pack("<B3xB3xIIII", 3, 0, 0, 0, 0, 10),
+    struct.pack("<B3xI16x", 4, 0),
+    struct.pack("<B3xi16x", 5, 2**31 - 1),
+    struct.pack("<B3xi16x", 6, 1),
+)
+
+
+def split(packet: bytes) -> list[bytes]:
+    """Return a packet's records."""
+    return [packet[start : start + RECORD_BYTES] for start in range(0, len(packet), RECORD_BYTES)]
+
+
+def duplicate(memory: Memory) -> Memory:
+    """Return another mapping of the same memory, as a peer gets one."""
+    return Memory.adopt(os.dup(memory.fileno()))
+
+
+def server_end(queue: MessageQueue) -> MessageQueue:
+    """Attach to a queue as the driver does."""
+    return MessageQueue.attach(queue.descriptor, duplicate(queue.memory))
+
+
+class BurstClient:
+    """The application's end of a burst, and its answer to `get_memories`. Close it, or use `with`."""
+
+    def __init__(self, requests: MessageQueue, results: MessageQueue) -> None:
+        self.requests = requests
+        self.results = results
+        self.memories: dict[int, Memory] = {}
+        self.asked: list[list[int]] = []
+        self.asked_now = threading.Event()
+        self.answer: Callable[[Sequence[int]], list[Memory]] = self.known
+        self._resources = ExitStack()
+
+    @classmethod
+    def create(cls, request_records: int = 1024, result_records: int = 1024) -> Self:
+        """Create both queues."""
+        return cls(
+            MessageQueue.create(RECORD_BYTES, request_records, label="requests"),
+            MessageQueue.create(RECORD_BYTES, result_records, label="results"),
+        )
+
+    def server_ends(self) -> tuple[MessageQueue, MessageQueue]:
+        """Attach to both queues as the driver does; the caller owns what it gets."""
+        return server_end(self.requests), server_end(self.results)
+
+    # ------------------------------------------------------------------------------------------------ memories
+
+    def give(self, slot: int, size_bytes: int, *, one_writer: bool = False) -> Memory:
+        """Create a memory that `slot` stands for from now on; it is this client's to close."""
+        memory = self._resources.enter_context(Memory.create(size_bytes, "burst", one_writer=one_writer))
+        self.memories[slot] = memory
+        return memory
+
+    def known(self, slots: Sequence[int]) -> list[Memory]:
+        """Return a mapping of its own for each slot."""
+        return [duplicate(self.memories[slot]) for slot in slots]
+
+    def get_memories(self, slots: Sequence[int]) -> list[Memory]:
+        """Answer the server (IBurstCallback), and note what it asked for."""
+        self.asked.append(list(slots))
+        self.asked_now.set()
+        return self.answer(slots)
+
+    # ------------------------------------------------------------------------------------------------ packets
+
+    def call(self, packet: bytes) -> bytes:
+        """Send a packet, whatever it is, and return the result's bytes."""
+        assert self.requests.send(packet)
+        return self.receive()
+
+    def receive(self) -> bytes:
+        """Return the next result's bytes."""
+        answer = self.results.receive(time.monotonic_ns() + LIMIT_NS, 0)
+        assert answer is not None, "the server did not answer"
+        return answer
+
+    def execute(self, packet: bytes) -> ResultPacket:
+        """Send a packet and return the decoded result."""
+        return decode_result(self.call(packet))
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._resources.close()
+        self.requests.close()
+        self.results.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def packet_for(model: Model, slots: tuple[int, int] = (0, 1), measure: MeasureTiming = MeasureTiming.NO) -> bytes:
+    """Return the request packet that reads `model`'s inputs from the first slot and writes to the second."""
+    request: Request = models.request_for(model, ())
+    return encode_request(request.inputs, request.outputs, slots, measure)
+
+
+def give_pools(client: BurstClient, model: Model, slots: tuple[int, int] = (0, 1)) -> tuple[Memory, Memory]:
+    """Give the memories that `packet_for` speaks of, as large as needed."""
+    inputs, outputs = models.pool_bytes(model)
+    return client.give(slots[0], inputs), client.give(slots[1], outputs)

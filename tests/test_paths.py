@@ -1,0 +1,114 @@
+"""Where the socket is: the order of the places, and that a place somebody else could control is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nnfmq import paths
+from nnfmq.hal.errors import DeviceUnavailable
+
+
+@pytest.fixture(autouse=True)
+def _nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NNFMQ_SOCKET", "XDG_RUNTIME_DIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def no_run_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that this user has no /run/user/UID."""
+    is_dir = Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda path: not str(path).startswith("/run/user/") and is_dir(path))
+
+
+def test_a_socket_that_is_named_outright_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", "/some/where")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/xdg")
+    assert paths.default_socket() == Path("/some/where")
+
+
+def test_the_runtime_directory_of_the_session_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/xdg")
+    assert paths.default_socket() == Path("/run/xdg/nnfmq/nnfmq.sock")
+
+
+def test_the_user_s_own_run_directory_comes_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
+    assert paths.default_socket() == Path(f"/run/user/{os.getuid()}/nnfmq/nnfmq.sock")
+
+
+@pytest.mark.usefixtures("no_run_user")
+def test_a_directory_of_the_user_s_own_among_the_temporary_ones_comes_last() -> None:
+    assert paths.default_socket() == Path(f"/tmp/nnfmq-{os.getuid()}/nnfmq.sock")
+
+
+@pytest.mark.usefixtures("no_run_user")
+def test_the_temporary_directory_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    assert paths.runtime_directory() == Path(f"/scratch/nnfmq-{os.getuid()}")
+
+
+@pytest.mark.parametrize("name", ["NNFMQ_SOCKET", "XDG_RUNTIME_DIR"])
+@pytest.mark.usefixtures("no_run_user")
+def test_a_variable_that_is_set_to_nothing_is_not_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "")
+    assert paths.default_socket() == Path(f"/tmp/nnfmq-{os.getuid()}/nnfmq.sock")
+
+
+def test_asking_for_the_socket_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    paths.default_socket()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+def test_the_runtime_directory_is_made_for_its_owner_alone(
+    mask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = os.umask(mask)
+    try:
+        made = paths.make_runtime_directory()
+    finally:
+        os.umask(before)
+    assert made == tmp_path / "nnfmq"
+    assert made.stat().st_mode & 0o7777 == 0o700
+
+
+def test_a_runtime_directory_that_is_there_and_safe_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (paths.make_runtime_directory() / "kept").touch()
+    assert (paths.make_runtime_directory() / "kept").exists()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701, 0o1700])
+def test_a_directory_that_others_may_enter_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(DeviceUnavailable, match=f"mode {mode:04o}.*set XDG_RUNTIME_DIR or NNFMQ_SOCKET"):
+        paths.check_directory(directory)
+
+
+def test_a_link_to_a_directory_is_refused(tmp_path: Path) -> None:
+    """Whoever made the link decides where it leads."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(DeviceUnavailable, match="link must be a directory"):
+        paths.check_directory(tmp_path / "link")
+
+
+def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o700)
+    with pytest.raises(DeviceUnavailable, match="must be a directory"):
+        paths.check_directory(tmp_path / "file")
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(DeviceUnavailable, match="directory of uid 12345"):
+        paths.check_directory(tmp_path / "theirs")

@@ -1,0 +1,441 @@
+"""The watcher: what it sees, whom it wakes, and that its thread lives as long as there is something to watch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+from nnfmq import watcher
+from nnfmq.channel import Channel
+from nnfmq.hal.errors import DeadObject, ProtocolError
+from nnfmq.queue import DeadFlag, MessageQueue
+
+LIMIT_S = 20
+LONG_WINDOW_NS = 60_000_000_000  # a receive polls this long before it sleeps: for these tests, it never sleeps
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Future[Any]]]:
+    """Run a call in a thread of its own; the future has its result."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool.submit
+
+
+@pytest.fixture
+def pipe(resources: ExitStack) -> tuple[int, int]:
+    read, write = os.pipe()
+    resources.callback(os.close, read)
+    return read, write
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        os.sched_yield()
+
+
+def running() -> threading.Thread:
+    thread = watcher.thread()
+    assert thread is not None
+    return thread
+
+
+class Reader:
+    """Reads what its watched descriptor has, and tells."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.called = threading.Event()
+        self.got = b""
+        self.on: threading.Thread | None = None
+
+    def __call__(self) -> None:
+        self.got = os.read(self._fd, 100)
+        self.on = threading.current_thread()
+        self.called.set()
+
+
+@pytest.fixture
+def queue(resources: ExitStack) -> MessageQueue:
+    return resources.enter_context(MessageQueue.create(8, 16, label="watched", dead=DeadFlag()))
+
+
+# ------------------------------------------------------------------------------------------------ watching
+
+
+def test_a_readable_descriptor_is_told_to_its_owner_on_the_watcher_s_thread(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    reader = Reader(read)
+    watch = watcher.watch(read, reader)
+    os.write(write, b"news")
+    assert reader.called.wait(LIMIT_S)
+    assert reader.got == b"news"
+    assert reader.on is watcher.thread()
+    assert running().name == watcher.THREAD_NAME
+    watcher.unwatch(watch)
+    os.close(write)
+
+
+def test_a_descriptor_is_told_again_each_time_it_has_something(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    reader = Reader(read)
+    watch = watcher.watch(read, reader)
+    os.write(write, b"one")
+    assert reader.called.wait(LIMIT_S)
+    reader.called.clear()
+    os.write(write, b"two")
+    assert reader.called.wait(LIMIT_S)
+    assert reader.got == b"two"
+    watcher.unwatch(watch)
+    os.close(write)
+
+
+def test_a_hang_up_is_told(resources: ExitStack) -> None:
+    ours, theirs = Channel.pair()
+    resources.callback(ours.close)
+    hung_up = threading.Event()
+    watch = watcher.watch(ours.fileno(), hung_up.set)
+    theirs.close()
+    assert hung_up.wait(LIMIT_S)
+    watcher.unwatch(watch)
+
+
+def test_the_end_of_a_process_is_told_through_its_pidfd(resources: ExitStack) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    resources.callback(process.communicate)
+    pidfd = os.pidfd_open(process.pid)
+    resources.callback(os.close, pidfd)
+    ended = threading.Event()
+    watch = watcher.watch(pidfd, ended.set)
+    process.send_signal(signal.SIGKILL)
+    assert ended.wait(LIMIT_S)
+    watcher.unwatch(watch)
+
+
+def test_what_is_no_longer_watched_is_no_longer_told(pipe: tuple[int, int], resources: ExitStack) -> None:
+    read, write = pipe
+    resources.callback(os.close, write)
+    called = threading.Event()
+    watcher.unwatch(watcher.watch(read, called.set))
+    os.write(write, b"x")
+    other_read, other_write = os.pipe()
+    resources.callback(os.close, other_read)
+    reader = Reader(other_read)
+    other = watcher.watch(other_read, reader)  # once this is told the watcher has looked at everything
+    os.write(other_write, b"y")
+    os.close(other_write)
+    assert reader.called.wait(LIMIT_S)
+    watcher.unwatch(other)
+    assert not called.is_set()
+
+
+def test_ending_a_watch_twice_does_no_harm(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    first = watcher.watch(read, lambda: None)
+    watcher.unwatch(first)
+    watcher.unwatch(first)
+    second = watcher.watch(read, lambda: None)
+    watcher.unwatch(first)
+    assert watcher.thread() is not None
+    watcher.unwatch(second)
+    os.close(write)
+
+
+def test_a_callback_may_end_its_own_watch(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    watches: list[watcher.Watch] = []
+    done = threading.Event()
+
+    def once() -> None:
+        watcher.unwatch(watches[0])
+        done.set()
+
+    watches.append(watcher.watch(read, once))
+    thread = running()
+    os.close(write)
+    assert done.wait(LIMIT_S)
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("error", [ProtocolError("broken"), OSError("broken")])
+def test_a_callback_that_fails_ends_its_own_watch_only(
+    error: Exception, pipe: tuple[int, int], resources: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error
+
+    bad_read, bad_write = os.pipe()
+    resources.callback(os.close, bad_read)
+    read, write = pipe
+    bad = watcher.watch(bad_read, fail)
+    reader = Reader(read)
+    good = watcher.watch(read, reader)
+    with caplog.at_level(logging.ERROR, "nnfmq.watcher"):
+        os.close(bad_write)
+        until(lambda: "is given up" in caplog.text)
+    os.write(write, b"alive")
+    assert reader.called.wait(LIMIT_S)
+    watcher.unwatch(good)
+    watcher.unwatch(bad)
+    os.close(write)
+
+
+def test_what_cannot_be_watched_is_refused_and_keeps_no_thread() -> None:
+    fd = os.open("/etc/passwd", os.O_RDONLY)
+    with pytest.raises(PermissionError):
+        watcher.watch(fd, lambda: None)
+    os.close(fd)
+    until(lambda: watcher.thread() is None)
+
+
+def test_a_descriptor_that_is_watched_already_stays_its_first_owner_s(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    reader = Reader(read)
+    watch = watcher.watch(read, reader)
+    with pytest.raises(FileExistsError):
+        watcher.watch(read, lambda: None)
+    os.write(write, b"first")
+    assert reader.called.wait(LIMIT_S)
+    watcher.unwatch(watch)
+    os.close(write)
+
+
+# ------------------------------------------------------------------------------------------------ its thread
+
+
+def test_nothing_to_watch_means_no_thread() -> None:
+    until(lambda: watcher.thread() is None)
+
+
+def test_the_thread_ends_with_the_last_watch_and_starts_again(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    first = watcher.watch(read, lambda: None)
+    second = watcher.watch(write, lambda: None)
+    thread = running()
+    watcher.unwatch(first)
+    watcher.unwatch(second)
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    third = watcher.watch(read, lambda: None)
+    assert running() is not thread
+    watcher.unwatch(third)
+    os.close(write)
+
+
+def test_starting_and_ending_many_times_at_once_loses_nothing(start: Callable[..., Future[Any]]) -> None:
+    def watch_once(_number: int) -> bytes:
+        read, write = os.pipe()
+        reader = Reader(read)
+        watch = watcher.watch(read, reader)
+        os.write(write, b"x")
+        assert reader.called.wait(LIMIT_S)
+        watcher.unwatch(watch)
+        os.close(read)
+        os.close(write)
+        return reader.got
+
+    assert [future.result(LIMIT_S) for future in [start(watch_once, i) for i in range(200)]] == [b"x"] * 200
+
+
+def test_the_thread_never_keeps_a_process_from_ending() -> None:
+    script = "import os; from nnfmq import watcher; watcher.watch(os.pipe()[0], print)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_S)
+
+
+def test_a_forked_child_has_no_watcher_and_can_start_its_own(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    watch = watcher.watch(read, lambda: None)
+    pid = fork()
+    if pid == 0:
+        status = 70
+        try:
+            status = child_report()
+        finally:
+            os._exit(status)  # never back into pytest
+    _, status = os.waitpid(pid, 0)
+    watcher.unwatch(watch)
+    os.close(write)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
+        return os.fork()
+
+
+def links_of_descriptors() -> list[str]:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that listed the folder
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return links
+
+
+def child_report() -> int:
+    """Return 0 if all is well in a forked child."""
+    if watcher.thread() is not None or len(os.listdir("/proc/self/task")) != 1:
+        return 1
+    if any("eventpoll" in link or "eventfd" in link for link in links_of_descriptors()):
+        return 2
+    read, write = os.pipe()
+    reader = Reader(read)
+    watcher.watch(read, reader)
+    os.write(write, b"x")
+    return 0 if reader.called.wait(LIMIT_S) else 3
+
+
+# ------------------------------------------------------------------------------------------------ burying
+
+
+def buried(peer: watcher.Peer) -> None:
+    """Bury and wait for the watcher to be done with it."""
+    watcher.bury(peer)
+    thread = watcher.thread()
+    if thread is not None:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def peer(queue: MessageQueue) -> watcher.Peer:
+    peer = watcher.Peer(queue.dead)
+    peer.add(queue)
+    return peer
+
+
+def test_a_dead_peer_s_flag_is_up_when_bury_returns(peer: watcher.Peer, queue: MessageQueue) -> None:
+    watcher.bury(peer)
+    assert queue.dead.is_raised
+    with pytest.raises(DeadObject):
+        queue.receive(None, 0)
+
+
+@pytest.mark.parametrize("window_ns", [0, LONG_WINDOW_NS], ids=["asleep", "polling"])
+def test_a_thread_that_waits_for_a_dead_peer_is_woken(
+    window_ns: int, peer: watcher.Peer, queue: MessageQueue, start: Callable[..., Future[Any]]
+) -> None:
+    waiting = start(queue.receive, None, window_ns)
+    until(lambda: queue.waiters)
+    begin = time.monotonic()
+    buried(peer)
+    assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+    assert time.monotonic() - begin < 5
+    assert queue.waiters == 0
+
+
+@pytest.mark.parametrize("window_ns", [0, 20_000], ids=["asleep", "polling a little"])
+def test_a_peer_that_dies_at_any_moment_of_a_wait_leaves_nobody_asleep(
+    window_ns: int, resources: ExitStack, start: Callable[..., Future[Any]]
+) -> None:
+    for round in range(100):
+        dead = DeadFlag()
+        with MessageQueue.create(8, 16, label="watched", dead=dead) as queue:
+            peer = watcher.Peer(dead)
+            peer.add(queue)
+            waiting = start(queue.receive, None, window_ns)
+            for _ in range(round * 20):
+                pass  # another moment each time
+            watcher.bury(peer)
+            assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+            peer.discard(queue)
+
+
+def test_waiting_to_write_ends_with_the_peer_too(
+    peer: watcher.Peer, queue: MessageQueue, start: Callable[..., Future[Any]]
+) -> None:
+    assert queue.write(bytes(8 * 16))
+    waiting = start(queue.write_blocking, bytes(8), None)
+    until(lambda: queue.waiters)
+    buried(peer)
+    assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+
+
+def test_all_queues_of_a_peer_are_woken_and_no_others(resources: ExitStack, start: Callable[..., Future[Any]]) -> None:
+    dead, alive = DeadFlag(), DeadFlag()
+    doomed = [resources.enter_context(MessageQueue.create(8, 16, dead=dead)) for _ in range(3)]
+    other = resources.enter_context(MessageQueue.create(8, 16, dead=alive))
+    peer = watcher.Peer(dead)
+    peer.add(*doomed)
+    waiting = [start(queue.receive, None, 0) for queue in doomed]
+    bystander = start(other.receive, None, 0)
+    until(lambda: all(queue.waiters for queue in (*doomed, other)))
+    buried(peer)
+    assert all(isinstance(one.exception(LIMIT_S), DeadObject) for one in waiting)
+    assert not bystander.done()
+    other.send(bytes(8))
+    assert bystander.result(LIMIT_S) == bytes(8)
+
+
+class Sleepy:
+    """Pretends to have a waiter that misses the first few wake-ups, between its look at the flag and its sleep."""
+
+    def __init__(self, misses: int) -> None:
+        self.waiters = 1
+        self.woken = 0
+        self._misses = misses
+
+    def wake_all(self) -> None:
+        self.woken += 1
+        self.waiters = int(self.woken <= self._misses)
+
+
+def test_a_waiter_that_missed_its_wake_up_is_woken_again_until_it_is_gone() -> None:
+    flag, sleepy = DeadFlag(), Sleepy(misses=5)
+    peer = watcher.Peer(flag)
+    peer.add(sleepy)
+    buried(peer)
+    assert sleepy.woken == 6
+    assert sleepy.waiters == 0
+
+
+def test_a_queue_that_was_discarded_is_not_woken() -> None:
+    sleepy = Sleepy(misses=0)
+    peer = watcher.Peer(DeadFlag())
+    peer.add(sleepy)
+    peer.discard(sleepy)
+    buried(peer)
+    assert sleepy.woken == 0
+
+
+def test_burying_twice_does_no_harm(peer: watcher.Peer) -> None:
+    buried(peer)
+    buried(peer)
+
+
+def test_a_peer_can_be_buried_from_the_watcher_s_own_thread(
+    peer: watcher.Peer, queue: MessageQueue, resources: ExitStack, start: Callable[..., Future[Any]]
+) -> None:
+    ours, theirs = Channel.pair()
+    resources.callback(ours.close)
+    watches: list[watcher.Watch] = []
+
+    def hung_up() -> None:
+        watcher.unwatch(watches[0])
+        watcher.bury(peer)
+
+    watches.append(watcher.watch(ours.fileno(), hung_up))
+    waiting = start(queue.receive, None, 0)
+    until(lambda: queue.waiters)
+    theirs.close()
+    assert isinstance(waiting.exception(LIMIT_S), DeadObject)
