@@ -83,7 +83,7 @@ class Program:
         *,
         deadline_ns: int | None = None,
         is_cancelled: Callable[[], bool] | None = None,
-    ) -> Sequence[OutputShape]:
+    ) -> tuple[OutputShape, ...]:
         """Run once: read `inputs`, fill `outputs`, and return the shape of each output.
 
         `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
@@ -109,7 +109,7 @@ class Program:
                 raise GeneralFailure("the execution was cancelled")
             step(scope)
 
-    def _stored(self, results: Sequence[Array], outputs: Sequence[Any]) -> Sequence[OutputShape]:
+    def _stored(self, results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
         """Store each result and return their shapes; the short way where all buffers are arrays just like them."""
         if self._output_shapes is None or len(results) != len(outputs) or not all(map(_is_like, outputs, results)):
             return _store(results, outputs)
@@ -171,15 +171,17 @@ def _is_like(out: Any, result: Array) -> bool:
     return type(out) is np.ndarray and out.shape == result.shape and out.dtype == result.dtype
 
 
-def _store(results: Sequence[Array], outputs: Sequence[Any]) -> list[OutputShape]:
+def _store(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
     """Copy each result into its buffer, after all of them were found large enough."""
     if len(results) != len(outputs):
         raise InvalidArgument(f"{len(outputs)} outputs given, the model has {len(results)}")
     pairs = list(zip(results, outputs, strict=True))
-    shapes = [_output_shape(result.shape, out is None or _byte_count(out) >= result.nbytes) for result, out in pairs]
+    shapes = tuple(
+        _output_shape(result.shape, out is None or _byte_count(out) >= result.nbytes) for result, out in pairs
+    )
     if not all(shape.is_sufficient for shape in shapes):
         short = [position for position, shape in enumerate(shapes) if not shape.is_sufficient]
-        raise OutputInsufficientSize(f"the buffers of outputs {short} are too small", tuple(shapes))
+        raise OutputInsufficientSize(f"the buffers of outputs {short} are too small", shapes)
     for result, out in pairs:
         if out is not None and result.size:
             np.copyto(_destination(out, result), result)

@@ -10,16 +10,18 @@ the last failure is kept here for whoever asks. (REQUIREMENTS BUR-1..14, TIM-6)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from nnfmq import watcher
-from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, QueueCorrupted
 from nnfmq.hal.types import NO_TIMING, OutputShape, Request
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
@@ -97,7 +99,7 @@ class PreparedModelExecutor(_CachingSlots):
         except InvalidArgument as error:
             return result_of_error(error)
         request = Request(packet.inputs, packet.outputs, memories)
-        return self._prepared_model.execute_synchronously(request, packet.measure)
+        return self._prepared_model.execute_synchronously(request, packet.measure, begin_ns=begin_ns)
 
 
 class BindingExecutor(_CachingSlots):
@@ -169,7 +171,7 @@ class BurstServer:
         self._stages = StageSlots.over(results.stage_view)
         self._sequence = 0
         self._fetched: RequestPacket | None = None  # the last request whose slots are all known: most are the same one
-        self._answered: tuple[Sequence[OutputShape] | None, bytes] = (None, b"")
+        self._answered: tuple[tuple[OutputShape, ...] | None, bytes] = (None, b"")
         self.last_failure = LastFailure()
         self._dead = DeadFlag()
         self.peer = watcher.Peer(self._dead)
@@ -188,8 +190,8 @@ class BurstServer:
         """Serve `requests` into `results` on a thread of its own, until `close` or until the peer is buried.
 
         `executor` is a prepared model (each request goes through `execute_synchronously`) or an executor with a cache.
-        The server owns all four. The window defaults to $NNFMQ_BURST_SERVER_POLLING_WINDOW. Raises GeneralFailure for
-        queues that are no burst's.
+        The server owns all four, unless this raises. The window defaults to $NNFMQ_BURST_SERVER_POLLING_WINDOW. Raises
+        GeneralFailure for queues that are no burst's.
         """
         for queue in (requests, results):
             if queue.quantum != DATUM_BYTES:
@@ -219,6 +221,12 @@ class BurstServer:
         self._requests.close()
         self._results.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
     def _listen(self) -> None:
         try:
             while True:
@@ -227,6 +235,15 @@ class BurstServer:
                     self._serve(packet, time.monotonic_ns())
         except DeadObject:
             _log.debug("burst ended: its peer is gone or has closed it")
+        except QueueCorrupted as error:
+            self._give_up(error)
+
+    def _give_up(self, error: QueueCorrupted) -> None:
+        """End this burst, and nothing else: the client wrote impossible counters, so no packet can be found any more."""
+        _log.warning("burst ended: %s", error)
+        self.last_failure = LastFailure(error.status, str(error), self._sequence)
+        with contextlib.suppress(QueueCorrupted):  # this ring may be the one
+            self._results.send(result_packet_for_error(error.status))
 
     def _serve(self, packet: bytes, taken_ns: int) -> None:
         self._sequence += 1

@@ -45,7 +45,7 @@ class ExecutionResult(NamedTuple):
     """What an execution answers: shapes with NONE or OUTPUT_INSUFFICIENT_SIZE only, timing with NONE and if asked."""
 
     status: ErrorStatus
-    output_shapes: Sequence[OutputShape] = ()
+    output_shapes: tuple[OutputShape, ...] = ()
     timing: Timing = NO_TIMING
     message: str = ""
     engine_begin_ns: int = 0
@@ -62,11 +62,18 @@ def _bytes_at(pools: Sequence[Pool], location: DataLocation) -> memoryview:
     return pools[location.pool_index].view[location.offset : location.offset + location.length]
 
 
+def _dimensions(operand: Operand, argument: RequestArgument) -> tuple[int, ...]:
+    """Return the request's dimensions, with the model's where the request leaves them open."""
+    if not argument.dimensions or not operand.dimensions:
+        return argument.dimensions or operand.dimensions
+    return tuple(given or known for given, known in zip(argument.dimensions, operand.dimensions, strict=True))
+
+
 def _input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Pool]) -> Array | None:
     if argument.has_no_value:
         return None
-    dimensions = argument.dimensions or operand.dimensions
-    return np.frombuffer(_bytes_at(pools, argument.location), dtype_name(operand.type)).reshape(dimensions)
+    array = np.frombuffer(_bytes_at(pools, argument.location), dtype_name(operand.type))
+    return array.reshape(_dimensions(operand, argument))
 
 
 def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pools: Sequence[Pool]) -> Any:
@@ -76,7 +83,7 @@ def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pool
     data = _bytes_at(pools, argument.location)
     if data.readonly:
         raise InvalidArgument(f"output {index} lies in pool {argument.location.pool_index}, which is sealed read-only")
-    dimensions = argument.dimensions or operand.dimensions
+    dimensions = _dimensions(operand, argument)
     if operand_bytes(operand, dimensions) != len(data) or not dimensions:
         return data
     return np.frombuffer(data, dtype_name(operand.type)).reshape(dimensions)
@@ -125,10 +132,17 @@ class PreparedModel:
         return BoundExecution(self.program, inputs, outputs)
 
     def execute_synchronously(
-        self, request: Request, measure: MeasureTiming = MeasureTiming.NO, deadline_ns: int | None = None
+        self,
+        request: Request,
+        measure: MeasureTiming = MeasureTiming.NO,
+        deadline_ns: int | None = None,
+        begin_ns: int | None = None,
     ) -> ExecutionResult:
-        """Execute `request` and return when it is done (executeSynchronously). Never raises NnfmqError."""
-        begin_ns = time.monotonic_ns()
+        """Execute `request` and return when it is done (executeSynchronously). Never raises NnfmqError.
+
+        `begin_ns` is when the driver saw the request, where that was before the call (TIM-6).
+        """
+        begin_ns = time.monotonic_ns() if begin_ns is None else begin_ns
         try:
             bound = self.bind(request)
         except NnfmqError as error:

@@ -55,7 +55,7 @@ def test_operations_run_in_order_and_fill_the_output() -> None:
     shapes = prepared(two_adds()).execute([ONES, 2 * ONES], [out])
 
     assert (out == 5).all()
-    assert shapes == [OutputShape((2, 2), True)]
+    assert shapes == (OutputShape((2, 2), True),)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_output_may_be_any_writable_buffer_and_a_longer_one(make: Any) -> Non
 
 
 def test_an_output_that_is_not_wanted_may_be_left_out() -> None:
-    assert prepared(two_adds()).execute([ONES, ONES], [None]) == [OutputShape((2, 2), True)]
+    assert prepared(two_adds()).execute([ONES, ONES], [None]) == (OutputShape((2, 2), True),)
 
 
 def test_SHP_4_a_short_buffer_is_refused_and_nothing_is_written() -> None:
