@@ -3,7 +3,8 @@
 A peer can make a reader die by SIGBUS if it shrinks a file that the reader has mapped. So nothing is mapped here
 unless it is sealed against shrinking and growing, is as large as announced by fstat, and is not hugetlb (whose pages
 can be missing even so). What we create has its pages allocated before anybody touches it. A Memory owns its fd and
-its mapping; arrays made over `view` keep the mapping alive after `close`, never the fd.
+its mapping; arrays made over `view` keep the mapping alive after `close` (and with it a duplicate of the fd, which
+Python's mmap makes for itself), never the fd that was lent.
 
 Left out: named segments. They can be guessed, truncated under a reader, and outlive a crash.
 """

@@ -33,11 +33,11 @@ def layout(
     arguments, end = [], 0
     for info, shape in zip(infos, shapes, strict=True):
         offset = -(-end // ALIGNMENT) * ALIGNMENT
-        length = size_bytes(info, shape)
+        length = max(size_bytes(info, shape), 1)  # an output of unknown size: the driver says what it needs
         # Dimensions travel only where they tell the driver something: the model has the others.
         dimensions = shape if shape != info.shape else ()
         arguments.append(RequestArgument(False, DataLocation(pool_index, offset, length), dimensions))
-        end = offset + max(length, 1)
+        end = offset + length
     return tuple(arguments), max(end, 1)
 
 

@@ -141,6 +141,7 @@ class Burst:
         try:
             burst._open(deadline_ns)
         except BaseException:
+            connection.discard_burst(0, burst.peer)
             burst._resources.close()
             raise
         return burst
@@ -320,6 +321,8 @@ class Burst:
         self._connection.discard_burst(burst_id, self.peer)
         self.peer.discard(self._requests, self._results)
         self._dead.raise_flag()  # a thread that still waits here leaves
+        if self._latency_ns and self._info is None:
+            self._info = self._read_stages()  # for whoever asks later
         self.inputs = self.outputs = ()
         self._resources.close()
 

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import NamedTuple, Protocol, TypeVar
 
 from nnfmq import watcher
@@ -36,6 +36,8 @@ from nnfmq.serialize.conversation import Conversation
 
 INTERFACE = "AIDL v4"
 _ANSWER_PATIENCE_NS = 1_000_000_000  # the watcher waits this long for a driver that does not read; then it is given up
+_GOODBYE_SECONDS = 0.1
+_END_OF_CLOCK_NS = 2**63 - 1  # where deadlines saturate (QOS-6): in 292 years
 _log = logging.getLogger("nnfmq.client")
 
 AnswerT = TypeVar("AnswerT", bound=control.Answer)
@@ -62,9 +64,9 @@ def deadline_after(timeout: float | None) -> int | None:
     """Return the monotonic deadline (ns) of a timeout in seconds; None = no limit. Raises InvalidArgument below 0."""
     if timeout is None:
         return None
-    if timeout < 0:
+    if not timeout >= 0:  # nor a NaN
         raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout}")
-    return time.monotonic_ns() + round(timeout * 1e9)
+    return min(_END_OF_CLOCK_NS, time.monotonic_ns() + round(min(timeout, 1e10) * 1e9))
 
 
 def _seconds_left(deadline_ns: int | None) -> float | None:
@@ -84,6 +86,7 @@ class Connection:
         self._bursts: dict[int, MemoryProvider] = {}
         self._peers: list[watcher.Peer] = []
         self._end: str | None = None
+        self._pid = os.getpid()
         self._watch = watcher.Watch(-1, self._on_ready)
         self.driver: control.HelloReply | None = None
 
@@ -203,8 +206,12 @@ class Connection:
         except MissedDeadlineTransient:
             raise
         except TimeoutError:
-            future.cancel()  # a late answer finds nobody
+            if not future.cancel():  # the answer came just now
+                return future.result()
             raise MissedDeadlineTransient("the deadline passed before the driver answered") from None
+        except BaseException:
+            future.cancel()  # interrupted: a late answer finds nobody, and is undone
+            raise
 
     # ------------------------------------------------------------------------------------------------ receiving
 
@@ -233,9 +240,10 @@ class Connection:
         message = control.decode(frame.data, sender=Role.DRIVER, fds=len(frame.fds))
         self._conversation.note(message, Role.DRIVER)
         if isinstance(message, control.HelloReply):
-            self._greeting.set_result(message)
+            _settle(self._greeting, message)
         elif isinstance(message, control.Refused):
-            self._greeting.set_exception(error_for(message.status, f"the driver refused: {message.message}"))
+            status = message.status or ErrorStatus.GENERAL_FAILURE
+            _settle(self._greeting, error_for(status, f"the driver refused: {message.message}"))
         elif isinstance(message, control.GetMemories):
             self._give_memories(message)
         else:
@@ -245,11 +253,13 @@ class Connection:
     def _on_answer(self, answer: control.Call) -> None:
         with self._lock:
             future = self._waiting.pop(_Key(answer.call, type(answer)), None)
-        if future is not None and future.set_running_or_notify_cancel():
-            future.set_result(answer)
-        elif isinstance(answer, control.PreparedModelReady) and answer.status is ErrorStatus.NONE:
-            # Whoever wanted this model has stopped waiting.
+        if future is not None and _settle(future, answer):
+            return
+        # Whoever wanted it has stopped waiting.
+        if isinstance(answer, control.PreparedModelReady) and answer.status is ErrorStatus.NONE:
             self._send(control.ReleaseModel(self.new_call(), answer.model_id), (), self._soon())
+        elif isinstance(answer, control.BurstConfigured) and answer.status is ErrorStatus.NONE:
+            self._send(control.CloseBurst(self.new_call(), answer.burst_id), (), self._soon())
 
     def _give_memories(self, question: control.GetMemories) -> None:
         burst = self._bursts.get(question.burst_id)
@@ -257,11 +267,11 @@ class Connection:
             if burst is None:
                 raise InvalidArgument(f"burst {question.burst_id} is closed")
             memories = burst.memories_of(question.slots)
+            fds = [memory.fileno() for memory in memories]
         except NnfmqError as error:
             self._send(control.Memories(question.call, error.status, str(error), ()), (), self._soon())
             return
         sizes = tuple(memory.size_bytes for memory in memories)
-        fds = [memory.fileno() for memory in memories]
         self._send(control.Memories(question.call, ErrorStatus.NONE, "", sizes), fds, self._soon())
 
     @staticmethod
@@ -281,22 +291,32 @@ class Connection:
         for peer in peers:
             watcher.bury(peer)
         error = DeadObject(self._end)
-        if not self._greeting.done():
-            self._greeting.set_exception(error)
+        _settle(self._greeting, error)
         for future in waiting.values():
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+            _settle(future, error)
 
     def close(self) -> None:
         """Say goodbye and hang up; open calls of other threads end with DeadObject. Harmless when repeated."""
+        watcher.unwatch(self._watch)  # before the driver can hang up in answer: that is no death
         if self._end is None and self.driver is not None:
-            try:
-                self._send(control.Goodbye(), (), NOW)
-            except NnfmqError:
-                pass  # the hang-up says the same
+            self._say_goodbye()
         self._finish("this client is closed")
+        if self._pid == os.getpid():
+            self._channel.hang_up()  # and end the call of a thread that could not be sent
         self._channel.close()
         _open_connections.discard(self)
+
+    def _say_goodbye(self) -> None:
+        """Try to, at least: the hang-up that follows says the same. Another thread may be stuck in a send."""
+        if not self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
+            return
+        try:
+            self._conversation.note(control.Goodbye(), Role.CLIENT)
+            self._channel.send(control.encode(control.Goodbye()), (), NOW)
+        except NnfmqError:
+            pass  # the driver is gone, or does not read
+        finally:
+            self._send_lock.release()
 
     def abandon(self) -> None:
         """In a forked child: close this copy of the socket and make every call raise."""
@@ -307,6 +327,18 @@ class Connection:
         for peer in peers:
             peer.flag.raise_flag()
         self._channel.close()
+
+
+def _settle(future: Future[FutureT], outcome: FutureT | NnfmqError) -> bool:
+    """Give a future its result or its error; return False where it has one, or was cancelled."""
+    try:
+        if isinstance(outcome, NnfmqError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+    except InvalidStateError:
+        return False
+    return True
 
 
 _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -239,7 +239,7 @@ class BurstServer:
             self._give_up(error)
 
     def _give_up(self, error: QueueCorrupted) -> None:
-        """End this burst, and nothing else: the client wrote impossible counters, so no packet can be found any more."""
+        """End this burst alone: the client wrote impossible counters, so no packet can be found any more."""
         _log.warning("burst ended: %s", error)
         self.last_failure = LastFailure(error.status, str(error), self._sequence)
         with contextlib.suppress(QueueCorrupted):  # this ring may be the one

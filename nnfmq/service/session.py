@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from nnfmq.channel import NOW, Channel, Frame, close_all
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
+    GeneralFailure,
     InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
@@ -58,6 +59,7 @@ class _Callback:
         self._session = session
         self.burst_id = _NO_ID
         self._waiting: Future[list[Memory]] | None = None
+        self._is_cancelled = False
 
     def get_memories(self, slots: Sequence[int]) -> list[Memory]:
         """Ask once for all slots; only more than a message can carry take several."""
@@ -73,6 +75,8 @@ class _Callback:
 
     def _ask(self, slots: Sequence[int]) -> list[Memory]:
         waiting = self._waiting = self._session.ask_for_memories(self.burst_id, slots)
+        if self._is_cancelled:  # `cancel` may have looked before there was anything to cancel
+            _settle(waiting, _closed())
         try:
             return waiting.result()
         finally:
@@ -80,9 +84,10 @@ class _Callback:
 
     def cancel(self) -> None:
         """The burst is being closed: nobody needs the answer."""
+        self._is_cancelled = True
         waiting = self._waiting
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(DeadObject("the burst was closed"))
+        if waiting is not None:
+            _settle(waiting, _closed())
 
 
 class _Burst:
@@ -136,8 +141,7 @@ class Session:
         with self._lock:
             bursts, questions = list(self._bursts.values()), list(self._questions.values())
         for question in questions:
-            if not question.done():
-                question.set_exception(DeadObject("the client is gone"))
+            _settle(question, DeadObject("the client is gone"))
         for burst in bursts:
             watcher.bury(burst.server.peer)
 
@@ -223,15 +227,21 @@ class Session:
         if question is None or question.done():
             close_all(fds)  # the burst that asked is closed
         elif message.status is not ErrorStatus.NONE:
-            question.set_exception(error_for(message.status, message.message))
+            _settle(question, error_for(message.status, message.message))
         else:
             self._answer_question(question, message.sizes, fds)
 
     def _answer_question(self, question: Future[list[Memory]], sizes: Sequence[int], fds: list[int]) -> None:
         try:
-            question.set_result(self._account.adopt_all(fds, sizes))
+            memories = self._account.adopt_all(fds, sizes)
+        except InvalidArgument as error:
+            _settle(question, GeneralFailure(str(error)))  # not the request's mistake: N-BUX-5
         except NnfmqError as error:
-            question.set_exception(error)
+            _settle(question, error)
+        else:
+            if not _settle(question, memories):
+                for memory in memories:
+                    memory.close()
 
     def _goodbye(self, _message: control.Goodbye, _fds: list[int]) -> None:
         self.end()
@@ -251,7 +261,8 @@ class Session:
 
     def _supported(self, message: control.GetSupportedOperations, fds: list[int]) -> None:
         try:
-            supported = find_device(message.device).supported_operations(self._model(message.model, fds))
+            model = self._model(message.model, fds)  # first: it takes over the fds, whatever is wrong with the rest
+            supported = find_device(message.device).supported_operations(model)
         except NnfmqError as error:
             self._send(control.SupportedOperations(message.call, (), error.status, str(error)))
             return
@@ -260,8 +271,8 @@ class Session:
     def _prepare(self, message: control.PrepareModel, fds: list[int]) -> None:
         """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
         try:
+            model = self._model(message.model, fds)  # first: it takes over the fds, whatever is wrong with the rest
             device = find_device(message.device)
-            model = self._model(message.model, fds)
             deadline_ns = deadline_of(message.deadline_ns)
             device.check_preparation(model, message.preference, message.priority, deadline_ns)
         except NnfmqError as error:
@@ -308,7 +319,9 @@ class Session:
                 undo.callback(memory.close)
             prepared = self._find_model(message.model_id)
             requests = MessageQueue.attach(descriptor_of(message.request), memories[0], quantum=DATUM_BYTES)
+            undo.callback(requests.close)
             results = MessageQueue.attach(descriptor_of(message.result), memories[1], quantum=DATUM_BYTES)
+            undo.callback(results.close)
             callback = _Callback(self)
             callback.burst_id = burst_id = next(self._ids)
             server = BurstServer.create(callback, requests, results, BindingExecutor(prepared))
@@ -350,7 +363,24 @@ class Session:
             prepared = self._find_model(message.model_id)
             inputs, outputs = map(control.arguments_from_data, (message.inputs, message.outputs))
             request = Request(inputs, outputs, tuple(pools))
+            deadline_of(message.loop_timeout_ns)  # judged as all times are; no operation has a loop yet
             return prepared.execute_synchronously(request, message.measure, deadline_of(message.deadline_ns))
+
+
+def _settle(question: Future[list[Memory]], answer: list[Memory] | NnfmqError) -> bool:
+    """Answer a question, unless another thread was faster: then return False, and the answer stays the caller's."""
+    try:
+        if isinstance(answer, NnfmqError):
+            question.set_exception(answer)
+        else:
+            question.set_result(answer)
+    except InvalidStateError:
+        return False
+    return True
+
+
+def _closed() -> DeadObject:
+    return DeadObject("the burst was closed")
 
 
 def _reply(call: int, error: NnfmqError | None) -> control.Reply:
