@@ -83,16 +83,24 @@ def require_known(kind: str, infos: Sequence[TensorInfo]) -> None:
             )
 
 
-def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
-    """Copy results into the caller's arrays and return those. Raises InvalidArgument where they do not fit."""
-    if len(targets) != len(results):
-        raise InvalidArgument(f"the model has {len(results)} outputs, `out` has {len(targets)} arrays")
-    for index, (target, result) in enumerate(zip(targets, results, strict=True)):
-        if target.shape != result.shape or target.dtype != result.dtype:
+def check_out(infos: Sequence[TensorInfo], targets: Sequence[Array]) -> None:
+    """Raise InvalidArgument where `out` cannot take the outputs; what has no known shape is checked by `copy_out`."""
+    if len(targets) != len(infos):
+        raise InvalidArgument(f"the model has {len(infos)} outputs, `out` has {len(targets)} arrays")
+    for info, target in zip(infos, targets, strict=True):
+        is_known = bool(info.shape) and 0 not in info.shape
+        if target.dtype != info.dtype or (is_known and target.shape != info.shape):
             raise InvalidArgument(
-                f"output {index} is {result.dtype} of shape {result.shape}, "
-                f"`out` has {target.dtype} of shape {target.shape}"
+                f"output {info.name!r} is {info.dtype} of shape {_shown(info.shape)}, "
+                f"`out` has {target.dtype} of shape {_shown(target.shape)}"
             )
+
+
+def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
+    """Copy results into the caller's arrays and return those. Raises InvalidArgument where a shape differs."""
+    for index, (target, result) in enumerate(zip(targets, results, strict=True)):
+        if target.shape != result.shape:
+            raise InvalidArgument(f"output {index} has shape {result.shape}, `out` has {target.shape}")
         np.copyto(target, result)
     return tuple(targets)
 

@@ -211,6 +211,8 @@ class Burst:
             raise InvalidArgument("this burst is executing in another thread; make one burst for each")
         try:
             deadline_ns = deadline_after(timeout)
+            if out is not None and out is not self.outputs:
+                arguments.check_out(self._model.outputs, out)
             self._settle(deadline_ns)
             if inputs:
                 self._copy_in(inputs)

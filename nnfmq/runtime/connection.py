@@ -87,19 +87,20 @@ class Connection:
         self._peers: list[watcher.Peer] = []
         self._end: str | None = None
         self._pid = os.getpid()
-        self._watch = watcher.Watch(-1, self._on_ready)
+        self._watch = watcher.Watch(-1, self._on_ready, self._on_bug)
         self.driver: control.HelloReply | None = None
 
     @classmethod
     def open(cls, channel: Channel, deadline_ns: int | None) -> Connection:
         """Greet the driver over `channel`, which the connection owns from now on; blocks until it answers.
 
-        Raises DeviceUnavailable where the driver refuses or ends, MissedDeadlineTransient at the deadline.
+        Raises DeviceUnavailable where the driver ends, the error of the status where it refuses (a driver with too many
+        clients: ResourceExhaustedTransient), MissedDeadlineTransient at the deadline.
         """
         connection = cls(channel)
         _open_connections.add(connection)
         try:
-            connection._watch = watcher.watch(channel.fileno(), connection._on_ready)
+            connection._watch = watcher.watch(channel.fileno(), connection._on_ready, connection._on_bug)
             name = f"pid {os.getpid()}"
             with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
                 connection._send(control.Hello(control.PROTOCOL, INTERFACE, name), (), deadline_ns)
@@ -235,6 +236,9 @@ class Connection:
             return
         _log.warning("connection to the driver closed: %s", error)
         self._finish(f"the connection to the driver was given up: {error}")
+
+    def _on_bug(self, error: Exception) -> None:
+        self._finish(f"the connection to the driver was given up after an internal error: {error!r}")
 
     def _on_frame(self, frame: Frame) -> None:
         message = control.decode(frame.data, sender=Role.DRIVER, fds=len(frame.fds))

@@ -110,6 +110,8 @@ class PreparedModel:
         """
         arguments.check_count("input", self.inputs, len(inputs))
         given = [arguments.checked_array(info, value) for info, value in zip(self.inputs, inputs, strict=True)]
+        if out is not None:
+            arguments.check_out(self.outputs, out)
         deadline_ns = deadline_after(timeout)
         shapes = [info.shape for info in self.outputs]
         asked = MeasureTiming.YES if measure else MeasureTiming.NO

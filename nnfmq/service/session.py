@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -49,6 +50,7 @@ from nnfmq.service.wire import deadline_of, descriptor_of, private_pools
 INTERFACE = "AIDL v4"
 POOL_THREADS = 4  # several executions and a preparation at once; a session is one client's
 _NO_ID = 0
+_PATIENCE_NS = 60_000_000_000  # with a client that has filled its socket with calls and reads no answer
 _log = logging.getLogger("nnfmq.session")
 
 
@@ -123,7 +125,7 @@ class Session:
         """Serve until the client is gone or `end` is called; blocks, on the main thread of the process."""
         with ExitStack() as stack:
             stack.callback(self._channel.close)
-            watches = [watcher.watch(self._channel.fileno(), self._on_ready)]
+            watches = [watcher.watch(self._channel.fileno(), self._on_ready, _die_of_a_bug)]
             pidfd = self._channel.open_peer_pidfd()
             if pidfd is not None:
                 stack.callback(os.close, pidfd)
@@ -179,9 +181,13 @@ class Session:
 
     def _send(self, message: control.Message, fds: Sequence[int] = ()) -> None:
         data = control.encode(message)
+        deadline_ns = time.monotonic_ns() + _PATIENCE_NS
         with self._send_lock:  # the conversation must note messages in the order in which they are sent
             self._conversation.note(message, Role.DRIVER)
-            self._channel.send(data, fds)
+            try:
+                self._channel.send(data, fds, deadline_ns)
+            except MissedDeadlineTransient:
+                raise DeadObject("the client has not read its answers for a long time and is given up") from None
 
     # ------------------------------------------------------------------------------------------------ quick calls
 

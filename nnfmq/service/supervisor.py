@@ -18,7 +18,6 @@ import os
 import select
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,24 +53,20 @@ class _Passed:
 
 
 class Supervisor:
-    """A listening driver. `run` serves until `stop` is called, from a signal handler or another thread."""
+    """A listening driver. `run` serves until the eventfd `bell` is rung; bell and listener stay their owners'."""
 
-    def __init__(self, listener: Listener, context: Any) -> None:
+    def __init__(self, listener: Listener, context: Any, bell: int) -> None:
         self._listener = listener
         self._context = context
         self._workers: dict[int, Any] = {}  # sentinel → multiprocess.Process
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._bell = bell
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
         self._poll.register(listener.fileno(), select.POLLIN)
         self._is_listening = True
 
-    def stop(self) -> None:
-        """Make `run` return. Safe in a signal handler."""
-        os.eventfd_write(self._bell, 1)
-
     def run(self) -> None:
-        """Accept clients until `stop`; then end every worker. Blocks."""
+        """Accept clients until the bell rings; then end every worker. Blocks."""
         while True:
             for fd, _ in self._poll.poll(None if self._is_listening else _ACCEPT_PAUSE_MS):
                 if fd == self._bell:
@@ -82,10 +77,6 @@ class Supervisor:
                 else:
                     self._reap(fd)
             self._listen(True)
-
-    def close(self) -> None:
-        """Give back what `run` needs; the listener is its owner's."""
-        os.close(self._bell)
 
     def _listen(self, on: bool) -> None:
         if on != self._is_listening:
@@ -164,11 +155,10 @@ def serve(path: Path | None = None, *, ready: Callable[[Path], None] = lambda _p
             make_runtime_directory()
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise DeviceUnavailable(f"a socket path has at most {_PATH_BYTES_MAX} bytes here; {path} is longer")
-    with Listener.create(path) as listener, _forkserver(Path(f"{path}.d")) as context:
-        supervisor = Supervisor(listener, context)
-        with contextlib.closing(supervisor), _signals(supervisor):
-            ready(path)
-            supervisor.run()
+    # The bell first: a signal that comes while the rest is set up must not leave it behind.
+    with _bell() as bell, Listener.create(path) as listener, _forkserver(Path(f"{path}.d")) as context:
+        ready(path)
+        Supervisor(listener, context, bell).run()
     return 0
 
 
@@ -196,18 +186,17 @@ def _forkserver(directory: Path) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _signals(supervisor: Supervisor) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the supervisor meanwhile."""
+def _bell() -> Iterator[int]:
+    """Lend an eventfd that SIGTERM and SIGINT ring meanwhile."""
+    bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        supervisor.stop()
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        os.eventfd_write(bell, 1)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # a test drives it; it stops it by itself
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, ring) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield bell
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.close(bell)

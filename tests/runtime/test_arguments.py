@@ -121,10 +121,17 @@ def test_results_are_copied_into_the_arrays_that_were_given() -> None:
     ("targets", "said"),
     [
         ([], "the model has 1 outputs, `out` has 0 arrays"),
-        ([np.zeros(4, np.float32)], r"output 0 is float32 of shape \(3,\), `out` has float32 of shape \(4,\)"),
-        ([np.zeros(3, np.float64)], r"`out` has float64 of shape \(3,\)"),
+        ([np.zeros(4, np.float32)], "output 'scores' is float32 of shape 3, `out` has float32 of shape 4"),
+        ([np.zeros(3, np.float64)], "`out` has float64 of shape 3"),
     ],
 )
-def test_arrays_that_results_do_not_fit_are_refused(targets: list[Any], said: str) -> None:
+def test_arrays_that_outputs_do_not_fit_are_refused(targets: list[Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        arguments.copy_out(targets, [np.arange(3, dtype=np.float32)])
+        arguments.check_out([TensorInfo("scores", (3,), "float32")], targets)
+
+
+def test_the_shape_of_an_output_that_is_not_known_is_checked_when_it_is() -> None:
+    target = np.zeros(4, np.float32)
+    arguments.check_out([TensorInfo("open", (0,), "float32")], [target])
+    with pytest.raises(InvalidArgument, match=r"output 0 has shape \(3,\), `out` has \(4,\)"):
+        arguments.copy_out([target], [np.arange(3, dtype=np.float32)])
