@@ -18,6 +18,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
 
 THREAD_NAME = "nnfmq-watcher"
@@ -114,7 +115,7 @@ class Watcher:
         """Call `on_ready` on the watcher's thread whenever `fd` is readable or hung up, until `unwatch`.
 
         If it raises, the watch is given up, and `on_failure` is called with the error. Raises OSError for what poll(2)
-        does not know, or what is watched already.
+        does not know, what is watched already, or a lack of fds, and RuntimeError where no thread can be started.
         """
         watch = Watch(fd, on_ready, on_failure)
         with self._lock:
@@ -154,19 +155,23 @@ class Watcher:
             os.close(bell)
 
     def _started(self) -> select.epoll:
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._epoll.register(self._bell, select.EPOLLIN)
-            self._thread = threading.Thread(
-                target=self._run, args=(self._epoll, self._bell), name=THREAD_NAME, daemon=True
-            )
+        """Return the set, with a thread that waits in it. Where one cannot be had nothing stays, so the next may."""
+        if self._epoll is not None:
+            return self._epoll
+        with ExitStack() as undo:
+            epoll = undo.enter_context(select.epoll())
+            bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, bell)
+            epoll.register(bell, select.EPOLLIN)
+            thread = threading.Thread(target=self._run, args=(epoll, bell), name=THREAD_NAME, daemon=True)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
-                self._thread.start()  # with this mask
+                thread.start()  # with this mask
+                self._epoll, self._thread, self._bell = epoll, thread, bell
+                undo.pop_all()
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return self._epoll
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a handler may raise here: all is in place
+        return epoll
 
     def _ring(self) -> None:
         if self._bell >= 0:
@@ -184,6 +189,8 @@ class Watcher:
     def _ended(self, epoll: select.epoll) -> bool:
         """Close up when nothing is left to watch: decided under the lock, so that `watch` starts anew after it."""
         with self._lock:
+            if self._epoll is not epoll:
+                return True  # its start was interrupted, and undone
             if self._watches or self._dying:
                 return False
             epoll.close()

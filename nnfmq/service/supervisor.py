@@ -5,6 +5,9 @@ handed over unread and our copy is closed at once: a hang-up is seen only when n
 Workers depend on their client alone, so they outlive a supervisor that is killed, and a new one can start beside them.
 On SIGTERM or SIGINT it stops listening, ends its workers, and returns.
 
+Each worker is watched, and ended, through a pidfd of our own: what `multiprocess` offers, a pipe that its forkserver
+holds, says that a worker has ended when the forkserver has.
+
 The forkserver keeps a listener file; it lives in a 0700 directory beside the socket, which the next `serve` clears
 under its lock when this one was killed.
 """
@@ -32,6 +35,8 @@ from nnfmq.service import worker
 
 CLIENTS_MAX = 64
 END_SECONDS = 2.0
+_STATUS_SECONDS = 1.0  # from a worker's end to its status, which the forkserver reports
+_UNKNOWN_STATUS = 255  # what `multiprocess` says where the forkserver has died, or was started anew
 _PATH_BYTES_MAX = 86  # sun_path holds 107; the forkserver's listener, in a directory beside it, takes 20 more
 _SPAWN_ERRORS = (OSError, EOFError)
 # Worth a log line and a next try, after a pause: this process is short of something, the socket is fine.
@@ -58,7 +63,7 @@ class Supervisor:
     def __init__(self, listener: Listener, context: Any, bell: int) -> None:
         self._listener = listener
         self._context = context
-        self._workers: dict[int, Any] = {}  # sentinel → multiprocess.Process
+        self._workers: dict[int, Any] = {}  # pidfd, which is ours → multiprocess.Process
         self._bell = bell
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
@@ -120,27 +125,46 @@ class Supervisor:
         except _SPAWN_ERRORS as error:
             self._refuse(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
             return
-        self._workers[process.sentinel] = process
-        self._poll.register(process.sentinel, select.POLLIN)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            _report(process)  # it has ended already
+            return
+        self._workers[pidfd] = process
+        self._poll.register(pidfd, select.POLLIN)
 
-    def _reap(self, sentinel: int) -> None:
-        process = self._workers.pop(sentinel)
-        self._poll.unregister(sentinel)
-        process.join()
-        if process.exitcode:
-            _log.error("worker %d ended with status %d", process.pid, process.exitcode)
-        process.close()
+    def _reap(self, pidfd: int) -> None:
+        process = self._workers.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _report(process)
 
     def _end_workers(self) -> None:
         """Ask every worker to end, then end those that did not."""
-        for process in self._workers.values():
-            process.terminate()
-        deadline = time.monotonic() + END_SECONDS
-        for sentinel, process in list(self._workers.items()):
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.exitcode is None:
-                process.kill()
-            self._reap(sentinel)
+        self._poll.unregister(self._bell)
+        self._poll.unregister(self._listener.fileno())
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pidfd in self._workers:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, number)
+            self._reap_until(time.monotonic() + END_SECONDS)
+
+    def _reap_until(self, deadline: float) -> None:
+        while self._workers and (left := deadline - time.monotonic()) > 0:
+            for pidfd, _ in self._poll.poll(left * 1000):
+                self._reap(pidfd)
+
+
+def _report(process: Any) -> None:
+    """Log how a worker ended, where that is known and was not well; then forget it."""
+    process.join(_STATUS_SECONDS)
+    status = process.exitcode
+    if status in (None, _UNKNOWN_STATUS):
+        _log.info("worker %d ended; nobody knows with which status", process.pid)
+    elif status:
+        _log.error("worker %d ended with status %d", process.pid, status)
+    if status is not None:
+        process.close()
 
 
 def serve(path: Path | None = None, *, ready: Callable[[Path], None] = lambda _path: None) -> int:
@@ -181,7 +205,10 @@ def _forkserver(directory: Path) -> Iterator[Any]:
     finally:
         # `multiprocess` has no public way to end its helpers; at exit they would end by themselves, a little later.
         forkserver._forkserver._stop()
-        resource_tracker._resource_tracker._stop()
+        tracker = resource_tracker._resource_tracker
+        if tracker._fd is not None:  # not its `_stop`, which waits for all that hold the pipe
+            os.close(tracker._fd)
+            tracker._fd = None
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -148,7 +148,7 @@ OUTPUT_SLOT = 1  # a burst numbers its memories as it makes them: inputs, output
 def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | Lent) -> None:
     """Free the slot of the outputs on both sides and give its number to `memory`."""
     burst._slots.free(OUTPUT_SLOT)
-    client._connection.tell(control.FreeMemory(burst._burst_id, OUTPUT_SLOT))
+    client._connection._send(control.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
     client.devices()  # answered in order: the slot is free by now
     assert burst._slots.add(memory) == OUTPUT_SLOT  # type: ignore[arg-type]
 
@@ -186,7 +186,7 @@ def test_N_BUX_5_memory_that_is_not_sealed_is_refused_over_a_burst(
 
 def test_a_slot_that_the_client_does_not_know_is_refused(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
     burst._slots.free(OUTPUT_SLOT)
-    client._connection.tell(control.FreeMemory(burst._burst_id, OUTPUT_SLOT))
+    client._connection._send(control.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
     client.devices()
     with pytest.raises(nnfmq.InvalidArgument, match="slot 1"):
         burst.execute(one(2))

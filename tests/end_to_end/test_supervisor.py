@@ -256,6 +256,28 @@ def test_a_forkserver_that_dies_is_replaced_for_the_next_client(own: Daemon) -> 
             assert answers(another, 2)
 
 
+def forkserver_of(daemon: Daemon, client: nnfmq.Client, stack: ExitStack) -> Process:
+    children = [stack.enter_context(Process(pid)) for pid in daemon.process.children()]
+    return next(child for child in children if client.driver_pid in child.children())
+
+
+def test_workers_of_a_forkserver_that_died_still_count_and_end_with_the_daemon(folder: Path) -> None:
+    path = folder / "d.sock"
+    with running_daemon(path, arguments=["-P", "-c", SERVE_A_FEW, path, str(FEW)]) as daemon, ExitStack() as stack:
+        first = stack.enter_context(daemon.connect())
+        worker = stack.enter_context(Process(first.driver_pid))
+        forkserver = forkserver_of(daemon, first, stack)
+        forkserver.kill()
+        forkserver.wait_for_end()
+        second = stack.enter_context(daemon.connect())
+        with pytest.raises(nnfmq.ResourceExhaustedTransient):
+            daemon.connect()
+        assert answers(first, 1) and answers(second, 2)
+        daemon.process.send(signal.SIGTERM)
+        assert daemon.program.wait() == 0
+        assert worker.has_ended()
+
+
 def test_an_idle_daemon_and_its_idle_workers_use_no_CPU(daemon: Daemon, client: nnfmq.Client) -> None:
     assert answers(client, 1)
     with Process(client.driver_pid) as worker:

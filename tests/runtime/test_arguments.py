@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, RequestArgument
 from nnfmq.memory import Memory
@@ -89,6 +89,7 @@ def test_an_array_that_fits_is_taken(info: TensorInfo, value: Any) -> None:
         (PIXELS, np.zeros(5, np.int8), "input 'pixels' holds uint8; the given array is int8"),
         (IMAGE, np.zeros((1, 2, 3), np.complex64), "input 'image' holds float32; the given array is complex64"),
         (IMAGE, np.full((1, 2, 3), "x"), "input 'image' holds float32; the given array is <U1"),
+        (IMAGE, [[[1, 2, 3], [4, 5]]], "input 'image' is no array: "),
     ],
 )
 def test_an_array_that_does_not_fit_is_refused_and_both_sides_are_named(
@@ -123,9 +124,13 @@ def test_results_are_copied_into_the_arrays_that_were_given() -> None:
         ([], "the model has 1 outputs, `out` has 0 arrays"),
         ([np.zeros(4, np.float32)], "output 'scores' is float32 of shape 3, `out` has float32 of shape 4"),
         ([np.zeros(3, np.float64)], "`out` has float64 of shape 3"),
+        ([[0.0, 0.0, 0.0]], "`out` must be a sequence of numpy arrays"),
+        (np.zeros(3, np.float32), "`out` must be a sequence of numpy arrays"),
+        (5, "`out` must be a sequence of numpy arrays"),
+        ([np.broadcast_to(np.float32(0), (3,))], "'scores' is read-only"),
     ],
 )
-def test_arrays_that_outputs_do_not_fit_are_refused(targets: list[Any], said: str) -> None:
+def test_arrays_that_outputs_do_not_fit_are_refused(targets: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         arguments.check_out([TensorInfo("scores", (3,), "float32")], targets)
 
@@ -135,3 +140,35 @@ def test_the_shape_of_an_output_that_is_not_known_is_checked_when_it_is() -> Non
     arguments.check_out([TensorInfo("open", (0,), "float32")], [target])
     with pytest.raises(InvalidArgument, match=r"output 0 has shape \(3,\), `out` has \(4,\)"):
         arguments.copy_out([target], [np.arange(3, dtype=np.float32)])
+
+
+def test_the_bytes_of_an_absurd_shape_are_counted_in_full() -> None:
+    assert arguments.size_bytes(IMAGE, (2**32, 2**32)) == 2**66
+
+
+@pytest.mark.parametrize("shapes", [[(1, 2, 3), (0, 3)], [(1, 2, 3), (9, 3)]])
+def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, ...]]) -> None:
+    arguments.check_stated([IMAGE, OPEN], shapes)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ([], "the shapes of 0 outputs, the model has 2"),
+        ([(1, 2, 3)] * 3, "the shapes of 3 outputs, the model has 2"),
+        ([(1, 2, 4), (9, 3)], "the shape 1x2x4 for output 'image' of shape 1x2x3"),
+        ([(1, 2, 3), (9,)], r"the shape 9 for output 'open' of shape \?x3"),
+        ([(1, 2, 3), (9, 4)], r"the shape 9x4 for output 'open' of shape \?x3"),
+        ([(1, 2, 3), (2**32 - 1, 3)], "the shape 4294967295x3 for output 'open'"),
+    ],
+)
+def test_shapes_that_cannot_be_the_outputs_are_refused(shapes: list[tuple[int, ...]], said: str) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        arguments.check_stated([IMAGE, OPEN], shapes)
+
+
+def test_a_result_larger_than_its_room_is_refused() -> None:
+    places, _ = arguments.layout([OPEN], [(2, 3)], 0)
+    arguments.check_room([OPEN], places, [(2, 3)])
+    with pytest.raises(ProtocolError, match="states 3x3 for output 'open', which had 24 bytes"):
+        arguments.check_room([OPEN], places, [(3, 3)])

@@ -289,13 +289,15 @@ def test_where_the_time_went_is_known_after_the_burst_as_well(adding: PreparedMo
 def test_BUR_14_closing_ends_the_burst_in_the_driver_too(
     adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
+    of_the_model = real[1]._account.held_bytes
     burst = adding.burst()
     burst.execute(ONE, TEN)
     assert len(real[1]._bursts) == 1
+    assert real[1]._account.held_bytes > of_the_model
     burst.close()
     burst.close()
     assert real[1]._bursts == {}
-    assert real[1]._account.held_bytes == 0
+    assert real[1]._account.held_bytes == of_the_model
     assert real[0]._peers == []
 
 

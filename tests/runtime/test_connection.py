@@ -358,7 +358,7 @@ def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
         while True:
             connection._channel.send(bytes(1000), (), NOW)
     stuck = listing(connection, start)
-    until(connection._send_lock.locked)
+    until(lambda: bool(connection._waiting))
     closing = start(connection.close)
     assert closing.result(LIMIT_S) is None
     assert isinstance(stuck.exception(LIMIT_S), DeadObject)
@@ -367,7 +367,7 @@ def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
 def test_a_forked_child_s_calls_raise_and_the_parent_s_go_on(
     connection: Connection, driver: Speaker, start: Start
 ) -> None:
-    with connection._lock, connection._send_lock, connection._conversation._lock, warnings.catch_warnings():
+    with connection._lock, connection._conversation._lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
         pid = os.fork()  # while other threads hold whatever they may hold
         if pid == 0:

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from support import models
 from support.executors import LIMIT_S, Held
+from support.protocol import Speaker
 
-from nnfmq.hal.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import NO_TIME, Model
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.serialize import control
 from nnfmq.service import prepared_model as service
 from nnfmq.service.session import Session
 
@@ -169,6 +171,49 @@ def test_a_driver_that_goes_away_during_an_execution_is_a_dead_object(
     held.go.set()
 
 
+# ------------------------------------------------------------------------------------------------ lies
+
+KNOWN, OPEN = TensorInfo("known", (2,), "float32"), TensorInfo("open", (0,), "float32")
+GIVEN = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "stated"),
+    [
+        (KNOWN, ErrorStatus.NONE, [(3,)]),
+        (KNOWN, ErrorStatus.NONE, [(1,)]),
+        (KNOWN, ErrorStatus.NONE, [(2,), (2,)]),
+        (KNOWN, ErrorStatus.NONE, [(2, 1)]),
+        (OPEN, ErrorStatus.NONE, [(1000,)]),
+        (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, []),
+        (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(7, 7)]),
+        (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(2**32 - 1,)]),
+        (TensorInfo("any", (), "float32"), ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(2**31, 2**31, 4)]),
+    ],
+)
+def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
+    output: TensorInfo,
+    status: ErrorStatus,
+    stated: list[tuple[int, ...]],
+    connection: Connection,
+    driver: Speaker,
+    start: Start,
+) -> None:
+    model = PreparedModel(connection, 1, (KNOWN,), (output,))
+    running = start(model.execute, GIVEN)
+    call = driver.hear(control.Execute).call
+    shapes = tuple(control.ShapeData(shape, status is ErrorStatus.NONE) for shape in stated)
+    driver.say(control.Executed(call, status, "", shapes))
+    assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_an_output_without_elements_is_no_lie(connection: Connection, driver: Speaker, start: Start) -> None:
+    running = start(PreparedModel(connection, 1, (KNOWN,), (OPEN,)).execute, GIVEN)
+    call = driver.hear(control.Execute).call
+    driver.say(control.Executed(call, ErrorStatus.NONE, "", (control.ShapeData((0,), True),)))
+    assert running.result(LIMIT_S)[0].shape == (0,)
+
+
 # ------------------------------------------------------------------------------------------------ the end
 
 
@@ -178,14 +223,18 @@ def test_a_closed_model_is_released_in_the_driver_and_cannot_be_used(
     adding.close()
     adding.close()
     assert real[1]._models == {}
-    with pytest.raises(DeadObject, match="closed"):
+    with pytest.raises(InvalidArgument, match="this prepared model is closed"):
         adding.execute(ONE, TEN)
+    with pytest.raises(InvalidArgument, match="this prepared model is closed"):
+        adding.burst()
 
 
 def test_a_model_of_a_closed_client_can_still_be_closed(adding: PreparedModel, client: Client) -> None:
     client.close()
-    adding.close()
     with pytest.raises(DeadObject):
+        adding.execute(ONE, TEN)
+    adding.close()
+    with pytest.raises(InvalidArgument):
         adding.execute(ONE, TEN)
 
 

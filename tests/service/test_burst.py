@@ -20,7 +20,7 @@ from support.bursts import BAD_RECORDS, NO_TIME_US, RECORD_BYTES, BurstClient, p
 from support.executors import LIMIT_S, Held, Summing, floats, prepared, until
 
 from nnfmq import watcher
-from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, error_for
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, QueueCorrupted, error_for
 from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, MeasureTiming, OutputShape, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
@@ -708,24 +708,49 @@ def impossible(queue: MessageQueue, counter: int) -> None:
     queue.memory.view[counter * 8 : counter * 8 + 8] = struct.pack("<Q", 2**40 + 1)
 
 
-def test_N_BUX_3_impossible_counters_of_the_requests_end_the_burst_with_an_error(
-    client: BurstClient, serve: Serve
+def test_N_BUX_3_impossible_counters_of_the_requests_are_an_error_each_time_until_they_are_put_right(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
 ) -> None:
+    server = serve(client, BindingExecutor(prepared(ADD)))
+    impossible(client.requests, WRITE_COUNTER)
+    for number in range(1, 4):
+        client.requests.wake_all()
+        assert client.receive() == result_packet_for_error(ErrorStatus.GENERAL_FAILURE)
+        assert server.last_failure.sequence == number
+        assert "impossible" in server.last_failure.message
+        until(lambda: server._requests.waiters == 1)
+    client.requests.memory.view[:16] = bytes(16)
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_3_a_burst_with_impossible_counters_can_be_closed(client: BurstClient, serve: Serve) -> None:
     server = serve(client, Summing())
     impossible(client.requests, WRITE_COUNTER)
     client.requests.wake_all()
-    assert client.receive() == result_packet_for_error(ErrorStatus.GENERAL_FAILURE)
-    until(lambda: not listeners())
-    assert server.last_failure.status is ErrorStatus.GENERAL_FAILURE
+    client.receive()
+    server.close()
+    assert listeners() == []
 
 
-def test_N_BUX_3_impossible_counters_of_the_results_end_the_burst(
-    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
+@pytest.mark.parametrize("also", [False, True], ids=["alone", "and of the requests"])
+def test_N_BUX_3_nobody_waits_for_a_result_that_cannot_be_written(
+    also: bool, client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], start: Callable[..., Future[Any]]
 ) -> None:
-    serve(client, BindingExecutor(prepared(ADD)))
+    server = serve(client, BindingExecutor(prepared(ADD)))
+    waiting = start(client.receive)
+    until(lambda: client.results.waiters)
     impossible(client.results, READ_COUNTER)
-    assert client.requests.send(ADD_PACKET)
-    until(lambda: not listeners())
+    if also:
+        impossible(client.requests, WRITE_COUNTER)
+        client.requests.wake_all()
+    else:
+        assert client.requests.send(ADD_PACKET)
+    assert isinstance(waiting.exception(LIMIT_S), QueueCorrupted)
+    assert "read counter" in server.last_failure.message
+    until(lambda: server._requests.waiters == 1)
+    for queue in (client.requests, client.results):
+        queue.memory.view[:16] = bytes(16)
+    assert_usable(client, adding[1])
 
 
 class Broken(Summing):

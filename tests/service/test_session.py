@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +18,21 @@ import numpy as np
 import pytest
 from support import bursts, models
 from support.bursts import BurstClient
+from support.drivers import thread_state
 from support.executors import LIMIT_S, Held, floats, until
 from support.protocol import Speaker
 
-from nnfmq.channel import Channel
-from nnfmq.hal.errors import ErrorStatus
+from nnfmq import watcher
+from nnfmq.channel import NOW, Channel
+from nnfmq.engines import interpreter
+from nnfmq.hal.errors import ErrorStatus, MissedDeadlineTransient
 from nnfmq.hal.types import ExecutionPreference, MeasureTiming, Model, OutputShape, Priority, Request
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
 from nnfmq.serialize import control
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.model import encode_model
+from nnfmq.service import device
 from nnfmq.service import session as session_module
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.service.session import Session
@@ -229,6 +236,36 @@ def test_a_session_can_be_ended_from_within_and_twice(running: Running, client: 
     assert running.ends()
 
 
+def has_stopped_listening(client: Speaker, running: Running) -> bool:
+    """Say one thing more; True when the driver's watcher waits for us to read its answers."""
+    thread = watcher.thread()
+    with suppress(MissedDeadlineTransient):
+        client.channel.send(control.encode(control.ListDevices(next(NUMBERS))), (), NOW)
+    return running.session._send_lock.locked() and thread is not None and thread_state(thread.native_id or 0) == "S"
+
+
+NUMBERS = itertools.count(1)
+
+
+def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
+    bugs: list[BaseException | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of its socket lives on elsewhere, so that there is no hang-up, and no answer can be sent."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        monkeypatch.setattr(Channel, "open_peer_pidfd", lambda _channel: os.pidfd_open(process.pid))
+        running = Running()
+        try:
+            running.client.say(HELLO)
+            running.client.hear(control.HelloReply)
+            until(lambda: has_stopped_listening(running.client, running))
+            process.kill()
+            assert running.ends()
+        finally:
+            process.kill()
+            running.close()
+    assert bugs == []
+
+
 # ------------------------------------------------------------------------------------------------ devices and support
 
 
@@ -377,6 +414,77 @@ def test_a_model_is_released_once(client: Speaker) -> None:
     assert f"no model {model_id}" in reply.message
 
 
+def test_a_model_is_charged_with_its_pools_until_it_is_released(
+    client: Speaker, resources: ExitStack, running: Running
+) -> None:
+    data, fds = pooled(ADD, resources)
+    for model_id, number in ((1, 10), (2, 11)):
+        client.say(prepare_message(number, data, pool_count=1), fds)
+        client.hear(control.Reply)
+        assert client.hear(control.PreparedModelReady).model_id == model_id
+        assert running.session._account.held_bytes == model_id * (len(data) + 64)
+    for model_id in (1, 2):
+        client.say(control.ReleaseModel(20 + model_id, model_id))
+        client.hear(control.Reply)
+    until(lambda: running.session._account.held_bytes == 0)
+
+
+def test_a_model_beyond_the_limit_is_refused(client: Speaker, running: Running) -> None:
+    prepare(client)
+    running.session._account._limit = running.session._account.held_bytes + 1
+    client.say(prepare_message(4))
+    assert client.hear(control.PreparedModelReady).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert client.hear(control.Reply).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+
+
+FAULTS = [(MemoryError, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT), (OverflowError, ErrorStatus.GENERAL_FAILURE)]
+
+
+def failing(error: type[Exception]) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise error("unforeseen")
+
+    return fail
+
+
+@pytest.mark.parametrize("place", [(session_module, "decode_model"), (device, "validate_model")], ids=lambda p: p[1])
+@pytest.mark.parametrize(("error", "status"), FAULTS)
+def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
+    place: tuple[Any, str],
+    error: type[Exception],
+    status: ErrorStatus,
+    client: Speaker,
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(*place, failing(error))
+    client.say(prepare_message(4))
+    assert client.hear(control.PreparedModelReady).status is status
+    assert client.hear(control.Reply).status is status
+    client.say(control.GetSupportedOperations(5, "reference", encode_model(ADD)[0]))
+    assert client.hear(control.SupportedOperations).status is status
+    until(lambda: running.session._account.held_bytes == 0)
+    caplog.clear()  # the records hold the frames
+
+
+@pytest.mark.parametrize(("error", "status"), FAULTS)
+def test_LIFE_8_a_model_that_fails_unforeseen_when_it_is_compiled_is_refused(
+    error: type[Exception],
+    status: ErrorStatus,
+    client: Speaker,
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(interpreter, "prepare", failing(error))
+    client.say(prepare_message(4))
+    assert client.hear(control.Reply).status is NONE
+    assert client.hear(control.PreparedModelReady).status is status
+    assert running.session._account.held_bytes == 0
+    caplog.clear()
+
+
 # ------------------------------------------------------------------------------------------------ executing
 
 
@@ -469,7 +577,7 @@ def test_a_model_that_was_released_or_never_made_cannot_be_executed(
         answer = execute(client, number, pools, call=number)
         assert answer.status is INVALID
         assert f"no model {number}" in answer.message
-    assert running.session._account.held_bytes == 0
+    until(lambda: running.session._account.held_bytes == 0)
 
 
 @pytest.mark.parametrize("announced", [0, 97])
@@ -495,14 +603,15 @@ def test_a_pool_that_must_not_be_mapped_is_refused(
 def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
-    model_id = prepare(client)
-    running.session._account._limit = 90  # both need 96
+    model_id, account = prepare(client), running.session._account
+    held = account.held_bytes
+    account._limit = held + 90  # both need 96
     answer = execute(client, model_id, pools)
     assert answer.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    assert "the limit is 90" in answer.message
-    running.session._account._limit = 96
+    assert f"the limit is {held + 90}" in answer.message
+    account._limit = held + 96
     assert execute(client, model_id, pools, call=31).status is NONE
-    assert running.session._account.held_bytes == 0
+    assert account.held_bytes == held
 
 
 def test_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, Memory], running: Running) -> None:
@@ -514,6 +623,50 @@ def test_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, M
     assert execute(client, quick, pools, call=41).call == 41
     held.go.set()
     assert client.hear(control.Executed).call == 40
+
+
+def test_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
+    client: Speaker, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    held, quick = Held(ADD), prepare(client)
+    running.session._models[UNKNOWN] = PreparedModel(ADD, held)  # type: ignore[arg-type]
+    fds = [pool.fileno() for pool in pools]
+    for call in range(40, 40 + session_module.POOL_THREADS):
+        client.say(execute_message(UNKNOWN, pools, call), fds)
+    client.say(execute_message(quick, pools, 50, measure=MeasureTiming.YES), fds)
+    assert_alive(client)  # so the driver has seen it
+    begin = time.monotonic_ns()
+    while (waited := time.monotonic_ns() - begin) < 2_000_000:
+        pass
+    held.go.set()
+    answers = [client.hear(control.Executed) for _ in range(session_module.POOL_THREADS + 1)]
+    assert next(answer for answer in answers if answer.call == 50).time_in_driver_ns >= waited
+
+
+def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
+    client: Speaker, pools: tuple[Memory, Memory], running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "CALLS_MAX", 6)
+    held = Held(ADD)
+    running.session._models[UNKNOWN] = PreparedModel(ADD, held)  # type: ignore[arg-type]
+    fds = [pool.fileno() for pool in pools]
+    for call in range(40, 46):
+        client.say(execute_message(UNKNOWN, pools, call), fds)
+    until(lambda: running.session._account.held_bytes == session_module.POOL_THREADS * 96)
+    before = len(os.listdir("/proc/self/fd"))
+    refused = execute(client, UNKNOWN, pools, call=46)
+    client.say(prepare_message(47, pool_count=1), fds[:1])
+    client.say(control.GetSupportedOperations(48, "reference", b"", 1), fds[:1])
+    ready, reply = client.hear(control.PreparedModelReady), client.hear(control.Reply)
+    answers: list[Any] = [refused, ready, reply, client.hear(control.SupportedOperations)]
+    assert [answer.call for answer in answers] == [46, 47, 47, 48]
+    assert {answer.status for answer in answers} == {ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT}
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert_alive(client)
+    held.go.set()
+    assert {client.hear(control.Executed).status for _ in range(6)} == {NONE}
+    until(lambda: running.session._calls == 0)
+    assert execute(client, UNKNOWN, pools, call=49).status is NONE
 
 
 # ------------------------------------------------------------------------------------------------ bursts
@@ -596,6 +749,42 @@ def test_N_BUX_5_what_the_client_answers_instead_of_memories_is_the_result_s_sta
     assert client.hear(control.BurstError) == control.BurstError(60, INVALID, "slot 0 was freed", 1)
 
 
+def test_N_BUX_5_memories_beside_an_error_are_closed(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    client.say(control.Memories(question.call, INVALID, "no", (80, 16)), [pool.fileno() for pool in pools])
+    assert status_of(queues.receive()) == INVALID
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    client.say(control.Memories(question.call, ErrorStatus.DEAD_OBJECT, "dead"))
+    assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
+    assert queues.requests.send(ADD_PACKET)
+    give(client, client.hear(control.GetMemories), *pools)
+    assert status_of(queues.receive()) == NONE
+
+
+def test_a_queue_of_more_than_a_mebibyte_is_refused(client: Speaker, running: Running) -> None:
+    model_id = prepare(client)
+    held = running.session._account.held_bytes
+    with BurstClient.create(request_records=(1 << 20) // 24 + 1) as large:
+        answer = configure(client, model_id, large)
+    assert answer.status is ErrorStatus.GENERAL_FAILURE
+    assert "1048576 bytes at most" in answer.message
+    assert running.session._account.held_bytes == held
+    with BurstClient.create(request_records=(1 << 20) // 24) as allowed:
+        client.say(replace_message(control.CloseBurst(51, 0), burst_id=configure(client, model_id, allowed).burst_id))
+        assert client.hear(control.Reply).status is NONE
+
+
 def test_N_BUX_5_memory_that_must_not_be_mapped_is_a_failure(
     client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
@@ -638,10 +827,11 @@ def test_a_closed_burst_has_given_back_its_memory(
     assert queues.requests.send(ADD_PACKET)
     give(client, client.hear(control.GetMemories), *pools)
     queues.receive()
-    assert running.session._account.held_bytes > 0
+    lent = [queues.requests.memory, queues.results.memory, *pools]
+    before = running.session._account.held_bytes
     client.say(control.CloseBurst(61, burst_id))
     client.hear(control.Reply)
-    assert running.session._account.held_bytes == 0
+    assert running.session._account.held_bytes == before - sum(memory.size_bytes for memory in lent)
 
 
 def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_dropped(
@@ -651,21 +841,29 @@ def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_drop
     question = client.hear(control.GetMemories)
     client.say(control.CloseBurst(61, burst_id))
     assert client.hear(control.Reply).status is NONE
+    held = running.session._account.held_bytes
     give(client, question, *pools)
     assert_alive(client)
-    assert running.session._account.held_bytes == 0
+    assert running.session._account.held_bytes == held
 
 
-def test_a_burst_outlives_the_model_that_it_was_made_of(
-    client: Speaker, queues: BurstClient, pools: tuple[Memory, Memory]
+def test_a_burst_outlives_the_model_that_it_was_made_of_and_keeps_it_charged(
+    client: Speaker, queues: BurstClient, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id = prepare(client)
-    configure(client, model_id, queues)
+    charged = running.session._account.held_bytes
+    assert charged > 0
+    burst_id = configure(client, model_id, queues).burst_id
     client.say(control.ReleaseModel(20, model_id))
     assert client.hear(control.Reply).status is NONE
     assert queues.requests.send(ADD_PACKET)
     give(client, client.hear(control.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
+    lent = [queues.requests.memory, queues.results.memory, *pools]
+    assert running.session._account.held_bytes == charged + sum(memory.size_bytes for memory in lent)
+    client.say(control.CloseBurst(61, burst_id))
+    client.hear(control.Reply)
+    until(lambda: running.session._account.held_bytes == 0)
 
 
 def test_N_BUX_4_a_client_that_hangs_up_when_it_is_asked_for_memories_ends_everything(
@@ -704,11 +902,13 @@ def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
     running: Running,
 ) -> None:
     queue = queues.requests if which == "request" else queues.results
-    answer = configure(client, prepare(client), queues, **{which: make(queue)})
+    model_id = prepare(client)
+    held = running.session._account.held_bytes
+    answer = configure(client, model_id, queues, **{which: make(queue)})
     assert answer.status is ErrorStatus.GENERAL_FAILURE
     assert answer.burst_id == 0
     assert answer.message
-    assert running.session._account.held_bytes == 0
+    assert running.session._account.held_bytes == held
     assert_alive(client)
 
 
