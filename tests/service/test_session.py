@@ -652,7 +652,8 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 46):
         client.say(execute_message(UNKNOWN, pools, call), fds)
-    until(lambda: running.session._account.held_bytes == session_module.POOL_THREADS * 96)
+    mapped_bytes = session_module.POOL_THREADS * sum(pool.size_bytes for pool in pools)
+    until(lambda: (running.session._calls, running.session._account.held_bytes) == (6, mapped_bytes))
     before = len(os.listdir("/proc/self/fd"))
     refused = execute(client, UNKNOWN, pools, call=46)
     client.say(prepare_message(47, pool_count=1), fds[:1])
