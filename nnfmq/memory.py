@@ -16,6 +16,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -112,7 +113,10 @@ class Memory:
         try:
             mapping, is_writable = _map(fd, _check_received(fd, size_bytes))
         except BaseException:
-            os.close(fd)
+            with suppress(
+                OSError
+            ):  # a number that is no open descriptor is refused like any other that cannot be mapped
+                os.close(fd)
             raise
         return cls(fd, mapping, is_writable)
 
