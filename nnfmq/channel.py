@@ -2,7 +2,8 @@
 
 SEQPACKET keeps a message and its fds together, so a frame arrives whole or not at all. A body over the socket buffer
 travels in a memfd that the receiver reads into private memory. Hang-up is seen only when every copy of the peer's end
-is closed: all fds here are close-on-exec, received ones too (`socket.recv_fds` would leave them inheritable).
+is closed: all fds here are close-on-exec, received ones too (`socket.recv_fds` would leave them inheritable), and a
+forked child closes its copies of all channels and listeners at once.
 
     frame: u8 kind (0 inline, 1 body in the last fd), then inline: the message; else u64 length of the body
 
@@ -15,6 +16,7 @@ import array
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import select
 import socket
@@ -22,15 +24,16 @@ import stat
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadlineTransient, ProtocolError
 from nnfmq.memory import put_in_file, take_from_file
 
 INLINE_BYTES = 32 * 1024  # comfortably under the default socket buffer, with room for several frames
-BODY_BYTES_MAX = 256 << 20  # as `serialize.control`: no larger message exists
+BODY_BYTES_MAX = 256 << 20  # as `serialize.control`: no larger message exists; a test compares these two
 FDS_MAX = 250  # Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 
@@ -39,10 +42,11 @@ NOW = 0  # a deadline that has passed: one try, never block
 _INLINE, _IN_FILE = 0, 1
 _POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int: 24 days
 _BODY_LENGTH = struct.Struct("<BQ")
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _TIMEVAL = struct.Struct("ll")
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("iII")
 _ANCILLARY_BYTES = socket.CMSG_SPACE((FDS_MAX + 1) * 4)
-_GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF))
+_GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN))
 
 
 class Credentials(NamedTuple):
@@ -84,6 +88,27 @@ def close_all(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
+_CopiedT = TypeVar("_CopiedT", socket.socket, io.FileIO)
+_copied: weakref.WeakSet[socket.socket | io.FileIO] = weakref.WeakSet()  # what a fork copies, open or closed
+_creating = threading.RLock()  # held while one of them is made; fork waits for it
+
+
+def _close_copies() -> None:
+    for copy in list(_copied):
+        with contextlib.suppress(OSError):
+            copy.close()
+    _creating.release()
+
+
+os.register_at_fork(before=_creating.acquire, after_in_parent=_creating.release, after_in_child=_close_copies)
+
+
+def _remembered(made: _CopiedT) -> _CopiedT:
+    """Note for a fork what was just made (with `_creating` held)."""
+    _copied.add(made)
+    return made
+
+
 def _milliseconds_left(deadline_ns: int | None) -> int | None:
     if deadline_ns is None:
         return None
@@ -103,18 +128,41 @@ def _received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     return list(fds)
 
 
+def _connect(sock: socket.socket, path: Path, deadline_ns: int | None) -> None:
+    while not _is_connected(sock):
+        # Blocking, with the kernel's own limit: a socket with a Python timeout fails at once at a full backlog.
+        left = _milliseconds_left(deadline_ns)
+        if left is not None:
+            limit = _TIMEVAL.pack(left // 1000, left % 1000 * 1000 or 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        try:
+            sock.connect(os.fspath(path))  # returns as if all were well when a signal interrupts it
+        except BlockingIOError:
+            raise MissedDeadlineTransient(f"the driver at {path} took no new client before the deadline") from None
+        except OSError as error:
+            raise DeviceUnavailable(f"no driver listens at {path}: {error.strerror or error}") from error
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
+
+
 class Channel:
     """One end of a connection. Any thread may send; one thread receives. Close it, or use `with`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._send_lock = threading.Lock()
         self._buffer = bytearray(INLINE_BYTES + 1)
 
     @classmethod
     def adopt(cls, fd: int) -> Self:
         """Take over a connected SEQPACKET socket by its fd."""
-        sock = socket.socket(fileno=fd)
+        with _creating:
+            sock = _remembered(socket.socket(fileno=fd))
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             sock.close()
             raise InvalidArgument("a control channel needs an AF_UNIX SEQPACKET socket")
@@ -125,24 +173,25 @@ class Channel:
     @classmethod
     def pair(cls) -> tuple[Self, Self]:
         """Return two connected ends, for an embedded driver and for tests."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls.adopt(ours.detach()), cls.adopt(theirs.detach())
+        with _creating:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            return cls.adopt(ours.detach()), cls.adopt(theirs.detach())
 
     @classmethod
     def connect(cls, path: Path, deadline_ns: int | None = None) -> Self:
-        """Connect to a listening driver. Raises DeviceUnavailable where none listens at `path`."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Connect to a listening driver; blocks while its backlog is full.
+
+        Raises DeviceUnavailable where none listens at `path`, MissedDeadlineTransient at the deadline.
+        """
+        with _creating:
+            sock = _remembered(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         try:
-            # Blocking, with the kernel's own limit: a socket with a Python timeout fails at once at a full backlog.
-            left = _milliseconds_left(deadline_ns)
-            if left is not None:
-                limit = _TIMEVAL.pack(left // 1000, left % 1000 * 1000 or 1)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-            sock.connect(os.fspath(path))
-        except OSError as error:
+            _connect(sock, path, deadline_ns)
+            sock.setblocking(False)
+        except BaseException:
             sock.close()
-            raise DeviceUnavailable(f"no driver listens at {path}: {error.strerror or error}") from error
-        return cls.adopt(sock.detach())
+            raise
+        return cls(sock)
 
     def fileno(self) -> int:
         """Lend the socket's fd, for polling; -1 once closed."""
@@ -196,15 +245,15 @@ class Channel:
 
     def _send(self, parts: Sequence[bytes], fds: Sequence[int], deadline_ns: int | None) -> None:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        with self._send_lock:
-            while True:
-                try:
-                    self._socket.sendmsg(parts, ancillary, socket.MSG_NOSIGNAL)
-                    return
-                except BlockingIOError:
-                    self._wait(select.POLLOUT, deadline_ns)
-                except OSError as error:
-                    raise self._gone(error) from error
+        while True:
+            try:
+                # No lock: a frame goes whole, and nobody must wait for another thread's longer than his own deadline.
+                self._socket.sendmsg(parts, ancillary, socket.MSG_NOSIGNAL)
+                return
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline_ns)
+            except OSError as error:
+                raise self._gone(error) from error
 
     def receive(self, deadline_ns: int | None = None) -> Frame:
         """Return the next frame; blocks until one is there. The caller owns its fds.
@@ -255,7 +304,7 @@ class Channel:
     def _wait(self, events: int, deadline_ns: int | None) -> None:
         fd = self._socket.fileno()
         if fd < 0:
-            raise DeadObject("the channel was closed")
+            raise DeadObject("this channel is closed")
         poll = select.poll()
         poll.register(fd, events)
         if not poll.poll(_milliseconds_left(deadline_ns)) and _has_passed(deadline_ns):
@@ -263,6 +312,8 @@ class Channel:
 
     @staticmethod
     def _gone(error: OSError) -> Exception:
+        if error.errno == errno.EBADF:
+            return DeadObject("this channel is closed")  # here, by us: it says nothing of the peer
         return DeadObject(f"the peer is gone: {error.strerror}") if error.errno in _GONE else error
 
     def close(self) -> None:
@@ -295,7 +346,7 @@ def _remove_stale(path: Path) -> None:
 class Listener:
     """A listening socket at a path, and the lock that says whose path it is."""
 
-    def __init__(self, sock: socket.socket, path: Path, lock: int) -> None:
+    def __init__(self, sock: socket.socket, path: Path, lock: io.FileIO) -> None:
         self._socket = sock
         self._path = path
         self._lock = lock
@@ -306,23 +357,20 @@ class Listener:
 
         Raises DeviceUnavailable where a living driver holds the path.
         """
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise DeviceUnavailable(f"another driver already listens at {path}") from None
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with contextlib.ExitStack() as undo:
+            with _creating:
+                lock = undo.enter_context(_remembered(io.FileIO(os.open(f"{path}.lock", _LOCK_FLAGS, 0o600), "r+")))
+                sock = undo.enter_context(_remembered(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DeviceUnavailable(f"another driver already listens at {path}") from None
             _remove_stale(path)
             sock.bind(os.fspath(path))
             path.chmod(0o600)
             sock.listen(64)
             sock.setblocking(False)
-        except BaseException:
-            sock.close()
-            os.close(lock)
-            raise
+            undo.pop_all()
         return cls(sock, path, lock)
 
     def fileno(self) -> int:
@@ -331,11 +379,12 @@ class Listener:
 
     def accept(self) -> Channel | None:
         """Return the next connection, or None where none is waiting (any more)."""
-        try:
-            accepted, _ = self._socket.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return None
-        return Channel.adopt(accepted.detach())
+        with _creating:
+            try:
+                accepted, _ = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return None
+            return Channel.adopt(accepted.detach())
 
     def close(self) -> None:
         """Stop listening and remove the path. The lock file stays: removing it would let two drivers lock two files."""
@@ -343,7 +392,7 @@ class Listener:
             return
         self._path.unlink(missing_ok=True)
         self._socket.close()
-        os.close(self._lock)
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,8 @@
 A peer can make a reader die by SIGBUS if it shrinks a file that the reader has mapped. So nothing is mapped here
 unless it is sealed against shrinking and growing, is as large as announced by fstat, and is not hugetlb (whose pages
 can be missing even so). What we create has its pages allocated before anybody touches it. A Memory owns its fd and
-its mapping; arrays made over `view` keep the mapping alive after `close`, never the fd.
+its mapping; arrays made over `view` keep the mapping alive after `close` (and with it a duplicate of the fd, which
+Python's mmap makes for itself), never the fd that was lent.
 
 Left out: named segments. They can be guessed, truncated under a reader, and outlive a crash.
 """
@@ -31,15 +32,29 @@ def _new_file(label: str, size_bytes: int) -> int:
     """Create a memfd of `size_bytes` with every page allocated; the caller owns the fd."""
     if size_bytes > _PAGE * os.sysconf("SC_PHYS_PAGES"):  # the kernel would not refuse: it would try, page by page
         raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: the machine has less")
-    fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = -1
     try:
+        fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.posix_fallocate(fd, 0, size_bytes)
-    except OSError as error:
-        os.close(fd)
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: {error}") from error
+        return fd
+    except BaseException as error:  # a signal's too: this may take long
+        if fd >= 0:
+            os.close(fd)
+        shortage = _shortage(error, size_bytes)
+        if shortage is not None:
+            raise shortage from error
         raise
-    return fd
+
+
+def _shortage(error: BaseException, size_bytes: int) -> ResourceExhaustedTransient | None:
+    """Return what to raise where `error` is a lack of something."""
+    if not isinstance(error, OSError):
+        return None
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhaustedTransient(f"no file descriptor is left for shared memory (ulimit -n): {error}")
+    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        return ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: {error}")
+    return None
 
 
 def _check_received(fd: int, size_bytes: int | None) -> int:
@@ -75,13 +90,12 @@ class Memory:
     `view` is the region as bytes; `is_writable` is False where the other side kept writing for itself.
     """
 
-    def __init__(self, fd: int, mapping: mmap.mmap, is_writable: bool) -> None:
-        self._fd = fd
-        self._mapping: mmap.mmap | None = mapping
-        self._view = memoryview(mapping)
+    def __init__(self) -> None:
+        self._fds: list[int] = []  # the one fd while it is ours; its pop gives it to one closer only
+        self._view = memoryview(b"")
         self.on_close: Callable[[], object] | None = None  # whoever keeps account of it
-        self.is_writable = is_writable
-        self.size_bytes = len(mapping)
+        self.is_writable = False
+        self.size_bytes = 0
 
     @classmethod
     def create(cls, size_bytes: int, label: str = "nnfmq", *, one_writer: bool = False) -> Self:
@@ -92,16 +106,17 @@ class Memory:
         """
         if size_bytes < 1:
             raise InvalidArgument(f"shared memory needs at least 1 byte, not {size_bytes}")
-        fd = _new_file(label, size_bytes)
+        memory = cls()
         try:
-            mapping = mmap.mmap(fd, size_bytes)
+            memory._fds.append(_new_file(label, size_bytes))
+            memory._map(size_bytes)
             # After our own mapping: FUTURE_WRITE refuses every later one that could write.
             writers = F_SEAL_FUTURE_WRITE if one_writer else 0
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SHARED_SEALS | writers | fcntl.F_SEAL_SEAL)
+            fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, SHARED_SEALS | writers | fcntl.F_SEAL_SEAL)
+            return memory
         except BaseException:
-            os.close(fd)
+            memory.close()
             raise
-        return cls(fd, mapping, True)
 
     @classmethod
     def adopt(cls, fd: int, size_bytes: int | None = None) -> Self:
@@ -110,42 +125,45 @@ class Memory:
         Raises InvalidArgument where it is unsealed, too short, hugetlb, or no memfd; ResourceExhaustedTransient where
         it does not fit into the address space.
         """
+        memory = cls()
+        memory._fds.append(fd)
         try:
-            mapping, is_writable = _map(fd, _check_received(fd, size_bytes))
+            memory._map(_check_received(fd, size_bytes))
+            return memory
         except BaseException:
-            with suppress(
-                OSError
-            ):  # a number that is no open descriptor is refused like any other that cannot be mapped
-                os.close(fd)
+            with suppress(OSError):  # a number that is no open descriptor is refused like any other
+                memory.close()
             raise
-        return cls(fd, mapping, is_writable)
+
+    def _map(self, size_bytes: int) -> None:
+        mapping, self.is_writable = _map(self.fileno(), size_bytes)
+        self._view, self.size_bytes = memoryview(mapping), size_bytes
 
     @property
     def view(self) -> memoryview:
         """The whole region as bytes ("B"). Raises InvalidArgument once closed."""
         view = self._view  # before the question: `close` in another thread answers it first and drops the view then
-        if self._mapping is None:
+        if self.closed:
             raise InvalidArgument("this memory is closed")
         return view
 
     @property
     def closed(self) -> bool:
         """True once `close` was called."""
-        return self._mapping is None
+        return not self._fds
 
     def fileno(self) -> int:
         """Lend the fd, for passing it to a peer; it stays ours. Raises InvalidArgument once closed."""
-        if self._fd < 0:
-            raise InvalidArgument("this memory is closed")
-        return self._fd
+        for fd in self._fds:
+            return fd
+        raise InvalidArgument("this memory is closed")
 
     def close(self) -> None:
-        """Close the fd and the mapping. While arrays over `view` live, the mapping lives with them."""
-        mapping, self._mapping = self._mapping, None
-        if mapping is None:
-            return
-        del mapping
-        fd, self._fd = self._fd, -1  # forgotten first: the number may be somebody else's a moment later
+        """Close the fd and the mapping. While arrays over `view` live, the mapping lives with them. Thread-safe."""
+        try:
+            fd = self._fds.pop()  # forgotten first: the number may be somebody else's a moment later
+        except IndexError:
+            return  # closed already, by another thread perhaps
         os.close(fd)
         # Dropped, not released: another thread may be about to look at it. The mapping goes with whoever looks last.
         self._view = memoryview(b"")
@@ -159,7 +177,7 @@ class Memory:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_mapping", None) is not None:
+        if getattr(self, "_fds", None):
             warnings.warn(f"memory of {self.size_bytes} bytes was never closed", ResourceWarning, stacklevel=2)
             self.close()
 
@@ -181,16 +199,20 @@ def put_in_file(data: bytes | bytearray | memoryview, label: str = "nnfmq-body")
 def take_from_file(fd: int, size_bytes: int) -> bytearray:
     """Read `size_bytes` of a received fd into private memory. The fd stays the caller's.
 
-    It is read, not mapped: whoever sent it may shrink it meanwhile. Raises ProtocolError where it is shorter, or is
-    nothing that can be read at an offset.
+    It is read, not mapped: whoever sent it may shrink it meanwhile. Raises ProtocolError where it is shorter, may not
+    be read, or is no memfd: reading any other file could take as long as its sender likes (FUSE).
     """
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        raise ProtocolError(f"a body of {size_bytes} bytes cannot be read: it came in what is no memfd") from None
     body = bytearray(size_bytes)
     done = 0
     with memoryview(body) as rest:
         while done < size_bytes:
             try:
                 count = os.preadv(fd, [rest[done:]], done)
-            except OSError as error:  # a pipe, a folder, a file that may not be read: whatever came in its place
+            except OSError as error:  # the sender opened it for writing only
                 raise ProtocolError(f"a body of {size_bytes} bytes cannot be read: {error.strerror}", done) from error
             if count == 0:
                 raise ProtocolError(f"a body of {size_bytes} bytes was announced, its file ends early", done)

@@ -6,8 +6,8 @@ then every event word registered for it is woken, again each millisecond until n
 be between its look at the flag and its sleep. No heartbeat, no periodic time-out: an idle process sleeps for good.
 
 The thread starts with the first watch and ends with the last. Callbacks run on it and must be short; one that raises
-ends its own watch only, with a log line. It takes no signals, and neither do the threads that it starts: a handler runs
-on the main thread, which would sleep on if another thread had been interrupted in its place.
+ends its own watch only, with a log line, and its owner is told. It takes no signals, and neither do the threads that
+it starts: a handler runs on the main thread, which would sleep on if another had been interrupted in its place.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import select
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
-
-from nnfmq.hal.errors import NnfmqError
 
 THREAD_NAME = "nnfmq-watcher"
 _REPEAT_SECONDS = 0.001
@@ -82,13 +81,21 @@ class Peer:
 
 
 class Watch:
-    """One watched fd: `on_ready` runs when it is readable or hung up. The fd stays its owner's."""
+    """One watched fd: `on_ready` runs when it is readable or hung up. The fd stays its owner's.
 
-    __slots__ = ("fd", "on_ready")
+    `on_failure` learns of an error that `on_ready` did not foresee, so that nobody waits for what will not come.
+    """
 
-    def __init__(self, fd: int, on_ready: Callable[[], None]) -> None:
+    __slots__ = ("fd", "on_failure", "on_ready")
+
+    def __init__(self, fd: int, on_ready: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
         self.fd = fd
         self.on_ready = on_ready
+        self.on_failure = on_failure
+
+
+def _nobody_to_tell(_error: Exception) -> None:
+    """Stand for an owner whom nobody waits for."""
 
 
 class Watcher:
@@ -102,12 +109,15 @@ class Watcher:
         self._epoll: select.epoll | None = None
         self._bell = -1
 
-    def watch(self, fd: int, on_ready: Callable[[], None]) -> Watch:
+    def watch(
+        self, fd: int, on_ready: Callable[[], None], on_failure: Callable[[Exception], None] = _nobody_to_tell
+    ) -> Watch:
         """Call `on_ready` on the watcher's thread whenever `fd` is readable or hung up, until `unwatch`.
 
-        Raises OSError for what poll(2) does not know, or what is watched already.
+        If it raises, the watch is given up, and `on_failure` is called with the error. Raises OSError for what poll(2)
+        does not know, what is watched already, or a lack of fds, and RuntimeError where no thread can be started.
         """
-        watch = Watch(fd, on_ready)
+        watch = Watch(fd, on_ready, on_failure)
         with self._lock:
             epoll = self._started()
             try:
@@ -145,19 +155,23 @@ class Watcher:
             os.close(bell)
 
     def _started(self) -> select.epoll:
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._epoll.register(self._bell, select.EPOLLIN)
-            self._thread = threading.Thread(
-                target=self._run, args=(self._epoll, self._bell), name=THREAD_NAME, daemon=True
-            )
+        """Return the set, with a thread that waits in it. Where one cannot be had nothing stays, so the next may."""
+        if self._epoll is not None:
+            return self._epoll
+        with ExitStack() as undo:
+            epoll = undo.enter_context(select.epoll())
+            bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, bell)
+            epoll.register(bell, select.EPOLLIN)
+            thread = threading.Thread(target=self._run, args=(epoll, bell), name=THREAD_NAME, daemon=True)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
-                self._thread.start()  # with this mask
+                thread.start()  # with this mask
+                self._epoll, self._thread, self._bell = epoll, thread, bell
+                undo.pop_all()
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return self._epoll
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a handler may raise here: all is in place
+        return epoll
 
     def _ring(self) -> None:
         if self._bell >= 0:
@@ -175,6 +189,8 @@ class Watcher:
     def _ended(self, epoll: select.epoll) -> bool:
         """Close up when nothing is left to watch: decided under the lock, so that `watch` starts anew after it."""
         with self._lock:
+            if self._epoll is not epoll:
+                return True  # its start was interrupted, and undone
             if self._watches or self._dying:
                 return False
             epoll.close()
@@ -189,9 +205,10 @@ class Watcher:
             return  # unwatched after poll had seen it
         try:
             watch.on_ready()
-        except (NnfmqError, OSError):
+        except Exception as error:  # noqa: BLE001  one owner's bug must not end the thread that all others rely on
             _log.exception("a watch on fd %d failed and is given up", fd)
             self.unwatch(watch)
+            watch.on_failure(error)
 
     def _wake_the_dying(self) -> None:
         with self._lock:

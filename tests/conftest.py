@@ -6,10 +6,17 @@ answer for what they keep as well. Where a test must leave something, there is n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# One BLAS thread, as in the driver: a pool ends before each fork and comes back, unasked, with the next product.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# No child of a test imports from the current directory: in a clone that is the source tree, not what is installed.
+os.environ["PYTHONSAFEPATH"] = "1"
+
 from support import leaks, places, under_test
 
 

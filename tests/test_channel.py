@@ -5,12 +5,15 @@ from __future__ import annotations
 import array
 import errno
 import os
+import signal
 import socket
 import stat
 import struct
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -28,6 +31,7 @@ from nnfmq.hal.errors import (
     NnfmqError,
     ProtocolError,
 )
+from nnfmq.serialize import control
 
 SECOND_NS = 1_000_000_000
 SHORT_NS = 30_000_000
@@ -97,6 +101,25 @@ def fill(channel: Channel) -> int:
             sent += 1
     except MissedDeadlineTransient:
         return sent
+
+
+def fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
+        return os.fork()
+
+
+def open_in_a_forked_child(find: Callable[[], list[int]], forked: Callable[[], object] = lambda: None) -> int:
+    """Fork and return how many of the descriptors that `find` names are open in the child; `forked` runs in both."""
+    pid = fork()
+    if pid == 0:
+        count = 99
+        try:
+            count = sum(os.path.islink(f"/proc/self/fd/{fd}") for fd in find())
+        finally:
+            os._exit(count)  # never back into pytest
+    forked()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def sendmsg(sock: socket.socket, data: bytes, fds: list[int]) -> None:
@@ -262,6 +285,19 @@ def test_a_body_in_a_pipe_is_refused(raw: tuple[socket.socket, Channel], resourc
     assert "cannot be read" in str(refused(raw[1]))
 
 
+def test_a_body_in_an_ordinary_file_is_refused_unread(raw: tuple[socket.socket, Channel], resources: ExitStack) -> None:
+    """Its file system may be the sender's own, and keep the reader waiting."""
+    fd = os.open(os.__file__, os.O_RDONLY | os.O_CLOEXEC)
+    resources.callback(os.close, fd)
+    assert os.fstat(fd).st_size > INLINE_BYTES
+    sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), [fd])
+    assert "no memfd" in str(refused(raw[1]))
+
+
+def test_the_limits_of_a_frame_are_those_of_a_message() -> None:
+    assert (FDS_MAX, BODY_BYTES_MAX) == (control.MAX_FDS, control.MAX_BODY_BYTES)
+
+
 # ------------------------------------------------------------------------------------------------ hang-up and deadlines
 
 
@@ -315,9 +351,9 @@ def test_using_a_closed_channel_is_a_dead_object(pair: tuple[Channel, Channel]) 
     pair[0].close()
     pair[0].close()
     assert pair[0].fileno() == -1
-    with pytest.raises(DeadObject):
+    with pytest.raises(DeadObject, match="this channel is closed"):
         pair[0].send(b"")
-    with pytest.raises(DeadObject):
+    with pytest.raises(DeadObject, match="this channel is closed"):
         pair[0].receive(NOW)
 
 
@@ -374,6 +410,31 @@ def test_a_send_ends_at_its_deadline_and_not_before(pair: tuple[Channel, Channel
     assert time.monotonic_ns() >= deadline_ns
 
 
+@pytest.mark.parametrize("left_ns", [None, SHORT_NS], ids=["one try", "a little"])
+def test_a_send_waits_no_longer_for_another_thread_s_than_its_own_deadline(
+    left_ns: int | None,
+    pair: tuple[Channel, Channel],
+    start: Callable[..., Future[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(pair[0])
+    waits, wait = threading.Event(), Channel._wait
+
+    def noted(channel: Channel, events: int, deadline_ns: int | None) -> None:
+        waits.set()
+        wait(channel, events, deadline_ns)
+
+    monkeypatch.setattr(Channel, "_wait", noted)
+    stuck = start(pair[0].send, b"stuck")
+    assert waits.wait(20)
+    second = start(pair[0].send, b"", (), NOW if left_ns is None else soon(left_ns))
+    try:
+        assert isinstance(second.exception(20), MissedDeadlineTransient)
+        assert not stuck.done()
+    finally:
+        pair[0].hang_up()
+
+
 def test_a_send_goes_on_when_the_peer_reads(pair: tuple[Channel, Channel], start: Callable[..., Future[Any]]) -> None:
     frames = fill(pair[0])
     waiting = start(pair[0].send, b"at last", (), soon())
@@ -428,6 +489,13 @@ def accept(listener: Listener) -> Channel:
         poller.setblocking(False)
         poller.close()
     return Channel.adopt(connection.detach())
+
+
+def test_user_numbers_are_not_negative(resources: ExitStack) -> None:
+    """Who is not connected has no peer, which the kernel says by the largest numbers."""
+    channel = Channel.adopt(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).detach())
+    resources.callback(channel.close)
+    assert channel.peer() == (0, 2**32 - 1, 2**32 - 1)
 
 
 def test_the_peer_is_the_process_that_connected(client: tuple[subprocess.Popen[bytes], Channel]) -> None:
@@ -589,7 +657,7 @@ def test_a_crowd_of_clients_waits_for_its_turn(tmp_path: Path, resources: ExitSt
     for _ in range(65):  # one more than the backlog of 64 holds
         resources.enter_context(Channel.connect(path, soon()))
     deadline_ns = soon(SHORT_NS)
-    with pytest.raises((DeviceUnavailable, MissedDeadlineTransient)):
+    with pytest.raises(MissedDeadlineTransient):
         Channel.connect(path, deadline_ns)
     assert time.monotonic_ns() >= deadline_ns
     with ThreadPoolExecutor(1) as pool:
@@ -597,3 +665,75 @@ def test_a_crowd_of_clients_waits_for_its_turn(tmp_path: Path, resources: ExitSt
         first = accept(listener)
         resources.callback(first.close)
         resources.enter_context(late.result(20))
+
+
+def test_a_signal_does_not_make_a_waiting_client_a_connected_one(tmp_path: Path, resources: ExitStack) -> None:
+    """Python takes an AF_UNIX connect that a signal interrupts for done."""
+    path = tmp_path / "socket"
+    resources.enter_context(Listener.create(path))
+    for _ in range(65):
+        resources.enter_context(Channel.connect(path, soon()))
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    resources.callback(signal.signal, signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    resources.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+    deadline_ns = soon(SHORT_NS)
+    with pytest.raises(MissedDeadlineTransient, match=str(path)):
+        Channel.connect(path, deadline_ns)
+    assert time.monotonic_ns() >= deadline_ns
+
+
+# ------------------------------------------------------------------------------------------------ forks
+
+
+def test_a_forked_child_has_no_copy_of_any_channel_or_listener(tmp_path: Path, resources: ExitStack) -> None:
+    path = tmp_path / "socket"
+    listener = resources.enter_context(Listener.create(path))
+    client = resources.enter_context(Channel.connect(path, soon()))
+    accepted = listener.accept()
+    assert accepted is not None
+    resources.enter_context(accepted)
+    ends = [resources.enter_context(end) for end in Channel.pair()]
+    fds = [channel.fileno() for channel in (client, accepted, *ends)] + [listener.fileno(), listener._lock.fileno()]
+    assert open_in_a_forked_child(lambda: fds) == 0
+    client.send(b"all as before")
+    assert accepted.receive(soon()).data == b"all as before"
+    with Channel.connect(path, soon()):
+        pass
+
+
+def test_closing_in_a_forked_child_does_no_harm(pair: tuple[Channel, Channel], tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with Listener.create(path) as listener:
+
+        def close() -> list[int]:
+            for end in (*pair, listener):
+                end.close()
+            pair[0].hang_up()
+            return []
+
+        assert open_in_a_forked_child(close) == 0
+        pair[0].send(b"still open")
+        assert pair[1].receive(soon()).data == b"still open"
+        assert path.exists()
+
+
+def test_a_fork_waits_for_a_channel_that_is_just_being_made(
+    start: Callable[..., Future[Any]], resources: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socketpair, made, forked = socket.socketpair, threading.Event(), threading.Event()
+    ends: list[socket.socket] = []
+
+    def slow(*kind: int) -> tuple[socket.socket, socket.socket]:
+        ends.extend(socketpair(*kind))
+        made.set()
+        forked.wait(0.1)  # long enough for a fork that does not wait
+        return ends[0], ends[1]
+
+    monkeypatch.setattr(socket, "socketpair", slow)
+    making = start(Channel.pair)
+    assert made.wait(20)
+    fds = [end.fileno() for end in ends]
+    assert open_in_a_forked_child(lambda: fds, forked.set) == 0
+    for channel in making.result(20):
+        channel.close()

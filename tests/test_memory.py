@@ -7,13 +7,17 @@ import fcntl
 import mmap
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
+from nnfmq import memory as memory_module
 from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
 from nnfmq.memory import F_SEAL_FUTURE_WRITE, Memory, put_in_file, take_from_file
 
@@ -95,6 +99,15 @@ def test_memory_of_no_size_is_refused(size_bytes: int) -> None:
 def test_memory_that_the_system_cannot_give_is_a_lack_of_resources() -> None:
     with pytest.raises(ResourceExhaustedTransient, match="no room for"):
         Memory.create(1 << 62)
+
+
+def test_a_lack_of_descriptors_is_a_lack_of_resources(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_label: str, _flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", full)
+    with pytest.raises(ResourceExhaustedTransient, match=r"no file descriptor is left.*ulimit -n"):
+        Memory.create(1)
 
 
 def test_memory_with_one_writer_can_be_written_here_and_only_read_by_the_peer() -> None:
@@ -287,6 +300,69 @@ def test_memory_that_nobody_closed_says_so_and_is_closed() -> None:
     assert not is_open(fd)
 
 
+class Tracer:
+    """Does something once, before a chosen step of a module's code: what a signal or another thread would do there."""
+
+    def __init__(self, event: str, step: int, action: Any) -> None:
+        self.left = step
+        self._event = event
+        self._action = action
+        self._before = sys.gettrace()
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if frame.f_code.co_filename != memory_module.__file__:
+            return None
+        frame.f_trace_opcodes = self._event == "opcode"
+        if event == self._event:
+            self.left -= 1
+            if self.left < 0:
+                sys.settrace(self._before)
+                self._action()
+                return None
+        return self
+
+    def __enter__(self) -> Tracer:
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    @property
+    def has_acted(self) -> bool:
+        return self.left < 0
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_memory_is_made_leaves_nothing_open() -> None:
+    """Warnings are errors here, and what `__del__` raises fails a test; the leak check looks for the rest."""
+    for step in range(100):
+        made = []
+        with Tracer("line", step, interrupt) as tracer, suppress(KeyboardInterrupt):
+            made.append(Memory.create(4096, "interrupted"))
+        for memory in made:
+            memory.close()
+        if not tracer.has_acted:
+            break
+    assert 10 < step < 99
+
+
+def test_memory_is_closed_once_wherever_two_threads_meet() -> None:
+    for step in range(200):
+        memory = Memory.create(1)
+        told: list[bool] = []
+        memory.on_close = lambda told=told: told.append(True)  # type: ignore[misc]
+        with Tracer("opcode", step, memory.close) as tracer:
+            memory.close()
+        assert told == [True]
+        if not tracer.has_acted:
+            break
+    assert 10 < step < 199
+
+
 # ------------------------------------------------------------------------------------------------ bodies
 
 
@@ -324,9 +400,17 @@ def test_a_body_in_what_is_no_file_is_a_protocol_error(make: object, tmp_path: P
         take_from_file(fd, 100)
 
 
-def test_a_body_in_a_file_that_may_not_be_read_is_a_protocol_error(tmp_path: Path, descriptors: ExitStack) -> None:
-    (tmp_path / "body").write_bytes(bytes(100))
-    fd = os.open(tmp_path / "body", os.O_WRONLY | os.O_CLOEXEC)
+def test_a_body_in_an_ordinary_file_is_a_protocol_error(descriptors: ExitStack) -> None:
+    fd = os.open(os.__file__, os.O_RDONLY | os.O_CLOEXEC)
+    descriptors.callback(os.close, fd)
+    with pytest.raises(ProtocolError, match="no memfd"):
+        take_from_file(fd, 100)
+
+
+def test_a_body_in_a_file_that_may_not_be_read_is_a_protocol_error(descriptors: ExitStack) -> None:
+    readable = memfd(100)
+    descriptors.callback(os.close, readable)
+    fd = os.open(f"/proc/self/fd/{readable}", os.O_WRONLY | os.O_CLOEXEC)
     descriptors.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="cannot be read"):
         take_from_file(fd, 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -255,6 +256,52 @@ def test_starting_and_ending_many_times_at_once_loses_nothing(start: Callable[..
         return reader.got
 
     assert [future.result(LIMIT_S) for future in [start(watch_once, i) for i in range(200)]] == [b"x"] * 200
+
+
+def no_descriptor(_value: int, _flags: int) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+start_thread = threading.Thread.start
+
+
+def interrupted(thread: threading.Thread) -> None:
+    start_thread(thread)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "failing", "error"),
+    [
+        (os, "eventfd", no_descriptor, OSError),
+        (threading.Thread, "start", no_thread, RuntimeError),
+        (threading.Thread, "start", interrupted, KeyboardInterrupt),
+    ],
+)
+def test_a_start_that_fails_half_way_leaves_nothing_and_the_next_one_works(
+    where: Any,
+    name: str,
+    failing: Callable[..., Any],
+    error: type[BaseException],
+    pipe: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, write = pipe
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, failing)
+        with pytest.raises(error):
+            watcher.watch(read, lambda: None)
+        assert watcher.thread() is None
+    reader = Reader(read)
+    watch = watcher.watch(read, reader)
+    os.write(write, b"heard")
+    assert reader.called.wait(LIMIT_S)
+    watcher.unwatch(watch)
+    os.close(write)
 
 
 def test_the_thread_never_keeps_a_process_from_ending() -> None:

@@ -36,7 +36,6 @@ _MIB = 1 << 20
 _STRONGLY_ORDERED = ("x86_64", "AMD64")
 _EXTRAS = {
     "Pillow": "images: `nnfmq run` on photos",
-    "posix_ipc": "test: queues with a name",
     "pytest": "test: the project's own tests",
     "ai-edge-litert": "bench: comparison with LiteRT",
     "onnxruntime": "bench: comparison with ONNX Runtime",

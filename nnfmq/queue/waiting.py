@@ -11,9 +11,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from nnfmq.hal.errors import InvalidArgument
+
 CONTROLLER_VARIABLE = "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW"
 SERVER_VARIABLE = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
 DEFAULT_WINDOW_US = 50
+_MAX_WINDOW_US = 10**9
 
 
 class DeadFlag:
@@ -58,6 +61,8 @@ def _window_ns(variable: str, window_us: float | None) -> int:
     if os.cpu_count() == 1:
         return 0  # a spin would keep the peer from answering; a process pinned to one CPU of many may well poll
     wanted = _from_environment(variable) if window_us is None else window_us
+    if not abs(wanted) <= _MAX_WINDOW_US:  # nor a NaN
+        raise InvalidArgument(f"a polling window is 0 to {_MAX_WINDOW_US} µs, got {wanted}")
     return round((wanted if wanted >= 0 else DEFAULT_WINDOW_US) * 1000)
 
 

@@ -6,24 +6,26 @@ element. An array must have the shape and dtype of its operand; only a float64 f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, RequestArgument
 from nnfmq.memory import Memory
 
 Array = NDArray[Any]
 ALIGNMENT = 64
+_LENGTH_MAX = 2**32 - 1  # of a DataLocation
 
 
 def size_bytes(info: TensorInfo, shape: tuple[int, ...]) -> int:
     """Return the bytes of a tensor of `shape`."""
-    return int(np.prod(shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
+    return math.prod(shape) * np.dtype(info.dtype).itemsize
 
 
 def layout(
@@ -33,18 +35,18 @@ def layout(
     arguments, end = [], 0
     for info, shape in zip(infos, shapes, strict=True):
         offset = -(-end // ALIGNMENT) * ALIGNMENT
-        length = size_bytes(info, shape)
+        length = max(size_bytes(info, shape), 1)  # an output of unknown size: the driver says what it needs
         # Dimensions travel only where they tell the driver something: the model has the others.
         dimensions = shape if shape != info.shape else ()
         arguments.append(RequestArgument(False, DataLocation(pool_index, offset, length), dimensions))
-        end = offset + max(length, 1)
+        end = offset + length
     return tuple(arguments), max(end, 1)
 
 
 def view(memory: Memory, argument: RequestArgument, info: TensorInfo, shape: tuple[int, ...]) -> Array:
-    """Return the array in `memory` that `argument` describes, without a copy."""
+    """Return the array in `memory` that `argument` describes, without a copy; of `shape`, which fits its place."""
     where = argument.location
-    data = memory.view[where.offset : where.offset + where.length]
+    data = memory.view[where.offset : where.offset + size_bytes(info, shape)]
     return np.frombuffer(data, info.dtype).reshape(shape)
 
 
@@ -59,7 +61,10 @@ def checked_shape(info: TensorInfo, given: tuple[int, ...]) -> tuple[int, ...]:
 
 def checked_array(info: TensorInfo, value: ArrayLike) -> Array:
     """Return `value` as an array that may be copied into `info`'s place. Raises InvalidArgument that says why not."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # ragged lists
+        raise InvalidArgument(f"input {info.name!r} is no array: {error}") from error
     checked_shape(info, array.shape)
     if array.dtype != info.dtype and not np.can_cast(array.dtype, info.dtype, "same_kind"):
         raise InvalidArgument(f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}")
@@ -83,16 +88,51 @@ def require_known(kind: str, infos: Sequence[TensorInfo]) -> None:
             )
 
 
-def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
-    """Copy results into the caller's arrays and return those. Raises InvalidArgument where they do not fit."""
-    if len(targets) != len(results):
-        raise InvalidArgument(f"the model has {len(results)} outputs, `out` has {len(targets)} arrays")
-    for index, (target, result) in enumerate(zip(targets, results, strict=True)):
-        if target.shape != result.shape or target.dtype != result.dtype:
-            raise InvalidArgument(
-                f"output {index} is {result.dtype} of shape {result.shape}, "
-                f"`out` has {target.dtype} of shape {target.shape}"
+def check_stated(infos: Sequence[TensorInfo], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise ProtocolError where the shapes that the driver states cannot be those of `infos`."""
+    if len(shapes) != len(infos):
+        raise ProtocolError(f"the driver states the shapes of {len(shapes)} outputs, the model has {len(infos)}")
+    for info, shape in zip(infos, shapes, strict=True):
+        fits = len(shape) == len(info.shape) and all(w in (0, g) for w, g in zip(info.shape, shape, strict=True))
+        if (info.shape and not fits) or size_bytes(info, shape) > _LENGTH_MAX:
+            raise ProtocolError(
+                f"the driver states the shape {_shown(shape)} for output {info.name!r} of shape {_shown(info.shape)}"
             )
+
+
+def check_room(
+    infos: Sequence[TensorInfo], places: Sequence[RequestArgument], shapes: Sequence[tuple[int, ...]]
+) -> None:
+    """Raise ProtocolError where the driver states a larger result than it was given room for."""
+    for info, place, shape in zip(infos, places, shapes, strict=True):
+        if size_bytes(info, shape) > place.location.length:
+            given = place.location.length
+            raise ProtocolError(f"the driver states {_shown(shape)} for output {info.name!r}, which had {given} bytes")
+
+
+def check_out(infos: Sequence[TensorInfo], targets: Sequence[Array]) -> None:
+    """Raise InvalidArgument where `out` cannot take the outputs; what has no known shape is checked by `copy_out`."""
+    given: Any = targets  # whatever the application gave
+    if not isinstance(given, Sequence) or not all(isinstance(target, np.ndarray) for target in given):
+        raise InvalidArgument("`out` must be a sequence of numpy arrays, one for each output")
+    if len(targets) != len(infos):
+        raise InvalidArgument(f"the model has {len(infos)} outputs, `out` has {len(targets)} arrays")
+    for info, target in zip(infos, targets, strict=True):
+        is_known = bool(info.shape) and 0 not in info.shape
+        if target.dtype != info.dtype or (is_known and target.shape != info.shape):
+            raise InvalidArgument(
+                f"output {info.name!r} is {info.dtype} of shape {_shown(info.shape)}, "
+                f"`out` has {target.dtype} of shape {_shown(target.shape)}"
+            )
+        if not target.flags.writeable:
+            raise InvalidArgument(f"the array in `out` for output {info.name!r} is read-only")
+
+
+def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
+    """Copy results into the caller's arrays and return those. Raises InvalidArgument where a shape differs."""
+    for index, (target, result) in enumerate(zip(targets, results, strict=True)):
+        if target.shape != result.shape:
+            raise InvalidArgument(f"output {index} has shape {result.shape}, `out` has {target.shape}")
         np.copyto(target, result)
     return tuple(targets)
 

@@ -30,6 +30,7 @@ from nnfmq.hal.errors import (
     InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
+    OutputInsufficientSize,
     error_for,
 )
 from nnfmq.hal.tensor_info import TensorInfo
@@ -41,7 +42,7 @@ from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection, deadline_after
 from nnfmq.serialize import control
 from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.serialize.packet import decode_result, encode_request
+from nnfmq.serialize.packet import ResultPacket, decode_result, encode_request
 from nnfmq.serialize.stages import StageSlots
 
 if TYPE_CHECKING:
@@ -110,16 +111,18 @@ class Burst:
         self._model = model
         self._window_ns = window_ns
         self._resources = ExitStack()
-        self._in_use = threading.Lock()
+        self._user: object = None  # the call that executes now
         self._is_settled = True  # False from before a request is sent until its result was taken
         self._sent_bytes = self._taken_bytes = 0  # the two rings' counters when it was settled last
         self._burst_id = 0
         self._slots = SlotTable()
         self._latency_ns = 0
+        self._sequence = 0  # of that execution, as the driver counts
         self._timing = NO_TIMING
         self._info: ExecutionInfo | None = None  # of the last execution, once somebody asked
         self._dead = DeadFlag()
         self.peer = watcher.Peer(self._dead)
+        self._requests, self._results = self._queue(_REQUESTS), self._queue(_RESULTS)
         self.inputs: tuple[Array, ...] = ()
         self.outputs: tuple[Array, ...] = ()
 
@@ -141,12 +144,11 @@ class Burst:
         try:
             burst._open(deadline_ns)
         except BaseException:
-            burst._resources.close()
+            burst.close()
             raise
         return burst
 
     def _open(self, deadline_ns: int | None) -> None:
-        self._requests, self._results = self._queue(_REQUESTS), self._queue(_RESULTS)
         self._make_memory()
         self._stages = StageSlots.over(self._results.stage_view)
         self._resources.callback(self._stages.close)
@@ -159,8 +161,11 @@ class Burst:
             _descriptor_data(self._results),
         )
         fds = [self._requests.memory.fileno(), self._results.memory.fileno()]
-        self._burst_id = self._connection.call(message, control.BurstConfigured, fds, deadline_ns).burst_id
-        self._connection.add_burst(self._burst_id, self)
+        self._connection.call(message, control.BurstConfigured, fds, deadline_ns, on_answer=self._configured)
+
+    def _configured(self, answer: control.BurstConfigured) -> None:
+        self._burst_id = answer.burst_id
+        self._connection.add_burst(answer.burst_id, self)
 
     def _queue(self, label: str) -> MessageQueue:
         queue = MessageQueue.create(DATUM_BYTES, QUEUE_RECORDS, label=label, dead=self._dead)
@@ -206,17 +211,30 @@ class Burst:
         self._connection.raise_if_ended()  # first of all: in a forked child the memory is still the parent's
         if not self._burst_id:
             raise InvalidArgument("this burst is closed")
-        if not self._in_use.acquire(blocking=False):
-            raise InvalidArgument("this burst is executing in another thread; make one burst for each")
+        me = object()
         try:
-            deadline_ns = deadline_after(timeout)
-            self._settle(deadline_ns)
-            if inputs:
-                self._copy_in(inputs)
-            self._run(MeasureTiming.YES if measure else MeasureTiming.NO, deadline_ns)
-            return self._copy_out(out)
+            # Plain assignments, and inside the try: a lock taken just before it stays taken if a signal comes between.
+            if self._user is None:
+                self._user = me
+            if self._user is not me:
+                raise InvalidArgument("this burst is executing in another thread; make one burst for each")
+            return self._execute(inputs, out, MeasureTiming.YES if measure else MeasureTiming.NO, timeout)
         finally:
-            self._in_use.release()
+            if self._user is me:
+                self._user = None
+
+    def _execute(
+        self, given: Sequence[ArrayLike], out: Sequence[Array] | None, measure: MeasureTiming, timeout: float | None
+    ) -> tuple[Array, ...]:
+        inputs, outputs = self.inputs, self.outputs  # another thread may close the burst meanwhile
+        deadline_ns = deadline_after(timeout)
+        if out is not None and out is not outputs:
+            arguments.check_out(self._model.outputs, out)
+        self._settle(deadline_ns)
+        if given:
+            self._copy_in(given, inputs)
+        self._run(measure, deadline_ns)
+        return _copied_out(out, outputs)
 
     def _settle(self, deadline_ns: int | None) -> None:
         """Take the late result of an execution that was given up: it must not pass for the next one's."""
@@ -225,26 +243,22 @@ class Burst:
         was_sent = self._requests.counters()[0] != self._sent_bytes
         was_taken = self._results.counters()[1] != self._taken_bytes
         if was_sent and not was_taken:
+            # The signal may have come between publishing the request and waking the driver. A plain wake would see
+            # its bit set and leave out the system call.
+            self._requests.wake_all()
             self._receive(deadline_ns)
         self._sent_bytes = self._requests.counters()[0]  # this one first: the other order could wait for ever
         self._taken_bytes = self._results.counters()[1]
         self._is_settled = True
 
-    def _copy_in(self, inputs: Sequence[ArrayLike]) -> None:
-        if len(inputs) != len(self.inputs):
-            arguments.check_count("input", self._model.inputs, len(inputs))
-        for target, info, value in zip(self.inputs, self._model.inputs, inputs, strict=True):
+    def _copy_in(self, given: Sequence[ArrayLike], inputs: Sequence[Array]) -> None:
+        if len(given) != len(inputs):
+            arguments.check_count("input", self._model.inputs, len(given))
+        for target, info, value in zip(inputs, self._model.inputs, given, strict=True):
             if type(value) is np.ndarray and value.shape == target.shape and value.dtype == target.dtype:
                 target[...] = value
             else:
                 np.copyto(target, arguments.checked_array(info, value), casting="same_kind")
-
-    def _copy_out(self, out: Sequence[Array] | None) -> tuple[Array, ...]:
-        if out is None:
-            return tuple([output.copy() for output in self.outputs])
-        if out is self.outputs:
-            return self.outputs
-        return arguments.copy_out(out, self.outputs)
 
     def _run(self, measure: MeasureTiming, deadline_ns: int | None) -> None:
         begin_ns = time.monotonic_ns()
@@ -260,8 +274,9 @@ class Burst:
         self._is_settled = True
         result = decode_result(packet)
         self._latency_ns, self._timing, self._info = time.monotonic_ns() - begin_ns, result.timing, None
+        self._sequence = self._sent_bytes // len(request)  # both packets have the same length
         if result.status is not ErrorStatus.NONE:
-            self._raise(result.status)
+            self._raise(result, deadline_ns)
 
     def _receive(self, deadline_ns: int | None) -> bytes:
         packet = self._results.receive(deadline_ns, self._window_ns)
@@ -279,15 +294,20 @@ class Burst:
         latency_ns = time.monotonic_ns() - begin_ns
         self._info = ExecutionInfo(latency_ns, latency_ns, 0, 0, self._model.last_timing)
 
-    def _raise(self, status: ErrorStatus) -> None:
+    def _raise(self, result: ResultPacket, deadline_ns: int | None) -> None:
         """Raise what the driver says of the failed execution; what the packet said is all we have if it is silent."""
+        patience_ns = time.monotonic_ns() + _CLOSE_NS
         try:
             message = control.GetBurstError(self._connection.new_call(), self._burst_id)
-            said = self._connection.ask(message, control.BurstError, (), time.monotonic_ns() + _CLOSE_NS)
+            deadline_ns = patience_ns if deadline_ns is None else min(patience_ns, deadline_ns)
+            said = self._connection.ask(message, control.BurstError, (), deadline_ns)
         except MissedDeadlineTransient:
-            raise error_for(status, f"the driver answered {status.name}") from None
-        late = said.status if said.status is not ErrorStatus.NONE else status
-        raise error_for(late, said.message)
+            error = error_for(result.status, f"the driver answered {result.status.name}")
+        else:
+            error = error_for(said.status or result.status, said.message)
+        if isinstance(error, OutputInsufficientSize):
+            error.output_shapes = result.output_shapes
+        raise error
 
     @property
     def last(self) -> ExecutionInfo:
@@ -301,6 +321,8 @@ class Burst:
         if not latency_ns:
             raise GeneralFailure("nothing was executed on this burst yet")
         stages = self._stages.read()
+        if stages.sequence != self._sequence:  # a later execution's, of a call that ended early
+            return ExecutionInfo(latency_ns, latency_ns, 0, 0, self._timing)
         in_driver = min(max(stages.driver_ns, 0), latency_ns)  # the driver wrote these: shown, never believed
         engine = min(max(stages.engine_ns, 0), in_driver)
         exact = stages.timing if self._timing != NO_TIMING else NO_TIMING
@@ -310,24 +332,36 @@ class Burst:
 
     def close(self) -> None:
         """End the burst on both sides; waits for a running execution, up to 5 seconds. Harmless when repeated."""
-        burst_id, self._burst_id = self._burst_id, 0
-        if burst_id and self._connection.is_open:
-            try:
+        burst_id = self._burst_id
+        try:
+            if burst_id and self._connection.is_open:
                 message = control.CloseBurst(self._connection.new_call(), burst_id)
                 self._connection.ask(message, control.Reply, (), time.monotonic_ns() + _CLOSE_NS)
-            except NnfmqError:
-                pass  # the driver is gone or stuck: closing our end is all that is left to do
+        except NnfmqError:
+            pass  # the driver is gone or stuck: closing our end is all that is left to do
+        finally:
+            self._burst_id = 0
+            self._close_our_end(burst_id)
+
+    def _close_our_end(self, burst_id: int) -> None:
         self._connection.discard_burst(burst_id, self.peer)
         self.peer.discard(self._requests, self._results)
-        self._dead.raise_flag()  # a thread that still waits here leaves
+        if self._latency_ns and self._info is None:
+            self._info = self._read_stages()  # for whoever asks later
         self.inputs = self.outputs = ()
-        self._resources.close()
+        self._resources.close()  # a thread that still waits here leaves
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _copied_out(out: Sequence[Array] | None, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    if out is None:
+        return tuple([output.copy() for output in outputs])
+    return outputs if out is outputs else arguments.copy_out(out, outputs)
 
 
 def _views(memory: Memory, places: Sequence[RequestArgument], infos: Sequence[TensorInfo]) -> tuple[Array, ...]:

@@ -94,7 +94,7 @@ def _listening(path: Path, deadline_ns: int | None, server_uid: int | None) -> C
 def _embedded(deadline_ns: int | None) -> Client:
     channel, process = start_embedded_driver()
     try:
-        return Client(Connection.open(channel, deadline_ns), process)
+        return Client(Connection.open(channel, deadline_ns, process.pid), process)
     except BaseException:
         process.kill()
         process.wait()
@@ -130,9 +130,9 @@ class Client:
         answer = self._connection.ask(message, control.DeviceList, (), deadline_after(timeout))
         return list(answer.devices)
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str, *, timeout: float | None = CONNECT_SECONDS) -> Device:
         """Return the device called `name`; blocks. Raises InvalidArgument that lists the known ones."""
-        infos = {info.name: info for info in self.devices()}
+        infos = {info.name: info for info in self.devices(timeout=timeout)}
         if name not in infos:
             raise InvalidArgument(f"there is no device {name!r}; this driver has: {', '.join(sorted(infos))}")
         return Device(infos[name], self._connection)
@@ -195,9 +195,14 @@ class Device:
             data,
             len(fds),
         )
-        ready = self._connection.call(message, control.PreparedModelReady, fds, deadline_ns)
         inputs, outputs = _described(bare) if isinstance(model, Model) else (model.inputs, model.outputs)
-        return PreparedModel(self._connection, ready.model_id, tuple(inputs), tuple(outputs))
+        prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
+        try:
+            self._connection.call(message, control.PreparedModelReady, fds, deadline_ns, on_answer=prepared.take_answer)
+        except BaseException:
+            prepared.close()  # the driver may have made it just before a signal came
+            raise
+        return prepared
 
 
 def _lent_fds(pools: tuple[Pool, ...]) -> list[int]:

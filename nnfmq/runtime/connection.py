@@ -13,9 +13,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from nnfmq import watcher
 from nnfmq.channel import NOW, Channel, Frame
@@ -30,17 +29,17 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.memory import Memory
+from nnfmq.runtime.answers import OneShot
 from nnfmq.serialize import control
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 
-INTERFACE = "AIDL v4"
-_ANSWER_PATIENCE_NS = 1_000_000_000  # the watcher waits this long for a driver that does not read; then it is given up
+_END_OF_CLOCK_NS = 2**63 - 1  # where deadlines saturate (QOS-6): in 292 years
+_GONE = "the driver process is gone"
 _log = logging.getLogger("nnfmq.client")
 
 AnswerT = TypeVar("AnswerT", bound=control.Answer)
 CallT = TypeVar("CallT", bound=control.Call)
-FutureT = TypeVar("FutureT")
 
 
 class MemoryProvider(Protocol):
@@ -58,17 +57,18 @@ class _Key(NamedTuple):
     kind: type[control.Call]
 
 
+class _Question(NamedTuple):
+    answer: OneShot[control.Call]
+    on_answer: Callable[[Any], None] | None
+
+
 def deadline_after(timeout: float | None) -> int | None:
     """Return the monotonic deadline (ns) of a timeout in seconds; None = no limit. Raises InvalidArgument below 0."""
     if timeout is None:
         return None
-    if timeout < 0:
+    if not timeout >= 0:  # nor a NaN
         raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout}")
-    return time.monotonic_ns() + round(timeout * 1e9)
-
-
-def _seconds_left(deadline_ns: int | None) -> float | None:
-    return None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+    return min(_END_OF_CLOCK_NS, time.monotonic_ns() + round(min(timeout, 1e10) * 1e9))
 
 
 class Connection:
@@ -77,30 +77,35 @@ class Connection:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._conversation = Conversation()
-        self._send_lock = threading.Lock()
-        self._lock = threading.Lock()
-        self._waiting: dict[_Key, Future[control.Call]] = {}
-        self._greeting: Future[control.HelloReply] = Future()
+        self._lock = threading.Lock()  # held for a few assignments, never while blocking
+        self._waiting: dict[_Key, _Question] = {}
+        self._greeting: OneShot[control.HelloReply] = OneShot()
         self._bursts: dict[int, MemoryProvider] = {}
         self._peers: list[watcher.Peer] = []
         self._end: str | None = None
-        self._watch = watcher.Watch(-1, self._on_ready)
+        self._pid = os.getpid()
+        self._watches: list[watcher.Watch] = []
+        self._pidfd = -1
         self.driver: control.HelloReply | None = None
 
     @classmethod
-    def open(cls, channel: Channel, deadline_ns: int | None) -> Connection:
+    def open(cls, channel: Channel, deadline_ns: int | None, process: int | None = None) -> Connection:
         """Greet the driver over `channel`, which the connection owns from now on; blocks until it answers.
 
-        Raises DeviceUnavailable where the driver refuses or ends, MissedDeadlineTransient at the deadline.
+        `process` is the pid of a driver that is our own child: its end is then seen even where a copy of its socket
+        lives on in another process.
+
+        Raises DeviceUnavailable where the driver ends, the error of the status where it refuses (a driver with too many
+        clients: ResourceExhaustedTransient), MissedDeadlineTransient at the deadline.
         """
         connection = cls(channel)
         _open_connections.add(connection)
         try:
-            connection._watch = watcher.watch(channel.fileno(), connection._on_ready)
+            connection._watch_driver(process)
             name = f"pid {os.getpid()}"
             with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
-                connection._send(control.Hello(control.PROTOCOL, INTERFACE, name), (), deadline_ns)
-            connection.driver = connection._wait(connection._greeting, deadline_ns)
+                connection._send(control.Hello(control.PROTOCOL, control.INTERFACE, name), (), deadline_ns)
+            connection.driver = connection._greeting.wait(deadline_ns)
         except DeadObject as error:
             connection.close()
             raise DeviceUnavailable(f"the driver ended before it answered: {error}") from error
@@ -108,6 +113,12 @@ class Connection:
             connection.close()
             raise
         return connection
+
+    def _watch_driver(self, process: int | None) -> None:
+        self._watches.append(watcher.watch(self._channel.fileno(), self._on_ready, self._on_bug))
+        if process is not None:
+            self._pidfd = os.pidfd_open(process)
+            self._watches.append(watcher.watch(self._pidfd, lambda: self._finish(_GONE)))
 
     @property
     def greeting(self) -> control.HelloReply:
@@ -126,12 +137,16 @@ class Connection:
         answer: type[AnswerT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
+        *,
+        on_answer: Callable[[AnswerT], None] | None = None,
     ) -> AnswerT:
         """Send a call (its number from `new_call`) and return its answer; blocks. The fds stay the caller's.
 
-        Raises the error that the answer's status stands for, DeadObject, MissedDeadlineTransient.
+        `on_answer` runs on the watcher's thread before this returns, so that what the driver made for us is known even
+        where a signal interrupts the very return. Raises the error that the answer's status stands for, DeadObject,
+        MissedDeadlineTransient.
         """
-        result = self.ask(message, answer, fds, deadline_ns)
+        result = self.ask(message, answer, fds, deadline_ns, on_answer=on_answer)
         if result.status is not ErrorStatus.NONE:
             raise error_for(result.status, result.message)
         return result
@@ -142,30 +157,30 @@ class Connection:
         answer: type[CallT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
+        *,
+        on_answer: Callable[[CallT], None] | None = None,
     ) -> CallT:
         """As `call`, but return the answer whatever its status says."""
-        future: Future[control.Call] = Future()
         key = _Key(message.call, answer)
+        question = _Question(OneShot(), on_answer)
         with self._lock:
             self.raise_if_ended()
-            self._waiting[key] = future
+            self._waiting[key] = question
         try:
             self._send(message, fds, deadline_ns)
-        except BaseException:
-            with self._lock:
-                self._waiting.pop(key, None)
-            raise
-        result = self._wait(future, deadline_ns)
+            result = question.answer.wait(deadline_ns)
+        except MissedDeadlineTransient:
+            if self._waiting.pop(key, None) is not None:
+                raise  # a late answer finds nobody, and is undone
+            result = question.answer.wait(None)  # it came just now
+        finally:
+            self._waiting.pop(key, None)
         assert isinstance(result, answer)
         return result
 
     def new_call(self) -> int:
         """Return a number for a new call."""
         return self._conversation.new_call(Role.CLIENT)
-
-    def tell(self, message: control.Message) -> None:
-        """Send a message that has no answer. Raises DeadObject."""
-        self._send(message, (), None)
 
     def add_peer(self, peer: watcher.Peer) -> None:
         """Register what must be woken when the driver dies. Raises DeadObject if it already has."""
@@ -190,21 +205,20 @@ class Connection:
             raise DeadObject(self._end)
 
     def _send(self, message: control.Message, fds: Sequence[int], deadline_ns: int | None) -> None:
+        """Send from any thread: a frame goes whole, and the order of different threads' messages means nothing."""
         data = control.encode(message)
-        with self._send_lock:  # the conversation must note messages in the order in which they are sent
-            self.raise_if_ended()
-            self._conversation.note(message, Role.CLIENT)
-            self._channel.send(data, fds, deadline_ns)
-
-    @staticmethod
-    def _wait(future: Future[FutureT], deadline_ns: int | None) -> FutureT:
+        self.raise_if_ended()
         try:
-            return future.result(_seconds_left(deadline_ns))
-        except MissedDeadlineTransient:
+            self._conversation.note(message, Role.CLIENT)
+        except ProtocolError:
+            self.raise_if_ended()  # another thread ended it just now
             raise
-        except TimeoutError:
-            future.cancel()  # a late answer finds nobody
-            raise MissedDeadlineTransient("the deadline passed before the driver answered") from None
+        try:
+            self._channel.send(data, fds, deadline_ns)
+        except (NnfmqError, OSError):  # not sent; what a signal handler raises may come after it was
+            if isinstance(message, control.Call):
+                self._conversation.forget(message, Role.CLIENT)
+            raise
 
     # ------------------------------------------------------------------------------------------------ receiving
 
@@ -224,18 +238,22 @@ class Connection:
 
     def _give_up(self, error: NnfmqError) -> None:
         if isinstance(error, DeadObject):
-            self._finish("the driver process is gone")
+            self._finish(_GONE)
             return
         _log.warning("connection to the driver closed: %s", error)
         self._finish(f"the connection to the driver was given up: {error}")
+
+    def _on_bug(self, error: Exception) -> None:
+        self._finish(f"the connection to the driver was given up after an internal error: {error!r}")
 
     def _on_frame(self, frame: Frame) -> None:
         message = control.decode(frame.data, sender=Role.DRIVER, fds=len(frame.fds))
         self._conversation.note(message, Role.DRIVER)
         if isinstance(message, control.HelloReply):
-            self._greeting.set_result(message)
+            self._greeting.give(message)
         elif isinstance(message, control.Refused):
-            self._greeting.set_exception(error_for(message.status, f"the driver refused: {message.message}"))
+            status = message.status or ErrorStatus.GENERAL_FAILURE
+            self._greeting.give(error_for(status, f"the driver refused: {message.message}"))
         elif isinstance(message, control.GetMemories):
             self._give_memories(message)
         else:
@@ -243,13 +261,16 @@ class Connection:
             self._on_answer(message)
 
     def _on_answer(self, answer: control.Call) -> None:
-        with self._lock:
-            future = self._waiting.pop(_Key(answer.call, type(answer)), None)
-        if future is not None and future.set_running_or_notify_cancel():
-            future.set_result(answer)
+        question = self._waiting.pop(_Key(answer.call, type(answer)), None)
+        if question is not None:
+            if question.on_answer is not None:
+                question.on_answer(answer)
+            question.answer.give(answer)
+        # Else whoever asked has stopped waiting.
         elif isinstance(answer, control.PreparedModelReady) and answer.status is ErrorStatus.NONE:
-            # Whoever wanted this model has stopped waiting.
-            self._send(control.ReleaseModel(self.new_call(), answer.model_id), (), self._soon())
+            self._send(control.ReleaseModel(self.new_call(), answer.model_id), (), NOW)
+        elif isinstance(answer, control.BurstConfigured) and answer.status is ErrorStatus.NONE:
+            self._send(control.CloseBurst(self.new_call(), answer.burst_id), (), NOW)
 
     def _give_memories(self, question: control.GetMemories) -> None:
         burst = self._bursts.get(question.burst_id)
@@ -257,16 +278,12 @@ class Connection:
             if burst is None:
                 raise InvalidArgument(f"burst {question.burst_id} is closed")
             memories = burst.memories_of(question.slots)
+            fds = [memory.fileno() for memory in memories]
         except NnfmqError as error:
-            self._send(control.Memories(question.call, error.status, str(error), ()), (), self._soon())
+            self._send(control.Memories(question.call, error.status, str(error), ()), (), NOW)
             return
         sizes = tuple(memory.size_bytes for memory in memories)
-        fds = [memory.fileno() for memory in memories]
-        self._send(control.Memories(question.call, ErrorStatus.NONE, "", sizes), fds, self._soon())
-
-    @staticmethod
-    def _soon() -> int:
-        return time.monotonic_ns() + _ANSWER_PATIENCE_NS
+        self._send(control.Memories(question.call, ErrorStatus.NONE, "", sizes), fds, NOW)
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -277,36 +294,49 @@ class Connection:
                 self._end = reason
             waiting, self._waiting = self._waiting, {}
             peers, self._peers = self._peers, []
-        watcher.unwatch(self._watch)
+            watches, self._watches = self._watches, []
+            self._bursts = {}
+        for watch in watches:
+            watcher.unwatch(watch)
         for peer in peers:
             watcher.bury(peer)
         error = DeadObject(self._end)
-        if not self._greeting.done():
-            self._greeting.set_exception(error)
-        for future in waiting.values():
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
+        self._greeting.give(error)
+        for question in waiting.values():
+            question.answer.give(error)
 
     def close(self) -> None:
         """Say goodbye and hang up; open calls of other threads end with DeadObject. Harmless when repeated."""
-        if self._end is None and self.driver is not None:
-            try:
-                self._send(control.Goodbye(), (), NOW)
-            except NnfmqError:
-                pass  # the hang-up says the same
-        self._finish("this client is closed")
+        with self._lock:
+            was_open, self._end = self._end is None, self._end or "this client is closed"
+            watches, self._watches = self._watches, []
+        for watch in watches:
+            watcher.unwatch(watch)  # before the driver can hang up in answer: that is no death
+        if was_open and self.driver is not None:
+            with contextlib.suppress(NnfmqError, OSError):  # the hang-up that follows says the same
+                self._channel.send(control.encode(control.Goodbye()), (), NOW)
+        self._finish(self._end)
+        if self._pid == os.getpid():
+            self._channel.hang_up()  # and end the call of a thread that could not be sent
         self._channel.close()
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
         _open_connections.discard(self)
 
     def abandon(self) -> None:
         """In a forked child: close this copy of the socket and make every call raise."""
         # Another thread may have held the old ones. It does not exist here, and neither do those that wait.
-        self._lock, self._send_lock, self._conversation = threading.Lock(), threading.Lock(), Conversation()
+        self._lock, self._conversation = threading.Lock(), Conversation()
+        self._watches, self._bursts = [], {}
         self._end = f"this client belongs to process {os.getppid()}, which forked; connect anew in the child"
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.flag.raise_flag()
         self._channel.close()
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
 
 _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()

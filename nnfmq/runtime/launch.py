@@ -16,7 +16,7 @@ from pathlib import Path
 from nnfmq.channel import Channel
 
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-END_SECONDS = 5.0
+END_SECONDS = 2.0
 
 
 def _environment() -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nnfmq.hal.errors import DeadObject, ErrorStatus, NnfmqError, OutputInsufficientSize, error_for
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize, error_for
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import MeasureTiming, OutputShape, RequestArgument, Timing
 from nnfmq.memory import Memory
@@ -71,27 +71,33 @@ class PreparedModel:
     """A prepared model. Close it, or use `with`; closing the client closes it too. Thread-safe.
 
     `inputs` and `outputs` describe the arrays that it takes and gives: name, shape, dtype, scale, zero point.
+    `last_timing` is that of the execution that ended last, in whichever thread.
     """
 
     def __init__(
         self,
         connection: Connection,
-        model_id: int,
+        model_id: int | None,
         inputs: tuple[TensorInfo, ...],
         outputs: tuple[TensorInfo, ...],
     ) -> None:
         self._connection = connection
-        self._model_id: int | None = model_id
+        self._model_id = model_id
         self.inputs = inputs
         self.outputs = outputs
         self.last_timing = Timing()
 
     @property
     def model_id(self) -> int:
-        """The driver's number for this model. Raises DeadObject once closed."""
+        """The driver's number for this model. Raises InvalidArgument once closed."""
         if self._model_id is None:
-            raise DeadObject("this prepared model is closed")
+            raise InvalidArgument("this prepared model is closed")
         return self._model_id
+
+    def take_answer(self, answer: control.PreparedModelReady) -> None:
+        """Note what the driver made; for a model that is created before its number is known."""
+        if answer.status is ErrorStatus.NONE:
+            self._model_id = answer.model_id
 
     def execute(
         self,
@@ -106,25 +112,35 @@ class PreparedModel:
         or fills and returns those of `out`. With `measure`, `last_timing` then holds the times in ns. `timeout` is in
         seconds and becomes the execution's deadline: None = no limit, 0 = has passed.
 
-        Raises InvalidArgument (shape, dtype, count), MissedDeadline, DeadObject, or what the driver answered.
+        Raises InvalidArgument (shape, dtype, count, closed), MissedDeadline, DeadObject, ProtocolError where the driver
+        states impossible shapes, or what the driver answered.
         """
+        model_id = self.model_id
         arguments.check_count("input", self.inputs, len(inputs))
         given = [arguments.checked_array(info, value) for info, value in zip(self.inputs, inputs, strict=True)]
+        if out is not None:
+            arguments.check_out(self.outputs, out)
         deadline_ns = deadline_after(timeout)
         shapes = [info.shape for info in self.outputs]
         asked = MeasureTiming.YES if measure else MeasureTiming.NO
         try:
-            results = self._execute(given, shapes, asked, deadline_ns)
+            results = self._execute(model_id, given, shapes, asked, deadline_ns)
         except OutputInsufficientSize as error:
             # Outputs of unknown shape: the driver has now said what they need.
             known = [shape.dimensions for shape in error.output_shapes]
+            arguments.check_stated(self.outputs, known)
             if known == shapes or any(0 in shape for shape in known):
                 raise
-            results = self._execute(given, known, asked, deadline_ns)
+            results = self._execute(model_id, given, known, asked, deadline_ns)
         return results if out is None else arguments.copy_out(out, results)
 
     def _execute(
-        self, given: Sequence[Array], shapes: Sequence[tuple[int, ...]], measure: MeasureTiming, deadline_ns: int | None
+        self,
+        model_id: int,
+        given: Sequence[Array],
+        shapes: Sequence[tuple[int, ...]],
+        measure: MeasureTiming,
+        deadline_ns: int | None,
     ) -> tuple[Array, ...]:
         inputs, input_bytes = arguments.layout(self.inputs, [array.shape for array in given], 0)
         outputs, output_bytes = arguments.layout(self.outputs, shapes, 1)
@@ -133,11 +149,11 @@ class PreparedModel:
             sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
             for info, argument, array in zip(self.inputs, inputs, given, strict=True):
                 np.copyto(arguments.view(source, argument, info, array.shape), array, casting="same_kind")
-            outcome = execute_once(
-                self._connection, self.model_id, inputs, outputs, (source, sink), measure, deadline_ns
-            )
+            outcome = execute_once(self._connection, model_id, inputs, outputs, (source, sink), measure, deadline_ns)
             self.last_timing = outcome.timing
             final = [shape.dimensions for shape in outcome.shapes] or shapes
+            arguments.check_stated(self.outputs, final)
+            arguments.check_room(self.outputs, outputs, final)
             triples = zip(self.outputs, outputs, final, strict=True)
             return tuple(arguments.view(sink, argument, info, shape).copy() for info, argument, shape in triples)
 

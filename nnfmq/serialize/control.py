@@ -25,8 +25,9 @@ from nnfmq.hal.types import DeviceStatus, DeviceType, MeasureTiming, OutputShape
 from nnfmq.serialize.packet import Buffer
 from nnfmq.serialize.stages import STAGE_SLOTS
 
+INTERFACE = "AIDL v4"  # the HAL interface that both sides speak
 PROTOCOL = 1  # of this file; HelloReply and Refused must stay readable for every other version
-MAX_BODY_BYTES = 256 << 20
+MAX_BODY_BYTES = 256 << 20  # as the channel's own limits, which a test compares
 MAX_FDS = 250  # per message: Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 MAX_NAME = 256
 MAX_TEXT = 4096  # of an error message; a longer one is cut when it is encoded

@@ -8,28 +8,27 @@ keeps that under the call's number.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.serialize.control import REPLIES, TRANSITIONS, Call, Message, Reply, Role, State
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A call and the types of the answers it still misses."""
+class _Pending(NamedTuple):
+    """What is kept of a call: its type, not its body, and the types of the answers it still misses."""
 
-    call: Call
+    kind: type[Call]
     missing: tuple[type[Call], ...]
 
     def without(self, answer: Call) -> _Pending:
         """Return this with `answer` given; raises ProtocolError if the call misses none of its type."""
-        kind = type(answer)
+        kind, name = type(answer), self.kind.__name__
         if kind not in self.missing:
-            raise ProtocolError(f"{_name(answer)} does not answer {_name(self.call)} (call {answer.call}) now")
+            raise ProtocolError(f"{_name(answer)} does not answer {name} (call {answer.call}) now")
         missing = tuple(other for other in self.missing if other is not kind)
         if missing and isinstance(answer, Reply) and answer.status is not ErrorStatus.NONE:
-            raise ProtocolError(f"{_name(self.call)} (call {answer.call}) failed before its {missing[0].__name__} came")
-        return _Pending(self.call, missing)
+            raise ProtocolError(f"{name} (call {answer.call}) failed before its {missing[0].__name__} came")
+        return _Pending(self.kind, missing)
 
 
 class Conversation:
@@ -50,8 +49,8 @@ class Conversation:
             self._last_call[caller] += 1
             return self._last_call[caller]
 
-    def note(self, message: Message, sender: Role) -> Call | None:
-        """Record that `sender` sent `message`, and return the call that it answers (None if it answers none).
+    def note(self, message: Message, sender: Role) -> None:
+        """Record that `sender` sent `message`.
 
         Raises ProtocolError, and changes nothing, if the tables do not allow it now: wrong state, a call number in
         use, an answer to an unknown call or of the wrong type.
@@ -61,19 +60,25 @@ class Conversation:
             if next_state is None:
                 state = self.state.value
                 raise ProtocolError(f"the {sender.value} may not send {_name(message)} while the connection is {state}")
-            answered = self._note_call(message, sender) if isinstance(message, Call) else None
+            if isinstance(message, Call):
+                self._note_call(message, sender)
             self.state = next_state
-            return answered
 
-    def _note_call(self, message: Call, sender: Role) -> Call | None:
+    def forget(self, message: Call, sender: Role) -> None:
+        """Take back the note of a call that could not be sent after all; an answer's note stays."""
+        if type(message) in REPLIES:
+            with self._lock:
+                self._pending[sender].pop(message.call, None)
+
+    def _note_call(self, message: Call, sender: Role) -> None:
         if type(message) not in REPLIES:
-            return self._note_answer(message, self._pending[sender.peer])
-        if message.call in self._pending[sender]:
+            self._note_answer(message, self._pending[sender.peer])
+        elif message.call in self._pending[sender]:
             raise ProtocolError(f"{_name(message)} uses call number {message.call}, which is not answered yet")
-        self._pending[sender][message.call] = _Pending(message, REPLIES[type(message)])
-        return None
+        else:
+            self._pending[sender][message.call] = _Pending(type(message), REPLIES[type(message)])
 
-    def _note_answer(self, answer: Call, pending: dict[int, _Pending]) -> Call:
+    def _note_answer(self, answer: Call, pending: dict[int, _Pending]) -> None:
         entry = pending.get(answer.call)
         if entry is None:
             raise ProtocolError(f"{_name(answer)} answers call {answer.call}, which is not open")
@@ -82,17 +87,11 @@ class Conversation:
             pending[answer.call] = left
         else:
             del pending[answer.call]
-        return entry.call
 
-    def is_pending(self, caller: Role, call: int) -> bool:
-        """Return True while `caller`'s call still misses an answer."""
+    def pending(self, caller: Role) -> tuple[type[Call], ...]:
+        """Return the types of `caller`'s calls that still miss an answer, oldest first."""
         with self._lock:
-            return call in self._pending[caller]
-
-    def pending(self, caller: Role) -> tuple[Call, ...]:
-        """Return the calls of `caller` that still miss an answer, oldest first: on hang-up, all of them fail."""
-        with self._lock:
-            return tuple(entry.call for entry in self._pending[caller].values())
+            return tuple(entry.kind for entry in self._pending[caller].values())
 
 
 def _name(message: Message) -> str:

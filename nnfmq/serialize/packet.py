@@ -44,6 +44,7 @@ NO_TIME_US = 2**64 - 1  # HIDL: a duration that is not available
 _LAST_HIDL_STATUS = ErrorStatus.INVALID_ARGUMENT  # HAL 1.0 knows 0 to 4; a 1.2 burst sends the later ones as 2
 _LAST_RECORD = 1  # measureTiming or executionTiming, which no count includes
 _REMEMBERED = 32  # packets of either kind; a burst repeats one or a few
+_REMEMBERED_BYTES = 4096  # no packet above this size: the sender chooses it, and nothing would be gained
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,8 @@ class _Cursor:
 
 def decode_request(data: Buffer) -> RequestPacket:
     """Return the request in `data`, which is copied first if it can change. Raises ProtocolError, with `offset`."""
-    return _decode_request(bytes(data))
+    packet = bytes(data)
+    return _decode_request(packet) if len(packet) <= _REMEMBERED_BYTES else _decode_request.__wrapped__(packet)
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -264,7 +266,8 @@ def _take_measure(cursor: _Cursor) -> MeasureTiming:
 
 def decode_result(data: Buffer) -> ResultPacket:
     """Return the result in `data`, which is copied first if it can change. Raises ProtocolError, with `offset`."""
-    return _decode_result(bytes(data))
+    packet = bytes(data)
+    return _decode_result(packet) if len(packet) <= _REMEMBERED_BYTES else _decode_result.__wrapped__(packet)
 
 
 @lru_cache(maxsize=_REMEMBERED)

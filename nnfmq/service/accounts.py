@@ -1,4 +1,7 @@
-"""What a client's memory costs: every received region is charged to its client by size, while the driver holds it.
+"""What a client's memory costs: what the driver holds for a client is charged to it by size, as long as it is held.
+
+Received regions are, and the private copies that a model is made of, until the model is dropped: not only released,
+but used by no burst any more.
 
 A client could otherwise make the driver map, and so keep alive, as much memory as the machine has. The limit is
 $NNFMQ_CLIENT_MEMORY_MIB, by default half of the machine's memory. One account per session. (ARCHITECTURE: Shared
@@ -28,12 +31,30 @@ def limit_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+class Charge:
+    """Some bytes on an account, until `close`, or until nobody refers to this any more."""
+
+    __slots__ = ("_account", "_size")
+
+    def __init__(self, account: MemoryAccount, size: int) -> None:
+        self._account = account
+        self._size = size
+
+    def close(self) -> None:
+        """Take them off the account. Harmless when repeated."""
+        size, self._size = self._size, 0
+        self._account._release(size)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class MemoryAccount:
     """The memory that is held for one client. Thread-safe."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit_bytes() if limit is None else limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may drop a memory in the thread that holds it
         self.held_bytes = 0
 
     def adopt(self, fd: int, size_bytes: int | None = None) -> Memory:
@@ -43,13 +64,21 @@ class MemoryAccount:
         """
         memory = Memory.adopt(fd, size_bytes)
         size = os.fstat(memory.fileno()).st_size  # what the peer can make it hold, however little of it is mapped
+        try:
+            memory.on_close = self.charge(size).close
+        except BaseException:
+            memory.close()
+            raise
+        return memory
+
+    def charge(self, size: int) -> Charge:
+        """Charge what is no received memory. Raises ResourceExhaustedTransient beyond the limit."""
         with self._lock:
-            held = self.held_bytes + size
+            self.held_bytes += size
+            held = self.held_bytes
             if held <= self._limit:
-                self.held_bytes = held
-                memory.on_close = lambda: self._release(size)
-                return memory
-        memory.close()
+                return Charge(self, size)
+            self.held_bytes -= size
         raise ResourceExhaustedTransient(
             f"{size} bytes more would make {held} of this client's in the driver; the limit is {self._limit} "
             f"(${LIMIT_VARIABLE})"

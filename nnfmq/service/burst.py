@@ -3,14 +3,14 @@
     request queue → decode → fetch unknown slots from the client, once → execute → result queue, until the peer is gone
 
 `BurstServer.create` takes a prepared model, or any executor with a cache of its own. The listener survives whatever a
-client sends: a malformed packet is answered with GENERAL_FAILURE and the loop goes on; a result that does not fit is
-replaced by an error of two records. A packet carries no text and no late status, so
-the last failure is kept here for whoever asks. (REQUIREMENTS BUR-1..14, TIM-6)
+client sends: a malformed packet, or a request ring whose counters are impossible, is answered with GENERAL_FAILURE and
+the loop goes on; a result that does not fit is replaced by an error of two records. Where the result ring itself is
+impossible no answer can be given: the client is woken, and finds that out by itself. A packet carries no text and no
+late status, so the last failure is kept here for whoever asks. (REQUIREMENTS BUR-1..14, TIM-6)
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -24,13 +24,15 @@ from nnfmq import watcher
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, QueueCorrupted
 from nnfmq.hal.types import NO_TIMING, OutputShape, Request
 from nnfmq.memory import Memory
-from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
+from nnfmq.queue import NOT_EMPTY, DeadFlag, MessageQueue, PollingWindow
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.packet import RequestPacket, decode_request, encode_result, result_packet_for_error
 from nnfmq.serialize.stages import StageSlots
 from nnfmq.service.memory_cache import MemoryCache
 from nnfmq.service.prepared_model import BoundExecution, ExecutionResult, PreparedModel, result_of_error
 
+RING_BYTES_MAX = 1 << 20  # a packet is the ring's length at most, and is copied, decoded and remembered
+_NOW = 0  # a deadline that has passed: never block
 _log = logging.getLogger("nnfmq.burst")
 
 
@@ -198,6 +200,9 @@ class BurstServer:
                 raise GeneralFailure(f"a burst's records have {DATUM_BYTES} bytes, not {queue.quantum}")
             if queue.event_flag is None:
                 raise GeneralFailure("a burst's queues need an event word: without one nobody can wait (BUR-6)")
+            if queue.count * queue.quantum > RING_BYTES_MAX:
+                text = f"a burst's queue has a ring of {RING_BYTES_MAX} bytes at most"
+                raise GeneralFailure(f"{text}; this one has {queue.count * queue.quantum}")
         if isinstance(executor, PreparedModel):
             executor = PreparedModelExecutor(executor)
         server = cls(callback, requests, results, executor, PollingWindow.server(polling_window_us).ns)
@@ -230,20 +235,38 @@ class BurstServer:
     def _listen(self) -> None:
         try:
             while True:
-                packet = self._requests.receive(None, self._window_ns)
+                try:
+                    packet = self._requests.receive(None, self._window_ns)
+                except QueueCorrupted as error:
+                    self._answer_impossible(error)
+                    continue
                 if packet is not None:
                     self._serve(packet, time.monotonic_ns())
         except DeadObject:
             _log.debug("burst ended: its peer is gone or has closed it")
-        except QueueCorrupted as error:
-            self._give_up(error)
 
-    def _give_up(self, error: QueueCorrupted) -> None:
-        """End this burst, and nothing else: the client wrote impossible counters, so no packet can be found any more."""
-        _log.warning("burst ended: %s", error)
+    def _answer_impossible(self, error: QueueCorrupted) -> None:
+        """Answer a request that cannot be found, since the client wrote impossible counters; wait for the next one.
+
+        Waking is all that is left of the request ring: each time is a request. It may be put right by the client.
+        """
+        _log.info("request refused: %s", error)
+        requested = self._requests.event_flag
+        assert requested is not None  # `create` has looked
+        requested.wait(NOT_EMPTY, _NOW)  # what woke us must not count again
+        self._sequence += 1
         self.last_failure = LastFailure(error.status, str(error), self._sequence)
-        with contextlib.suppress(QueueCorrupted):  # this ring may be the one
-            self._results.send(result_packet_for_error(error.status))
+        self._put(result_packet_for_error(error.status))
+        requested.wait(NOT_EMPTY)
+
+    def _put(self, packet: bytes) -> None:
+        """Send a result, or wake a client whose result ring is impossible: there too, no wait can go on with it."""
+        try:
+            self._results.send(packet)
+        except QueueCorrupted as error:
+            _log.info("a result is lost: %s", error)
+            self.last_failure = LastFailure(error.status, str(error), self._sequence)
+            self._results.wake_all()
 
     def _serve(self, packet: bytes, taken_ns: int) -> None:
         self._sequence += 1
@@ -303,4 +326,4 @@ class BurstServer:
             memory_ready=ready_ns,
             failed=failed,
         )
-        self._results.send(packet)
+        self._put(packet)

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.types import DeviceStatus, DeviceType, ExecutionPreference, Model, Priority
+from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
@@ -43,20 +44,26 @@ class Device:
 
     def supported_operations(self, model: Model) -> list[bool]:
         """Return one boolean per operation of the main subgraph. Raises InvalidArgument for an invalid model."""
-        validate_model(model)
-        return interpreter.supported(model)
+        with faults_as_errors("looking at the model"):
+            validate_model(model)
+            return interpreter.supported(model)
 
     def check_preparation(self, model: Model, preference: int, priority: int, deadline_ns: int | None) -> None:
         """Judge the arguments of prepareModel. Raises InvalidArgument, MissedDeadlinePersistent."""
         _check_code(ExecutionPreference, preference)
         _check_code(Priority, priority)
-        validate_model(model)
+        with faults_as_errors("looking at the model"):
+            validate_model(model)
         if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
             raise MissedDeadlinePersistent("the deadline had passed before the preparation began")
 
     def prepare_model(self, model: Model) -> PreparedModel:
-        """Compile a model that was checked. Blocks. Raises GeneralFailure for what is not supported."""
-        return PreparedModel(model, interpreter.prepare(model))
+        """Compile a model that was checked. Blocks.
+
+        Raises GeneralFailure for what is not supported, ResourceExhaustedTransient where memory runs out.
+        """
+        with faults_as_errors("preparing the model"):
+            return PreparedModel(model, interpreter.prepare(model))
 
 
 def _check_code(kind: type[IntEnum], code: int) -> None:

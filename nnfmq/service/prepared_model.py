@@ -32,12 +32,12 @@ from nnfmq.hal.types import (
     Timing,
     operand_bytes,
 )
+from nnfmq.service.accounts import Charge
+from nnfmq.service.faults import FAULTS
 from nnfmq.validation import validate_request
 
 Array = NDArray[np.generic]
 
-# What numpy raises for data that no check foresaw. One execution fails for it, not the driver (LIFE-8).
-_KERNEL_ERRORS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
 _log = logging.getLogger("nnfmq.execution")
 
 
@@ -104,7 +104,7 @@ class BoundExecution:
             shapes = self.program.execute(self.inputs, self.outputs, deadline_ns=deadline_ns)
         except NnfmqError as error:
             return result_of_error(error)
-        except _KERNEL_ERRORS as error:
+        except FAULTS as error:
             _log.exception("a kernel failed")
             return result_of_error(GeneralFailure(f"a kernel failed: {error!r}"))
         engine_end = time.monotonic_ns()
@@ -116,10 +116,14 @@ class BoundExecution:
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A model that is ready to run. Any number of threads may execute it at once."""
+    """A model that is ready to run. Any number of threads may execute it at once.
+
+    `charge` is what it costs its client: off the account when the last burst or execution has dropped the model.
+    """
 
     model: Model
     program: Program
+    charge: Charge | None = None
 
     def bind(self, request: Request) -> BoundExecution:
         """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument."""

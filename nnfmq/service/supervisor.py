@@ -5,6 +5,9 @@ handed over unread and our copy is closed at once: a hang-up is seen only when n
 Workers depend on their client alone, so they outlive a supervisor that is killed, and a new one can start beside them.
 On SIGTERM or SIGINT it stops listening, ends its workers, and returns.
 
+Each worker is watched, and ended, through a pidfd of our own: what `multiprocess` offers, a pipe that its forkserver
+holds, says that a worker has ended when the forkserver has.
+
 The forkserver keeps a listener file; it lives in a 0700 directory beside the socket, which the next `serve` clears
 under its lock when this one was killed.
 """
@@ -18,7 +21,6 @@ import os
 import select
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +35,8 @@ from nnfmq.service import worker
 
 CLIENTS_MAX = 64
 END_SECONDS = 2.0
+_STATUS_SECONDS = 1.0  # from a worker's end to its status, which the forkserver reports
+_UNKNOWN_STATUS = 255  # what `multiprocess` says where the forkserver has died, or was started anew
 _PATH_BYTES_MAX = 86  # sun_path holds 107; the forkserver's listener, in a directory beside it, takes 20 more
 _SPAWN_ERRORS = (OSError, EOFError)
 # Worth a log line and a next try, after a pause: this process is short of something, the socket is fine.
@@ -54,24 +58,20 @@ class _Passed:
 
 
 class Supervisor:
-    """A listening driver. `run` serves until `stop` is called, from a signal handler or another thread."""
+    """A listening driver. `run` serves until the eventfd `bell` is rung; bell and listener stay their owners'."""
 
-    def __init__(self, listener: Listener, context: Any) -> None:
+    def __init__(self, listener: Listener, context: Any, bell: int) -> None:
         self._listener = listener
         self._context = context
-        self._workers: dict[int, Any] = {}  # sentinel → multiprocess.Process
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._workers: dict[int, Any] = {}  # pidfd, which is ours → multiprocess.Process
+        self._bell = bell
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
         self._poll.register(listener.fileno(), select.POLLIN)
         self._is_listening = True
 
-    def stop(self) -> None:
-        """Make `run` return. Safe in a signal handler."""
-        os.eventfd_write(self._bell, 1)
-
     def run(self) -> None:
-        """Accept clients until `stop`; then end every worker. Blocks."""
+        """Accept clients until the bell rings; then end every worker. Blocks."""
         while True:
             for fd, _ in self._poll.poll(None if self._is_listening else _ACCEPT_PAUSE_MS):
                 if fd == self._bell:
@@ -82,10 +82,6 @@ class Supervisor:
                 else:
                     self._reap(fd)
             self._listen(True)
-
-    def close(self) -> None:
-        """Give back what `run` needs; the listener is its owner's."""
-        os.close(self._bell)
 
     def _listen(self, on: bool) -> None:
         if on != self._is_listening:
@@ -129,27 +125,46 @@ class Supervisor:
         except _SPAWN_ERRORS as error:
             self._refuse(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
             return
-        self._workers[process.sentinel] = process
-        self._poll.register(process.sentinel, select.POLLIN)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            _report(process)  # it has ended already
+            return
+        self._workers[pidfd] = process
+        self._poll.register(pidfd, select.POLLIN)
 
-    def _reap(self, sentinel: int) -> None:
-        process = self._workers.pop(sentinel)
-        self._poll.unregister(sentinel)
-        process.join()
-        if process.exitcode:
-            _log.error("worker %d ended with status %d", process.pid, process.exitcode)
-        process.close()
+    def _reap(self, pidfd: int) -> None:
+        process = self._workers.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _report(process)
 
     def _end_workers(self) -> None:
         """Ask every worker to end, then end those that did not."""
-        for process in self._workers.values():
-            process.terminate()
-        deadline = time.monotonic() + END_SECONDS
-        for sentinel, process in list(self._workers.items()):
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.exitcode is None:
-                process.kill()
-            self._reap(sentinel)
+        self._poll.unregister(self._bell)
+        self._poll.unregister(self._listener.fileno())
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for pidfd in self._workers:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, number)
+            self._reap_until(time.monotonic() + END_SECONDS)
+
+    def _reap_until(self, deadline: float) -> None:
+        while self._workers and (left := deadline - time.monotonic()) > 0:
+            for pidfd, _ in self._poll.poll(left * 1000):
+                self._reap(pidfd)
+
+
+def _report(process: Any) -> None:
+    """Log how a worker ended, where that is known and was not well; then forget it."""
+    process.join(_STATUS_SECONDS)
+    status = process.exitcode
+    if status in (None, _UNKNOWN_STATUS):
+        _log.info("worker %d ended; nobody knows with which status", process.pid)
+    elif status:
+        _log.error("worker %d ended with status %d", process.pid, status)
+    if status is not None:
+        process.close()
 
 
 def serve(path: Path | None = None, *, ready: Callable[[Path], None] = lambda _path: None) -> int:
@@ -164,11 +179,10 @@ def serve(path: Path | None = None, *, ready: Callable[[Path], None] = lambda _p
             make_runtime_directory()
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise DeviceUnavailable(f"a socket path has at most {_PATH_BYTES_MAX} bytes here; {path} is longer")
-    with Listener.create(path) as listener, _forkserver(Path(f"{path}.d")) as context:
-        supervisor = Supervisor(listener, context)
-        with contextlib.closing(supervisor), _signals(supervisor):
-            ready(path)
-            supervisor.run()
+    # The bell first: a signal that comes while the rest is set up must not leave it behind.
+    with _bell() as bell, Listener.create(path) as listener, _forkserver(Path(f"{path}.d")) as context:
+        ready(path)
+        Supervisor(listener, context, bell).run()
     return 0
 
 
@@ -191,23 +205,25 @@ def _forkserver(directory: Path) -> Iterator[Any]:
     finally:
         # `multiprocess` has no public way to end its helpers; at exit they would end by themselves, a little later.
         forkserver._forkserver._stop()
-        resource_tracker._resource_tracker._stop()
+        tracker = resource_tracker._resource_tracker
+        if tracker._fd is not None:  # not its `_stop`, which waits for all that hold the pipe
+            os.close(tracker._fd)
+            tracker._fd = None
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _signals(supervisor: Supervisor) -> Iterator[None]:
-    """Let SIGTERM and SIGINT stop the supervisor meanwhile."""
+def _bell() -> Iterator[int]:
+    """Lend an eventfd that SIGTERM and SIGINT ring meanwhile."""
+    bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        supervisor.stop()
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        os.eventfd_write(bell, 1)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # a test drives it; it stops it by itself
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, ring) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield bell
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.close(bell)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.memory import Memory
 from nnfmq.queue import Grantor, MQDescriptor
 from nnfmq.serialize.control import MQDescriptorData
+from nnfmq.service.faults import faults_as_errors
 
 NO_DEADLINE = -1
 
@@ -31,11 +33,17 @@ class PrivatePool:
 
 
 def private_pools(memories: Sequence[Memory]) -> tuple[PrivatePool, ...]:
-    """Copy the memories and close them: what decides addresses or control flow is never read twice from a peer."""
+    """Copy the memories and close them: what decides addresses or control flow is never read twice from a peer.
+
+    Raises ResourceExhaustedTransient where there is no room: a sparse file is larger than what it cost its sender.
+    """
     pools = []
-    for memory in memories:
-        with memory:
+    with ExitStack() as stack, faults_as_errors("copying the model's memory"):
+        for memory in memories:
+            stack.callback(memory.close)
+        for memory in memories:
             pools.append(PrivatePool(bytes(memory.view)))
+            memory.close()  # at once: nothing is held twice for longer than needed
     return tuple(pools)
 
 

@@ -51,4 +51,3 @@ def model(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
     """Return a prepared null model: it answers one float with the same float."""
     with client.device("reference").prepare(null_model()) as made:
         yield made
-

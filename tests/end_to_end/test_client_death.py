@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.drivers import Daemon, Process, app, one
+from support.drivers import Daemon, Process, app, one, until
 
 import nnfmq
 
@@ -18,6 +18,15 @@ def test_LIFE_3_SIGKILL_of_a_waiting_client_ends_its_worker(daemon: Daemon, way:
             assert client.line() == "waiting"
             client.popen.kill()
             client.wait()
+        worker.wait_for_end()
+
+
+def test_SIGKILL_of_a_client_ends_its_worker_in_the_middle_of_a_computation(daemon: Daemon) -> None:
+    with app("waits", daemon.path, "computation") as client, Process(int(client.line())) as worker:
+        client.tell()
+        assert client.line() == "waiting"
+        until(lambda: "R" in worker.states(), "the worker computes")
+        client.popen.kill()
         worker.wait_for_end()
 
 

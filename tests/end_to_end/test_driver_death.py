@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from support.drivers import DEAD_WITHIN_NS, Daemon, InThread, Process, one, until, wait_until_waiting
-from support.models import null_model
+from support.models import null_model, slow_model
 
 import nnfmq
 
@@ -38,7 +39,7 @@ def polls(_call: InThread) -> None:
     ("window_us", "wait"),
     [pytest.param(0.0, InThread.wait_until_asleep, id="asleep"), pytest.param(POLLING_US, polls, id="polling")],
 )
-def test_SIGKILL_of_the_worker_ends_a_wait_in_a_burst_within_100_ms(
+def test_LIFE_4_SIGKILL_of_the_worker_ends_a_wait_in_a_burst_within_100_ms(
     daemon: Daemon, window_us: float, wait: Callable[[InThread], None]
 ) -> None:
     times_ns = [nanoseconds_to_dead_object(daemon, window_us, wait) for _ in range(TRIES)]
@@ -46,7 +47,7 @@ def test_SIGKILL_of_the_worker_ends_a_wait_in_a_burst_within_100_ms(
     assert min(times_ns) < DEAD_WITHIN_NS  # the best of them: the other core may be anybody's
 
 
-def test_SIGKILL_of_the_worker_ends_a_pending_ordinary_call(
+def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_ordinary_call(
     client: nnfmq.Client, model: nnfmq.PreparedModel
 ) -> None:
     with Process(client.driver_pid) as worker:
@@ -57,7 +58,7 @@ def test_SIGKILL_of_the_worker_ends_a_pending_ordinary_call(
         assert isinstance(call.wait().error, nnfmq.DeadObject)
 
 
-def test_SIGKILL_of_the_worker_ends_a_pending_preparation(client: nnfmq.Client) -> None:
+def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_preparation(client: nnfmq.Client) -> None:
     device = client.device("reference")
     with Process(client.driver_pid) as worker:
         worker.stop()
@@ -91,6 +92,14 @@ def test_after_the_death_of_the_worker_a_call_raises_at_once(
             call(client, model, burst)
 
 
+def test_LIFE_4_SIGKILL_of_the_worker_in_the_middle_of_a_computation_ends_the_call(client: nnfmq.Client) -> None:
+    with client.device("reference").prepare(slow_model()) as model, Process(client.driver_pid) as worker:
+        call = InThread.start(lambda: model.execute(np.zeros(model.inputs[0].shape, np.float32)))
+        until(lambda: "R" in worker.states(), "the worker computes")
+        worker.kill()
+        assert isinstance(call.wait().error, nnfmq.DeadObject)
+
+
 def test_what_a_dead_worker_leaves_can_be_closed(client: nnfmq.Client, model: nnfmq.PreparedModel) -> None:
     burst = model.burst()
     with Process(client.driver_pid) as worker:
@@ -101,7 +110,7 @@ def test_what_a_dead_worker_leaves_can_be_closed(client: nnfmq.Client, model: nn
     client.close()
 
 
-def test_the_death_of_one_worker_is_not_another_clients(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
+def test_LIFE_7_the_death_of_one_worker_is_not_another_clients(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
     with daemon.connect() as unlucky, Process(unlucky.driver_pid) as worker:
         worker.kill()
         worker.wait_for_end()

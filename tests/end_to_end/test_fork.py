@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+from contextlib import ExitStack
 
 import pytest
 from support.drivers import Daemon, Process, app
@@ -11,30 +11,33 @@ CALLS = 6  # of apps/calls_after_fork.py
 
 
 def test_a_forked_child_does_not_keep_the_worker_when_the_app_is_killed(daemon: Daemon) -> None:
-    with app("forks", daemon.path) as parent, Process(int(parent.line())) as worker:
-        with Process(int(parent.line())) as child:
-            parent.popen.kill()
-            worker.wait_for_end()
-            assert not child.has_ended()
-            child.kill()
-            child.wait_for_end()
+    with ExitStack() as stack:
+        parent = stack.enter_context(app("forks", daemon.path))
+        worker, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
+        parent.popen.kill()
+        worker.wait_for_end()
+        assert not child.has_ended()
+        child.kill()
+        child.wait_for_end()
 
 
 def test_a_forked_child_does_not_keep_an_embedded_driver_when_the_app_is_killed() -> None:
-    with app("forks", "embedded") as parent, Process(int(parent.line())) as driver:
-        with Process(int(parent.line())) as child:
-            parent.popen.kill()
-            driver.wait_for_end()
-            assert not child.has_ended()
-            child.kill()
-            child.wait_for_end()
+    with ExitStack() as stack:
+        parent = stack.enter_context(app("forks", "embedded"))
+        driver, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
+        parent.popen.kill()
+        driver.wait_for_end()
+        assert not child.has_ended()
+        child.kill()
+        child.wait_for_end()
 
 
 def test_the_end_of_a_forked_child_is_not_the_end_of_the_app(daemon: Daemon) -> None:
-    with app("forks", daemon.path) as parent, Process(int(parent.line())) as worker:
-        with Process(int(parent.line())) as child:
-            child.send(signal.SIGKILL)
-            child.wait_for_end()
+    with ExitStack() as stack:
+        parent = stack.enter_context(app("forks", daemon.path))
+        worker, child = (stack.enter_context(Process(int(parent.line()))) for _ in range(2))
+        child.kill()
+        child.wait_for_end()
         assert not worker.has_ended()
 
 
@@ -46,4 +49,13 @@ def test_in_a_forked_child_every_call_raises_and_the_parent_gets_its_own_results
         assert raised == [expected] * CALLS
         assert parent.line() == "child ended with 0"
         assert parent.line() == "[5.0, 6.0, 7.0]"
+        assert (parent.wait(), parent.errors()) == (0, "")
+
+
+def test_a_fork_while_another_thread_waits_disturbs_neither_side(daemon: Daemon) -> None:
+    with app("forks_while_waiting", daemon.path) as parent, Process(int(parent.line())) as worker:
+        with worker.stopped():
+            parent.tell()
+            assert parent.line() == "0"
+        assert parent.line() == "2.0"
         assert (parent.wait(), parent.errors()) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ CLOSERS: dict[str, Callable[[nnfmq.Client, nnfmq.Burst], Any]] = {
 
 
 @pytest.mark.parametrize("close", CLOSERS.values(), ids=CLOSERS.keys())
-def test_what_has_a_result_outstanding_can_be_closed(
+def test_LIFE_2_what_has_a_result_outstanding_can_be_closed(
     client: nnfmq.Client, worker: Process, burst: nnfmq.Burst, close: Callable[[nnfmq.Client, nnfmq.Burst], Any]
 ) -> None:
     with worker.stopped(), pytest.raises(nnfmq.MissedDeadlineTransient):
@@ -131,6 +132,17 @@ def test_after_closing_a_busy_burst_another_one_of_the_same_model_gets_its_own_r
     burst.close()
     with model.burst() as another:
         assert another.execute(one(3), timeout=LIMIT_S) == (one(3),)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0001, 0.001])
+def test_a_burst_may_be_closed_while_the_driver_asks_for_its_memory(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, timeout: float
+) -> None:
+    for _ in range(50):
+        with model.burst() as burst, suppress(nnfmq.MissedDeadlineTransient):
+            burst.execute(one(2), timeout=timeout)
+    assert client._connection.is_open
+    assert model.execute(one(3)) == (one(3),)
 
 
 def test_closing_a_burst_in_one_thread_ends_the_wait_of_another(worker: Process, burst: nnfmq.Burst) -> None:

@@ -198,3 +198,15 @@ def test_what_was_decoded_does_not_change_with_the_memory_it_came_from(sample: A
 
 def test_the_same_bytes_give_the_same_object(sample: Any) -> None:
     assert sample.decode(sample.data) is sample.decode(bytearray(sample.data))
+
+
+@pytest.mark.parametrize(("dimensions", "is_remembered"), [(160, True), (180, False)], ids=["4 KiB", "more"])
+def test_only_small_packets_are_remembered(dimensions: int, is_remembered: bool) -> None:
+    """The sender chooses the size; the driver's memory is not his to fill."""
+    result = encode_result(ErrorStatus.NONE, [OutputShape((1,) * dimensions, True)])
+    place = RequestArgument(False, DataLocation(0, 0, 4), (1,) * dimensions)
+    request = encode_request([place], [], [1])
+    assert (len(result) <= 4096, len(request) <= 4096) == (is_remembered, is_remembered)
+    assert (decode_result(result) is decode_result(result)) == is_remembered
+    assert (decode_request(request) is decode_request(request)) == is_remembered
+    assert decode_request(request) == decode_request(request)

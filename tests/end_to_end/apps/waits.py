@@ -1,6 +1,7 @@
 """An application that waits for its driver in a given way, says so, and never comes back.
 
-waits.py SOCKET burst|preparation|execution|nothing: prints the driver's pid, reads a line, begins, prints "waiting".
+waits.py SOCKET burst|preparation|execution|computation|nothing: prints the driver's pid, reads a line, begins, prints
+"waiting".
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from support.drivers import one, until, wait_until_waiting
-from support.models import null_model
+from support.models import null_model, slow_model
 
 import nnfmq
 
@@ -21,6 +23,7 @@ device = client.device("reference")
 model = device.prepare(null_model())
 burst = model.burst(polling_window_us=0)
 burst.execute(one(1))
+slow = device.prepare(slow_model()) if sys.argv[2] == "computation" else model
 
 
 def when_called() -> None:
@@ -39,6 +42,7 @@ WAYS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
     "burst": (lambda: burst.execute(one(2)), when_in_burst),
     "preparation": (lambda: device.prepare(null_model()), when_called),
     "execution": (lambda: model.execute(one(2)), when_called),
+    "computation": (lambda: slow.execute(np.zeros(slow.inputs[0].shape, np.float32)), when_called),
     "nothing": (signal.pause, lambda: print("waiting", flush=True)),
 }
 

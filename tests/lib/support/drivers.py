@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -124,9 +124,9 @@ class Process:
     def descendants(self) -> list[int]:
         """Return the pids of its children, of theirs, and so on."""
         found = []
-        for child in self.children():
-            with suppress(ProcessLookupError), Process(child) as process:
-                found += [child, *process.descendants()]
+        for process in opened(self.children()):
+            with process:
+                found += [process.pid, *process.descendants()]
         return found
 
     def close(self) -> None:
@@ -140,6 +140,16 @@ class Process:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def opened(pids: Iterable[int]) -> Iterator[Process]:
+    """Yield those processes that still are, for the caller to close."""
+    for pid in pids:
+        try:
+            process = Process(pid)
+        except ProcessLookupError:
+            continue
+        yield process
 
 
 def thread_state(thread_id: int, pid: int | None = None) -> str:
@@ -211,7 +221,7 @@ class Program:
     @classmethod
     def start(cls, arguments: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Self:
         """Start Python with `arguments` in a session of its own; `support` can be imported there."""
-        errors = tempfile.TemporaryFile()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  (the Program owns it)
         path = os.pathsep.join([str(ROOT / "tests" / "lib"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         try:
             popen = subprocess.Popen(
@@ -227,6 +237,9 @@ class Program:
             raise
         return cls(popen, errors)
 
+    def __repr__(self) -> str:
+        return f"process {self.pid}, {self.popen.args!r}"
+
     def line(self, limit_s: float = LIMIT_S) -> str:
         """Return its next line of output, without the newline; fail at the limit or where it has ended."""
         deadline = time.monotonic() + limit_s
@@ -236,7 +249,7 @@ class Program:
             left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
             data = os.read(self._stdout.fileno(), 65536) if poll.poll(left_ms) else b""
             if not data:
-                pytest.fail(f"no line from {self.popen.args} in time; its errors:\n{self.errors()}", pytrace=False)
+                pytest.fail(f"no line from {self} in time; its errors:\n{self.errors()}", pytrace=False)
             self._received += data
         line, self._received = self._received.split(b"\n", 1)
         return line.decode()
@@ -265,7 +278,7 @@ class Program:
         try:
             return self.popen.wait(limit_s)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{self.popen.args} still runs after {limit_s:g} s:\n{self.errors()}", pytrace=False)
+            pytest.fail(f"{self} still runs after {limit_s:g} s; its errors:\n{self.errors()}", pytrace=False)
 
     def __enter__(self) -> Self:
         return self
@@ -322,16 +335,16 @@ class Daemon:
 
     def end(self) -> None:
         """End it by SIGTERM, unless it has ended: it must leave with status 0, and no process or file behind."""
-        if not self.process.has_ended():
-            helpers = [Process(pid) for pid in self.process.descendants()]
+        if self.process.has_ended():
+            return
+        with ExitStack() as stack:
+            others = [stack.enter_context(process) for process in opened(self.process.descendants())]
             self.process.send(signal.SIGTERM)
             status = self.program.wait()
-            with ExitStack() as stack:
-                for helper in helpers:
-                    stack.callback(helper.close)
-                    helper.wait_for_end()
-            assert (status, "Traceback" in self.program.errors()) == (0, False), self.program.errors()
-            assert not self.path.exists() and not self.directory.exists()
+            for process in others:
+                process.wait_for_end()
+        assert (status, "Traceback" in self.program.errors()) == (0, False), self.program.errors()
+        assert not self.path.exists() and not self.directory.exists()
 
     def kill(self) -> None:
         """End it by SIGKILL: what it leaves behind is a test's business."""

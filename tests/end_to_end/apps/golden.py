@@ -1,0 +1,38 @@
+"""An application that executes every model on every input it is told of, over a burst.
+
+golden.py SOCKET ANSWERS.npz: reads lines of JSON {"key": ..., "model": path, "input": path} until an empty one;
+prints the core of each side, and saves the answers under their keys.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+
+import numpy as np
+
+import nnfmq
+from nnfmq.queue import core
+
+client = nnfmq.connect(sys.argv[1])
+
+
+@cache
+def burst_of(path: str) -> tuple[nnfmq.Burst, nnfmq.TensorInfo]:
+    """Prepare a model, once, and return a burst of it and its input."""
+    model = client.device("reference").prepare(nnfmq.load(path))
+    return model.burst(), model.inputs[0]
+
+
+answers = {}
+while (line := sys.stdin.readline()) != "\n":
+    case = json.loads(line)
+    burst, wanted = burst_of(case["model"])
+    image = np.fromfile(case["input"], wanted.dtype).reshape(wanted.shape)
+    (answers[case["key"]],) = burst.execute(image)
+np.savez(sys.argv[2], **answers)
+driver = client._connection.driver
+assert driver is not None
+print(core.core_name, driver.core, flush=True)
+client.close()

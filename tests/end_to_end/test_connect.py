@@ -1,0 +1,116 @@
+"""`connect`: it finds a running driver where one should be, else starts an embedded one, and says so."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.drivers import LIMIT_S, Daemon, Program, running_daemon
+
+import nnfmq
+
+
+@pytest.fixture
+def nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a runtime directory of our own in which nothing listens."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.delenv("NNFMQ_SOCKET", raising=False)
+    return folder
+
+
+def test_it_finds_the_driver_that_NNFMQ_SOCKET_names(
+    daemon: Daemon, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+    with nnfmq.connect() as client:
+        assert not client.is_embedded
+
+
+def test_it_finds_the_driver_that_serves_in_the_runtime_directory(nowhere: Path) -> None:
+    path = nowhere / "nnfmq" / "nnfmq.sock"
+    with running_daemon(path, arguments=["-P", "-m", "nnfmq", "serve"]), nnfmq.connect() as client:
+        assert not client.is_embedded
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_driver_it_starts_an_embedded_one_and_logs_why(
+    nowhere: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "nnfmq.client"), nnfmq.connect() as client:
+        assert client.is_embedded
+    where = nowhere / "nnfmq" / "nnfmq.sock"
+    assert caplog.messages == [f"starting an embedded driver: no driver listens at {where}: No such file or directory"]
+
+
+def test_where_a_killed_driver_left_its_path_it_starts_an_embedded_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_daemon(folder / "d.sock") as daemon:
+        monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+        daemon.kill()
+        with nnfmq.connect() as client:
+            assert client.is_embedded
+
+
+def test_embedded_False_never_starts_one(nowhere: Path) -> None:
+    with pytest.raises(nnfmq.DeviceUnavailable, match="no driver listens at"):
+        nnfmq.connect(embedded=False)
+
+
+def test_embedded_True_does_not_look_for_another(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+    with nnfmq.connect(embedded=True) as client:
+        assert client.is_embedded
+
+
+def test_a_path_that_is_named_is_the_only_one(nowhere: Path) -> None:
+    with pytest.raises(nnfmq.DeviceUnavailable, match="no driver listens at /nowhere"):
+        nnfmq.connect("/nowhere")
+
+
+def test_a_path_and_embedded_exclude_each_other(nowhere: Path) -> None:
+    with pytest.raises(nnfmq.InvalidArgument):
+        nnfmq.connect("/nowhere", embedded=True)
+
+
+def test_a_runtime_directory_that_others_may_enter_is_refused_by_serve(nowhere: Path) -> None:
+    directory = nowhere / "nnfmq"
+    directory.mkdir()
+    directory.chmod(0o755)
+    with Program.start(["-P", "-m", "nnfmq", "serve"]) as program:
+        assert program.wait() == 1
+        assert program.errors().startswith(f"nnfmq: error: {directory} must be a directory of uid {os.getuid()}")
+        assert program.errors().count("\n") == 1
+    assert list(directory.iterdir()) == []
+
+
+def test_a_runtime_directory_that_is_a_link_is_refused_by_serve(nowhere: Path) -> None:
+    (nowhere / "elsewhere").mkdir(mode=0o700)
+    (nowhere / "nnfmq").symlink_to("elsewhere")
+    with Program.start(["-P", "-m", "nnfmq", "serve"]) as program:
+        assert program.wait() == 1
+    assert list((nowhere / "elsewhere").iterdir()) == []
+
+
+def test_an_embedded_driver_does_not_import_from_where_the_app_runs(folder: Path) -> None:
+    (folder / "msgspec.py").write_text("raise SystemExit('the wrong msgspec')")
+    code = "import nnfmq; c = nnfmq.connect(embedded=True); print(len(c.devices())); c.close()"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_the_client_sees_the_same_devices_embedded_and_not(client: nnfmq.Client) -> None:
+    with nnfmq.connect(embedded=True) as embedded:
+        assert embedded.devices() == client.devices()
+        assert [info.name for info in client.devices()] == ["reference"]
+
+
+def test_an_unknown_device_is_refused_with_the_known_ones(client: nnfmq.Client) -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match="no device 'gpu'; this driver has: reference"):
+        client.device("gpu")

@@ -1,0 +1,73 @@
+"""The control protocol by hand: one end of a channel that sends and reads single messages, for either role.
+
+It keeps no state and checks no order, so it can say what no nnfmq peer would; what it receives it decodes as the
+other role's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+from nnfmq.channel import NOW, Channel
+from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
+from nnfmq.serialize import control
+from nnfmq.serialize.control import Message, Role
+
+LIMIT_NS = 20_000_000_000
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Speaker:
+    """One end of a control channel. Owns it; close it, or use `with`."""
+
+    def __init__(self, channel: Channel, role: Role) -> None:
+        self.channel = channel
+        self._role = role
+
+    def say(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send a message; the fds stay the caller's."""
+        self.channel.send(control.encode(message), fds, time.monotonic_ns() + LIMIT_NS)
+
+    def say_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send what may be no message at all."""
+        self.channel.send(data, fds, time.monotonic_ns() + LIMIT_NS)
+
+    def hear_any(self) -> Message:
+        """Return the next message; fds that come with it are closed with it."""
+        with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
+            return control.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
+
+    def hear(self, kind: type[MessageT]) -> MessageT:
+        """Return the next message, which must be a `kind`."""
+        message = self.hear_any()
+        assert isinstance(message, kind), f"expected {kind.__name__}, heard {message}"
+        return message
+
+    def hears_nothing(self) -> bool:
+        """Return True where nothing is there now."""
+        try:
+            self.channel.receive(NOW).close()
+        except MissedDeadlineTransient:
+            return True
+        return False
+
+    def hears_the_end(self) -> bool:
+        """Return True where the peer hangs up next."""
+        try:
+            self.hear_any()
+        except DeadObject:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Hang up."""
+        self.channel.close()
+
+    def __enter__(self) -> Speaker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,78 @@
+"""Drivers for the application's side: a fake one that says what a test wants, and a real session in this process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from support.executors import LIMIT_S
+from support.protocol import Speaker
+
+from nnfmq.channel import Channel
+from nnfmq.runtime.connection import Connection
+from nnfmq.serialize import control
+from nnfmq.serialize.control import Role
+from nnfmq.service.session import Session
+
+GREETING = control.HelloReply(control.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Future[Any]]]:
+    """Run a call in a thread of its own; the future has its result."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool.submit
+
+
+@pytest.fixture
+def driver(resources: ExitStack) -> Speaker:
+    """A fake driver's end of a channel; the other end is `driver.other`."""
+    theirs, ours = Channel.pair()
+    speaker = Speaker(theirs, Role.DRIVER)
+    resources.callback(speaker.close)
+    speaker.other = ours  # type: ignore[attr-defined]
+    return speaker
+
+
+@pytest.fixture
+def connection(driver: Speaker, resources: ExitStack) -> Connection:
+    """A connection to the fake driver, which has greeted it."""
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(Connection.open, driver.other, time.monotonic_ns() + LIMIT_S * 10**9)  # type: ignore[attr-defined]
+        driver.hear(control.Hello)
+        driver.say(GREETING)
+        connection = opening.result(LIMIT_S)
+    resources.callback(connection.close)
+    return connection
+
+
+@pytest.fixture
+def real(resources: ExitStack) -> tuple[Connection, Session]:
+    """A connection to a real session, which runs in a thread of this process, and that session."""
+    theirs, ours = Channel.pair()
+    session = Session(theirs, "real")
+    thread = threading.Thread(target=session.run, name="session under test")
+    thread.start()
+
+    def end() -> None:
+        session.end()
+        thread.join(LIMIT_S)
+        for burst in session._bursts.values():  # a driver process leaves them to the kernel
+            burst.close()
+        session._pool.shutdown()
+
+    resources.callback(end)
+    connection = Connection.open(ours, time.monotonic_ns() + LIMIT_S * 10**9)
+    resources.callback(connection.close)
+    return connection, session

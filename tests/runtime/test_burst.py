@@ -1,0 +1,338 @@
+"""A burst as the application sees it, against a real session over a socketpair in the same process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from support import models
+from support.executors import LIMIT_S, Held, until
+
+from nnfmq.hal.errors import (
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    error_for,
+)
+from nnfmq.hal.types import NO_TIMING
+from nnfmq.memory import Memory
+from nnfmq.runtime.burst import Burst, SlotTable
+from nnfmq.runtime.client import Client
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.service import prepared_model as service
+from nnfmq.service.session import Session
+
+Start = Callable[..., Future[Any]]
+ONE, TEN = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32)
+SUM = [11, 22, 33, 44]
+
+
+@pytest.fixture
+def client(real: tuple[Connection, Session]) -> Client:
+    return Client(real[0], None)
+
+
+@pytest.fixture
+def adding(client: Client) -> PreparedModel:
+    return client.device("reference").prepare(models.add_model())
+
+
+@pytest.fixture
+def burst(adding: PreparedModel) -> Iterator[Burst]:
+    with adding.burst() as burst:
+        yield burst
+
+
+@pytest.fixture
+def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[Held]:
+    """Makes the driver's executions wait; ask for it before `burst`."""
+    model = models.add_model()
+    held = Held(model)
+    real[1]._models[adding.model_id] = service.PreparedModel(model, held)  # type: ignore[arg-type]
+    yield held
+    held.go.set()
+
+
+# ------------------------------------------------------------------------------------------------ slots
+
+
+@pytest.fixture
+def memories(resources: ExitStack) -> list[Memory]:
+    return [resources.enter_context(Memory.create(1)) for _ in range(4)]
+
+
+def test_slots_are_numbered_from_zero(memories: list[Memory]) -> None:
+    table = SlotTable()
+    assert [table.add(memory) for memory in memories] == [0, 1, 2, 3]
+    assert table.memories_of([2, 0, 2]) == [memories[2], memories[0], memories[2]]
+
+
+def test_freed_slots_come_back_last_in_first_out(memories: list[Memory]) -> None:
+    table = SlotTable()
+    for memory in memories[:3]:
+        table.add(memory)
+    for slot in (0, 2):
+        table.free(slot)
+    assert [table.add(memories[3]) for _ in range(3)] == [2, 0, 3]
+
+
+def test_freeing_an_unknown_slot_or_one_twice_frees_no_number(memories: list[Memory]) -> None:
+    table = SlotTable()
+    table.add(memories[0])
+    for slot in (0, 0, 7, -1):
+        table.free(slot)
+    assert [table.add(memory) for memory in memories[:2]] == [0, 1]
+
+
+@pytest.mark.parametrize("slots", [[1], [-1], [0, 2**31 - 1]])
+def test_a_slot_that_is_out_of_range_or_freed_stands_for_no_memory(slots: list[int], memories: list[Memory]) -> None:
+    table = SlotTable()
+    table.add(memories[0])
+    table.free(table.add(memories[1]))
+    with pytest.raises(InvalidArgument, match=f"slot {slots[-1]} stands for no memory"):
+        table.memories_of(slots)
+
+
+# ------------------------------------------------------------------------------------------------ executing
+
+
+@pytest.mark.parametrize("window_us", [0, 50, 1000])
+def test_a_burst_returns_new_arrays_each_time(window_us: int, adding: PreparedModel) -> None:
+    with adding.burst(polling_window_us=window_us) as burst:
+        results = [burst.execute(ONE * number, TEN)[0] for number in range(20)]
+    for number, result in enumerate(results):
+        assert result.tolist() == (ONE * number + TEN).tolist()
+
+
+def test_a_burst_that_is_filled_in_place_copies_nothing(burst: Burst) -> None:
+    burst.inputs[0][:] = ONE
+    burst.inputs[1][:] = TEN
+    outputs = burst.execute(out=burst.outputs)
+    assert outputs is burst.outputs
+    assert outputs[0].tolist() == SUM
+
+
+def test_a_burst_fills_the_arrays_that_it_is_given(burst: Burst) -> None:
+    out = np.zeros(4, np.float32)
+    assert burst.execute(ONE, TEN, out=[out])[0] is out
+    assert out.tolist() == SUM
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((ONE,), r"2 inputs \('input 0', 'input 1'\); 1 were given"),
+        ((ONE, TEN[:3]), "input 'input 1' has shape 4; the given array has 3"),
+        ((ONE, np.zeros(4, np.complex64)), "input 'input 1' holds float32; the given array is complex64"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_and_the_burst_goes_on(
+    given: tuple[Any, ...], said: str, burst: Burst
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        burst.execute(*given)
+    assert burst.execute(ONE, TEN)[0].tolist() == SUM
+
+
+def test_several_bursts_of_one_model_do_not_meet(adding: PreparedModel) -> None:
+    with adding.burst() as first, adding.burst() as second:
+        first.inputs[0][:] = 5
+        assert second.execute(ONE, TEN)[0].tolist() == SUM
+        assert (first.inputs[0] == 5).all()
+
+
+@pytest.mark.parametrize("model", [models.unsized_relu_model()], ids=["output"])
+def test_a_model_whose_shapes_are_not_known_has_no_burst(model: Any, client: Client) -> None:
+    prepared = client.device("reference").prepare(model)
+    with pytest.raises(InvalidArgument, match=r"output 'output 0'.*not fully known"):
+        prepared.burst()
+
+
+def test_BUR_16_a_second_thread_is_refused_while_one_executes(held: Held, adding: PreparedModel, start: Start) -> None:
+    with adding.burst() as burst:
+        waiting = start(burst.execute, ONE, TEN)
+        assert held.begun.wait(LIMIT_S)
+        with pytest.raises(InvalidArgument, match="another thread"):
+            burst.execute(TEN, TEN)
+        held.go.set()
+        assert waiting.result(LIMIT_S)[0].tolist() == SUM
+
+
+@pytest.mark.parametrize("timeout", [0, 0.03])
+def test_an_execution_that_timed_out_is_followed_by_one_that_gets_its_own_bits(
+    timeout: float, held: Held, adding: PreparedModel
+) -> None:
+    with adding.burst() as burst:
+        with pytest.raises(MissedDeadlineTransient, match="the execution goes on"):
+            burst.execute(ONE, TEN, timeout=timeout)
+        assert held.begun.wait(LIMIT_S)
+        held.go.set()
+        assert burst.execute(TEN, TEN)[0].tolist() == [20, 40, 60, 80]
+        assert burst.execute(ONE, ONE)[0].tolist() == [2, 4, 6, 8]
+
+
+def test_the_inputs_of_an_execution_that_timed_out_are_left_alone_until_it_is_done(
+    held: Held, adding: PreparedModel
+) -> None:
+    with adding.burst() as burst:
+        for given in (ONE, TEN):
+            with pytest.raises(MissedDeadlineTransient):
+                burst.execute(given, TEN, timeout=0.02)
+        assert burst.inputs[0].tolist() == ONE.tolist()
+        held.go.set()
+        assert burst.execute(TEN, TEN)[0].tolist() == [20, 40, 60, 80]
+
+
+# ------------------------------------------------------------------------------------------------ failures
+
+
+class Failing:
+    """A program that fails as it is told."""
+
+    def __init__(self, make: Callable[[], Exception]) -> None:
+        self._make = make
+
+    def execute(self, _inputs: Sequence[Any], _outputs: Sequence[Any], **_options: Any) -> Any:
+        raise self._make()
+
+
+@pytest.mark.parametrize("status", [s for s in ErrorStatus if s not in (ErrorStatus.NONE, ErrorStatus.DEAD_OBJECT)])
+def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_could_not_carry(
+    status: ErrorStatus, adding: PreparedModel, real: tuple[Connection, Session]
+) -> None:
+    failing = Failing(lambda: error_for(status, "what went wrong"))
+    real[1]._models[adding.model_id] = service.PreparedModel(models.add_model(), failing)  # type: ignore[arg-type]
+    expected = type(error_for(status, ""))
+    with adding.burst() as burst, pytest.raises(expected, match="what went wrong"):
+        burst.execute(ONE, TEN)
+
+
+def test_a_kernel_that_fails_in_a_way_nobody_foresaw_fails_one_execution(
+    adding: PreparedModel, real: tuple[Connection, Session], caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing(lambda: ValueError("numpy's"))
+    real[1]._models[adding.model_id] = service.PreparedModel(models.add_model(), failing)  # type: ignore[arg-type]
+    with adding.burst() as burst:
+        for _ in range(2):
+            with pytest.raises(GeneralFailure, match="a kernel failed: ValueError"):
+                burst.execute(ONE, TEN)
+    assert "a kernel failed" in caplog.text
+    caplog.clear()  # the records hold the frames, and those the memory
+
+
+def test_BUR_17_a_packet_that_cannot_be_sent_goes_the_ordinary_way(burst: Burst) -> None:
+    burst._requests.send = lambda _packet: False
+    assert burst.execute(ONE, TEN)[0].tolist() == SUM
+    assert burst.execute(TEN, TEN, measure=True)[0].tolist() == [20, 40, 60, 80]
+    assert burst.last.timing.time_on_device_ns > 0
+
+
+def test_a_driver_that_goes_away_during_an_execution_is_a_dead_object_then_and_after(
+    held: Held, adding: PreparedModel, real: tuple[Connection, Session], start: Start
+) -> None:
+    with adding.burst(polling_window_us=0) as burst:
+        waiting = start(burst.execute, ONE, TEN)
+        assert held.begun.wait(LIMIT_S)
+        until(lambda: burst._results.waiters)
+        begin = time.monotonic()
+        real[1].end()
+        assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+        assert time.monotonic() - begin < 5
+        with pytest.raises(DeadObject):
+            burst.execute(ONE, TEN)
+        held.go.set()
+
+
+# ------------------------------------------------------------------------------------------------ where the time went
+
+
+def test_nothing_executed_means_no_times(burst: Burst) -> None:
+    with pytest.raises(GeneralFailure, match="nothing was executed"):
+        _ = burst.last
+
+
+def test_the_parts_of_a_latency_add_up(burst: Burst) -> None:
+    begin = time.monotonic_ns()
+    burst.execute(ONE, TEN)
+    last = burst.last
+    assert last.latency_ns == last.queue_ns + last.driver_ns + last.engine_ns
+    assert min(last.queue_ns, last.driver_ns, last.engine_ns) > 0
+    assert last.latency_ns < time.monotonic_ns() - begin
+    assert last.timing == NO_TIMING
+
+
+def test_TIM_2_a_measured_execution_has_its_times_in_nanoseconds(burst: Burst) -> None:
+    burst.execute(ONE, TEN, measure=True)
+    timing = burst.last.timing
+    assert 0 < timing.time_on_device_ns <= timing.time_in_driver_ns <= burst.last.latency_ns
+    burst.execute(ONE, TEN)
+    assert burst.last.timing == NO_TIMING
+
+
+def test_where_the_time_went_is_known_after_the_burst_as_well(adding: PreparedModel) -> None:
+    with adding.burst() as burst:
+        burst.execute(ONE, TEN)
+    assert burst.last.latency_ns > burst.last.engine_ns > 0
+
+
+# ------------------------------------------------------------------------------------------------ the end
+
+
+def test_BUR_14_closing_ends_the_burst_in_the_driver_too(
+    adding: PreparedModel, real: tuple[Connection, Session]
+) -> None:
+    of_the_model = real[1]._account.held_bytes
+    burst = adding.burst()
+    burst.execute(ONE, TEN)
+    assert len(real[1]._bursts) == 1
+    assert real[1]._account.held_bytes > of_the_model
+    burst.close()
+    burst.close()
+    assert real[1]._bursts == {}
+    assert real[1]._account.held_bytes == of_the_model
+    assert real[0]._peers == []
+
+
+def test_a_closed_burst_says_so(adding: PreparedModel) -> None:
+    burst = adding.burst()
+    burst.close()
+    for given in [(ONE, TEN), ()]:
+        with pytest.raises(InvalidArgument, match="closed"):
+            burst.execute(*given)
+
+
+def test_an_array_over_a_closed_burst_s_memory_can_still_be_read(adding: PreparedModel) -> None:
+    with adding.burst() as burst:
+        (output,) = burst.execute(ONE, TEN, out=burst.outputs)
+    assert output.tolist() == SUM
+
+
+def test_a_burst_outlives_its_model(adding: PreparedModel) -> None:
+    with adding.burst() as burst:
+        adding.close()
+        assert burst.execute(ONE, TEN)[0].tolist() == SUM
+
+
+def test_a_burst_of_a_closed_client_is_a_dead_object_and_can_be_closed(adding: PreparedModel, client: Client) -> None:
+    with adding.burst() as burst:
+        client.close()
+        with pytest.raises(DeadObject):
+            burst.execute(ONE, TEN)
+
+
+def test_a_burst_that_the_driver_refuses_leaves_nothing(
+    adding: PreparedModel, real: tuple[Connection, Session]
+) -> None:
+    real[1]._models.clear()
+    with pytest.raises(InvalidArgument, match="no model"):
+        adding.burst()
+    assert real[0]._peers == []
+    assert real[1]._account.held_bytes == 0

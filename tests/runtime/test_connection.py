@@ -1,0 +1,425 @@
+"""The application's end of the control channel against a driver that says whatever a test makes it say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+from support.executors import LIMIT_S, until
+from support.protocol import Speaker
+
+from nnfmq import watcher
+from nnfmq.channel import NOW
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+)
+from nnfmq.memory import Memory
+from nnfmq.queue import DeadFlag, MessageQueue
+from nnfmq.runtime.connection import Connection, deadline_after
+from nnfmq.serialize import control
+
+NONE = ErrorStatus.NONE
+GREETING = control.HelloReply(control.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
+SECOND_NS = 1_000_000_000
+Start = Callable[..., Future[Any]]
+
+
+def soon(seconds: float = LIMIT_S) -> int:
+    return time.monotonic_ns() + round(seconds * SECOND_NS)
+
+
+def listing(connection: Connection, start: Start, deadline_ns: int | None = None) -> Future[control.DeviceList]:
+    message = control.ListDevices(connection.new_call())
+    return start(connection.ask, message, control.DeviceList, (), deadline_ns)
+
+
+def preparing(connection: Connection, start: Start, deadline_ns: int | None) -> Future[control.PreparedModelReady]:
+    message = control.PrepareModel(connection.new_call(), "reference", 1, 1, -1, b"")
+    return start(connection.call, message, control.PreparedModelReady, (), deadline_ns)
+
+
+def assert_alive(connection: Connection, driver: Speaker, start: Start) -> None:
+    answer = listing(connection, start)
+    driver.say(control.DeviceList(driver.hear(control.ListDevices).call, ()))
+    assert answer.result(LIMIT_S).devices == ()
+
+
+# ------------------------------------------------------------------------------------------------ opening
+
+
+def test_a_driver_is_greeted_and_what_it_says_is_kept(connection: Connection) -> None:
+    assert connection.greeting == GREETING
+    assert connection.is_open
+
+
+def test_a_driver_that_refuses_is_unavailable_for_its_reason(driver: Speaker, start: Start) -> None:
+    opening = start(Connection.open, driver.other, soon())
+    driver.hear(control.Hello)
+    driver.say(control.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "not for you"))
+    error = opening.exception(LIMIT_S)
+    assert isinstance(error, DeviceUnavailable)
+    assert "the driver refused: not for you" in str(error)
+
+
+@pytest.mark.parametrize("status", ErrorStatus)
+def test_whatever_status_a_refusal_has_it_is_an_error(status: ErrorStatus, driver: Speaker, start: Start) -> None:
+    opening = start(Connection.open, driver.other, soon())
+    driver.hear(control.Hello)
+    driver.say(control.Refused(status, "not for you"))
+    assert "not for you" in str(opening.exception(LIMIT_S))
+    assert isinstance(opening.exception(), NnfmqError)
+
+
+def test_a_driver_that_refused_before_it_was_greeted_is_understood(driver: Speaker, start: Start) -> None:
+    """The supervisor refuses without reading, and hangs up."""
+    driver.say(control.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))
+    opening = start(Connection.open, driver.other, soon())
+    assert isinstance(opening.exception(LIMIT_S), NnfmqError)
+
+
+def test_a_driver_that_hangs_up_before_it_answers_is_unavailable(driver: Speaker, start: Start) -> None:
+    opening = start(Connection.open, driver.other, soon())
+    driver.hear(control.Hello)
+    driver.close()
+    assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
+
+
+def test_a_driver_that_never_answers_is_given_up_at_the_deadline(driver: Speaker) -> None:
+    deadline_ns = soon(0.03)
+    with pytest.raises(MissedDeadlineTransient):
+        Connection.open(driver.other, deadline_ns)  # type: ignore[attr-defined]
+    assert time.monotonic_ns() >= deadline_ns
+    driver.hear(control.Hello)
+    assert driver.hears_the_end()
+
+
+@pytest.mark.parametrize(
+    "message", [control.DeviceList(1, ()), control.GetMemories(1, 1, (0,))], ids=lambda message: type(message).__name__
+)
+def test_a_driver_that_answers_the_greeting_with_something_else_is_given_up(
+    message: control.Message, driver: Speaker, start: Start
+) -> None:
+    opening = start(Connection.open, driver.other, soon())
+    driver.hear(control.Hello)
+    driver.say(message)
+    assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
+
+
+# ------------------------------------------------------------------------------------------------ calls
+
+
+def test_calls_are_answered_by_their_numbers_in_any_order(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    waiting = {}
+    for _ in range(3):
+        future = listing(connection, start)
+        waiting[driver.hear(control.ListDevices).call] = future
+    for call in reversed(waiting):
+        info = control.DeviceInfo(f"number {call}", 2, "1", 8, 0)
+        driver.say(control.DeviceList(call, (info,)))
+    for call, future in waiting.items():
+        assert future.result(LIMIT_S).devices[0].name == f"number {call}"
+
+
+@pytest.mark.parametrize("status", [status for status in ErrorStatus if status is not NONE])
+def test_an_answer_with_a_status_is_raised_as_its_error_with_its_text(
+    status: ErrorStatus, connection: Connection, driver: Speaker, start: Start
+) -> None:
+    message = control.ReleaseModel(connection.new_call(), 7)
+    call = start(connection.call, message, control.Reply)
+    driver.say(control.Reply(driver.hear(control.ReleaseModel).call, status, "what went wrong"))
+    error = call.exception(LIMIT_S)
+    assert isinstance(error, NnfmqError)
+    assert error.status is status
+    assert "what went wrong" in str(error)
+
+
+def test_asking_returns_the_answer_whatever_its_status(connection: Connection, driver: Speaker, start: Start) -> None:
+    asking = start(connection.ask, control.ReleaseModel(connection.new_call(), 7), control.Reply)
+    driver.say(control.Reply(driver.hear(control.ReleaseModel).call, ErrorStatus.INVALID_ARGUMENT, "no"))
+    assert asking.result(LIMIT_S).status is ErrorStatus.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("order", ["reply first", "callback first"])
+def test_PREP_3_a_preparation_waits_for_its_callback_in_whichever_order_the_answers_come(
+    order: str, connection: Connection, driver: Speaker, start: Start
+) -> None:
+    waiting = preparing(connection, start, soon())
+    call = driver.hear(control.PrepareModel).call
+    answers = [control.Reply(call, NONE, ""), control.PreparedModelReady(call, NONE, "", 9)]
+    for answer in answers if order == "reply first" else reversed(answers):
+        driver.say(answer)
+    assert waiting.result(LIMIT_S).model_id == 9
+
+
+def test_a_call_ends_at_its_deadline_and_its_late_answer_does_no_harm(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    deadline_ns = soon(0.03)
+    assert isinstance(listing(connection, start, deadline_ns).exception(LIMIT_S), MissedDeadlineTransient)
+    assert time.monotonic_ns() >= deadline_ns
+    driver.say(control.DeviceList(driver.hear(control.ListDevices).call, ()))
+    assert_alive(connection, driver, start)
+
+
+def test_a_model_that_is_ready_too_late_is_released(connection: Connection, driver: Speaker, start: Start) -> None:
+    waiting = preparing(connection, start, soon(0.03))
+    call = driver.hear(control.PrepareModel).call
+    assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
+    driver.say(control.Reply(call, NONE, ""))
+    driver.say(control.PreparedModelReady(call, NONE, "", 9))
+    release = driver.hear(control.ReleaseModel)
+    assert release.model_id == 9
+    driver.say(control.Reply(release.call, NONE, ""))
+    assert_alive(connection, driver, start)
+
+
+def test_a_model_that_failed_too_late_needs_no_release(connection: Connection, driver: Speaker, start: Start) -> None:
+    waiting = preparing(connection, start, soon(0.03))
+    call = driver.hear(control.PrepareModel).call
+    assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
+    driver.say(control.Reply(call, NONE, ""))
+    driver.say(control.PreparedModelReady(call, ErrorStatus.GENERAL_FAILURE, "", 0))
+    assert_alive(connection, driver, start)
+
+
+def test_a_burst_that_is_configured_too_late_is_closed(
+    connection: Connection, driver: Speaker, start: Start, resources: ExitStack
+) -> None:
+    memory = resources.enter_context(Memory.create(8))
+    nothing = control.MQDescriptorData((), 24, 1)
+    message = control.ConfigureBurst(connection.new_call(), 1, nothing, nothing)
+    waiting = start(connection.call, message, control.BurstConfigured, [memory.fileno()] * 2, soon(0.03))
+    call = driver.hear(control.ConfigureBurst).call
+    assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
+    driver.say(control.BurstConfigured(call, NONE, "", 5))
+    closing = driver.hear(control.CloseBurst)
+    assert closing.burst_id == 5
+    driver.say(control.Reply(closing.call, NONE, ""))
+    assert_alive(connection, driver, start)
+
+
+# ------------------------------------------------------------------------------------------------ memories
+
+
+class Provider:
+    """A burst as the connection sees it."""
+
+    def __init__(self, memories: dict[int, Memory]) -> None:
+        self.peer = watcher.Peer(DeadFlag())
+        self._memories = memories
+
+    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+        if not set(slots) <= set(self._memories):
+            raise InvalidArgument(f"no slot of {slots}")
+        return [self._memories[slot] for slot in slots]
+
+
+def test_a_driver_is_given_the_memories_that_it_asks_for(
+    connection: Connection, driver: Speaker, resources: ExitStack
+) -> None:
+    memories = {slot: resources.enter_context(Memory.create(slot + 1)) for slot in (4, 7)}
+    connection.add_burst(3, Provider(memories))
+    driver.say(control.GetMemories(1, 3, (7, 4)))
+    with driver.channel.receive(soon()) as frame:
+        answer = control.decode(frame.data, sender=control.Role.CLIENT, fds=len(frame.fds))
+        assert answer == control.Memories(1, NONE, "", (8, 5))
+        assert [os.fstat(fd).st_size for fd in frame.fds] == [8, 5]
+
+
+@pytest.mark.parametrize("burst_id", [3, 99], ids=["unknown slot", "unknown burst"])
+def test_a_driver_that_asks_for_what_is_not_there_is_told_so(
+    burst_id: int, connection: Connection, driver: Speaker, start: Start
+) -> None:
+    connection.add_burst(3, Provider({}))
+    driver.say(control.GetMemories(1, burst_id, (0,)))
+    answer = driver.hear(control.Memories)
+    assert answer.status is ErrorStatus.INVALID_ARGUMENT
+    assert answer.sizes == ()
+    assert_alive(connection, driver, start)
+
+
+def test_memory_that_was_closed_meanwhile_is_an_answer_and_not_the_end(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    memory = Memory.create(8)
+    memory.close()
+    connection.add_burst(3, Provider({0: memory}))
+    driver.say(control.GetMemories(1, 3, (0,)))
+    assert driver.hear(control.Memories).status is ErrorStatus.INVALID_ARGUMENT
+    assert_alive(connection, driver, start)
+
+
+# ------------------------------------------------------------------------------------------------ the end
+
+
+def test_a_hang_up_fails_every_open_call_and_every_later_one(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    waiting = [listing(connection, start) for _ in range(3)]
+    for _ in waiting:
+        driver.hear(control.ListDevices)
+    driver.close()
+    assert [type(future.exception(LIMIT_S)) for future in waiting] == [DeadObject] * 3
+    assert not connection.is_open
+    assert isinstance(listing(connection, start).exception(LIMIT_S), DeadObject)
+
+
+def test_a_hang_up_wakes_every_burst(
+    connection: Connection, driver: Speaker, start: Start, resources: ExitStack
+) -> None:
+    dead = DeadFlag()
+    queue = resources.enter_context(MessageQueue.create(24, 8, dead=dead))
+    peer = watcher.Peer(dead)
+    peer.add(queue)
+    connection.add_peer(peer)
+    waiting = start(queue.receive, None, 0)
+    until(lambda: queue.waiters)
+    driver.close()
+    assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+
+
+def test_a_burst_that_comes_after_the_hang_up_is_refused(connection: Connection, driver: Speaker) -> None:
+    driver.close()
+    until(lambda: not connection.is_open)
+    with pytest.raises(DeadObject, match="the driver process is gone"):
+        connection.add_peer(watcher.Peer(DeadFlag()))
+
+
+VIOLATIONS = {
+    "no message": b"\xc1",
+    "a client's message": control.encode(control.ListDevices(1)),
+    "an answer to nothing": control.encode(control.DeviceList(77, ())),
+    "a second greeting": control.encode(GREETING),
+}
+
+
+@pytest.mark.parametrize("data", VIOLATIONS.values(), ids=VIOLATIONS.keys())
+def test_a_driver_that_breaks_the_protocol_is_given_up_and_open_calls_say_why(
+    data: bytes, connection: Connection, driver: Speaker, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    waiting = listing(connection, start)
+    driver.hear(control.ListDevices)
+    with caplog.at_level(logging.WARNING, "nnfmq.client"):
+        driver.say_bytes(data)
+        error = waiting.exception(LIMIT_S)
+    assert isinstance(error, DeadObject)
+    assert "given up" in str(error)
+    assert "connection to the driver closed" in caplog.text
+    assert not connection.is_open
+
+
+def test_an_answer_of_the_wrong_kind_breaks_the_protocol(connection: Connection, driver: Speaker, start: Start) -> None:
+    waiting = listing(connection, start)
+    driver.say(control.Reply(driver.hear(control.ListDevices).call, NONE, ""))
+    assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+
+
+def test_descriptors_from_a_driver_break_the_protocol_and_are_closed(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    waiting = listing(connection, start)
+    answer = control.encode(control.DeviceList(driver.hear(control.ListDevices).call, ()))
+    driver.say_bytes(answer, [0, 0])
+    assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+
+
+def test_closing_says_goodbye_hangs_up_and_fails_open_calls(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    waiting = listing(connection, start)
+    driver.hear(control.ListDevices)
+    connection.close()
+    connection.close()
+    assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+    assert "closed" in str(waiting.exception())
+    driver.hear(control.Goodbye)
+    assert driver.hears_the_end()
+
+
+def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    """The driver reads nothing (it may be stopped), and another thread waits in the middle of its call."""
+    with suppress(MissedDeadlineTransient):
+        while True:
+            connection._channel.send(bytes(1000), (), NOW)
+    stuck = listing(connection, start)
+    until(lambda: bool(connection._waiting))
+    closing = start(connection.close)
+    assert closing.result(LIMIT_S) is None
+    assert isinstance(stuck.exception(LIMIT_S), DeadObject)
+
+
+def test_a_forked_child_s_calls_raise_and_the_parent_s_go_on(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    with connection._lock, connection._conversation._lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
+        pid = os.fork()  # while other threads hold whatever they may hold
+        if pid == 0:
+            status = 70
+            try:
+                status = child_report(connection)
+            finally:
+                os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert_alive(connection, driver, start)
+
+
+def child_report(connection: Connection) -> int:
+    """Return 0 if all is well in a forked child."""
+    if connection.is_open or connection._channel.fileno() != -1:
+        return 1
+    try:
+        connection.ask(control.ListDevices(connection.new_call()), control.DeviceList)
+    except DeadObject as error:
+        if f"process {os.getppid()}" not in str(error):
+            return 2
+    else:
+        return 3
+    connection.close()
+    return 0 if watcher.thread() is None else 4
+
+
+# ------------------------------------------------------------------------------------------------ deadlines
+
+
+def test_a_timeout_of_none_is_no_limit() -> None:
+    assert deadline_after(None) is None
+
+
+def test_a_timeout_is_counted_from_now() -> None:
+    before = time.monotonic_ns()
+    assert before + 2_500_000_000 <= deadline_after(2.5) <= time.monotonic_ns() + 2_500_000_000
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("-inf"), float("nan")])
+def test_a_timeout_that_is_no_duration_is_refused(timeout: float) -> None:
+    with pytest.raises(InvalidArgument, match="0 or more seconds"):
+        deadline_after(timeout)
+
+
+@pytest.mark.parametrize("timeout", [1e10, 1e300, float("inf")])
+def test_QOS_6_a_timeout_beyond_the_clock_is_the_end_of_the_clock(timeout: float) -> None:
+    assert deadline_after(timeout) == 2**63 - 1
+
+
+def test_QOS_6_the_end_of_the_clock_can_be_waited_for(connection: Connection, driver: Speaker, start: Start) -> None:
+    waiting = listing(connection, start, deadline_after(float("inf")))
+    driver.say(control.DeviceList(driver.hear(control.ListDevices).call, ()))
+    assert waiting.result(LIMIT_S).devices == ()

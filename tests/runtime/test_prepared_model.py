@@ -1,0 +1,244 @@
+"""Devices and prepared models as the application sees them, against a real session over a socketpair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from support import models
+from support.executors import LIMIT_S, Held
+from support.protocol import Speaker
+
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, ProtocolError
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import NO_TIME, Model
+from nnfmq.runtime.client import Client, Device
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.serialize import control
+from nnfmq.service import prepared_model as service
+from nnfmq.service.session import Session
+
+Start = Callable[..., Future[Any]]
+ONE, TEN = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32)
+SUM = [11, 22, 33, 44]
+
+
+@pytest.fixture
+def client(real: tuple[Connection, Session]) -> Client:
+    return Client(real[0], None)
+
+
+@pytest.fixture
+def device(client: Client) -> Device:
+    return client.device("reference")
+
+
+@pytest.fixture
+def adding(device: Device) -> PreparedModel:
+    return device.prepare(models.add_model())
+
+
+def hold(session: Session, prepared: PreparedModel, model: Model) -> Held:
+    """Make the driver's executions of a model wait until they are let go."""
+    held = Held(model)
+    session._models[prepared.model_id] = service.PreparedModel(model, held)  # type: ignore[arg-type]
+    return held
+
+
+# ------------------------------------------------------------------------------------------------ client, device
+
+
+def test_a_client_lists_its_driver_s_devices(client: Client) -> None:
+    assert [info.name for info in client.devices()] == ["reference"]
+    assert client.device("reference").info.name == "reference"
+
+
+def test_an_unknown_device_is_refused_with_the_names_of_the_known(client: Client) -> None:
+    with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: reference"):
+        client.device("gpu")
+
+
+def test_a_device_says_which_operations_it_supports(device: Device) -> None:
+    assert device.supported_operations(models.add_model()) == [True]
+    assert device.supported_operations(models.unsupported_model()) == [False]
+
+
+def test_the_operations_of_an_invalid_model_are_not_judged(device: Device) -> None:
+    with pytest.raises(InvalidArgument, match="N-MOD-12"):
+        device.supported_operations(models.invalid_model())
+
+
+def test_an_invalid_model_is_refused_with_the_driver_s_words(device: Device) -> None:
+    with pytest.raises(InvalidArgument, match="N-MOD-12"):
+        device.prepare(models.invalid_model())
+
+
+def test_a_model_that_the_device_cannot_run_fails_with_the_operation_s_name(device: Device) -> None:
+    with pytest.raises(GeneralFailure, match="LOCAL_RESPONSE_NORMALIZATION"):
+        device.prepare(models.unsupported_model())
+
+
+def test_N_QOS_2_a_preparation_without_any_time_misses_its_deadline(device: Device) -> None:
+    with pytest.raises(MissedDeadline):
+        device.prepare(models.add_model(), timeout=0)
+
+
+def test_a_model_whose_pools_cannot_be_sent_is_refused(device: Device) -> None:
+    class Plain:
+        size_bytes = 4
+        view = memoryview(bytes(4))
+
+    model = models.add_model()
+    with pytest.raises(InvalidArgument, match="must be nnfmq memory to be sent, not Plain"):
+        device.prepare(Model(model.main, (), model.operand_values, (Plain(),)))
+
+
+def test_a_prepared_model_describes_its_inputs_and_outputs(adding: PreparedModel) -> None:
+    assert adding.inputs == (TensorInfo("input 0", (4,), "float32"), TensorInfo("input 1", (4,), "float32"))
+    assert adding.outputs == (TensorInfo("output 0", (4,), "float32"),)
+
+
+# ------------------------------------------------------------------------------------------------ executing
+
+
+def test_an_execution_returns_new_arrays(adding: PreparedModel) -> None:
+    first, second = adding.execute(ONE, TEN), adding.execute(TEN, TEN)
+    assert first[0].tolist() == SUM
+    assert second[0].tolist() == [20, 40, 60, 80]
+    assert first[0].dtype == np.float32
+
+
+def test_an_execution_takes_lists_and_wider_floats(adding: PreparedModel) -> None:
+    assert adding.execute([1, 2, 3, 4], TEN.astype(np.float64))[0].tolist() == SUM
+
+
+def test_an_execution_fills_the_arrays_that_it_is_given(adding: PreparedModel) -> None:
+    out = np.zeros(4, np.float32)
+    assert adding.execute(ONE, TEN, out=[out])[0] is out
+    assert out.tolist() == SUM
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((ONE,), r"2 inputs \('input 0', 'input 1'\); 1 were given"),
+        ((ONE, TEN[:3]), "input 'input 1' has shape 4; the given array has 3"),
+        ((ONE, np.zeros(4, np.complex64)), "input 'input 1' holds float32; the given array is complex64"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(given: tuple[Any, ...], said: str, adding: PreparedModel) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        adding.execute(*given)
+
+
+def test_SHP_an_output_of_unknown_size_comes_as_large_as_it_is(device: Device) -> None:
+    model = device.prepare(models.unsized_relu_model((4,)))
+    assert model.outputs[0].shape == (0,)
+    assert model.execute(np.array([-1, 2, -3, 4], np.float32))[0].tolist() == [0, 2, 0, 4]
+
+
+def test_TIM_4_a_measured_execution_says_how_long_it_took(adding: PreparedModel) -> None:
+    adding.execute(ONE, TEN, measure=True)
+    assert 0 < adding.last_timing.time_on_device_ns <= adding.last_timing.time_in_driver_ns
+    adding.execute(ONE, TEN)
+    assert adding.last_timing.time_on_device_ns == NO_TIME
+
+
+def test_QOS_2_an_execution_without_any_time_misses_its_deadline(adding: PreparedModel) -> None:
+    with pytest.raises(MissedDeadline):
+        adding.execute(ONE, TEN, timeout=0)
+    assert adding.execute(ONE, TEN)[0].tolist() == SUM
+
+
+def test_many_threads_may_execute_at_once(adding: PreparedModel, start: Start) -> None:
+    futures = [start(adding.execute, ONE * number, TEN) for number in range(50)]
+    for number, future in enumerate(futures):
+        assert future.result(LIMIT_S)[0].tolist() == (ONE * number + TEN).tolist()
+
+
+def test_a_driver_that_goes_away_during_an_execution_is_a_dead_object(
+    adding: PreparedModel, real: tuple[Connection, Session], start: Start
+) -> None:
+    held = hold(real[1], adding, models.add_model())
+    waiting = start(adding.execute, ONE, TEN)
+    assert held.begun.wait(LIMIT_S)
+    real[1].end()
+    assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+    held.go.set()
+
+
+# ------------------------------------------------------------------------------------------------ lies
+
+KNOWN, OPEN = TensorInfo("known", (2,), "float32"), TensorInfo("open", (0,), "float32")
+GIVEN = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "stated"),
+    [
+        (KNOWN, ErrorStatus.NONE, [(3,)]),
+        (KNOWN, ErrorStatus.NONE, [(1,)]),
+        (KNOWN, ErrorStatus.NONE, [(2,), (2,)]),
+        (KNOWN, ErrorStatus.NONE, [(2, 1)]),
+        (OPEN, ErrorStatus.NONE, [(1000,)]),
+        (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, []),
+        (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(7, 7)]),
+        (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(2**32 - 1,)]),
+        (TensorInfo("any", (), "float32"), ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(2**31, 2**31, 4)]),
+    ],
+)
+def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
+    output: TensorInfo,
+    status: ErrorStatus,
+    stated: list[tuple[int, ...]],
+    connection: Connection,
+    driver: Speaker,
+    start: Start,
+) -> None:
+    model = PreparedModel(connection, 1, (KNOWN,), (output,))
+    running = start(model.execute, GIVEN)
+    call = driver.hear(control.Execute).call
+    shapes = tuple(control.ShapeData(shape, status is ErrorStatus.NONE) for shape in stated)
+    driver.say(control.Executed(call, status, "", shapes))
+    assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_an_output_without_elements_is_no_lie(connection: Connection, driver: Speaker, start: Start) -> None:
+    running = start(PreparedModel(connection, 1, (KNOWN,), (OPEN,)).execute, GIVEN)
+    call = driver.hear(control.Execute).call
+    driver.say(control.Executed(call, ErrorStatus.NONE, "", (control.ShapeData((0,), True),)))
+    assert running.result(LIMIT_S)[0].shape == (0,)
+
+
+# ------------------------------------------------------------------------------------------------ the end
+
+
+def test_a_closed_model_is_released_in_the_driver_and_cannot_be_used(
+    adding: PreparedModel, real: tuple[Connection, Session]
+) -> None:
+    adding.close()
+    adding.close()
+    assert real[1]._models == {}
+    with pytest.raises(InvalidArgument, match="this prepared model is closed"):
+        adding.execute(ONE, TEN)
+    with pytest.raises(InvalidArgument, match="this prepared model is closed"):
+        adding.burst()
+
+
+def test_a_model_of_a_closed_client_can_still_be_closed(adding: PreparedModel, client: Client) -> None:
+    client.close()
+    with pytest.raises(DeadObject):
+        adding.execute(ONE, TEN)
+    adding.close()
+    with pytest.raises(InvalidArgument):
+        adding.execute(ONE, TEN)
+
+
+def test_models_are_released_by_leaving_their_block(device: Device, real: tuple[Connection, Session]) -> None:
+    with device.prepare(models.add_model()), device.prepare(models.relu_model()):
+        assert len(real[1]._models) == 2
+    assert real[1]._models == {}

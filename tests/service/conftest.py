@@ -1,0 +1,64 @@
+"""What the driver's tests share: a burst in each of its forms, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from support import bursts, models
+
+from nnfmq.memory import Memory
+from nnfmq.service.burst import BindingExecutor, BurstServer
+from nnfmq.service.prepared_model import PreparedModel
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Future[Any]]]:
+    """Run a call in a thread of its own; the future has its result."""
+    with ThreadPoolExecutor(8) as pool:
+        yield pool.submit
+
+
+@pytest.fixture
+def client(resources: ExitStack) -> bursts.BurstClient:
+    return resources.enter_context(bursts.BurstClient.create())
+
+
+Serve = Callable[..., BurstServer]
+
+
+@pytest.fixture
+def serve(resources: ExitStack) -> Serve:
+    """Start a burst server for a client and an executor; closes it when the test ends."""
+
+    def serve(client: bursts.BurstClient, executor: Any, **options: Any) -> BurstServer:
+        server = BurstServer.create(client, *client.server_ends(), executor, **{"polling_window_us": 0, **options})
+        resources.callback(server.close)
+        return server
+
+    return serve
+
+
+@pytest.fixture(params=["from a prepared model", "from a binding executor"])
+def form(request: pytest.FixtureRequest) -> Callable[[PreparedModel], Any]:
+    """The two ways in which the driver itself makes a burst's executor."""
+    return BindingExecutor if request.param == "from a binding executor" else lambda model: model
+
+
+@pytest.fixture
+def adding(client: bursts.BurstClient) -> tuple[Memory, Memory]:
+    """The client's memories, slots 0 and 1, for `models.add_model()`: 1 2 3 4 + 10 20 30 40."""
+    inputs, outputs = bursts.give_pools(client, models.add_model())
+    np.frombuffer(inputs.view, np.float32, 4)[:] = [1, 2, 3, 4]
+    np.frombuffer(inputs.view, np.float32, 4, offset=64)[:] = [10, 20, 30, 40]
+    return inputs, outputs

@@ -1,0 +1,927 @@
+"""One client's session, spoken to message by message over a socketpair: the answers, their order, and the end."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import bursts, models
+from support.bursts import BurstClient
+from support.drivers import thread_state
+from support.executors import LIMIT_S, Held, floats, until
+from support.protocol import Speaker
+
+from nnfmq import watcher
+from nnfmq.channel import NOW, Channel
+from nnfmq.engines import interpreter
+from nnfmq.hal.errors import ErrorStatus, MissedDeadlineTransient
+from nnfmq.hal.types import ExecutionPreference, MeasureTiming, Model, OutputShape, Priority, Request
+from nnfmq.memory import Memory
+from nnfmq.queue import MessageQueue, core_name
+from nnfmq.serialize import control
+from nnfmq.serialize.control import Role
+from nnfmq.serialize.model import encode_model
+from nnfmq.service import device
+from nnfmq.service import session as session_module
+from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.session import Session
+
+ADD = models.add_model()
+SUM = [11.0, 22.0, 33.0, 44.0]
+NONE = ErrorStatus.NONE
+UNKNOWN = 12345
+HELLO = control.Hello(control.PROTOCOL, "AIDL v4", "test")
+NO_LIMIT = -1
+RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class Running:
+    """A session that runs in a thread of this process, and its client's end of the channel."""
+
+    def __init__(self) -> None:
+        theirs, ours = Channel.pair()
+        self.client = Speaker(ours, Role.CLIENT)
+        self.session = Session(theirs, "driver under test")
+        self.thread = threading.Thread(target=self.session.run, name="session under test")
+        self.thread.start()
+
+    def ends(self) -> bool:
+        self.thread.join(LIMIT_S)
+        return not self.thread.is_alive()
+
+    def close(self) -> None:
+        self.client.close()
+        assert self.ends()
+        for burst in self.session._bursts.values():  # a driver process leaves them to the kernel
+            burst.close()
+        self.session._pool.shutdown()
+
+
+@pytest.fixture
+def bugs(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What would have ended the driver process as a bug of its own."""
+    found: list[BaseException | None] = []
+    monkeypatch.setattr(session_module, "_die_of_a_bug", found.append)
+    return found
+
+
+@pytest.fixture
+def running(bugs: list[BaseException | None]) -> Iterator[Running]:
+    running = Running()
+    yield running
+    running.close()
+    assert bugs == []
+
+
+@pytest.fixture
+def client(running: Running) -> Speaker:
+    """The client's end after the greeting."""
+    running.client.say(HELLO)
+    running.client.hear(control.HelloReply)
+    return running.client
+
+
+def assert_alive(client: Speaker) -> None:
+    """The driver answers, and had nothing else to say before."""
+    client.say(control.ListDevices(999_999))
+    assert client.hear(control.DeviceList).call == 999_999
+
+
+def prepare(client: Speaker, model: Model = ADD, call: int = 500) -> int:
+    data, pools = encode_model(model)
+    assert not pools
+    client.say(prepare_message(call, data))
+    assert client.hear(control.Reply).status is NONE
+    ready = client.hear(control.PreparedModelReady)
+    assert ready.status is NONE
+    return ready.model_id
+
+
+def prepare_message(call: int = 1, model: bytes | None = None, **changes: Any) -> control.PrepareModel:
+    data = encode_model(ADD)[0] if model is None else model
+    message = control.PrepareModel(
+        call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, NO_LIMIT, data
+    )
+    return replace_message(message, **changes)
+
+
+def replace_message(message: Any, **changes: Any) -> Any:
+    fields = {name: getattr(message, name) for name in message.__struct_fields__}
+    return type(message)(**{**fields, **changes})
+
+
+# ------------------------------------------------------------------------------------------------ greeting
+
+
+def test_a_client_is_greeted(running: Running) -> None:
+    running.client.say(HELLO)
+    reply = running.client.hear(control.HelloReply)
+    assert reply.protocol == control.PROTOCOL
+    assert reply.driver_name == "driver under test"
+    assert reply.pid == os.getpid()
+    assert reply.core == core_name
+
+
+@pytest.mark.parametrize("version", [0, control.PROTOCOL + 1, 2**32 - 1])
+def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(version: int, running: Running) -> None:
+    running.client.say(control.Hello(version, "AIDL v4", "old"))
+    refused = running.client.hear(control.Refused)
+    assert refused.status is not NONE
+    assert f"protocol {control.PROTOCOL}, the client {version}" in refused.message
+    assert "install the same" in refused.message
+    assert running.client.hears_the_end()
+    assert running.ends()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        control.ListDevices(1),
+        prepare_message(),
+        control.ReleaseModel(1, 1),
+        control.FreeMemory(1, 1),
+        control.Goodbye(),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_before_the_greeting_ends_the_connection(message: control.Message, running: Running) -> None:
+    running.client.say(message)
+    assert running.client.hears_the_end()
+    assert running.ends()
+
+
+def test_a_second_greeting_ends_the_connection(running: Running, client: Speaker) -> None:
+    client.say(HELLO)
+    assert client.hears_the_end()
+    assert running.ends()
+
+
+# ------------------------------------------------------------------------------------------------ protocol violations
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", control.encode(control.ListDevices(1))[:-1]])
+def test_bytes_that_are_no_message_end_the_connection(data: bytes, running: Running, client: Speaker) -> None:
+    client.say_bytes(data)
+    assert client.hears_the_end()
+    assert running.ends()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        control.DeviceList(1, ()),
+        control.GetMemories(1, 1, (0,)),
+        control.Refused(ErrorStatus.GENERAL_FAILURE, ""),
+        control.Memories(77, NONE, ""),
+    ],
+    ids=["a driver's answer", "a driver's call", "a driver's refusal", "an answer to nothing"],
+)
+def test_a_message_that_a_client_may_not_send_ends_the_connection(
+    message: control.Message, running: Running, client: Speaker
+) -> None:
+    client.say(message)
+    assert client.hears_the_end()
+    assert running.ends()
+
+
+def test_descriptors_that_no_message_has_end_the_connection_and_are_closed(running: Running, client: Speaker) -> None:
+    client.say_bytes(control.encode(control.ListDevices(1)), [0, 0, 0])
+    assert client.hears_the_end()
+    assert running.ends()
+
+
+def test_fewer_descriptors_than_a_message_says_end_the_connection(running: Running, client: Speaker) -> None:
+    client.say_bytes(control.encode(prepare_message(pool_count=2)), [0])
+    assert client.hears_the_end()
+
+
+def test_a_frame_that_is_cut_short_ends_the_connection(running: Running, client: Speaker) -> None:
+    read, write = os.pipe()
+    client.channel._send((b"\1" + (40_000).to_bytes(8, "little"),), [read], None)  # the body is a pipe
+    os.close(read)
+    os.close(write)
+    assert client.hears_the_end()
+    assert running.ends()
+
+
+# ------------------------------------------------------------------------------------------------ the end
+
+
+def test_a_hang_up_ends_the_session(running: Running, client: Speaker) -> None:
+    client.close()
+    assert running.ends()
+
+
+def test_a_goodbye_ends_the_session(running: Running, client: Speaker) -> None:
+    client.say(control.Goodbye())
+    assert client.hears_the_end()
+    assert running.ends()
+
+
+def test_a_session_can_be_ended_from_within_and_twice(running: Running, client: Speaker) -> None:
+    running.session.end()
+    running.session.end()
+    assert client.hears_the_end()
+    assert running.ends()
+
+
+def has_stopped_listening(client: Speaker, running: Running) -> bool:
+    """Say one thing more; True when the driver's watcher waits for us to read its answers."""
+    thread = watcher.thread()
+    with suppress(MissedDeadlineTransient):
+        client.channel.send(control.encode(control.ListDevices(next(NUMBERS))), (), NOW)
+    return running.session._send_lock.locked() and thread is not None and thread_state(thread.native_id or 0) == "S"
+
+
+NUMBERS = itertools.count(1)
+
+
+def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
+    bugs: list[BaseException | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of its socket lives on elsewhere, so that there is no hang-up, and no answer can be sent."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        monkeypatch.setattr(Channel, "open_peer_pidfd", lambda _channel: os.pidfd_open(process.pid))
+        running = Running()
+        try:
+            running.client.say(HELLO)
+            running.client.hear(control.HelloReply)
+            until(lambda: has_stopped_listening(running.client, running))
+            process.kill()
+            assert running.ends()
+        finally:
+            process.kill()
+            running.close()
+    assert bugs == []
+
+
+# ------------------------------------------------------------------------------------------------ devices and support
+
+
+def test_the_devices_are_listed(client: Speaker) -> None:
+    client.say(control.ListDevices(7))
+    answer = client.hear(control.DeviceList)
+    assert answer.call == 7
+    assert [device.name for device in answer.devices] == ["reference"]
+    assert all(device.version and device.feature_level > 0 for device in answer.devices)
+
+
+def pooled(model: Model, resources: ExitStack) -> tuple[bytes, list[int]]:
+    """Encode a model that lists a pool, and return the pool's fd beside it."""
+    pool = resources.enter_context(Memory.create(64))
+    return encode_model(replace(model, pools=(pool,)))[0], [pool.fileno()]
+
+
+@pytest.mark.parametrize(("model", "supported"), [(ADD, (True,)), (models.unsupported_model(), (False,))])
+def test_each_operation_is_said_to_be_supported_or_not(
+    model: Model, supported: tuple[bool, ...], client: Speaker
+) -> None:
+    client.say(control.GetSupportedOperations(3, "reference", encode_model(model)[0]))
+    assert client.hear(control.SupportedOperations) == control.SupportedOperations(3, supported)
+
+
+@pytest.mark.parametrize(("model", "device"), [(models.invalid_model(), "reference"), (ADD, "nonesuch")])
+def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
+    model: Model, device: str, client: Speaker, resources: ExitStack
+) -> None:
+    data, fds = pooled(model, resources)
+    client.say(control.GetSupportedOperations(3, device, data, 1), fds)
+    answer = client.hear(control.SupportedOperations)
+    assert answer.status is ErrorStatus.INVALID_ARGUMENT
+    assert answer.supported == ()
+    assert answer.message
+
+
+# ------------------------------------------------------------------------------------------------ preparing
+
+
+def test_PREP_2_a_good_model_is_answered_at_once_and_then_ready(client: Speaker, resources: ExitStack) -> None:
+    data, fds = pooled(ADD, resources)
+    client.say(prepare_message(8, data, pool_count=1), fds)
+    assert client.hear(control.Reply) == control.Reply(8, NONE, "")
+    ready = client.hear(control.PreparedModelReady)
+    assert (ready.call, ready.status) == (8, NONE)
+    assert ready.model_id > 0
+    assert_alive(client)
+
+
+def test_PREP_2_a_model_that_cannot_be_compiled_is_answered_first_and_fails_through_the_callback(
+    client: Speaker,
+) -> None:
+    client.say(prepare_message(8, encode_model(models.unsupported_model())[0]))
+    assert client.hear(control.Reply).status is NONE
+    ready = client.hear(control.PreparedModelReady)
+    assert ready.status is ErrorStatus.GENERAL_FAILURE
+    assert ready.model_id == 0
+    assert "LOCAL_RESPONSE_NORMALIZATION" in ready.message
+    assert_alive(client)
+
+
+INVALID = ErrorStatus.INVALID_ARGUMENT
+BAD_PREPARATIONS = {
+    "no model at all": ({"model": b"nonsense"}, INVALID),
+    "an invalid model": ({"model": encode_model(models.invalid_model())[0]}, INVALID),
+    "N_MOD_21 preference below the range": ({"preference": -1}, INVALID),
+    "N_MOD_21 preference above the range": ({"preference": 3}, INVALID),
+    "N_MOD_22 priority below the range": ({"priority": -1}, INVALID),
+    "N_MOD_22 priority above the range": ({"priority": 3}, INVALID),
+    "N_VAL_23 a deadline below -1": ({"deadline_ns": -2}, INVALID),
+    "QOS_2 a deadline that has passed": ({"deadline_ns": 1}, ErrorStatus.MISSED_DEADLINE_PERSISTENT),
+    "an unknown device": ({"device": "nonesuch"}, INVALID),
+}
+
+
+@pytest.mark.parametrize(("changes", "status"), BAD_PREPARATIONS.values(), ids=BAD_PREPARATIONS.keys())
+def test_PREP_1_PREP_3_a_bad_preparation_calls_back_once_and_then_answers_the_same(
+    changes: dict[str, Any], status: ErrorStatus, client: Speaker
+) -> None:
+    client.say(prepare_message(4, **changes))
+    ready = client.hear(control.PreparedModelReady)
+    reply = client.hear(control.Reply)
+    assert (ready.call, ready.status, ready.model_id) == (4, status, 0)
+    assert (reply.call, reply.status) == (4, status)
+    assert ready.message == reply.message != ""
+    assert_alive(client)
+
+
+@pytest.mark.parametrize("changes", [{"device": "nonesuch"}, {"preference": -1}, {"model": b"nonsense"}])
+def test_a_bad_preparation_keeps_none_of_its_pools(
+    changes: dict[str, Any], client: Speaker, resources: ExitStack, running: Running
+) -> None:
+    data, fds = pooled(ADD, resources)
+    before = len(os.listdir("/proc/self/fd"))
+    client.say(prepare_message(4, **{"model": data, "pool_count": 1, **changes}), fds)
+    client.hear(control.PreparedModelReady)
+    client.hear(control.Reply)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert running.session._account.held_bytes == 0
+
+
+def unsealed() -> int:
+    fd = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    return fd
+
+
+def sparse() -> int:
+    fd = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 1 << 60)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, RESIZE_SEALS)
+    return fd
+
+
+@pytest.mark.parametrize(("make", "status"), [(unsealed, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
+def test_a_model_in_memory_that_must_not_be_mapped_is_refused(
+    make: Callable[[], int], status: ErrorStatus, client: Speaker
+) -> None:
+    fd = make()
+    client.say(prepare_message(4, pool_count=1), [fd])
+    os.close(fd)
+    assert client.hear(control.PreparedModelReady).status is status
+    assert client.hear(control.Reply).status is status
+    assert_alive(client)
+
+
+def test_PREP_8_several_models_are_held_at_once_under_numbers_of_their_own(client: Speaker) -> None:
+    ids = [prepare(client, ADD, call) for call in (10, 11, 12)]
+    assert len(set(ids)) == 3
+
+
+def test_QOS_4_a_generous_deadline_does_no_harm(client: Speaker) -> None:
+    client.say(prepare_message(4, deadline_ns=time.monotonic_ns() + 60_000_000_000))
+    assert client.hear(control.Reply).status is NONE
+    assert client.hear(control.PreparedModelReady).status is NONE
+
+
+def test_a_model_is_released_once(client: Speaker) -> None:
+    model_id = prepare(client)
+    client.say(control.ReleaseModel(20, model_id))
+    assert client.hear(control.Reply) == control.Reply(20, NONE, "")
+    client.say(control.ReleaseModel(21, model_id))
+    reply = client.hear(control.Reply)
+    assert reply.status is INVALID
+    assert f"no model {model_id}" in reply.message
+
+
+def test_a_model_is_charged_with_its_pools_until_it_is_released(
+    client: Speaker, resources: ExitStack, running: Running
+) -> None:
+    data, fds = pooled(ADD, resources)
+    for model_id, number in ((1, 10), (2, 11)):
+        client.say(prepare_message(number, data, pool_count=1), fds)
+        client.hear(control.Reply)
+        assert client.hear(control.PreparedModelReady).model_id == model_id
+        assert running.session._account.held_bytes == model_id * (len(data) + 64)
+    for model_id in (1, 2):
+        client.say(control.ReleaseModel(20 + model_id, model_id))
+        client.hear(control.Reply)
+    until(lambda: running.session._account.held_bytes == 0)
+
+
+def test_a_model_beyond_the_limit_is_refused(client: Speaker, running: Running) -> None:
+    prepare(client)
+    running.session._account._limit = running.session._account.held_bytes + 1
+    client.say(prepare_message(4))
+    assert client.hear(control.PreparedModelReady).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert client.hear(control.Reply).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+
+
+FAULTS = [(MemoryError, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT), (OverflowError, ErrorStatus.GENERAL_FAILURE)]
+
+
+def failing(error: type[Exception]) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        raise error("unforeseen")
+
+    return fail
+
+
+@pytest.mark.parametrize("place", [(session_module, "decode_model"), (device, "validate_model")], ids=lambda p: p[1])
+@pytest.mark.parametrize(("error", "status"), FAULTS)
+def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
+    place: tuple[Any, str],
+    error: type[Exception],
+    status: ErrorStatus,
+    client: Speaker,
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(*place, failing(error))
+    client.say(prepare_message(4))
+    assert client.hear(control.PreparedModelReady).status is status
+    assert client.hear(control.Reply).status is status
+    client.say(control.GetSupportedOperations(5, "reference", encode_model(ADD)[0]))
+    assert client.hear(control.SupportedOperations).status is status
+    until(lambda: running.session._account.held_bytes == 0)
+    caplog.clear()  # the records hold the frames
+
+
+@pytest.mark.parametrize(("error", "status"), FAULTS)
+def test_LIFE_8_a_model_that_fails_unforeseen_when_it_is_compiled_is_refused(
+    error: type[Exception],
+    status: ErrorStatus,
+    client: Speaker,
+    running: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(interpreter, "prepare", failing(error))
+    client.say(prepare_message(4))
+    assert client.hear(control.Reply).status is NONE
+    assert client.hear(control.PreparedModelReady).status is status
+    assert running.session._account.held_bytes == 0
+    caplog.clear()
+
+
+# ------------------------------------------------------------------------------------------------ executing
+
+
+@pytest.fixture
+def pools(resources: ExitStack) -> tuple[Memory, Memory]:
+    """Memory for ADD: its inputs, filled, and room for its output."""
+    inputs, outputs = models.pool_bytes(ADD)
+    source = resources.enter_context(Memory.create(inputs, one_writer=True))
+    sink = resources.enter_context(Memory.create(outputs))
+    np.frombuffer(source.view, np.float32, 4)[:] = [1, 2, 3, 4]
+    np.frombuffer(source.view, np.float32, 4, offset=64)[:] = [10, 20, 30, 40]
+    return source, sink
+
+
+def execute_message(model_id: int, pools: tuple[Memory, ...], call: int = 30, **changes: Any) -> control.Execute:
+    request: Request = models.request_for(ADD, pools)
+    message = control.Execute(
+        call,
+        model_id,
+        control.arguments_to_data(request.inputs),
+        control.arguments_to_data(request.outputs),
+        MeasureTiming.NO,
+        NO_LIMIT,
+        NO_LIMIT,
+        tuple(pool.size_bytes for pool in pools),
+    )
+    return replace_message(message, **changes)
+
+
+def execute(client: Speaker, model_id: int, pools: tuple[Memory, ...], **changes: Any) -> control.Executed:
+    client.say(execute_message(model_id, pools, **changes), [pool.fileno() for pool in pools])
+    return client.hear(control.Executed)
+
+
+def test_an_execution_writes_its_outputs_and_says_their_shapes(client: Speaker, pools: tuple[Memory, Memory]) -> None:
+    answer = execute(client, prepare(client), pools)
+    assert (answer.call, answer.status) == (30, NONE)
+    assert control.shapes_from_data(answer.shapes) == (OutputShape((4,)),)
+    assert (answer.time_on_device_ns, answer.time_in_driver_ns) == (-1, -1)
+    assert floats(pools[1]) == SUM
+
+
+def test_TIM_4_a_measured_execution_says_its_times(client: Speaker, pools: tuple[Memory, Memory]) -> None:
+    answer = execute(client, prepare(client), pools, measure=MeasureTiming.YES)
+    assert 0 < answer.time_on_device_ns <= answer.time_in_driver_ns
+
+
+def test_QOS_2_an_execution_past_its_deadline_does_no_work(client: Speaker, pools: tuple[Memory, Memory]) -> None:
+    answer = execute(client, prepare(client), pools, measure=MeasureTiming.YES, deadline_ns=1)
+    assert answer.status in (ErrorStatus.MISSED_DEADLINE_PERSISTENT, ErrorStatus.MISSED_DEADLINE_TRANSIENT)
+    assert (answer.shapes, answer.time_on_device_ns, answer.time_in_driver_ns) == ((), -1, -1)
+    assert floats(pools[1]) == [0.0] * 4
+
+
+def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: Speaker, resources: ExitStack) -> None:
+    slow = models.slow_model()
+    sizes = models.pool_bytes(slow)
+    memories = tuple(resources.enter_context(Memory.create(size)) for size in sizes)
+    model_id = prepare(client, slow)
+    request = models.request_for(slow, memories)
+    begin = time.monotonic()
+    answer = execute(
+        client,
+        model_id,
+        memories,
+        inputs=control.arguments_to_data(request.inputs),
+        outputs=control.arguments_to_data(request.outputs),
+        deadline_ns=time.monotonic_ns() + 100_000_000,
+    )
+    assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    assert time.monotonic() - begin < 2
+
+
+@pytest.mark.parametrize("changes", [{"deadline_ns": -2}, {"loop_timeout_ns": -2}], ids=["deadline", "loop timeout"])
+def test_N_RQX_14_a_limit_below_minus_one_is_refused(
+    changes: dict[str, int], client: Speaker, pools: tuple[Memory, Memory]
+) -> None:
+    answer = execute(client, prepare(client), pools, **changes)
+    assert answer.status is INVALID
+    assert "-2" in answer.message
+
+
+def test_a_model_that_was_released_or_never_made_cannot_be_executed(
+    client: Speaker, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    model_id = prepare(client)
+    client.say(control.ReleaseModel(20, model_id))
+    client.hear(control.Reply)
+    for number in (model_id, UNKNOWN):
+        answer = execute(client, number, pools, call=number)
+        assert answer.status is INVALID
+        assert f"no model {number}" in answer.message
+    until(lambda: running.session._account.held_bytes == 0)
+
+
+@pytest.mark.parametrize("announced", [0, 97])
+def test_a_pool_shorter_than_announced_is_refused(
+    announced: int, client: Speaker, pools: tuple[Memory, Memory]
+) -> None:
+    answer = execute(client, prepare(client), pools, pool_sizes=(80, announced))
+    assert answer.status is INVALID
+
+
+@pytest.mark.parametrize(("make", "status"), [(unsealed, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
+def test_a_pool_that_must_not_be_mapped_is_refused(
+    make: Callable[[], int], status: ErrorStatus, client: Speaker, pools: tuple[Memory, Memory]
+) -> None:
+    model_id, fd = prepare(client), make()
+    size = os.fstat(fd).st_size
+    client.say(execute_message(model_id, pools, pool_sizes=(80, size)), [pools[0].fileno(), fd])
+    os.close(fd)
+    assert client.hear(control.Executed).status is status
+    assert_alive(client)
+
+
+def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
+    client: Speaker, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    model_id, account = prepare(client), running.session._account
+    held = account.held_bytes
+    account._limit = held + 90  # both need 96
+    answer = execute(client, model_id, pools)
+    assert answer.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert f"the limit is {held + 90}" in answer.message
+    account._limit = held + 96
+    assert execute(client, model_id, pools, call=31).status is NONE
+    assert account.held_bytes == held
+
+
+def test_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, Memory], running: Running) -> None:
+    held = Held(ADD)
+    running.session._models[UNKNOWN] = PreparedModel(ADD, held)  # type: ignore[arg-type]
+    quick = prepare(client)
+    client.say(execute_message(UNKNOWN, pools, 40), [pool.fileno() for pool in pools])
+    assert held.begun.wait(LIMIT_S)
+    assert execute(client, quick, pools, call=41).call == 41
+    held.go.set()
+    assert client.hear(control.Executed).call == 40
+
+
+def test_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
+    client: Speaker, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    held, quick = Held(ADD), prepare(client)
+    running.session._models[UNKNOWN] = PreparedModel(ADD, held)  # type: ignore[arg-type]
+    fds = [pool.fileno() for pool in pools]
+    for call in range(40, 40 + session_module.POOL_THREADS):
+        client.say(execute_message(UNKNOWN, pools, call), fds)
+    client.say(execute_message(quick, pools, 50, measure=MeasureTiming.YES), fds)
+    assert_alive(client)  # so the driver has seen it
+    begin = time.monotonic_ns()
+    while (waited := time.monotonic_ns() - begin) < 2_000_000:
+        pass
+    held.go.set()
+    answers = [client.hear(control.Executed) for _ in range(session_module.POOL_THREADS + 1)]
+    assert next(answer for answer in answers if answer.call == 50).time_in_driver_ns >= waited
+
+
+def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
+    client: Speaker, pools: tuple[Memory, Memory], running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "CALLS_MAX", 6)
+    held = Held(ADD)
+    running.session._models[UNKNOWN] = PreparedModel(ADD, held)  # type: ignore[arg-type]
+    fds = [pool.fileno() for pool in pools]
+    for call in range(40, 46):
+        client.say(execute_message(UNKNOWN, pools, call), fds)
+    until(lambda: running.session._account.held_bytes == session_module.POOL_THREADS * 96)
+    before = len(os.listdir("/proc/self/fd"))
+    refused = execute(client, UNKNOWN, pools, call=46)
+    client.say(prepare_message(47, pool_count=1), fds[:1])
+    client.say(control.GetSupportedOperations(48, "reference", b"", 1), fds[:1])
+    ready, reply = client.hear(control.PreparedModelReady), client.hear(control.Reply)
+    answers: list[Any] = [refused, ready, reply, client.hear(control.SupportedOperations)]
+    assert [answer.call for answer in answers] == [46, 47, 47, 48]
+    assert {answer.status for answer in answers} == {ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT}
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert_alive(client)
+    held.go.set()
+    assert {client.hear(control.Executed).status for _ in range(6)} == {NONE}
+    until(lambda: running.session._calls == 0)
+    assert execute(client, UNKNOWN, pools, call=49).status is NONE
+
+
+# ------------------------------------------------------------------------------------------------ bursts
+
+
+@pytest.fixture
+def queues(resources: ExitStack) -> BurstClient:
+    return resources.enter_context(BurstClient.create())
+
+
+def descriptor(queue: MessageQueue) -> control.MQDescriptorData:
+    described = queue.descriptor
+    grantors = tuple(control.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
+    return control.MQDescriptorData(grantors, described.quantum, described.flags)
+
+
+def configure(client: Speaker, model_id: int, queues: BurstClient, **changes: Any) -> control.BurstConfigured:
+    message = control.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
+    fds = [queues.requests.memory.fileno(), queues.results.memory.fileno()]
+    client.say(replace_message(message, **changes), fds)
+    return client.hear(control.BurstConfigured)
+
+
+def give(client: Speaker, question: control.GetMemories, *memories: Memory) -> None:
+    sizes = tuple(memory.size_bytes for memory in memories)
+    client.say(control.Memories(question.call, NONE, "", sizes), [memory.fileno() for memory in memories])
+
+
+@pytest.fixture
+def burst_id(client: Speaker, queues: BurstClient) -> int:
+    return configure(client, prepare(client), queues).burst_id
+
+
+ADD_PACKET = bursts.packet_for(ADD)
+
+
+def status_of(packet: bytes) -> int:
+    return int.from_bytes(packet[12:16], "little")
+
+
+def test_a_burst_asks_for_its_memories_over_the_channel_and_answers_over_the_ring(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    assert burst_id > 0
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    assert (question.burst_id, question.slots) == (burst_id, (0, 1))
+    give(client, question, *pools)
+    assert status_of(queues.receive()) == NONE
+    assert floats(pools[1]) == SUM
+    assert status_of(queues.call(ADD_PACKET)) == NONE
+    assert client.hears_nothing()
+
+
+def test_BUR_12_a_freed_slot_is_asked_for_again_over_the_channel(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    give(client, client.hear(control.GetMemories), *pools)
+    queues.receive()
+    client.say(control.FreeMemory(burst_id, 1))
+    client.say(control.FreeMemory(burst_id, 99))
+    client.say(control.FreeMemory(UNKNOWN, 1))
+    assert_alive(client)  # so that the driver has read those
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    assert question.slots == (1,)
+    give(client, question, pools[1])
+    assert status_of(queues.receive()) == NONE
+
+
+def test_N_BUX_5_what_the_client_answers_instead_of_memories_is_the_result_s_status(
+    client: Speaker, queues: BurstClient, burst_id: int
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    client.say(control.Memories(question.call, INVALID, "slot 0 was freed"))
+    assert status_of(queues.receive()) == INVALID
+    client.say(control.GetBurstError(60, burst_id))
+    assert client.hear(control.BurstError) == control.BurstError(60, INVALID, "slot 0 was freed", 1)
+
+
+def test_N_BUX_5_memories_beside_an_error_are_closed(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    client.say(control.Memories(question.call, INVALID, "no", (80, 16)), [pool.fileno() for pool in pools])
+    assert status_of(queues.receive()) == INVALID
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    client.say(control.Memories(question.call, ErrorStatus.DEAD_OBJECT, "dead"))
+    assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
+    assert queues.requests.send(ADD_PACKET)
+    give(client, client.hear(control.GetMemories), *pools)
+    assert status_of(queues.receive()) == NONE
+
+
+def test_a_queue_of_more_than_a_mebibyte_is_refused(client: Speaker, running: Running) -> None:
+    model_id = prepare(client)
+    held = running.session._account.held_bytes
+    with BurstClient.create(request_records=(1 << 20) // 24 + 1) as large:
+        answer = configure(client, model_id, large)
+    assert answer.status is ErrorStatus.GENERAL_FAILURE
+    assert "1048576 bytes at most" in answer.message
+    assert running.session._account.held_bytes == held
+    with BurstClient.create(request_records=(1 << 20) // 24) as allowed:
+        client.say(replace_message(control.CloseBurst(51, 0), burst_id=configure(client, model_id, allowed).burst_id))
+        assert client.hear(control.Reply).status is NONE
+
+
+def test_N_BUX_5_memory_that_must_not_be_mapped_is_a_failure(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    fd = unsealed()
+    client.say(control.Memories(question.call, NONE, "", (80, 4096)), [pools[0].fileno(), fd])
+    os.close(fd)
+    assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
+    client.say(control.GetBurstError(60, burst_id))
+    assert "seals" in client.hear(control.BurstError).message
+
+
+def test_N_BUX_5_fewer_memories_than_slots_are_a_failure(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    give(client, client.hear(control.GetMemories), pools[0])
+    assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
+
+
+def test_the_error_of_a_burst_that_never_failed_is_none(client: Speaker, burst_id: int) -> None:
+    client.say(control.GetBurstError(60, burst_id))
+    assert client.hear(control.BurstError) == control.BurstError(60, NONE, "", 0)
+
+
+def test_a_burst_is_closed_once(client: Speaker, burst_id: int) -> None:
+    client.say(control.CloseBurst(61, burst_id))
+    assert client.hear(control.Reply) == control.Reply(61, NONE, "")
+    client.say(control.CloseBurst(62, burst_id))
+    assert client.hear(control.Reply).status is INVALID
+    client.say(control.GetBurstError(63, burst_id))
+    assert client.hear(control.BurstError).status is INVALID
+    assert [thread for thread in threading.enumerate() if thread.name == "nnfmq-burst"] == []
+
+
+def test_a_closed_burst_has_given_back_its_memory(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    give(client, client.hear(control.GetMemories), *pools)
+    queues.receive()
+    lent = [queues.requests.memory, queues.results.memory, *pools]
+    before = running.session._account.held_bytes
+    client.say(control.CloseBurst(61, burst_id))
+    client.hear(control.Reply)
+    assert running.session._account.held_bytes == before - sum(memory.size_bytes for memory in lent)
+
+
+def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_dropped(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(control.GetMemories)
+    client.say(control.CloseBurst(61, burst_id))
+    assert client.hear(control.Reply).status is NONE
+    held = running.session._account.held_bytes
+    give(client, question, *pools)
+    assert_alive(client)
+    assert running.session._account.held_bytes == held
+
+
+def test_a_burst_outlives_the_model_that_it_was_made_of_and_keeps_it_charged(
+    client: Speaker, queues: BurstClient, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    model_id = prepare(client)
+    charged = running.session._account.held_bytes
+    assert charged > 0
+    burst_id = configure(client, model_id, queues).burst_id
+    client.say(control.ReleaseModel(20, model_id))
+    assert client.hear(control.Reply).status is NONE
+    assert queues.requests.send(ADD_PACKET)
+    give(client, client.hear(control.GetMemories), *pools)
+    assert status_of(queues.receive()) == NONE
+    lent = [queues.requests.memory, queues.results.memory, *pools]
+    assert running.session._account.held_bytes == charged + sum(memory.size_bytes for memory in lent)
+    client.say(control.CloseBurst(61, burst_id))
+    client.hear(control.Reply)
+    until(lambda: running.session._account.held_bytes == 0)
+
+
+def test_N_BUX_4_a_client_that_hangs_up_when_it_is_asked_for_memories_ends_everything(
+    client: Speaker, queues: BurstClient, burst_id: int, running: Running
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    client.hear(control.GetMemories)
+    client.close()
+    assert running.ends()
+    until(lambda: not any(thread.name == "nnfmq-burst" for thread in threading.enumerate()))
+
+
+def bad_grantor(queue: MessageQueue) -> control.MQDescriptorData:
+    good = descriptor(queue)
+    outside = control.GrantorData(0, 1 << 20, good.grantors[2].extent)
+    return control.MQDescriptorData((*good.grantors[:2], outside, good.grantors[3]), good.quantum, good.flags)
+
+
+def without_event_word(queue: MessageQueue) -> control.MQDescriptorData:
+    good = descriptor(queue)
+    return control.MQDescriptorData(good.grantors[:3], good.quantum, good.flags)
+
+
+def other_quantum(queue: MessageQueue) -> control.MQDescriptorData:
+    good = descriptor(queue)
+    return control.MQDescriptorData(good.grantors, 8, good.flags)
+
+
+@pytest.mark.parametrize("which", ["request", "result"])
+@pytest.mark.parametrize("make", [bad_grantor, without_event_word, other_quantum])
+def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
+    make: Callable[[MessageQueue], control.MQDescriptorData],
+    which: str,
+    client: Speaker,
+    queues: BurstClient,
+    running: Running,
+) -> None:
+    queue = queues.requests if which == "request" else queues.results
+    model_id = prepare(client)
+    held = running.session._account.held_bytes
+    answer = configure(client, model_id, queues, **{which: make(queue)})
+    assert answer.status is ErrorStatus.GENERAL_FAILURE
+    assert answer.burst_id == 0
+    assert answer.message
+    assert running.session._account.held_bytes == held
+    assert_alive(client)
+
+
+def test_a_burst_of_an_unknown_model_is_refused(client: Speaker, queues: BurstClient, running: Running) -> None:
+    answer = configure(client, UNKNOWN, queues)
+    assert answer.status is INVALID
+    assert running.session._account.held_bytes == 0
+
+
+def test_a_queue_in_memory_that_its_client_could_shrink_is_refused(client: Speaker, queues: BurstClient) -> None:
+    model_id, fd = prepare(client), unsealed()
+    message = control.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
+    client.say(message, [queues.requests.memory.fileno(), fd])
+    os.close(fd)
+    assert client.hear(control.BurstConfigured).status is INVALID
+    assert_alive(client)
