@@ -17,6 +17,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -130,7 +131,8 @@ class Memory:
             memory._map(_check_received(fd, size_bytes))
             return memory
         except BaseException:
-            memory.close()
+            with suppress(OSError):  # a number that is no open descriptor is refused like any other
+                memory.close()
             raise
 
     def _map(self, size_bytes: int) -> None:

@@ -9,6 +9,7 @@
  *   records  the writer's release store of the write counter - the reader's acquire load
  *   space    the reader's release store of the read counter  - the writer's acquire load
  *   event    fetch_or by who changed the ring                - fetch_and by who waits
+ *   lap      the overwriting writer's fence before its copy   - the reader's fence after its own
  *   dead     the watcher raises the flag, then fetch_or      - the waiter's fetch_and, then its load of the flag
  */
 #ifndef NNFMQ_ATOMICS_H
@@ -52,6 +53,7 @@ typedef struct {
     unsigned char *ring;
     uint64_t ring_bytes;
     uint64_t quantum;
+    uint64_t history_bytes; /* how much an overflowed reader keeps: 0, or half of the ring (unsynchronized only) */
 } nnfmq_ring;
 
 /* One look at the counters, each taken once: everything after computes on these copies. */
@@ -132,7 +134,13 @@ static inline uint64_t nnfmq_readable_bytes(const nnfmq_ring *q) {
     return w < r ? 0 : w - r;
 }
 
-/* The reader's look; 0 bytes unless DONE. Overflow is healed as libfmq does: r := w. */
+/* Heals overflow as libfmq does: nothing is left to read, or the newest half of the ring. */
+static inline void nnfmq_skip_lost(const nnfmq_ring *q, uint64_t w) {
+    uint64_t kept = q->history_bytes < w ? q->history_bytes : w;
+    atomic_store_explicit(q->read_counter, w - kept, memory_order_release); /* SYNC space */
+}
+
+/* The reader's look; 0 bytes unless DONE. */
 static inline int nnfmq_begin_read(const nnfmq_ring *q, nnfmq_look *look) {
     look->w = atomic_load_explicit(q->write_counter, memory_order_acquire); /* SYNC records */
     look->r = atomic_load_explicit(q->read_counter, memory_order_relaxed);
@@ -140,7 +148,7 @@ static inline int nnfmq_begin_read(const nnfmq_ring *q, nnfmq_look *look) {
     if (look->w % q->quantum || look->r % q->quantum)
         return NNFMQ_CORRUPTED;
     if (look->w - look->r > q->ring_bytes) {
-        atomic_store_explicit(q->read_counter, look->w, memory_order_release); /* SYNC space */
+        nnfmq_skip_lost(q, look->w);
         return NNFMQ_CORRUPTED;
     }
     look->bytes = look->w - look->r;
@@ -159,6 +167,18 @@ static inline void nnfmq_commit_read(const nnfmq_ring *q, uint64_t r, uint64_t b
     atomic_store_explicit(q->read_counter, r + bytes, memory_order_release); /* SYNC space */
 }
 
+/* For a reader that the writer may lap while it copies: 0 where it did, and the bytes copied are not to be believed. */
+static inline int nnfmq_commit_unless_lapped(const nnfmq_ring *q, uint64_t r, uint64_t bytes) {
+    atomic_thread_fence(memory_order_acquire); /* SYNC lap: the copy is over before the counter is looked at again */
+    uint64_t w = atomic_load_explicit(q->write_counter, memory_order_acquire); /* SYNC records */
+    if (w - r > q->ring_bytes) {
+        nnfmq_skip_lost(q, w);
+        return 0;
+    }
+    nnfmq_commit_read(q, r, bytes);
+    return 1;
+}
+
 /* The writer's look; bytes as libfmq computes them, also where the answer is CORRUPTED (w < r counts as empty). */
 static inline int nnfmq_begin_write(const nnfmq_ring *q, nnfmq_look *look) {
     look->w = atomic_load_explicit(q->write_counter, memory_order_relaxed);
@@ -166,6 +186,20 @@ static inline int nnfmq_begin_write(const nnfmq_ring *q, nnfmq_look *look) {
     uint64_t used = look->w < look->r ? 0 : look->w - look->r;
     look->bytes = used > q->ring_bytes ? 0 : q->ring_bytes - used;
     return look->w < look->r || used > q->ring_bytes || look->w % q->quantum ? NNFMQ_CORRUPTED : NNFMQ_DONE;
+}
+
+/* The look of a writer that overwrites: the whole ring is room, and no reader is asked. */
+static inline int nnfmq_begin_overwrite(const nnfmq_ring *q, nnfmq_look *look) {
+    look->w = atomic_load_explicit(q->write_counter, memory_order_relaxed);
+    look->r = atomic_load_explicit(q->read_counter, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release); /* SYNC lap: whoever sees the new bytes sees this counter, too */
+    look->bytes = look->w % q->quantum ? 0 : q->ring_bytes;
+    return look->bytes ? NNFMQ_DONE : NNFMQ_CORRUPTED;
+}
+
+/* Publishes what was written into the ring by other means. */
+static inline void nnfmq_publish(const nnfmq_ring *q, uint64_t w, uint64_t bytes) {
+    atomic_store_explicit(q->write_counter, w + bytes, memory_order_release); /* SYNC records */
 }
 
 /* Copies `bytes` <= ring_bytes to counter `w` and publishes them all at once. */
@@ -208,6 +242,15 @@ static inline int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int
     uint32_t mask = side == NNFMQ_READER ? NNFMQ_NOT_EMPTY : NNFMQ_NOT_FULL;
     uint32_t old = nnfmq_take_bits(event->word, mask);
     if (old & mask || nnfmq_is_ready(q, side, bytes) || nnfmq_is_stopped(event))
+        return 0;
+    return nnfmq_futex_wait(event->word, old & ~mask, deadline_ns, mask);
+}
+
+/* The same for a bit of any word; `guard` is what else may end the wait: the queue's own flags. */
+static inline int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side,
+                                 uint64_t bytes, int64_t deadline_ns, uint32_t mask) {
+    uint32_t old = nnfmq_take_bits(event->word, mask);
+    if (old & mask || nnfmq_is_ready(q, side, bytes) || nnfmq_is_stopped(event) || nnfmq_is_stopped(guard))
         return 0;
     return nnfmq_futex_wait(event->word, old & ~mask, deadline_ns, mask);
 }

@@ -35,11 +35,16 @@ cdef extern from "_atomics.h" nogil:
     int nnfmq_begin_read(const nnfmq_ring *q, nnfmq_look *look)
     void nnfmq_copy_out(const nnfmq_ring *q, uint64_t r, void *target, uint64_t size)
     void nnfmq_commit_read(const nnfmq_ring *q, uint64_t r, uint64_t size)
+    int nnfmq_commit_unless_lapped(const nnfmq_ring *q, uint64_t r, uint64_t size)
     int nnfmq_begin_write(const nnfmq_ring *q, nnfmq_look *look)
+    int nnfmq_begin_overwrite(const nnfmq_ring *q, nnfmq_look *look)
     void nnfmq_commit_write(const nnfmq_ring *q, uint64_t w, const void *source, uint64_t size)
+    void nnfmq_publish(const nnfmq_ring *q, uint64_t w, uint64_t size)
     int nnfmq_is_ready(const nnfmq_ring *q, int side, uint64_t size)
     int nnfmq_spin(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t until_ns)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
+    int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side, uint64_t size,
+                       int64_t deadline_ns, uint32_t mask)
 
 cdef extern from *:
     """
@@ -48,10 +53,9 @@ cdef extern from *:
     #define nnfmq_set_dead(e, address) ((e)->dead = (const _Atomic uint32_t *)(address))
     #define nnfmq_set_closing(e) atomic_store_explicit(&(e)->closing, 1, memory_order_release)
     #define nnfmq_is_closing(e) (atomic_load_explicit(&(e)->closing, memory_order_relaxed) != 0)
-    #define nnfmq_set_ring(q, base, r, w, data, size, record) \\
-        ((q)->read_counter = (_Atomic uint64_t *)((base) + (r)), \\
-         (q)->write_counter = (_Atomic uint64_t *)((base) + (w)), \\
-         (q)->ring = (base) + (data), (q)->ring_bytes = (size), (q)->quantum = (record))
+    #define nnfmq_set_ring(q, r, w, data, size, record, kept) \\
+        ((q)->read_counter = (_Atomic uint64_t *)(r), (q)->write_counter = (_Atomic uint64_t *)(w), \\
+         (q)->ring = (data), (q)->ring_bytes = (size), (q)->quantum = (record), (q)->history_bytes = (kept))
     #define nnfmq_event_wake(e, mask) nnfmq_wake((e)->word, mask)
     #define nnfmq_event_wake_all(e) nnfmq_wake_all((e)->word)
     """
@@ -59,8 +63,8 @@ cdef extern from *:
     void nnfmq_set_dead(nnfmq_event *event, void *address) nogil
     void nnfmq_set_closing(nnfmq_event *event) nogil
     bint nnfmq_is_closing(nnfmq_event *event) nogil
-    void nnfmq_set_ring(nnfmq_ring *q, unsigned char *base, uint64_t r, uint64_t w, uint64_t data, uint64_t size,
-                        uint64_t record) nogil
+    void nnfmq_set_ring(nnfmq_ring *q, void *r, void *w, unsigned char *data, uint64_t size, uint64_t record,
+                        uint64_t kept) nogil
     long nnfmq_event_wake(const nnfmq_event *event, uint32_t mask) nogil
     long nnfmq_event_wake_all(const nnfmq_event *event) nogil
 
@@ -206,39 +210,73 @@ cdef class Ring:
     """Counters and records of one queue; `event` is where its two sides wait, or None."""
 
     cdef nnfmq_ring ring
-    cdef Py_buffer region
-    cdef bint is_open
     cdef EventWord event
+    cdef EventWord guard  # counts who is inside, so that the memory stays; the event word where there is one
+    cdef bint is_open, is_lossy, is_read_only
+    cdef list visited  # words of others on which somebody waits here
     cdef object on_released
+    cdef Py_buffer parts[3]  # the memory of the read counter, the write counter and the ring
+    cdef uint64_t own_position  # of an unsynchronized reader
+    cdef int64_t write_at, write_size, read_at, read_size  # of the open transactions; size -1 = none
 
-    def __cinit__(self, region, layout, EventWord event, bint shared=True):
+    def __cinit__(self, region, layout, EventWord event, bint shared=True, *, tuple others=(), EventWord guard=None,
+                  bint lossy=False, uint64_t history_bytes=0):
         # `shared` is for the twin: these accesses are ordered between processes on every machine.
-        PyObject_GetBuffer(region, &self.region, PyBUF_SIMPLE | PyBUF_WRITABLE)
-        self.is_open = True
+        self.is_open, self.is_lossy = True, lossy
         self.event = event
-        for name, offset, size in (("read counter", layout.read_counter, 8), ("write counter", layout.write_counter, 8),
-                                   ("ring", layout.ring, layout.ring_bytes)):
-            if offset < 0 or size <= 0 or offset + size > self.region.len or (<uintptr_t>self.region.buf + offset) % 8:
-                raise InvalidArgument(f"{name} at offset {offset} of {self.region.len} bytes: outside or misaligned")
+        self.guard = event if event is not None else guard
+        self.visited = []
+        self.write_size = self.read_size = -1
+        regions = (region, *others)
         if layout.quantum <= 0 or layout.ring_bytes % layout.quantum:
             raise InvalidArgument(f"ring of {layout.ring_bytes} bytes is no multiple of quantum {layout.quantum}")
-        nnfmq_set_ring(&self.ring, <unsigned char *>self.region.buf, layout.read_counter, layout.write_counter,
-                       layout.ring, layout.ring_bytes, layout.quantum)
+        r = self.place(0, regions[layout.fds[0]], "read counter", layout.read_counter, 8)
+        w = self.place(1, regions[layout.fds[1]], "write counter", layout.write_counter, 8)
+        data = self.place(2, regions[layout.fds[2]], "ring", layout.ring, layout.ring_bytes)
+        nnfmq_set_ring(&self.ring, &self.own_position if lossy else <void *><uintptr_t>r, <void *><uintptr_t>w,
+                       <unsigned char *><uintptr_t>data, layout.ring_bytes, layout.quantum, history_bytes)
+
+    cdef object place(self, int part, region, name, offset, size):
+        """Hold the memory of one part; return the part's address."""
+        cdef Py_buffer *held = &self.parts[part]
+        PyObject_GetBuffer(region, held, PyBUF_SIMPLE if self.is_lossy else PyBUF_SIMPLE | PyBUF_WRITABLE)
+        self.is_read_only = self.is_read_only or held.readonly
+        if offset < 0 or size <= 0 or offset + size > held.len or (<uintptr_t>held.buf + offset) % 8:
+            raise InvalidArgument(f"{name} at offset {offset} of {held.len} bytes: outside or misaligned")
+        return <uintptr_t>held.buf + offset
+
+    cdef void release(self) noexcept:
+        cdef int part
+        for part in range(3):
+            PyBuffer_Release(&self.parts[part])  # does nothing where it was never had
 
     cdef int check_open(self) except -1:
-        if not self.is_open or (self.event is not None and nnfmq_is_closing(&self.event.event)):
+        if not self.is_open or (self.guard is not None and nnfmq_is_closing(&self.guard.event)):
             raise InvalidArgument("the queue is closed")
+        return 0
+
+    cdef int check_can_wait(self) except -1:
+        self.check_open()
+        if self.is_lossy:
+            raise InvalidArgument("an unsynchronized queue has no calls that wait or wake")
         return 0
 
     cdef EventWord waiting_place(self):
         self.check_open()
         if self.event is None:
+            self.check_can_wait()
             raise InvalidArgument("this queue has no event word: only write and read without waiting are possible")
         return self.event
 
+    cdef int check_writable(self) except -1:
+        self.check_open()
+        if self.is_read_only:
+            raise InvalidArgument("this queue is mapped for reading only")
+        return 0
+
     def reset(self):
         """Zero both counters."""
-        self.check_open()
+        self.check_writable()
         nnfmq_reset(&self.ring)
 
     def counters(self):
@@ -301,12 +339,32 @@ cdef class Ring:
         cdef Py_buffer source
         PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
         try:
-            return self.try_write(&source, False) != 0
+            return (self.overwrite(&source) if self.is_lossy else self.try_write(&source, False)) != 0
         finally:
             PyBuffer_Release(&source)
 
+    cdef int overwrite(self, const Py_buffer *data) except -1:
+        cdef nnfmq_look look
+        self.check_writable()
+        if data.len % self.ring.quantum:
+            raise InvalidArgument(f"{data.len} bytes are no whole number of records of {self.ring.quantum} bytes")
+        if nnfmq_begin_overwrite(&self.ring, &look) != NNFMQ_DONE or <uint64_t>data.len > look.bytes:
+            return 0
+        nnfmq_commit_write(&self.ring, look.w, data.buf, data.len)
+        return 1
+
     def read(self, n):
-        return self.try_read(self.record_bytes(n), False)
+        cdef uint64_t size = self.record_bytes(n)
+        return self.read_lossy(size) if self.is_lossy else self.try_read(size, False)
+
+    cdef object read_lossy(self, uint64_t size):
+        cdef nnfmq_look look
+        cdef bytes data
+        if nnfmq_begin_read(&self.ring, &look) != NNFMQ_DONE or look.bytes < size:
+            return None
+        data = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
+        nnfmq_copy_out(&self.ring, look.r, PyBytes_AS_STRING(data), size)
+        return data if nnfmq_commit_unless_lapped(&self.ring, look.r, size) else None
 
     def send(self, data):
         cdef EventWord event = self.waiting_place()
@@ -322,13 +380,69 @@ cdef class Ring:
 
     def drain(self):
         cdef nnfmq_look look
-        self.check_open()
+        self.check_can_wait()
         if nnfmq_begin_read(&self.ring, &look) == NNFMQ_CORRUPTED:
             self.corrupted(&look)
         nnfmq_commit_read(&self.ring, look.r, look.bytes)
         if self.event is not None:
             nnfmq_event_wake(&self.event.event, NNFMQ_NOT_FULL)
         return look.bytes // self.ring.quantum
+
+    # ---- transactions: the ring's bytes are worked on in place, by who asked where ----
+
+    def begin_write(self, n):
+        """Return where in the ring `n` records may be written (in bytes), or None where they do not fit."""
+        cdef nnfmq_look look
+        cdef uint64_t size = self.record_bytes(n)
+        self.check_writable()
+        self.write_size = -1
+        if self.is_lossy:
+            nnfmq_begin_overwrite(&self.ring, &look)
+        else:
+            nnfmq_begin_write(&self.ring, &look)
+        if size > look.bytes or look.w % self.ring.quantum:
+            return None
+        self.write_at, self.write_size = look.w, size
+        return look.w % self.ring.ring_bytes
+
+    def commit_write(self, n):
+        """Publish the first `n` of the records that `begin_write` gave room for."""
+        cdef nnfmq_look look
+        cdef uint64_t size = self.record_bytes(n)
+        self.check_granted(n, size, self.write_size, "write")
+        self.write_size = -1
+        nnfmq_begin_write(&self.ring, &look)
+        if look.w != <uint64_t>self.write_at:
+            raise QueueCorrupted(f"write counter {look.w}: it was {<uint64_t>self.write_at} when the write began")
+        nnfmq_publish(&self.ring, look.w, size)
+
+    cdef int check_granted(self, n, uint64_t size, int64_t granted, str what) except -1:
+        if granted < 0:
+            raise InvalidArgument(f"commit_{what} without a begin_{what} that succeeded")
+        if size > <uint64_t>granted:
+            raise InvalidArgument(f"{n} records to commit; begin_{what} gave {granted // self.ring.quantum}")
+        return 0
+
+    def begin_read(self, n):
+        """Return where in the ring the next `n` records are (in bytes), or None where there are fewer."""
+        cdef nnfmq_look look
+        cdef uint64_t size = self.record_bytes(n)
+        self.read_size = -1
+        if nnfmq_begin_read(&self.ring, &look) != NNFMQ_DONE or look.bytes < size:
+            return None
+        self.read_at, self.read_size = look.r, size
+        return look.r % self.ring.ring_bytes
+
+    def commit_read(self, n):
+        """Consume the first `n` of the records that `begin_read` gave; False where they were overwritten meanwhile."""
+        cdef nnfmq_look look
+        cdef uint64_t size = self.record_bytes(n)
+        self.check_granted(n, size, self.read_size, "read")
+        self.read_size = -1
+        nnfmq_begin_write(&self.ring, &look)
+        if look.r != <uint64_t>self.read_at:
+            raise QueueCorrupted(f"read counter {look.r}: it was {<uint64_t>self.read_at} when the read began")
+        return nnfmq_commit_unless_lapped(&self.ring, look.r, size) != 0
 
     # ---- waiting ----
 
@@ -355,50 +469,100 @@ cdef class Ring:
             if not self.wait_ready(event, NNFMQ_READER, self.ring.quantum, deadline, window):
                 return None
 
-    def read_blocking(self, n, deadline_ns):
-        cdef EventWord event = self.waiting_place()
+    def read_blocking(self, n, deadline_ns, EventWord word=None, uint32_t awaited=NNFMQ_NOT_EMPTY,
+                      uint32_t woken=NNFMQ_NOT_FULL):
         cdef int64_t deadline = as_deadline(deadline_ns)
         cdef uint64_t size = self.record_bytes(n)
-        event.enter()
+        cdef EventWord event = self.meeting_place(word)
+        self.visit(event, awaited)
         try:
-            return self.read_waiting(event, size, deadline) if size <= self.ring.ring_bytes else None
+            return self.read_waiting(event, size, deadline, awaited, woken) if size <= self.ring.ring_bytes else None
         finally:
-            event.leave()
+            self.depart(event)
 
-    cdef object read_waiting(self, EventWord event, uint64_t size, int64_t deadline):
+    cdef object read_waiting(self, EventWord event, uint64_t size, int64_t deadline, uint32_t awaited, uint32_t woken):
         while True:
-            event.check_stop()
+            self.check_stop(event)
             data = self.try_read(size, True)
             if data is not None:
-                nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
+                if woken:
+                    nnfmq_event_wake(&event.event, woken)
                 return data
-            if not self.wait_ready(event, NNFMQ_READER, size, deadline, 0):
+            if not self.sleep_on(event, NNFMQ_READER, size, deadline, awaited):
                 return None
 
-    def write_blocking(self, data, deadline_ns):
-        cdef EventWord event = self.waiting_place()
+    def write_blocking(self, data, deadline_ns, EventWord word=None, uint32_t awaited=NNFMQ_NOT_FULL,
+                       uint32_t woken=NNFMQ_NOT_EMPTY):
         cdef int64_t deadline = as_deadline(deadline_ns)
+        cdef EventWord event = self.meeting_place(word)
         cdef Py_buffer source
         PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
         try:
-            event.enter()
+            self.visit(event, awaited)
             try:
-                return self.write_waiting(event, &source, deadline)
+                return self.write_waiting(event, &source, deadline, awaited, woken)
             finally:
-                event.leave()
+                self.depart(event)
         finally:
             PyBuffer_Release(&source)
 
-    cdef bint write_waiting(self, EventWord event, const Py_buffer *source, int64_t deadline) except -1:
+    cdef bint write_waiting(self, EventWord event, const Py_buffer *source, int64_t deadline, uint32_t awaited,
+                            uint32_t woken) except -1:
         while True:
-            event.check_stop()
+            self.check_stop(event)
             if self.try_write(source, True):
-                nnfmq_event_wake(&event.event, NNFMQ_NOT_EMPTY)
+                if woken:
+                    nnfmq_event_wake(&event.event, woken)
                 return True
             if <uint64_t>source.len > self.ring.ring_bytes:
                 return False
-            if not self.wait_ready(event, NNFMQ_WRITER, <uint64_t>source.len, deadline, 0):
+            if not self.sleep_on(event, NNFMQ_WRITER, <uint64_t>source.len, deadline, awaited):
                 return False
+
+    cdef EventWord meeting_place(self, EventWord word):
+        """Return the word on which this queue's sides wait: `word`, or its own where that is None."""
+        if word is None:
+            return self.waiting_place()
+        self.check_can_wait()
+        if self.guard is None:
+            raise InvalidArgument("this queue was made without what a wait on another word needs")
+        return word
+
+    cdef int visit(self, EventWord event, uint32_t awaited) except -1:
+        if not awaited:
+            raise InvalidArgument("a blocking call cannot wait for no bit at all")
+        self.guard.enter()
+        return 0 if event is self.guard else self.visit_other(event)
+
+    cdef int visit_other(self, EventWord event) except -1:
+        try:
+            event.enter()
+        except InvalidArgument:
+            self.guard.leave()
+            raise
+        self.visited.append(event)
+        return 0
+
+    cdef int depart(self, EventWord event) except -1:
+        return self.guard.leave() if event is self.guard else self.depart_other(event)
+
+    cdef int depart_other(self, EventWord event) except -1:
+        try:
+            self.visited.remove(event)
+            event.leave()
+        finally:
+            self.guard.leave()
+        return 0
+
+    cdef int check_stop(self, EventWord event) except -1:
+        self.guard.check_stop()
+        if event is not self.guard:
+            event.check_stop()
+        return 0
+
+    def wake_visitors(self):
+        """Wake who waits here on another queue's word, so that it looks at this queue's flags; returns how many slept."""
+        return sum([(<EventWord>event).wake_all() for event in self.visited])
 
     cdef bint wait_ready(self, EventWord event, int side, uint64_t size, int64_t deadline, int64_t window) except -1:
         """Return True when a try is worth while (or a wait must stop), False when the deadline passed."""
@@ -433,6 +597,21 @@ cdef class Ring:
                 return True
         return nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_stopped(&event.event)
 
+    cdef bint sleep_on(self, EventWord event, int side, uint64_t size, int64_t deadline, uint32_t mask) except -1:
+        """Return True when a try is worth while (or a wait must stop), False when the deadline passed."""
+        cdef int error
+        while nnfmq_now() < deadline:
+            with nogil:
+                error = nnfmq_sleep_on(&self.ring, &event.event, &self.guard.event, side, size, deadline, mask)
+            event.after_futex(error)
+            if self.is_worth_a_try(event, side, size):
+                return True
+        return self.is_worth_a_try(event, side, size)
+
+    cdef bint is_worth_a_try(self, EventWord event, int side, uint64_t size):
+        return (nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_stopped(&event.event)
+                or nnfmq_is_stopped(&self.guard.event))
+
     # ---- lifetime ----
 
     def close(self, on_released=None):
@@ -440,19 +619,21 @@ cdef class Ring:
         if not self.is_open:
             return
         self.on_released = on_released
-        if self.event is None:
+        visited = list(self.visited)
+        if self.guard is None:
             self.finish()
         else:
-            self.event.close(self.finish)
+            self.guard.close(self.finish)
+        for event in visited:
+            (<EventWord>event).wake_all()
 
     def finish(self):
         on_released, self.on_released = self.on_released, None
         if self.is_open:
             self.is_open = False
-            PyBuffer_Release(&self.region)
+            self.release()
         if on_released is not None:
             on_released()
 
     def __dealloc__(self):
-        if self.is_open:
-            PyBuffer_Release(&self.region)
+        self.release()

@@ -10,8 +10,9 @@ A synchronized queue of N records of Q bytes, as libfmq lays it out (everything 
           u64      u64                            u32    2 u16            nnfmq's own
 
 The counters count bytes, only grow, and index the ring modulo its size. libfmq ends after the event word; what lies
-behind it is ours, in the same page-rounded region, and no libfmq peer looks there. Nothing here opens, maps or logs;
-no offset is computed anywhere else. Left out: the unsynchronized flavour, and a ring in a second descriptor.
+behind it is ours, in the same page-rounded region, and no libfmq peer looks there. An unsynchronized queue has the
+same layout, with an unused read counter. A ring may have a file descriptor of its own: then it begins at byte 0 there,
+and the event word follows the counters. Nothing here opens, maps or logs; no offset is computed anywhere else.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ class MQDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Checked offsets of one queue; `event_word` and `stage` are None where the memory has none."""
+    """Checked offsets of one queue; `event_word` and `stage` are None where the memory has none.
+
+    `fds` says in which of the queue's file descriptors each of the four grantors lies; the stage slots are in number 0.
+    """
 
     read_counter: int
     write_counter: int
@@ -74,6 +78,7 @@ class Geometry:
     event_word: int | None
     stage: int | None
     region_bytes: int
+    fds: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def count(self) -> int:
@@ -86,50 +91,55 @@ def align_up(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def geometry(quantum: int, count: int, event_flag: bool = True) -> Geometry:
-    """Lay out a new queue. Raises InvalidArgument where libfmq's descriptor could not express it."""
+def geometry(quantum: int, count: int, event_flag: bool = True, ring_fd: int = 0) -> Geometry:
+    """Lay out a new queue, with its ring in memory of its own where `ring_fd` is 1.
+
+    Raises InvalidArgument where libfmq's descriptor could not express it.
+    """
     if not 1 <= quantum <= MAX_QUANTUM:
         raise InvalidArgument(f"quantum is {quantum}; allowed are 1 to {MAX_QUANTUM} bytes")
     if count < 1 or quantum * count > MAX_EXTENT:
         raise InvalidArgument(f"{count} records of {quantum} bytes; allowed are 1 to {MAX_EXTENT // quantum} records")
-    event_word = align_up(RING_OFFSET + quantum * count, WORD_ALIGNMENT)
+    event_word = RING_OFFSET if ring_fd else align_up(RING_OFFSET + quantum * count, WORD_ALIGNMENT)
     stage = align_up(event_word + EVENT_WORD_BYTES + CPU_HINT_BYTES, STAGE_ALIGNMENT)
     return Geometry(
         read_counter=0,
         write_counter=COUNTER_BYTES,
-        ring=RING_OFFSET,
+        ring=0 if ring_fd else RING_OFFSET,
         ring_bytes=quantum * count,
         quantum=quantum,
         event_word=event_word if event_flag else None,
         stage=stage,
         region_bytes=align_up(stage + STAGE_BYTES, PAGE_BYTES),
+        fds=(0, 0, ring_fd, 0),
     )
 
 
-def describe(layout: Geometry) -> MQDescriptor:
-    """Return the descriptor that tells a peer about `layout`, all of it in one file descriptor."""
+def describe(layout: Geometry, flavor: int = SYNCHRONIZED) -> MQDescriptor:
+    """Return the descriptor that tells a peer about `layout`."""
     grantors: tuple[Grantor, ...] = (
-        Grantor(0, layout.read_counter, COUNTER_BYTES),
-        Grantor(0, layout.write_counter, COUNTER_BYTES),
-        Grantor(0, layout.ring, layout.ring_bytes),
+        Grantor(layout.fds[READ_COUNTER], layout.read_counter, COUNTER_BYTES),
+        Grantor(layout.fds[WRITE_COUNTER], layout.write_counter, COUNTER_BYTES),
+        Grantor(layout.fds[RING], layout.ring, layout.ring_bytes),
     )
     if layout.event_word is not None:
-        grantors += (Grantor(0, layout.event_word, EVENT_WORD_BYTES),)
-    return MQDescriptor(grantors, layout.quantum, SYNCHRONIZED)
+        grantors += (Grantor(layout.fds[EVENT_WORD], layout.event_word, EVENT_WORD_BYTES),)
+    return MQDescriptor(grantors, layout.quantum, flavor)
 
 
-def resolve(descriptor: MQDescriptor, memory_bytes: int) -> Geometry:
-    """Check a peer's descriptor against `memory_bytes` of mapped memory. Raises QueueCorrupted where it is impossible.
+def resolve(descriptor: MQDescriptor, *memory_bytes: int, flavor: int = SYNCHRONIZED) -> Geometry:
+    """Check a peer's descriptor against memories of these sizes. Raises QueueCorrupted where it is impossible.
 
-    Stricter than libfmq, which also takes overlapping ranges, ranges beyond the end of the file and a ring that is no
-    whole number of records. Grantors after the fourth are ignored, as there.
+    Stricter than libfmq, which also takes overlapping ranges, ranges beyond the end of the file, another flavour and a
+    ring that is no whole number of records. Grantors after the fourth are ignored, as there.
     """
-    _check_kind(descriptor)
+    _check_kind(descriptor, flavor)
     grantors = descriptor.grantors[: EVENT_WORD + 1]
     for name, grantor, least in zip(_NAMES, grantors, _LEAST_BYTES, strict=False):
         _check_range(name, grantor, least, memory_bytes)
     _check_ring(grantors[RING], descriptor.quantum)
     _check_overlap(grantors)
+    fds = tuple(grantor.fd_index for grantor in grantors)
     return Geometry(
         read_counter=grantors[READ_COUNTER].offset,
         write_counter=grantors[WRITE_COUNTER].offset,
@@ -137,8 +147,9 @@ def resolve(descriptor: MQDescriptor, memory_bytes: int) -> Geometry:
         ring_bytes=grantors[RING].extent,
         quantum=descriptor.quantum,
         event_word=grantors[EVENT_WORD].offset if len(grantors) > EVENT_WORD else None,
-        stage=_stage_of(grantors, descriptor.quantum, memory_bytes),
-        region_bytes=memory_bytes,
+        stage=_stage_of(grantors, descriptor.quantum, memory_bytes[0]),
+        region_bytes=memory_bytes[0],
+        fds=(fds[READ_COUNTER], fds[WRITE_COUNTER], fds[RING], fds[EVENT_WORD] if len(fds) > EVENT_WORD else 0),
     )
 
 
@@ -146,28 +157,29 @@ _NAMES = ("read counter", "write counter", "ring", "event word")
 _LEAST_BYTES = (COUNTER_BYTES, COUNTER_BYTES, 1, EVENT_WORD_BYTES)
 
 
-def _check_kind(descriptor: MQDescriptor) -> None:
-    if descriptor.flags != SYNCHRONIZED:
-        raise QueueCorrupted(f"queue descriptor: flavour is {descriptor.flags}; only synchronized (1) is supported")
+def _check_kind(descriptor: MQDescriptor, flavor: int) -> None:
+    if descriptor.flags != flavor:
+        raise QueueCorrupted(f"queue descriptor: flavour is {descriptor.flags}; expected is {flavor}")
     if not 1 <= descriptor.quantum <= MAX_QUANTUM:
         raise QueueCorrupted(f"queue descriptor: quantum is {descriptor.quantum}; allowed are 1 to {MAX_QUANTUM} bytes")
     if len(descriptor.grantors) <= RING:
         raise QueueCorrupted(f"queue descriptor: {len(descriptor.grantors)} grantors; at least 3 are needed")
 
 
-def _check_range(name: str, grantor: Grantor, least: int, memory_bytes: int) -> None:
-    if grantor.fd_index != 0:
-        raise QueueCorrupted(f"queue descriptor: {name} is in descriptor {grantor.fd_index}; there is only number 0")
+def _check_range(name: str, grantor: Grantor, least: int, memory_bytes: tuple[int, ...]) -> None:
+    if not 0 <= grantor.fd_index < len(memory_bytes):
+        raise QueueCorrupted(
+            f"queue descriptor: {name} is in descriptor {grantor.fd_index}; the last one is {len(memory_bytes) - 1}"
+        )
     if not 0 <= grantor.offset <= MAX_OFFSET or grantor.offset % WORD_ALIGNMENT:
         raise QueueCorrupted(f"queue descriptor: {name} at offset {grantor.offset}, which is no multiple of 8 in range")
     if not least <= grantor.extent <= MAX_EXTENT:
         raise QueueCorrupted(
             f"queue descriptor: {name} has extent {grantor.extent}; allowed are {least} to {MAX_EXTENT} bytes"
         )
-    if grantor.offset + grantor.extent > memory_bytes:
-        raise QueueCorrupted(
-            f"queue descriptor: {name} ends at byte {grantor.offset + grantor.extent} of memory of {memory_bytes} bytes"
-        )
+    end, size = grantor.offset + grantor.extent, memory_bytes[grantor.fd_index]
+    if end > size:
+        raise QueueCorrupted(f"queue descriptor: {name} ends at byte {end} of memory of {size} bytes")
 
 
 def _check_ring(ring: Grantor, quantum: int) -> None:
@@ -178,16 +190,16 @@ def _check_ring(ring: Grantor, quantum: int) -> None:
 def _check_overlap(grantors: tuple[Grantor, ...]) -> None:
     # Only the bytes in use count: libfmq itself allows a counter's extent to be larger than the counter.
     used = [grantor.extent if i == RING else _LEAST_BYTES[i] for i, grantor in enumerate(grantors)]
-    spans = sorted((grantor.offset, grantor.offset + used[i], _NAMES[i]) for i, grantor in enumerate(grantors))
-    for (_, end, first), (start, _, second) in pairwise(spans):
-        if start < end:
+    spans = sorted((g.fd_index, g.offset, g.offset + used[i], _NAMES[i]) for i, g in enumerate(grantors))
+    for (fd, _, end, first), (next_fd, start, _, second) in pairwise(spans):
+        if fd == next_fd and start < end:
             raise QueueCorrupted(f"queue descriptor: {second} at byte {start} overlaps {first}, which ends at {end}")
 
 
 def _stage_of(grantors: tuple[Grantor, ...], quantum: int, memory_bytes: int) -> int | None:
     # Only behind the standard layout is the memory known to be nobody else's.
-    standard = geometry(quantum, grantors[RING].extent // quantum)
-    offsets = tuple(grantor.offset for grantor in grantors)
-    expected = (standard.read_counter, standard.write_counter, standard.ring, standard.event_word)
+    standard = geometry(quantum, grantors[RING].extent // quantum, ring_fd=int(grantors[RING].fd_index == 1))
+    places = tuple((grantor.fd_index, grantor.offset) for grantor in grantors)
+    offsets = (standard.read_counter, standard.write_counter, standard.ring, standard.event_word)
     fits = standard.stage is not None and standard.stage + STAGE_BYTES <= memory_bytes
-    return standard.stage if offsets == expected and fits else None
+    return standard.stage if places == tuple(zip(standard.fds, offsets, strict=True)) and fits else None

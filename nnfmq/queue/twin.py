@@ -3,7 +3,8 @@
 Rules: shared words are read and written only as aligned items of a `memoryview.cast` (one load or store each; struct
 would write byte by byte), and the event word is changed only by libatomic or, where that is missing, by the kernel
 (FUTEX_WAKE_OP). Python has no acquire and release, so off x86-64, whose ordinary loads and stores have both, a queue
-that two processes share is refused. The SYNC labels are those of `_atomics.h`. FMQ_FACTS 1.3, 1.4, 1.7, 1.9, 1.11.
+that two processes share is refused. The SYNC labels are those of `_atomics.h`. FMQ_FACTS 1.3 to 1.11. The file is
+long because a specification is read, and its steps explored, in one piece.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import platform
 from collections.abc import Callable
 from errno import EAGAIN, EINTR, ETIMEDOUT
 from time import monotonic_ns
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from nnfmq.hal.errors import DeadObject, InvalidArgument, QueueCorrupted
 from nnfmq.queue.futex import ALL_BITS, Atomics, find_atomics, futex_wait, futex_wake
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 NOT_FULL = 0x1
 NOT_EMPTY = 0x2
 READER, WRITER = 0, 1
+
+Answer = TypeVar("Answer")
 
 _atomics = find_atomics()
 
@@ -176,6 +179,11 @@ class EventWord:
         self._on_released = None
 
 
+def _check_awaited(mask: int) -> None:
+    if not mask:
+        raise InvalidArgument("a blocking call cannot wait for no bit at all")
+
+
 def _has_passed(deadline_ns: int | None) -> bool:
     return deadline_ns is not None and monotonic_ns() >= deadline_ns
 
@@ -184,35 +192,62 @@ def _has_passed(deadline_ns: int | None) -> bool:
 
 
 class Ring:
-    """Counters and records of one queue; `event` is where its two sides wait, or None."""
+    """Counters and records of one queue; `event` is where its two sides wait, or None.
 
-    def __init__(self, region: memoryview, layout: Geometry, event: EventWord | None, shared: bool = True) -> None:
+    `others` are the queue's further memories, `guard` counts who is inside where there is no event word. A `lossy` ring
+    is unsynchronized: its writer overwrites, its readers have positions of their own, and one that was overtaken keeps
+    the newest `history_bytes`.
+    """
+
+    def __init__(
+        self, region: memoryview, layout: Geometry, event: EventWord | None, shared: bool = True, *,
+        others: tuple[memoryview, ...] = (), guard: EventWord | None = None, lossy: bool = False,
+        history_bytes: int = 0,
+    ) -> None:  # fmt: skip
         if shared:
             refuse_if_unordered()
-        self._read = region[layout.read_counter : layout.read_counter + 8].cast("Q")
-        self._write = region[layout.write_counter : layout.write_counter + 8].cast("Q")
-        self._ring = region[layout.ring : layout.ring + layout.ring_bytes]
+        regions = (region, *others)
+        at_read, at_write, at_ring = (regions[index] for index in layout.fds[:3])
+        self._read = memoryview(bytearray(8)) if lossy else at_read[layout.read_counter : layout.read_counter + 8]
+        self._read = self._read.cast("Q")
+        self._write = at_write[layout.write_counter : layout.write_counter + 8].cast("Q")
+        self._ring = at_ring[layout.ring : layout.ring + layout.ring_bytes]
         self._ring_bytes = layout.ring_bytes
         self._quantum = layout.quantum
+        self._is_lossy, self._history_bytes = lossy, history_bytes
         self._event = event
+        self._guard = guard if event is None else event
+        self._visited: list[EventWord] = []
+        self._granted_write: tuple[int, int] | None = None  # counter and size of the open transactions
+        self._granted_read: tuple[int, int] | None = None
         self._is_open = True
         self._on_released: Callable[[], object] | None = None
 
     def _check_open(self) -> None:
-        if not self._is_open or (self._event is not None and self._event.is_closing):
+        if not self._is_open or (self._guard is not None and self._guard.is_closing):
             raise InvalidArgument("the queue is closed")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._write.readonly or self._ring.readonly:
+            raise InvalidArgument("this queue is mapped for reading only")
+
+    def _check_can_wait(self) -> None:
+        self._check_open()
+        if self._is_lossy:
+            raise InvalidArgument("an unsynchronized queue has no calls that wait or wake")
 
     def _enter(self) -> EventWord:
         event = self._event
         if event is None:
-            self._check_open()
+            self._check_can_wait()
             raise InvalidArgument("this queue has no event word: only write and read without waiting are possible")
         event.enter()
         return event
 
     def reset(self) -> None:
         """Zero both counters."""
-        self._check_open()
+        self._check_writable()
         self._read[0] = 0  # SYNC space
         self._write[0] = 0  # SYNC records
 
@@ -272,18 +307,35 @@ class Ring:
         if is_aligned and 0 <= w - r <= self._ring_bytes:
             return r, w - r
         if is_aligned:
-            self._read[0] = w  # SYNC space
+            self._skip_lost(w)
         if strict:
             self._corrupted(w, r)
         return 0, -1
 
+    def _skip_lost(self, w: int) -> None:
+        # As libfmq heals overflow: nothing is left to read, or the newest half of the ring.
+        self._read[0] = w - min(self._history_bytes, w)  # SYNC space
+
     def _take(self, r: int, size: int) -> bytes:
+        data = self._copy_out(r, size)
+        self._read[0] = (r + size) % 2**64  # SYNC space
+        return data
+
+    def _copy_out(self, r: int, size: int) -> bytes:
         at = r % self._ring_bytes
         data = bytes(self._ring[at : at + size])  # as far as the end
         if len(data) < size:
             data += self._ring[: size - len(data)]
-        self._read[0] = (r + size) % 2**64  # SYNC space
         return data
+
+    def _commit_unless_lapped(self, r: int, size: int) -> bool:
+        """Consume, or return False where the writer came round meanwhile: then no byte is to be believed."""
+        w = self._write[0]  # SYNC records, SYNC lap: after the copy
+        if not 0 <= w - r <= self._ring_bytes:
+            self._skip_lost(w)
+            return False
+        self._read[0] = (r + size) % 2**64  # SYNC space
+        return True
 
     def _try_read(self, size: int, strict: bool) -> bytes | None:
         r, used = self._begin_read(strict)
@@ -304,11 +356,31 @@ class Ring:
     def write(self, data: Buffer) -> bool:
         """Write all records of `data`, or none: False where they do not fit."""
         self._check_open()
-        return self._try_write(data, False)
+        return self._overwrite(data) if self._is_lossy else self._try_write(data, False)
+
+    def _overwrite(self, data: Buffer) -> bool:
+        self._check_writable()
+        source = data if type(data) is bytes else memoryview(data).cast("B")
+        size = len(source)
+        if size % self._quantum:
+            raise InvalidArgument(f"{size} bytes are no whole number of records of {self._quantum} bytes")
+        w = self._write[0]
+        if size > self._ring_bytes or w % self._quantum:
+            return False
+        self._put(w, source, size)  # SYNC lap: x86-64 keeps the order of this counter and the next bytes by itself
+        return True
 
     def read(self, n: int) -> bytes | None:
         """Take `n` records, or none: None where there are fewer."""
-        return self._try_read(self._record_bytes(n), False)
+        size = self._record_bytes(n)
+        return self._read_lossy(size) if self._is_lossy else self._try_read(size, False)
+
+    def _read_lossy(self, size: int) -> bytes | None:
+        r, used = self._begin_read(strict=False)
+        if used < size:
+            return None
+        data = self._copy_out(r, size)
+        return data if self._commit_unless_lapped(r, size) else None
 
     def send(self, data: Buffer) -> bool:
         """Write all and wake the reader, or return False where there is no room."""
@@ -325,12 +397,64 @@ class Ring:
 
     def drain(self) -> int:
         """Drop all readable records; return how many."""
-        self._check_open()
+        self._check_can_wait()
         r, used = self._begin_read(strict=True)
         self._read[0] = r + used  # SYNC space
         if self._event is not None:
             self._event.wake(NOT_FULL)
         return used // self._quantum
+
+    # Transactions: the ring's bytes are worked on in place, by who asked where.
+
+    def begin_write(self, n: int) -> int | None:
+        """Return where in the ring `n` records may be written (in bytes), or None where they do not fit."""
+        size = self._record_bytes(n)
+        self._check_writable()
+        self._granted_write = None
+        w = self._write[0]
+        used = 0 if self._is_lossy else w - self._read[0]  # SYNC space
+        free = 0 if used > self._ring_bytes else self._ring_bytes - max(used, 0)
+        if size > free or w % self._quantum:
+            return None
+        self._granted_write = w, size
+        return w % self._ring_bytes
+
+    def commit_write(self, n: int) -> None:
+        """Publish the first `n` of the records that `begin_write` gave room for."""
+        size = self._record_bytes(n)
+        began = self._check_granted(n, size, self._granted_write, "write")
+        self._granted_write = None
+        w = self._write[0]
+        if w != began:
+            raise QueueCorrupted(f"write counter {w}: it was {began} when the write began")
+        self._write[0] = (w + size) % 2**64  # SYNC records
+
+    def begin_read(self, n: int) -> int | None:
+        """Return where in the ring the next `n` records are (in bytes), or None where there are fewer."""
+        size = self._record_bytes(n)
+        self._granted_read = None
+        r, used = self._begin_read(strict=False)
+        if used < size:
+            return None
+        self._granted_read = r, size
+        return r % self._ring_bytes
+
+    def commit_read(self, n: int) -> bool:
+        """Consume the first `n` of the records that `begin_read` gave; False where they were overwritten meanwhile."""
+        size = self._record_bytes(n)
+        began = self._check_granted(n, size, self._granted_read, "read")
+        self._granted_read = None
+        r = self._read[0]
+        if r != began:
+            raise QueueCorrupted(f"read counter {r}: it was {began} when the read began")
+        return self._commit_unless_lapped(r, size)
+
+    def _check_granted(self, n: int, size: int, granted: tuple[int, int] | None, what: str) -> int:
+        if granted is None:
+            raise InvalidArgument(f"commit_{what} without a begin_{what} that succeeded")
+        if size > granted[1]:
+            raise InvalidArgument(f"{n} records to commit; begin_{what} gave {granted[1] // self._quantum}")
+        return granted[0]
 
     # Waiting.
 
@@ -355,46 +479,111 @@ class Ring:
             if not self._wait_ready(event, READER, self._quantum, deadline_ns, window_ns):
                 return None
 
-    def read_blocking(self, n: int, deadline_ns: int | None) -> bytes | None:
-        """Wait for `n` records and take them; None at the deadline, or at once where they can never be."""
-        size, event = self._record_bytes(n), self._enter()
-        try:
-            return self._read_waiting(event, size, deadline_ns) if size <= self._ring_bytes else None
-        finally:
-            event.waiters -= 1
-            if event.is_closing:
-                event.settle()
+    def read_blocking(
+        self, n: int, deadline_ns: int | None, word: EventWord | None = None, awaited: int = NOT_EMPTY,
+        woken: int = NOT_FULL,
+    ) -> bytes | None:  # fmt: skip
+        """Wait for `n` records and take them; None at the deadline, or at once where they can never be.
 
-    def _read_waiting(self, event: EventWord, size: int, deadline_ns: int | None) -> bytes | None:
-        while True:
-            event.check_stop()
-            data = self._try_read(size, True)
-            if data is not None:
-                event.notify(NOT_FULL)
-                return data
-            if not self._wait_ready(event, READER, size, deadline_ns, 0):
-                return None
-
-    def write_blocking(self, data: Buffer, deadline_ns: int | None) -> bool:
-        """Wait for room and write all; False at the deadline, or at once where they can never fit."""
+        It waits for a bit of `awaited` in `word` (None = the queue's own), and wakes `woken` there.
+        """
+        size = self._record_bytes(n)
+        if word is not None and word is not self._event:
+            return self._visit(word, lambda: self._read_waiting(word, size, deadline_ns, awaited, woken))
         event = self._enter()
         try:
-            return self._write_waiting(event, data if type(data) is bytes else bytes(data), deadline_ns)
+            return self._read_waiting(event, size, deadline_ns, awaited, woken)
         finally:
             event.waiters -= 1
             if event.is_closing:
                 event.settle()
 
-    def _write_waiting(self, event: EventWord, source: bytes, deadline_ns: int | None) -> bool:
+    def _read_waiting(
+        self, event: EventWord, size: int, deadline_ns: int | None, awaited: int, woken: int
+    ) -> bytes | None:
+        _check_awaited(awaited)
+        while size <= self._ring_bytes:
+            self._check_stop(event)
+            data = self._try_read(size, True)
+            if data is not None:
+                if woken:
+                    event.notify(woken)
+                return data
+            if not self._sleep(event, READER, size, deadline_ns, awaited):
+                break
+        return None
+
+    def write_blocking(
+        self, data: Buffer, deadline_ns: int | None, word: EventWord | None = None, awaited: int = NOT_FULL,
+        woken: int = NOT_EMPTY,
+    ) -> bool:  # fmt: skip
+        """Wait for room and write all; False at the deadline, or at once where they can never fit.
+
+        It waits for a bit of `awaited` in `word` (None = the queue's own), and wakes `woken` there.
+        """
+        source = data if type(data) is bytes else bytes(data)
+        if word is not None and word is not self._event:
+            return self._visit(word, lambda: self._write_waiting(word, source, deadline_ns, awaited, woken))
+        event = self._enter()
+        try:
+            return self._write_waiting(event, source, deadline_ns, awaited, woken)
+        finally:
+            event.waiters -= 1
+            if event.is_closing:
+                event.settle()
+
+    def _write_waiting(
+        self, event: EventWord, source: bytes, deadline_ns: int | None, awaited: int, woken: int
+    ) -> bool:
+        _check_awaited(awaited)
         while True:
-            event.check_stop()
+            self._check_stop(event)
             if self._try_write(source, True):
-                event.notify(NOT_EMPTY)
+                if woken:
+                    event.notify(woken)
                 return True
             if len(source) > self._ring_bytes:
                 return False
-            if not self._wait_ready(event, WRITER, len(source), deadline_ns, 0):
+            if not self._sleep(event, WRITER, len(source), deadline_ns, awaited):
                 return False
+
+    def _visit(self, word: EventWord, call: Callable[[], Answer]) -> Answer:
+        """Make `call`, which waits at `word`, a queue's that is not this one: both must stay meanwhile."""
+        self._check_can_wait()
+        guard = self._guard
+        if guard is None:
+            raise InvalidArgument("this queue was made without what a wait on another word needs")
+        guard.enter()
+        try:
+            return self._enter_and_call(word, call)
+        finally:
+            guard.waiters -= 1
+            if guard.is_closing:
+                guard.settle()
+
+    def _enter_and_call(self, word: EventWord, call: Callable[[], Answer]) -> Answer:
+        self._visited.append(word)  # left over where a signal comes now: then it is woken for nothing
+        word.enter()
+        try:
+            return call()
+        finally:
+            word.waiters -= 1
+            if word.is_closing:
+                word.settle()
+            self._visited.remove(word)
+
+    def wake_visitors(self) -> int:
+        """Wake who waits here on a word of others, so that it looks at this queue's flags; returns how many slept."""
+        return sum([word.wake_all() for word in tuple(self._visited)])
+
+    def _check_stop(self, event: EventWord) -> None:
+        if event is not self._guard and self._guard is not None:
+            self._guard.check_stop()
+        event.check_stop()
+
+    def _is_stopped(self, event: EventWord) -> bool:
+        guard = self._guard
+        return event.is_stopped or (guard is not None and guard is not event and guard.is_stopped)
 
     def _is_ready(self, side: int, size: int) -> bool:
         """Return True if a try is worth while. Impossible counters count as ready: the try then says so."""
@@ -414,18 +603,17 @@ class Ring:
             if self._is_ready(side, size) or event.is_stopped:
                 return True
             now = monotonic_ns()
-        return self._sleep(event, side, size, deadline_ns)
+        return self._sleep(event, side, size, deadline_ns, NOT_EMPTY if side == READER else NOT_FULL)
 
-    def _sleep(self, event: EventWord, side: int, size: int, deadline_ns: int | None) -> bool:
+    def _sleep(self, event: EventWord, side: int, size: int, deadline_ns: int | None, mask: int) -> bool:
         # The order that loses no wake-up: consume the bit, look again, sleep only if the word stood still.
-        mask = NOT_EMPTY if side == READER else NOT_FULL
         while not _has_passed(deadline_ns):
             old = event.take_bits(mask)
-            if self._is_ready(side, size) or event.is_stopped:
+            if self._is_ready(side, size) or self._is_stopped(event):
                 return True
             if not old & mask:
                 event.sleep(old & ~mask, deadline_ns, mask)
-        return self._is_ready(side, size) or event.is_stopped
+        return self._is_ready(side, size) or self._is_stopped(event)
 
     # Lifetime.
 
@@ -434,10 +622,13 @@ class Ring:
         if not self._is_open:
             return
         self._on_released = on_released
-        if self._event is None:
+        visited = tuple(self._visited)
+        if self._guard is None:
             self._finish()
         else:
-            self._event.close(self._finish)
+            self._guard.close(self._finish)
+        for word in visited:
+            word.wake_all()
 
     def _finish(self) -> None:
         self._is_open = False

@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,20 @@ def test_counters_spoilt_during_a_wait_end_it(
     until(lambda: queue.event_flag.wake(2) or future.done())
     with pytest.raises(QueueCorrupted):
         future.result()
+
+
+def test_a_scribbled_event_word_costs_at_most_the_deadline(
+    make_queue: MakeQueue, start: Callable[..., Any], until: Callable[..., None]
+) -> None:
+    queue, chance, deadline = make_queue(8, 4), random.Random(5), time.monotonic_ns() + 50 * 10**6
+    grantor = queue.descriptor.grantors[3]
+    word = queue.memory.view[grantor.offset : grantor.offset + 4]
+    future = start(queue.receive, deadline, 0)
+    until(lambda: queue.waiters)
+    until(lambda: word.__setitem__(slice(0, 4), chance.randbytes(4)) or future.done())
+    assert future.result() is None and time.monotonic_ns() >= deadline
+    word.release()
+    assert queue.send(b"12345678") and queue.receive(0, 0) == b"12345678"
 
 
 def test_fmq_fuzzer_random_counters_never_crash_nor_leave_the_ring(make_queue: MakeQueue) -> None:

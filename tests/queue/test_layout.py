@@ -116,6 +116,44 @@ def test_a_counter_may_claim_more_than_its_eight_bytes() -> None:
     assert resolve(changed(0, extent=4096), 28672).read_counter == 0
 
 
+# The burst's queue with its ring in a second descriptor, as libfmq lays that out (FMQ_FACTS 1.2).
+TWO_FDS = MQDescriptor((Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(1, 0, 24576), Grantor(0, 16, 4)), 24, 1)
+
+
+def test_a_ring_in_a_second_descriptor_is_described_as_libfmq_does() -> None:
+    place = geometry(24, 1024, ring_fd=1)
+    assert describe(place) == TWO_FDS
+    assert resolve(TWO_FDS, place.region_bytes, 24576) == place
+
+
+def test_ranges_at_one_offset_of_different_descriptors_do_not_overlap() -> None:
+    assert resolve(TWO_FDS, PAGE, 24576).fds == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "sizes", "message"),
+    [
+        (TWO_FDS, (PAGE,), "ring is in descriptor 1; the last one is 0"),
+        (TWO_FDS, (PAGE, 24575), "ring ends at byte 24576 of memory of 24575 bytes"),
+        (TWO_FDS, (16, 24576), "event word ends at byte 20 of memory of 16 bytes"),
+        (replace(TWO_FDS, grantors=(*TWO_FDS.grantors[:3], Grantor(1, 8, 4))), (PAGE, PAGE * 8), "overlaps ring"),
+        (replace(TWO_FDS, grantors=(Grantor(1, 0, 8), *TWO_FDS.grantors[1:])), (PAGE, PAGE * 8), "overlaps"),
+        (replace(TWO_FDS, grantors=(Grantor(2, 0, 8), *TWO_FDS.grantors[1:])), (PAGE, PAGE * 8), "in descriptor 2"),
+    ],
+)
+def test_a_hostile_descriptor_of_two_fds_is_refused(
+    descriptor: MQDescriptor, sizes: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(QueueCorrupted, match=message):
+        resolve(descriptor, *sizes)
+
+
+@pytest.mark.parametrize(("flags", "expected"), [(1, 2), (2, 1), (0, 1), (3, 2)])
+def test_a_descriptor_of_another_flavour_than_expected_is_refused(flags: int, expected: int) -> None:
+    with pytest.raises(QueueCorrupted, match=f"flavour is {flags}; expected is {expected}"):
+        resolve(replace(BURST, flags=flags), 28672, flavor=expected)
+
+
 def test_memory_that_ends_after_the_event_word_has_no_stage_slots() -> None:
     assert resolve(BURST, 24596).stage is None
 

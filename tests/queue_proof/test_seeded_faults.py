@@ -1,0 +1,93 @@
+"""The explorer is worth what it finds: each of these changes to the algorithm is found, and found for its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.explorer import faults
+from support.explorer.bench import Fault
+from support.explorer.models import Model
+from support.explorer.program import Violation
+from support.explorer.scenarios import dying, flags, streaming, waiting_on_a_dead_peer
+from support.explorer.search import Scenario, explore
+
+from nnfmq.watcher import Peer
+
+WRONG_DATA = "came"
+NO_END = "nothing can end this"
+SENT = streaming([1, 1], 2, how="send", window_ns=0)
+STREAMED = streaming([1, 1], 1)
+
+
+def found(scenario: Scenario, model: Model, *seeded: Fault) -> Violation:
+    with pytest.raises(Violation) as caught:
+        explore(scenario, model, seeded)
+    return caught.value
+
+
+def wake_then_raise(peer: Peer) -> None:
+    peer.wake()
+    peer.flag.raise_flag()
+
+
+@pytest.mark.parametrize(
+    ("fault", "scenario", "why"),
+    [
+        (faults.PUBLISH_BEFORE_PAYLOAD, SENT, WRONG_DATA),
+        (faults.READ_COUNTER_BEFORE_COPY, STREAMED, WRONG_DATA),
+        (faults.WRITE_INTO_A_FULL_RING, STREAMED, WRONG_DATA),
+        (faults.NO_SECOND_LOOK, SENT, NO_END),
+        (faults.SLEEP_ON_ANY_VALUE, SENT, NO_END),
+        (faults.EVENT_FLAG_SLEEPS_ON_ANY_VALUE, flags([1]), NO_END),
+        (faults.WAKE_ONLY_IF_ALL_WERE_SET, SENT, NO_END),
+        (faults.WAKE_BEFORE_WRITE, SENT, NO_END),
+        (faults.KERNEL_CLEARS_UNSEEN_BITS, flags([1], "kernel"), NO_END),
+        (faults.FLAG_TESTED_BEFORE_TAKING_BITS_ONLY, dying("writer", [1], 1, written=[], rounds=1), NO_END),
+        (faults.BITS_BELIEVED_BEFORE_FLAG, waiting_on_a_dead_peer(), "which nobody sets"),
+    ],
+    ids=["publish", "read", "full", "look", "sleep", "flag_sleep", "wake", "early_wake", "kernel", "dead", "bits"],
+)
+def test_a_fault_in_the_algorithm_is_found(
+    fault: Fault, scenario: Scenario, why: str, record: Callable[[object], None]
+) -> None:
+    violation = found(scenario, Model.SEQUENTIAL, fault)
+    assert why in violation.what
+    assert violation.schedule
+    record(f"found after {len(violation.schedule):3} steps: {violation.what[:110]}")
+
+
+def test_an_event_word_that_is_loaded_and_stored_loses_bits() -> None:
+    assert NO_END in found(flags([1, 2], "plain"), Model.SEQUENTIAL).what
+
+
+def test_a_flag_that_is_raised_after_the_wake_is_missed() -> None:
+    assert NO_END in found(dying("writer", [1], 1, rounds=1, bury=wake_then_raise), Model.SEQUENTIAL).what
+
+
+@pytest.mark.parametrize(
+    ("fault", "scenario"),
+    [(faults.RECORDS_RELAXED, SENT), (faults.SPACE_RELAXED, STREAMED), (faults.RECORDS_NOT_ACQUIRED, SENT)],
+    ids=["records", "space", "acquire"],
+)
+def test_an_order_that_becomes_relaxed_is_found_only_where_stores_are_reordered(
+    fault: Fault, scenario: Scenario
+) -> None:
+    explore(scenario, Model.TSO, (fault,))  # x86-64 keeps the order anyway: this is why the twin may run there
+    assert WRONG_DATA in found(scenario, Model.WEAK, fault).what
+
+
+@pytest.mark.parametrize("model", [Model.TSO, Model.WEAK])
+def test_an_event_word_changed_by_plain_accesses_loses_wake_ups_where_stores_are_delayed(model: Model) -> None:
+    assert NO_END in found(streaming([1, 1], 2, how="send", window_ns=0, quantum=1, atomics="plain"), model).what
+
+
+def test_a_violation_tells_its_schedule_step_by_step() -> None:
+    schedule = found(SENT, Model.SEQUENTIAL, faults.PUBLISH_BEFORE_PAYLOAD).schedule
+    assert any(step.startswith("writer: store q0.w") for step in schedule)
+    assert schedule[-1].startswith("reader: ")
+
+
+def test_a_fault_that_no_longer_fits_the_source_says_so() -> None:
+    with pytest.raises(AssertionError, match="adapt the fault"):
+        explore(SENT, Model.SEQUENTIAL, (Fault("no such line", ""),))

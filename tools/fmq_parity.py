@@ -1,0 +1,165 @@
+"""Which of libfmq's own tests have a test of their name here, on each core: `tools/fmq_parity.py [--json]`.
+
+The table lists the suites of libfmq with the number of instances that each test has there (a typed test runs for AIDL
+and HIDL, with the ring in one fd and in a second). pytest is asked which tests it would run; a test counts for the row
+whose name it carries, `test_Suite_Name[...]`, once for each parameter set without the core. Nothing is run: that they
+pass is for the tests to say. Ends with 1 where something is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = "tests/queue/parity"
+CORES = ("compiled", "twin")
+
+Table = dict[str, int]
+"""Name of a row → its instances."""
+
+
+def _suite(suite: str, names: str, instances: int) -> Table:
+    return {f"{suite}_{name}": instances for name in names.split()}
+
+
+UNIT: Table = {
+    **_suite("BadQueueConfig", "QueueSizeTooLarge", 4),
+    **_suite("HidlOnlyBadQueueConfig", "SanityCheck BadFdIndex ExtentTooLarge", 1),
+    **_suite(
+        "AidlOnlyBadQueueConfig",
+        "LookForLeakedFds QueueSizeTooLargeForAidl NegativeAidlDescriptor NegativeAidlDescriptorGrantor "
+        "MismatchedPayloadSize",
+        1,
+    ),
+    **_suite(
+        "Hidl2AidlOperation", "ConvertDescriptorsSync ConvertDescriptorsUnsync ConvertFdIndex1 ConvertMultipleFds", 1
+    ),
+    **_suite("DoubleFdFailures", "InvalidFd InvalidFdSize LargerFdSize", 1),
+    **_suite("BlockingReadWrites", "SmallInputTest1 SmallInputTest2 BlockingTimeOutTest", 4),
+    **_suite("QueueSizeOdd", "EventFlagTest", 4),
+    **_suite(
+        "SynchronizedReadWrites",
+        "SmallInputTest1 SmallInputTest2 SmallInputTest3 ReadWhenEmpty1 ReadWhenEmpty2 WriteWhenFull1 WriteWhenFull2 "
+        "LargeInputTest1 LargeInputTest2 LargeInputTest3 LargeInputTest4 MultipleRead MultipleWrite "
+        "ReadWriteWrapAround1 ReadWriteWrapAround2",
+        4,
+    ),
+    **_suite(
+        "UnsynchronizedWriteTest",
+        "SmallInputTest1 ReadWhenEmpty WriteWhenFull1 WriteWhenFull2 LargeInputTest1 LargeInputTest2 LargeInputTest3 "
+        "MultipleRead MultipleWrite ReadWriteWrapAround",
+        4,
+    ),
+}
+
+PROCESSES: Table = {
+    **_suite("UnsynchronizedWriteClientMultiProcess", "MultipleReadersAfterOverflow", 4),
+    **_suite(
+        "SynchronizedReadWriteClient",
+        "BlockingReadWrite1 BlockingReadWrite2 BlockingReadWriteRepeat1 BlockingReadWriteRepeat2 "
+        "BlockingReadWriteRepeat3 BlockingReadWriteZeroMessages SmallInputReaderTest1 SmallInputReaderTest2 "
+        "SmallInputWriterTest1 SmallInputWriterTest2 MisalignedWriteCounter ReadWhenEmpty WriteWhenFull "
+        "LargeInputTest1 LargeInputTest2 LargeInputTest3 MultipleRead MultipleWrite ReadWriteWrapAround "
+        "ReadWriteWrapAround2",
+        4,
+    ),
+    **_suite(
+        "UnsynchronizedWriteClient",
+        "SmallInputReaderTest1 SmallInputWriterTest1 ReadWhenEmpty WriteWhenFull LargeInputTest1 LargeInputTest2 "
+        "LargeInputTest3 MultipleRead MultipleWrite ReadWriteWrapAround SmallInputMultipleReaderTest "
+        "OverflowNotificationTest",
+        4,
+    ),
+    **_suite("AidlTypeChecks", "FixedSizeParcelableTest", 11),
+}
+
+LATER: Table = {
+    **_suite("UnsynchronizedWriteTest", "ReadMoreThanNumMessagesMaxFails ReadMoreThanAvailableToReadFails", 4),
+    **_suite("UnsynchronizedOverflowHistoryTest", "ReadAfterOverflow CommitReadAfterOverflow", 4),
+    **_suite("UnsynchronizedOverflowHistoryTestSingleElement", "ReadAfterOverflow", 4),
+    **_suite("SynchronizedReadWriteClient", "MisalignedWriteCounterClientSide", 4),
+}
+
+TABLES = {"fmq_unit_tests": UNIT, "msgq_test_client": PROCESSES, "later versions": LATER}
+
+Found = dict[tuple[str, str], set[str]]
+"""(Core, row) → the instances that have a test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one core has of one table."""
+
+    table: str
+    core: str
+    names: int
+    names_wanted: int
+    instances: int
+    instances_wanted: int
+    missing: tuple[str, ...]
+
+
+def collected(folder: str = FOLDER) -> list[str]:
+    """Ask pytest for the ids of the tests in `folder`."""
+    command = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", folder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"pytest cannot collect {folder}:\n{done.stdout}{done.stderr}")
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def instances(ids: Iterable[str]) -> Found:
+    """Sort test ids by core and row."""
+    found: Found = defaultdict(set)
+    for test in ids:
+        match = re.search(r"::test_(\w+)\[(.+)\]$", test)
+        words = match[2].split("-") if match else []
+        for core in set(CORES).intersection(words):
+            assert match is not None
+            found[core, match[1]].add("-".join(word for word in words if word != core))
+    return found
+
+
+def score(name: str, core: str, found: Found) -> Score:
+    """Compare one table with what there is on one core."""
+    table = TABLES[name]
+    have = {row: min(len(found.get((core, row), ())), wanted) for row, wanted in table.items()}
+    missing = tuple(f"{row} ({have[row]} of {wanted})" for row, wanted in table.items() if have[row] < wanted)
+    complete = len(table) - len(missing)
+    return Score(name, core, complete, len(table), sum(have.values()), sum(table.values()), missing)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the report; return 0 if nothing is missing."""
+    parser = argparse.ArgumentParser(description="Count the tests that carry the names of libfmq's own.")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    options = parser.parse_args(arguments)
+    found = instances(collected())
+    scores = [score(name, core, found) for name in TABLES for core in CORES]
+    print(json.dumps([_as_dict(one) for one in scores]) if options.json else "\n".join(_lines(scores)))
+    return 1 if any(one.missing for one in scores) else 0
+
+
+def _as_dict(one: Score) -> dict[str, object]:
+    return {name: getattr(one, name) for name in one.__slots__}
+
+
+def _lines(scores: list[Score]) -> Iterable[str]:
+    for one in scores:
+        yield (
+            f"{one.table:18}{one.core:10}{one.instances:4} of {one.instances_wanted} instances"
+            f"{one.names:5} of {one.names_wanted} names"
+        )
+        yield from (f"  missing: {row}" for row in one.missing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Millions of records with checksums through one queue, from a process to another, each on a core of its own choosing.
+
+Every record carries its number, its complement and a product of both with the seed; the reader checks each, and both
+sides add up a CRC of all bytes, so that a lost, repeated, torn or displaced record is noticed. Batches are of every
+size, as are reads, and the calls change at random among those that wait and those that do not. Pairs of cores run one
+after the other. Nothing waits without limit. Not a benchmark: the figures say only how much was tried.
+
+    python tools/queue_stress.py                            # 10 million compiled to compiled, 1 million where a twin is
+    python tools/queue_stress.py --pairs twin-compiled --count 100000000 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from nnfmq.queue import MessageQueue
+from nnfmq.queue import core as cores
+
+PAIRS = ("compiled-compiled", "compiled-twin", "twin-compiled", "twin-twin")
+QUANTUM, COUNT = 24, 257  # a ring that batches never fill evenly
+WINDOWS_NS = (0, 0, 1_000, 50_000)
+MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Failed(Exception):
+    """A record was wrong, or a side ended without its part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one side did."""
+
+    core: str
+    records: int
+    calls: int
+    crc: int
+    seconds: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the pairs and print what was sent; 0 all right, 1 a failure, 2 usage, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.role:
+            return _be(arguments)
+        reports = [run(pair, _records(pair, arguments), arguments.seed, arguments.limit) for pair in arguments.pairs]
+    except Failed as error:
+        print(f"queue_stress: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(json.dumps(reports, indent=2) if arguments.json else "\n".join(map(_line, reports)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=_possible(), help="writer-reader (default: all)")
+    parser.add_argument("--count", type=_positive, help="records (default: 10 million, 1 million where a twin is)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit", type=_positive, default=600, metavar="S", help="seconds until a pair is given up")
+    parser.add_argument("--json", action="store_true")
+    for hidden in ("--role", "--descriptor"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def _possible() -> list[str]:
+    return [pair for pair in PAIRS if set(pair.split("-")) <= set(cores.available())]
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def _records(pair: str, arguments: argparse.Namespace) -> int:
+    return int(arguments.count or (1_000_000 if "twin" in pair else 10_000_000))
+
+
+def _line(report: dict[str, Any]) -> str:
+    rate = report["records"] / report["seconds"] / 1e6
+    return (
+        f"{report['pair']:18} {report['records']:12,} records, {report['calls']:10,} calls, crc {report['crc']:08x}, "
+        f"{report['seconds']:7.1f} s, {rate:6.2f} million/s"
+    )
+
+
+# ---- the parent ----
+
+
+def run(pair: str, records: int, seed: int, limit_s: int) -> dict[str, Any]:
+    """Send `records` from one new process to another. Raises Failed."""
+    with MessageQueue.create(QUANTUM, COUNT, label="queue-stress") as queue:
+        sides = [
+            _started(role, core, queue, records, seed, limit_s)
+            for role, core in zip(("writer", "reader"), pair.split("-"), strict=True)
+        ]
+        try:
+            wrote, read = [_finished(side, limit_s) for side in sides]
+        finally:
+            for side in sides:
+                side.kill()
+                side.communicate()
+    if (wrote.records, wrote.crc) != (read.records, read.crc):
+        raise Failed(f"{pair}: {wrote} was written, {read} was read")
+    return {"pair": pair, **asdict(read), "calls": wrote.calls + read.calls, "seed": seed}
+
+
+def _started(role: str, core: str, queue: MessageQueue, records: int, seed: int, limit_s: int) -> subprocess.Popen[str]:
+    fd = queue.memory.fileno()
+    words = ["--role", role, "--fd", str(fd), "--descriptor", queue.to_json(), "--count", str(records)]
+    return subprocess.Popen(
+        [sys.executable, "-P", __file__, *words, "--seed", str(seed), "--limit", str(limit_s)],
+        env={**os.environ, "NNFMQ_CORE": core}, pass_fds=(fd,), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def _finished(side: subprocess.Popen[str], limit_s: int) -> Part:
+    try:
+        out, error = side.communicate(timeout=limit_s + 10)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"a side gave no answer for {limit_s} seconds") from None
+    if side.returncode:
+        raise Failed(error.strip() or f"a side ended with status {side.returncode}")
+    return Part(**json.loads(out))
+
+
+# ---- its two children ----
+
+
+def _be(arguments: argparse.Namespace) -> int:
+    queue = MessageQueue.adopt([arguments.fd], arguments.descriptor, reset_pointers=False)
+    part = {"writer": _write_all, "reader": _read_all}[arguments.role]
+    with queue:
+        deadline_ns = time.monotonic_ns() + arguments.limit * 10**9
+        print(json.dumps(asdict(part(queue, arguments.count, arguments.seed, deadline_ns))))
+    return 0
+
+
+def batch(first: int, n: int, seed: int) -> bytes:
+    """Return the records `first` to `first + n - 1`."""
+    fields = np.empty((n, 3), "<u8")
+    fields[:, 0] = np.arange(first, first + n, dtype=np.uint64)
+    fields[:, 1] = ~fields[:, 0]
+    fields[:, 2] = (fields[:, 0] + np.uint64(seed)) * MIX ^ fields[:, 1] >> np.uint64(7)
+    return fields.tobytes()
+
+
+def _size(random: Random) -> int:
+    """At most half of the ring: a writer and a reader that both wait for more than that may wait for each other."""
+    return (1 << random.randrange(8)) - random.randrange(2) or 1
+
+
+def _write_all(queue: MessageQueue, records: int, seed: int, deadline_ns: int) -> Part:
+    random, start, crc, calls, sent = Random(seed), time.perf_counter(), 0, 0, 0
+    while sent < records:
+        data = batch(sent, min(_size(random), records - sent), seed)
+        calls += 1
+        if not (random.random() < 0.5 and queue.send(data)) and not queue.write_blocking(data, deadline_ns):
+            raise Failed(f"writer: no room for record {sent} within the limit")
+        crc = zlib.crc32(data, crc)
+        sent += len(data) // QUANTUM
+    return Part(cores.core_name, sent, calls, crc, time.perf_counter() - start)
+
+
+def _read_all(queue: MessageQueue, records: int, seed: int, deadline_ns: int) -> Part:
+    random, start, crc, calls, got = Random(~seed), time.perf_counter(), 0, 0, 0
+    while got < records:
+        data = _taken(queue, random, records - got, deadline_ns)
+        calls += 1
+        if not data:
+            raise Failed(f"reader: record {got} did not come within the limit")
+        n = len(data) // QUANTUM
+        if data != batch(got, n, seed):
+            raise Failed(f"reader: a wrong record among {got} to {got + n - 1}")
+        crc = zlib.crc32(data, crc)
+        got += n
+    return Part(cores.core_name, got, calls, crc, time.perf_counter() - start)
+
+
+def _taken(queue: MessageQueue, random: Random, left: int, deadline_ns: int) -> bytes | None:
+    if random.random() < 0.5:
+        return queue.receive(deadline_ns, random.choice(WINDOWS_NS))
+    return queue.read_blocking(min(_size(random), left), deadline_ns)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

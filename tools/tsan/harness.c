@@ -1,0 +1,175 @@
+/* A writer and a reader thread over _atomics.h, for ThreadSanitizer and for other processors. By hand:
+ *
+ *     cc -std=c11 -O1 -g -fno-builtin -fsanitize=thread -pthread tools/tsan/harness.c -o harness
+ *     TSAN_OPTIONS=halt_on_error=1 ./harness 100000
+ *
+ * (-fno-builtin: gcc would put its own copy loop in memcpy's place, which ThreadSanitizer does not see.)
+ *
+ * The writer sends RECORDS numbered records in batches of 1 to 4 through a ring of 7 and waits where it must; the reader
+ * checks every number, in reads of 1 to 3. Then the reader waits for a record that never comes, until a third thread
+ * raises the dead flag. Status 0: all right; 1: a wrong record, or no end; ThreadSanitizer's 66: a data race.
+ *
+ * -DSEED_RELAXED_RELEASE, -DSEED_RELAXED_ACQUIRE, -DSEED_EARLY_PUBLISH and -DSEED_PLAIN_EVENT break it on purpose, to
+ * show that the check is one. Left out: the unsynchronized flavour, whose readers race with the writer by design.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#if defined SEED_RELAXED_RELEASE || defined SEED_RELAXED_ACQUIRE || defined SEED_EARLY_PUBLISH \
+    || defined SEED_PLAIN_EVENT
+#define SEEDED
+#endif
+#ifdef SEED_RELAXED_RELEASE
+#define memory_order_release memory_order_relaxed
+#endif
+#ifdef SEED_RELAXED_ACQUIRE
+#define memory_order_acquire memory_order_relaxed
+#endif
+#ifdef SEED_PLAIN_EVENT
+static inline uint32_t plain_or(volatile uint32_t *word, uint32_t mask) {
+    uint32_t old = *word;
+    *word = old | mask;
+    return old;
+}
+#undef atomic_fetch_or_explicit
+#define atomic_fetch_or_explicit(word, mask, order) plain_or((volatile uint32_t *)(word), mask)
+#endif
+
+#include "../../nnfmq/queue/_atomics.h"
+
+enum { COUNT = 7, QUANTUM = 24, RING_BYTES = COUNT * QUANTUM };
+
+static _Atomic uint64_t read_counter, write_counter;
+static _Atomic uint32_t event_word, dead_flag;
+static unsigned char ring_bytes[RING_BYTES] __attribute__((aligned(8)));
+static _Atomic int is_done;
+
+/* Each thread has objects of its own over the shared words, as two processes have. */
+static nnfmq_ring new_ring(void) {
+    nnfmq_ring ring = {0};
+    ring.read_counter = &read_counter;
+    ring.write_counter = &write_counter;
+    ring.ring = ring_bytes;
+    ring.ring_bytes = RING_BYTES;
+    ring.quantum = QUANTUM;
+    return ring;
+}
+
+static nnfmq_event new_event(void) {
+    nnfmq_event event = {0};
+    event.word = &event_word;
+    event.dead = &dead_flag;
+    return event;
+}
+
+static void fail(const char *what, uint64_t at) {
+    fprintf(stderr, "harness: %s at record %llu\n", what, (unsigned long long)at);
+    _Exit(1);
+}
+
+static void *fill(uint64_t *batch, uint64_t first, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) {
+        batch[3 * i] = first + i;
+        batch[3 * i + 1] = ~(first + i);
+        batch[3 * i + 2] = (first + i) * 0x9E3779B97F4A7C15u;
+    }
+    return batch;
+}
+
+static void check(const uint64_t *batch, uint64_t first, uint64_t n) {
+    uint64_t expected[3 * COUNT];
+    if (memcmp(batch, fill(expected, first, n), n * QUANTUM))
+        fail("wrong record", first);
+}
+
+static void publish(const nnfmq_ring *q, const nnfmq_look *look, const void *data, uint64_t bytes) {
+#ifdef SEED_EARLY_PUBLISH
+    atomic_store_explicit(q->write_counter, look->w + bytes, memory_order_release);
+    sched_yield();
+#endif
+    nnfmq_commit_write(q, look->w, data, bytes);
+#ifdef SEEDED
+    sched_yield(); /* the window between counter and event word is small where there is one CPU only */
+#endif
+}
+
+static void *writer(void *argument) {
+    const uint64_t total = *(const uint64_t *)argument;
+    nnfmq_ring q = new_ring();
+    nnfmq_event event = new_event();
+    nnfmq_look look;
+    uint64_t batch[3 * COUNT];
+    for (uint64_t sent = 0, n; sent < total; sent += n) {
+        n = 1 + sent % 4;
+        n = n < total - sent ? n : total - sent;
+        fill(batch, sent, n);
+        for (;;) {
+            if (nnfmq_begin_write(&q, &look) != NNFMQ_DONE)
+                fail("impossible counters seen by the writer", sent);
+            if (look.bytes >= n * QUANTUM)
+                break;
+            nnfmq_sleep(&q, &event, NNFMQ_WRITER, n * QUANTUM, NNFMQ_NO_DEADLINE);
+        }
+        publish(&q, &look, batch, n * QUANTUM);
+        nnfmq_wake(event.word, NNFMQ_NOT_EMPTY);
+    }
+    return NULL;
+}
+
+static void *reader(void *argument) {
+    const uint64_t total = *(const uint64_t *)argument;
+    nnfmq_ring q = new_ring();
+    nnfmq_event event = new_event();
+    nnfmq_look look;
+    uint64_t batch[3 * COUNT];
+    for (uint64_t got = 0, n; got < total; got += n) {
+        n = 1 + got % 3;
+        n = n < total - got ? n : total - got;
+        for (;;) {
+            if (nnfmq_begin_read(&q, &look) != NNFMQ_DONE)
+                fail("impossible counters seen by the reader", got);
+            if (look.bytes >= n * QUANTUM)
+                break;
+            if (got % 2)
+                nnfmq_spin(&q, &event, NNFMQ_READER, n * QUANTUM, nnfmq_now() + 20000);
+            else
+                nnfmq_sleep(&q, &event, NNFMQ_READER, n * QUANTUM, NNFMQ_NO_DEADLINE);
+        }
+        nnfmq_copy_out(&q, look.r, batch, n * QUANTUM);
+        nnfmq_commit_read(&q, look.r, n * QUANTUM);
+        nnfmq_wake(event.word, NNFMQ_NOT_FULL);
+        check(batch, got, n);
+    }
+    while (!nnfmq_is_stopped(&event))
+        nnfmq_sleep(&q, &event, NNFMQ_READER, QUANTUM, NNFMQ_NO_DEADLINE);
+    atomic_store(&is_done, 1);
+    return NULL;
+}
+
+/* Flag, OR, wake, once a millisecond until the waiter has left: as the watcher does. */
+static void bury(void) {
+    atomic_store_explicit(&dead_flag, 1, memory_order_release); /* SYNC dead */
+    for (int i = 0; i < 10000 && !atomic_load(&is_done); i++) {
+        nnfmq_wake_all(&event_word);
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    if (!atomic_load(&is_done))
+        fail("a wait outlived its peer", 0);
+}
+
+int main(int argc, char **argv) {
+    uint64_t total = argc > 1 ? strtoull(argv[1], NULL, 10) : 100000;
+    pthread_t writing, reading;
+    if (pthread_create(&writing, NULL, writer, &total) || pthread_create(&reading, NULL, reader, &total))
+        fail("no thread", 0);
+    pthread_join(writing, NULL);
+    bury();
+    pthread_join(reading, NULL);
+    printf("%llu records\n", (unsigned long long)total);
+    return 0;
+}
