@@ -9,7 +9,8 @@
  *   records  the writer's release store of the write counter - the reader's acquire load
  *   space    the reader's release store of the read counter  - the writer's acquire load
  *   event    fetch_or by who changed the ring                - fetch_and by who waits
- *   lap      the overwriting writer's fence before its copy   - the reader's fence after its own
+ *   lap      the overwriting writer says how far it will write, then fence and copy - the reader's fence after its
+ *            own copy, then its look at that
  *   dead     the watcher raises the flag, then fetch_or      - the waiter's fetch_and, then its load of the flag
  */
 #ifndef NNFMQ_ATOMICS_H
@@ -22,12 +23,17 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "_waiting.h"
 
 #define NNFMQ_NOT_FULL 0x1u
 #define NNFMQ_NOT_EMPTY 0x2u
@@ -50,6 +56,8 @@ typedef struct {
 typedef struct {
     _Atomic uint64_t *read_counter;
     _Atomic uint64_t *write_counter;
+    _Atomic uint64_t *intent; /* unsynchronized only, else NULL: where the write counter will be after this write */
+    _Atomic uint16_t *writer_cpu; /* the CPU from which was sent last, + 1; a guess, 0 = unknown */
     unsigned char *ring;
     uint64_t ring_bytes;
     uint64_t quantum;
@@ -124,6 +132,8 @@ static inline int nnfmq_wait_bits(const nnfmq_event *event, uint32_t mask, int64
 
 static inline void nnfmq_reset(const nnfmq_ring *q) {
     atomic_store_explicit(q->read_counter, 0, memory_order_release);  /* SYNC space */
+    if (q->intent)
+        atomic_store_explicit(q->intent, 0, memory_order_relaxed);
     atomic_store_explicit(q->write_counter, 0, memory_order_release); /* SYNC records */
 }
 
@@ -171,7 +181,8 @@ static inline void nnfmq_commit_read(const nnfmq_ring *q, uint64_t r, uint64_t b
 static inline int nnfmq_commit_unless_lapped(const nnfmq_ring *q, uint64_t r, uint64_t bytes) {
     atomic_thread_fence(memory_order_acquire); /* SYNC lap: the copy is over before the counter is looked at again */
     uint64_t w = atomic_load_explicit(q->write_counter, memory_order_acquire); /* SYNC records */
-    if (w - r > q->ring_bytes) {
+    uint64_t end = q->intent ? atomic_load_explicit(q->intent, memory_order_relaxed) : w; /* SYNC lap */
+    if (w - r > q->ring_bytes || (end > r && end - r > q->ring_bytes)) {
         nnfmq_skip_lost(q, w);
         return 0;
     }
@@ -192,9 +203,14 @@ static inline int nnfmq_begin_write(const nnfmq_ring *q, nnfmq_look *look) {
 static inline int nnfmq_begin_overwrite(const nnfmq_ring *q, nnfmq_look *look) {
     look->w = atomic_load_explicit(q->write_counter, memory_order_relaxed);
     look->r = atomic_load_explicit(q->read_counter, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release); /* SYNC lap: whoever sees the new bytes sees this counter, too */
     look->bytes = look->w % q->quantum ? 0 : q->ring_bytes;
     return look->bytes ? NNFMQ_DONE : NNFMQ_CORRUPTED;
+}
+
+/* Says that `bytes` after counter `w` are about to be overwritten: libfmq leaves its readers to find out too late. */
+static inline void nnfmq_announce(const nnfmq_ring *q, uint64_t w, uint64_t bytes) {
+    atomic_store_explicit(q->intent, w + bytes, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release); /* SYNC lap: whoever sees the new bytes sees this, too */
 }
 
 /* Publishes what was written into the ring by other means. */
@@ -223,17 +239,38 @@ static inline int nnfmq_is_ready(const nnfmq_ring *q, int side, uint64_t bytes) 
     return used > q->ring_bytes || q->ring_bytes - used >= bytes || w % q->quantum != 0;
 }
 
-/* Polls until ready, stopped or `until_ns`; returns 0 in the last case. */
-static inline int nnfmq_spin(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t bytes,
-                             int64_t until_ns) {
+/* Polls until ready, stopped or `until_ns`; returns 0 in the last case. *now_ns is the last reading of the clock, and
+ * *gaps counts how often nothing was looked at for so long that something else must have run on this CPU. */
+static inline int nnfmq_poll(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t bytes, int64_t until_ns,
+                             int64_t *now_ns, int *gaps) {
     do {
         for (int i = 0; i < 8; i++) { /* a clock reading costs as much as a few looks */
             if (nnfmq_is_ready(q, side, bytes) || nnfmq_is_stopped(event))
                 return 1;
             nnfmq_pause();
         }
-    } while (nnfmq_now() < until_ns);
+        int64_t now = nnfmq_now();
+        *gaps += now - *now_ns > NNFMQ_GAP_NS;
+        *now_ns = now;
+    } while (*now_ns < until_ns);
     return 0;
+}
+
+static inline void nnfmq_publish_cpu(const nnfmq_ring *q, uint16_t *published) {
+    uint16_t cpu = (uint16_t)(sched_getcpu() + 1);
+    if (cpu != *published)
+        atomic_store_explicit(q->writer_cpu, cpu, memory_order_relaxed);
+    *published = cpu;
+}
+
+static inline int nnfmq_writer_is_here(const nnfmq_ring *q) {
+    return atomic_load_explicit(q->writer_cpu, memory_order_relaxed) == (uint16_t)(sched_getcpu() + 1);
+}
+
+/* How often another task took the CPU from this thread. */
+static inline int64_t nnfmq_interruptions(void) {
+    struct rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nivcsw : 0;
 }
 
 /* Sleeps once, in the order that loses no wake-up: consume the bit, look again, sleep only if the word stood still. */
@@ -244,6 +281,16 @@ static inline int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int
     if (old & mask || nnfmq_is_ready(q, side, bytes) || nnfmq_is_stopped(event))
         return 0;
     return nnfmq_futex_wait(event->word, old & ~mask, deadline_ns, mask);
+}
+
+/* The same, to end at the very deadline: timers of this thread, which is the application's, are exact meanwhile. */
+static inline int nnfmq_nap(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t bytes,
+                            int64_t deadline_ns) {
+    int slack = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    int error = nnfmq_sleep(q, event, side, bytes, deadline_ns);
+    prctl(PR_SET_TIMERSLACK, (unsigned long)slack, 0, 0, 0);
+    return error;
 }
 
 /* The same for a bit of any word; `guard` is what else may end the wait: the queue's own flags. */

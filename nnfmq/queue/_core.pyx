@@ -1,16 +1,18 @@
 # cython: language_level=3, embedsignature=True, binding=False
 """The compiled core: EventWord and Ring over `_atomics.h`. `twin.py` is the same in plain Python, and its specification.
 
-The GIL is held through every call that does not wait and for the first 2 µs of a spin (taking it back can cost 5 ms
+The GIL is held through every call that does not wait and for the first 2 µs of a wait (taking it back can cost 5 ms
 beside a thread that computes), then released. While it is released only plain C runs, on memory that cannot go away:
 closing is left to the last waiter. Signals are served after each slice of a spin and each return of the futex.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+)
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, EINTR, ETIMEDOUT
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, int64_t, uint16_t, uint32_t, uint64_t, uintptr_t
 
 import os
 
@@ -24,6 +26,8 @@ cdef extern from "_atomics.h" nogil:
         uint64_t quantum
     ctypedef struct nnfmq_look:
         uint64_t w, r, bytes
+    ctypedef struct nnfmq_forecast:
+        int64_t expected, spread, lateness, samples, crowded_until, crowded_ns, switches, looked
     const int64_t NNFMQ_NO_DEADLINE
     const uint32_t NNFMQ_NOT_FULL, NNFMQ_NOT_EMPTY
     const int NNFMQ_DONE, NNFMQ_CORRUPTED, NNFMQ_READER, NNFMQ_WRITER
@@ -41,10 +45,25 @@ cdef extern from "_atomics.h" nogil:
     void nnfmq_commit_write(const nnfmq_ring *q, uint64_t w, const void *source, uint64_t size)
     void nnfmq_publish(const nnfmq_ring *q, uint64_t w, uint64_t size)
     int nnfmq_is_ready(const nnfmq_ring *q, int side, uint64_t size)
-    int nnfmq_spin(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t until_ns)
+    void nnfmq_announce(const nnfmq_ring *q, uint64_t w, uint64_t size)
+    int nnfmq_poll(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t until_ns,
+                   int64_t *now_ns, int *gaps)
+    void nnfmq_publish_cpu(const nnfmq_ring *q, uint16_t *published)
+    int nnfmq_writer_is_here(const nnfmq_ring *q)
+    int64_t nnfmq_interruptions()
+    int nnfmq_nap(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
+    const int NNFMQ_POLL, NNFMQ_SLEEP, NNFMQ_GAP_NS
+    void nnfmq_forget(nnfmq_forecast *f)
+    int64_t nnfmq_plan(const nnfmq_forecast *f, int64_t now, int64_t window_ns)
+    void nnfmq_learn(nnfmq_forecast *f, int64_t waited)
+    void nnfmq_woke(nnfmq_forecast *f, int64_t planned, int64_t now, int found)
+    void nnfmq_interrupted(nnfmq_forecast *f, int64_t now, int64_t switches)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
     int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side, uint64_t size,
                        int64_t deadline_ns, uint32_t mask)
+
+cdef extern from "sched.h" nogil:
+    int sched_yield()
 
 cdef extern from *:
     """
@@ -56,6 +75,8 @@ cdef extern from *:
     #define nnfmq_set_ring(q, r, w, data, size, record, kept) \\
         ((q)->read_counter = (_Atomic uint64_t *)(r), (q)->write_counter = (_Atomic uint64_t *)(w), \\
          (q)->ring = (data), (q)->ring_bytes = (size), (q)->quantum = (record), (q)->history_bytes = (kept))
+    #define nnfmq_set_intent(q, address) ((q)->intent = (_Atomic uint64_t *)(address))
+    #define nnfmq_set_writer_cpu(q, address) ((q)->writer_cpu = (_Atomic uint16_t *)(address))
     #define nnfmq_event_wake(e, mask) nnfmq_wake((e)->word, mask)
     #define nnfmq_event_wake_all(e) nnfmq_wake_all((e)->word)
     """
@@ -65,10 +86,12 @@ cdef extern from *:
     bint nnfmq_is_closing(nnfmq_event *event) nogil
     void nnfmq_set_ring(nnfmq_ring *q, void *r, void *w, unsigned char *data, uint64_t size, uint64_t record,
                         uint64_t kept) nogil
+    void nnfmq_set_intent(nnfmq_ring *q, void *address) nogil
+    void nnfmq_set_writer_cpu(nnfmq_ring *q, void *address) nogil
     long nnfmq_event_wake(const nnfmq_event *event, uint32_t mask) nogil
     long nnfmq_event_wake_all(const nnfmq_event *event) nogil
 
-cdef int64_t GIL_HELD_NS = 2_000
+cdef int64_t FIRST_LOOK_NS = 2_000  # before a wait is planned, and with the GIL held
 cdef int64_t SPIN_SLICE_NS = 10_000_000  # signals are served this often in a long spin
 
 
@@ -217,6 +240,10 @@ cdef class Ring:
     cdef object on_released
     cdef Py_buffer parts[3]  # the memory of the read counter, the write counter and the ring
     cdef uint64_t own_position  # of an unsynchronized reader
+    cdef nnfmq_forecast forecast
+    cdef Py_buffer event_memory
+    cdef uint16_t own_cpu_hint  # where the memory has no place for one
+    cdef uint16_t published_cpu
     cdef int64_t write_at, write_size, read_at, read_size  # of the open transactions; size -1 = none
 
     def __cinit__(self, region, layout, EventWord event, bint shared=True, *, tuple others=(), EventWord guard=None,
@@ -233,6 +260,9 @@ cdef class Ring:
         r = self.place(0, regions[layout.fds[0]], "read counter", layout.read_counter, 8)
         w = self.place(1, regions[layout.fds[1]], "write counter", layout.write_counter, 8)
         data = self.place(2, regions[layout.fds[2]], "ring", layout.ring, layout.ring_bytes)
+        nnfmq_set_intent(&self.ring, <void *><uintptr_t>r if lossy else NULL)
+        self.place_hint(regions[layout.fds[3]], None if event is None else layout.writer_cpu)
+        nnfmq_forget(&self.forecast)
         nnfmq_set_ring(&self.ring, &self.own_position if lossy else <void *><uintptr_t>r, <void *><uintptr_t>w,
                        <unsigned char *><uintptr_t>data, layout.ring_bytes, layout.quantum, history_bytes)
 
@@ -245,8 +275,19 @@ cdef class Ring:
             raise InvalidArgument(f"{name} at offset {offset} of {held.len} bytes: outside or misaligned")
         return <uintptr_t>held.buf + offset
 
+    cdef int place_hint(self, region, offset) except -1:
+        nnfmq_set_writer_cpu(&self.ring, &self.own_cpu_hint)
+        if offset is None:
+            return 0
+        PyObject_GetBuffer(region, &self.event_memory, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        if offset < 0 or offset + 2 > self.event_memory.len or offset % 2:
+            raise InvalidArgument(f"CPU hint at offset {offset} of {self.event_memory.len} bytes: outside or misaligned")
+        nnfmq_set_writer_cpu(&self.ring, <unsigned char *>self.event_memory.buf + <Py_ssize_t>offset)
+        return 0
+
     cdef void release(self) noexcept:
         cdef int part
+        PyBuffer_Release(&self.event_memory)
         for part in range(3):
             PyBuffer_Release(&self.parts[part])  # does nothing where it was never had
 
@@ -298,9 +339,8 @@ cdef class Ring:
 
     # ---- one try, never waits ----
 
-    cdef int try_write(self, const Py_buffer *data, bint strict) except -1:
+    cdef int try_write(self, const void *data, uint64_t size, bint strict) except -1:
         cdef nnfmq_look look
-        cdef uint64_t size = <uint64_t>data.len
         cdef int answer
         self.check_open()
         if size % self.ring.quantum:
@@ -310,7 +350,7 @@ cdef class Ring:
             self.corrupted(&look)
         if size > look.bytes or look.w % self.ring.quantum:
             return 0
-        nnfmq_commit_write(&self.ring, look.w, data.buf, size)
+        nnfmq_commit_write(&self.ring, look.w, data, size)
         return 1
 
     cdef object try_read(self, uint64_t size, bint strict):
@@ -339,7 +379,7 @@ cdef class Ring:
         cdef Py_buffer source
         PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
         try:
-            return (self.overwrite(&source) if self.is_lossy else self.try_write(&source, False)) != 0
+            return (self.overwrite(&source) if self.is_lossy else self.try_write(source.buf, source.len, False)) != 0
         finally:
             PyBuffer_Release(&source)
 
@@ -350,12 +390,37 @@ cdef class Ring:
             raise InvalidArgument(f"{data.len} bytes are no whole number of records of {self.ring.quantum} bytes")
         if nnfmq_begin_overwrite(&self.ring, &look) != NNFMQ_DONE or <uint64_t>data.len > look.bytes:
             return 0
+        nnfmq_announce(&self.ring, look.w, data.len)
         nnfmq_commit_write(&self.ring, look.w, data.buf, data.len)
         return 1
 
     def read(self, n):
         cdef uint64_t size = self.record_bytes(n)
         return self.read_lossy(size) if self.is_lossy else self.try_read(size, False)
+
+    def read_into(self, out):
+        """Take as many records as fill `out`, or none: False where there are fewer."""
+        cdef Py_buffer target
+        PyObject_GetBuffer(out, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        try:
+            self.check_open()
+            if target.len % self.ring.quantum:
+                raise InvalidArgument(
+                    f"{target.len} bytes are no whole number of records of {self.ring.quantum} bytes"
+                )
+            return self.take_into(&target)
+        finally:
+            PyBuffer_Release(&target)
+
+    cdef bint take_into(self, const Py_buffer *target):
+        cdef nnfmq_look look
+        if nnfmq_begin_read(&self.ring, &look) != NNFMQ_DONE or look.bytes < <uint64_t>target.len:
+            return False
+        nnfmq_copy_out(&self.ring, look.r, target.buf, target.len)
+        if self.is_lossy:
+            return nnfmq_commit_unless_lapped(&self.ring, look.r, target.len)
+        nnfmq_commit_read(&self.ring, look.r, target.len)
+        return True
 
     cdef object read_lossy(self, uint64_t size):
         cdef nnfmq_look look
@@ -369,12 +434,17 @@ cdef class Ring:
     def send(self, data):
         cdef EventWord event = self.waiting_place()
         cdef Py_buffer source
-        PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
-        try:
-            if not self.try_write(&source, True):
+        if PyBytes_CheckExact(data):
+            if not self.try_write(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), True):
                 return False
-        finally:
-            PyBuffer_Release(&source)
+        else:
+            PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
+            try:
+                if not self.try_write(source.buf, source.len, True):
+                    return False
+            finally:
+                PyBuffer_Release(&source)
+        nnfmq_publish_cpu(&self.ring, &self.published_cpu)
         nnfmq_event_wake(&event.event, NNFMQ_NOT_EMPTY)
         return True
 
@@ -402,6 +472,8 @@ cdef class Ring:
             nnfmq_begin_write(&self.ring, &look)
         if size > look.bytes or look.w % self.ring.quantum:
             return None
+        if self.is_lossy:
+            nnfmq_announce(&self.ring, look.w, size)
         self.write_at, self.write_size = look.w, size
         return look.w % self.ring.ring_bytes
 
@@ -448,26 +520,56 @@ cdef class Ring:
 
     def receive(self, deadline_ns, int64_t window_ns):
         cdef EventWord event = self.waiting_place()
-        cdef int64_t deadline = as_deadline(deadline_ns)
-        event.enter()
-        try:
-            return self.receive_all(event, deadline, window_ns)
-        finally:
-            event.leave()
-
-    cdef object receive_all(self, EventWord event, int64_t deadline, int64_t window):
         cdef nnfmq_look look
         cdef bytes data
-        while True:
-            event.check_stop()
-            if nnfmq_begin_read(&self.ring, &look) == NNFMQ_CORRUPTED:
-                self.corrupted(&look)
-            if look.bytes:
-                data = self.take(look.r, look.bytes)
-                nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
-                return data
-            if not self.wait_ready(event, NNFMQ_READER, self.ring.quantum, deadline, window):
-                return None
+        if not self.await_records(event, deadline_ns, window_ns, &look):
+            return None
+        data = self.take(look.r, look.bytes)
+        nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
+        return data
+
+    def receive_into(self, out, deadline_ns, int64_t window_ns):
+        """Wait as `receive` does; then take as many records as there are and `out` has room for; return how many."""
+        cdef EventWord event = self.waiting_place()
+        cdef Py_buffer target
+        PyObject_GetBuffer(out, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        try:
+            return self.receive_what_fits(event, deadline_ns, window_ns, &target)
+        finally:
+            PyBuffer_Release(&target)
+
+    cdef object receive_what_fits(self, EventWord event, object deadline, int64_t window, const Py_buffer *target):
+        cdef nnfmq_look look
+        cdef uint64_t size = target.len - target.len % self.ring.quantum
+        if not size:
+            raise InvalidArgument(f"{target.len} bytes have no room for a record of {self.ring.quantum} bytes")
+        if not self.await_records(event, deadline, window, &look):
+            return 0
+        size = min(size, look.bytes)
+        nnfmq_copy_out(&self.ring, look.r, target.buf, size)
+        nnfmq_commit_read(&self.ring, look.r, size)
+        nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
+        return size // self.ring.quantum
+
+    cdef bint await_records(self, EventWord event, object deadline_ns, int64_t window, nnfmq_look *look) except -1:
+        """Fill in `look` once there is something to read; False once the deadline has passed."""
+        return self.look_for_records(event, look) or self.wait_for_records(event, as_deadline(deadline_ns), window, look)
+
+    cdef bint look_for_records(self, EventWord event, nnfmq_look *look) except -1:
+        event.check_stop()
+        if nnfmq_begin_read(&self.ring, look) == NNFMQ_CORRUPTED:
+            self.corrupted(look)
+        return look.bytes != 0
+
+    cdef bint wait_for_records(self, EventWord event, int64_t deadline, int64_t window, nnfmq_look *look) except -1:
+        event.enter()
+        try:
+            while self.wait(event, deadline, window):
+                if self.look_for_records(event, look):
+                    return True
+            return False
+        finally:
+            event.leave()
 
     def read_blocking(self, n, deadline_ns, EventWord word=None, uint32_t awaited=NNFMQ_NOT_EMPTY,
                       uint32_t woken=NNFMQ_NOT_FULL):
@@ -510,7 +612,7 @@ cdef class Ring:
                             uint32_t woken) except -1:
         while True:
             self.check_stop(event)
-            if self.try_write(source, True):
+            if self.try_write(source.buf, source.len, True):
                 if woken:
                     nnfmq_event_wake(&event.event, woken)
                 return True
@@ -564,38 +666,90 @@ cdef class Ring:
         """Wake who waits here on another queue's word, so that it looks at this queue's flags; returns how many slept."""
         return sum([(<EventWord>event).wake_all() for event in self.visited])
 
-    cdef bint wait_ready(self, EventWord event, int side, uint64_t size, int64_t deadline, int64_t window) except -1:
-        """Return True when a try is worth while (or a wait must stop), False when the deadline passed."""
-        cdef int64_t now = nnfmq_now()
-        cdef int64_t spin_end = min(later(now, window), deadline)
-        if now >= deadline:
-            return nnfmq_is_ready(&self.ring, side, size)
-        if now < spin_end and self.spin(event, side, size, now, spin_end):
-            return True
-        return self.sleep(event, side, size, deadline)
-
-    cdef bint spin(self, EventWord event, int side, uint64_t size, int64_t now, int64_t spin_end) except -1:
-        cdef int found = nnfmq_spin(&self.ring, &event.event, side, size, min(now + GIL_HELD_NS, spin_end))
-        cdef int64_t slice_end
-        while not found:
-            now = nnfmq_now()
-            if now >= spin_end:
-                break
-            slice_end = min(now + SPIN_SLICE_NS, spin_end)
+    cdef bint wait(self, EventWord event, int64_t deadline, int64_t window) except -1:
+        """Return True when a look is worth while (or the wait must stop), False when the deadline passed."""
+        cdef int64_t began = nnfmq_now()
+        cdef int64_t now = began
+        cdef int64_t plan
+        if began >= deadline:
+            return self.is_worth_a_look(event)
+        self.take_in_gaps(began, began - self.forecast.looked > NNFMQ_GAP_NS)
+        if window > 0 and nnfmq_writer_is_here(&self.ring):
             with nogil:
-                found = nnfmq_spin(&self.ring, &event.event, side, size, slice_end)
+                sched_yield()  # it cannot answer while we run here
+            return self.is_worth_a_look(event) or self.sleep(event, deadline)
+        if window > 0 and self.poll(event, &now, min(later(began, min(window, FIRST_LOOK_NS)), deadline)):
+            return True  # too short to learn from: what is learnt is when not to poll
+        plan = nnfmq_plan(&self.forecast, began, window)
+        if plan == NNFMQ_SLEEP:
+            return self.sleep(event, deadline)
+        return self.wait_as_planned(event, deadline, window, began, plan)
+
+    cdef bint wait_as_planned(self, EventWord event, int64_t deadline, int64_t window, int64_t began,
+                              int64_t plan) except -1:
+        cdef int64_t now = began
+        if plan != NNFMQ_POLL and self.nap(event, deadline, plan, &now):
+            return True
+        if not self.poll_freely(event, now, min(later(now, window), deadline)) and not self.sleep(event, deadline):
+            return False
+        nnfmq_learn(&self.forecast, nnfmq_now() - began)
+        return True
+
+    cdef bint nap(self, EventWord event, int64_t deadline, int64_t until, int64_t *now) except -1:
+        """Sleep until a record is due; True if there is one already. *now is when it ended."""
+        cdef int64_t end = min(until, deadline)
+        cdef int error
+        cdef bint found = False
+        now[0] = nnfmq_now()
+        while now[0] < end and not found:
+            with nogil:
+                error = nnfmq_nap(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, end)
+            event.after_futex(error)
+            found = self.is_worth_a_look(event)
+            now[0] = nnfmq_now()
+        nnfmq_woke(&self.forecast, until, now[0], found)
+        return found
+
+    cdef bint poll_freely(self, EventWord event, int64_t now, int64_t until) except -1:
+        """Poll without the GIL; signals are served between."""
+        cdef bint found = False
+        while not found and now < until:
+            found = self.poll_once(event, &now, min(now + SPIN_SLICE_NS, until))
             PyErr_CheckSignals()
         return found
 
-    cdef bint sleep(self, EventWord event, int side, uint64_t size, int64_t deadline) except -1:
+    cdef bint poll_once(self, EventWord event, int64_t *now, int64_t until):
+        cdef int gaps = 0
+        cdef bint found
+        with nogil:
+            found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, until, now, &gaps)
+        self.take_in_gaps(now[0], gaps)
+        return found
+
+    cdef bint poll(self, EventWord event, int64_t *now, int64_t until):
+        """Poll with the GIL held: for a moment only."""
+        cdef int gaps = 0
+        cdef bint found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, until, now, &gaps)
+        self.take_in_gaps(now[0], gaps)
+        return found
+
+    cdef void take_in_gaps(self, int64_t now, int gaps) noexcept:
+        self.forecast.looked = now
+        if gaps:
+            nnfmq_interrupted(&self.forecast, now, nnfmq_interruptions())
+
+    cdef bint is_worth_a_look(self, EventWord event):
+        return nnfmq_is_ready(&self.ring, NNFMQ_READER, self.ring.quantum) or nnfmq_is_stopped(&event.event)
+
+    cdef bint sleep(self, EventWord event, int64_t deadline) except -1:
         cdef int error
         while nnfmq_now() < deadline:
             with nogil:
-                error = nnfmq_sleep(&self.ring, &event.event, side, size, deadline)
+                error = nnfmq_sleep(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, deadline)
             event.after_futex(error)
-            if nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_stopped(&event.event):
+            if self.is_worth_a_look(event):
                 return True
-        return nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_stopped(&event.event)
+        return self.is_worth_a_look(event)
 
     cdef bint sleep_on(self, EventWord event, int side, uint64_t size, int64_t deadline, uint32_t mask) except -1:
         """Return True when a try is worth while (or a wait must stop), False when the deadline passed."""

@@ -1,4 +1,4 @@
-"""What plain Python needs from below: futex(2), and atomic read-modify-write of a futex word, by ctypes.
+"""What plain Python needs from below: futex(2), atomic read-modify-write of a futex word, CPU and timer, by ctypes.
 
 Addresses are numbers here: who calls keeps the memory mapped meanwhile. Python has no atomic OR; libatomic has, and
 where it is not installed the kernel does it (FUTEX_WAKE_OP). Calls that cannot wait keep the GIL. Left out: the private
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 ALL_BITS = 0xFFFFFFFF
@@ -43,6 +46,29 @@ def futex_wait(address: int, expected: int, deadline_ns: int | None, mask: int) 
     if _sleeping_call(_SYS_FUTEX, address, _WAIT_BITSET, expected, limit, None, mask) == 0:
         return 0
     return ctypes.get_errno()
+
+
+_library = ctypes.PyDLL(None, use_errno=True)
+current_cpu = _library.sched_getcpu  # the CPU this thread runs on; may have changed when you read it
+_prctl = _library.prctl
+_prctl.argtypes = (ctypes.c_int, ctypes.c_ulong)
+_PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
+
+
+@contextmanager
+def exact_timers() -> Iterator[None]:
+    """Let this thread's sleeps end when they should; its timer slack, 50 µs as a rule, is restored afterwards."""
+    slack = _prctl(_PR_GET_TIMERSLACK, 0)
+    _prctl(_PR_SET_TIMERSLACK, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_TIMERSLACK, slack)
+
+
+def interruptions() -> int:
+    """Return how often another task took the CPU from this thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 class Atomics(Protocol):

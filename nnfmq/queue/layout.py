@@ -5,14 +5,15 @@ A synchronized queue of N records of Q bytes, as libfmq lays it out (everything 
     byte 0        8        16                    E = align8(16 + N*Q)   S = align64(E + 8)      S + 256
          +--------+--------+---------- .. -------+------+------+--------+-------- .. ----------+
          | read   | write  | ring: N records     | event| CPU  | unused | 32 stage slots (u64) | to page end
-         | counter| counter| of Q bytes          | word | hints|        |                      |
+         | counter| counter| of Q bytes          | word | hint |        |                      |
          +--------+--------+---------- .. -------+------+------+--------+-------- .. ----------+
-          u64      u64                            u32    2 u16            nnfmq's own
+          u64      u64                            u32    u16 at +6        nnfmq's own
 
 The counters count bytes, only grow, and index the ring modulo its size. libfmq ends after the event word; what lies
-behind it is ours, in the same page-rounded region, and no libfmq peer looks there. An unsynchronized queue has the
-same layout, with an unused read counter. A ring may have a file descriptor of its own: then it begins at byte 0 there,
-and the event word follows the counters. Nothing here opens, maps or logs; no offset is computed anywhere else.
+behind it is ours, in the same page-rounded region, and no libfmq peer looks there. An unsynchronized queue has the same
+layout; libfmq does not use its read counter, ours says there how far the writer is about to write. A ring may have a
+file descriptor of its own: then it begins at byte 0 there, and the event word follows the counters. Nothing here opens,
+maps or logs; no offset is computed anywhere else.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ COUNTER_BYTES = 8
 EVENT_WORD_BYTES = 4
 RING_OFFSET = 2 * COUNTER_BYTES
 WORD_ALIGNMENT = 8  # libfmq's "word boundary" is 64 bits, not 64 bytes
-CPU_HINT_BYTES = 4  # event word + 4 and + 6: two u16, reserved for core-aware waiting
+CPU_HINT_BYTES = 4  # behind the event word, up to the next one that libfmq could know of
+WRITER_CPU = 6  # event word + 6: u16, the CPU from which the writer sent last, + 1 (0 = unknown)
 
 STAGE_SLOTS = 32
 STAGE_BYTES = STAGE_SLOTS * 8
@@ -65,7 +67,7 @@ class MQDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Checked offsets of one queue; `event_word` and `stage` are None where the memory has none.
+    """Checked offsets of one queue; `event_word`, `stage` and `writer_cpu` are None where the memory has none.
 
     `fds` says in which of the queue's file descriptors each of the four grantors lies; the stage slots are in number 0.
     """
@@ -79,6 +81,11 @@ class Geometry:
     stage: int | None
     region_bytes: int
     fds: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def writer_cpu(self) -> int | None:
+        """Return the offset of the writer's CPU hint, which lies where the stage slots do: only in a layout of ours."""
+        return None if self.stage is None or self.event_word is None else self.event_word + WRITER_CPU
 
     @property
     def count(self) -> int:

@@ -52,15 +52,18 @@ class AttachOptions(TypedDict, total=False):
 class MessageQueue:
     """One end of a queue. Owns its memories; close it, or use `with`.
 
-    The two calls of the burst's hot path are the core's own, without a Python frame between:
+    The calls of the hot path are the core's own, without a Python frame between:
 
     * ``send(data) -> bool``: write all of `data` and wake the reader; False where there is no room. Never waits.
     * ``receive(deadline_ns, window_ns) -> bytes | None``: wait for a record, polling for `window_ns` before sleeping,
       then take all there are and wake the writer; None once `deadline_ns` (absolute, CLOCK_MONOTONIC; None = no limit)
       has passed.
+    * ``receive_into(out, deadline_ns, window_ns) -> int``: the same into a writable buffer of the caller's, as many
+      whole records as fit; returns how many, 0 once the deadline has passed.
 
-    Both raise QueueCorrupted where the counters are impossible; `receive` raises DeadObject once the dead flag is up,
-    InvalidArgument when another thread closes the queue, and what signal handlers raise. Calls that wait or wake need
+    When a receiver polls and when it sleeps is told in `waiting`. All raise QueueCorrupted where the counters are
+    impossible; the latter two raise DeadObject once the dead flag is up, InvalidArgument when another thread closes the
+    queue, and what signal handlers raise. Calls that wait or wake need
     an event word, and a synchronized queue. Attributes: `descriptor` and `memories` (or `fds()`) for handing over,
     `memory` (the first of them), `quantum` (bytes of a record), `count` (capacity in records), `flavor`, `event_flag`
     (None without event word or where it is mapped for reading only), `stage_view` (32 u64 slots as bytes, None where
@@ -72,11 +75,12 @@ class MessageQueue:
 
     __slots__ = (
         "__weakref__", "_dead", "_guard", "_ring", "count", "descriptor", "event_flag", "flavor", "memories", "memory",
-        "on_corruption", "quantum", "receive", "ring_view", "send", "stage_view",
+        "on_corruption", "quantum", "receive", "receive_into", "ring_view", "send", "stage_view",
     )  # fmt: skip
 
     send: Callable[[Buffer], bool]
     receive: Callable[[int | None, int], bytes | None]
+    receive_into: Callable[[Buffer, int | None, int], int]
 
     def __init__(
         self, descriptor: MQDescriptor, memories: tuple[Memory, ...], place: Geometry, dead: DeadFlag, using: core.Core,
@@ -98,7 +102,7 @@ class MessageQueue:
         self.ring_view = views[place.fds[layout.RING]][place.ring : place.ring + place.ring_bytes]
         self.stage_view = None if place.stage is None else views[0][place.stage : place.stage + layout.STAGE_BYTES]
         self.on_corruption: Callable[[str], object] | None = None
-        self.send, self.receive = self._ring.send, self._ring.receive
+        self.send, self.receive, self.receive_into = self._ring.send, self._ring.receive, self._ring.receive_into
 
     @classmethod
     def create(
@@ -208,6 +212,16 @@ class MessageQueue:
         if self.on_corruption is not None:
             self._report_corruption()
         return self._open_ring().read(n)
+
+    def read_into(self, out: Buffer) -> bool:
+        """Take as many records as fill the writable buffer `out`, or none: False where there are fewer. Wakes nobody.
+
+        After False `out` may hold bytes of records that an unsynchronized writer has overtaken. Raises InvalidArgument
+        where its size is no whole number of records.
+        """
+        if self.on_corruption is not None:
+            self._report_corruption()
+        return self._open_ring().read_into(out)
 
     def drain(self) -> int:
         """Drop all readable records and wake the writer; return how many. Raises QueueCorrupted."""

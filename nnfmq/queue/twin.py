@@ -18,8 +18,18 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from nnfmq.hal.errors import DeadObject, InvalidArgument, QueueCorrupted
-from nnfmq.queue.futex import ALL_BITS, Atomics, find_atomics, futex_wait, futex_wake
+from nnfmq.queue.futex import (
+    ALL_BITS,
+    Atomics,
+    current_cpu,
+    exact_timers,
+    find_atomics,
+    futex_wait,
+    futex_wake,
+    interruptions,
+)
 from nnfmq.queue.layout import Geometry
+from nnfmq.queue.waiting import GAP_NS, POLL, SLEEP, Forecast
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -27,6 +37,8 @@ if TYPE_CHECKING:
 NOT_FULL = 0x1
 NOT_EMPTY = 0x2
 READER, WRITER = 0, 1
+_FIRST_LOOK_NS = 5_000  # before a wait is planned
+_SENDS_PER_HINT = 64  # asking for the CPU costs a third of a send
 
 Answer = TypeVar("Answer")
 
@@ -184,6 +196,10 @@ def _check_awaited(mask: int) -> None:
         raise InvalidArgument("a blocking call cannot wait for no bit at all")
 
 
+def _earlier(deadline_ns: int | None, other_ns: int) -> int:
+    return other_ns if deadline_ns is None else min(deadline_ns, other_ns)
+
+
 def _has_passed(deadline_ns: int | None) -> bool:
     return deadline_ns is not None and monotonic_ns() >= deadline_ns
 
@@ -211,6 +227,8 @@ class Ring:
         self._read = memoryview(bytearray(8)) if lossy else at_read[layout.read_counter : layout.read_counter + 8]
         self._read = self._read.cast("Q")
         self._write = at_write[layout.write_counter : layout.write_counter + 8].cast("Q")
+        # What an unsynchronized writer is about to have written; libfmq has the word and does not use it.
+        self._intent = at_read[layout.read_counter : layout.read_counter + 8].cast("Q") if lossy else self._read
         self._ring = at_ring[layout.ring : layout.ring + layout.ring_bytes]
         self._ring_bytes = layout.ring_bytes
         self._quantum = layout.quantum
@@ -222,6 +240,11 @@ class Ring:
         self._granted_read: tuple[int, int] | None = None
         self._is_open = True
         self._on_released: Callable[[], object] | None = None
+        at_event, hint = regions[layout.fds[3]], None if event is None else layout.writer_cpu
+        self._writer_cpu = memoryview(bytearray(2)) if hint is None else at_event[hint : hint + 2]
+        self._writer_cpu = self._writer_cpu.cast("H")
+        self._sends = 0
+        self._forecast = Forecast()
 
     def _check_open(self) -> None:
         if not self._is_open or (self._guard is not None and self._guard.is_closing):
@@ -249,6 +272,8 @@ class Ring:
         """Zero both counters."""
         self._check_writable()
         self._read[0] = 0  # SYNC space
+        if self._is_lossy:
+            self._intent[0] = 0
         self._write[0] = 0  # SYNC records
 
     def counters(self) -> tuple[int, int]:
@@ -328,10 +353,19 @@ class Ring:
             data += self._ring[: size - len(data)]
         return data
 
+    def _copy_into(self, target: memoryview, r: int, size: int) -> None:
+        at = r % self._ring_bytes
+        first = min(size, self._ring_bytes - at)
+        target[:first] = self._ring[at : at + first]
+        target[first:size] = self._ring[: size - first]
+
     def _commit_unless_lapped(self, r: int, size: int) -> bool:
         """Consume, or return False where the writer came round meanwhile: then no byte is to be believed."""
         w = self._write[0]  # SYNC records, SYNC lap: after the copy
         if not 0 <= w - r <= self._ring_bytes:
+            self._skip_lost(w)
+            return False
+        if self._is_lossy and self._intent[0] - r > self._ring_bytes:  # SYNC lap: it is being overwritten
             self._skip_lost(w)
             return False
         self._read[0] = (r + size) % 2**64  # SYNC space
@@ -367,13 +401,30 @@ class Ring:
         w = self._write[0]
         if size > self._ring_bytes or w % self._quantum:
             return False
-        self._put(w, source, size)  # SYNC lap: x86-64 keeps the order of this counter and the next bytes by itself
+        self._intent[0] = (w + size) % 2**64  # SYNC lap: before the bytes; x86-64 keeps that order by itself
+        self._put(w, source, size)
         return True
 
     def read(self, n: int) -> bytes | None:
         """Take `n` records, or none: None where there are fewer."""
         size = self._record_bytes(n)
         return self._read_lossy(size) if self._is_lossy else self._try_read(size, False)
+
+    def read_into(self, out: Buffer) -> bool:
+        """Take as many records as fill `out`, or none: False where there are fewer."""
+        target = memoryview(out).cast("B")
+        size = len(target)
+        self._check_open()
+        if size % self._quantum:
+            raise InvalidArgument(f"{size} bytes are no whole number of records of {self._quantum} bytes")
+        r, used = self._begin_read(strict=False)
+        if used < size:
+            return False
+        if self._is_lossy:
+            self._copy_into(target, r, size)
+            return self._commit_unless_lapped(r, size)
+        self._take_into(target, r, size)
+        return True
 
     def _read_lossy(self, size: int) -> bytes | None:
         r, used = self._begin_read(strict=False)
@@ -386,6 +437,9 @@ class Ring:
         """Write all and wake the reader, or return False where there is no room."""
         event = self._enter()
         try:
+            if not self._sends % _SENDS_PER_HINT:
+                self._writer_cpu[0] = (current_cpu() + 1) % 2**16
+            self._sends += 1
             if not self._try_write(data, True):
                 return False
             event.notify(NOT_EMPTY)
@@ -416,6 +470,8 @@ class Ring:
         free = 0 if used > self._ring_bytes else self._ring_bytes - max(used, 0)
         if size > free or w % self._quantum:
             return None
+        if self._is_lossy:
+            self._intent[0] = (w + size) % 2**64  # SYNC lap
         self._granted_write = w, size
         return w % self._ring_bytes
 
@@ -469,15 +525,43 @@ class Ring:
                 event.settle()
 
     def _receive(self, event: EventWord, deadline_ns: int | None, window_ns: int) -> bytes | None:
+        r, used = self._await_records(event, deadline_ns, window_ns)
+        if not used:
+            return None
+        data = self._take(r, used)
+        event.notify(NOT_FULL)
+        return data
+
+    def _await_records(self, event: EventWord, deadline_ns: int | None, window_ns: int) -> tuple[int, int]:
+        """Return the read counter and how many bytes can be read: 0 once the deadline has passed."""
         while True:
             event.check_stop()
             r, used = self._begin_read(strict=True)
-            if used:
-                data = self._take(r, used)
-                event.notify(NOT_FULL)
-                return data
-            if not self._wait_ready(event, READER, self._quantum, deadline_ns, window_ns):
-                return None
+            if used or not self._wait(event, deadline_ns, window_ns):
+                return r, used
+
+    def receive_into(self, out: Buffer, deadline_ns: int | None, window_ns: int) -> int:
+        """Wait as `receive` does; then take as many records as there are and `out` has room for; return how many."""
+        target = memoryview(out).cast("B")
+        room = len(target) - len(target) % self._quantum
+        if not room:
+            raise InvalidArgument(f"{len(target)} bytes have no room for a record of {self._quantum} bytes")
+        event = self._enter()
+        try:
+            r, used = self._await_records(event, deadline_ns, window_ns)
+            if not used:
+                return 0
+            self._take_into(target, r, min(used, room))
+            event.notify(NOT_FULL)
+            return min(used, room) // self._quantum
+        finally:
+            event.waiters -= 1
+            if event.is_closing:
+                event.settle()
+
+    def _take_into(self, target: memoryview, r: int, size: int) -> None:
+        self._copy_into(target, r, size)
+        self._read[0] = (r + size) % 2**64  # SYNC space
 
     def read_blocking(
         self, n: int, deadline_ns: int | None, word: EventWord | None = None, awaited: int = NOT_EMPTY,
@@ -595,15 +679,53 @@ class Ring:
             return used > 0 and (used >= size or used % self._quantum != 0)
         return self._ring_bytes - used >= size or w % self._quantum != 0
 
-    def _wait_ready(self, event: EventWord, side: int, size: int, deadline_ns: int | None, window_ns: int) -> bool:
-        """Return True when a try is worth while (or the wait must stop), False when the deadline passed."""
-        now = monotonic_ns()
-        spin_end = now + window_ns if deadline_ns is None else min(now + window_ns, deadline_ns)
-        while now < spin_end:
-            if self._is_ready(side, size) or event.is_stopped:
+    def _wait(self, event: EventWord, deadline_ns: int | None, window_ns: int) -> bool:
+        """Return True when a look is worth while (or the wait must stop), False when the deadline passed."""
+        began = monotonic_ns()
+        if deadline_ns is not None and began >= deadline_ns:
+            return self._is_ready(READER, self._quantum) or event.is_stopped
+        self._take_in_time(began)
+        if self._poll(event, began, _earlier(deadline_ns, began + min(window_ns, _FIRST_LOOK_NS))):
+            return True  # too short to learn from: what is learnt is when not to poll
+        plan = self._forecast.plan(began, window_ns)
+        if plan != SLEEP and self._writer_cpu[0] == current_cpu() + 1:
+            os.sched_yield()  # it cannot answer while we run here
+            plan = SLEEP
+        return self._sleep_as_planned(event, deadline_ns, window_ns, began, plan)
+
+    def _sleep_as_planned(
+        self, event: EventWord, deadline_ns: int | None, window_ns: int, began: int, plan: int
+    ) -> bool:  # fmt: skip
+        if plan == SLEEP:
+            return self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
+        if plan != POLL and self._nap(event, deadline_ns, plan):
+            return True
+        start = began if plan == POLL else monotonic_ns()
+        found = self._poll(event, monotonic_ns(), _earlier(deadline_ns, start + window_ns))
+        found = found or self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
+        if found:
+            self._forecast.learn(monotonic_ns() - began)
+        return found
+
+    def _nap(self, event: EventWord, deadline_ns: int | None, until: int) -> bool:
+        with exact_timers():
+            found = self._sleep(event, READER, self._quantum, _earlier(deadline_ns, until), NOT_EMPTY)
+        self._forecast.woke(until, monotonic_ns(), found)
+        return found
+
+    def _poll(self, event: EventWord, now: int, until: int) -> bool:
+        while now < until:
+            if self._is_ready(READER, self._quantum) or event.is_stopped:
                 return True
             now = monotonic_ns()
-        return self._sleep(event, side, size, deadline_ns, NOT_EMPTY if side == READER else NOT_FULL)
+            self._take_in_time(now)
+        return False
+
+    def _take_in_time(self, now: int) -> None:
+        """Notice where so much time has gone between two looks that something else must have run on this CPU."""
+        if now - self._forecast.looked > GAP_NS:
+            self._forecast.interrupted(now, interruptions())
+        self._forecast.looked = now
 
     def _sleep(self, event: EventWord, side: int, size: int, deadline_ns: int | None, mask: int) -> bool:
         # The order that loses no wake-up: consume the bit, look again, sleep only if the word stood still.
@@ -632,7 +754,7 @@ class Ring:
 
     def _finish(self) -> None:
         self._is_open = False
-        for view in (self._read, self._write, self._ring):
+        for view in (self._read, self._write, self._ring, self._intent, self._writer_cpu):
             view.release()
         if self._on_released is not None:
             self._on_released()

@@ -1,9 +1,10 @@
-"""What a wait needs besides the queue: the flag that ends it when the peer dies, and how long it polls first.
+"""What a wait needs besides the queue: the flag that ends it when the peer dies, and when it polls.
 
 The dead flag is private to this process: the watcher raises it when the peer's socket or pidfd hangs up, and the core
 tests it in its spin and after every return of the futex, before it believes the ring. It is never lowered. The polling
-window is read from the environment once, where a burst is made; the wait itself is in the cores. Left out: core-aware
-and predictive waiting. FMQ_FACTS 3.5 and 3.6.
+window is read from the environment once, where a burst is made. A `Forecast` says where in a wait that window lies: at
+its beginning, as in Android, or around the time when the record is expected, with sleep before it. It is arithmetic
+alone, the specification of `_waiting.h`; the wait itself is in the cores. FMQ_FACTS 3.5 and 3.6.
 """
 
 from __future__ import annotations
@@ -17,6 +18,15 @@ CONTROLLER_VARIABLE = "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW"
 SERVER_VARIABLE = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
 DEFAULT_WINDOW_US = 50
 _MAX_WINDOW_US = 10**9
+
+
+POLL, SLEEP = 0, -1  # what Forecast.plan says, unless it says until when to nap
+
+_LONGEST_NS = 100_000_000  # after a longer wait nobody misses what a wake-up costs
+_SHORTEST_NAP_NS = 10_000  # going to sleep and coming back costs about as much
+_SAMPLES = 4  # that make a habit
+GAP_NS = 200_000  # between two looks of one poll: something else ran here
+_CROWDED_NS, _MOST_CROWDED_NS = 10_000_000, 1_000_000_000
 
 
 class DeadFlag:
@@ -38,6 +48,63 @@ class DeadFlag:
     def raise_flag(self) -> None:
         """Say that the peer is gone. Waiters notice when they are woken: call `wake_all` of their queues next."""
         self.buffer[0] = 1  # SYNC dead
+
+
+class Forecast:
+    """What one receiver knows of its waits: how long they are, how late its naps end, whether the CPU is its own.
+
+    Each number is an integer of nanoseconds. A wait is predictable when the last ones differed little; then it is spent
+    asleep until shortly before its expected end, and the polling window begins there. A poll that was interrupted by
+    another task shares its CPU: polling would burn its time slice and be punished with the next interruption, so waits
+    go straight to sleep for a while, twice as long each time. No wait ever polls for longer than one window.
+    """
+
+    __slots__ = ("crowded_ns", "crowded_until", "expected", "lateness", "looked", "samples", "spread", "switches")
+
+    def __init__(self) -> None:
+        self.expected = self.spread = 0  # of a wait, and how far the last ones were off
+        self.lateness = 0  # of the end of a nap, nearly the worst
+        self.samples = 0
+        self.looked = 0  # when it was seen last that this thread runs
+        self.crowded_until = 0
+        self.crowded_ns = _CROWDED_NS
+        self.switches = 0  # how often another task had taken the CPU from us at the last look
+
+    def plan(self, now: int, window_ns: int) -> int:
+        """Return POLL, SLEEP, or when the nap ends after which to poll."""
+        if window_ns == 0 or now < self.crowded_until:
+            return SLEEP
+        if self.samples < _SAMPLES or self.spread > window_ns // 2 or self.expected > _LONGEST_NS:
+            return POLL
+        if self.expected + 2 * self.spread <= window_ns:
+            return POLL
+        margin = min(self.lateness + 2 * self.spread, window_ns)
+        nap = self.expected - margin
+        return POLL if nap < _SHORTEST_NAP_NS else now + nap
+
+    def learn(self, waited: int) -> None:
+        """Take in how long a wait was. One that lasted much longer than all before counts for less."""
+        error = min(abs(waited - self.expected), 4 * self.spread + 20_000)
+        self.expected += error // 4 if waited > self.expected else -(error // 4)
+        self.spread += (error - self.spread) // 4 if error > self.spread else -((self.spread - error) // 4)
+        self.samples += 1
+
+    def woke(self, planned: int, now: int, found: bool) -> None:
+        """Take in when a nap ended, and whether the record was already there."""
+        if now >= planned:
+            late = min(now - planned, 100_000)
+            self.lateness += (late - self.lateness) // 2 if late > self.lateness else -((self.lateness - late) // 16)
+        if found:  # it came during the nap, nobody knows when: nap less next time
+            self.expected -= self.expected // 8
+
+    def interrupted(self, now: int, switches: int) -> None:
+        """Take in that a poll was interrupted; `switches` counts how often another task took the CPU from us."""
+        if switches == self.switches:
+            return  # a virtual machine's pause, or an interrupt: nobody to make room for
+        is_again = now < self.crowded_until + 2 * self.crowded_ns
+        self.crowded_ns = min(2 * self.crowded_ns, _MOST_CROWDED_NS) if is_again else _CROWDED_NS
+        self.crowded_until = now + self.crowded_ns
+        self.switches = switches
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,20 @@ def test_counters_only_grow_and_index_the_ring_modulo_its_size(make_queue: MakeQ
 def test_send_sets_not_empty_and_receive_sets_not_full(make_queue: MakeQueue) -> None:
     queue = make_queue(24, 1024)
     queue.send(bytes(24))
-    after_send = bytes(queue.memory.view[24592:24600])
+    after_send = bytes(queue.memory.view[24592:24598])
     queue.receive(0, 0)
-    assert (after_send, bytes(queue.memory.view[24592:24600])) == (b"\2\0\0\0\0\0\0\0", b"\3\0\0\0\0\0\0\0")
+    assert (after_send, bytes(queue.memory.view[24592:24598])) == (b"\2\0\0\0\0\0", b"\3\0\0\0\0\0")
+
+
+def test_send_says_beside_the_event_word_on_which_cpu_the_writer_runs(make_queue: MakeQueue) -> None:
+    queue, allowed = make_queue(24, 1024), os.sched_getaffinity(0)
+    cpu = max(allowed)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        queue.send(bytes(24))
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert bytes(queue.memory.view[24596:24600]) == struct.pack("<HH", 0, cpu + 1)
 
 
 def test_write_and_read_leave_the_event_word_alone(make_queue: MakeQueue) -> None:

@@ -114,10 +114,31 @@ def test_N_BUX_3_a_counter_that_jumps_is_an_overflow(setup: Setup, counter: int)
     assert (reader.read(1), reader.available_to_read()) == (None, 2)
 
 
-def test_the_writer_overwrites_the_oldest_in_place(setup: Setup) -> None:
+def test_the_writer_overwrites_the_oldest_in_place_and_says_before_how_far(setup: Setup) -> None:
     writer = setup.create(8, 3, flavor=UNSYNCHRONIZED)
     write(writer, 0, 1, 2, 3)
-    assert bytes(writer.memory.view[:40]) == struct.pack("<QQ", 0, 32) + RECORDS[3] + RECORDS[1] + RECORDS[2]
+    assert bytes(writer.memory.view[:40]) == struct.pack("<QQ", 32, 32) + RECORDS[3] + RECORDS[1] + RECORDS[2]
+
+
+def test_a_record_that_is_being_overwritten_is_not_believed(setup: Setup) -> None:
+    writer, reader = setup.unsync(8, 2)
+    write(writer, 0, 1)
+    writer.begin_write(1)
+    assert reader.read(1) is None
+
+
+def test_of_a_foreign_writer_only_what_its_counter_says_is_known(setup: Setup) -> None:
+    writer, reader = setup.unsync(8, 2)
+    write(writer, 0, 1)
+    writer.memory.view[0:8] = bytes(8)  # libfmq leaves this word alone
+    assert reader.read(1) == RECORDS[0]
+
+
+def test_resetting_forgets_how_far_a_writer_would_have_written(setup: Setup) -> None:
+    writer = setup.create(8, 2, flavor=UNSYNCHRONIZED)
+    write(writer, 0, 1)
+    setup.attach(writer, reset_pointers=True).write(RECORDS[7])
+    assert bytes(writer.memory.view[:16]) == struct.pack("<QQ", 8, 8)
 
 
 def test_a_transaction_that_was_overtaken_is_not_committed(setup: Setup) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from support.depth import needs_depth
+from support.explorer.faults import SILENT_BEGIN, SILENT_WRITE
 from support.explorer.models import Model
 from support.explorer.program import Violation
 from support.explorer.scenarios import (
@@ -76,12 +77,23 @@ REORDERED = [
     dying("writer", [1], 1, quantum=1),
     dying("reader", [1, 1], 1, quantum=1, rounds=1),
 ]
-WITH_MARGIN = [
+OVERWRITING = [
+    overwriting([1] * 4, 3, 2),
+    overwriting([1] * 4, 3, 2, in_place=True),
+    overwriting([1] * 5, 3, 3, history=1),
+    overwriting([2, 2], 3, 3),
+]
+AS_LIBFMQ_WRITES = [
     overwriting([1] * 4, 3, 2, margin=1),
     overwriting([1] * 4, 3, 2, margin=1, in_place=True),
-    overwriting([1] * 5, 3, 3, margin=1, history=1),
     overwriting([2, 2], 3, 3, margin=2),
 ]
+NAPPING = [
+    streaming([1, 1], 2, how="send", window_ns=2, naps=True),
+    ping_pong(1, window_ns=2, naps=True),
+    dying("writer", [1, 1], 2, how="send", window_ns=2, quantum=1, naps=True),
+]
+AS_LIBFMQ = (SILENT_WRITE, SILENT_BEGIN)
 LARGE = [
     trying(5, 5, 3, in_place=True),
     streaming([1, 1, 1, 1], 1),
@@ -101,6 +113,7 @@ LARGE = [
     dying("reader", [1, 1, 1], 2),
     given_up([1, 1], 2),
     given_up([1, 1], 2, window_ns=1),
+    given_up([1, 1], 2, window_ns=2, naps=True),
 ]
 
 
@@ -136,18 +149,30 @@ def test_delayed_and_reordered_stores_change_nothing(scenario: Scenario, model: 
 
 
 @pytest.mark.parametrize("model", [Model.SEQUENTIAL, Model.TSO], ids=name)
-@pytest.mark.parametrize("scenario", WITH_MARGIN, ids=name)
-def test_an_unsynchronized_reader_far_enough_from_the_writer_gets_whole_records(
+@pytest.mark.parametrize("scenario", OVERWRITING, ids=name)
+def test_an_unsynchronized_reader_gets_whole_records_even_a_whole_ring_behind(
     scenario: Scenario, model: Model, explored: Explored
 ) -> None:
     explored(scenario, model)
 
 
+@pytest.mark.parametrize("model", [Model.SEQUENTIAL, Model.TSO], ids=name)
+@pytest.mark.parametrize("scenario", AS_LIBFMQ_WRITES, ids=name)
+def test_a_reader_far_enough_from_libfmqs_writer_gets_whole_records(scenario: Scenario, model: Model) -> None:
+    explore(scenario, model, AS_LIBFMQ)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
-def test_an_unsynchronized_reader_a_whole_ring_behind_may_get_a_torn_record_as_in_libfmq(in_place: bool) -> None:
-    # The writer changes the bytes before it moves its counter, so that the look after the copy comes too early.
+def test_a_reader_a_whole_ring_behind_libfmqs_writer_may_get_a_torn_record(in_place: bool) -> None:
+    # It changes the bytes before it moves its counter, so that the look after the copy comes too early.
     with pytest.raises(Violation, match="no later one"):
-        explore(overwriting([1] * 4, 3, 2, in_place=in_place), Model.SEQUENTIAL)
+        explore(overwriting([1] * 4, 3, 2, in_place=in_place), Model.SEQUENTIAL, AS_LIBFMQ)
+
+
+@pytest.mark.parametrize("model", [Model.SEQUENTIAL, Model.TSO], ids=name)
+@pytest.mark.parametrize("scenario", NAPPING, ids=name)
+def test_a_nap_before_the_expected_record_loses_nothing(scenario: Scenario, model: Model, explored: Explored) -> None:
+    explored(scenario, model)
 
 
 def test_a_writer_and_a_reader_that_want_more_together_than_the_ring_holds_may_wait_for_each_other() -> None:

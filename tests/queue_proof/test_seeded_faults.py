@@ -9,7 +9,7 @@ from support.explorer import faults
 from support.explorer.bench import Fault
 from support.explorer.models import Model
 from support.explorer.program import Violation
-from support.explorer.scenarios import dying, flags, streaming, waiting_on_a_dead_peer
+from support.explorer.scenarios import dying, flags, overwriting, streaming, waiting_on_a_dead_peer
 from support.explorer.search import Scenario, explore
 
 from nnfmq.watcher import Peer
@@ -18,6 +18,7 @@ WRONG_DATA = "came"
 NO_END = "nothing can end this"
 SENT = streaming([1, 1], 2, how="send", window_ns=0)
 STREAMED = streaming([1, 1], 1)
+NAPPED = streaming([1, 1], 2, how="send", window_ns=2, naps=True)
 
 
 def found(scenario: Scenario, model: Model, *seeded: Fault) -> Violation:
@@ -44,9 +45,25 @@ def wake_then_raise(peer: Peer) -> None:
         (faults.WAKE_BEFORE_WRITE, SENT, NO_END),
         (faults.KERNEL_CLEARS_UNSEEN_BITS, flags([1], "kernel"), NO_END),
         (faults.FLAG_TESTED_BEFORE_TAKING_BITS_ONLY, dying("writer", [1], 1, written=[], rounds=1), NO_END),
+        (faults.NAP_ONLY, NAPPED, "came None"),
+        (faults.ANNOUNCED_AFTER_THE_BYTES, overwriting([1] * 4, 3, 2), "no later one"),
         (faults.BITS_BELIEVED_BEFORE_FLAG, waiting_on_a_dead_peer(), "which nobody sets"),
     ],
-    ids=["publish", "read", "full", "look", "sleep", "flag_sleep", "wake", "early_wake", "kernel", "dead", "bits"],
+    ids=[
+        "publish",
+        "read",
+        "full",
+        "look",
+        "sleep",
+        "flag_sleep",
+        "wake",
+        "early_wake",
+        "kernel",
+        "dead",
+        "nap",
+        "announce",
+        "bits",
+    ],
 )
 def test_a_fault_in_the_algorithm_is_found(
     fault: Fault, scenario: Scenario, why: str, record: Callable[[object], None]

@@ -16,6 +16,7 @@ import ctypes
 import linecache
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from errno import ETIMEDOUT
 from pathlib import Path
@@ -86,11 +87,11 @@ class Run:
         return int(self.perform(("copy", place)))
 
     def clock(self) -> int:
-        """Return the time: readings so far, so that polling ends, and LIMIT_NS once the deadline has passed."""
+        """Return the time: readings so far, so that polling ends, and LIMIT_NS more once a deadline has passed."""
         self.ticks += 1
         if self.has_deadline and not self.expired:
             self.expired = self.perform(("clock",))
-        return LIMIT_NS if self.expired else self.ticks
+        return self.ticks + LIMIT_NS * self.expired
 
     def slept(self, error: int) -> int:
         """Note how a sleep ended."""
@@ -183,6 +184,7 @@ class Machine:
         self.flags = {process: self._own(f"{process}.dead", 4) for process in processes}
         self.shapes = shapes
         self.positions = {(p, i): self._own(f"{p}.r{i}", 8) for p in processes for i, s in enumerate(shapes) if s.lossy}
+        self.processes, self.cpu = tuple(processes), 0  # where the process runs whose call is being replayed
         self.making: View | None = None  # what a private counter is made of, while a ring is being made
         self.waiters = {(p, i): self._waiters(f"{p}.waiters{i}") for p in processes for i in range(len(shapes))}
         self._events = {self._address(i): self._event_place(i) for i in range(len(shapes))}
@@ -237,6 +239,9 @@ class Machine:
         for name in set(vars(self.twin)) & {name for name in vars(futex) if not name.startswith("_")} - {"ctypes"}:
             setattr(self.twin, name, getattr(self.futex, name))
         self.twin.monotonic_ns = self._clock
+        self.twin.current_cpu = self._current_cpu
+        self.twin.interruptions = lambda: 0
+        self.twin.exact_timers = nullcontext
         self.twin.memoryview = self._memoryview
         self.twin.ctypes = SimpleNamespace(
             c_uint32=SimpleNamespace(from_buffer=self._anchor), addressof=lambda anchor: anchor.address
@@ -244,6 +249,9 @@ class Machine:
         self.twin._atomics = {"libatomic": self._libatomic, "kernel": self.futex.KernelAtomic, "plain": PlainAtomic}[
             atomics
         ]()
+
+    def _current_cpu(self) -> int:
+        return self.cpu
 
     def _clock(self) -> int:
         return self.run.clock()
@@ -323,6 +331,7 @@ class Bench:
 
     def __init__(self, machine: Machine, process: str, is_watched: bool) -> None:
         twin = machine.twin
+        machine.cpu = machine.processes.index(process)
         self.machine = machine
         self.flag = waiting.DeadFlag()
         self.flag.buffer = machine.flags[process]  # type: ignore[assignment]

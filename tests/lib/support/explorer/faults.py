@@ -61,6 +61,21 @@ BITS_BELIEVED_BEFORE_FLAG = Fault(
     "            self.check_stop()  # before the bits are believed: they may be those of wake_all\n", ""
 )
 
+SILENT_WRITE = Fault(
+    "        self._intent[0] = (w + size) % 2**64  # SYNC lap: before the bytes; x86-64 keeps that order by itself\n",
+    "",
+)
+SILENT_BEGIN = Fault("            self._intent[0] = (w + size) % 2**64  # SYNC lap\n", "            pass\n")
+ANNOUNCED_AFTER_THE_BYTES = Fault(
+    "        self._intent[0] = (w + size) % 2**64  # SYNC lap: before the bytes; x86-64 keeps that order by itself\n"
+    "        self._put(w, source, size)\n",
+    "        self._put(w, source, size)\n        self._intent[0] = (w + size) % 2**64\n",
+)
+NAP_ONLY = Fault(  # what was the end of a nap is taken for that of the wait
+    "        found = found or self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)\n",
+    "        found = found or plan == POLL and self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)\n",
+)
+
 # Only reordering makes these visible.
 
 RECORDS_RELAXED = Fault(

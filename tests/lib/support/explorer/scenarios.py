@@ -56,8 +56,9 @@ def _write(ring: Any, how: str, data: bytes) -> object:
 
 
 def reader(
-    sizes: Sequence[int], quantum: int, *, queue: int = 0, window_ns: int | None = None, **options: Any
-) -> Thread:
+    sizes: Sequence[int], quantum: int, *, queue: int = 0, window_ns: int | None = None, naps: bool = False,
+    **options: Any,
+) -> Thread:  # fmt: skip
     """Read a stream in batches of `sizes`, or, with a window, by as many `receive` as it takes."""
     whole = stream(sum(sizes), quantum)
     ends = {sum(sizes[:i]) * quantum: size for i, size in enumerate(sizes)}
@@ -66,13 +67,20 @@ def reader(
         if got == DIED or got == len(whole):
             return None
         if window_ns is not None:
-            return lambda bench: bench.rings[queue].receive(None, window_ns)
+            return lambda bench: _receive(bench.rings[queue], window_ns, naps)
         return lambda bench: bench.rings[queue].read_blocking(ends[got], None)
 
     def fold(got: int, result: object) -> Hashable:
         return DIED if isinstance(result, DeadObject) else _taken(whole, got, result)
 
     return Thread("reader", "reader", next_call, fold, reads=True, **options)
+
+
+def _receive(ring: Any, window_ns: int, naps: bool) -> object:
+    """Receive; if it `naps`, in the habit of waiting so long that it sleeps before it polls."""
+    if naps:
+        ring._forecast.samples, ring._forecast.expected = 4, 50_000
+    return ring.receive(None, window_ns)
 
 
 def _taken(whole: bytes, got: int, result: object) -> int:
@@ -86,19 +94,19 @@ def _taken(whole: bytes, got: int, result: object) -> int:
 
 def streaming(
     sizes: Sequence[int], count: int, *, quantum: int = 2, read: Sequence[int] | None = None,
-    how: str = "write_blocking", window_ns: int | None = None, start: int = 0, **options: Any,
+    how: str = "write_blocking", window_ns: int | None = None, start: int = 0, naps: bool = False, **options: Any,
 ) -> Scenario:  # fmt: skip
     """Send a stream from one writer to one reader, both waiting where they must."""
     taken = "receive" if window_ns is not None else "read_blocking"
     numbers = "+".join(map(str, sizes)) + (f" as {'+'.join(map(str, read))}" if read else "")
-    polls = f", polls {window_ns}" if window_ns else ""
+    polls = (f", polls {window_ns}" if window_ns else "") + (", naps" if naps else "")
     used = f", used {start}" if start else ""
     kernel = ", " + options["atomics"] if "atomics" in options else ""
     signals = f", {options['signals']} signals" if "signals" in options else ""
     return Scenario(
         f"{how}, {taken}: {numbers} of {count}{used}{polls}{kernel}{signals}",
         (QueueShape(quantum, count, start),),
-        (writer(sizes, quantum, how), reader(read or sizes, quantum, window_ns=window_ns)),
+        (writer(sizes, quantum, how), reader(read or sizes, quantum, window_ns=window_ns, naps=naps)),
         **options,
     )
 
@@ -225,7 +233,7 @@ def until_deadline(records: int, count: int, quantum: int = 2) -> Scenario:
     )
 
 
-def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0) -> Scenario:
+def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0, naps: bool = False) -> Scenario:
     """Send a request, receive its reply, as a burst does over two queues."""
     records = batches([1] * rounds, quantum)
 
@@ -236,7 +244,7 @@ def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0) -> Scenario:
                 return None
             if sends_first == (not is_second):
                 return lambda bench: bench.rings[out].send(records[turn])
-            return lambda bench: bench.rings[back].receive(None, window_ns)
+            return lambda bench: _receive(bench.rings[back], window_ns, naps)
 
         def fold(done: int, result: object) -> Hashable:
             if result is not True and result != records[done // 2]:
@@ -246,7 +254,9 @@ def ping_pong(rounds: int, quantum: int = 1, window_ns: int = 0) -> Scenario:
         return Thread(name, name, next_call, fold, reads=True)
 
     return Scenario(
-        f"send and receive over two queues, {rounds} rounds" + (f", polls {window_ns}" if window_ns else ""),
+        f"send and receive over two queues, {rounds} rounds"
+        + (f", polls {window_ns}" if window_ns else "")
+        + (", naps" if naps else ""),
         (QueueShape(quantum, rounds), QueueShape(quantum, rounds)),
         (caller("client", 0, 1, True), caller("server", 1, 0, False)),
     )
@@ -355,29 +365,34 @@ def dying(
     """
     quantum = options.pop("quantum", 2)
     how, window_ns = options.pop("how", "write_blocking"), options.pop("window_ns", None)
+    naps = options.pop("naps", False)
     survivor = "reader" if victim == "writer" else "writer"
     threads = (
         writer(sizes if written is None else written, quantum, how, is_watched=survivor == "writer"),
-        reader(sizes, quantum, window_ns=window_ns, is_watched=survivor == "reader"),
+        reader(sizes, quantum, window_ns=window_ns, naps=naps, is_watched=survivor == "reader"),
         watcher(survivor, victim, rounds, bury),
     )
     numbers = "+".join(map(str, sizes))
-    once = "" if rounds is None else f", woken {rounds}x"
+    once = ("" if rounds is None else f", woken {rounds}x") + (", naps" if naps else "")
     return Scenario(
         f"{victim} dies, {how}: {numbers} of {count}{once}",
         (QueueShape(quantum, count),), threads, (victim,), **options,
     )  # fmt: skip
 
 
-def given_up(sizes: Sequence[int], count: int, *, quantum: int = 1, window_ns: int | None = None) -> Scenario:
+def given_up(
+    sizes: Sequence[int], count: int, *, quantum: int = 1, window_ns: int | None = None, naps: bool = False
+) -> Scenario:
     """Take a living writer for dead at any moment, and never hear of it again."""
     threads = (
         writer(sizes, quantum, "send"),
-        reader(sizes, quantum, window_ns=window_ns, is_watched=True),
+        reader(sizes, quantum, window_ns=window_ns, naps=naps, is_watched=True),
         watcher("reader", None),
     )
     return Scenario(
-        f"given up while alive: {'+'.join(map(str, sizes))} of {count}", (QueueShape(quantum, count),), threads
+        f"given up while alive: {'+'.join(map(str, sizes))} of {count}" + (", naps" if naps else ""),
+        (QueueShape(quantum, count),),
+        threads,
     )
 
 

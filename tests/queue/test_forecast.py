@@ -1,0 +1,217 @@
+"""When a receiver polls and when it sleeps: the arithmetic, in Python and in C, and that it harms nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nnfmq.queue.core as cores
+from nnfmq.queue import MessageQueue, waiting
+from nnfmq.queue.waiting import POLL, SLEEP, Forecast
+
+WINDOW = 50_000
+US, MS = 1_000, 1_000_000
+NUMBERS = ("expected", "spread", "lateness", "samples", "crowded_until", "crowded_ns", "switches")
+
+
+def used_to(*waits: int) -> Forecast:
+    forecast = Forecast()
+    for waited in waits:
+        forecast.learn(waited)
+    return forecast
+
+
+def test_a_stranger_is_polled_for_from_the_beginning() -> None:
+    assert used_to(200 * US, 200 * US, 200 * US).plan(0, WINDOW) == POLL
+
+
+def test_waits_that_end_within_the_window_are_polled_for() -> None:
+    assert used_to(*[20 * US] * 50).plan(0, WINDOW) == POLL
+
+
+def test_equal_waits_beyond_the_window_are_slept_through_until_shortly_before_their_end() -> None:
+    nap = used_to(*[200 * US] * 50).plan(7 * MS, WINDOW)
+    assert 7 * MS + 150 * US <= nap < 7 * MS + 200 * US
+
+
+def test_naps_that_end_late_begin_to_end_earlier_but_never_more_than_a_window() -> None:
+    forecast = used_to(*[200 * US] * 50)
+    for _ in range(20):
+        forecast.woke(1000, 1000 + 30 * US, False)
+    assert 165 * US <= forecast.plan(0, WINDOW) <= 172 * US
+    for _ in range(20):
+        forecast.woke(1000, 1000 + 500 * US, False)
+    assert 145 * US <= forecast.plan(0, WINDOW) <= 150 * US
+
+
+def test_a_record_that_was_there_already_makes_the_next_nap_shorter() -> None:
+    forecast = used_to(*[200 * US] * 50)
+    before = forecast.plan(0, WINDOW)
+    forecast.woke(before, before + 1, True)
+    assert forecast.plan(0, WINDOW) < before - 20 * US
+
+
+def test_waits_of_any_length_are_polled_for_as_in_android() -> None:
+    chance = random.Random(5)
+    assert used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)]).plan(0, WINDOW) == POLL
+
+
+def test_after_a_second_of_silence_nobody_is_expected() -> None:
+    assert used_to(*[1000 * MS] * 200).plan(0, WINDOW) == POLL
+
+
+def test_one_wait_that_took_very_long_does_not_make_the_next_ones_late() -> None:
+    forecast = used_to(*[200 * US] * 50)
+    forecast.learn(900 * MS)
+    assert forecast.expected < 220 * US
+
+
+def test_a_habit_that_changes_is_learnt_again() -> None:
+    forecast = used_to(*[200 * US] * 50, *[400 * US] * 40)
+    assert 350 * US <= forecast.plan(0, WINDOW) < 400 * US
+
+
+def test_a_window_of_zero_sleeps_at_once() -> None:
+    assert used_to(*[5 * US] * 10).plan(0, 0) == SLEEP
+
+
+def test_whoever_shares_its_cpu_sleeps_at_once_for_a_while_and_longer_each_time() -> None:
+    forecast = used_to(*[5 * US] * 10)
+    forecast.interrupted(100 * MS, 1)
+    assert (forecast.plan(109 * MS, WINDOW), forecast.plan(110 * MS, WINDOW)) == (SLEEP, POLL)
+    forecast.interrupted(111 * MS, 2)
+    assert (forecast.plan(130 * MS, WINDOW), forecast.plan(131 * MS, WINDOW)) == (SLEEP, POLL)
+    forecast.interrupted(900 * MS, 3)
+    assert (forecast.plan(909 * MS, WINDOW), forecast.plan(910 * MS, WINDOW)) == (SLEEP, POLL)
+
+
+def test_a_pause_in_which_no_other_task_ran_here_changes_nothing() -> None:
+    forecast = used_to(*[5 * US] * 10)
+    forecast.interrupted(100 * MS, 1)
+    forecast.interrupted(200 * MS, 1)
+    assert forecast.plan(200 * MS, WINDOW) == POLL
+
+
+# ---- the same in C ----
+
+SOURCE = """
+#include "_waiting.h"
+void forget(nnfmq_forecast *f) { nnfmq_forget(f); }
+int64_t plan(nnfmq_forecast *f, int64_t now, int64_t window) { return nnfmq_plan(f, now, window); }
+void learn(nnfmq_forecast *f, int64_t waited) { nnfmq_learn(f, waited); }
+void woke(nnfmq_forecast *f, int64_t planned, int64_t now, int64_t found) { nnfmq_woke(f, planned, now, (int)found); }
+void interrupted(nnfmq_forecast *f, int64_t now, int64_t switches) { nnfmq_interrupted(f, now, switches); }
+"""
+
+
+class InC(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in (*NUMBERS, "looked")]
+
+
+@pytest.fixture
+def in_c(tmp_path: Path) -> ctypes.CDLL:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc): what it would compile cannot be compared")
+    source, library = tmp_path / "forecast.c", tmp_path / "forecast.so"
+    source.write_text(SOURCE)
+    header = Path(waiting.__file__).parent
+    command = [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{header}"]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True, timeout=60)
+    loaded = ctypes.CDLL(str(library))
+    loaded.plan.restype = ctypes.c_int64
+    return loaded
+
+
+def some_event(chance: random.Random, now: int) -> tuple[str, tuple[int, ...]]:
+    around = chance.choice([3 * US, 60 * US, 200 * US, 3 * MS, 300 * MS])
+    waited = chance.randrange(around, 2 * around)
+    if chance.random() < 0.7:
+        return "learn", (waited,)
+    if chance.random() < 0.8:
+        return "woke", (now, now + chance.randrange(-10 * US, 300 * US), chance.randrange(2))
+    return "interrupted", (now, chance.randrange(3))
+
+
+def test_the_c_header_computes_as_the_specification(in_c: ctypes.CDLL) -> None:
+    chance, ours, theirs = random.Random(11), Forecast(), InC()
+    in_c.forget(ctypes.byref(theirs))
+    for now in range(MS, 4000 * MS, MS):
+        name, numbers = some_event(chance, now)
+        getattr(ours, name)(*numbers)
+        getattr(in_c, name)(ctypes.byref(theirs), *map(ctypes.c_int64, numbers))
+        assert [getattr(theirs, n) for n in NUMBERS] == [getattr(ours, n) for n in NUMBERS]
+        window = chance.choice([0, 7 * US, WINDOW, 900 * US])
+        planned = in_c.plan(ctypes.byref(theirs), ctypes.c_int64(now), ctypes.c_int64(window))
+        assert planned == ours.plan(now, window)
+
+
+# ---- in a queue ----
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """This process on one CPU, so that both sides of a queue in it are there."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
+def echo(requests: MessageQueue, replies: MessageQueue, times: int) -> None:
+    for _ in range(times):
+        record = requests.receive(time.monotonic_ns() + 20_000 * MS, WINDOW)
+        assert record is not None
+        replies.send(record)
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_two_sides_on_one_cpu_exchange_records_in_order(make_queue: Callable[..., MessageQueue]) -> None:
+    requests, replies = make_queue(8, 4), make_queue(8, 4)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(echo, requests, replies, 500)
+        for i in range(500):
+            requests.send(i.to_bytes(8, "little"))
+            assert replies.receive(time.monotonic_ns() + 20_000 * MS, WINDOW) == i.to_bytes(8, "little")
+        done.result(20)
+
+
+def timer_slack() -> int:
+    return int(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))  # PR_GET_TIMERSLACK
+
+
+def test_the_threads_own_timer_slack_is_as_before(make_queue: Callable[..., MessageQueue]) -> None:
+    queue, before = make_queue(8, 4), timer_slack()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(40):  # equal waits: after a few of them the thread naps
+            sent = pool.submit(send_after, queue, 300 * US)
+            assert queue.receive(time.monotonic_ns() + 20_000 * MS, WINDOW)
+            sent.result(20)
+    assert timer_slack() == before
+
+
+def send_after(queue: MessageQueue, wait_ns: int) -> None:
+    end = time.monotonic_ns() + wait_ns
+    while time.monotonic_ns() < end:
+        pass
+    queue.send(bytes(8))
+
+
+def test_a_twin_in_the_habit_of_long_waits_naps_and_then_gets_what_came_meanwhile() -> None:
+    queue: Any = MessageQueue.create(8, 4, using=cores.load("twin"), shared=False)
+    with queue, ThreadPoolExecutor(1) as pool:
+        forecast = queue._ring._forecast = used_to(*[30 * MS] * 50)
+        received = pool.submit(queue.receive, time.monotonic_ns() + 20_000 * MS, WINDOW)
+        queue.send(b"too soon")
+        assert received.result(20) == b"too soon"
+    assert forecast.expected < 30 * MS
