@@ -12,7 +12,6 @@ IF and WHILE are not here yet. Semantics: the HAL's operations as `operations` d
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,10 +19,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nnfmq.engines.execution import Execution, Scope, Store, is_array_of, storing_in_place
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
-    MissedDeadlineTransient,
     OutputInsufficientSize,
     ResourceExhaustedTransient,
 )
@@ -34,7 +33,6 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Rol
 
 __all__ = ["Program", "prepare", "supported"]
 
-Scope: TypeAlias = list[Any]  # an array per operand; None while it has no value
 Step: TypeAlias = Callable[[Scope], None]
 
 _SIZED = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would be built anew at each call
@@ -74,6 +72,7 @@ class Program:
         self._steps = steps
         self._inputs = tuple(_Input.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
         self._outputs = subgraph.output_indexes
+        self._output_dtypes = tuple(NUMPY_TYPES[subgraph.operands[index].type] for index in subgraph.output_indexes)
         self._output_shapes = output_shapes  # None where they come with the request
 
     def execute(
@@ -92,30 +91,20 @@ class Program:
         do not fit the model, OutputInsufficientSize (with all shapes; nothing was written), MissedDeadlineTransient,
         ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when cancelled.
         """
+        with np.errstate(all="ignore"):
+            return self.bind(inputs, outputs).run(deadline_ns, is_cancelled)
+
+    def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> Execution:
+        """Check `inputs` and return an Execution over these buffers, which are as for `execute`."""
         scope = self._scope.copy()
         self._bind(inputs, scope)
-        try:
-            with np.errstate(all="ignore"):
-                self._run(scope, deadline_ns, is_cancelled)
-        except MemoryError as error:
-            raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
-        return self._stored([scope[index] for index in self._outputs], outputs)
+        return Execution(scope, self._steps, self._store_into(tuple(outputs)))
 
-    def _run(self, scope: Scope, deadline_ns: int | None, is_cancelled: Callable[[], bool] | None) -> None:
-        for step in self._steps:
-            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-                raise MissedDeadlineTransient("the deadline passed before the model was executed")
-            if is_cancelled is not None and is_cancelled():
-                raise GeneralFailure("the execution was cancelled")
-            step(scope)
-
-    def _stored(self, results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
-        """Store each result and return their shapes; the short way where all buffers are arrays just like them."""
-        if self._output_shapes is None or len(results) != len(outputs) or not all(map(_is_like, outputs, results)):
-            return _store(results, outputs)
-        for result, out in zip(results, outputs, strict=True):
-            out[...] = result
-        return self._output_shapes
+    def _store_into(self, outputs: tuple[Any, ...]) -> Store:
+        shapes, dtypes = self._output_shapes, self._output_dtypes
+        if shapes is not None and len(outputs) == len(shapes) and all(map(is_array_of, outputs, dtypes, shapes)):
+            return storing_in_place(self._outputs, outputs, shapes)
+        return lambda scope: _store([scope[index] for index in self._outputs], outputs)
 
     def _bind(self, inputs: Sequence[Array | None], scope: Scope) -> None:
         if len(inputs) != len(self._inputs):
@@ -165,10 +154,6 @@ def _known_shape(operand: Operand) -> Shape | None:
     if is_scalar(operand.type):
         return ()
     return operand.dimensions if operand.dimensions and 0 not in operand.dimensions else None
-
-
-def _is_like(out: Any, result: Array) -> bool:
-    return type(out) is np.ndarray and out.shape == result.shape and out.dtype == result.dtype
 
 
 def _store(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:

@@ -8,14 +8,15 @@ Arrays keep the mappings that they look at alive, so memory may be freed while a
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nnfmq.engines.execution import Execution
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import dtype_name
@@ -93,24 +94,25 @@ def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pool
 class BoundExecution:
     """A request that was checked and bound to memory. `run` may be called again and again, one call at a time."""
 
-    program: Program
-    inputs: tuple[Array | None, ...]
-    outputs: tuple[Any, ...]
+    execution: Execution
 
     def run(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None = None) -> ExecutionResult:
-        """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError."""
-        engine_begin = time.monotonic_ns()
+        """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError.
+
+        The caller has silenced NumPy's warnings: that costs more than a small model.
+        """
+        engine_begin = monotonic_ns()
         try:
-            shapes = self.program.execute(self.inputs, self.outputs, deadline_ns=deadline_ns)
+            shapes = self.execution.run(deadline_ns)
         except NnfmqError as error:
             return result_of_error(error)
         except FAULTS as error:
             _log.exception("a kernel failed")
             return result_of_error(GeneralFailure(f"a kernel failed: {error!r}"))
-        engine_end = time.monotonic_ns()
+        engine_end = monotonic_ns()
         timing = NO_TIMING
         if measure is MeasureTiming.YES:
-            timing = Timing(engine_end - engine_begin, time.monotonic_ns() - begin_ns)
+            timing = Timing(engine_end - engine_begin, monotonic_ns() - begin_ns)
         return ExecutionResult(ErrorStatus.NONE, shapes, timing, "", engine_begin, engine_end)
 
 
@@ -133,7 +135,7 @@ class PreparedModel:
         sinks = zip([main.operands[index] for index in main.output_indexes], request.outputs, strict=True)
         inputs = tuple(_input_array(operand, argument, request.pools) for operand, argument in sources)
         outputs = tuple(_output_buffer(i, *sink, request.pools) for i, sink in enumerate(sinks))
-        return BoundExecution(self.program, inputs, outputs)
+        return BoundExecution(self.program.bind(inputs, outputs))
 
     def execute_synchronously(
         self,
@@ -146,9 +148,10 @@ class PreparedModel:
 
         `begin_ns` is when the driver saw the request, where that was before the call (TIM-6).
         """
-        begin_ns = time.monotonic_ns() if begin_ns is None else begin_ns
+        begin_ns = monotonic_ns() if begin_ns is None else begin_ns
         try:
             bound = self.bind(request)
         except NnfmqError as error:
             return result_of_error(error)
-        return bound.run(measure, begin_ns, deadline_ns)
+        with np.errstate(all="ignore"):
+            return bound.run(measure, begin_ns, deadline_ns)

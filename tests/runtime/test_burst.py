@@ -195,12 +195,15 @@ def test_the_inputs_of_an_execution_that_timed_out_are_left_alone_until_it_is_do
 
 
 class Failing:
-    """A program that fails as it is told."""
+    """A program whose executions fail as they are told."""
 
     def __init__(self, make: Callable[[], Exception]) -> None:
         self._make = make
 
-    def execute(self, _inputs: Sequence[Any], _outputs: Sequence[Any], **_options: Any) -> Any:
+    def bind(self, _inputs: Sequence[Any], _outputs: Sequence[Any]) -> Any:
+        return self
+
+    def run(self, _deadline_ns: int | None) -> Any:
         raise self._make()
 
 

@@ -38,12 +38,15 @@ def request_(pools: tuple[Memory, Memory]) -> Request:
 
 
 class Raising:
-    """A program that fails with one error."""
+    """A program whose executions fail with one error."""
 
     def __init__(self, error: type[Exception], *given: Any) -> None:
         self._error, self._given = error, given
 
-    def execute(self, _inputs: Sequence[Any], _outputs: Sequence[Any], **_options: Any) -> Any:
+    def bind(self, _inputs: Sequence[Any], _outputs: Sequence[Any]) -> Any:
+        return self
+
+    def run(self, _deadline_ns: int | None) -> Any:
         raise self._error(*self._given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,22 @@ def prepared(model: Model) -> PreparedModel:
 
 
 class Held:
-    """A program that waits in the middle of each execution until it is let go."""
+    """A program whose executions wait in their middle until they are let go."""
 
     def __init__(self, model: Model) -> None:
         self._program = interpreter.prepare(model)
         self.begun = threading.Event()
         self.go = threading.Event()
 
-    def execute(self, inputs: Sequence[Any], outputs: Sequence[Any], **options: Any) -> Sequence[OutputShape]:
-        self.begun.set()
-        assert self.go.wait(LIMIT_S)
-        return self._program.execute(inputs, outputs, **options)
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        execution = self._program.bind(inputs, outputs)
+
+        def run(deadline_ns: int | None = None) -> Sequence[OutputShape]:
+            self.begun.set()
+            assert self.go.wait(LIMIT_S)
+            return execution.run(deadline_ns)
+
+        return SimpleNamespace(run=run)
 
 
 class Summing:
