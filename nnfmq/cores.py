@@ -1,6 +1,6 @@
 """Which implementation of a hot part runs: the compiled one or its plain-Python twin. Chosen at import; never a guess.
 
-$NNFMQ_CORE names it for all parts at once (`compiled` or `twin`); unset, each takes the compiled one where it was built.
+$NNFMQ_CORE names it for all parts at once (`compiled` or `twin`); unset, each takes the compiled one where it is built.
 Whoever has a pair of modules describes it by `Cores` (`queue.core`, `serialize.codec`). A source tree (which has
 nothing compiled until it is built in place) can hide an installed nnfmq that has it, by lying in the current directory:
 that is warned about. Left out: what the modules must offer; that is their part's business.
@@ -35,7 +35,7 @@ class Cores:
     twin: str
 
     def load(self, name: str) -> ModuleType:
-        """Import the one called `name` (`compiled` or `twin`). Raises ImportError with the remedy if it cannot be had."""
+        """Import the one called `name` (`compiled` or `twin`). Raises ImportError, with the remedy, if it cannot."""
         modules = {"compiled": self.compiled, "twin": self.twin}
         if name not in modules:
             raise ImportError(f"${VARIABLE} is {name!r}; allowed are {' and '.join(modules)}")
