@@ -8,26 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.packets import requests, results
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
-from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.hal.types import DataLocation, OutputShape, RequestArgument, Timing
 from nnfmq.serialize.packet import RequestPacket, ResultPacket, result_packet_for_error
-
-u32 = st.integers(0, 2**32 - 1)
-times_ns = st.just(-1) | st.integers(0, 2**64 - 2).map(lambda time_us: time_us * 1000)
-dimensions = st.lists(u32, max_size=8).map(tuple)
-arguments = st.builds(RequestArgument, st.booleans(), st.builds(DataLocation, u32, u32, u32), dimensions)
-shapes = st.lists(st.builds(OutputShape, dimensions, st.booleans()), max_size=5).map(tuple)
-requests = st.builds(
-    RequestPacket,
-    st.lists(arguments, max_size=4).map(tuple),
-    st.lists(arguments, max_size=4).map(tuple),
-    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(tuple),
-    st.sampled_from(MeasureTiming),
-)
-results = st.builds(
-    ResultPacket, st.sampled_from([ErrorStatus(n) for n in range(5)]), shapes, st.builds(Timing, times_ns, times_ns)
-)
 
 
 def encoded_request(codec: Any, packet: RequestPacket) -> bytes:
