@@ -8,7 +8,8 @@ same private bytes, for the error's text and offset.
 
 Three rules: every record is looked at only through `take` (or written through `put_record`), which compares with the
 packet's end first; nothing that could run Python code happens between measuring what is to be encoded and writing it;
-values are made and read through the slots of their classes, whose places are asked of the classes at import.
+values are made and read through the slots of their classes, whose places are asked of the classes at import. Long
+because both directions of both packets share these rules.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -16,8 +17,8 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport INT64_MAX, UINT64_MAX, int32_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memset
+from libc.stdint cimport UINT64_MAX, int32_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
 
 from nnfmq.hal import errors, types
 from nnfmq.serialize import datum, packet as twin
@@ -105,6 +106,7 @@ cdef enum:  # as in `datum`
     SHAPE_DIMENSION = 2
     TIMING = 3
     LAST_HIDL_STATUS = 4
+    PATCHED_RANK = 8  # arguments of a higher rank are left to the twin
     MAX_RECORDS = 1 << 26  # encoded here; more, which no ring holds, are left to the twin
 
 assert RECORD == datum.DATUM_BYTES
@@ -407,12 +409,17 @@ cdef class RequestTemplate:
 
     cdef bint set_argument(self, unsigned char *at, PyObject *argument, unsigned char kind) except -1:
         """Patch a whole argument; False where nothing was changed."""
+        cdef unsigned char records[RECORD * (1 + PATCHED_RANK)]  # written here first: all of it fits, or none is taken
         cdef Pen pen
-        cdef unsigned char *end = <unsigned char *>self.held.buf + self.held.len
-        if at == NULL or not argument_fits(argument) or end - at < RECORD or nnfmq_load32(at + 20) != rank_of(argument):
+        cdef Py_ssize_t rank = plain_rank(argument)
+        cdef const unsigned char *end = <unsigned char *>self.held.buf + self.held.len
+        if at == NULL or end - at < RECORD * (1 + rank) or not 0 <= rank <= PATCHED_RANK or nnfmq_load32(at + 20) != <uint32_t>rank:
             return False
-        pen.at, pen.end = at, end
-        return put_argument(&pen, argument, kind, kind + 1)
+        pen.at, pen.end = records, records + RECORD * (1 + rank)
+        if not put_argument(&pen, argument, kind, kind + 1):
+            return False
+        memcpy(at, records, RECORD * (1 + rank))
+        return True
 
     def set_input(self, index, argument):
         """Let input `index` be `argument` from now on, of the same rank."""
@@ -438,30 +445,12 @@ cdef class RequestTemplate:
         nnfmq_store32(<unsigned char *>self.held.buf + self.held.len - RECORD + 4, measure is YES)
 
 
-cdef bint argument_fits(PyObject *argument) noexcept:
-    """Return whether `put_argument` will not stop half way."""
-    cdef unsigned char unused[4]
-    cdef PyObject *location
-    cdef PyObject *dimensions
-    cdef Py_ssize_t index
+cdef inline Py_ssize_t plain_rank(PyObject *argument) noexcept:
+    """Return the rank of a RequestArgument whose dimensions are a tuple; -1 for anything else."""
     if not nnfmq_is(argument, <PyObject *>RequestArgument):
-        return False
-    location, dimensions = nnfmq_get(argument, ARGUMENT_LOCATION), nnfmq_get(argument, ARGUMENT_DIMENSIONS)
-    if not nnfmq_is(location, <PyObject *>DataLocation) or not nnfmq_is(dimensions, <PyObject *>tuple):
-        return False
-    for index in range(PySequence_Fast_GET_SIZE(dimensions)):
-        if not put_u32(unused, PySequence_Fast_GET_ITEM(dimensions, index)):
-            return False
-    return (
-        put_flag(unused, nnfmq_get(argument, ARGUMENT_HAS_NO_VALUE))
-        and put_u32(unused, nnfmq_get(location, LOCATION_POOL_INDEX))
-        and put_u32(unused, nnfmq_get(location, LOCATION_OFFSET))
-        and put_u32(unused, nnfmq_get(location, LOCATION_LENGTH))
-    )
-
-
-cdef inline Py_ssize_t rank_of(PyObject *argument) noexcept:
-    return PySequence_Fast_GET_SIZE(nnfmq_get(argument, ARGUMENT_DIMENSIONS))
+        return -1
+    argument = nnfmq_get(argument, ARGUMENT_DIMENSIONS)
+    return PySequence_Fast_GET_SIZE(argument) if nnfmq_is(argument, <PyObject *>tuple) else -1
 
 
 # ------------------------------------------------------------------------------------------------ decode
