@@ -14,6 +14,7 @@ from support.packets import arguments, i32, outcome, parts, requests, u32
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
 from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.queue import MessageQueue
 from nnfmq.serialize.packet import RequestPacket
 
 Change = Callable[[Any], None]
@@ -137,6 +138,15 @@ def test_the_packet_of_a_template_cannot_be_written_and_stays_where_it_is(codec:
     packet = template.packet
     template.set_slot(0, 3)
     assert packet.readonly and packet is template.packet and packet[196] == 3
+
+
+def test_a_queue_takes_the_packet_as_it_is_at_that_moment(codec: Any, request_sample: Any) -> None:
+    template = codec.RequestTemplate(*parts(request_sample.value))
+    with MessageQueue.create(quantum=24, count=32) as queue:
+        assert queue.send(template.packet)
+        template.set_slot(0, 3)
+        assert queue.send(template.packet)
+        assert queue.receive(0, 0) == request_sample.data + bytes(template.packet)
 
 
 def test_numbers_that_are_no_plain_int_are_written_as_the_encoder_does(codec: Any) -> None:
