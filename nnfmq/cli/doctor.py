@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nnfmq.cli.output import console, print_json, table
+from nnfmq.cores import REMEDY
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
 
 EXAMPLES = """\
@@ -89,10 +90,26 @@ def _core() -> Iterator[Finding]:
         yield Finding("core", "queue core", str(error), State.MISSING, "unset NNFMQ_CORE, or do as it says")
         return
     state = State.OK if core.core_name == "compiled" else _state_of_the_twin()
-    remedy = "" if state is State.OK else f"for the compiled one: {core.REMEDY.split(';')[0]}"
-    yield Finding("core", "queue core", core.core_name, state, remedy)
+    yield Finding("core", "queue core", core.core_name, state, _remedy(state))
     yield Finding("core", "from", str(core.core_path))
     yield Finding("core", "because", str(core.core_reason))
+    yield from _codec()
+
+
+def _codec() -> Iterator[Finding]:
+    try:
+        from nnfmq.serialize import codec
+    except (ImportError, ValueError, OSError) as error:
+        yield Finding("core", "packet codec", str(error), State.MISSING, "unset NNFMQ_CORE, or do as it says")
+        return
+    state = State.OK if codec.codec_name == "compiled" else State.LIMITED
+    yield Finding("core", "packet codec", codec.codec_name, state, _remedy(state))
+    yield Finding("core", "codec from", codec.codec_path)
+    yield Finding("core", "codec because", codec.codec_reason)
+
+
+def _remedy(state: State) -> str:
+    return "" if state is State.OK else f"for the compiled one: {REMEDY.split(';')[0]}"
 
 
 def _state_of_the_twin() -> State:

@@ -41,8 +41,9 @@ from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection, deadline_after
 from nnfmq.serialize import control
+from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.serialize.packet import ResultPacket, decode_result, encode_request
+from nnfmq.serialize.packet import ResultPacket
 from nnfmq.serialize.stages import StageSlots
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Burst:
         self._sent_bytes = self._taken_bytes = 0  # the two rings' counters when it was settled last
         self._burst_id = 0
         self._slots = SlotTable()
+        self._decoder = Decoder(decode_result)
         self._latency_ns = 0
         self._sequence = 0  # of that execution, as the driver counts
         self._timing = NO_TIMING
@@ -272,7 +274,7 @@ class Burst:
         self._sent_bytes += len(request)
         self._taken_bytes += len(packet)
         self._is_settled = True
-        result = decode_result(packet)
+        result = self._decoder.decode(packet)
         self._latency_ns, self._timing, self._info = time.monotonic_ns() - begin_ns, result.timing, None
         self._sequence = self._sent_bytes // len(request)  # both packets have the same length
         if result.status is not ErrorStatus.NONE:

@@ -7,18 +7,19 @@ A packet says its own length in records first; the reader is given everything th
 the two must agree. The decoder is one bounded cursor: a kind out of order, a count larger than the records that are
 left, a field outside its range or a record left over makes the whole packet ill-formed (ProtocolError, with the byte
 offset); padding is ignored. The encoder packs a whole packet in one call, by a format put together from the same
-tables, once for each form. What a well-formed packet means for a model is judged by `validation` and by the burst's
-slots. The hot path repeats itself, so decoding remembers the last few packets by their bytes. DataLocation.padding
-does not exist in HIDL: it is not sent and reads back as 0. Spec: HAL 1.2 types.hal and the HAL's burst utils.
+tables, once for each form. The hot path repeats itself: RequestTemplate keeps a packet ready and patches it, Decoder
+knows the last packet again. What a well-formed packet means for a model is judged by `validation` and by the burst's
+slots. DataLocation.padding does not exist in HIDL: it is not sent and reads back as 0. This file specifies `_codec`,
+which is the same, compiled; `codec` says which of them runs. Spec: HAL 1.2 types.hal and the HAL's burst utils.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
 from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
@@ -43,8 +44,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 NO_TIME_US = 2**64 - 1  # HIDL: a duration that is not available
 _LAST_HIDL_STATUS = ErrorStatus.INVALID_ARGUMENT  # HAL 1.0 knows 0 to 4; a 1.2 burst sends the later ones as 2
 _LAST_RECORD = 1  # measureTiming or executionTiming, which no count includes
-_REMEMBERED = 32  # packets of either kind; a burst repeats one or a few
-_REMEMBERED_BYTES = 4096  # no packet above this size: the sender chooses it, and nothing would be gained
+REMEMBERED_BYTES = 4096  # a Decoder keeps no packet above this size: the sender chooses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,80 @@ def result_packet_for_error(status: ErrorStatus) -> bytes:
 _ERROR_PACKETS = {status: encode_result(status, ()) for status in ErrorStatus}
 
 
+class RequestTemplate:
+    """A request that is sent again and again: its packet lies ready, and what changes is patched in place.
+
+    `packet` is a read-only view of the bytes as they are now, for `MessageQueue.send`. Each change is made whole, or
+    refused by InvalidArgument and not at all: an index that is not there, a number that its field cannot hold, or
+    another rank, since it would move all that follows (make a new template). Not for two threads at once.
+    """
+
+    __slots__ = ("_data", "_inputs", "_outputs", "_slots", "packet")
+
+    def __init__(
+        self,
+        inputs: Sequence[RequestArgument],
+        outputs: Sequence[RequestArgument],
+        slots: Sequence[int],
+        measure: MeasureTiming = MeasureTiming.NO,
+    ) -> None:
+        self._data = bytearray(encode_request(inputs, outputs, slots, measure))
+        self.packet = memoryview(self._data).toreadonly()
+        self._inputs, end = _places(_ranks(inputs), DATUM_BYTES)
+        self._outputs, end = _places(_ranks(outputs), end)
+        self._slots, _ = _places((0,) * len(slots), end)
+
+    def set_input(self, index: int, argument: RequestArgument) -> None:
+        """Let input `index` be `argument` from now on, of the same rank."""
+        self._set_argument("input", self._inputs, index, argument, (INPUT_OPERAND, INPUT_DIMENSION))
+
+    def set_output(self, index: int, argument: RequestArgument) -> None:
+        """Let output `index` be `argument` from now on, of the same rank."""
+        self._set_argument("output", self._outputs, index, argument, (OUTPUT_OPERAND, OUTPUT_DIMENSION))
+
+    def set_slot(self, index: int, slot: int) -> None:
+        """Let `slot` name the memory of pool `index` from now on."""
+        offset = _place("slot", self._slots, index)
+        self._patch(offset, _pack(POOL_IDENTIFIER.layout, POOL_IDENTIFIER.discriminator, slot))
+
+    def set_measure(self, measure: MeasureTiming) -> None:
+        """Ask for timing from now on, or no longer."""
+        self._patch(len(self._data) - DATUM_BYTES, _pack(MEASURE_TIMING.layout, MEASURE_TIMING.discriminator, measure))
+
+    def _set_argument(
+        self, kind: str, places: list[int], index: int, argument: RequestArgument, variants: tuple[Variant, Variant]
+    ) -> None:
+        offset, given = _place(kind, places, index), len(argument.dimensions)
+        rank = variants[0].layout.unpack_from(self._data, offset)[-1]
+        if given != rank:
+            raise InvalidArgument(f"{kind} {index} has rank {rank} in this template, not {given}: make a new one")
+        self._patch(offset, _pack(_argument_form(rank), *_argument_values(argument, *variants)))
+
+    def _patch(self, offset: int, data: bytes) -> None:
+        self._data[offset : offset + len(data)] = data
+
+
+def _places(ranks: tuple[int, ...], offset: int) -> tuple[list[int], int]:
+    """Return the offsets of arguments with these ranks that lie one after the other, and where they end."""
+    places = []
+    for rank in ranks:
+        places.append(offset)
+        offset += DATUM_BYTES * (1 + rank)
+    return places, offset
+
+
+def _place(kind: str, places: list[int], index: int) -> int:
+    if not 0 <= index < len(places):
+        raise InvalidArgument(f"there is no {kind} {index} in this template, which has {len(places)}")
+    return places[index]
+
+
+@lru_cache(maxsize=256)
+def _argument_form(rank: int) -> struct.Struct:
+    """Return the layout of one argument; inputs and outputs differ in their discriminators only."""
+    return _whole((INPUT_OPERAND, 1), (INPUT_DIMENSION, rank))
+
+
 # ---------------------------------------------------------------------------------------------- decode
 
 
@@ -228,13 +302,7 @@ class _Cursor:
 
 def decode_request(data: Buffer) -> RequestPacket:
     """Return the request in `data`, which is copied first if it can change. Raises ProtocolError, with `offset`."""
-    packet = bytes(data)
-    return _decode_request(packet) if len(packet) <= _REMEMBERED_BYTES else _decode_request.__wrapped__(packet)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _decode_request(data: bytes) -> RequestPacket:
-    cursor = _Cursor(data)
+    cursor = _Cursor(bytes(data))
     _, _, inputs, outputs, pools = cursor.take_whole(REQUEST_PACKET)
     claimed = cursor.check_count(inputs, _LAST_RECORD, REQUEST_PACKET, "numberOfInputOperands")
     claimed = cursor.check_count(outputs, claimed, REQUEST_PACKET, "numberOfOutputOperands")
@@ -266,13 +334,7 @@ def _take_measure(cursor: _Cursor) -> MeasureTiming:
 
 def decode_result(data: Buffer) -> ResultPacket:
     """Return the result in `data`, which is copied first if it can change. Raises ProtocolError, with `offset`."""
-    packet = bytes(data)
-    return _decode_result(packet) if len(packet) <= _REMEMBERED_BYTES else _decode_result.__wrapped__(packet)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _decode_result(data: bytes) -> ResultPacket:
-    cursor = _Cursor(data)
+    cursor = _Cursor(bytes(data))
     _, _, status, count = cursor.take_whole(RESULT_PACKET)
     if not 0 <= status <= _LAST_HIDL_STATUS:
         raise cursor.wrong(RESULT_PACKET, "errorStatus", status, "0 to 4")
@@ -292,3 +354,29 @@ def _take_shape(cursor: _Cursor) -> OutputShape:
 
 def _nanoseconds(time_us: int) -> int:
     return NO_TIME if time_us == NO_TIME_US else time_us * 1000
+
+
+Packet = TypeVar("Packet")
+
+
+class Decoder(Generic[Packet]):
+    """Decodes by `decode_request` or `decode_result`, and answers with the same object while the bytes are the same.
+
+    It keeps the last well-formed packet, and none above 4 KiB. Not for two threads at once.
+    """
+
+    __slots__ = ("_decode", "_last")
+
+    def __init__(self, decode: Callable[[Buffer], Packet]) -> None:
+        self._decode = decode
+        self._last: tuple[bytes, Packet] | None = None  # in one store: a signal cannot leave them unequal
+
+    def decode(self, data: Buffer) -> Packet:
+        """Return what `data` says; it is copied first if it can change. Raises ProtocolError, with `offset`."""
+        copied, last = bytes(data), self._last
+        if last is not None and copied == last[0]:
+            return last[1]
+        packet = self._decode(copied)
+        if len(copied) <= REMEMBERED_BYTES:
+            self._last = (copied, packet)
+        return packet

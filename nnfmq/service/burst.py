@@ -25,13 +25,14 @@ from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArg
 from nnfmq.hal.types import NO_TIMING, OutputShape, Request
 from nnfmq.memory import Memory
 from nnfmq.queue import NOT_EMPTY, DeadFlag, MessageQueue, PollingWindow
+from nnfmq.serialize.codec import Decoder, decode_request, encode_result
 from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.serialize.packet import RequestPacket, decode_request, encode_result, result_packet_for_error
+from nnfmq.serialize.packet import RequestPacket, result_packet_for_error
 from nnfmq.serialize.stages import StageSlots
 from nnfmq.service.memory_cache import MemoryCache
 from nnfmq.service.prepared_model import BoundExecution, ExecutionResult, PreparedModel, result_of_error
 
-RING_BYTES_MAX = 1 << 20  # a packet is the ring's length at most, and is copied, decoded and remembered
+RING_BYTES_MAX = 1 << 20  # a packet is the ring's length at most, and is copied and decoded
 _NOW = 0  # a deadline that has passed: never block
 _log = logging.getLogger("nnfmq.burst")
 
@@ -172,6 +173,7 @@ class BurstServer:
         self._window_ns = window_ns
         self._stages = StageSlots.over(results.stage_view)
         self._sequence = 0
+        self._decoder = Decoder(decode_request)
         self._fetched: RequestPacket | None = None  # the last request whose slots are all known: most are the same one
         self._answered: tuple[tuple[OutputShape, ...] | None, bytes] = (None, b"")
         self.last_failure = LastFailure()
@@ -272,7 +274,7 @@ class BurstServer:
         self._sequence += 1
         ready_ns = 0
         try:
-            request = decode_request(packet)
+            request = self._decoder.decode(packet)
             if request is not self._fetched:
                 self._fetched = request  # first: a slot that is freed meanwhile sets it back
                 self._fetch(self._executor.unknown_slots(request.slots))

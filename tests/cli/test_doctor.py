@@ -44,6 +44,23 @@ class TestReport:
 
         assert named("queue core").value == core.core_name
 
+    def test_the_active_codec_is_named(self) -> None:
+        from nnfmq.serialize import codec
+
+        assert named("packet codec").value == codec.codec_name
+        assert named("codec from").value == codec.codec_path
+
+    @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+    def test_the_plain_codec_is_slower_and_no_more_on_any_machine(
+        self, monkeypatch: pytest.MonkeyPatch, machine: str
+    ) -> None:
+        from nnfmq.serialize import codec
+
+        monkeypatch.setattr(codec, "codec_name", "twin")
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        assert named("packet codec").state is State.LIMITED
+        assert "build_ext" in named("packet codec").remedy
+
     def test_the_table_says_that_it_is_usable(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["doctor", "--no-color"]) == 0
         printed = capsys.readouterr().out

@@ -15,8 +15,9 @@ from support.drivers import LIMIT_S, one
 import nnfmq
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import MeasureTiming
+from nnfmq.serialize.codec import decode_result
 from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.serialize.packet import ResultPacket, decode_result
+from nnfmq.serialize.packet import ResultPacket
 
 # A request of the null model: packet information, input, output, two pools, measure. Dimensions are the model's own.
 INFORMATION, INPUT, OUTPUT, FIRST_POOL, SECOND_POOL, MEASURE = range(6)

@@ -1,4 +1,7 @@
-"""Burst packets: written by hand from the specification's `struct` formats, and by Android's own serializer."""
+"""Burst packets, written by hand from the specification's `struct` formats and by Android's own serializer.
+
+Every test that asks for `codec` or a sample runs on each codec that this run is about.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,9 +18,12 @@ from hypothesis import settings
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
-from nnfmq.serialize.packet import RequestPacket, ResultPacket, decode_request, decode_result
+from nnfmq.serialize import codec as codecs
+from nnfmq.serialize.packet import RequestPacket, ResultPacket
 
 NONE_US = 2**64 - 1
+
+CODECS = ["twin"] if codecs.codec_name == "twin" else list(codecs.available())
 
 settings.register_profile("nnfmq", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("nnfmq")
@@ -46,8 +53,20 @@ class Sample:
         return [packet for packet in packets if self.offset_where_refused(packet) is None]
 
 
+@pytest.fixture(scope="session", params=CODECS)
+def codec(request: pytest.FixtureRequest) -> ModuleType:
+    return codecs.load(request.param)
+
+
+@pytest.fixture(scope="session")
+def compiled() -> ModuleType:
+    if "compiled" not in CODECS:
+        pytest.skip("this run is about the twin alone, or the compiled codec is not built")
+    return codecs.load("compiled")
+
+
 @pytest.fixture
-def request_sample() -> Sample:
+def request_sample(codec: ModuleType) -> Sample:
     """Two inputs (one omitted), one output, two pools, timing asked for: 11 records."""
     records = (
         struct.pack("<B3xIIII4x", 0, 11, 2, 1, 2),
@@ -68,11 +87,11 @@ def request_sample() -> Sample:
         slots=(7, 0),
         measure=MeasureTiming.YES,
     )
-    return Sample(records, value, decode_request)
+    return Sample(records, value, codec.decode_request)
 
 
 @pytest.fixture
-def result_sample() -> Sample:
+def result_sample(codec: ModuleType) -> Sample:
     """Two outputs, one too small, and times: 6 records."""
     records = (
         struct.pack("<B7xIiI4x", 0, 6, 3, 2),
@@ -84,14 +103,13 @@ def result_sample() -> Sample:
     )
     shapes = (OutputShape((5, 6), False), OutputShape((), True))
     value = ResultPacket(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, Timing(12_000, -1))
-    return Sample(records, value, decode_result)
+    return Sample(records, value, codec.decode_result)
 
 
 @pytest.fixture(params=["request", "result"])
-def sample(request: pytest.FixtureRequest) -> Sample:
+def sample(request: pytest.FixtureRequest, request_sample: Sample, result_sample: Sample) -> Sample:
     """Return each of the two."""
-    found: Sample = request.getfixturevalue(f"{request.param}_sample")
-    return found
+    return request_sample if request.param == "request" else result_sample
 
 
 def _argument(text: str) -> RequestArgument:
@@ -128,14 +146,14 @@ def golden(data_dir: Path) -> dict[str, list[Any]]:
 
 
 @pytest.fixture(params=range(17))
-def golden_request(request: pytest.FixtureRequest, golden: dict[str, list[Any]]) -> Sample:
+def golden_request(request: pytest.FixtureRequest, golden: dict[str, list[Any]], codec: ModuleType) -> Sample:
     """Return each golden request."""
     entry = golden["requests"][request.param]
-    return _sample(entry, _golden_request(entry), decode_request)
+    return _sample(entry, _golden_request(entry), codec.decode_request)
 
 
 @pytest.fixture(params=range(15))
-def golden_result(request: pytest.FixtureRequest, golden: dict[str, list[Any]]) -> Sample:
+def golden_result(request: pytest.FixtureRequest, golden: dict[str, list[Any]], codec: ModuleType) -> Sample:
     """Return each golden result."""
     entry = golden["results"][request.param]
-    return _sample(entry, _golden_result(entry), decode_result)
+    return _sample(entry, _golden_result(entry), codec.decode_result)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from nnfmq.hal.errors import ProtocolError
-from nnfmq.serialize.packet import decode_request, decode_result
 
 HUGE = 0xFFFFFFFF
 
@@ -218,13 +217,13 @@ def test_an_error_status_that_hal_1_0_does_not_have_is_refused(result_sample: An
     assert result_sample.offset_where_refused(poked(result_sample.data, 12, "<i", status)) == 12
 
 
-def test_a_request_is_no_result_and_a_result_no_request(request_sample: Any, result_sample: Any) -> None:
+def test_a_request_is_no_result_and_a_result_no_request(codec: Any, request_sample: Any, result_sample: Any) -> None:
     with pytest.raises(ProtocolError):
-        decode_result(request_sample.data)
+        codec.decode_result(request_sample.data)
     with pytest.raises(ProtocolError):
-        decode_request(result_sample.data)
+        codec.decode_request(result_sample.data)
 
 
-def test_the_message_names_the_field_what_was_given_and_what_is_allowed(request_sample: Any) -> None:
+def test_the_message_names_the_field_what_was_given_and_what_is_allowed(codec: Any, request_sample: Any) -> None:
     with pytest.raises(ProtocolError, match=r"packetInformation.packetSize is 3, allowed is the 11 records .*byte 4"):
-        decode_request(poked(request_sample.data, 4, "<I", 3))
+        codec.decode_request(poked(request_sample.data, 4, "<I", 3))

@@ -10,6 +10,7 @@ import pytest
 from support import places
 
 from nnfmq.serialize import control, datum, stages
+from nnfmq.serialize.codec import decode_request
 from nnfmq.serialize.control import FILE_DESCRIPTORS, REPLIES, TRANSITIONS, Message, Role, State
 from nnfmq.serialize.datum import Variant
 
@@ -109,3 +110,11 @@ def test_the_limits_are_as_documented() -> None:
     assert f"at most {control.MAX_BODY_BYTES >> 20} MiB and {control.MAX_FDS} file descriptors" in text
     assert f"a name at most {control.MAX_NAME} characters, an error text {control.MAX_TEXT}" in text
     assert f"protocol (this is {control.PROTOCOL})" in text
+
+
+def test_the_codec_s_example_does_what_it_says() -> None:
+    text = (places.ROOT / "docs" / "protocol.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert names["request"] == decode_request(names["template"].packet)  # type: ignore[attr-defined]

@@ -25,7 +25,8 @@ from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, MeasureTiming, Out
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.queue.layout import READ_COUNTER, WRITE_COUNTER
-from nnfmq.serialize.packet import ResultPacket, encode_request, result_packet_for_error
+from nnfmq.serialize.codec import encode_request
+from nnfmq.serialize.packet import ResultPacket, result_packet_for_error
 from nnfmq.serialize.stages import StageSlots
 from nnfmq.service.burst import BindingExecutor, BurstServer
 from nnfmq.service.prepared_model import PreparedModel

@@ -16,20 +16,21 @@ from pathlib import Path
 
 PACKAGE = "nnfmq"
 EVERYTHING = "*"
-_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths")
+_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths", "cores")
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "": ("runtime", "importers", "queue", "hal"),
     "__main__": ("cli", "service.embedded"),
     "hal": (),
+    "cores": (),
     "paths": ("hal.errors",),
     "operations": ("hal",),
     "validation": ("hal", "operations"),
     "memory": ("hal",),
     "channel": ("memory", "hal"),
-    "queue": ("memory", "hal.errors"),
-    "serialize": ("hal",),
+    "queue": ("memory", "cores", "hal.errors"),
+    "serialize": ("cores", "hal"),
     "watcher": ("hal.errors",),
     "engines": ("operations", "hal"),
     "service": BOTH_SIDES,

@@ -11,12 +11,17 @@ from pathlib import Path
 import pytest
 
 import nnfmq
+from nnfmq import cores
 from nnfmq.queue import core
+from nnfmq.serialize import codec
 
 SOURCE = Path(nnfmq.__file__).parent
-REPORT = "from nnfmq.queue import core as c; print(c.core_name, '|', c.core_path, '|', c.core_reason)"
+QUEUE = "from nnfmq.queue import core as c; print(c.core_name, '|', c.core_path, '|', c.core_reason)"
+CODEC = "from nnfmq.serialize import codec as c; print(c.codec_name, '|', c.codec_path, '|', c.codec_reason)"
+WHERE = {QUEUE: ("queue/_core", "queue/twin"), CODEC: ("serialize/_codec", "serialize/packet")}
 
 needs_compiled = pytest.mark.skipif("compiled" not in core.available(), reason="the compiled core is not built here")
+each_part = pytest.mark.parametrize("report", WHERE, ids=["queue", "codec"])
 
 
 def copy_package(target: Path, *, compiled: bool) -> Path:
@@ -26,7 +31,7 @@ def copy_package(target: Path, *, compiled: bool) -> Path:
     return target
 
 
-def run(*path: Path, core: str | None, cwd: Path | None = None, code: str = REPORT) -> subprocess.CompletedProcess[str]:
+def run(*path: Path, core: str | None, cwd: Path | None = None, code: str = QUEUE) -> subprocess.CompletedProcess[str]:
     """Run `code` in a new Python with `path` before everything else in sys.path."""
     environment = {name: value for name, value in os.environ.items() if name not in ("NNFMQ_CORE", "PYTHONSAFEPATH")}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
@@ -43,34 +48,48 @@ def tree(tmp_path: Path) -> Path:
     return copy_package(tmp_path / "tree", compiled=False)
 
 
-def test_the_compiled_core_where_it_is_not_built_is_an_import_error_with_the_remedy(tree: Path) -> None:
-    done = run(tree, core="compiled")
+@each_part
+def test_the_compiled_core_where_it_is_not_built_is_an_import_error_with_the_remedy(tree: Path, report: str) -> None:
+    done = run(tree, core="compiled", code=report)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: the compiled core is not built in") and str(tree) in last
     assert "build_ext --inplace" in last and "NNFMQ_CORE=twin" in last
 
 
-def test_another_name_is_an_import_error_with_the_choice(tree: Path) -> None:
-    assert "ImportError: $NNFMQ_CORE is 'fast'; allowed are compiled and twin" in run(tree, core="fast").stderr
+@each_part
+def test_another_name_is_an_import_error_with_the_choice(tree: Path, report: str) -> None:
+    refused = run(tree, core="fast", code=report).stderr
+    assert "ImportError: $NNFMQ_CORE is 'fast'; allowed are compiled and twin" in refused
 
 
-def test_the_twin_on_request_says_so(tree: Path) -> None:
-    done = run(tree, core="twin")
-    assert done.stdout == f"twin | {tree}/nnfmq/queue/twin.py | $NNFMQ_CORE asks for it\n"
+@each_part
+def test_the_twin_on_request_says_so(tree: Path, report: str) -> None:
+    done = run(tree, core="twin", code=report)
+    assert done.stdout == f"twin | {tree}/nnfmq/{WHERE[report][1]}.py | $NNFMQ_CORE asks for it\n"
     assert done.stderr == ""
 
 
 @needs_compiled
-def test_unset_the_compiled_core_is_taken_where_it_is_built(tmp_path: Path) -> None:
-    done = run(copy_package(tmp_path, compiled=True), core=None)
-    assert done.stdout.startswith(f"compiled | {tmp_path}/nnfmq/queue/_core.")
+@each_part
+def test_unset_the_compiled_core_is_taken_where_it_is_built(tmp_path: Path, report: str) -> None:
+    done = run(copy_package(tmp_path, compiled=True), core=None, code=report)
+    assert done.stdout.startswith(f"compiled | {tmp_path}/nnfmq/{WHERE[report][0]}.")
     assert "it is built" in done.stdout
 
 
 @needs_compiled
-def test_the_twin_on_request_wins_over_a_built_core(tmp_path: Path) -> None:
-    assert run(copy_package(tmp_path, compiled=True), core="twin").stdout.startswith("twin |")
+@each_part
+def test_the_twin_on_request_wins_over_a_built_core(tmp_path: Path, report: str) -> None:
+    assert run(copy_package(tmp_path, compiled=True), core="twin", code=report).stdout.startswith("twin |")
+
+
+@needs_compiled
+def test_unset_a_part_that_was_not_built_runs_on_its_twin_and_says_so(tmp_path: Path) -> None:
+    tree = copy_package(tmp_path, compiled=True)
+    next((tree / "nnfmq" / "serialize").glob("_codec*.so")).unlink()
+    done = run(tree, core=None, code=CODEC)
+    assert done.stdout.startswith("twin |") and f"is not built in {tree}/nnfmq" in done.stdout
 
 
 def test_a_source_tree_that_hides_an_installed_nnfmq_is_warned_about(tree: Path, tmp_path: Path) -> None:
@@ -91,10 +110,21 @@ def test_the_same_package_twice_on_the_path_hides_nothing(tmp_path: Path, monkey
     link = tmp_path / "link"
     link.symlink_to(SOURCE.parent)
     monkeypatch.setattr(sys, "path", [str(link), str(SOURCE.parent)])
-    assert list(core.hidden_installations()) == []
+    assert list(cores.hidden_installations()) == []
 
 
 def test_the_running_core_is_the_one_this_run_is_about() -> None:
     wanted = os.environ.get("NNFMQ_CORE")
     assert core.core_name == (wanted or core.available()[0])
     assert Path(core.core_path).is_file() and core.core_reason
+
+
+def test_the_running_codec_is_the_one_this_run_is_about() -> None:
+    assert codec.codec_name == core.core_name
+    assert Path(codec.codec_path).is_file() and codec.codec_reason
+
+
+def test_an_installation_that_is_hidden_is_warned_about_once_for_all_parts(tree: Path, tmp_path: Path) -> None:
+    installed = copy_package(tmp_path / "site", compiled=True)
+    done = run(installed, core=None, cwd=tree, code=f"{QUEUE}\n{CODEC}")
+    assert done.stderr.count("RuntimeWarning") == 1
