@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.prepared_model import PreparedModel
 
 QUEUE_RECORDS = 1024  # each way, as the HAL's own client
+_NONE = ErrorStatus.NONE  # an attribute of an enum costs more than a record through the ring
 _CLOSE_NS = 5_000_000_000  # the driver ends a running execution first
 _REQUESTS, _RESULTS, _INPUTS, _OUTPUTS = "nnfmq-requests", "nnfmq-results", "nnfmq-inputs", "nnfmq-outputs"
 
@@ -186,7 +187,7 @@ class Burst:
         self.inputs = _views(source, inputs, self._model.inputs)
         self.outputs = _views(sink, outputs, self._model.outputs)
         slots = [self._slots.add(memory) for memory in self._pools]
-        self._packets = {measure: encode_request(inputs, outputs, slots, measure) for measure in MeasureTiming}
+        self._packets = [encode_request(inputs, outputs, slots, measure) for measure in MeasureTiming]
 
     def memories_of(self, slots: Sequence[int]) -> list[Memory]:
         """Answer the driver's question (IBurstCallback.getMemories)."""
@@ -220,19 +221,20 @@ class Burst:
                 self._user = me
             if self._user is not me:
                 raise InvalidArgument("this burst is executing in another thread; make one burst for each")
-            return self._execute(inputs, out, MeasureTiming.YES if measure else MeasureTiming.NO, timeout)
+            return self._execute(inputs, out, bool(measure), timeout)
         finally:
             if self._user is me:
                 self._user = None
 
     def _execute(
-        self, given: Sequence[ArrayLike], out: Sequence[Array] | None, measure: MeasureTiming, timeout: float | None
+        self, given: Sequence[ArrayLike], out: Sequence[Array] | None, measure: bool, timeout: float | None
     ) -> tuple[Array, ...]:
         inputs, outputs = self.inputs, self.outputs  # another thread may close the burst meanwhile
-        deadline_ns = deadline_after(timeout)
+        deadline_ns = None if timeout is None else deadline_after(timeout)
         if out is not None and out is not outputs:
             arguments.check_out(self._model.outputs, out)
-        self._settle(deadline_ns)
+        if not self._is_settled:
+            self._settle(deadline_ns)
         if given:
             self._copy_in(given, inputs)
         self._run(measure, deadline_ns)
@@ -240,8 +242,6 @@ class Burst:
 
     def _settle(self, deadline_ns: int | None) -> None:
         """Take the late result of an execution that was given up: it must not pass for the next one's."""
-        if self._is_settled:
-            return
         was_sent = self._requests.counters()[0] != self._sent_bytes
         was_taken = self._results.counters()[1] != self._taken_bytes
         if was_sent and not was_taken:
@@ -256,13 +256,17 @@ class Burst:
     def _copy_in(self, given: Sequence[ArrayLike], inputs: Sequence[Array]) -> None:
         if len(given) != len(inputs):
             arguments.check_count("input", self._model.inputs, len(given))
-        for target, info, value in zip(inputs, self._model.inputs, given, strict=True):
-            if type(value) is np.ndarray and value.shape == target.shape and value.dtype == target.dtype:
-                target[...] = value
-            else:
-                np.copyto(target, arguments.checked_array(info, value), casting="same_kind")
+        for target, value in zip(inputs, given, strict=True):
+            if type(value) is not np.ndarray or value.dtype != target.dtype or value.shape != target.shape:
+                self._convert_in(given, inputs)
+                return
+            target[...] = value
 
-    def _run(self, measure: MeasureTiming, deadline_ns: int | None) -> None:
+    def _convert_in(self, given: Sequence[ArrayLike], inputs: Sequence[Array]) -> None:
+        for target, info, value in zip(inputs, self._model.inputs, given, strict=True):
+            np.copyto(target, arguments.checked_array(info, value), casting="same_kind")
+
+    def _run(self, measure: bool, deadline_ns: int | None) -> None:
         begin_ns = time.monotonic_ns()
         request = self._packets[measure]
         self._is_settled = False
@@ -277,7 +281,7 @@ class Burst:
         result = self._decoder.decode(packet)
         self._latency_ns, self._timing, self._info = time.monotonic_ns() - begin_ns, result.timing, None
         self._sequence = self._sent_bytes // len(request)  # both packets have the same length
-        if result.status is not ErrorStatus.NONE:
+        if result.status is not _NONE:
             self._raise(result, deadline_ns)
 
     def _receive(self, deadline_ns: int | None) -> bytes:
@@ -286,13 +290,13 @@ class Burst:
             raise MissedDeadlineTransient("the timeout passed before the driver answered; the execution goes on")
         return packet
 
-    def _run_the_ordinary_way(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None) -> None:
+    def _run_the_ordinary_way(self, measure: bool, begin_ns: int, deadline_ns: int | None) -> None:
         """The packet could not be sent, so nothing has happened yet: execute over the control channel (BUR-17).
 
         In memory of its own: an execution that outlives its deadline must not write into the burst's.
         """
         timeout = None if deadline_ns is None else max(0.0, (deadline_ns - begin_ns) / 1e9)
-        self._model.execute(*self.inputs, out=self.outputs, measure=measure is MeasureTiming.YES, timeout=timeout)
+        self._model.execute(*self.inputs, out=self.outputs, measure=measure, timeout=timeout)
         latency_ns = time.monotonic_ns() - begin_ns
         self._info = ExecutionInfo(latency_ns, latency_ns, 0, 0, self._model.last_timing)
 

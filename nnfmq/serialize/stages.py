@@ -10,8 +10,8 @@ shown and summed, never to be believed. Left out: aggregation, names of metrics 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Final
 
 from nnfmq.hal.errors import InvalidArgument
@@ -28,9 +28,8 @@ ENGINE_END: Final = 4
 RESULT_SENT: Final = 5  # just before the packet is published: nothing can be stamped after
 TIME_ON_DEVICE_NS: Final = 6  # durations, to the nanosecond; the packet has microseconds
 TIME_IN_DRIVER_NS: Final = 7
-EXECUTIONS: Final = 8  # totals of this burst: results sent with status NONE
-FAILURES: Final = 9  # and with any other status
-RESERVED: Final = 10  # this and all later slots: zero
+FAILURES: Final = 8  # how many of the results sent on this burst had another status than NONE
+RESERVED: Final = 9  # this and all later slots: zero
 
 NO_DURATION: Final = 2**64 - 1  # in TIME_ON_DEVICE_NS and TIME_IN_DRIVER_NS: not measured
 
@@ -46,8 +45,12 @@ class StageTimes:
     engine_end: int
     result_sent: int
     timing: Timing
-    executions: int
     failures: int
+
+    @property
+    def executions(self) -> int:
+        """Results sent with status NONE on this burst."""
+        return self.sequence - self.failures
 
     @property
     def driver_ns(self) -> int:
@@ -66,10 +69,12 @@ class StageSlots:
     The queue stays the owner of the memory and must outlive this.
     """
 
-    __slots__ = ("words",)
+    __slots__ = ("_failures", "_timing", "words")
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
+        self._failures = 0
+        self._timing: Timing | None = None  # what the words say now
 
     @classmethod
     def over(cls, area: memoryview | None) -> StageSlots:
@@ -85,31 +90,32 @@ class StageSlots:
         return cls(area.cast("B").cast("Q"))
 
     def record(
-        self,
-        sequence: int,
-        request_taken: int,
-        engine_begin: int,
-        engine_end: int,
+        self, sequence: int, request_taken: int, memory_ready: int, engine_begin: int, engine_end: int,
         timing: Timing = NO_TIMING,
-        *,
-        memory_ready: int = 0,
-        failed: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Write what happened to packet `sequence`, and the present as RESULT_SENT: the last thing before the send.
 
         A stage that was not reached is 0.
         """
         words = self.words
-        words[SEQUENCE] = sequence
-        words[REQUEST_TAKEN] = request_taken
-        words[MEMORY_READY] = memory_ready
-        words[ENGINE_BEGIN] = engine_begin
-        words[ENGINE_END] = engine_end
-        words[TIME_ON_DEVICE_NS] = _word(timing.time_on_device_ns)
-        words[TIME_IN_DRIVER_NS] = _word(timing.time_in_driver_ns)
-        total = FAILURES if failed else EXECUTIONS
-        words[total] = (words[total] + 1) & NO_DURATION
-        words[RESULT_SENT] = time.monotonic_ns()
+        words[0] = sequence  # the numbers of the slots, spelt out: this is done for every execution
+        words[1] = request_taken
+        words[2] = memory_ready
+        words[3] = engine_begin
+        words[4] = engine_end
+        if timing is not self._timing:
+            self._record_timing(timing)
+        words[5] = monotonic_ns()
+
+    def _record_timing(self, timing: Timing) -> None:
+        self.words[TIME_ON_DEVICE_NS] = _word(timing.time_on_device_ns)
+        self.words[TIME_IN_DRIVER_NS] = _word(timing.time_in_driver_ns)
+        self._timing = timing
+
+    def count_failure(self) -> None:
+        """Count one more result with another status than NONE."""
+        self._failures += 1
+        self.words[FAILURES] = self._failures
 
     def read(self) -> StageTimes:
         """Return what the slots hold; call it after the result was received and before the next request."""
@@ -122,7 +128,6 @@ class StageSlots:
             engine_end=words[ENGINE_END],
             result_sent=words[RESULT_SENT],
             timing=Timing(_duration(words[TIME_ON_DEVICE_NS]), _duration(words[TIME_IN_DRIVER_NS])),
-            executions=words[EXECUTIONS],
             failures=words[FAILURES],
         )
 

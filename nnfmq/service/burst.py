@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from time import monotonic_ns
 from types import TracebackType
 from typing import Protocol, Self
+
+import numpy as np
 
 from nnfmq import watcher
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, QueueCorrupted
@@ -33,6 +35,7 @@ from nnfmq.service.memory_cache import MemoryCache
 from nnfmq.service.prepared_model import BoundExecution, ExecutionResult, PreparedModel, result_of_error
 
 RING_BYTES_MAX = 1 << 20  # a packet is the ring's length at most, and is copied and decoded
+_NONE = ErrorStatus.NONE  # an attribute of an enum costs more than a record through the ring
 _NOW = 0  # a deadline that has passed: never block
 _log = logging.getLogger("nnfmq.burst")
 
@@ -175,7 +178,8 @@ class BurstServer:
         self._sequence = 0
         self._decoder = Decoder(decode_request)
         self._fetched: RequestPacket | None = None  # the last request whose slots are all known: most are the same one
-        self._answered: tuple[tuple[OutputShape, ...] | None, bytes] = (None, b"")
+        self._answered_shapes: tuple[OutputShape, ...] | None = None  # of the packet beside it
+        self._answered = b""
         self.last_failure = LastFailure()
         self._dead = DeadFlag()
         self.peer = watcher.Peer(self._dead)
@@ -236,16 +240,20 @@ class BurstServer:
 
     def _listen(self) -> None:
         try:
-            while True:
-                try:
-                    packet = self._requests.receive(None, self._window_ns)
-                except QueueCorrupted as error:
-                    self._answer_impossible(error)
-                    continue
-                if packet is not None:
-                    self._serve(packet, time.monotonic_ns())
+            with np.errstate(all="ignore"):  # here once, not in every execution
+                while True:
+                    self._listen_once()
         except DeadObject:
             _log.debug("burst ended: its peer is gone or has closed it")
+
+    def _listen_once(self) -> None:
+        try:
+            packet = self._requests.receive(None, self._window_ns)
+        except QueueCorrupted as error:
+            self._answer_impossible(error)
+            return
+        if packet is not None:
+            self._serve(packet, monotonic_ns())
 
     def _answer_impossible(self, error: QueueCorrupted) -> None:
         """Answer a request that cannot be found, since the client wrote impossible counters; wait for the next one.
@@ -257,33 +265,40 @@ class BurstServer:
         assert requested is not None  # `create` has looked
         requested.wait(NOT_EMPTY, _NOW)  # what woke us must not count again
         self._sequence += 1
-        self.last_failure = LastFailure(error.status, str(error), self._sequence)
+        self._note(error.status, str(error))
         self._put(result_packet_for_error(error.status))
         requested.wait(NOT_EMPTY)
 
-    def _put(self, packet: bytes) -> None:
-        """Send a result, or wake a client whose result ring is impossible: there too, no wait can go on with it."""
+    def _put(self, packet: bytes) -> bool:
+        """Send a result; False where there is no room.
+
+        A client whose result ring is impossible is woken: there, too, no wait can go on with it.
+        """
         try:
-            self._results.send(packet)
+            return self._results.send(packet)
         except QueueCorrupted as error:
             _log.info("a result is lost: %s", error)
-            self.last_failure = LastFailure(error.status, str(error), self._sequence)
+            self._note(error.status, str(error))
             self._results.wake_all()
+            return True
+
+    def _note(self, status: ErrorStatus, message: str) -> None:
+        self.last_failure = LastFailure(status, message, self._sequence)
 
     def _serve(self, packet: bytes, taken_ns: int) -> None:
         self._sequence += 1
-        ready_ns = 0
+        ready_ns = taken_ns
         try:
             request = self._decoder.decode(packet)
             if request is not self._fetched:
                 self._fetched = request  # first: a slot that is freed meanwhile sets it back
                 self._fetch(self._executor.unknown_slots(request.slots))
-            ready_ns = time.monotonic_ns()
+                ready_ns = monotonic_ns()
             result = self._executor.execute(request, taken_ns)
         except DeadObject:
             raise
         except NnfmqError as error:
-            self._fetched = None
+            self._fetched, ready_ns = None, 0
             result = result_of_error(error)
         self._answer(result, taken_ns, ready_ns)
 
@@ -302,30 +317,32 @@ class BurstServer:
             self._executor.add_cache_entry(memory, slot)
 
     def _encoded(self, result: ExecutionResult) -> bytes:
-        """Return the result's packet. An engine that knows its shapes gives the same tuple each time."""
-        if result.status is not ErrorStatus.NONE or result.timing is not NO_TIMING:
-            return encode_result(result.status, result.output_shapes, result.timing)
-        if self._answered[0] is not result.output_shapes:
-            self._answered = (result.output_shapes, encode_result(result.status, result.output_shapes))
-        return self._answered[1]
+        """Return the result's packet, and remember it where a program of known shapes will give the same again."""
+        packet = encode_result(result.status, result.output_shapes, result.timing)
+        if result.status is ErrorStatus.NONE and result.timing is NO_TIMING:
+            self._answered_shapes, self._answered = result.output_shapes, packet
+        return packet
 
     def _answer(self, result: ExecutionResult, taken_ns: int, ready_ns: int) -> None:
-        packet = self._encoded(result)
-        if len(packet) > self._results.available_to_write() * DATUM_BYTES:
-            records = len(packet) // DATUM_BYTES
-            text = f"the result of {records} records does not fit into the result queue of {self._results.count}"
-            result = result_of_error(GeneralFailure(text))
-            packet = result_packet_for_error(result.status)
-        failed = result.status is not ErrorStatus.NONE
-        if failed:
-            self.last_failure = LastFailure(result.status, result.message, self._sequence)
+        is_good = result.status is _NONE
+        if is_good and result.output_shapes is self._answered_shapes and result.timing is NO_TIMING:
+            packet = self._answered
+        else:
+            packet = self._encoded(result)
+        if not is_good:
+            self._note(result.status, result.message)
+            self._stages.count_failure()
         self._stages.record(
-            self._sequence,
-            taken_ns,
-            result.engine_begin_ns,
-            result.engine_end_ns,
-            result.timing,
-            memory_ready=ready_ns,
-            failed=failed,
+            self._sequence, taken_ns, ready_ns, result.engine_begin_ns, result.engine_end_ns, result.timing
         )
-        self._put(packet)
+        if not self._put(packet):
+            self._answer_too_large(packet, is_good, taken_ns, ready_ns)
+
+    def _answer_too_large(self, packet: bytes, was_good: bool, taken_ns: int, ready_ns: int) -> None:
+        records = len(packet) // DATUM_BYTES
+        text = f"the result of {records} records does not fit into the result queue of {self._results.count}"
+        self._note(ErrorStatus.GENERAL_FAILURE, text)
+        if was_good:
+            self._stages.count_failure()
+        self._stages.record(self._sequence, taken_ns, ready_ns, 0, 0)
+        self._put(result_packet_for_error(ErrorStatus.GENERAL_FAILURE))

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,12 @@ from nnfmq.validation import validate_request
 
 Array = NDArray[np.generic]
 
+_YES = MeasureTiming.YES  # an attribute of an enum costs more than a record through the ring
 _log = logging.getLogger("nnfmq.execution")
 
 
-class ExecutionResult(NamedTuple):
+@dataclass(slots=True)
+class ExecutionResult:
     """What an execution answers: shapes with NONE or OUTPUT_INSUFFICIENT_SIZE only, timing with NONE and if asked."""
 
     status: ErrorStatus
@@ -90,30 +92,35 @@ def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pool
     return np.frombuffer(data, dtype_name(operand.type)).reshape(dimensions)
 
 
-@dataclass(frozen=True, slots=True)
 class BoundExecution:
     """A request that was checked and bound to memory. `run` may be called again and again, one call at a time."""
 
-    execution: Execution
+    __slots__ = ("_execution", "_result")
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._result = ExecutionResult(ErrorStatus.NONE)
 
     def run(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None = None) -> ExecutionResult:
         """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError.
 
-        The caller has silenced NumPy's warnings: that costs more than a small model.
+        The caller has silenced NumPy's warnings, which costs more than a small model; for the same reason the result of
+        a success is the same object each time.
         """
         engine_begin = monotonic_ns()
         try:
-            shapes = self.execution.run(deadline_ns)
+            shapes = self._execution.run(deadline_ns)
         except NnfmqError as error:
             return result_of_error(error)
         except FAULTS as error:
             _log.exception("a kernel failed")
             return result_of_error(GeneralFailure(f"a kernel failed: {error!r}"))
-        engine_end = monotonic_ns()
-        timing = NO_TIMING
-        if measure is MeasureTiming.YES:
-            timing = Timing(engine_end - engine_begin, monotonic_ns() - begin_ns)
-        return ExecutionResult(ErrorStatus.NONE, shapes, timing, "", engine_begin, engine_end)
+        result = self._result
+        result.engine_begin_ns, result.engine_end_ns = engine_begin, monotonic_ns()
+        result.output_shapes, result.timing = shapes, NO_TIMING
+        if measure is _YES:
+            result.timing = Timing(result.engine_end_ns - engine_begin, monotonic_ns() - begin_ns)
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def test_the_area_is_as_large_as_the_queue_reserves() -> None:
 def test_what_one_side_records_the_other_side_reads() -> None:
     area = bytearray(256)
     begun = time.monotonic_ns()
-    StageSlots.over(memoryview(area)).record(5, 10, 30, 40, Timing(7, 9), memory_ready=20)
+    StageSlots.over(memoryview(area)).record(5, 10, 20, 30, 40, Timing(7, 9))
     times = StageSlots.over(memoryview(area).toreadonly()).read()
     assert (times.sequence, times.request_taken, times.memory_ready) == (5, 10, 20)
     assert (times.engine_begin, times.engine_end, times.engine_ns) == (30, 40, 10)
@@ -32,35 +32,42 @@ def test_what_one_side_records_the_other_side_reads() -> None:
 
 def test_a_slot_is_a_native_u64_at_eight_times_its_number() -> None:
     area = bytearray(256)
-    StageSlots.over(memoryview(area)).record(2**63, 1, 2, 3)
+    StageSlots.over(memoryview(area)).record(2**63, 1, 0, 2, 3)
     assert struct.unpack_from("=QQQQQ", area) == (2**63, 1, 0, 2, 3)
-    assert struct.unpack_from("=QQQQ", area, 8 * stages.TIME_ON_DEVICE_NS) == (2**64 - 1, 2**64 - 1, 1, 0)
+    assert struct.unpack_from("=QQQ", area, 8 * stages.TIME_ON_DEVICE_NS) == (2**64 - 1, 2**64 - 1, 0)
 
 
 def test_reserved_slots_stay_zero() -> None:
     area = bytearray(256)
-    StageSlots.over(memoryview(area)).record(1, 2, 3, 4, Timing(5, 6), memory_ready=7, failed=True)
+    StageSlots.over(memoryview(area)).record(1, 2, 7, 3, 4, Timing(5, 6))
     assert area[8 * stages.RESERVED :] == bytes(256 - 8 * stages.RESERVED)
 
 
 def test_times_that_were_not_measured_are_read_so() -> None:
     slots = StageSlots.over(None)
-    slots.record(1, 2, 3, 4)
+    slots.record(1, 2, 0, 3, 4)
     assert slots.read().timing == NO_TIMING
 
 
 def test_executions_and_failures_are_counted() -> None:
     slots = StageSlots.over(None)
-    slots.record(1, 0, 0, 0)
-    slots.record(2, 0, 0, 0, failed=True)
-    slots.record(3, 0, 0, 0)
+    slots.count_failure()
+    slots.record(3, 0, 0, 0, 0)
     assert (slots.read().executions, slots.read().failures) == (2, 1)
 
 
-def test_a_total_that_the_peer_has_pushed_to_its_end_wraps() -> None:
+def test_the_count_of_failures_is_the_driver_s_own_whatever_the_peer_writes() -> None:
     slots = StageSlots.over(memoryview(bytearray(b"\xff" * 256)))
-    slots.record(1, 0, 0, 0)
-    assert slots.read().executions == 0
+    slots.count_failure()
+    slots.count_failure()
+    assert slots.read().failures == 2
+
+
+def test_durations_are_written_again_when_they_change() -> None:
+    slots = StageSlots.over(None)
+    for timing in (Timing(5, 6), NO_TIMING, Timing(7, 8)):
+        slots.record(1, 0, 0, 0, 0, timing)
+        assert slots.read().timing == timing
 
 
 def test_a_queue_without_an_area_gets_private_slots() -> None:
