@@ -22,7 +22,7 @@ STAGE_BYTES: Final = 8 * STAGE_SLOTS
 
 SEQUENCE: Final = 0  # packets taken on this burst, this one included
 REQUEST_TAKEN: Final = 1  # the request had been read from the ring
-MEMORY_READY: Final = 2  # decoded, every slot mapped, the request validated
+MEMORY_READY: Final = 2  # every slot mapped; REQUEST_TAKEN again where the request was the one before
 ENGINE_BEGIN: Final = 3
 ENGINE_END: Final = 4
 RESULT_SENT: Final = 5  # just before the packet is published: nothing can be stamped after
