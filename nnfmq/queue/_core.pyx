@@ -43,6 +43,7 @@ cdef extern from "_atomics.h" nogil:
     int nnfmq_is_ready(const nnfmq_ring *q, int side, uint64_t size)
     int nnfmq_spin(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t until_ns)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
+    int nnfmq_arm(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, uint32_t *expected)
     int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side, uint64_t size,
                        int64_t deadline_ns, uint32_t mask)
 
@@ -56,6 +57,7 @@ cdef extern from *:
     #define nnfmq_set_ring(q, r, w, data, size, record, kept) \\
         ((q)->read_counter = (_Atomic uint64_t *)(r), (q)->write_counter = (_Atomic uint64_t *)(w), \\
          (q)->ring = (data), (q)->ring_bytes = (size), (q)->quantum = (record), (q)->history_bytes = (kept))
+    #define nnfmq_address_of(e) ((uintptr_t)(e)->word)
     #define nnfmq_event_wake(e, mask) nnfmq_wake((e)->word, mask)
     #define nnfmq_event_wake_all(e) nnfmq_wake_all((e)->word)
     """
@@ -65,6 +67,7 @@ cdef extern from *:
     bint nnfmq_is_closing(nnfmq_event *event) nogil
     void nnfmq_set_ring(nnfmq_ring *q, void *r, void *w, unsigned char *data, uint64_t size, uint64_t record,
                         uint64_t kept) nogil
+    uintptr_t nnfmq_address_of(const nnfmq_event *event) nogil
     long nnfmq_event_wake(const nnfmq_event *event, uint32_t mask) nogil
     long nnfmq_event_wake_all(const nnfmq_event *event) nogil
 
@@ -611,6 +614,23 @@ cdef class Ring:
     cdef bint is_worth_a_try(self, EventWord event, int side, uint64_t size):
         return (nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_stopped(&event.event)
                 or nnfmq_is_stopped(&self.guard.event))
+
+    # ---- waiting elsewhere: who sleeps on the word by other means does what `sleep` does, in these steps ----
+
+    def admit(self):
+        """Count a waiter in until `dismiss`; return the address of the word on which it may sleep."""
+        cdef EventWord event = self.waiting_place()
+        event.enter()
+        return nnfmq_address_of(&event.event)
+
+    def arm(self, int side, uint64_t size):
+        """Consume the bit of `side`, look again; return the word to sleep on, or None where a try is worth while."""
+        cdef uint32_t expected
+        return expected if nnfmq_arm(&self.ring, &self.event.event, side, size, &expected) else None
+
+    def dismiss(self):
+        """Count a waiter out that was admitted; the last one of a queue that was closed lets go of the memory."""
+        self.event.leave()
 
     # ---- lifetime ----
 
