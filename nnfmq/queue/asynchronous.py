@@ -262,10 +262,8 @@ class _Waiters:
         with self._lock:
             wait = self._waits.get((wait.ring, wait.mask), wait)
             if wait.request is not None and not wait.request.loop.is_closed():
-                raise InvalidArgument(
-                    f"another task waits to {'read' if wait.mask == NOT_EMPTY else 'write'} here already: one at a time, "
-                    "or a queue for each"
-                )
+                act = "read" if wait.mask == NOT_EMPTY else "write"
+                raise InvalidArgument(f"another task waits to {act} here already: one at a time, or a queue for each")
             if wait.thread is None:
                 self._place(wait, request)
             wait.request = request

@@ -18,6 +18,7 @@ WRONG_DATA = "came"
 NO_END = "nothing can end this"
 SENT = streaming([1, 1], 2, how="send", window_ns=0)
 STREAMED = streaming([1, 1], 1)
+ASYNC = streaming([1, 1], 2, how="send", is_async=True)
 
 
 def found(scenario: Scenario, model: Model, *seeded: Fault) -> Violation:
@@ -38,6 +39,8 @@ def wake_then_raise(peer: Peer) -> None:
         (faults.READ_COUNTER_BEFORE_COPY, STREAMED, WRONG_DATA),
         (faults.WRITE_INTO_A_FULL_RING, STREAMED, WRONG_DATA),
         (faults.NO_SECOND_LOOK, SENT, NO_END),
+        (faults.BIT_CONSUMED_AFTER_THE_LOOK, ASYNC, NO_END),
+        (faults.BIT_CONSUMED_AFTER_THE_LOOK, dying("writer", [1], 1, is_async=True, written=[], rounds=1), NO_END),
         (faults.SLEEP_ON_ANY_VALUE, SENT, NO_END),
         (faults.EVENT_FLAG_SLEEPS_ON_ANY_VALUE, flags([1]), NO_END),
         (faults.WAKE_ONLY_IF_ALL_WERE_SET, SENT, NO_END),
@@ -46,7 +49,21 @@ def wake_then_raise(peer: Peer) -> None:
         (faults.FLAG_TESTED_BEFORE_TAKING_BITS_ONLY, dying("writer", [1], 1, written=[], rounds=1), NO_END),
         (faults.BITS_BELIEVED_BEFORE_FLAG, waiting_on_a_dead_peer(), "which nobody sets"),
     ],
-    ids=["publish", "read", "full", "look", "sleep", "flag_sleep", "wake", "early_wake", "kernel", "dead", "bits"],
+    ids=[
+        "publish",
+        "read",
+        "full",
+        "look",
+        "async",
+        "async_dead",
+        "sleep",
+        "flag_sleep",
+        "wake",
+        "early_wake",
+        "kernel",
+        "dead",
+        "bits",
+    ],
 )
 def test_a_fault_in_the_algorithm_is_found(
     fault: Fault, scenario: Scenario, why: str, record: Callable[[object], None]
