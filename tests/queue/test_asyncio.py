@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.places import ROOT
 
 from nnfmq import watcher
 from nnfmq.hal.errors import DeadObject, InvalidArgument, QueueCorrupted
@@ -587,3 +588,16 @@ def test_a_thread_that_cannot_sleep_tells_who_relied_on_it(
     with pytest.raises(OSError, match="no memory"):
         run(queue.read_async())
     assert queue.waiters == 0
+
+
+# ---- the document ----
+
+
+def test_the_example_of_the_document_runs_as_printed(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "queue.md").read_text(encoding="utf-8").partition("\n## asyncio\n")[2]
+    example = section.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "example.py").write_text(example, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "example.py")], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (0, "one \ntwo \nlast\n", "")
