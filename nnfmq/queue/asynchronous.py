@@ -178,13 +178,13 @@ class _WaiterThread:
         self._bell_address = ctypes.addressof(self._bell)
         self._rings = itertools.count(1)  # each value once, so that of two who ring at a time none goes unheard
         self._linger_until: int | None = None
+        self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
         """Start it, with all signals blocked: a handler runs on the main thread, which is the one to interrupt."""
-        thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            thread.start()
+            self.thread.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

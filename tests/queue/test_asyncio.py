@@ -32,6 +32,7 @@ from nnfmq.queue import NOT_EMPTY, UNSYNCHRONIZED, MessageQueue, asynchronous, f
 MakeQueue = Callable[..., MessageQueue]
 Start = Callable[..., "Future[Any]"]
 Until = Callable[[Callable[[], object]], None]
+Stop = Callable[[], tuple[threading.Event, threading.Event]]
 
 PROGRAM = Path(__file__).with_name("peer_program.py")
 LIMIT_S = 20
@@ -72,9 +73,17 @@ def waiter_threads() -> list[threading.Thread]:
 
 
 async def is_waiting(*queues: MessageQueue) -> None:
-    """Give way until every queue is waited on by a thread."""
-    while not all(queue.waiters for queue in queues):
+    """Give way until a thread is asleep for every queue."""
+    while not (all(queue.waiters for queue in queues) and all(map(sleeps, [*asynchronous._waiters._waits.values()]))):
         await asyncio.sleep(0)
+
+
+def sleeps(wait: asynchronous._Wait) -> bool:
+    """Return True where, by the kernel, the wait's thread is in futex_waitv or in futex(2) on the queue's word."""
+    if wait.thread is None or not Path("/proc/self/syscall").exists():
+        return wait.thread is not None
+    call = Path(f"/proc/self/task/{wait.thread.thread.native_id}/syscall").read_text().split()
+    return call[0] == "449" or call[:2] in (["202", hex(wait.address)], ["98", hex(wait.address)])
 
 
 async def nobody_waits(*queues: MessageQueue) -> None:
@@ -588,6 +597,152 @@ def test_a_thread_that_cannot_sleep_tells_who_relied_on_it(
     with pytest.raises(OSError, match="no memory"):
         run(queue.read_async())
     assert queue.waiters == 0
+
+
+# ---- what happens at the worst moment ----
+
+
+@pytest.fixture
+def before_sleep(
+    monkeypatch: pytest.MonkeyPatch, until: Until
+) -> Callable[[], tuple[threading.Event, threading.Event]]:
+    """Stop the next sleep just before the system call: one event says that it came there, the other lets it go on."""
+
+    def stop() -> tuple[threading.Event, threading.Event]:
+        until(lambda: not waiter_threads())
+        here, go = threading.Event(), threading.Event()
+
+        def held(call: Callable[..., Any]) -> Callable[..., Any]:
+            def hold(*arguments: Any) -> Any:
+                here.set()
+                assert go.wait(LIMIT_S)
+                return call(*arguments)
+
+            return hold
+
+        monkeypatch.setattr(futex, "futex_waitv", held(futex.futex_waitv))
+        monkeypatch.setattr(futex, "futex_wait", held(futex.futex_wait))
+        return here, go
+
+    return stop
+
+
+def test_a_queue_awaited_just_before_the_thread_sleeps_is_not_forgotten(
+    queue: MessageQueue, make_queue: MakeQueue, before_sleep: Stop
+) -> None:
+    here, go = before_sleep()
+    other = make_queue(8, 4)
+
+    async def main() -> bytes | None:
+        first = asyncio.create_task(queue.read_async())
+        await asyncio.to_thread(here.wait, LIMIT_S)
+        second = asyncio.create_task(other.read_async())
+        await asyncio.sleep(0)
+        go.set()
+        await is_waiting(other)
+        other.send(number(4))
+        first.cancel()
+        return await second
+
+    assert run(main()) == number(4)
+
+
+def test_a_read_cancelled_just_before_the_thread_sleeps_leaves_nobody_waiting(
+    queue: MessageQueue, before_sleep: Stop
+) -> None:
+    here, go = before_sleep()
+
+    async def main() -> None:
+        task = asyncio.create_task(queue.read_async())
+        await asyncio.to_thread(here.wait, LIMIT_S)
+        task.cancel()
+        await asyncio.wait([task])
+        go.set()
+        await nobody_waits(queue)
+
+    run(main())
+
+
+def test_a_record_that_comes_just_before_the_thread_sleeps_is_read(queue: MessageQueue, before_sleep: Stop) -> None:
+    here, go = before_sleep()
+
+    async def main() -> bytes | None:
+        task = asyncio.create_task(queue.read_async())
+        await asyncio.to_thread(here.wait, LIMIT_S)
+        queue.send(number(6))
+        go.set()
+        return await task
+
+    assert run(main()) == number(6)
+
+
+async def wait_by_hand(queue: MessageQueue, size: int) -> tuple[asynchronous._Wait, asynchronous._Request]:
+    """Return a wait that no thread has, and its request."""
+    assert queue.event_flag is not None and queue._ring is not None
+    loop = asyncio.get_running_loop()
+    wait = asynchronous._Wait(queue._ring, queue.event_flag, NOT_EMPTY)
+    wait.request = asynchronous._Request(loop, loop.create_future(), size)
+    return wait, wait.request
+
+
+def test_who_takes_a_wait_over_for_less_is_looked_for_anew(queue: MessageQueue) -> None:
+    async def main() -> tuple[bool, bool]:
+        wait, _ = await wait_by_hand(queue, 16)
+        queue.send(number(1))
+        first = wait.arm()
+        wait.request = (await wait_by_hand(queue, 8))[1]
+        return first, wait.arm()
+
+    assert run(main()) == (True, False)
+
+
+def test_a_bell_rung_during_the_look_keeps_a_thread_of_one_queue_awake(
+    queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever rang has set the awaited bit as well, and that look may have consumed it.
+    slept: list[object] = []
+    monkeypatch.setattr(futex, "futex_wait", lambda *arguments: slept.append(arguments) or 0)
+
+    async def main() -> None:
+        wait, _ = await wait_by_hand(queue, 8)
+        thread = asynchronous._WaiterThread(asynchronous._waiters, False)
+        bell = thread._bell.value
+        thread.rouse(wait)
+        assert wait.arm()
+        thread._sleep([wait], bell)
+        assert slept == []
+        thread._sleep([wait], thread._bell.value)
+        assert len(slept) == 1
+
+    run(main())
+
+
+def test_the_thread_has_left_when_the_loop_hears_of_it(queue: MessageQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiters = []
+
+    async def main() -> None:
+        wait, _ = await wait_by_hand(queue, 8)
+        wait.ring.admit()
+        monkeypatch.setattr(asynchronous._Request, "answer", lambda *_: waiters.append(queue.waiters))
+        wait.end()
+
+    run(main())
+    assert waiters == [0]
+
+
+def test_a_request_may_be_answered_twice(queue: MessageQueue) -> None:
+    complaints: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        _, request = await wait_by_hand(queue, 8)
+        request.answer()
+        request.answer(OSError("too late"))
+        await request.future
+        await asyncio.sleep(0)
+
+    run(main())
+    assert complaints == []
 
 
 # ---- the document ----
