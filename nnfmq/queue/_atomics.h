@@ -293,7 +293,15 @@ static inline int nnfmq_nap(const nnfmq_ring *q, const nnfmq_event *event, int s
     return error;
 }
 
-/* The same for a bit of any word; `guard` is what else may end the wait: the queue's own flags. */
+/* The same up to the sleep, for who sleeps by other means: returns 0 where a try is worth while, else sets *expected. */
+static inline int nnfmq_arm(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t bytes,
+                            uint32_t *expected) {
+    uint32_t mask = side == NNFMQ_READER ? NNFMQ_NOT_EMPTY : NNFMQ_NOT_FULL;
+    *expected = nnfmq_take_bits(event->word, mask) & ~mask;
+    return !nnfmq_is_ready(q, side, bytes) && !nnfmq_is_stopped(event);
+}
+
+/* As nnfmq_sleep, for a bit of any word; `guard` is what else may end the wait: the queue's own flags. */
 static inline int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side,
                                  uint64_t bytes, int64_t deadline_ns, uint32_t mask) {
     uint32_t old = nnfmq_take_bits(event->word, mask);

@@ -59,6 +59,7 @@ cdef extern from "_atomics.h" nogil:
     void nnfmq_woke(nnfmq_forecast *f, int64_t planned, int64_t now, int found)
     void nnfmq_interrupted(nnfmq_forecast *f, int64_t now, int64_t switches)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
+    int nnfmq_arm(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, uint32_t *expected)
     int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side, uint64_t size,
                        int64_t deadline_ns, uint32_t mask)
 
@@ -77,6 +78,7 @@ cdef extern from *:
          (q)->ring = (data), (q)->ring_bytes = (size), (q)->quantum = (record), (q)->history_bytes = (kept))
     #define nnfmq_set_intent(q, address) ((q)->intent = (_Atomic uint64_t *)(address))
     #define nnfmq_set_writer_cpu(q, address) ((q)->writer_cpu = (_Atomic uint16_t *)(address))
+    #define nnfmq_address_of(e) ((uintptr_t)(e)->word)
     #define nnfmq_event_wake(e, mask) nnfmq_wake((e)->word, mask)
     #define nnfmq_event_wake_all(e) nnfmq_wake_all((e)->word)
     """
@@ -88,6 +90,7 @@ cdef extern from *:
                         uint64_t kept) nogil
     void nnfmq_set_intent(nnfmq_ring *q, void *address) nogil
     void nnfmq_set_writer_cpu(nnfmq_ring *q, void *address) nogil
+    uintptr_t nnfmq_address_of(const nnfmq_event *event) nogil
     long nnfmq_event_wake(const nnfmq_event *event, uint32_t mask) nogil
     long nnfmq_event_wake_all(const nnfmq_event *event) nogil
 
@@ -765,6 +768,23 @@ cdef class Ring:
     cdef bint is_worth_a_try(self, EventWord event, int side, uint64_t size):
         return (nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_stopped(&event.event)
                 or nnfmq_is_stopped(&self.guard.event))
+
+    # ---- waiting elsewhere: who sleeps on the word by other means does what `sleep` does, in these steps ----
+
+    def admit(self):
+        """Count a waiter in until `dismiss`; return the address of the word on which it may sleep."""
+        cdef EventWord event = self.waiting_place()
+        event.enter()
+        return nnfmq_address_of(&event.event)
+
+    def arm(self, int side, uint64_t size):
+        """Consume the bit of `side`, look again; return the word to sleep on, or None where a try is worth while."""
+        cdef uint32_t expected
+        return expected if nnfmq_arm(&self.ring, &self.event.event, side, size, &expected) else None
+
+    def dismiss(self):
+        """Count a waiter out that was admitted; the last one of a queue that was closed lets go of the memory."""
+        self.event.leave()
 
     # ---- lifetime ----
 

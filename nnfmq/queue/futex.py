@@ -1,29 +1,45 @@
 """What plain Python needs from below: futex(2), atomic read-modify-write of a futex word, CPU and timer, by ctypes.
 
 Addresses are numbers here: who calls keeps the memory mapped meanwhile. Python has no atomic OR; libatomic has, and
-where it is not installed the kernel does it (FUTEX_WAKE_OP). Calls that cannot wait keep the GIL. Left out: the private
-kind of futex, requeueing, priority inheritance. FMQ_FACTS 1.7 and 1.9.
+where it is not installed the kernel does it (FUTEX_WAKE_OP). Calls that cannot wait keep the GIL. Sleeping on many
+words at once (futex_waitv) is here for both cores. Left out: the private kind of futex, requeueing, priority
+inheritance. FMQ_FACTS 1.7 and 1.9.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from errno import EAGAIN, EINTR, EINVAL, ETIMEDOUT
 from typing import Protocol
 
 ALL_BITS = 0xFFFFFFFF
 
 _SYS_FUTEX = 202 if platform.machine() == "x86_64" else 98  # 98 is the generic number: AArch64, RISC-V
+_SYS_FUTEX_WAITV = 449  # on every machine
 _WAKE_OP, _WAIT_BITSET, _WAKE_BITSET = 5, 9, 10  # the shared kind: no FUTEX_PRIVATE_FLAG
 _OP_OR, _OP_ANDN, _OP_ARG_SHIFT = 2, 3, 8
 _INT_MAX = 2**31 - 1
+_SIZE_U32 = 2  # of a word of futex_waitv: 32 bits; shared, for want of FUTEX2_PRIVATE
+_CLOCK_MONOTONIC = 1
+
+WAITV_MAX = 128
+"""How many words one futex_waitv can sleep on."""
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _WaitvEntry(ctypes.Structure):
+    _fields_ = (
+        ("expected", ctypes.c_uint64), ("address", ctypes.c_uint64), ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )  # fmt: skip
 
 
 _FUTEX_ARGUMENTS = (
@@ -42,8 +58,7 @@ def futex_wake(address: int, mask: int) -> int:
 
 def futex_wait(address: int, expected: int, deadline_ns: int | None, mask: int) -> int:
     """Sleep while the word is `expected`; return 0 when woken, else the errno."""
-    limit = None if deadline_ns is None else ctypes.byref(_Timespec(*divmod(max(deadline_ns, 0), 10**9)))
-    if _sleeping_call(_SYS_FUTEX, address, _WAIT_BITSET, expected, limit, None, mask) == 0:
+    if _sleeping_call(_SYS_FUTEX, address, _WAIT_BITSET, expected, _limit(deadline_ns), None, mask) == 0:
         return 0
     return ctypes.get_errno()
 
@@ -69,6 +84,33 @@ def exact_timers() -> Iterator[None]:
 def interruptions() -> int:
     """Return how often another task took the CPU from this thread."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
+def futex_waitv(words: Sequence[tuple[int, int]], deadline_ns: int | None) -> int | None:
+    """Sleep while every (address, expected) of `words` holds; return the index of one that was woken.
+
+    None where that is not known: a word was not as expected, or the sleep ended by the deadline or a signal. A wake for
+    any bits ends it. Raises OSError for what cannot be slept on.
+    """
+    entries = [_WaitvEntry(expected, address, _SIZE_U32, 0) for address, expected in words]
+    array = (_WaitvEntry * len(entries))(*entries)
+    woken = _sleeping_call(_SYS_FUTEX_WAITV, array, len(words), 0, _limit(deadline_ns), _CLOCK_MONOTONIC, 0)
+    if woken >= 0:
+        return int(woken)
+    error = ctypes.get_errno()
+    if error not in (EAGAIN, EINTR, ETIMEDOUT):
+        raise OSError(error, f"futex_waitv: {os.strerror(error)}")
+    return None
+
+
+def has_waitv() -> bool:
+    """Return True where the kernel has futex_waitv (5.16), and no filter of system calls forbids it."""
+    _sleeping_call(_SYS_FUTEX_WAITV, None, 0, 0, None, _CLOCK_MONOTONIC, 0)
+    return ctypes.get_errno() == EINVAL  # no words: refused by the call itself
+
+
+def _limit(deadline_ns: int | None) -> object:
+    return None if deadline_ns is None else ctypes.byref(_Timespec(*divmod(max(deadline_ns, 0), 10**9)))
 
 
 class Atomics(Protocol):

@@ -300,6 +300,40 @@ class MessageQueue:
         bits = _checked_mask(write_notification), _checked_mask(read_notification)
         return self._open_ring().read_blocking(n, deadline_ns, None if event_flag is None else event_flag._word, *bits)
 
+    # ---- waiting without blocking an event loop ----
+
+    async def read_async(self, n: int = 1, *, timeout: float | None = None) -> bytes | None:
+        """Wait for `n` records, take them, wake the writer; None once `timeout` seconds have passed (0 = do not wait).
+
+        Other tasks of the loop run meanwhile. A cancelled read has taken nothing. More than `count` records are refused
+        at once. Raises DeadObject, QueueCorrupted, and InvalidArgument where the queue is closed or another task reads
+        here already.
+        """
+        from nnfmq.queue import asynchronous  # late: asyncio costs more to import than all of this
+
+        deadline_ns = asynchronous.deadline_after(timeout) if n <= self.count else 0
+        return await asynchronous.until_done(
+            lambda: self.read_blocking(n, 0), self._open_ring(), self.event_flag, NOT_EMPTY,
+            n * self.quantum, deadline_ns,
+        )  # fmt: skip
+
+    async def write_async(self, data: Buffer, *, timeout: float | None = None) -> bool:
+        """Wait for room, write all records of `data`, wake the reader; False once `timeout` seconds have passed.
+
+        Other tasks of the loop run meanwhile; `data` must not change. A cancelled write has written nothing. More than
+        `count` records are refused at once. Raises DeadObject, QueueCorrupted, and InvalidArgument where the queue is
+        closed or another task writes here already.
+        """
+        from nnfmq.queue import asynchronous  # late: see above
+
+        size = memoryview(data).nbytes
+        deadline_ns = asynchronous.deadline_after(timeout) if size <= self.count * self.quantum else 0
+        done = await asynchronous.until_done(
+            lambda: self.write_blocking(data, 0) or None, self._open_ring(), self.event_flag, NOT_FULL,
+            size, deadline_ns,
+        )  # fmt: skip
+        return done is not None
+
     # ---- death ----
 
     @property

@@ -737,6 +737,30 @@ class Ring:
                 event.sleep(old & ~mask, deadline_ns, mask)
         return self._is_ready(side, size) or self._is_stopped(event)
 
+    # Waiting elsewhere: who sleeps on the word by other means does what `_sleep` does, in these steps.
+
+    def admit(self) -> int:
+        """Count a waiter in until `dismiss`; return the address of the word on which it may sleep."""
+        return self._enter()._address
+
+    def arm(self, side: int, size: int) -> int | None:
+        """Consume the bit of `side`, look again; return the word to sleep on, or None where a try is worth while."""
+        event = self._event
+        assert event is not None, "arm is for who was admitted"
+        mask = NOT_EMPTY if side == READER else NOT_FULL
+        old = event.take_bits(mask)
+        if self._is_ready(side, size) or event.is_stopped:
+            return None
+        return old & ~mask
+
+    def dismiss(self) -> None:
+        """Count a waiter out that was admitted; the last one of a queue that was closed lets go of the memory."""
+        event = self._event
+        assert event is not None, "dismiss is for who was admitted"
+        event.waiters -= 1
+        if event.is_closing:
+            event.settle()
+
     # Lifetime.
 
     def close(self, on_released: Callable[[], object] | None = None) -> None:

@@ -54,6 +54,17 @@ def write_now(queue: MessageQueue, size: int) -> bool:
     return queue.write(b"\7" * size)
 
 
+def write_numbers(queue: MessageQueue, count: int) -> int:
+    """Write the numbers below `count`, one a record, waiting for room."""
+    limit = time.monotonic_ns() + LIMIT_NS
+    return sum(queue.write_blocking(i.to_bytes(queue.quantum, "little"), limit) for i in range(count))
+
+
+def wait_for_input(queue: MessageQueue) -> str:
+    """Do nothing until there is a line to read."""
+    return sys.stdin.readline()
+
+
 def main() -> None:
     """Attach, do the part, answer."""
     job: dict[str, Any] = json.loads(sys.stdin.readline())

@@ -19,6 +19,9 @@ from nnfmq.queue.layout import geometry
 Word = tuple[memoryview, int]
 
 
+needs_waitv = pytest.mark.skipif(not futex.has_waitv(), reason="Linux before 5.16")
+
+
 @pytest.fixture(params=[futex.LibAtomic, futex.KernelAtomic])
 def atomics(request: pytest.FixtureRequest) -> futex.Atomics:
     made: futex.Atomics = request.param()
@@ -123,3 +126,34 @@ def test_off_x86_64_the_twin_serves_one_process(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with MessageQueue.create(8, 4, shared=False, using=load("twin")) as queue:
         assert queue.send(bytes(8)) and queue.receive(0, 0) == bytes(8)
+
+
+# ---- many words at once ----
+
+
+@needs_waitv
+def test_waitv_returns_at_once_where_a_word_is_not_as_expected() -> None:
+    word = ctypes.c_uint32(5)
+    assert futex.futex_waitv([(ctypes.addressof(word), 4)], None) is None
+
+
+@needs_waitv
+def test_waitv_ends_at_its_deadline() -> None:
+    word, begin = ctypes.c_uint32(5), time.monotonic_ns()
+    assert futex.futex_waitv([(ctypes.addressof(word), 5)], begin + 10_000_000) is None
+    assert time.monotonic_ns() - begin >= 10_000_000
+
+
+@needs_waitv
+def test_waitv_tells_which_word_was_woken(start: Callable[..., Future[Any]], until: Callable[..., None]) -> None:
+    words = [ctypes.c_uint32(i) for i in range(futex.WAITV_MAX)]
+    places = [(ctypes.addressof(word), word.value) for word in words]
+    woken = start(futex.futex_waitv, places, None)
+    until(lambda: futex.futex_wake(places[77][0], 1) or woken.done())
+    assert woken.result() == 77
+
+
+@needs_waitv
+def test_waitv_refuses_more_words_than_it_can() -> None:
+    with pytest.raises(OSError, match="futex_waitv"):
+        futex.futex_waitv([(0, 0)] * (futex.WAITV_MAX + 1), None)

@@ -19,6 +19,7 @@ NO_END = "nothing can end this"
 SENT = streaming([1, 1], 2, how="send", window_ns=0)
 STREAMED = streaming([1, 1], 1)
 NAPPED = streaming([1, 1], 2, how="send", window_ns=2, naps=True)
+ASYNC = streaming([1, 1], 2, how="send", is_async=True)
 
 
 def found(scenario: Scenario, model: Model, *seeded: Fault) -> Violation:
@@ -39,6 +40,8 @@ def wake_then_raise(peer: Peer) -> None:
         (faults.READ_COUNTER_BEFORE_COPY, STREAMED, WRONG_DATA),
         (faults.WRITE_INTO_A_FULL_RING, STREAMED, WRONG_DATA),
         (faults.NO_SECOND_LOOK, SENT, NO_END),
+        (faults.BIT_CONSUMED_AFTER_THE_LOOK, ASYNC, NO_END),
+        (faults.BIT_CONSUMED_AFTER_THE_LOOK, dying("writer", [1], 1, is_async=True, written=[], rounds=1), NO_END),
         (faults.SLEEP_ON_ANY_VALUE, SENT, NO_END),
         (faults.EVENT_FLAG_SLEEPS_ON_ANY_VALUE, flags([1]), NO_END),
         (faults.WAKE_ONLY_IF_ALL_WERE_SET, SENT, NO_END),
@@ -54,6 +57,8 @@ def wake_then_raise(peer: Peer) -> None:
         "read",
         "full",
         "look",
+        "async",
+        "async_dead",
         "sleep",
         "flag_sleep",
         "wake",

@@ -276,7 +276,9 @@ class Machine:
         return int(self.run.perform((kind, self._events[address], operand)))
 
     def _system_call(self, number: int, *arguments: Any) -> int:
-        """Do what futex(2) does, by the three operations that the queue uses."""
+        """Do what futex(2) does, by the three operations that the queue uses, and futex_waitv with one word."""
+        if number == self.futex._SYS_FUTEX_WAITV:
+            return self._waitv(*arguments)
         assert number == self.futex._SYS_FUTEX, f"system call {number} has no model"
         address, operation, value, limit, second, last = arguments
         if operation == _WAKE_BITSET:
@@ -285,6 +287,13 @@ class Machine:
             return self._wake_op(second, last)
         assert operation == _WAIT_BITSET, f"futex operation {operation} has no model"
         error = self.run.slept(self.run.perform(("wait", self._events[address], value, limit is not None, last)))
+        ctypes.set_errno(error)
+        return -1 if error else 0
+
+    def _waitv(self, words: Any, count: int, flags: int, limit: object, clock: int, _: int) -> int:
+        assert (count, flags, limit) == (1, 0, None), "many words at once have no model"
+        place, expected = self._events[words[0].address], words[0].expected
+        error = self.run.slept(self.run.perform(("wait", place, expected, False, futex.ALL_BITS)))
         ctypes.set_errno(error)
         return -1 if error else 0
 

@@ -27,6 +27,15 @@ NO_SECOND_LOOK = Fault(
     "            if not old & mask:\n",
     "            if self._is_stopped(event):\n                return True\n            if not old & mask:\n",
 )
+BIT_CONSUMED_AFTER_THE_LOOK = Fault(
+    "        old = event.take_bits(mask)\n"
+    "        if self._is_ready(side, size) or event.is_stopped:\n"
+    "            return None\n"
+    "        return old & ~mask\n",
+    "        if self._is_ready(side, size) or event.is_stopped:\n"
+    "            return None\n"
+    "        return event.take_bits(mask) & ~mask\n",
+)
 SLEEP_ON_ANY_VALUE = Fault(
     "                event.sleep(old & ~mask, deadline_ns, mask)\n",
     "                event.sleep(event._word[0], deadline_ns, mask)\n",

@@ -57,6 +57,7 @@ def _write(ring: Any, how: str, data: bytes) -> object:
 
 def reader(
     sizes: Sequence[int], quantum: int, *, queue: int = 0, window_ns: int | None = None, naps: bool = False,
+    is_async: bool = False,
     **options: Any,
 ) -> Thread:  # fmt: skip
     """Read a stream in batches of `sizes`, or, with a window, by as many `receive` as it takes."""
@@ -68,6 +69,8 @@ def reader(
             return None
         if window_ns is not None:
             return lambda bench: _receive(bench.rings[queue], window_ns, naps)
+        if is_async:
+            return lambda bench: _read_async(bench, queue, ends[got])
         return lambda bench: bench.rings[queue].read_blocking(ends[got], None)
 
     def fold(got: int, result: object) -> Hashable:
@@ -83,6 +86,19 @@ def _receive(ring: Any, window_ns: int, naps: bool) -> object:
     return ring.receive(None, window_ns)
 
 
+def _read_async(bench: Bench, queue: int, n: int) -> object:
+    """Try, and sleep in between as the thread of `nnfmq.queue.asynchronous` does, for one queue."""
+    ring, size = bench.rings[queue], n * bench.machine.shapes[queue].quantum
+    while (data := ring.read_blocking(n, 0)) is None:
+        address = ring.admit()
+        try:
+            while (expected := ring.arm(bench.machine.twin.READER, size)) is not None:
+                bench.machine.futex.futex_waitv([(address, expected)], None)
+        finally:
+            ring.dismiss()
+    return data
+
+
 def _taken(whole: bytes, got: int, result: object) -> int:
     if not isinstance(result, bytes) or not result or not whole.startswith(result, got):
         raise Violation(f"after {got} bytes came {result!r}, expected {whole[got:]!r}")
@@ -94,10 +110,11 @@ def _taken(whole: bytes, got: int, result: object) -> int:
 
 def streaming(
     sizes: Sequence[int], count: int, *, quantum: int = 2, read: Sequence[int] | None = None,
-    how: str = "write_blocking", window_ns: int | None = None, start: int = 0, naps: bool = False, **options: Any,
+    how: str = "write_blocking", window_ns: int | None = None, start: int = 0, naps: bool = False,
+    is_async: bool = False, **options: Any,
 ) -> Scenario:  # fmt: skip
     """Send a stream from one writer to one reader, both waiting where they must."""
-    taken = "receive" if window_ns is not None else "read_blocking"
+    taken = "receive" if window_ns is not None else "read_async" if is_async else "read_blocking"
     numbers = "+".join(map(str, sizes)) + (f" as {'+'.join(map(str, read))}" if read else "")
     polls = (f", polls {window_ns}" if window_ns else "") + (", naps" if naps else "")
     used = f", used {start}" if start else ""
@@ -106,7 +123,10 @@ def streaming(
     return Scenario(
         f"{how}, {taken}: {numbers} of {count}{used}{polls}{kernel}{signals}",
         (QueueShape(quantum, count, start),),
-        (writer(sizes, quantum, how), reader(read or sizes, quantum, window_ns=window_ns, naps=naps)),
+        (
+            writer(sizes, quantum, how),
+            reader(read or sizes, quantum, window_ns=window_ns, naps=naps, is_async=is_async),
+        ),
         **options,
     )
 
@@ -365,17 +385,17 @@ def dying(
     """
     quantum = options.pop("quantum", 2)
     how, window_ns = options.pop("how", "write_blocking"), options.pop("window_ns", None)
-    naps = options.pop("naps", False)
+    naps, is_async = options.pop("naps", False), options.pop("is_async", False)
     survivor = "reader" if victim == "writer" else "writer"
     threads = (
         writer(sizes if written is None else written, quantum, how, is_watched=survivor == "writer"),
-        reader(sizes, quantum, window_ns=window_ns, naps=naps, is_watched=survivor == "reader"),
+        reader(sizes, quantum, window_ns=window_ns, naps=naps, is_async=is_async, is_watched=survivor == "reader"),
         watcher(survivor, victim, rounds, bury),
     )
     numbers = "+".join(map(str, sizes))
     once = ("" if rounds is None else f", woken {rounds}x") + (", naps" if naps else "")
     return Scenario(
-        f"{victim} dies, {how}: {numbers} of {count}{once}",
+        f"{victim} dies, {how}{', read_async' if is_async else ''}: {numbers} of {count}{once}",
         (QueueShape(quantum, count),), threads, (victim,), **options,
     )  # fmt: skip
 
