@@ -1,4 +1,4 @@
-"""Memory that two processes share: a sealed memfd and its mapping. The only door to mmap(2), memfd_create(2), shm_open(3).
+"""Memory that two processes share: a sealed memfd and its mapping. The only door to mmap, memfd_create and shm_open.
 
 A peer can make a reader die by SIGBUS if it shrinks a file that the reader has mapped. So nothing is mapped here
 unless it is sealed against shrinking and growing, is as large as announced by fstat, and is not hugetlb (whose pages

@@ -170,12 +170,14 @@ def _serve(name: str, round_trips: int, messages: int, window_ns: int, cpu: int)
             if packet is None:
                 return
             results.send(packet)
+        last = b""
         while messages > 0:
             packet = requests.receive(time.monotonic_ns() + _LIMIT_NS, window_ns)
             if packet is None:
                 return
             messages -= len(packet) // requests.quantum
-        results.send(packet[-requests.quantum :])
+            last = packet[-requests.quantum :]
+        results.send(last)
 
 
 if __name__ == "__main__":

@@ -41,21 +41,17 @@ def _given(arguments: argparse.Namespace, quantum: int) -> Iterator[bytes]:
     if not arguments.data and not arguments.file:
         yield from _whole_records(_from_stdin(arguments.hex), quantum)
         return
-    if arguments.file:
-        given = [Path(arguments.file).read_bytes()]
-    else:
-        given = [os.fsencode(word) for word in arguments.data]
+    given = [Path(arguments.file).read_bytes()] if arguments.file else [os.fsencode(word) for word in arguments.data]
     data = b"".join(map(_from_hex, given) if arguments.hex else given)
     _check_whole(len(data), quantum, "nothing was written")
     yield data
 
 
 def _from_stdin(is_hex: bool) -> Iterator[bytes]:
-    source = sys.stdin.buffer
     if is_hex:
-        yield from map(_from_hex, source)
+        yield from map(_from_hex, sys.stdin.buffer)
         return
-    while piece := source.read1(_PIECE_BYTES):
+    while piece := os.read(sys.stdin.fileno(), _PIECE_BYTES):  # what is there, without waiting for more
         yield piece
 
 

@@ -1,4 +1,4 @@
-"""The forms in which a queue's descriptor travels: HIDL's binary one, AIDL's parcelable, JSON, and a named queue's record.
+"""The forms in which a queue's descriptor travels: HIDL's bytes, AIDL's fields, JSON, and a named queue's record.
 
 `MQDescriptor` is what all of them say. HIDL has unsigned fields in a C structure, AIDL signed ones with names; so a
 value can be legal in one and negative in the other, and is refused there, as libfmq refuses it. JSON is the AIDL form
@@ -143,7 +143,7 @@ def from_json(text: str | bytes) -> MQDescriptor:
 
 
 def to_record(descriptor: MQDescriptor) -> bytes:
-    """Return the record of a queue that lies in one memory. Its first 4 bytes, the magic number, are to be written last."""
+    """Return the record of a queue in one memory. Its first 4 bytes, the magic number, are to be written last."""
     count = descriptor.grantors[2].extent // descriptor.quantum
     parts = [number for grantor in descriptor.grantors for number in (grantor.offset, grantor.extent)]
     parts += [0] * (8 - len(parts))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nnfmq import memory as shared
-from nnfmq.hal.errors import InvalidArgument, NnfmqError, QueueCorrupted
+from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.memory import Memory
 from nnfmq.queue import core, forms, layout
 from nnfmq.queue.event_flag import EventFlag
