@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import Any
 
 EXAMPLES = """\
 examples:
@@ -27,9 +28,26 @@ others die (SIGBUS), and a name stays until it is removed. docs/c has a C header
 Action = Callable[[argparse.ArgumentParser], None]
 
 
+class _Intermixed(argparse.ArgumentParser):
+    """Takes options between the words as well: in `write NAME --hex DATA` argparse itself would not see DATA."""
+
+    _is_inside = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._is_inside:  # the way back from below, on some versions of Python
+            return super().parse_known_args(args, namespace)
+        self._is_inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inside = False
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions of `queue`, and their options."""
-    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(
+        title="actions", dest="action", metavar="ACTION", required=True, parser_class=_Intermixed
+    )
     for name, (summary, declare, execute_action) in _ACTIONS.items():
         made = actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False

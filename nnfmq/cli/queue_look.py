@@ -52,7 +52,7 @@ class Look:
                 return f"corrupted: the {name} counter is within a record"
         if self.r is None:
             lost = max(self.w - self.ring_bytes, 0) // self.quantum
-            return f"ok; the oldest {lost:,} records are overwritten" if lost else "ok"
+            return f"ok; records overwritten: {lost:,}" if lost else "ok"
         if self.w < self.r:
             return "corrupted: more was read than written"
         return "ok" if self.w - self.r <= self.ring_bytes else "corrupted: more is unread than the ring holds"
