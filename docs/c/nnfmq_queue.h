@@ -38,6 +38,8 @@
 enum { NNFMQ_NOT_FULL = 1, NNFMQ_NOT_EMPTY = 2 };         /* bits of the event word */
 enum { NNFMQ_SYNCHRONIZED = 1, NNFMQ_UNSYNCHRONIZED = 2 }; /* flavours */
 
+#define NNFMQ_MAGIC 0x716d666eu /* "nfmq" */
+
 typedef struct {
     uint64_t *read_counter, *write_counter;
     uint32_t *event; /* NULL: it has none */
@@ -73,10 +75,11 @@ static inline int nnfmq_place(nnfmq_queue *q) {
     nnfmq_record record;
     uint64_t end = q->memory_bytes - sizeof record;
     unsigned char *base = (unsigned char *)q->memory;
-    if (__atomic_load_n((uint32_t *)(void *)(base + end), __ATOMIC_ACQUIRE) == 0)
-        return -EAGAIN;
+    uint32_t magic = __atomic_load_n((uint32_t *)(void *)(base + end), __ATOMIC_ACQUIRE);
+    if (magic != NNFMQ_MAGIC)
+        return (magic & ~NNFMQ_MAGIC) == 0 ? -EAGAIN : -EPROTO; /* some creators can set its bits only one by one */
     memcpy(&record, base + end, sizeof record);
-    if (record.magic != 0x716d666e /* "nfmq" */ || record.version != 1 || record.quantum == 0 || record.count == 0 ||
+    if (record.version != 1 || record.quantum == 0 || record.count == 0 ||
         record.count > INT_MAX / record.quantum || record.ring.extent != record.quantum * record.count ||
         !nnfmq_is_inside(record.read_counter.offset, record.read_counter.extent, 8, end) ||
         !nnfmq_is_inside(record.write_counter.offset, record.write_counter.extent, 8, end) ||

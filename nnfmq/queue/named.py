@@ -93,7 +93,8 @@ def _described(name: str, memory: Memory) -> MQDescriptor:
     at = layout.record_offset(memory.size_bytes)
     if at < 0:
         raise InvalidArgument(f"{name} is no queue of nnfmq: {memory.size_bytes} bytes have no room for its record")
-    if memory.view[at : at + 4].cast("I")[0] == 0:
+    magic = memory.view[at : at + 4].cast("I")[0]
+    if magic != forms.RECORD_MAGIC and magic & ~forms.RECORD_MAGIC == 0:  # without libatomic it comes bit by bit
         raise InvalidArgument(
             f"{name} is no queue of nnfmq, or not ready: its creator is at work, or ended there "
             f"(then `nnfmq queue remove {name}`)"

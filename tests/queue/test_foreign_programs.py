@@ -294,8 +294,13 @@ def test_what_does_not_exist_is_refused(name: str, attach: Attach) -> None:
 
 @pytest.mark.parametrize(
     ("size_bytes", "at", "data", "expected"),
-    [(4096, 0, b"", errno.EAGAIN), (4096, 4096 - 128, b"else", errno.EPROTO), (100, 0, b"", errno.EPROTO)],
-    ids=["half-made", "another's", "short"],
+    [
+        (4096, 0, b"", errno.EAGAIN),
+        (4096, 4096 - 128, b"nf", errno.EAGAIN),
+        (4096, 4096 - 128, b"else", errno.EPROTO),
+        (100, 0, b"", errno.EPROTO),
+    ],
+    ids=["half-made", "bit by bit", "another's", "short"],
 )
 def test_what_is_no_queue_is_refused(
     name: str, attach: Attach, size_bytes: int, at: int, data: bytes, expected: int

@@ -31,8 +31,10 @@ from nnfmq.queue import (
     named_queues,
     open_named,
     remove_named,
+    twin,
 )
 from nnfmq.queue import core as cores
+from nnfmq.queue.futex import KernelAtomic
 
 # A queue of 4 records of 8 bytes as the drawings in layout.py and forms.py have it, written down by hand.
 RECORD_AT = 4096 - 128
@@ -205,6 +207,21 @@ def test_an_impossible_record_is_refused(name: str, record: bytes, complaint: st
     with pytest.raises(QueueCorrupted, match=complaint):
         open_named(name)
     assert name not in named_queues()
+
+
+@pytest.mark.parametrize("begin", [b"\0\0\0\0", b"nf\0\0", b"\0\0\0q"])
+def test_a_record_whose_magic_number_is_not_all_there_is_not_ready(name: str, begin: bytes) -> None:
+    forged(name, begin + RECORD[4:])
+    with pytest.raises(InvalidArgument, match="not ready"):
+        open_named(name)
+
+
+def test_the_magic_number_is_whole_also_without_libatomic(
+    name: str, keep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twin, "_atomics", KernelAtomic())
+    queue = keep(create_named(name, 8, 4, using=cores.load("twin")))
+    assert bytes(queue.memory.view[RECORD_AT:]) == RECORD
 
 
 @pytest.mark.parametrize("size_bytes", [1, 127, 4095])
