@@ -66,6 +66,7 @@ int main(int count, char **words) {
     nnfmq_queue q;
     char line[4096];
     int error = count == 2 ? nnfmq_open(&q, words[1]) : -EINVAL;
+    alarm(60); /* longer than any test: what hangs ends */
     printf("%d\n", error);
     fflush(stdout);
     while (error == 0 && fgets(line, sizeof line, stdin) != NULL) {
