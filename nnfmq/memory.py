@@ -1,4 +1,4 @@
-"""Memory that two processes share: a sealed memfd and its mapping. The only door to mmap(2) and memfd_create(2).
+"""Memory that two processes share: a sealed memfd and its mapping. The only door to mmap, memfd_create and shm_open.
 
 A peer can make a reader die by SIGBUS if it shrinks a file that the reader has mapped. So nothing is mapped here
 unless it is sealed against shrinking and growing, is as large as announced by fstat, and is not hugetlb (whose pages
@@ -6,7 +6,9 @@ can be missing even so). What we create has its pages allocated before anybody t
 its mapping; arrays made over `view` keep the mapping alive after `close` (and with it a duplicate of the fd, which
 Python's mmap makes for itself), never the fd that was lent.
 
-Left out: named segments. They can be guessed, truncated under a reader, and outlive a crash.
+POSIX shared memory with a name (`create_named`, `open_named`) is the exception, for programs that trust each other: it
+cannot be sealed, so whoever may open it can make the others die by SIGBUS, and it stays until `unlink`. Nothing of the
+driver uses it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -25,16 +28,24 @@ from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTr
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python 3.11 has no name for it
 SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+NAMED_FOLDER = Path("/dev/shm")
+"""Where Linux shows POSIX shared memory."""
+_NAME_BYTES = 255
 _PAGE = mmap.PAGESIZE
 
 
 def _new_file(label: str, size_bytes: int) -> int:
     """Create a memfd of `size_bytes` with every page allocated; the caller owns the fd."""
+    return _allocated(lambda: os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), size_bytes)
+
+
+def _allocated(create: Callable[[], int], size_bytes: int) -> int:
+    """Return the fd that `create` opens, with every page of `size_bytes` allocated; the caller owns it."""
     if size_bytes > _PAGE * os.sysconf("SC_PHYS_PAGES"):  # the kernel would not refuse: it would try, page by page
         raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: the machine has less")
     fd = -1
     try:
-        fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = create()
         os.posix_fallocate(fd, 0, size_bytes)
         return fd
     except BaseException as error:  # a signal's too: this may take long
@@ -72,6 +83,71 @@ def _check_received(fd: int, size_bytes: int | None) -> int:
     if not 0 < wanted <= actual:
         raise InvalidArgument(f"received memory has {actual} bytes, announced are {wanted}; both must be above 0")
     return wanted
+
+
+def _open_name(name: str, *, create: bool = False, read_only: bool = False) -> int:
+    """Open POSIX shared memory, or create it where nobody has; the caller owns the fd."""
+    import posix_ipc
+
+    _check_name(name)
+    flags = posix_ipc.O_CREX if create else 0
+    try:
+        return int(posix_ipc.SharedMemory(name, flags, mode=0o600, read_only=read_only).fd)
+    except posix_ipc.ExistentialError:
+        raise InvalidArgument(_existence(name, exists=create)) from None
+    except posix_ipc.PermissionsError:
+        mode = "reading" if read_only else "writing"
+        raise PermissionError(errno.EACCES, f"no permission to open it for {mode}", str(named_path(name))) from None
+
+
+def _existence(name: str, exists: bool) -> str:
+    if exists:
+        return f"there is shared memory {name} already: `nnfmq queue remove {name}` removes it, or take another name"
+    return f"there is no shared memory {name}: `nnfmq queue list` shows the queues, `nnfmq queue create` makes one"
+
+
+def _check_name(name: str) -> None:
+    bare = name[1:]
+    if (
+        name[:1] != "/"
+        or bare in ("", ".", "..")
+        or "/" in bare
+        or "\0" in bare
+        or len(os.fsencode(name)) > _NAME_BYTES
+    ):
+        raise InvalidArgument(
+            f"{name!r:.80} cannot name shared memory: it is a slash and 1 to {_NAME_BYTES - 1} bytes without another "
+            "slash, such as /frames"
+        )
+
+
+def named_path(name: str) -> Path:
+    """Return the file that shows the POSIX shared memory `name`, which begins with a slash."""
+    return NAMED_FOLDER / name[1:]
+
+
+def names() -> list[str]:
+    """Return the names of all POSIX shared memory of this machine, sorted; none where it cannot be listed."""
+    try:
+        return sorted(f"/{path.name}" for path in NAMED_FOLDER.iterdir() if path.is_file())
+    except OSError:
+        return []
+
+
+def unlink(name: str) -> None:
+    """Remove the name of POSIX shared memory. Who has it open keeps it; what nobody holds is freed.
+
+    Raises InvalidArgument where there is none, PermissionError where it is somebody else's.
+    """
+    import posix_ipc
+
+    _check_name(name)
+    try:
+        posix_ipc.unlink_shared_memory(name)
+    except posix_ipc.ExistentialError:
+        raise InvalidArgument(_existence(name, exists=False)) from None
+    except posix_ipc.PermissionsError:
+        raise PermissionError(errno.EACCES, "no permission to remove it", str(named_path(name))) from None
 
 
 def _map(fd: int, size_bytes: int) -> tuple[mmap.mmap, bool]:
@@ -133,6 +209,47 @@ class Memory:
         except BaseException:
             with suppress(OSError):  # a number that is no open descriptor is refused like any other
                 memory.close()
+            raise
+
+    @classmethod
+    def create_named(cls, name: str, size_bytes: int) -> Self:
+        """Create zeroed POSIX shared memory that everybody of this user can open by its name, until `unlink`.
+
+        Raises InvalidArgument where the name is taken or none, ResourceExhaustedTransient where the system has no room.
+        """
+        memory = cls()
+        is_made = False
+        try:
+            fd = _open_name(name, create=True)
+            is_made = True
+            memory._fds.append(_allocated(lambda: fd, size_bytes))
+            memory._map(size_bytes)
+            return memory
+        except BaseException:
+            memory.close()
+            if is_made:
+                unlink(name)
+            raise
+
+    @classmethod
+    def open_named(cls, name: str) -> Self:
+        """Open POSIX shared memory; for reading only where no more is permitted. It cannot be sealed: see the module.
+
+        Raises InvalidArgument where there is none or it has no bytes, PermissionError where it may not be read.
+        """
+        memory = cls()
+        try:
+            try:
+                memory._fds.append(_open_name(name))
+            except PermissionError:
+                memory._fds.append(_open_name(name, read_only=True))
+            size_bytes = os.fstat(memory.fileno()).st_size
+            if size_bytes == 0:
+                raise InvalidArgument(f"shared memory {name} has no bytes: its creator is at work, or ended there")
+            memory._map(size_bytes)
+            return memory
+        except BaseException:
+            memory.close()
             raise
 
     def _map(self, size_bytes: int) -> None:

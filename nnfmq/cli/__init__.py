@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "run a model on a photo or an array; print the top classes and where the time went",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
+    "queue": "make, look at and use queues with a name, for programs that trust each other",
     "doctor": "report what this machine offers, what is missing, and the remedy",
 }
 

@@ -8,6 +8,7 @@ from nnfmq.queue.core import core_name, core_path, core_reason
 from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, Grantor, MQDescriptor
 from nnfmq.queue.message_queue import MessageQueue, Overflow
+from nnfmq.queue.named import create_named, named_queues, open_named, remove_named
 from nnfmq.queue.transaction import Transaction
 from nnfmq.queue.waiting import DeadFlag, PollingWindow
 
@@ -27,4 +28,8 @@ __all__ = [
     "core_name",
     "core_path",
     "core_reason",
+    "create_named",
+    "named_queues",
+    "open_named",
+    "remove_named",
 ]

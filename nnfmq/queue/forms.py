@@ -1,4 +1,4 @@
-"""The forms in which a queue's descriptor travels: HIDL's binary one, AIDL's parcelable, and JSON.
+"""The forms in which a queue's descriptor travels: HIDL's bytes, AIDL's fields, JSON, and a named queue's record.
 
 `MQDescriptor` is what all of them say. HIDL has unsigned fields in a C structure, AIDL signed ones with names; so a
 value can be legal in one and negative in the other, and is refused there, as libfmq refuses it. JSON is the AIDL form
@@ -12,6 +12,14 @@ FMQ_FACTS 1.2 and 1.10.
     | 0     | count| 0  |     | 0     |quantum| flags |   | 0    |fd index| offset|    | extent |
     +-------+------+----+-----+-------+-------+-------+   +------+--------+-------+----+--------+
     pointer   u32   u8        pointer   u32     u32         u32     u32      u32         u64
+
+    Record of a named queue, 128 bytes: offset and extent of read counter, write counter, ring and event word (extent
+    0: it has none), all in the one memory; the magic number is written last, when everything else is there
+    0       4        8        12        16      24      32      40                      88        128
+    +-------+--------+--------+---------+-------+-------+-------+--- .. three more .. ---+---------+
+    | magic | version| flavour| quantum | count | offset| extent|                        | 0       |
+    +-------+--------+--------+---------+-------+-------+-------+------------------------+---------+
+      u32     u32      u32      u32       u64     u64     u64
 """
 
 from __future__ import annotations
@@ -20,12 +28,16 @@ import struct
 from typing import Any, TypedDict
 
 from nnfmq.hal.errors import QueueCorrupted
-from nnfmq.queue.layout import Grantor, MQDescriptor
+from nnfmq.queue.layout import RECORD_BYTES, SYNCHRONIZED, UNSYNCHRONIZED, Grantor, MQDescriptor
 
 GRANTORS_MAX = 16  # 4 mean something
 
 HIDL_HEAD = struct.Struct("<QIB3xQII")  # the pointers mean nothing elsewhere; they are 0 here
 HIDL_GRANTOR = struct.Struct("<III4xQ")  # flags (always 0), fd index, offset, extent
+
+RECORD = struct.Struct(f"<IIIIQ8Q{RECORD_BYTES - 88}x")
+RECORD_MAGIC = int.from_bytes(b"nfmq", "little")
+RECORD_VERSION = 1
 
 _U32, _U64 = 2**32 - 1, 2**64 - 1
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
@@ -125,6 +137,32 @@ def from_json(text: str | bytes) -> MQDescriptor:
     except (ValueError, RecursionError) as error:
         raise QueueCorrupted(f"queue descriptor: no JSON ({error})") from None
     return from_aidl(data)
+
+
+# ---- the record of a named queue ----
+
+
+def to_record(descriptor: MQDescriptor) -> bytes:
+    """Return the record of a queue in one memory. Its first 4 bytes, the magic number, are to be written last."""
+    count = descriptor.grantors[2].extent // descriptor.quantum
+    parts = [number for grantor in descriptor.grantors for number in (grantor.offset, grantor.extent)]
+    parts += [0] * (8 - len(parts))
+    return RECORD.pack(RECORD_MAGIC, RECORD_VERSION, descriptor.flags, descriptor.quantum, count, *parts)
+
+
+def from_record(data: bytes) -> MQDescriptor:
+    """Read a record. Raises QueueCorrupted where it is none, of another version, or contradicts itself."""
+    magic, version, flavor, quantum, count, *parts = RECORD.unpack(data)
+    if magic != RECORD_MAGIC:
+        raise QueueCorrupted(f"record of a named queue: begins with {magic:#x}, expected is {RECORD_MAGIC:#x}")
+    if version != RECORD_VERSION:
+        raise QueueCorrupted(f"record of a named queue: version {version}; this nnfmq reads version {RECORD_VERSION}")
+    if flavor not in (SYNCHRONIZED, UNSYNCHRONIZED):
+        raise QueueCorrupted(f"record of a named queue: flavour is {flavor}; allowed are 1 and 2")
+    if parts[5] != quantum * count:
+        raise QueueCorrupted(f"record of a named queue: {count} records of {quantum} bytes in {parts[5]} bytes of ring")
+    grantors = [Grantor(0, offset, extent) for offset, extent in zip(parts[::2], parts[1::2], strict=True)]
+    return MQDescriptor(tuple(grantors if grantors[3].extent else grantors[:3]), quantum, flavor)
 
 
 # ---- checks ----

@@ -12,14 +12,15 @@ A synchronized queue of N records of Q bytes, as libfmq lays it out (everything 
 The counters count bytes, only grow, and index the ring modulo its size. libfmq ends after the event word; what lies
 behind it is ours, in the same page-rounded region, and no libfmq peer looks there. An unsynchronized queue has the same
 layout; libfmq does not use its read counter, ours says there how far the writer is about to write. A ring may have a
-file descriptor of its own: then it begins at byte 0 there, and the event word follows the counters. Nothing here opens,
-maps or logs; no offset is computed anywhere else.
+file descriptor of its own: then it begins at byte 0 there, and the event word follows the counters. A named queue's
+memory ends with a record of 128 bytes that says all this (`forms.to_record`). Nothing here opens, maps or logs; no
+offset is computed anywhere else.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
@@ -39,6 +40,8 @@ WRITER_CPU = 6  # event word + 6: u16, the CPU from which the writer sent last, 
 STAGE_SLOTS = 32
 STAGE_BYTES = STAGE_SLOTS * 8
 STAGE_ALIGNMENT = 64  # a cache line of its own: the slots are written while the peer spins on the counters
+
+RECORD_BYTES = 128  # of a named queue: the last of the memory, so that its size alone says where
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -120,6 +123,18 @@ def geometry(quantum: int, count: int, event_flag: bool = True, ring_fd: int = 0
         region_bytes=align_up(stage + STAGE_BYTES, PAGE_BYTES),
         fds=(0, 0, ring_fd, 0),
     )
+
+
+def named_geometry(quantum: int, count: int) -> Geometry:
+    """Lay out a new queue that has a name: the same, with room for its record at the end. Raises InvalidArgument."""
+    place = geometry(quantum, count)
+    used = STAGE_BYTES + RECORD_BYTES + (place.stage or 0)
+    return replace(place, region_bytes=align_up(used, PAGE_BYTES))
+
+
+def record_offset(memory_bytes: int) -> int:
+    """Return where the record of a named queue lies in memory of this size; negative where there is no room for one."""
+    return memory_bytes - RECORD_BYTES if memory_bytes % WORD_ALIGNMENT == 0 else -1
 
 
 def describe(layout: Geometry, flavor: int = SYNCHRONIZED) -> MQDescriptor:

@@ -1,0 +1,184 @@
+"""`nnfmq queue bench`: round trips, and a stream, between two processes over two named queues made for it.
+
+The other process is this module run by itself (`python -m nnfmq.cli.queue_bench`): it echoes so many messages, then
+takes so many, and answers with the last. Every wait has a deadline, so neither process outlives a killed other one by
+more than that. Figures mean nothing without the conditions printed beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from nnfmq.cli.output import console, distribution, microseconds, print_json, table
+from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
+from nnfmq.queue import MessageQueue, PollingWindow, core_name, create_named, open_named, remove_named
+
+_COUNT = 256
+_WARM_UP = 500
+_LIMIT_NS = 10 * 10**9
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Measure, print, and remove the two queues."""
+    name = arguments.name or f"/nnfmq-bench-{os.getpid()}"
+    window_ns = PollingWindow.controller(arguments.window).ns
+    with ExitStack() as stack:
+        requests, results = (
+            stack.enter_context(_temporary(f"{name}-{which}", arguments.record_bytes))
+            for which in ("requests", "results")
+        )
+        ours, theirs = stack.enter_context(_placed(arguments.placement))
+        stack.enter_context(_peer(name, arguments, window_ns, theirs))
+        latencies_ns = _round_trips(requests, results, arguments.round_trips, window_ns)
+        stream_ns = _stream(requests, results, arguments.messages, window_ns)
+    report = {
+        "conditions": _conditions(arguments, window_ns, ours, theirs),
+        "round_trip_ns": distribution(latencies_ns),
+        "messages_per_s": round(arguments.messages * 1e9 / stream_ns),
+    }
+    if arguments.json:
+        print_json(report)
+    else:
+        _show(report, arguments.no_color)
+    return 0
+
+
+@contextmanager
+def _temporary(name: str, record_bytes: int) -> Iterator[MessageQueue]:
+    queue = create_named(name, record_bytes, _COUNT)
+    try:
+        with queue:
+            yield queue
+    finally:
+        remove_named(name)
+
+
+@contextmanager
+def _placed(placement: str) -> Iterator[tuple[int | None, int | None]]:
+    """Put this process on a core, and back; say which, and which is the other's (None: anywhere)."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if placement == "free":
+        yield None, None
+        return
+    ours, theirs = allowed[0], allowed[-1 if placement == "apart" else 0]
+    os.sched_setaffinity(0, {ours})
+    try:
+        yield ours, theirs
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@contextmanager
+def _peer(name: str, arguments: argparse.Namespace, window_ns: int, cpu: int | None) -> Iterator[None]:
+    """Run the other process; it has ended when this is left. Raises DeadObject where it could not start."""
+    trips = arguments.round_trips + _WARM_UP
+    words = [name, str(trips), str(arguments.messages), str(window_ns), "-1" if cpu is None else str(cpu)]
+    root = str(Path(__file__).parents[2])  # this very nnfmq, also in a source tree
+    path = os.pathsep.join([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(os.pathsep)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "nnfmq.cli.queue_bench", *words],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise DeadObject("the other process of the benchmark ended before it began: see above")
+            yield
+        finally:
+            process.kill()  # by now it has ended by itself, or never will
+
+
+def _round_trips(requests: MessageQueue, results: MessageQueue, count: int, window_ns: int) -> list[int]:
+    """Return the time of each of `count` round trips, in ns, after a warm-up."""
+    payload = os.urandom(requests.quantum)
+    times = []
+    for _ in range(_WARM_UP + count):
+        begin = time.monotonic_ns()
+        requests.send(payload)
+        answer = results.receive(begin + _LIMIT_NS, window_ns)
+        times.append(time.monotonic_ns() - begin)
+        _check(answer, payload)
+    return times[_WARM_UP:]
+
+
+def _stream(requests: MessageQueue, results: MessageQueue, count: int, window_ns: int) -> int:
+    """Return how long `count` messages in one direction take, in ns, until the answer to the last."""
+    payload = os.urandom(requests.quantum)
+    begin = time.monotonic_ns()
+    for _ in range(count):
+        # One look at the clock for each full ring, not for each message.
+        if not requests.send(payload) and not requests.write_blocking(payload, time.monotonic_ns() + _LIMIT_NS):
+            _check(None, payload)
+    _check(results.receive(time.monotonic_ns() + _LIMIT_NS, window_ns), payload)
+    return time.monotonic_ns() - begin
+
+
+def _check(answer: bytes | None, expected: bytes) -> None:
+    if answer is None:
+        raise MissedDeadlineTransient(f"the other process did not answer within {_LIMIT_NS / 1e9:g} s")
+    if answer != expected:
+        raise DeadObject("the other process answered with something else: somebody else uses these queues")
+
+
+def _conditions(
+    arguments: argparse.Namespace, window_ns: int, ours: int | None, theirs: int | None
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "core": core_name,
+        "record_bytes": arguments.record_bytes,
+        "round_trips": arguments.round_trips,
+        "messages": arguments.messages,
+        "window_us": window_ns / 1000,
+        "placement": arguments.placement,
+        "cpus": [ours, theirs],
+    }
+
+
+def _show(report: dict[str, Any], no_color: bool) -> None:
+    screen = console(no_color)
+    figures = table("round trip, µs", *(f">{name}" for name in report["round_trip_ns"]))
+    figures.add_row("", *map(microseconds, report["round_trip_ns"].values()))
+    screen.print(figures)
+    screen.print(f"Stream: {report['messages_per_s']:,} messages a second.")
+    given = report["conditions"]
+    where = "anywhere" if given["placement"] == "free" else "CPUs {} and {}".format(*given["cpus"])
+    screen.print(
+        f"{given['core']} core, {given['record_bytes']} bytes, window {given['window_us']:g} µs, {where}; "
+        f"{given['round_trips']:,} round trips, {given['messages']:,} messages"
+    )
+
+
+# ---- the other process ----
+
+
+def _serve(name: str, round_trips: int, messages: int, window_ns: int, cpu: int) -> None:
+    """Echo, then take the stream and answer with its last message."""
+    if cpu >= 0:
+        os.sched_setaffinity(0, {cpu})
+    with open_named(f"{name}-requests") as requests, open_named(f"{name}-results") as results:
+        print("ready", flush=True)
+        for _ in range(round_trips):
+            packet = requests.receive(time.monotonic_ns() + _LIMIT_NS, window_ns)
+            if packet is None:
+                return
+            results.send(packet)
+        last = b""
+        while messages > 0:
+            packet = requests.receive(time.monotonic_ns() + _LIMIT_NS, window_ns)
+            if packet is None:
+                return
+            messages -= len(packet) // requests.quantum
+            last = packet[-requests.quantum :]
+        results.send(last)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,115 @@
+"""Queues with a name, in POSIX shared memory: for foreign programs that this one trusts. Never for the driver.
+
+The name is all that a peer needs: the memory ends with a record (`forms.to_record`) that says where everything lies.
+The record's magic number is published last, so what a creator left half-made is never taken for a queue. Names stay
+until `remove_named`, also when all their users are gone. Left out: the promise that no peer can make us die by SIGBUS
+(such memory cannot be sealed), and any knowledge of who is attached or alive. docs/c has the same in C.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nnfmq import memory as shared
+from nnfmq.hal.errors import InvalidArgument, NnfmqError
+from nnfmq.memory import Memory
+from nnfmq.queue import core, forms, layout
+from nnfmq.queue.event_flag import EventFlag
+from nnfmq.queue.layout import SYNCHRONIZED, MQDescriptor
+from nnfmq.queue.message_queue import MessageQueue, Overflow
+
+if TYPE_CHECKING:
+    from nnfmq.queue.waiting import DeadFlag
+
+
+def create_named(
+    name: str, quantum: int, count: int, *, flavor: int = SYNCHRONIZED, overflow: Overflow = Overflow.SKIP_ALL,
+    using: core.Core = core.active,
+) -> MessageQueue:  # fmt: skip
+    """Create an empty queue of `count` records of `quantum` bytes under `name`, which begins with a slash.
+
+    Raises InvalidArgument where the name is taken or the sizes are impossible, ResourceExhaustedTransient where
+    /dev/shm has no room; then nothing is left there.
+    """
+    place = layout.named_geometry(quantum, count)
+    descriptor = layout.describe(place, flavor)
+    memory = Memory.create_named(name, place.region_bytes)
+    try:
+        queue = MessageQueue.attach(
+            descriptor, memory, flavor=flavor, reset_pointers=False, overflow=overflow, using=using
+        )
+        try:
+            _publish(memory.view, forms.to_record(descriptor), using)
+        except BaseException:
+            queue.close()
+            raise
+    except BaseException:
+        shared.unlink(name)
+        raise
+    return queue
+
+
+def open_named(
+    name: str, *, quantum: int | None = None, overflow: Overflow = Overflow.SKIP_ALL, dead: DeadFlag | None = None,
+    using: core.Core = core.active,
+) -> MessageQueue:  # fmt: skip
+    """Attach to the queue that somebody created under `name`; its counters stay as they are, its flavour is its own.
+
+    An unsynchronized queue that may only be read is mapped so. Raises InvalidArgument where there is none or its
+    creator has not finished it, PermissionError, and QueueCorrupted where its record is impossible or its records are
+    not of `quantum` bytes.
+    """
+    memory = Memory.open_named(name)
+    try:
+        descriptor = _described(name, memory)
+    except BaseException:
+        memory.close()
+        raise
+    return MessageQueue.attach(
+        descriptor, memory, flavor=descriptor.flags, reset_pointers=False, overflow=overflow, dead=dead,
+        quantum=quantum, using=using,
+    )  # fmt: skip
+
+
+def remove_named(name: str) -> None:
+    """Remove the name. Who is attached stays so; the memory goes with the last of them. Raises as `memory.unlink`."""
+    shared.unlink(name)
+
+
+def named_queues() -> list[str]:
+    """Return the names of all queues that this user may open, sorted."""
+    return [name for name in shared.names() if _is_queue(name)]
+
+
+def _publish(view: memoryview, record: bytes, using: core.Core) -> None:
+    at = layout.record_offset(len(view))
+    view[at + 4 : at + len(record)] = record[4:]
+    # The core's read-modify-write orders this after every store before it, which plain Python cannot on Arm.
+    with EventFlag.over(view, at, using=using) as magic:
+        magic.wake(forms.RECORD_MAGIC)
+
+
+def _described(name: str, memory: Memory) -> MQDescriptor:
+    at = layout.record_offset(memory.size_bytes)
+    if at < 0:
+        raise InvalidArgument(f"{name} is no queue of nnfmq: {memory.size_bytes} bytes have no room for its record")
+    magic = memory.view[at : at + 4].cast("I")[0]
+    if magic != forms.RECORD_MAGIC and magic & ~forms.RECORD_MAGIC == 0:  # without libatomic it comes bit by bit
+        raise InvalidArgument(
+            f"{name} is no queue of nnfmq, or not ready: its creator is at work, or ended there "
+            f"(then `nnfmq queue remove {name}`)"
+        )
+    descriptor = forms.from_record(bytes(memory.view[at:]))
+    layout.resolve(descriptor, at, flavor=descriptor.flags)  # all parts lie before the record
+    if descriptor.flags == SYNCHRONIZED and not memory.is_writable:
+        raise InvalidArgument(f"{name} may only be read by this user: both sides of a synchronized queue write")
+    return descriptor
+
+
+def _is_queue(name: str) -> bool:
+    try:
+        with Memory.open_named(name) as memory:
+            _described(name, memory)
+    except (NnfmqError, OSError):
+        return False
+    return True

@@ -1,0 +1,26 @@
+"""Names for POSIX shared memory in tests: unlike anybody else's, and nothing of that name is left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+
+from nnfmq import memory
+
+_numbers = count()
+
+
+@contextmanager
+def fresh_name() -> Iterator[str]:
+    """Yield a name that is free; remove it afterwards, and fail where others that begin with it are left."""
+    name = f"/nnfmq-test-{os.getpid()}-{next(_numbers)}"
+    yield name
+    left = [other for other in memory.names() if other.startswith(name)]
+    for other in left:
+        memory.unlink(other)
+    if [other for other in left if other != name]:
+        pytest.fail(f"left in shared memory: {', '.join(left)}", pytrace=False)
