@@ -29,6 +29,7 @@ from latency_client import Plan, Series, client_main, compare_main
 from nnfmq.cli.output import PERCENTILES, console, distribution, print_json, table
 from nnfmq.hal.errors import NnfmqError
 
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure as asked and print; 0 done, 1 failed, 2 usage, 130 interrupted."""
     arguments = _parser().parse_args(argv)
