@@ -1,7 +1,8 @@
 """Child processes of the benchmarks: started together, each reports once over a pipe, and all are gone afterwards.
 
-Used by latency_stress.py and queue_bench.py. A child sets its own alarm, so that nothing waits without limit; the parent
-waits a little longer than that. What a child reports is its result, or the exception that says why there is none.
+Used by latency_stress.py and queue_bench.py. A child sets its own alarm, so that nothing waits without limit; the
+parent waits a little longer than that. What a child reports is its result, or the exception that says why there is
+none.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
     return {
         "cpu": cpu_model(),
         "cpus_allowed": sorted(placement.ALLOWED),
-        "cpus_used": {name: str(placement.choose(name, 0)) for name in placement.PLACEMENTS},
+        "cpus_used": {name: asdict(placement.choose(name, 0)) for name in placement.PLACEMENTS},
         "kernel": platform.release(),
         "python": platform.python_version(),
         "peers": {name: _version(name) for name in PEERS},

@@ -33,6 +33,9 @@ from nnfmq.queue.waiting import DEFAULT_WINDOW_US
 DEFAULT_NS = DEFAULT_WINDOW_US * 1000
 POLLING_NS = 100_000_000
 RECORD_BYTES, BATCH = 24, 64
+Serve = Callable[[Callable[[], None], Connection], None]
+"""A server's loop: told how to say that it is ready, and where it may report more."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -77,7 +80,7 @@ def child_main(results: Connection, job: Job) -> None:
 
 
 @contextmanager
-def forked(job: Job, cpu: int | None, serve: Callable[[Callable[[], None], Connection], None]) -> Iterator[Any]:
+def forked(job: Job, cpu: int | None, serve: Serve) -> Iterator[Any]:
     """Run `serve` in a process of its own on `cpu`; yields its process and connection once it is ready."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -94,9 +97,7 @@ def forked(job: Job, cpu: int | None, serve: Callable[[Callable[[], None], Conne
         end(process, ours)
 
 
-def _serve(
-    results: Connection, limit_s: int, cpu: int | None, parent: int, serve: Callable[[Callable[[], None], Connection], None]
-) -> None:  # fmt: skip
+def _serve(results: Connection, limit_s: int, cpu: int | None, parent: int, serve: Serve) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.alarm(limit_s)
     if os.getppid() != parent:
@@ -351,10 +352,12 @@ def _codec(job: Job) -> Sample:
         import codec_bench  # type: ignore[import-not-found, unused-ignore]
 
         from nnfmq.serialize import codec as codecs  # type: ignore[attr-defined, unused-ignore]
+
+        compiled = codecs.load("compiled")
     except ImportError:
         raise peers.PeerMissing("the compiled codec and tools/codec_bench.py are not built here") from None
     placement.pin_process(0, job.cpus.client)
-    found = codec_bench.samples(codecs.load("compiled"))
+    found = codec_bench.samples(compiled)
     return Sample(figures={f"{name} µs": statistics.median(times) / 1000 for name, times in found.items()})
 
 

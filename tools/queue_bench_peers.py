@@ -1,4 +1,4 @@
-"""The other ways to exchange 512 bytes for 64 between two processes: a class each, with server's loop and client's calls.
+"""The other ways to exchange 512 bytes for 64 between two processes: a class each, with both sides.
 
 Each is made before the server is forked, imports its library after that, and answers until it is killed. `connect`
 returns (send, receive), called as the queue's own: `send(data)`, `receive(deadline_ns, window_ns)`; the others ignore
