@@ -26,7 +26,8 @@ import latency_placement as placement
 from bench_processes import Failed, cpu_model, received, started
 from latency_peers import PeerMissing
 from queue_bench_html import page
-from queue_bench_parties import DEFAULT_NS, POLLING_NS, Job, Sample, child_main
+from queue_bench_parties import child_main
+from queue_bench_server import DEFAULT_NS, POLLING_NS, Job, Sample
 from queue_bench_table import ROWS, SLOWER, Row, report_row
 
 from nnfmq.cli.output import console, print_json, table

@@ -7,60 +7,27 @@ left as users have it. The server dies with this process, and this process by it
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
 import os
 import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import latency_peers as peers
 import latency_placement as placement
-from bench_processes import Failed, end
+from bench_processes import Failed
 from queue_bench_peers import EXCHANGES, REPLY, REQUEST, Calls, Exchange
+from queue_bench_server import POLLING_NS, Job, Sample, answer_of, forked
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
-from nnfmq.queue.waiting import DEFAULT_WINDOW_US
 
-DEFAULT_NS = DEFAULT_WINDOW_US * 1000
-POLLING_NS = 100_000_000
 RECORD_BYTES, BATCH = 24, 64
-Serve = Callable[[Callable[[], None], Connection], None]
-"""A server's loop: told how to say that it is ready, and where it may report more."""
-
-_PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One round of one party; sent to the child process."""
-
-    party: str
-    count: int
-    warm_up: int
-    cpus: placement.Cpus
-    folder: Path
-    limit_s: int
-    window_ns: int = DEFAULT_NS
-    work_ns: int = 0
-    think_ns: int = 0
-    idle_s: float = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What a round measured."""
-
-    times_ns: list[int] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
 
 
 def child_main(results: Connection, job: Job) -> None:
@@ -74,49 +41,6 @@ def child_main(results: Connection, job: Job) -> None:
         results.send(Failed(f"{job.party}: {type(error).__name__}: {error}"))
     finally:
         results.close()
-
-
-# ---- servers ----
-
-
-@contextmanager
-def forked(job: Job, cpu: int | None, serve: Serve) -> Iterator[Any]:
-    """Run `serve` in a process of its own on `cpu`; yields its process and connection once it is ready."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, job.limit_s, cpu, os.getpid(), serve))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(job.limit_s):
-            raise Failed(f"the server of {job.party} was not ready within {job.limit_s} seconds")
-        _raise_or_return(ours, job.party)
-        yield process, ours
-    finally:
-        process.kill()
-        end(process, ours)
-
-
-def _serve(results: Connection, limit_s: int, cpu: int | None, parent: int, serve: Serve) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.alarm(limit_s)
-    if os.getppid() != parent:
-        return
-    placement.pin_process(0, cpu)
-    try:
-        serve(lambda: results.send(None), results)
-    except (NnfmqError, ImportError, OSError) as error:
-        results.send(Failed(f"{type(error).__name__}: {error}"))
-
-
-def _raise_or_return(results: Connection, party: str) -> Any:
-    try:
-        answer = results.recv()
-    except EOFError:
-        raise Failed(f"the server of {party} ended") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 # ---- round trips ----
@@ -272,7 +196,7 @@ def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callabl
                 while not send(data):
                     pass
                 crc = crc32(data, crc)
-            ended, got_crc = _raise_or_return(results, job.party)
+            ended, got_crc = answer_of(results, job.party)
         seconds = (ended - begin) / 1e9
         return Sample(figures={"per_second": job.count * batch / seconds, "checksums_equal": float(got_crc == crc)})
 
@@ -299,7 +223,7 @@ def _stream_os_pipe(job: Job) -> Sample:
         begin = _clock()
         for _ in range(job.count):
             os.write(give, REQUEST)
-        seconds = (_raise_or_return(results, job.party) - begin) / 1e9
+        seconds = (answer_of(results, job.party) - begin) / 1e9
     return Sample(figures={"per_second": job.count / seconds})
 
 

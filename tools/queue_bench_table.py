@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from queue_bench_parties import DEFAULT_NS, POLLING_NS, Sample
+from queue_bench_server import DEFAULT_NS, POLLING_NS, Sample
 
 from nnfmq.cli.output import percentile
 

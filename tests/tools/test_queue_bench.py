@@ -1,4 +1,4 @@
-"""The queue's benchmark: a tiny run through the real command, and the arithmetic of its goals. Nothing is timed here."""
+"""The queue's benchmark: a tiny run through the real command, and the arithmetic of its goals. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 import queue_bench
 from latency_peers import PeerMissing
 from queue_bench_html import page
-from queue_bench_parties import PARTIES, Sample
+from queue_bench_parties import PARTIES
 from queue_bench_peers import require
+from queue_bench_server import Sample
 from queue_bench_table import ROWS, Goal, Row, medians, report_row
 from support.places import ROOT
 from support.under_test import core_name
