@@ -114,6 +114,28 @@ def test_a_child_that_fails_ends_the_run_with_its_reason() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [("lambda ready, _: open('/nowhere')", "FileNotFoundError"), ("lambda ready, _: None", "the server of it ended")],
+)
+def test_a_server_that_is_never_ready_fails_its_party(server: str, reason: str) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tools")!r})
+from pathlib import Path
+import latency_placement as placement
+import queue_bench_server as server
+job = server.Job("it", 1, 1, placement.Cpus(None, None), Path("."), 30)
+try:
+    with server.forked(job, None, {server}):
+        print("it went on")
+except server.Failed as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert reason in done.stdout
+
+
 @needs_compiled
 @needs_two_cores
 def test_the_table_names_goals_and_what_was_not_compared() -> None:
