@@ -1,31 +1,37 @@
-/* Two pinned processes exchange a 512-byte request and a 64-byte reply over shared memory, both spinning: the floor.
+/* Two pinned processes exchange a 512-byte request and a 64-byte reply over two rings of _atomics.h: the floor.
  *
- *     c_pingpong COUNT WARM_UP CPU_A CPU_B SECONDS
+ *     c_pingpong spin|futex COUNT WARM_UP CPU_A CPU_B SECONDS
  *
- * prints "p50 p90 p99 p99.9 max" of COUNT round trips in nanoseconds. A mailbox each way: fill, then publish its sequence
- * number with a release store; the other side spins on an acquire load and copies the bytes out. Ends with status 1 after
- * SECONDS, whatever happens: the alarm kills this process, and the death signal kills the other one.
+ * prints COUNT round trips in nanoseconds, one a line. `spin` polls and wakes nobody; `futex` sleeps and wakes for every
+ * message, as libfmq's blocking calls do. Ends with SIGALRM after SECONDS, whatever happens; the death signal kills the
+ * other process. Compile with -I nnfmq/queue.
  */
-#define _GNU_SOURCE
+#include "_atomics.h"
+
 #include <sched.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-enum { REQUEST_BYTES = 512, REPLY_BYTES = 64, LINE_BYTES = 128 };
+enum { REQUEST_BYTES = 512, REPLY_BYTES = 64, RECORDS = 8, LINE_BYTES = 128 };
 
-struct mailbox {
-    _Alignas(LINE_BYTES) _Atomic uint64_t sequence;
-    _Alignas(LINE_BYTES) char bytes[REQUEST_BYTES];
+struct shared {
+    _Alignas(LINE_BYTES) _Atomic uint64_t read_counter;
+    _Alignas(LINE_BYTES) _Atomic uint64_t write_counter;
+    _Alignas(LINE_BYTES) _Atomic uint32_t word;
+    _Alignas(LINE_BYTES) unsigned char ring[RECORDS * REQUEST_BYTES];
 };
+
+struct end {
+    nnfmq_ring ring;
+    nnfmq_event event;
+};
+
+static const _Atomic uint32_t never_dead;
+static int is_spinning;
 
 static void fail(const char *what) {
     perror(what);
@@ -39,59 +45,57 @@ static void pin(int cpu) {
     if (sched_setaffinity(0, sizeof set, &set) != 0) fail("sched_setaffinity");
 }
 
-static void put(struct mailbox *box, uint64_t sequence, const char *from, size_t count) {
-    memcpy(box->bytes, from, count);
-    atomic_store_explicit(&box->sequence, sequence, memory_order_release);
+static struct end end_of(struct shared *at, uint64_t quantum) {
+    struct end end = {
+        .ring = {.read_counter = &at->read_counter, .write_counter = &at->write_counter, .ring = at->ring,
+                 .ring_bytes = RECORDS * quantum, .quantum = quantum},
+        .event = {.word = &at->word, .dead = &never_dead},
+    };
+    return end;
 }
 
-static void take(struct mailbox *box, uint64_t sequence, char *to, size_t count) {
-    while (atomic_load_explicit(&box->sequence, memory_order_acquire) != sequence) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+static void put(const struct end *to, const void *from, uint64_t bytes) {
+    nnfmq_look look;
+    if (nnfmq_begin_write(&to->ring, &look) != NNFMQ_DONE || look.bytes < bytes) fail("no room");
+    nnfmq_commit_write(&to->ring, look.w, from, bytes);
+    if (!is_spinning) nnfmq_wake(to->event.word, NNFMQ_NOT_EMPTY);
+}
+
+static void take(const struct end *from, void *to, uint64_t bytes) {
+    nnfmq_look look;
+    while (nnfmq_begin_read(&from->ring, &look) == NNFMQ_DONE && look.bytes < bytes) {
+        if (is_spinning)
+            nnfmq_pause();
+        else
+            nnfmq_sleep(&from->ring, &from->event, NNFMQ_READER, bytes, NNFMQ_NO_DEADLINE);
     }
-    memcpy(to, box->bytes, count);
+    nnfmq_copy_out(&from->ring, look.r, to, bytes);
+    nnfmq_commit_read(&from->ring, look.r, bytes);
 }
 
-static int64_t now_ns(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-static void answer(struct mailbox *boxes, uint64_t count, int cpu, pid_t parent) {
+static void answer(const struct end *requests, const struct end *replies, uint64_t count, pid_t parent) {
     char request[REQUEST_BYTES];
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) exit(1); /* it died before we asked to be told */
-    pin(cpu);
-    for (uint64_t i = 1; i <= count; i++) {
-        take(&boxes[0], i, request, REQUEST_BYTES);
-        put(&boxes[1], i, request, REPLY_BYTES);
+    for (uint64_t i = 0; i < count; i++) {
+        take(requests, request, REQUEST_BYTES);
+        put(replies, request, REPLY_BYTES);
     }
     exit(0);
 }
 
-static int ascending(const void *left, const void *right) {
-    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
-    return (a > b) - (a < b);
-}
-
-static int64_t percentile(const int64_t *sorted, uint64_t count, uint64_t per_mille) {
-    uint64_t rank = (count * per_mille + 999) / 1000;
-    return sorted[rank ? rank - 1 : 0];
-}
-
 int main(int argc, char **argv) {
-    if (argc != 6) {
-        fprintf(stderr, "usage: c_pingpong COUNT WARM_UP CPU_A CPU_B SECONDS\n");
+    if (argc != 7 || (strcmp(argv[1], "spin") && strcmp(argv[1], "futex")) || !atoi(argv[2])) {
+        fprintf(stderr, "usage: c_pingpong spin|futex COUNT WARM_UP CPU_A CPU_B SECONDS\n");
         return 2;
     }
-    uint64_t count = strtoull(argv[1], NULL, 10), warm_up = strtoull(argv[2], NULL, 10);
-    if (count == 0) return 2;
-    alarm((unsigned)atoi(argv[5]));
-    struct mailbox *boxes =
-        mmap(NULL, 2 * sizeof *boxes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (boxes == MAP_FAILED) fail("mmap");
+    uint64_t count = strtoull(argv[2], NULL, 10), warm_up = strtoull(argv[3], NULL, 10);
+    is_spinning = strcmp(argv[1], "spin") == 0;
+    alarm((unsigned)atoi(argv[6]));
+    struct shared *shared =
+        mmap(NULL, 2 * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) fail("mmap");
+    struct end requests = end_of(&shared[0], REQUEST_BYTES), replies = end_of(&shared[1], REPLY_BYTES);
     int64_t *times = calloc(count, sizeof *times);
     if (times == NULL) fail("calloc");
     char request[REQUEST_BYTES], reply[REPLY_BYTES];
@@ -99,17 +103,15 @@ int main(int argc, char **argv) {
 
     pid_t parent = getpid(), child = fork();
     if (child < 0) fail("fork");
-    if (child == 0) answer(boxes, warm_up + count, atoi(argv[4]), parent);
-    pin(atoi(argv[3]));
-    for (uint64_t i = 1; i <= warm_up + count; i++) {
-        int64_t begin = now_ns();
-        put(&boxes[0], i, request, REQUEST_BYTES);
-        take(&boxes[1], i, reply, REPLY_BYTES);
-        if (i > warm_up) times[i - warm_up - 1] = now_ns() - begin;
+    pin(atoi(argv[child == 0 ? 5 : 4]));
+    if (child == 0) answer(&requests, &replies, warm_up + count, parent);
+    for (uint64_t i = 0; i < warm_up + count; i++) {
+        int64_t begin = nnfmq_now();
+        put(&requests, request, REQUEST_BYTES);
+        take(&replies, reply, REPLY_BYTES);
+        if (i >= warm_up) times[i - warm_up] = nnfmq_now() - begin;
     }
     waitpid(child, NULL, 0);
-    qsort(times, count, sizeof *times, ascending);
-    printf("%lld %lld %lld %lld %lld\n", (long long)percentile(times, count, 500), (long long)percentile(times, count, 900),
-           (long long)percentile(times, count, 990), (long long)percentile(times, count, 999), (long long)times[count - 1]);
+    for (uint64_t i = 0; i < count; i++) printf("%lld\n", (long long)times[i]);
     return 0;
 }

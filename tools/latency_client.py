@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import latency_peers as peers
 import latency_placement as placement
 import numpy as np
+from bench_processes import Failed
 
 from nnfmq.cli.output import open_client
 from nnfmq.hal.errors import NnfmqError
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
 PATHS = ("burst", "in-place", "ordinary")
 CLIENT_WINDOW = "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW"
 SERVER_WINDOW = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
-
-
-class Failed(Exception):
-    """A client process reported an error, or ended without a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ def _reporting(plan: Plan, results: Connection) -> Iterator[None]:
         results.close()
 
 
-def client_main(plan: Plan, results: Connection, number: int, barrier: Barrier) -> None:
+def client_main(results: Connection, plan: Plan, number: int, barrier: Barrier) -> None:
     """Send this client's own conditions and its series."""
     with _reporting(plan, results), open_client(plan.connect) as client:
         cpus = placement.choose(plan.placement, number)
@@ -176,7 +173,19 @@ def _round_trips(call: Callable[[], Any], count: int) -> list[int]:
     return samples
 
 
-def compare_main(plan: Plan, results: Connection) -> None:
+def null_burst(plan: Plan, path: str, count: int, cpus: placement.Cpus) -> list[int]:
+    """Return `count` round trips of the null model in ns over one of the burst's two paths; connects and closes."""
+    with open_client(plan.connect) as client, _ready_burst(plan, client, "null", cpus) as (prepared, burst):
+        inputs = [_some_input(info) for info in prepared.inputs]
+        calls: dict[str, Callable[[], Any]] = {
+            "burst": lambda: burst.execute(*inputs, timeout=plan.limit_s),
+            "in-place": lambda: burst.execute(out=burst.outputs, timeout=plan.limit_s),
+        }
+        _round_trips(calls[path], plan.warm_up)
+        return _round_trips(calls[path], count)
+
+
+def compare_main(results: Connection, plan: Plan) -> None:
     """Alternate the null burst with the peers, on the cores of the first client."""
     cpus = placement.choose(plan.placement, 0)
     count, folder = max(1, plan.counts["null"] // plan.rounds), tempfile.TemporaryDirectory(prefix="nnfmq-stress-")

@@ -1,8 +1,9 @@
 """What the burst is compared with, in the same run: a C ping-pong that spins, and a multiprocessing.Pipe.
 
-Used by latency_stress.py. Both exchange 512 bytes for 64, about a burst's packets. The C program is compiled on the fly
-with `cc`; it is the floor of what two processes on two cores can do. The pipe is what Python offers. A process that
-waits for either is ended by its own alarm, since a poll before each receive would be part of what is measured.
+Used by latency_stress.py and queue_bench.py. Both exchange 512 bytes for 64, about a burst's packets. The C program is
+compiled on the fly with `cc` against the queue's own header: the floor of what two processes can do. The pipe is what
+Python offers. A process that waits for either is ended by its own alarm, since a poll before each receive would be part
+of what is measured.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any, Self
 
 import latency_placement as placement
 
-from nnfmq.cli.output import PERCENTILES, distribution
+import nnfmq.queue
+from nnfmq.cli.output import distribution
 
 REQUEST_BYTES = 512
 REPLY_BYTES = 64
 _C_SOURCE = Path(__file__).with_name("c_pingpong.c")
+_C_HEADERS = Path(nnfmq.queue.__file__).parent
 
 
 class PeerMissing(Exception):
@@ -75,37 +78,40 @@ def _comparison(p50_ns: dict[str, list[int]], rounds: int, missing: str) -> Comp
 
 
 def _c_party(folder: Path, count: int, warm_up: int, limit_s: int) -> Callable[[], list[int]]:
-    """Return a function that runs the C program once, on a core of its own for each side, and returns its p50."""
+    """Return a function that runs the C program once, on a core of its own for each side. Raises PeerMissing."""
     program = compile_c(folder)
     cpus = placement.two_cores()
-    return lambda: [c_round(program, count, warm_up, cpus, limit_s)["p50"]]
+    if cpus is None:
+        raise PeerMissing("the C ping-pong spins on two cores; one is allowed here")
+    return lambda: c_round(program, count, warm_up, cpus, limit_s)
 
 
 def compile_c(folder: Path) -> Path:
-    """Compile the C ping-pong into `folder`. Raises PeerMissing without a compiler or a second core."""
+    """Compile the C ping-pong into `folder`. Raises PeerMissing without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise PeerMissing("no C compiler (cc, gcc, clang) for the C ping-pong")
-    if placement.two_cores() is None:
-        raise PeerMissing("the C ping-pong spins on two cores; one is allowed here")
     program = folder / "c_pingpong"
-    command = [compiler, "-O3", "-std=gnu11", "-o", str(program), str(_C_SOURCE)]
+    command = [compiler, "-O3", "-std=gnu11", "-I", str(_C_HEADERS), "-o", str(program), str(_C_SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise PeerMissing(f"{compiler} failed: {done.stderr.strip()}")
     return program
 
 
-def c_round(program: Path, count: int, warm_up: int, cpus: placement.Cpus | None, limit_s: int) -> dict[str, int]:
-    """Run the C ping-pong once and return its distribution in ns. Raises PeerMissing when it fails."""
-    if cpus is None:
-        raise PeerMissing("the C ping-pong needs two cores")
-    words = [count, warm_up, cpus.client, cpus.driver, limit_s]
+def c_round(
+    program: Path, count: int, warm_up: int, cpus: placement.Cpus, limit_s: int, mode: str = "spin"
+) -> list[int]:  # fmt: skip
+    """Run the C ping-pong once and return its round trips in ns. Raises PeerMissing when it fails.
+
+    `mode` is `spin`, or `futex` to sleep and wake for each message; spinning takes two cores.
+    """
+    words = [mode, count, warm_up, cpus.client, cpus.driver, limit_s]
     command = [str(program), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s + 5, check=False)
     if done.returncode:
         raise PeerMissing(f"the C ping-pong ended with {done.returncode}: {done.stderr.strip()}")
-    return dict(zip(PERCENTILES, map(int, done.stdout.split()), strict=True))
+    return [int(line) for line in done.stdout.split()]
 
 
 class PipePeer:

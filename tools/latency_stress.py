@@ -17,21 +17,17 @@ import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import latency_placement as placement
-from latency_client import Failed, Plan, Series, client_main, compare_main
+from bench_processes import Failed, cpu_model, received, started
+from latency_client import Plan, Series, client_main, compare_main
 
 from nnfmq.cli.output import PERCENTILES, console, distribution, print_json, table
 from nnfmq.hal.errors import NnfmqError
-
-Target = tuple[Callable[..., None], tuple[Any, ...]]
-"""What a process runs, and its arguments after the plan and where it reports."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,8 +106,8 @@ def measure(plan: Plan, *, with_peers: bool) -> dict[str, Any]:
         "series": [_merged(shares) for shares in zip(*(series for _, series in parties), strict=True)],
     }
     if with_peers:
-        with _processes(plan, [(compare_main, ())]) as connections:
-            report["peers"] = _received(connections[0], plan.limit_s)
+        with started([(compare_main, (plan,))]) as connections:
+            report["peers"] = received(connections[0], plan.limit_s)
     return report
 
 
@@ -119,7 +115,7 @@ def _conditions(plan: Plan) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpus_allowed": sorted(os.sched_getaffinity(0)),
         "placement": plan.placement,
         "cpus": [asdict(placement.choose(plan.placement, number)) for number in range(plan.clients)],
@@ -128,12 +124,6 @@ def _conditions(plan: Plan) -> dict[str, Any]:
         "warm_up": plan.warm_up,
         "clock": "time.perf_counter_ns",
     }
-
-
-def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _merged(shares: Sequence[Series]) -> dict[str, Any]:
@@ -156,46 +146,9 @@ def _merged(shares: Sequence[Series]) -> dict[str, Any]:
 def _run_clients(plan: Plan) -> list[tuple[dict[str, Any], list[Series]]]:
     """Return, for each client, its own conditions and its series."""
     barrier = multiprocessing.get_context("spawn").Barrier(plan.clients)
-    targets = [(client_main, (number, barrier)) for number in range(plan.clients)]
-    with _processes(plan, targets) as connections:
-        return [_received(connection, plan.limit_s) for connection in connections]
-
-
-@contextmanager
-def _processes(plan: Plan, targets: Sequence[Target]) -> Iterator[list[Connection]]:
-    """Start a process for each target; yields where each one reports; afterwards all are gone."""
-    context = multiprocessing.get_context("spawn")
-    with ExitStack() as stack:
-        connections = []
-        for target, more in targets:
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=target, args=(plan, theirs, *more))
-            process.start()
-            stack.callback(_end, process, ours)
-            theirs.close()
-            connections.append(ours)
-        yield connections
-
-
-def _end(process: multiprocessing.process.BaseProcess, connection: Connection) -> None:
-    connection.close()
-    process.join(10)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    process.close()
-
-
-def _received(connection: Connection, limit_s: int) -> Any:
-    if not connection.poll(limit_s + 5):
-        raise Failed(f"a client gave no answer for {limit_s} seconds")
-    try:
-        answer = connection.recv()
-    except EOFError:
-        raise Failed(f"a client ended without an answer (its limit is {limit_s} seconds: --limit)") from None
-    if isinstance(answer, Failed):
-        raise answer
-    return answer
+    targets = [(client_main, (plan, number, barrier)) for number in range(plan.clients)]
+    with started(targets) as connections:
+        return [received(connection, plan.limit_s) for connection in connections]
 
 
 # What is printed

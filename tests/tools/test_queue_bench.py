@@ -1,0 +1,206 @@
+"""The queue's benchmark: a tiny run through the real command, and the arithmetic of its goals. Nothing is timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import latency_placement as placement
+import pytest
+import queue_bench
+from latency_peers import PeerMissing
+from queue_bench_html import page
+from queue_bench_parties import PARTIES
+from queue_bench_peers import require
+from queue_bench_server import Sample
+from queue_bench_table import ROWS, Goal, Row, medians, report_row
+from support.places import ROOT
+from support.under_test import core_name
+
+LIMIT_S = 120
+needs_two_cores = pytest.mark.skipif(placement.two_cores() is None, reason="one core allowed: both sides poll")
+needs_compiled = pytest.mark.skipif(core_name() != "compiled", reason="measures the compiled core")
+
+
+def bench(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command. Returning also shows that no process of it is left: each would hold its stdout open."""
+    command = [sys.executable, str(ROOT / "tools" / "queue_bench.py"), *words]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=kept | environment
+    )  # fmt: skip
+
+
+def reported(*words: str, **environment: str) -> Any:
+    done = bench("--quick", "--rounds", "1", "--json", *words, **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@needs_compiled
+@needs_two_cores
+def test_every_row_that_is_asked_for_is_reported() -> None:
+    names = ["tail", "eater", "stream", "batches", "work", "think", "idle"]
+    report = reported("--rows", ",".join(names))
+    assert [row["name"] for row in report["rows"]] == names
+    assert set(report) == {"conditions", "rows", "missed", "not_compared"}
+    for row in report["rows"]:
+        assert set(row) == {"name", "title", "goals", "parties", "missing"}
+        assert row["missing"] == {}
+        for goal in row["goals"]:
+            assert set(goal) == {"goal", "value", "unit", "limit", "sense", "met"}
+            assert goal["value"] is not None
+    rows = {row["name"]: row for row in report["rows"]}
+    assert set(rows["tail"]["parties"]["nnfmq"]) == {"p50", "p99", "p99.9", "rounds"}
+    assert rows["batches"]["parties"]["nnfmq batches"]["checksums_equal"] == 1
+
+
+@needs_compiled
+@needs_two_cores
+def test_the_conditions_are_part_of_the_report() -> None:
+    conditions = reported("--rows", "tail")["conditions"]
+    assert {
+        "cpu", "cpus_used", "kernel", "python", "peers", "core", "polling_window_us", "load_before", "clock",
+    } <= set(conditions)  # fmt: skip
+
+
+@needs_compiled
+@needs_two_cores
+def test_the_burst_of_the_null_model_runs_both_ways() -> None:
+    parties = reported("--rows", "burst")["rows"][0]["parties"]
+    assert {"burst in place", "burst copied"} <= set(parties)
+
+
+@needs_compiled
+def test_a_missing_peer_is_named_and_not_compared() -> None:
+    report = reported("--rows", "one-core", PATH="")
+    row = report["rows"][0]
+    assert row["missing"] == {"C futex": "no C compiler (cc, gcc, clang) for the C ping-pong"}
+    assert [goal["met"] is None for goal in row["goals"]] == [True, False]
+    assert report["not_compared"] == ["one-core: C futex: no C compiler (cc, gcc, clang) for the C ping-pong"]
+
+
+@needs_compiled
+def test_a_missing_peer_is_an_error_where_all_are_required() -> None:
+    assert bench("--quick", "--rounds", "1", "--rows", "one-core", "--require-all", PATH="").returncode == 1
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@needs_compiled
+@needs_two_cores
+def test_the_twin_is_compared_with_c_over_both_atomics() -> None:
+    row = reported("--rows", "twin")["rows"][0]
+    assert set(row["parties"]) | set(row["missing"]) == {"twin, libatomic", "twin, FUTEX_WAKE_OP", "C spin"}
+    assert "C spin" in row["parties"]
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
+    with pytest.raises(PeerMissing, match=re.escape("no_such_peer is not installed: pip install 'nnfmq[bench]'")):
+        require("no_such_peer")
+
+
+@needs_compiled
+def test_a_child_that_fails_ends_the_run_with_its_reason() -> None:
+    done = bench("--rows", "idle", "--limit", "1")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "queue_bench: error: a child process ended without an answer (its limit is 1 seconds: --limit)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [("lambda ready, _: open('/nowhere')", "FileNotFoundError"), ("lambda ready, _: None", "the server of it ended")],
+)
+def test_a_server_that_is_never_ready_fails_its_party(server: str, reason: str) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tools")!r})
+from pathlib import Path
+import latency_placement as placement
+import queue_bench_server as server
+job = server.Job("it", 1, 1, placement.Cpus(None, None), Path("."), 30)
+try:
+    with server.forked(job, None, {server}):
+        print("it went on")
+except server.Failed as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert reason in done.stdout
+
+
+@needs_compiled
+@needs_two_cores
+def test_the_table_names_goals_and_what_was_not_compared() -> None:
+    done = bench("--quick", "--rounds", "1", "--rows", "tail", "--no-color")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "p99 / p50" in done.stdout
+    assert re.search(r"at most 1\.50 ×\s+(met|missed)", done.stdout)
+    assert "not compared: nothing" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--rows", "none"], ["--rows", ""], ["--rounds", "0"]])
+def test_wrong_usage_is_status_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        queue_bench.main(words)
+
+
+# ---- arithmetic ----
+
+OURS = [Sample([1000] * 98 + [9000, 9000]), Sample([2000] * 100), Sample([4000] * 100)]
+THEIRS = [Sample([10_000]), Sample([12_000]), Sample([80_000])]
+OTHERS = [Sample([20_000])] * 3
+
+
+def test_a_figure_is_the_median_over_rounds_of_each_round_s_percentile() -> None:
+    assert medians(OURS) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
+    assert medians([Sample(figures={"per_second": value}) for value in (1, 7, 5)]) == {"per_second": 5}
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "is_met"),
+    [
+        (Goal("", "us", "p50", 0.1, "×", ("them",)), 2 / 12, False),
+        (Goal("", "us", "p50", 6.0, "×", ("them",), is_at_least=True), 6.0, True),
+        (Goal("", "us", "p50", 7.0, "×", ("others", "them"), is_at_least=True), 6.0, False),
+        (Goal("", "us", "p50", 1.0, "×", ("others", "them"), is_strict=True), 2 / 12, True),
+        (Goal("", "us", "p99", 2.0, "×", ("us",), "p50"), 2.0, True),
+        (Goal("", "us", "p99", 2.0, "×", ("us",), "p50", is_strict=True), 2.0, False),
+        (Goal("", "us", "p50", 1.9, "µs"), 2.0, False),
+    ],
+)
+def test_a_goal_is_a_ratio_of_medians_beside_its_limit(goal: Goal, value: float, is_met: bool) -> None:
+    row = Row("r", "", ("us", "them", "others"), (goal,))
+    judged = report_row(row, {"us": OURS, "them": THEIRS, "others": OTHERS}, {})["goals"][0]
+    assert judged["value"] == pytest.approx(value)
+    assert judged["met"] is is_met
+
+
+def test_rates_are_compared_ours_over_theirs() -> None:
+    goal = Goal("", "us", "per_second", 2.5, "×", ("them",), is_at_least=True)
+    rounds = {"us": [Sample(figures={"per_second": 30.0})], "them": [Sample(figures={"per_second": 10.0})]}
+    assert report_row(Row("r", "", (), (goal,)), rounds, {})["goals"][0]["value"] == pytest.approx(3.0)
+
+
+def test_every_party_of_the_table_can_be_run() -> None:
+    assert {party for row in ROWS for party in row.parties} <= set(PARTIES)
+    for row in ROWS:
+        assert {goal.party for goal in row.goals} | {name for goal in row.goals for name in goal.per} <= set(
+            row.parties
+        )
+
+
+def test_the_page_draws_a_curve_for_each_party_and_loads_nothing(tmp_path: Path) -> None:
+    rounds = {"us": OURS, "<them>": THEIRS}
+    row = report_row(Row("r", "a & b", ("us", "<them>"), (Goal("g", "us", "p50", 3, "µs"),)), rounds, {})
+    made = page({"conditions": {"cpu": "x"}, "rows": [row]}, {"r": rounds})
+    assert made.count("<polyline") == 2
+    assert "&lt;them&gt;" in made and "a &amp; b" in made and "<them>" not in made
+    assert not re.search(r"(src|href)=|<script|url\(", made)

@@ -1,0 +1,234 @@
+"""How fast the queue is, beside its peers and its goals: the whole table in one run.
+
+In each row the parties run in turn, round by round, each in processes of its own on cores of its own choosing. A peer
+that is not installed is named and left out. The machine should do nothing else meanwhile.
+
+    python tools/queue_bench.py                        # some minutes
+    python tools/queue_bench.py --rows round-trip,one-core --json
+    python tools/queue_bench.py --quick --html bench.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import latency_placement as placement
+from bench_processes import Failed, cpu_model, received, started
+from latency_peers import PeerMissing
+from queue_bench_html import page
+from queue_bench_parties import child_main
+from queue_bench_server import DEFAULT_NS, POLLING_NS, Job, Sample
+from queue_bench_table import ROWS, SLOWER, Row, report_row
+
+from nnfmq.cli.output import console, print_json, table
+
+PEERS = ("iceoryx2", "pyzmq", "grpcio")
+Rounds = dict[str, list[Sample]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; 0 measured, 1 failed (or what --judge and --require-all ask for), 2 usage, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    try:
+        report, samples = measure(arguments)
+        if arguments.html:
+            arguments.html.write_text(page(report, samples), encoding="utf-8")
+    except (Failed, OSError) as error:
+        print(f"queue_bench: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if arguments.json:
+        print_json(report)
+    else:
+        _print(report, arguments.no_color)
+    return _status(report, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
+    names = ", ".join(row.name for row in ROWS)
+    parser.add_argument("--rows", type=_rows, default=ROWS, metavar="NAME,...", help=f"some of: {names}")
+    parser.add_argument("--rounds", type=_positive, help="rounds in which the parties alternate (5, --quick: 2)")
+    parser.add_argument("--quick", action="store_true", help="a hundredth of the round trips: a trial, no measurement")
+    parser.add_argument("--limit", type=_positive, default=120, metavar="S", help="seconds that a party may take")
+    parser.add_argument("--judge", action="store_true", help="status 1 where a goal is missed")
+    parser.add_argument("--require-all", action="store_true", help="status 1 where a peer is missing")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with the distributions drawn")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-color", action="store_true")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def _rows(text: str) -> tuple[Row, ...]:
+    known = {row.name: row for row in ROWS}
+    unknown = [name for name in text.split(",") if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no row {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(known[name] for name in text.split(","))
+
+
+def _status(report: dict[str, Any], arguments: argparse.Namespace) -> int:
+    is_missed = arguments.judge and report["missed"]
+    is_missing = arguments.require_all and report["not_compared"]
+    return 1 if is_missed or is_missing else 0
+
+
+# ---- measuring ----
+
+
+def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Rounds]]:
+    """Return the report, as --json prints it, and the samples by row. Raises Failed where a party fails."""
+    load = os.getloadavg()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would spin beside what is measured
+    samples: dict[str, Rounds] = {}
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder, _progress(arguments) as advance:
+        for row in arguments.rows:
+            samples[row.name], missing = _run_row(row, arguments, Path(folder), advance)
+            rows.append(report_row(row, samples[row.name], missing))
+    missed = [f"{row['name']}: {goal['goal']}" for row in rows for goal in row["goals"] if goal["met"] is False]
+    not_compared = [f"{row['name']}: {party}: {why}" for row in rows for party, why in row["missing"].items()]
+    conditions = _conditions(load, arguments.quick)
+    return {"conditions": conditions, "rows": rows, "missed": missed, "not_compared": not_compared}, samples
+
+
+def _rounds(row: Row, arguments: argparse.Namespace) -> int:
+    return int(row.rounds or arguments.rounds or (2 if arguments.quick else 5))
+
+
+def _run_row(row: Row, arguments: argparse.Namespace, folder: Path, advance: Any) -> tuple[Rounds, dict[str, str]]:
+    rounds: Rounds = {}
+    missing: dict[str, str] = {}
+    for number in range(_rounds(row, arguments)):
+        for party in row.parties:
+            advance(f"{row.name}: {party}")
+            if party in missing:
+                continue
+            try:
+                sample = _run(_job(row, party, arguments, folder, number))
+            except PeerMissing as reason:
+                missing[party] = str(reason)
+            else:
+                rounds.setdefault(party, []).append(sample)
+    return rounds, missing
+
+
+def _run(job: Job) -> Sample:
+    job.folder.mkdir()
+    with started([(child_main, (job,))]) as connections:
+        sample: Sample = received(connections[0], job.limit_s)
+    return sample
+
+
+def _job(row: Row, party: str, arguments: argparse.Namespace, folder: Path, number: int) -> Job:
+    count = row.count // SLOWER.get(party, 1) // (100 if arguments.quick else 1)
+    return Job(
+        party=party,
+        count=count,
+        warm_up=min(500, max(count // 4, 5)),
+        cpus=placement.choose(row.placement, 0),
+        folder=folder / f"{row.name}-{number}-{row.parties.index(party)}",
+        limit_s=arguments.limit,
+        window_ns=row.window_ns,
+        work_ns=row.work_ns,
+        think_ns=row.think_ns,
+        idle_s=min(row.idle_s, 0.3) if arguments.quick else row.idle_s,
+    )
+
+
+@contextmanager
+def _progress(arguments: argparse.Namespace) -> Iterator[Any]:
+    """Yield what is called with a party's name before it runs; the bar is on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    total = sum(_rounds(row, arguments) * len(row.parties) for row in arguments.rows)
+    screen = Console(stderr=True, no_color=arguments.no_color or None)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
+    from nnfmq.queue import core
+
+    return {
+        "cpu": cpu_model(),
+        "cpus_allowed": sorted(placement.ALLOWED),
+        "cpus_used": {name: asdict(placement.choose(name, 0)) for name in placement.PLACEMENTS},
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "peers": {name: _version(name) for name in PEERS},
+        "core": core.core_name,
+        "polling_window_us": {"default": DEFAULT_NS / 1000, "polling": POLLING_NS / 1000},
+        "load_before": [round(value, 2) for value in load],
+        "clock": "time.perf_counter_ns; in C clock_gettime(CLOCK_MONOTONIC)",
+        "quick": is_quick,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# ---- what is printed ----
+
+
+def _print(report: dict[str, Any], no_color: bool) -> None:
+    screen = console(no_color, at_least=100)
+    for row in report["rows"]:
+        screen.print(f"{row['name']}: {row['title']}", style="bold")
+        _print_row(screen, row)
+    for name, value in report["conditions"].items():
+        screen.print(f"{name}: {value}")
+    screen.print(f"\ngoals missed: {'; '.join(report['missed']) or 'none'}")
+    screen.print(f"not compared: {'; '.join(report['not_compared']) or 'nothing'}")
+
+
+def _print_row(screen: Any, row: dict[str, Any]) -> None:
+    goals = table("goal", ">measured", ">allowed", "")
+    for goal in row["goals"]:
+        verdict = {True: "met", False: "missed", None: "not compared"}[goal["met"]]
+        goals.add_row(goal["goal"], _figure(goal["value"], goal["unit"]), _allowed(goal), verdict)
+    screen.print(goals)
+    for party, figures in row["parties"].items():
+        screen.print(f"  {party}: " + ", ".join(f"{name} {_figure(value, '')}" for name, value in figures.items()))
+    for party, reason in row["missing"].items():
+        screen.print(f"  {party}: missing: {reason}")
+    screen.print()
+
+
+def _allowed(goal: dict[str, Any]) -> str:
+    return f"{goal['sense']} {_figure(goal['limit'], goal['unit'])}"
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    digits = 0 if value >= 1000 or value == int(value) else 2
+    return f"{value:,.{digits}f} {unit}".strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

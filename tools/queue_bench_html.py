@@ -1,0 +1,95 @@
+"""The page of queue_bench.py: its goals as a table, and the distribution of each row's round trips drawn as SVG.
+
+Self-contained: no script, no font, nothing loaded. A curve says which share of the round trips took at most so long;
+the time is logarithmic. Each curve is drawn from the percentiles of all rounds together, 200 points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from queue_bench_server import Sample
+
+WIDTH, HEIGHT, MARGIN = 760, 260, 40
+POINTS = 200
+COLORS = ("#0b63ce", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#475569")
+_STYLE = (
+    "body{font:15px system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:left;border-bottom:1px solid #ccc}"
+)
+
+
+def page(report: Mapping[str, Any], samples: Mapping[str, Mapping[str, Sequence[Sample]]]) -> str:
+    """Return the whole page of a report and its samples by row and party."""
+    rows = "".join(_section(row, samples[row["name"]]) for row in report["rows"])
+    conditions = "".join(f"<li>{escape(f'{name}: {value}')}</li>" for name, value in report["conditions"].items())
+    return (
+        f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>nnfmq queue benchmark</title>'
+        f"<style>{_STYLE}</style><h1>nnfmq queue benchmark</h1>{rows}<h2>Conditions</h2><ul>{conditions}</ul></html>\n"
+    )
+
+
+def _section(row: Mapping[str, Any], rounds: Mapping[str, Sequence[Sample]]) -> str:
+    goals = "".join(_goal(goal) for goal in row["goals"])
+    missing = "".join(f"<p>{escape(f'{party}: missing: {why}')}</p>" for party, why in row["missing"].items())
+    head = "<tr><th>goal<th>measured<th>allowed<th></tr>"
+    return f"<h2>{escape(row['title'])}</h2><table>{head}{goals}</table>{missing}{_plot(rounds)}"
+
+
+def _goal(goal: Mapping[str, Any]) -> str:
+    value = "-" if goal["value"] is None else f"{goal['value']:,.3g} {goal['unit']}"
+    verdict = {True: "met", False: "missed", None: "not compared"}[goal["met"]]
+    cells = (goal["goal"], value, f"{goal['sense']} {goal['limit']:,g} {goal['unit']}", verdict)
+    return "<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>"
+
+
+def _plot(rounds: Mapping[str, Sequence[Sample]]) -> str:
+    curves = {party: sorted(max(1, t) for sample in some for t in sample.times_ns) for party, some in rounds.items()}
+    curves = {party: times for party, times in curves.items() if times}
+    if not curves:
+        return ""
+    low = math.floor(math.log10(min(times[0] for times in curves.values())))
+    high = math.ceil(math.log10(max(times[-1] for times in curves.values()) + 1))
+    drawn = "".join(_curve(number, party, times, low, high) for number, (party, times) in enumerate(curves.items()))
+    height = HEIGHT + 18 * len(curves)
+    return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">{_axes(low, high)}{drawn}</svg>'
+
+
+def _x(time_ns: float, low: int, high: int) -> float:
+    return MARGIN + (math.log10(time_ns) - low) / (high - low) * (WIDTH - 2 * MARGIN)
+
+
+def _y(share: float) -> float:
+    return HEIGHT - MARGIN - share * (HEIGHT - 2 * MARGIN)
+
+
+def _axes(low: int, high: int) -> str:
+    times = ((_x(10**power, low, high), f"{10**power / 1000:g} µs") for power in range(low, high + 1))
+    upright = "".join(
+        f'<path d="M{x:.1f} {_y(0)}V{_y(1)}" stroke="#ddd"/>{_text(x, HEIGHT - MARGIN + 16, text)}' for x, text in times
+    )
+    return upright + "".join(
+        f'<path d="M{MARGIN} {_y(share)}H{WIDTH - MARGIN}" stroke="#ddd"/>{_text(18, _y(share) + 4, f"{share:.0%}")}'
+        for share in (0, 0.5, 0.99)
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="12">{escape(text)}</text>'
+
+
+def _curve(number: int, party: str, times: Sequence[int], low: int, high: int) -> str:
+    color, y = COLORS[number % len(COLORS)], HEIGHT + 18 * number
+    points = " ".join(f"{_x(time, low, high):.1f},{_y(share):.1f}" for share, time in _quantiles(times))
+    line = f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>'
+    mark = f'<rect x="{MARGIN}" y="{y - 10}" width="12" height="12" fill="{color}"/>'
+    return line + mark + _text(MARGIN + 20, y, party, "start")
+
+
+def _quantiles(ordered: Sequence[int]) -> Iterable[tuple[float, int]]:
+    for point in range(POINTS + 1):
+        share = point / POINTS
+        yield share, ordered[round(share * (len(ordered) - 1))]

@@ -1,0 +1,340 @@
+"""What happens in a child process of queue_bench.py: one round of one party, its server forked, every time recorded.
+
+A round's result is a Sample: times in ns, and other figures by name. Both processes are pinned before they begin, the
+server says when it is ready, the warm-up is not recorded, and all times are of one clock. The garbage collector is
+left as users have it. The server dies with this process, and this process by its alarm.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import latency_peers as peers
+import latency_placement as placement
+from bench_processes import Failed
+from queue_bench_peers import EXCHANGES, REPLY, REQUEST, Calls, Exchange
+from queue_bench_server import POLLING_NS, Job, Sample, answer_of, forked
+
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.queue import MessageQueue
+from nnfmq.queue import core as cores
+
+RECORD_BYTES, BATCH = 24, 64
+
+
+def child_main(results: Connection, job: Job) -> None:
+    """Run the job and send its Sample, or why there is none."""
+    signal.alarm(job.limit_s)
+    try:
+        results.send(PARTIES[job.party](job))
+    except peers.PeerMissing as missing:
+        results.send(missing)
+    except (Failed, NnfmqError, ImportError, OSError) as error:
+        results.send(Failed(f"{job.party}: {type(error).__name__}: {error}"))
+    finally:
+        results.close()
+
+
+# ---- round trips ----
+
+
+class Queues:
+    """A queue each way; `core` and `atomics` choose who works on them."""
+
+    def __init__(self, window_ns: int, core: str = "compiled", atomics: str | None = None) -> None:
+        if atomics is not None:
+            _force_atomics(atomics)
+        using = cores.load(core)
+        self._window_ns = window_ns
+        self._requests = MessageQueue.create(len(REQUEST), 8, using=using)
+        self._replies = MessageQueue.create(len(REPLY), 8, using=using)
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Answer each request with 64 bytes."""
+        receive, send, window_ns = self._requests.receive, self._replies.send, self._window_ns
+        ready()
+        while True:
+            receive(None, window_ns)
+            send(REPLY)
+
+    def serve_working(self, ready: Callable[[], None], work_ns: int) -> None:
+        """Work for `work_ns` on each request; the reply begins with how long that really took."""
+        receive, send, window_ns, clock = self._requests.receive, self._replies.send, self._window_ns, _clock
+        ready()
+        while True:
+            receive(None, window_ns)
+            begin = clock()
+            while (worked := clock() - begin) < work_ns:
+                pass
+            send(worked.to_bytes(8, "little") + REPLY[8:])
+
+    def connect(self) -> Calls:
+        """Return the queue's own send and receive."""
+        return self._requests.send, self._replies.receive
+
+    def end(self) -> None:
+        """Close both queues."""
+        self._requests.close()
+        self._replies.close()
+
+
+def _force_atomics(name: str) -> None:
+    from nnfmq.queue import futex, twin
+
+    try:
+        twin._atomics = getattr(futex, name)()
+    except OSError as error:
+        raise peers.PeerMissing(f"{name} cannot be had: {error} (install libatomic1)") from None
+
+
+_clock = time.perf_counter_ns
+
+
+def _exchange(make: Callable[[Job], Exchange]) -> Callable[[Job], Sample]:
+    """Return the party that makes round trips over such an exchange."""
+
+    def run(job: Job) -> Sample:
+        exchange = make(job)
+        with forked(job, job.cpus.driver, lambda ready, _: exchange.serve(ready)) as (process, _):
+            placement.pin_process(0, job.cpus.client)
+            send, receive = exchange.connect()
+            _round_trips(send, receive, job.window_ns, job.warm_up)
+            samples = _round_trips(send, receive, job.window_ns, job.count)
+            exchange.end()
+            if job.party.startswith("iceoryx2"):
+                process.join(5)  # it removes its files
+        return Sample(samples)
+
+    return run
+
+
+def _round_trips(send: Any, receive: Any, window_ns: int, count: int) -> list[int]:
+    clock, samples = _clock, [0] * count
+    for index in range(count):
+        begin = clock()
+        send(REQUEST)
+        receive(None, window_ns)
+        samples[index] = clock() - begin
+    return samples
+
+
+def _c(mode: str) -> Callable[[Job], Sample]:
+    def run(job: Job) -> Sample:
+        program = job.folder.parent / "c_pingpong"
+        if not program.exists():
+            program = peers.compile_c(job.folder.parent)
+        return Sample(peers.c_round(program, job.count, job.warm_up, job.cpus, job.limit_s, mode))
+
+    return run
+
+
+def _multiprocessing_pipe(job: Job) -> Sample:
+    with peers.PipePeer.start(job.cpus.driver, job.limit_s) as pipe:
+        placement.pin_process(0, job.cpus.client)
+        return Sample(pipe.round(job.count, job.warm_up))
+
+
+def _working(job: Job) -> Sample:
+    """Return the overhead: each round trip minus the work in it, as the server measured that."""
+    queues = Queues(job.window_ns)
+    with forked(job, job.cpus.driver, lambda ready, _: queues.serve_working(ready, job.work_ns)):
+        placement.pin_process(0, job.cpus.client)
+        _overheads(queues, job, job.warm_up)
+        wall, cpu = _clock(), time.process_time_ns()
+        samples = _overheads(queues, job, job.count)
+        share = (time.process_time_ns() - cpu) / (_clock() - wall)
+        queues.end()
+    return Sample(samples, {"client_cpu_percent": 100 * share})
+
+
+def _overheads(queues: Queues, job: Job, count: int) -> list[int]:
+    (send, receive), clock, window_ns, samples = queues.connect(), _clock, job.window_ns, []
+    for _ in range(count):
+        begin = clock()
+        while clock() - begin < job.think_ns:
+            pass
+        begin = clock()
+        send(REQUEST)
+        reply = receive(None, window_ns)
+        samples.append(clock() - begin - int.from_bytes(reply[:8], "little"))
+    return samples
+
+
+# ---- streams ----
+
+
+def _stream(quantum: int, count: int, batch: int, has_checksum: bool) -> Callable[[Job], Sample]:
+    """Return the party that sends messages one way through a queue of `count` records; both sides poll."""
+
+    def run(job: Job) -> Sample:
+        queue, total = MessageQueue.create(quantum, count), job.count * batch * quantum
+
+        def read(ready: Callable[[], None], results: Connection) -> None:
+            receive, got, crc = queue.receive, 0, 0
+            ready()
+            while got < total:
+                data = receive(None, POLLING_NS) or b""
+                got += len(data)
+                if has_checksum:
+                    crc = zlib.crc32(data, crc)
+            results.send((_clock(), crc))
+
+        batches = [os.urandom(batch * quantum) for _ in range(16)]
+        with queue, forked(job, job.cpus.driver, read) as (_, results):
+            placement.pin_process(0, job.cpus.client)
+            send, crc, begin = queue.send, 0, _clock()
+            for index in range(job.count):
+                data = batches[index & 15]
+                while not send(data):
+                    pass
+                if has_checksum:
+                    crc = zlib.crc32(data, crc)
+            ended, got_crc = answer_of(results, job.party)
+        figures = {"per_second": job.count * batch / (ended - begin) * 1e9}
+        return Sample(figures=figures | ({"checksums_equal": float(got_crc == crc)} if has_checksum else {}))
+
+    return run
+
+
+def _stream_os_pipe(job: Job) -> Sample:
+    take, give = os.pipe()
+    total = job.count * len(REQUEST)
+
+    def read(ready: Callable[[], None], results: Connection) -> None:
+        got = 0
+        ready()
+        while got < total:
+            got += len(os.read(take, 1 << 16))
+        results.send(_clock())
+
+    with forked(job, job.cpus.driver, read) as (_, results):
+        placement.pin_process(0, job.cpus.client)
+        begin = _clock()
+        for _ in range(job.count):
+            os.write(give, REQUEST)
+        seconds = (answer_of(results, job.party) - begin) / 1e9
+    return Sample(figures={"per_second": job.count / seconds})
+
+
+# ---- idle ----
+
+
+def _idle(job: Job) -> Sample:
+    """Watch from outside a process that waits in receive, after its window has passed."""
+    queues = Queues(job.window_ns)
+    with forked(job, job.cpus.driver, lambda ready, _: queues.serve(ready)) as (process, _):
+        placement.pin_process(0, job.cpus.client)
+        send, receive = queues.connect()
+        _round_trips(send, receive, job.window_ns, job.warm_up)
+        time.sleep(0.2 + job.window_ns / 1e9)
+        before = _cost_of(process.pid)
+        time.sleep(job.idle_s)
+        after = _cost_of(process.pid)
+        queues.end()
+    return Sample(figures={name: after[name] - value for name, value in before.items()} | {"seconds": job.idle_s})
+
+
+def _cost_of(pid: int) -> dict[str, float]:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    run_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+    return {"cpu_seconds": run_ns / 1e9, "wake_ups": float(status["voluntary_ctxt_switches"])}
+
+
+# ---- model and codec ----
+
+
+def _burst(path: str) -> Callable[[Job], Sample]:
+    def run(job: Job) -> Sample:
+        import latency_client as client
+
+        os.environ[client.CLIENT_WINDOW] = os.environ[client.SERVER_WINDOW] = str(job.window_ns // 1000)
+        plan = client.Plan(
+            connect="embedded", device="reference", model=None, only="null", counts={}, warm_up=job.warm_up, clients=1,
+            placement="apart", window_us=None, rounds=1, limit_s=job.limit_s,
+        )  # fmt: skip
+        return Sample(client.null_burst(plan, path, job.count, job.cpus))
+
+    return run
+
+
+def _codec(job: Job) -> Sample:
+    """Return medians in µs of what codec_bench.py measures with the compiled codec."""
+    import statistics
+
+    try:
+        import codec_bench  # type: ignore[import-not-found, unused-ignore]
+
+        from nnfmq.serialize import codec as codecs  # type: ignore[attr-defined, unused-ignore]
+
+        compiled = codecs.load("compiled")
+    except ImportError:
+        raise peers.PeerMissing("the compiled codec and tools/codec_bench.py are not built here") from None
+    placement.pin_process(0, job.cpus.client)
+    found = codec_bench.samples(compiled)
+    return Sample(figures={f"{name} µs": statistics.median(times) / 1000 for name, times in found.items()})
+
+
+# ---- beside others ----
+
+
+@contextmanager
+def eaten_core(limit_s: int, cpu: int | None) -> Iterator[None]:
+    """Have a process eat the core `cpu` meanwhile. In a process that may fork."""
+    job = Job("eater", 0, 0, placement.Cpus(None, None), Path(), limit_s)
+
+    def eat(ready: Callable[[], None], _: Connection) -> None:
+        ready()
+        while True:
+            pass
+
+    with forked(job, cpu, eat):
+        yield
+
+
+def _beside_eater(party: Callable[[Job], Sample]) -> Callable[[Job], Sample]:
+    def run(job: Job) -> Sample:
+        with eaten_core(job.limit_s, placement.choose("apart", 0).client):
+            return party(job)
+
+    return run
+
+
+_QUEUES = _exchange(lambda job: Queues(job.window_ns))
+_PIPES = _exchange(lambda job: EXCHANGES["os.pipe"](job.folder))
+
+
+def _twin(atomics: str) -> Callable[[Job], Sample]:
+    return _exchange(lambda job: Queues(job.window_ns, "twin", atomics))
+
+
+def _peer(name: str) -> Callable[[Job], Sample]:
+    return _exchange(lambda job: EXCHANGES[name](job.folder))
+
+
+PARTIES: dict[str, Callable[[Job], Sample]] = {
+    "nnfmq": _QUEUES,
+    "C spin": _c("spin"),
+    "C futex": _c("futex"),
+    "multiprocessing.Pipe": _multiprocessing_pipe,
+    **{name: _peer(name) for name in EXCHANGES},
+    "nnfmq beside an eater": _beside_eater(_QUEUES),
+    "os.pipe beside an eater": _beside_eater(_PIPES),
+    "nnfmq stream": _stream(len(REQUEST), 256, 1, False),
+    "os.pipe stream": _stream_os_pipe,
+    "nnfmq batches": _stream(RECORD_BYTES, 4096, BATCH, True),
+    "nnfmq with work": _working,
+    "nnfmq idle": _idle,
+    "burst in place": _burst("in-place"),
+    "burst copied": _burst("burst"),
+    "codec": _codec,
+    "twin, libatomic": _twin("LibAtomic"),
+    "twin, FUTEX_WAKE_OP": _twin("KernelAtomic"),
+}

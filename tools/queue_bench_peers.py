@@ -1,0 +1,239 @@
+"""The other ways to exchange 512 bytes for 64 between two processes: a class each, with both sides.
+
+Each is made before the server is forked, imports its library after that, and answers until it is killed. `connect`
+returns (send, receive), called as the queue's own: `send(data)`, `receive(deadline_ns, window_ns)`; the others ignore
+the two arguments. `end` lets a server tidy up that leaves files behind otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+from latency_peers import REPLY_BYTES, REQUEST_BYTES, PeerMissing
+
+REQUEST, REPLY = bytes(REQUEST_BYTES), bytes(REPLY_BYTES)
+LAST = b"\xff" * REQUEST_BYTES
+INSTALL = "pip install 'nnfmq[bench]'"
+Calls = tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
+
+
+class Exchange(Protocol):
+    """One way to exchange messages. `folder` is for sockets."""
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """In the server: call `ready` once requests may come, then answer them."""
+        ...
+
+    def connect(self) -> Calls:
+        """In the client, once the server is ready: return (send, receive)."""
+        ...
+
+    def end(self) -> None:
+        """In the client, at last: tell the server, if it has something to tidy up."""
+        ...
+
+
+def require(module: str) -> None:
+    """Raise PeerMissing with the remedy where `module` is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise PeerMissing(f"{module} is not installed: {INSTALL}")
+
+
+class OsPipes:
+    """Two os.pipe, blocking: what the kernel offers to plain Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self._requests, self._replies = os.pipe(), os.pipe()
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Answer each 512 bytes with 64."""
+        ready()
+        take, give = self._requests[0], self._replies[1]
+        while True:
+            os.read(take, REQUEST_BYTES)
+            os.write(give, REPLY)
+
+    def connect(self) -> Calls:
+        """Return write and read of the client's two ends."""
+        give, take = self._requests[1], self._replies[0]
+        return lambda data: os.write(give, data), lambda deadline_ns, window_ns: os.read(take, REPLY_BYTES)
+
+    def end(self) -> None:
+        """Nothing is left behind."""
+
+
+class Zmq:
+    """pyzmq, REQ and REP over ipc://."""
+
+    def __init__(self, folder: Path) -> None:
+        require("zmq")
+        self._address = f"ipc://{folder}/zmq"
+
+    def _socket(self, kind: str) -> Any:
+        import zmq
+
+        socket = zmq.Context().socket(getattr(zmq, kind))
+        socket.linger = 0
+        return socket
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Answer each message with 64 bytes."""
+        socket = self._socket("REP")
+        socket.bind(self._address)
+        ready()
+        while True:
+            socket.recv()
+            socket.send(REPLY)
+
+    def connect(self) -> Calls:
+        """Return send and recv of a connected socket."""
+        self._client = self._socket("REQ")
+        self._client.connect(self._address)
+        return self._client.send, lambda deadline_ns, window_ns: self._client.recv()
+
+    def end(self) -> None:
+        """Close the client's side."""
+        self._client.context.destroy()
+
+
+class Grpc:
+    """grpcio, a unary call with raw bytes over a unix socket."""
+
+    def __init__(self, folder: Path) -> None:
+        require("grpc")
+        self._address = f"unix:{folder}/grpc"
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Answer each call with 64 bytes."""
+        import grpc
+
+        server = grpc.server(ThreadPoolExecutor(1))
+        handler = grpc.unary_unary_rpc_method_handler(lambda request, context: REPLY)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {"Call": handler}),))
+        server.add_insecure_port(self._address)
+        server.start()
+        ready()
+        server.wait_for_termination()
+
+    def connect(self) -> Calls:
+        """Return the call as `send`, which has the answer already; nothing is left for `receive`."""
+        import grpc
+
+        self._channel = grpc.insecure_channel(self._address)
+        return self._channel.unary_unary("/bench/Call"), lambda deadline_ns, window_ns: None
+
+    def end(self) -> None:
+        """Close the client's side."""
+        self._channel.close()
+
+
+class _Message512(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_uint8 * REQUEST_BYTES),)
+
+
+class _Message64(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_uint8 * REPLY_BYTES),)
+
+
+class _Iceoryx:
+    """What both kinds of iceoryx2 share: names of one's own, and a server that ends when told, to remove its files."""
+
+    def __init__(self, folder: Path) -> None:
+        require("iceoryx2")
+        self._name = f"nnfmq-bench-{folder.name}"
+        self._send: Callable[[Any], Any] | None = None
+
+    def _builder(self, suffix: str) -> Any:
+        import iceoryx2
+
+        iceoryx2.set_log_level(iceoryx2.LogLevel.Error)
+        self._node = iceoryx2.NodeBuilder.new().create(iceoryx2.ServiceType.Ipc)
+        return self._node.service_builder(iceoryx2.ServiceName.new(self._name + suffix))
+
+    def end(self) -> None:
+        """Ask the server to end; it removes its files."""
+        if self._send is not None:
+            self._send(_Message512.from_buffer_copy(LAST))
+
+
+class IceoryxPubSub(_Iceoryx):
+    """iceoryx2, one service each way; both sides poll."""
+
+    def _ports(self, out: tuple[str, Any], into: tuple[str, Any]) -> tuple[Any, Any]:
+        publisher = self._builder(out[0]).publish_subscribe(out[1]).open_or_create().publisher_builder().create()
+        service = self._builder(into[0]).publish_subscribe(into[1]).open_or_create()
+        return publisher, service.subscriber_builder().create()
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Answer each sample with one of 64 bytes, until the last."""
+        publisher, subscriber = self._ports(("-replies", _Message64), ("-requests", _Message512))
+        reply, is_last = _Message64(), False
+        ready()
+        while not is_last:
+            sample = subscriber.receive()
+            if sample is not None:
+                is_last = sample.payload().contents.data[0] == LAST[0]
+                publisher.send_copy(reply)
+
+    def connect(self) -> Calls:
+        """Return send_copy, and a receive that polls."""
+        publisher, subscriber = self._ports(("-requests", _Message512), ("-replies", _Message64))
+        request = _Message512()
+        self._send = publisher.send_copy
+
+        def receive(deadline_ns: int | None, window_ns: int) -> Any:
+            while (sample := subscriber.receive()) is None:
+                pass
+            return sample.payload().contents
+
+        return lambda data: publisher.send_copy(request), receive
+
+
+class IceoryxRequestResponse(_Iceoryx):
+    """iceoryx2, requests and their responses; both sides poll."""
+
+    def _service(self) -> Any:
+        return self._builder("-calls").request_response(_Message512, _Message64).open_or_create()
+
+    def serve(self, ready: Callable[[], None]) -> None:
+        """Answer each request with 64 bytes, until the last."""
+        server = self._service().server_builder().create()
+        reply, is_last = _Message64(), False
+        ready()
+        while not is_last:
+            request = server.receive()
+            if request is not None:
+                is_last = request.payload().contents.data[0] == LAST[0]
+                request.send_copy(reply)
+
+    def connect(self) -> Calls:
+        """Return a send that keeps what is pending, and a receive that polls it."""
+        client = self._service().client_builder().create()
+        request = _Message512()
+        self._send = client.send_copy
+        pending: list[Any] = [None]
+
+        def send(data: bytes) -> None:
+            pending[0] = client.send_copy(request)
+
+        def receive(deadline_ns: int | None, window_ns: int) -> Any:
+            while (response := pending[0].receive()) is None:
+                pass
+            return response.payload().contents
+
+        return send, receive
+
+
+EXCHANGES: dict[str, Callable[[Path], Exchange]] = {
+    "os.pipe": OsPipes,
+    "pyzmq": Zmq,
+    "grpc": Grpc,
+    "iceoryx2 pub-sub": IceoryxPubSub,
+    "iceoryx2 request-response": IceoryxRequestResponse,
+}

@@ -1,0 +1,218 @@
+"""The rows of queue_bench.py: which parties each compares, under which conditions, and the goals beside them. Data.
+
+A figure of a party is the median over its rounds: of each round's p50, p99 and p99.9 of all round trips, in µs, or of
+what else a round measured. A goal is a figure, or a figure divided by another of the same row, and a limit. Where
+several parties stand below the line, the fastest of them counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from queue_bench_server import DEFAULT_NS, POLLING_NS, Sample
+
+from nnfmq.cli.output import percentile
+
+SHOWN = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+ICEORYX = ("iceoryx2 pub-sub", "iceoryx2 request-response")
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`figure` of `party`, divided by `per_figure` (default: the same) of the fastest of `per`, against a limit."""
+
+    text: str
+    party: str
+    figure: str
+    limit: float
+    unit: str
+    per: tuple[str, ...] = ()
+    per_figure: str = ""
+    is_at_least: bool = False
+    is_strict: bool = False
+
+    def value(self, figures: Mapping[str, Figures]) -> float | None:
+        """Return what was reached; None where a party of it was not measured."""
+        if self.party not in figures:
+            return None
+        value = figures[self.party][self.figure]
+        if not self.per:
+            return value
+        below = [figures[name][self.per_figure or self.figure] for name in self.per if name in figures]
+        return _ratio(value, min(below), self.is_inverse) if below else None
+
+    @property
+    def is_inverse(self) -> bool:
+        """True where the ratio says how many times faster we are: theirs divided by ours."""
+        return bool(self.per) and self.is_at_least and self.figure in SHOWN
+
+    def is_met(self, value: float) -> bool:
+        """Return whether `value` is within the limit."""
+        if self.is_at_least:
+            return value >= self.limit
+        return value < self.limit if self.is_strict else value <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its parties run in turn, round by round. `count` is of round trips in a round."""
+
+    name: str
+    title: str
+    parties: tuple[str, ...]
+    goals: tuple[Goal, ...]
+    placement: str = "apart"
+    window_ns: int = POLLING_NS
+    count: int = 20_000
+    work_ns: int = 0
+    think_ns: int = 0
+    idle_s: float = 0
+    rounds: int | None = None
+
+
+SLOWER = {"os.pipe": 10, "multiprocessing.Pipe": 10, "pyzmq": 10, "grpc": 20, "os.pipe stream": 2}
+"""Parties that make fewer round trips in a round, by so many times."""
+
+
+def _faster(party: str, times: float, per: tuple[str, ...]) -> Goal:
+    return Goal(f"faster than {party}", "nnfmq", "p50", times, "×", per, is_at_least=True)
+
+
+def _at_most(text: str, party: str, figure: str, limit: float, unit: str) -> Goal:
+    return Goal(text, party, figure, limit, unit)
+
+
+ROWS = (
+    Row(
+        "round-trip", "round trip 512 B + 64 B, one core each, polling",
+        ("nnfmq", "C spin", *ICEORYX, "multiprocessing.Pipe", "pyzmq", "grpc"),
+        (
+            Goal("p50 against the same ring in C", "nnfmq", "p50", 1.4, "×", ("C spin",)),
+            _faster("iceoryx2, the faster of its two kinds", 5.5, ICEORYX),
+            _faster("multiprocessing.Pipe", 60, ("multiprocessing.Pipe",)),
+            _faster("pyzmq ipc://", 60, ("pyzmq",)),
+            _faster("gRPC on a unix socket", 60, ("grpc",)),
+        ),
+    ),
+    Row(
+        "tail", "p99 beside p50, one core each, polling", ("nnfmq",),
+        (Goal("p99 / p50", "nnfmq", "p99", 1.5, "×", ("nnfmq",), "p50"),),
+    ),
+    Row(
+        "one-core", "round trip, both on one core, default window", ("nnfmq", "C futex", "os.pipe"),
+        (Goal("p50 against C futex", "nnfmq", "p50", 1.1, "×", ("C futex",)), _faster("os.pipe", 1.3, ("os.pipe",))),
+        placement="same", window_ns=DEFAULT_NS, count=4_000,
+    ),
+    Row(
+        "eater", "round trip beside a process that eats one core, default window, both sides where the kernel likes",
+        ("nnfmq beside an eater", "os.pipe beside an eater"),
+        (
+            Goal("p99 against os.pipe's", "nnfmq beside an eater", "p99", 1, "×", ("os.pipe beside an eater",),
+                 is_strict=True),
+        ),
+        placement="free", window_ns=DEFAULT_NS, count=4_000,
+    ),
+    Row(
+        "stream", "messages of 512 bytes one way, one core each", ("nnfmq stream", "os.pipe stream"),
+        (Goal("as many as os.pipe", "nnfmq stream", "per_second", 2.5, "×", ("os.pipe stream",), is_at_least=True),),
+        count=200_000,
+    ),
+    Row(
+        "batches", "records of 24 bytes in batches of 64 one way, one core each", ("nnfmq batches",),
+        (
+            Goal("records a second", "nnfmq batches", "per_second", 5e6, "/s", is_at_least=True),
+            Goal("checksums equal at both ends (1 = yes)", "nnfmq batches", "checksums_equal", 1, "", is_at_least=True),
+        ),
+        count=20_000,
+    ),
+    Row(
+        "work", "200 µs of server work, one core each, default window", ("nnfmq with work",),
+        (
+            _at_most("overhead, p50", "nnfmq with work", "p50", 12, "µs"),
+            _at_most("client's CPU", "nnfmq with work", "client_cpu_percent", 20, "%"),
+        ),
+        window_ns=DEFAULT_NS, count=2_000, work_ns=200_000,
+    ),
+    Row(
+        "think", "200 µs of server work and 100 µs of client think time", ("nnfmq with work",),
+        (_at_most("overhead, p50", "nnfmq with work", "p50", 15, "µs"),),
+        window_ns=DEFAULT_NS, count=2_000, work_ns=200_000, think_ns=100_000,
+    ),
+    Row(
+        "idle", "a process that waits, after its default window, over 5 s", ("nnfmq idle",),
+        (
+            _at_most("CPU seconds", "nnfmq idle", "cpu_seconds", 0.0049, "s"),
+            _at_most("wake-ups", "nnfmq idle", "wake_ups", 0, ""),
+        ),
+        window_ns=DEFAULT_NS, count=0, idle_s=5, rounds=1,
+    ),
+    Row(
+        "codec", "a packet of 20 records, with validation", ("codec",),
+        (
+            _at_most("encode", "codec", "encode µs", 0.35, "µs"),
+            _at_most("decode", "codec", "decode µs", 0.5, "µs"),
+            _at_most("repeated request, encode", "codec", "repeated encode µs", 0.15, "µs"),
+            _at_most("repeated request, decode", "codec", "repeated decode µs", 0.1, "µs"),
+        ),
+        count=0,
+    ),
+    Row(
+        "burst", "a whole burst execution of the null model, one core each, polling",
+        ("burst in place", "burst copied", *ICEORYX),
+        (
+            _at_most("p50, arrays in place", "burst in place", "p50", 4, "µs"),
+            Goal("against iceoryx2's bare message", "burst in place", "p50", 1, "×", ICEORYX, is_strict=True),
+        ),
+    ),
+    Row(
+        "twin", "the plain-Python twin, one core each, polling", ("twin, libatomic", "twin, FUTEX_WAKE_OP", "C spin"),
+        (
+            Goal("with libatomic, against C", "twin, libatomic", "p50", 4, "×", ("C spin",)),
+            Goal("with FUTEX_WAKE_OP, against C", "twin, FUTEX_WAKE_OP", "p50", 8, "×", ("C spin",)),
+        ),
+    ),
+)  # fmt: skip
+
+
+def medians(rounds: Sequence[Sample]) -> Figures:
+    """Return the median over the rounds of each figure; percentiles in µs."""
+    each = [_figures_of(sample) for sample in rounds]
+    return {name: statistics.median(figures[name] for figures in each) for name in each[0]}
+
+
+def _figures_of(sample: Sample) -> Figures:
+    ordered = sorted(sample.times_ns)
+    times = {name: percentile(ordered, percent) / 1000 for name, percent in SHOWN.items()} if ordered else {}
+    return times | sample.figures
+
+
+def report_row(row: Row, rounds: Mapping[str, Sequence[Sample]], missing: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row of the report, as --json prints it: ratios first."""
+    figures = {party: medians(samples) for party, samples in rounds.items()}
+    return {
+        "name": row.name,
+        "title": row.title,
+        "goals": [_judged(goal, figures) for goal in row.goals],
+        "parties": {party: values | {"rounds": len(rounds[party])} for party, values in figures.items()},
+        "missing": dict(missing),
+    }
+
+
+def _judged(goal: Goal, figures: Mapping[str, Figures]) -> dict[str, Any]:
+    value = goal.value(figures)
+    return {
+        "goal": goal.text,
+        "value": value,
+        "unit": goal.unit,
+        "limit": goal.limit,
+        "sense": "at least" if goal.is_at_least else "below" if goal.is_strict else "at most",
+        "met": None if value is None else goal.is_met(value),
+    }
+
+
+def _ratio(value: float, per: float, is_inverse: bool) -> float:
+    return per / value if is_inverse else value / per
