@@ -50,14 +50,26 @@ def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequen
     nchw = bool(controls.pop("nchw", False))
     tensors = _tensors(match, arguments, nchw)
     _check_extents(match, tensors)
+    if match.declaration.is_variadic:
+        controls["output_count"] = len(outputs)
     shapes = _output_shapes(match, tensors, controls)
     final = tuple(_permuted(shape, _TO_NCHW) for shape in shapes) if nchw else shapes
     _check_outputs(final, outputs)  # before the plan, whose tables may be as long as a row of the output
     described = tuple(tensor_of(operand, shape) for operand, shape in zip(outputs, shapes, strict=True))
     if match.declaration.same_quantization:
         _check_same_quantization(tensors, described)
-    run = match.variant.plan(*tensors, output=described[0] if len(described) == 1 else described, **controls)
+    run = match.variant.plan(*tensors, output=described[0] if _is_single(match) else described, **controls)
+    if match.declaration.is_variadic and len(outputs) == 1:
+        return Specialized(final, _first_of(run))
     return Specialized(final, _transposed(match, run) if nchw else run)
+
+
+def _is_single(match: Match) -> bool:
+    return len(match.declaration.outputs) == 1 and not match.declaration.is_variadic
+
+
+def _first_of(run: Run) -> Run:
+    return lambda *arrays: run(*arrays)[0]
 
 
 def _controls(match: Match, arguments: Sequence[Tensor | None]) -> dict[str, Any]:
@@ -95,7 +107,7 @@ def _check_extents(match: Match, tensors: Sequence[Tensor | None]) -> None:
 
 def _output_shapes(match: Match, tensors: Sequence[Tensor | None], controls: Mapping[str, Any]) -> tuple[Shape, ...]:
     result = match.declaration.shape(*(None if t is None else t.shape for t in tensors), **controls)
-    return (result,) if len(match.declaration.outputs) == 1 else tuple(result)
+    return (result,) if _is_single(match) else tuple(result)
 
 
 def _check_same_quantization(tensors: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:

@@ -31,16 +31,21 @@ def direct(kernel: Callable[..., Any]) -> Plan:
 def half(plan: Plan) -> Plan:
     """Plan float16 by converting to float32, computing there, and rounding once."""
 
-    def planned(*tensors: Tensor | None, output: Tensor, **controls: Any) -> Run:
-        run = plan(*map(_widened, tensors), output=_widened(output), **controls)
+    def planned(*tensors: Tensor | None, output: Tensor | tuple[Tensor, ...], **controls: Any) -> Run:
+        wide_output = tuple(map(_widened, output)) if isinstance(output, tuple) else _widened(output)
+        run = plan(*map(_widened, tensors), output=wide_output, **controls)
 
-        def widened_run(*arrays: Array | None) -> Array:
+        def widened_run(*arrays: Array | None) -> Any:
             result = run(*(a if a is None or a.dtype != np.float16 else a.astype(_FLOAT32) for a in arrays))
-            return result.astype(np.float16)  # type: ignore[no-any-return]
+            return tuple(map(_narrowed, result)) if isinstance(result, tuple) else _narrowed(result)
 
         return widened_run
 
     return planned
+
+
+def _narrowed(result: Array) -> Array:
+    return result.astype(np.float16) if result.dtype == np.float32 else result
 
 
 def _widened(tensor: Tensor | None) -> Tensor | None:
