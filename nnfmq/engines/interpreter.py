@@ -30,6 +30,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.planning import Specialized, specialize, tensor_of
+from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
 
 __all__ = ["Program", "prepare", "supported"]
@@ -264,7 +265,8 @@ class _Preparation:
 
     def _learn(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
         for index, shape in zip(indexes, shapes, strict=True):
-            self._shapes[index] = shape
+            declared = _known_shape(self._subgraph.operands[index])
+            self._shapes[index] = declared if FROM_DATA in shape else shape
 
     def _argument(self, index: int) -> Tensor | None:
         operand, shape = self._subgraph.operands[index], self._shapes[index]

@@ -10,6 +10,8 @@ those starting with C belong to one operation. All sums are Python ints, so noth
     W6 the padded image fits 32 bits as float32
     A1 axis in [-rank, rank)                R1 the rank is one the operation takes
     R2 the size fits 32 bits
+
+An extent that comes with the data (how many boxes are left) is FROM_DATA in a rule's result.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from dataclasses import dataclass
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import PaddingScheme
 from nnfmq.operations.signature import Shape
+
+
+FROM_DATA = -1
 
 
 def require(condition: bool, constraint: str, message: str) -> None:
@@ -136,6 +141,6 @@ def normal_axis(axis: int, rank: int) -> int:
 def require_size(shape: Shape, element_bytes: int) -> None:
     """Require that an array of `shape` fits 32 bits; the product is checked from left to right (R2)."""
     total = element_bytes
-    for extent in shape:
+    for extent in filter(FROM_DATA.__ne__, shape):
         total *= extent
         require(total < 1 << 32, "R2", f"an output of shape {shape} needs more than 2^32 bytes")

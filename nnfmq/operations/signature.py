@@ -4,7 +4,8 @@ A `Declaration` says under which *forms* (alternative parameter lists) an operat
 combinations of types (*variants*, each with the feature level that brought it), what shape comes out and how
 each variant is computed. Parameters have a role that decides when their value is needed:
 
-    DATA     an array that the kernel gets at each execution; its payload never decides addresses
+    DATA     an array that the kernel gets at each execution; if its payload decides addresses (boxes, batch
+             indices), the kernel works on a private copy and checks that
     WEIGHT   an array that is packed before the execution: once, where it is constant
     CONTROL  index, axis, size, padding, code: copied privately, checked, and then used (as a Python value or array)
 
@@ -168,7 +169,8 @@ class Declaration:
     `shape(*shapes, **controls)` takes DATA and WEIGHT shapes in order (None where omitted) and returns the output's
     shape (a tuple of shapes where there are several outputs); it and the plans raise GeneralFailure with the
     constraint's number. `images` are the parameters that change between NHWC and NCHW where the control `nchw` is
-    set: shape rules and kernels only ever see NHWC. `level(operands by name)` gives the level that values need.
+    set (a control among them is a shape): shape rules and kernels only ever see NHWC. `image_outputs`: the outputs
+    change with them. `level(operands by name)` gives the level that values need.
     `same_quantization`: every quantized DATA parameter and output has the scale and zero point of the first.
 
     `output_counts`: accepted output counts → feature level, where some of `outputs` may be left out at the end;
@@ -185,6 +187,7 @@ class Declaration:
     output_counts: Mapping[int, int] = field(default_factory=dict)
     repeated_outputs: bool = False
     images: tuple[str, ...] = ()
+    image_outputs: bool = True
     zero_sized: bool = False
     same_quantization: bool = False
     level: Callable[[Mapping[str, Operand], Operand], int] = field(default=lambda inputs, output: V1_0)
