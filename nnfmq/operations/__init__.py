@@ -15,13 +15,30 @@ from nnfmq.operations import (
     convolution,
     elementwise,
     fully_connected,
+    grouped,
+    matmul,
+    normalization,
     pooling,
     reduction,
     shaping,
+    transposed,
 )
 from nnfmq.operations.signature import Declaration
 
-_FAMILIES = (activation, conversion, convolution, elementwise, fully_connected, pooling, reduction, shaping)
+_FAMILIES = (
+    activation,
+    conversion,
+    convolution,
+    elementwise,
+    fully_connected,
+    grouped,
+    matmul,
+    normalization,
+    pooling,
+    reduction,
+    shaping,
+    transposed,
+)
 
 REGISTRY: Mapping[OperationType, Declaration] = {
     declaration.code: declaration for family in _FAMILIES for declaration in family.DECLARATIONS
