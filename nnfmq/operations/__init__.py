@@ -11,33 +11,47 @@ from collections.abc import Mapping
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import (
     activation,
+    comparison,
     conversion,
     convolution,
     elementwise,
     fully_connected,
+    generation,
     grouped,
+    lstm,
     matmul,
     normalization,
     pooling,
+    recurrent,
     reduction,
+    selection,
     shaping,
+    softmax,
     transposed,
+    unary,
 )
 from nnfmq.operations.signature import Declaration
 
 _FAMILIES = (
     activation,
+    comparison,
     conversion,
     convolution,
     elementwise,
     fully_connected,
+    generation,
     grouped,
+    lstm,
     matmul,
     normalization,
     pooling,
+    recurrent,
     reduction,
+    selection,
     shaping,
+    softmax,
     transposed,
+    unary,
 )
 
 REGISTRY: Mapping[OperationType, Declaration] = {
