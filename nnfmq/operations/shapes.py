@@ -24,7 +24,6 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import PaddingScheme
 from nnfmq.operations.signature import Shape
 
-
 FROM_DATA = -1
 
 
@@ -111,6 +110,11 @@ def padded_shape(image: Shape, rows: Window, columns: Window) -> Shape:
 def broadcast(first: Shape, second: Shape, **_: object) -> Shape:
     """Return the right-aligned broadcast of two shapes of rank 4 or less; an extent of 0 goes with 1."""
     require(max(len(first), len(second)) <= 4, "B2", f"ranks {len(first)} and {len(second)}, at most 4 is allowed")
+    return broadcast_of_any_rank(first, second)
+
+
+def broadcast_of_any_rank(first: Shape, second: Shape, **_: object) -> Shape:
+    """Return the right-aligned broadcast of two shapes."""
     rank = max(len(first), len(second))
     pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
     return tuple(_common_extent(a, b) for a, b in pairs)
