@@ -6,7 +6,7 @@ output shape that the implicit form carries only decides the padding, as in the 
 
     C1 input and filter have rank 4     C2 input channels = filter depth; bias has one value per output channel
     C3 per-channel scales run along dimension 0
-    C4 the given output shape has four elements, each positive
+    C4 the given output shape has four extents, its height and width positive
     C5 the output has positive extents  W1 padding scheme  W2 strides  W3 heads are not negative  W6 sums fit 32 bits
 """
 
@@ -82,8 +82,8 @@ def spreads(
     """Return how cells spread along height and width, from either form of padding."""
     vertical, horizontal = (padding_top, padding_bottom), (padding_left, padding_right)
     if output_shape is not None:
-        fits = output_shape.shape == (4,) and int(output_shape.min()) > 0
-        require(fits, "C4", f"output shape {output_shape.tolist()} needs four positive extents")
+        fits = output_shape.shape == (4,) and int(output_shape[1:3].min()) > 0
+        require(fits, "C4", f"output shape {output_shape.tolist()} needs four extents, a positive height and width")
         vertical = _implied_padding(int(output_shape[1]), sizes[0], stride_height, padding_scheme)
         horizontal = _implied_padding(int(output_shape[2]), sizes[1], stride_width, padding_scheme)
     return (
