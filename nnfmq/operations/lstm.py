@@ -13,6 +13,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.lstm_cell import (
+    GATES,
     NO_GATES,
     TENSOR_COUNT,
     Cell,
@@ -162,11 +163,11 @@ _CLIPS = (control("activation"), control("cell_clip", "S"), control("projection_
 
 
 def _norms(prefix: str = "") -> tuple[Parameter, ...]:
-    return gate_parameters(prefix + "{}_layer_norm_weights", all_optional=True)
+    return gate_parameters(prefix + "{}_layer_norm_weights", optional=GATES)
 
 
 def _aux(prefix: str) -> tuple[Parameter, ...]:
-    return gate_parameters(prefix + "aux_input_to_{}_weights", all_optional=True)
+    return gate_parameters(prefix + "aux_input_to_{}_weights", optional=GATES)
 
 
 def _states(prefix: str = "") -> tuple[Parameter, ...]:

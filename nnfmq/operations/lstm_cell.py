@@ -24,14 +24,14 @@ import numpy as np
 
 from nnfmq.operations.activation import logistic
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import Array, Parameter, Shape, Tensor, weight
+from nnfmq.operations.signature import Array, Column, Parameter, Shape, Tensor, weight
 
 T = TypeVar("T")
 Gates: TypeAlias = tuple[T | None, T | None, T | None, T | None]  # of the input, forget, cell and output gate
 
 NO_GATES = (None, None, None, None)
 TENSOR_COUNT = 17  # of `cell_parameters`
-_NAMES = ("input", "forget", "cell", "output")
+GATES = ("input", "forget", "cell", "output")
 _NORMALIZATION_EPSILON = np.float32(1e-8)
 
 ACTIVATIONS: Mapping[int, Callable[[Array], Array]] = {
@@ -47,22 +47,24 @@ ACTIVATIONS: Mapping[int, Callable[[Array], Array]] = {
 _LSTM_CODES = frozenset(ACTIVATIONS) - {2}
 
 
-def cell_parameters(prefix: str = "") -> tuple[Parameter, ...]:
+def cell_parameters(
+    prefix: str = "", *, weights: Column = "T", peepholes: Column = "T", biases: Column = "T"
+) -> tuple[Parameter, ...]:
     """Return the parameters of one cell from its input weights to its projection, in the HAL's order."""
-    peepholes = (weight(f"{prefix}cell_to_{gate}_weights", optional=True) for gate in ("input", "forget", "output"))
+    cell_to = ("input", "forget", "output")
     return (
-        *gate_parameters(prefix + "input_to_{}_weights"),
-        *gate_parameters(prefix + "recurrent_to_{}_weights"),
-        *peepholes,
-        *gate_parameters(prefix + "{}_gate_bias"),
-        weight(f"{prefix}projection_weights", optional=True),
-        weight(f"{prefix}projection_bias", optional=True),
+        *gate_parameters(prefix + "input_to_{}_weights", weights),
+        *gate_parameters(prefix + "recurrent_to_{}_weights", weights),
+        *(weight(f"{prefix}cell_to_{gate}_weights", peepholes, optional=True) for gate in cell_to),
+        *gate_parameters(prefix + "{}_gate_bias", biases),
+        weight(f"{prefix}projection_weights", weights, optional=True),
+        weight(f"{prefix}projection_bias", biases, optional=True),
     )
 
 
-def gate_parameters(name: str, *, all_optional: bool = False) -> tuple[Parameter, ...]:
-    """Return a weight for each gate; that of the input gate may always be omitted."""
-    return tuple(weight(name.format(gate), optional=all_optional or gate == "input") for gate in _NAMES)
+def gate_parameters(name: str, type: Column = "T", *, optional: tuple[str, ...] = ("input",)) -> tuple[Parameter, ...]:
+    """Return a weight for each gate, of which `optional` may be omitted."""
+    return tuple(weight(name.format(gate), type, optional=gate in optional) for gate in GATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def _check_gates(cell: Cell[Shape], sizes: Sizes, aux: Shape | None) -> None:
 
 def _check_optional(rule: str, name: str, shapes: Gates[Shape], wanted: Shape, gates: tuple[int, ...]) -> None:
     if shapes != NO_GATES:
-        given = [_NAMES[gate] for gate in gates if shapes[gate] is None]
+        given = [GATES[gate] for gate in gates if shapes[gate] is None]
         require(not given, rule, f"{name} of some gates only; missing: {given}")
         _check_group(rule, name, shapes, wanted, gates)
 
@@ -144,10 +146,10 @@ def _check_optional(rule: str, name: str, shapes: Gates[Shape], wanted: Shape, g
 def _check_group(rule: str, name: str, shapes: Gates[Shape], wanted: Shape, gates: tuple[int, ...]) -> None:
     for gate in range(4):
         if gate in gates:
-            require(shapes[gate] is not None, "C3", f"{name} of the {_NAMES[gate]} gate are missing, others are given")
-            require(shapes[gate] == wanted, rule, f"{name} ({_NAMES[gate]} gate): {shapes[gate]}, needed: {wanted}")
+            require(shapes[gate] is not None, "C3", f"{name} of the {GATES[gate]} gate are missing, others are given")
+            require(shapes[gate] == wanted, rule, f"{name} ({GATES[gate]} gate): {shapes[gate]}, needed: {wanted}")
         else:
-            require(shapes[gate] is None, "C3", f"{name} of the {_NAMES[gate]} gate without its input weights")
+            require(shapes[gate] is None, "C3", f"{name} of the {GATES[gate]} gate without its input weights")
 
 
 def _check_projection(cell: Cell[Shape], sizes: Sizes) -> None:

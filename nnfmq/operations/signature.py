@@ -42,6 +42,7 @@ Q8, Q8S, PC = (
     OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
 )
 S8, B8 = OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_BOOL8
+Q16S = OperandType.TENSOR_QUANT16_SYMM
 FLOAT32, FLOAT16, INT32, BOOL = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32, OperandType.BOOL
 
 NUMPY_TYPES: Mapping[OperandType, np.dtype[Any]] = {
@@ -97,12 +98,12 @@ def data(name: str, type: Column = "T", *, optional: bool = False, repeated: boo
     return Parameter(name, type, Role.DATA, optional, repeated)
 
 
-def weight(name: str, type: str | OperandType = "T", *, optional: bool = False) -> Parameter:
+def weight(name: str, type: Column = "T", *, optional: bool = False) -> Parameter:
     """Declare an array that is packed before the execution."""
     return Parameter(name, type, Role.WEIGHT, optional)
 
 
-def control(name: str, type: str | OperandType = INT32, *, optional: bool = False) -> Parameter:
+def control(name: str, type: Column = INT32, *, optional: bool = False) -> Parameter:
     """Declare a value that decides shapes, addresses or control flow."""
     return Parameter(name, type, Role.CONTROL, optional)
 
