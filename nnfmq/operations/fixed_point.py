@@ -1,8 +1,8 @@
 """Fixed-point arithmetic, bit for bit that of the reference kernels (gemmlowp's), over numpy int64 arrays.
 
-Every value is an int32 (an int16 in the functions called so) held in an int64, so that products need no care;
-saturation is explicit where the reference saturates. "Qn" below means n integer bits and 31 - n fractional ones. Nothing here knows operands
-or operations: `quantization` builds requantization on it, `activation` builds its tables.
+Every value is an int32 (an int16 in the functions named so) held in an int64, so that products need no care;
+saturation is explicit where the reference saturates. "Qn" below means n integer bits and 31 - n fractional ones.
+Nothing here knows operands or operations: `quantization` builds requantization on it, `activation` its tables.
 Two roundings (a doubling high multiplication, then a rounding shift) are the contract; the single-rounding form
 of later TFLite builds gives different last bits.
 """
