@@ -7,56 +7,79 @@ What remains is one call per operation. The model must have passed `validation.v
 
 Executions of one Program may run at the same time: each has its own scope, and bindings are never changed.
 Inputs are read in place and may be another process's memory; controls among them are copied before they are used.
-IF and WHILE are not here yet. Semantics: the HAL's operations as `operations` declares them.
+Subgraphs of IF and WHILE are programs of their own, each prepared once (`control_flow` has the two steps).
+Semantics: the HAL's operations as `operations` declares them.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from nnfmq.hal.errors import (
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadlineTransient,
-    OutputInsufficientSize,
-    ResourceExhaustedTransient,
+from nnfmq.engines.control_flow import (
+    NO_LIMITS,
+    Limits,
+    Scope,
+    Step,
+    called_by,
+    control_flow_step,
+    extends,
+    reached_by,
 )
-from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Subgraph, is_scalar
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize, ResourceExhaustedTransient
+from nnfmq.hal.types import (
+    LifeTime,
+    LoopTimeoutDurationNs,
+    Model,
+    Operand,
+    Operation,
+    OutputShape,
+    Subgraph,
+    is_scalar,
+)
 from nnfmq.operations import REGISTRY
+from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.planning import Specialized, specialize, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
 
 __all__ = ["Program", "prepare", "supported"]
 
-Scope: TypeAlias = list[Any]  # an array per operand; None while it has no value
-Step: TypeAlias = Callable[[Scope], None]
-
 _SIZED = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would be built anew at each call
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
 def supported(model: Model) -> list[bool]:
-    """Return for each operation of the main subgraph whether `prepare` can bind it."""
-    return [_find(model.main, operation) is not None for operation in model.main.operations]
+    """Return for each operation of the main subgraph whether `prepare` can bind it, and all that it calls."""
+    known = [_computes(subgraph) for subgraph in model.referenced]
+    return [
+        all(known[index] for index in reached_by(model, operation)) and _is_known(model.main, operation)
+        for operation in model.main.operations
+    ]
+
+
+def _computes(subgraph: Subgraph) -> bool:
+    return all(_is_known(subgraph, operation) for operation in subgraph.operations)
+
+
+def _is_known(subgraph: Subgraph, operation: Operation) -> bool:
+    return operation.type in FIRST_OUTER_INPUT or _find(subgraph, operation) is not None
 
 
 def prepare(model: Model) -> Program:
     """Return a Program that executes `model`'s main subgraph.
 
     Raises GeneralFailure naming the first operation that is not supported or whose arguments violate one of its
-    constraints, as far as they are known; ResourceExhaustedTransient when memory runs out.
+    constraints, as far as they are known; ResourceExhaustedTransient when memory runs out, or subgraphs nest too deep.
     """
     try:
         with np.errstate(all="ignore"):
-            return _Preparation(model).program()
-    except MemoryError as error:
+            return _Preparation(model, model.main, {}).program()
+    except (MemoryError, RecursionError) as error:
         raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
 
 
@@ -84,31 +107,36 @@ class Program:
         *,
         deadline_ns: int | None = None,
         is_cancelled: Callable[[], bool] | None = None,
+        loop_timeout_ns: int | None = None,
     ) -> tuple[OutputShape, ...]:
         """Run once: read `inputs`, fill `outputs`, and return the shape of each output.
 
         `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
         dtype and shape, or writable buffers of at least the output's bytes (None: not wanted); they must not overlap
-        the inputs. Deadline and cancellation are looked at between operations. Raises InvalidArgument for inputs that
-        do not fit the model, OutputInsufficientSize (with all shapes; nothing was written), MissedDeadlineTransient,
-        ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when cancelled.
+        the inputs. Deadline and cancellation are looked at between operations, and each WHILE ends after
+        `loop_timeout_ns` (None: LoopTimeoutDurationNs.DEFAULT). Raises InvalidArgument for inputs that do not fit the
+        model and for a timeout above the maximum, OutputInsufficientSize (with all shapes; nothing was written),
+        MissedDeadlineTransient, ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when
+        cancelled.
         """
-        scope = self._scope.copy()
-        self._bind(inputs, scope)
+        limits = _limits(deadline_ns, is_cancelled, loop_timeout_ns)
         try:
             with np.errstate(all="ignore"):
-                self._run(scope, deadline_ns, is_cancelled)
-        except MemoryError as error:
+                results = self.call(inputs, limits)
+        except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
-        return self._stored([scope[index] for index in self._outputs], outputs)
+        return self._stored(results, outputs)
 
-    def _run(self, scope: Scope, deadline_ns: int | None, is_cancelled: Callable[[], bool] | None) -> None:
+    def call(self, inputs: Sequence[Array | None], limits: Limits) -> list[Array]:
+        """Run once and return the outputs, which may be views of inputs: how IF and WHILE use a subgraph."""
+        scope = self._scope.copy()
+        scope[-1] = limits
+        self._bind(inputs, scope)
         for step in self._steps:
-            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-                raise MissedDeadlineTransient("the deadline passed before the model was executed")
-            if is_cancelled is not None and is_cancelled():
-                raise GeneralFailure("the execution was cancelled")
+            if limits is not NO_LIMITS:
+                limits.check()
             step(scope)
+        return [scope[index] for index in self._outputs]
 
     def _stored(self, results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
         """Store each result and return their shapes; the short way where all buffers are arrays just like them."""
@@ -125,6 +153,15 @@ class Program:
             if array is None or array.dtype != expected.dtype or array.shape != expected.shape:
                 expected.check(array)
             scope[expected.index] = array
+
+
+def _limits(deadline_ns: int | None, is_cancelled: Callable[[], bool] | None, loop_timeout_ns: int | None) -> Limits:
+    if deadline_ns is None and is_cancelled is None and loop_timeout_ns is None:
+        return NO_LIMITS
+    timeout = LoopTimeoutDurationNs.DEFAULT if loop_timeout_ns is None else loop_timeout_ns
+    if not 0 <= timeout <= LoopTimeoutDurationNs.MAXIMUM:
+        raise InvalidArgument(f"loop timeout {timeout} ns, allowed are 0 to {LoopTimeoutDurationNs.MAXIMUM:d}")
+    return Limits(deadline_ns, is_cancelled, timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +186,10 @@ class _Input:
         elif self.shape is not None:
             fits = array.dtype == self.dtype and array.shape == self.shape
         else:
-            fits = array.dtype == self.dtype and _extends(self.dimensions, array.shape)
+            fits = array.dtype == self.dtype and extends(self.dimensions, array.shape)
         if not fits:
             given = "nothing" if array is None else f"{array.dtype} {array.shape}"
             raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
-
-
-def _extends(dimensions: Shape, shape: Shape) -> bool:
-    """Return True if `shape` fills in what `dimensions` leaves open."""
-    if not dimensions:
-        return True
-    return len(dimensions) == len(shape) and all(d in (0, e) for d, e in zip(dimensions, shape, strict=True))
 
 
 def _known_shape(operand: Operand) -> Shape | None:
@@ -220,12 +250,17 @@ def _find(subgraph: Subgraph, operation: Operation) -> Match | None:
 
 
 class _Preparation:
-    """The way from a model to its Program: constants, then each operation in order, with the shapes known so far."""
+    """The way from a subgraph to its Program: constants, then each operation in order, with the shapes known so far.
 
-    def __init__(self, model: Model) -> None:
-        self._subgraph = model.main
-        self._scope: Scope = [_constant(model, operand) for operand in model.main.operands]
-        self._shapes = [_known_shape(operand) for operand in model.main.operands]
+    `programs` are those of referenced subgraphs that were prepared already, by index.
+    """
+
+    def __init__(self, model: Model, subgraph: Subgraph, programs: dict[int, Program]) -> None:
+        self._model = model
+        self._subgraph = subgraph
+        self._programs = programs
+        self._scope: Scope = [_constant(model, operand) for operand in subgraph.operands]
+        self._shapes = [_known_shape(operand) for operand in subgraph.operands]
         self._required: set[int] = set()  # operands that some operation may not go without
         self._read: set[int] = set()  # operands that steps read during an execution
 
@@ -242,11 +277,14 @@ class _Preparation:
 
     def _runtime_scope(self) -> Scope:
         """Return the scope without the constants that no step reads again, since a binding has packed them."""
-        return [value if index in self._read else None for index, value in enumerate(self._scope)]
+        values = [value if index in self._read else None for index, value in enumerate(self._scope)]
+        return [*values, NO_LIMITS]
 
     def _step(self, number: int, operation: Operation) -> Step:
-        found = _find(self._subgraph, operation)
         label = f"operation {number} ({operation.type.name})"
+        if operation.type in FIRST_OUTER_INPUT:
+            return self._control_flow_step(label, operation)
+        found = _find(self._subgraph, operation)
         if found is None:
             raise GeneralFailure(f"{label} is not supported with these operand types")
         bound = _Bound(label, found, operation, tuple(self._subgraph.operands[i] for i in operation.outputs))
@@ -262,6 +300,21 @@ class _Preparation:
             step = _DynamicStep(bound, self._subgraph.operands, self._scope)
             self._read.update(operation.inputs)
         return step
+
+    def _control_flow_step(self, label: str, operation: Operation) -> Step:
+        self._read.update(operation.inputs)
+        self._required.update(operation.inputs[: FIRST_OUTER_INPUT[operation.type]])
+        callees = [self._program_of(label, index) for index in called_by(self._subgraph, operation)]
+        return control_flow_step(label, operation, callees, [self._subgraph.operands[i] for i in operation.outputs])
+
+    def _program_of(self, label: str, index: int) -> Program:
+        if index not in self._programs:
+            try:
+                program = _Preparation(self._model, self._model.referenced[index], self._programs).program()
+            except GeneralFailure as error:
+                raise GeneralFailure(f"{label}: {error}") from error
+            self._programs[index] = program
+        return self._programs[index]
 
     def _learn(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
         for index, shape in zip(indexes, shapes, strict=True):
