@@ -1,8 +1,13 @@
-"""Each constraint of an operation is violated once; its number is in the message, the operation's name as well."""
+"""Each constraint of an operation is violated once; its number is in the message, the operation's name as well.
+
+Other files of this folder have lists of the same name, VIOLATIONS, for other families.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,10 +152,21 @@ def test_N_OPF_a_violated_constraint_is_named_when_the_model_is_prepared(
         interpreter.prepare(model)
 
 
-def test_every_constrained_operation_is_in_the_list() -> None:
-    unconstrained = {OperationType.QUANTIZE}
+def violated_in(path: Path) -> set[str]:
+    """Return the operations of a file's VIOLATIONS."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {code for code, *_ in module.VIOLATIONS}
 
-    assert {OperationType[code] for code, *_ in VIOLATIONS} == set(REGISTRY) - unconstrained
+
+def test_every_constrained_operation_is_in_a_list() -> None:
+    unconstrained = {"QUANTIZE", "RANK"}
+    files = [path for path in Path(__file__).parent.glob("test_*.py") if "VIOLATIONS" in path.read_text()]
+
+    assert set().union(*map(violated_in, files)) == {code.name for code in REGISTRY} - unconstrained
 
 
 @pytest.mark.parametrize("declaration", REGISTRY.values(), ids=lambda d: d.name)
