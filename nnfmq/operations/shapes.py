@@ -9,7 +9,7 @@ those starting with C belong to one operation. All sums are Python ints, so noth
     W3 padding is not negative              B1 extents are equal or 1          B2 at most 4 dimensions
     W6 the padded image fits 32 bits as float32
     A1 axis in [-rank, rank)                R1 the rank is one the operation takes
-    R2 the size fits 32 bits
+    R2 the size fits 32 bits                R5 at most 32 dimensions, which every numpy takes
 
 An extent that comes with the data (how many boxes are left) is FROM_DATA in a rule's result.
 """
@@ -25,6 +25,7 @@ from nnfmq.hal.types import PaddingScheme
 from nnfmq.operations.signature import Shape
 
 FROM_DATA = -1
+MOST_DIMENSIONS = 32
 
 
 def require(condition: bool, constraint: str, message: str) -> None:
@@ -143,7 +144,12 @@ def normal_axis(axis: int, rank: int) -> int:
 
 
 def require_size(shape: Shape, element_bytes: int) -> None:
-    """Require that an array of `shape` fits 32 bits; the product is checked from left to right (R2)."""
+    """Require that an array of `shape` fits 32 bits; the product is checked from left to right (R2, R5)."""
+    require(
+        len(shape) <= MOST_DIMENSIONS,
+        "R5",
+        f"an output of {len(shape)} dimensions, at most {MOST_DIMENSIONS} are allowed",
+    )
     total = element_bytes
     for extent in filter(FROM_DATA.__ne__, shape):
         total *= extent

@@ -80,6 +80,7 @@ VIOLATIONS: list[tuple[str, str, list[Any], Operand]] = [
     *((code, "A1", [f(2, 2), -3], n(2)) for code in ("ARGMAX", "ARGMIN")),
     ("FILL", "C1", [vector([2, -1]), 1.0], f(2, 1)),
     ("FILL", "C1", [MATRIX, 1.0], f(1)),
+    ("FILL", "R5", [vector([1] * 33), 1.0], f(*[1] * 33)),
     ("FILL", "R2", [vector([1 << 16, 1 << 16]), 1.0], f(1 << 16, 0)),
 ]
 

@@ -27,7 +27,7 @@ from nnfmq.operations import (
     unary,
 )
 from nnfmq.operations.planning import specialize, tensor_of
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Parameter, Role, Variant, match
+from nnfmq.operations.signature import AIDL_V3, NUMPY_TYPES, V1_3, Declaration, Parameter, Role, Variant, match
 
 Array = npt.NDArray[Any]
 
@@ -197,6 +197,16 @@ def test_SUP_5_signed_codes_give_the_unsigned_result_less_128(declaration: Decla
     signed = result(declaration, variant_of(declaration, INT8))
 
     assert (signed.view(np.uint8) ^ 128 if signed.dtype == np.int8 else signed).tolist() == unsigned.tolist()
+
+
+@pytest.mark.parametrize("declaration", of_type(INT8))
+def test_VAL_2_signed_codes_need_hal_1_3_and_for_rsqrt_aidl_v3(declaration: Declaration) -> None:
+    variant = variant_of(declaration, INT8)
+    operands = [given for given, _ in arguments_of(declaration, variant)]
+
+    found = match(declaration, operands, [output_of(declaration, variant)])
+
+    assert found.level == (AIDL_V3 if declaration.name == "RSQRT" else V1_3)
 
 
 @pytest.mark.parametrize("declaration", of_type(OperandType.TENSOR_FLOAT16))
