@@ -47,6 +47,7 @@ from nnfmq.operations.signature import (
     form,
 )
 
+_BLOCK_ELEMENTS = 1 << 18  # of samples times channels: what is gathered at once
 _WEIGHT_UNIT = np.float32(1) / np.float32(255)
 
 Pooled: TypeAlias = Callable[[Array, Array], Array]  # image (height, width, channels), scaled region -> cells
@@ -110,6 +111,11 @@ class Samples:
         """Return the two places that each sample reads, with their weights."""
         return (self.low, np.float32(1) - self.fraction), (self.high, self.fraction)
 
+    def block(self, start: int, stop: int) -> Samples:
+        """Return some of the cells."""
+        part = slice(start, stop)
+        return Samples(self.low[part], self.high[part], self.fraction[part], self.inside[part], self.ratio)
+
 
 def axis_samples(start: np.float32, end: np.float32, count: int, extent: int, ratio: int) -> Samples:
     """Place `ratio` samples (0: as many as cells are long) in each of `count` cells from `start` to `end`."""
@@ -128,23 +134,27 @@ def axis_samples(start: np.float32, end: np.float32, count: int, extent: int, ra
     return Samples(whole, np.where(beyond, whole, whole + 1), fraction, places < edges[1:, None], ratio)
 
 
-def _sampled_cells(image: Array, rows: Samples, columns: Samples, weights_of: Callable[[Array], Array]) -> Array:
-    """Return the weighted sums of the samples, (rows, columns, channels)."""
-    first = _weighted(image, rows, columns, weights_of, 0)
-    sums = np.empty((len(rows.low), *first.shape), first.dtype)
-    sums[0] = first
-    for row in range(1, len(sums)):
-        sums[row] = _weighted(image, rows, columns, weights_of, row)
-    return sums
+def _sampled_cells(image: Array, rows: Samples, columns: Samples, zero_point: int | None) -> Array:
+    """Return the weighted sums of the samples, (rows, columns, channels), some rows at a time.
+
+    `zero_point` None: float32 sums; else exact sums of centred codes, the weights in 1/255.
+    """
+    step = max(1, _BLOCK_ELEMENTS // (rows.low.shape[1] * columns.low.size * image.shape[2]))
+    count = len(rows.low)
+    return np.concatenate(
+        [_weighted(image, rows.block(i, i + step), columns, zero_point) for i in range(0, count, step)]
+    )
 
 
-def _weighted(image: Array, rows: Samples, columns: Samples, weights_of: Callable[[Array], Array], row: int) -> Array:
-    counted = rows.inside[row][:, None, None] & columns.inside
+def _weighted(image: Array, rows: Samples, columns: Samples, zero_point: int | None) -> Array:
+    counted = rows.inside[:, :, None, None] & columns.inside
     sums: Any = 0
     for ys, down in rows.taps():
         for xs, across in columns.taps():
-            weights = weights_of(down[row][:, None, None] * across) * counted
-            sums = sums + np.einsum("yjx,yjxc->jc", weights, image[ys[row][:, None, None], xs])
+            weights, cells = down[:, :, None, None] * across * counted, image[ys[:, :, None, None], xs]
+            if zero_point is not None:
+                weights, cells = _quantized_weights(weights), np.subtract(cells, zero_point, dtype=np.int64)
+            sums = sums + np.einsum("iyjx,iyjxc->ijc", weights, cells)
     result: Array = sums
     return result
 
@@ -172,7 +182,7 @@ def plan_align(
 
     def pooled(image: Array, region: Array) -> Array:
         rows, columns = _region_samples(region, output, input, (height_ratio, width_ratio))
-        sums = _sampled_cells(image, rows, columns, lambda weights: weights)
+        sums = _sampled_cells(image, rows, columns, None)
         return sums / np.float32(rows.ratio * columns.ratio)
 
     return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
@@ -198,8 +208,7 @@ def plan_quantized_align(
     def pooled(image: Array, region: Array) -> Array:
         rows, columns = _region_samples(region, output, input, (height_ratio, width_ratio))
         pair = fixed_point.quantize_multiplier_below_one(float(unit / np.float32(rows.ratio * columns.ratio)))
-        centred = image.astype(np.int64) - input.zero_point
-        sums = _sampled_cells(centred, rows, columns, _quantized_weights)
+        sums = _sampled_cells(image, rows, columns, input.zero_point)
         return np.clip(fixed_point.multiply(sums, *pair) + output.zero_point, low, high)
 
     return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
@@ -228,14 +237,19 @@ def plan_pooling(
         corners = np.floor(region.astype(np.float64) + 0.5)
         down = _cell_bounds(corners[1], corners[3], height, input.shape[1])
         across = _cell_bounds(corners[0], corners[2], width, input.shape[2])
-        cells = np.full(output.shape[1:], output.zero_point, output.dtype)
-        for i, j in np.ndindex(height, width):
-            under = image[down[i], across[j]]
-            if under.size:
-                cells[i, j] = under.max(axis=(0, 1))
-        return cells
+        rows = _maxima(image, down, output.zero_point)
+        return _maxima(rows.swapaxes(0, 1), across, output.zero_point).swapaxes(0, 1)
 
     return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
+
+
+def _maxima(values: Array, cells: list[slice], empty: int) -> Array:
+    """Return the maximum of each of `cells` along the first axis, `empty` where there is nothing."""
+    maxima = np.full((len(cells), *values.shape[1:]), empty, values.dtype)
+    for number, cell in enumerate(cells):
+        if cell.start < cell.stop:
+            maxima[number] = values[cell].max(axis=0)
+    return maxima
 
 
 def _cell_bounds(start: np.float64, end: np.float64, count: int, extent: int) -> list[slice]:
