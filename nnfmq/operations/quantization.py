@@ -70,7 +70,8 @@ def code_range(activation: int, tensor: Tensor) -> tuple[int, int]:
 def quantized(real: float, tensor: Tensor) -> int:
     """Return zero point + round(real / scale), divided in float32 as the reference does; not clamped."""
     quotient = float(np.float32(real) / np.float32(tensor.scale))
-    return tensor.zero_point + math.floor(abs(quotient) + 0.5) * (1 if quotient >= 0 else -1)
+    steps = math.floor(min(abs(quotient), 2.0**31) + 0.5)  # infinite where the scale is next to nothing
+    return tensor.zero_point + (steps if quotient >= 0 else -steps)
 
 
 def all_codes(tensor: Tensor) -> Array:

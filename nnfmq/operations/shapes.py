@@ -150,7 +150,10 @@ def require_size(shape: Shape, element_bytes: int) -> None:
         "R5",
         f"an output of {len(shape)} dimensions, at most {MOST_DIMENSIONS} are allowed",
     )
-    total = element_bytes
-    for extent in filter(FROM_DATA.__ne__, shape):
+    total, extents = element_bytes, [extent for extent in shape if extent != FROM_DATA]
+    for extent in extents:
         total *= extent
         require(total < 1 << 32, "R2", f"an output of shape {shape} needs more than 2^32 bytes")
+    # numpy leaves zeros out where it looks for an overflow
+    countable = math.prod(filter(None, extents)) * element_bytes < 1 << 63
+    require(countable, "R2", f"an empty output of shape {shape} has extents that do not fit 64 bits")

@@ -81,6 +81,7 @@ VIOLATIONS: list[tuple[str, str, list[Any], Operand]] = [
     ("FILL", "C1", [vector([2, -1]), 1.0], f(2, 1)),
     ("FILL", "C1", [MATRIX, 1.0], f(1)),
     ("FILL", "R5", [vector([1] * 33), 1.0], f(*[1] * 33)),
+    ("FILL", "R2", [vector([0, *[(1 << 31) - 1] * 2]), 1.0], f(0, 0, 0)),
     ("FILL", "R2", [vector([1 << 16, 1 << 16]), 1.0], f(1 << 16, 0)),
 ]
 
@@ -105,6 +106,16 @@ def test_N_OPF_a_violated_constraint_is_named_when_the_model_is_prepared(
 def test_fill_c1_dimensions_that_come_with_the_request_are_checked(dimensions: list[int]) -> None:
     with pytest.raises(GeneralFailure, match=r"operation 0 \(FILL\): C1: "):
         result_of(OperationType.FILL, [tensor(dimensions, "int32"), 1.0], f(), known=False)
+
+
+@pytest.mark.parametrize("code", ["RELU1", "RELU6"])
+def test_a_scale_next_to_nothing_leaves_the_whole_range_to_an_activation(code: str) -> None:
+    scale = 2.0**-149
+    input = tensor([0, 100, 255], "uint8", scale, 100)
+
+    found = result_of(OperationType[code], [input], q(scale=scale, zero_point=100))
+
+    assert found.tolist() == ([0, 100, 255] if code == "RELU1" else [100, 100, 255])
 
 
 @pytest.mark.parametrize("axis", [2, -3, 2**31 - 1, -(2**31)])
