@@ -100,8 +100,9 @@ def test_uint8_models_pass_as_int8_models(spec: str) -> None:
     assert [problem for test in tests for problem in problems_of(test, test.model)] == []
 
 
-SPELLED_OUT_DEFAULTS = ("_nhwc", "_neg")
-"""Models that spell out NHWC or the last axis: the argument needs HAL 1.2, the vectors name what can do without."""
+SPELLED_OUT_DEFAULTS = ("_nhwc", "_neg", "_default_values")
+"""Models that spell out NHWC, the last axis or flags that are off: the argument needs HAL 1.2 or 1.3, the vectors name
+what can do without."""
 
 
 @pytest.mark.parametrize("spec", SPECS)
