@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import FusedActivationFunc, OperationType
-from nnfmq.operations import fixed_point
+from nnfmq.operations import fixed_point, fixed_point16
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.policies import direct, half, look_up, table
 from nnfmq.operations.quantization import (
@@ -132,10 +132,11 @@ def _hard_swish_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
     multiplier, exponent = fixed_point.quantize_multiplier(float(hires_scale / np.float32(output.scale)))
     require(exponent <= 0, "C1", f"output scale {output.scale} is not above input scale {input.scale} / 128")
     hires = (ints(codes) - input.zero_point) << 7
-    scaled = fixed_point.int16_high_mul(hires, fixed_point.int16_multiplier(multiplier))
-    factor = _relu_of_shifted(hires, float(hires_scale / np.float32(3 / 32768)))
-    product = fixed_point.int16_high_mul_truncated(factor, scaled)
-    result: Array = np.clip(fixed_point.rounding_shift(product, -exponent) + output.zero_point, low, high)
+    scaled = fixed_point16.high_mul(hires, _in_15_bits(multiplier))
+    product = _relu_of_shifted(hires, float(hires_scale / np.float32(3 / 32768))) * scaled
+    # Toward zero, as two roundings to nearest would add up to a bias.
+    halves = np.sign(product) * (np.abs(product) >> 15)
+    result: Array = np.clip(fixed_point.rounding_shift(halves, -exponent) + output.zero_point, low, high)
     return result.astype(output.dtype)
 
 
@@ -146,11 +147,14 @@ def _relu_of_shifted(hires: Ints, real: float) -> Ints:
     """
     multiplier, exponent = fixed_point.quantize_multiplier(real)
     before, after = max(exponent - 1, 0), 1 if exponent > 0 else 0
-    value = fixed_point.int16_saturating_shift_left(hires, before)
-    value = fixed_point.int16_high_mul(value, fixed_point.int16_multiplier(multiplier))
-    value = fixed_point.int16_saturating_shift_left(value, after)
-    value = fixed_point.rounding_shift(value, max(-exponent, 0))
+    value = fixed_point16.high_mul(fixed_point16.saturated(hires << before), _in_15_bits(multiplier))
+    value = fixed_point.rounding_shift(fixed_point16.saturated(value << after), max(-exponent, 0))
     return (value + (1 << 15)) >> 1
+
+
+def _in_15_bits(multiplier: int) -> int:
+    """DownScaleInt32ToInt16Multiplier: the nearest multiplier of 15 fractional bits."""
+    return min((multiplier + (1 << 15)) >> 16, fixed_point16.INT16_MAX)
 
 
 def prelu(input: Array, alpha: Array) -> Array:

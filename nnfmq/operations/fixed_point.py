@@ -1,8 +1,8 @@
 """Fixed-point arithmetic, bit for bit that of the reference kernels (gemmlowp's), over numpy int64 arrays.
 
-Every value is an int32 (an int16 in the functions named so) held in an int64, so that products need no care;
-saturation is explicit where the reference saturates. "Qn" below means n integer bits and 31 - n fractional ones.
-Nothing here knows operands or operations: `quantization` builds requantization on it, `activation` its tables.
+Every value is an int32 held in an int64, so that products need no care; saturation is explicit where the
+reference saturates. "Qn" below means n integer bits and 31 - n fractional ones. Nothing here knows operands
+or operations: `quantization` builds requantization on it, `activation` builds its tables.
 Two roundings (a doubling high multiplication, then a rounding shift) are the contract; the single-rounding form
 of later TFLite builds gives different last bits.
 """
@@ -21,8 +21,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 INT32_MAX = (1 << 31) - 1
 INT32_MIN = -(1 << 31)
-INT16_MAX = (1 << 15) - 1
-INT16_MIN = -(1 << 15)
 ONE_Q0 = INT32_MAX
 ONE_Q2 = 1 << 29
 
@@ -145,27 +143,3 @@ def tanh(a: Ints, integer_bits: int) -> Ints:
     decayed = exp_on_negative_values(-np.abs(a), integer_bits + 1)  # one integer bit more reads a as 2a
     positive = saturating_shift_left(_double_reciprocal_of_one_plus(decayed) - ONE_Q2, 2)
     return np.where(a == 0, 0, np.where(a > 0, positive, -positive))
-
-
-def int16_multiplier(multiplier: int) -> int:
-    """DownScaleInt32ToInt16Multiplier: the nearest multiplier of 15 fractional bits."""
-    return min((multiplier + (1 << 15)) >> 16, INT16_MAX)
-
-
-def int16_high_mul(a: Ints, b: Ints | int) -> Ints:
-    """SaturatingRoundingDoublingHighMul of int16: a * b / 2^15, rounded half up."""
-    result: Ints = np.minimum((a * b + (1 << 14)) >> 15, INT16_MAX)
-    return result
-
-
-def int16_high_mul_truncated(a: Ints, b: Ints) -> Ints:
-    """SaturatingDoublingHighMul: a * b / 2^15, rounded toward zero."""
-    product = a * b
-    result: Ints = np.minimum(np.sign(product) * (np.abs(product) >> 15), INT16_MAX)
-    return result
-
-
-def int16_saturating_shift_left(x: Ints, exponent: int) -> Ints:
-    """x * 2^exponent, held within int16."""
-    result: Ints = np.clip(x << exponent, INT16_MIN, INT16_MAX)
-    return result
