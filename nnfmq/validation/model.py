@@ -2,10 +2,10 @@
 
 Rules carry the ids of the requirements: N-MOD-* are the HAL test suite's families, N-VAL-* those beyond it; ids
 S1-S5 come from `operations.signature`. Sums and products are Python ints compared with 32- and 64-bit limits, so no
-claim of a hostile model overflows or allocates. An operation that `operations` does not declare yet is checked
-for structure only; `engines.interpreter.supported` says that it cannot run. What IF and WHILE hand to subgraphs is
-checked last (`validation.control_flow`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface
-allows the model.
+claim of a hostile model overflows or allocates. OEM_OPERATION is checked for structure only;
+`engines.interpreter.supported` says that it cannot run. What IF and WHILE hand to subgraphs is checked last
+(`validation.control_flow`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface allows the
+model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nnfmq.hal.types import (
     is_scalar,
 )
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import AIDL_V2, AIDL_V3, V1_0, V1_1, V1_2, V1_3, match
+from nnfmq.operations.signature import V1_0, V1_1, V1_2, V1_3, match
 from nnfmq.validation.control_flow import require_counts, validate_boundaries
 
 __all__ = ["operand_size", "validate_model"]
@@ -267,28 +267,13 @@ def _validate_operation(subgraph: Subgraph, operation: Operation, where: str) ->
     require_counts(operation, f"{where} ({operation.type.name})")
     declaration = REGISTRY.get(operation.type)
     if declaration is None:
-        return _base_level(operation.type)
+        return V1_0  # OEM_OPERATION: what it means is its vendor's
     operands = subgraph.operands
     try:
         found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])
     except InvalidArgument as error:
         raise InvalidArgument(f"{where} ({operation.type.name}) {error}") from error
     return found.level
-
-
-_BASE_LEVELS = (  # (last code, level)
-    (OperationType.TANH, V1_0),
-    (OperationType.TRANSPOSE, V1_1),
-    (OperationType.RESIZE_NEAREST_NEIGHBOR, V1_2),
-    (OperationType.RANK, V1_3),
-    (OperationType.PACK, AIDL_V2),
-    (OperationType.REVERSE, AIDL_V3),
-    (OperationType.OEM_OPERATION, V1_0),
-)
-
-
-def _base_level(code: OperationType) -> int:
-    return next(level for last, level in _BASE_LEVELS if code <= last)
 
 
 def _require_no_cycle(model: Model) -> None:

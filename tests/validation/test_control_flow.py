@@ -76,15 +76,6 @@ def test_N_VAL_17_a_subgraph_that_nobody_calls_is_legal() -> None:
     assert validate_model(replace(model, referenced=(*model.referenced, model.referenced[0]))) == 4
 
 
-@pytest.mark.parametrize("index", [1, 2])
-def test_S2_a_branch_that_is_no_subgraph_is_refused(index: int) -> None:
-    model = branching()
-    inputs = list(model.main.operations[0].inputs)
-    inputs[index] = 3
-
-    refused(with_operation(model, 0, inputs=tuple(inputs)), r".* S2")
-
-
 # -- N-VAL-18: IF -----------------------------------------------------------------------------------------------------
 
 
@@ -291,12 +282,6 @@ def test_an_omitted_outer_operand_needs_no_size() -> None:
     model = with_operand(branching(), 4, lifetime=LifeTime.NO_VALUE, dimensions=())
 
     assert validate_model(with_main(model, input_indexes=(0, 3))) == 4
-
-
-def test_S5_the_condition_may_not_be_omitted() -> None:
-    model = with_operand(branching(), 0, lifetime=LifeTime.NO_VALUE)
-
-    refused(with_main(model, input_indexes=(3, 4)), ".* S5")
 
 
 def test_rules_hold_in_referenced_subgraphs_as_well() -> None:
