@@ -97,11 +97,19 @@ class BoundExecution:
     inputs: tuple[Array | None, ...]
     outputs: tuple[Any, ...]
 
-    def run(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None = None) -> ExecutionResult:
+    def run(
+        self,
+        measure: MeasureTiming,
+        begin_ns: int,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
         """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError."""
         engine_begin = time.monotonic_ns()
         try:
-            shapes = self.program.execute(self.inputs, self.outputs, deadline_ns=deadline_ns)
+            shapes = self.program.execute(
+                self.inputs, self.outputs, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
+            )
         except NnfmqError as error:
             return result_of_error(error)
         except FAULTS as error:
@@ -141,6 +149,7 @@ class PreparedModel:
         measure: MeasureTiming = MeasureTiming.NO,
         deadline_ns: int | None = None,
         begin_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """Execute `request` and return when it is done (executeSynchronously). Never raises NnfmqError.
 
@@ -151,4 +160,4 @@ class PreparedModel:
             bound = self.bind(request)
         except NnfmqError as error:
             return result_of_error(error)
-        return bound.run(measure, begin_ns, deadline_ns)
+        return bound.run(measure, begin_ns, deadline_ns, loop_timeout_ns)
