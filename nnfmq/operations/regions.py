@@ -7,7 +7,7 @@ What X1 to X3 say is in `boxes`.
 
     C1 the image has rank 4 and no extent of 0     C2 regions have shape (count, 4), batch indices (count,)
     C3 output extents, strides are positive        C4 sampling ratios are not negative
-    C5 a region lies inside its image              C6 a region's samples fit the memory     Q7 ROI_POOLING
+    C5 a region lies inside its image              C6 a region's samples fit 32 bits     Q7 ROI_POOLING
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def axis_samples(start: np.float32, end: np.float32, count: int, extent: int, ra
     """Place `ratio` samples (0: as many as cells are long) in each of `count` cells from `start` to `end`."""
     step = np.maximum(end - start, np.float32(1)) / np.float32(count)
     ratio = ratio or int(np.ceil(step))
-    require(8 * count * (ratio + 1) < 1 << 32, "C6", f"{count} cells of {ratio} samples need more than 2^32 bytes")
+    _require_few_samples(count * (ratio + 1))
     size = step / np.float32(ratio)
     edges = step * np.arange(count + 1, dtype=np.float32) + start
     steps = np.full((count, ratio + 1), size)  # one more: rounding may leave room for it below the cell's end
@@ -162,7 +162,13 @@ def _weighted(image: Array, rows: Samples, columns: Samples, zero_point: int | N
 def _region_samples(region: Array, output: Tensor, input: Tensor, ratios: tuple[int, int]) -> tuple[Samples, Samples]:
     _, height, width, _ = output.shape
     rows = axis_samples(region[1], region[3], height, input.shape[1], ratios[0])
-    return rows, axis_samples(region[0], region[2], width, input.shape[2], ratios[1])
+    columns = axis_samples(region[0], region[2], width, input.shape[2], ratios[1])
+    _require_few_samples(rows.low.size * columns.low.size)
+    return rows, columns
+
+
+def _require_few_samples(count: int) -> None:
+    require(4 * count < 1 << 32, "C6", f"{count} samples in a region are more than 2^32 bytes of float32")
 
 
 def plan_align(

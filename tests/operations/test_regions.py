@@ -174,8 +174,9 @@ def test_N_OPF_7_a_malformed_region_is_refused(
         executed(code, given, [Operand(F32)])
 
 
-def test_C6_a_region_of_too_many_samples_is_refused() -> None:
-    given = arguments(floats(np.ones((1, 5, 7, 3))), floats(REGIONS[:1]), np.zeros(1, np.int32), (2, 2), (1 << 30, 1))
+@pytest.mark.parametrize("ratios", [(1 << 30, 1), (1 << 15, 1 << 15)])
+def test_C6_a_region_of_too_many_samples_is_refused(ratios: tuple[int, int]) -> None:
+    given = arguments(floats(np.ones((1, 5, 7, 3))), floats(REGIONS[:1]), np.zeros(1, np.int32), (2, 2), ratios)
 
     with pytest.raises(GeneralFailure, match="C6: "):
         executed(ALIGN, given, [Operand(F32)])
