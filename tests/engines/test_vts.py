@@ -14,7 +14,7 @@ import pytest
 from support import places, vts
 
 from nnfmq.engines import interpreter
-from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.errors import InvalidArgument, MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.types import Model, OperationType, OutputShape
 from nnfmq.operations import REGISTRY
 from nnfmq.validation import validate_model
@@ -98,6 +98,23 @@ def test_uint8_models_pass_as_int8_models(spec: str) -> None:
     tests = [vts.read(vts.signed(line)) for line in runnable(spec) if vts.is_coupled(line)]
 
     assert [problem for test in tests for problem in problems_of(test, test.model)] == []
+
+
+def refusal(model: Model) -> str:
+    try:
+        validate_model(model)
+    except InvalidArgument as error:
+        return str(error)
+    return ""
+
+
+def test_N_VAL_20_models_with_unknown_sizes_at_boundaries_are_refused_at_the_hal_s_level(data_dir: Path) -> None:
+    specs = [spec for spec in vts.index(FOLDER) if spec.startswith("V1_3_cts_only/")]
+    tests = [vts.read(line) for spec in specs for line in vts.lines(FOLDER, spec)]
+
+    refused = [refusal(test.model).startswith("N-VAL-20: ") for test in tests]
+    assert refused == [not test.must_fail for test in tests]
+    assert (len(tests), sum(refused)) == (238, 232)
 
 
 SPELLED_OUT_DEFAULTS = ("_nhwc", "_neg", "_default_values")
