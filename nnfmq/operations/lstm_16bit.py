@@ -1,8 +1,8 @@
 """QUANTIZED_16BIT_LSTM: one LSTM step of uint8 codes with fixed scales.
 
 Gates are sums in Q3.12, the state is in Q4.11, logistic and tanh are tables of int16 (`fixed_point16`). The reference
-puts the recurrent weights before the input weights, but the input before the previous output; since test vectors pin
-the results, so does this one: with unequal sizes a weight meets another value than the HAL's formulas say.
+puts the recurrent weights before the input weights, but the input before the previous output, so that weights meet
+other values than in the HAL's formulas. The HAL's test vectors have its results; this does the same.
 
     C1 input and states: (batch, size)                 C4 all weights have one scale and zero point
     C2 weights: (output size, input or output size)    C5 bias scale = weight scale / 128

@@ -11,7 +11,8 @@ minus the forget gate (CIFG), and peepholes, layer normalization and projection 
     C5  biases: (cells,)                         C11 auxiliary input and weights go together
     C6  projection: (output size, cells), bias only with weights; without it output size = cells
 
-What differs from the reference: forward and backward cells of one operation need not have the same variants.
+What differs from the reference: forward and backward cells of one operation need not have the same variants, and
+auxiliary weights are as wide as the auxiliary input, not as the input.
 """
 
 from __future__ import annotations
