@@ -67,7 +67,7 @@ def tile_shape(input: Shape, *, multiples: Array) -> Shape:
 
 def tile(input: Array, *, multiples: Array) -> Array:
     """Return the array repeated along each axis."""
-    return np.tile(input, multiples)
+    return np.tile(input, multiples.tolist())  # extents times int32 would wrap around
 
 
 def channel_shuffle_shape(input: Shape, *, groups: int, axis: int) -> Shape:

@@ -38,8 +38,13 @@ from nnfmq.operations.signature import (
 )
 
 
+def _require_any(indices: Array) -> None:
+    require(indices.size > 0, "R3", "an input has an extent of 0")
+
+
 def _require_inside(indices: Array, extent: int) -> None:
-    inside = indices.size == 0 or (int(indices.min()) >= 0 and int(indices.max()) < extent)
+    _require_any(indices)
+    inside = int(indices.min()) >= 0 and int(indices.max()) < extent
     require(inside, "C1", f"an index is outside [0, {extent})")
 
 
@@ -75,6 +80,7 @@ def embedding_lookup(values: Array, *, lookups: Array) -> Array:
 def hashtable_lookup_shape(values: Shape, *, lookups: Array, keys: Array) -> tuple[Shape, Shape]:
     """Return the shapes of the rows that are found, and of the hits."""
     require(lookups.ndim == keys.ndim == 1, "C2", f"lookups {lookups.shape} and keys {keys.shape} are not vectors")
+    _require_any(lookups)
     require(len(keys) == values[0], "C3", f"{len(keys)} keys and {values[0]} values")
     return lookups.shape + values[1:], lookups.shape
 

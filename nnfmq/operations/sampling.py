@@ -41,11 +41,12 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
+_PIECE = 1 << 16  # an even number of doubles
 
 
-def philox(count: int, key: int, counter: int) -> npt.NDArray[np.uint32]:
-    """Return `count` groups of four words; `key` and `counter` (the upper half of the first group's) have 64 bits."""
-    low = np.arange(count, dtype=np.uint64)
+def philox(count: int, key: int, counter: int, first: int = 0) -> npt.NDArray[np.uint32]:
+    """Return `count` groups of four words from group `first` on; `key` and `counter`, its upper half, have 64 bits."""
+    low = np.arange(first, first + count, dtype=np.uint64)
     upper = np.full(count, counter % (1 << 64), np.uint64)
     words = [low & _LOW, low >> _WORD, upper & _LOW, upper >> _WORD]
     for number in range(_ROUNDS):
@@ -60,10 +61,15 @@ def _philox_round(words: list[npt.NDArray[np.uint64]], keys: list[np.uint64]) ->
 
 
 def uniform(count: int, seeds: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Return `count` doubles in [0, 1)."""
-    pairs = philox((count + 1) // 2, *(seed % (1 << 64) for seed in seeds)).reshape(-1, 2)[:count].astype(np.uint64)
-    mantissas = (pairs[:, 0] & np.uint64(0xFFFFF)) << _WORD | pairs[:, 1]
-    return mantissas.astype(np.float64) * 2.0**-52
+    """Return `count` doubles in [0, 1); made piece by piece, which needs little more memory than they do."""
+    key, counter = (seed % (1 << 64) for seed in seeds)
+    result = np.empty(count, np.float64)
+    for start in range(0, count, _PIECE):
+        piece = result[start : start + _PIECE]
+        words = philox((len(piece) + 1) // 2, key, counter, start // 2).reshape(-1, 2)[: len(piece)].astype(np.uint64)
+        piece[:] = (words[:, 0] & np.uint64(0xFFFFF)) << _WORD | words[:, 1]
+    result *= 2.0**-52
+    return result
 
 
 def multinomial_shape(input: Shape, *, samples: int, seeds: Array) -> Shape:
@@ -91,9 +97,11 @@ def multinomial(logits: Array, draws: Array) -> Array:
     known = np.isfinite(private)
     largest = np.max(private, axis=1, keepdims=True, initial=float(np.finfo(np.float32).min), where=known)
     sums = np.add.accumulate(np.where(known, np.exp(private - largest), 0.0), axis=1)
-    rows = [np.searchsorted(row, draw * row[-1], side="right") for row, draw in zip(sums, draws, strict=True)]
-    chosen: Array = np.minimum(np.stack(rows), logits.shape[1] - 1)
-    return chosen.astype(np.int32)
+    chosen = np.empty(draws.shape, np.int32)
+    for row, draw, out in zip(sums, draws, chosen, strict=True):
+        out[:] = np.searchsorted(row, draw * row[-1], side="right")
+    np.minimum(chosen, logits.shape[1] - 1, out=chosen)
+    return chosen
 
 
 DECLARATIONS = (

@@ -12,6 +12,7 @@ from support.one_result import result_of, tensor
 from support.small_models import graph, vector
 
 from nnfmq.engines import interpreter
+from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, OperationType
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import V1_0, V1_1, V1_2, V1_3, match
@@ -116,6 +117,18 @@ def test_tiling_no_times_leaves_nothing() -> None:
 
 def test_gather_may_lower_no_rank_and_takes_an_index_twice() -> None:
     assert flat("GATHER", tensor([5.0, 6.0, 7.0]), -1, vector([2, 2, 0])).tolist() == [7.0, 7.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "after"),
+    [
+        ("GATHER", [tensor(COUNTED), 0], []),
+        ("EMBEDDING_LOOKUP", [], [tensor(COUNTED)]),
+    ],
+)
+def test_N_OPF_10_no_index_at_all_is_an_empty_input(code: str, before: list[Any], after: list[Any]) -> None:
+    with pytest.raises(GeneralFailure, match="R3: an input has an extent of 0"):
+        result_of(OperationType[code], [*before, tensor([], "int32"), *after], ANY_F32, known=False)
 
 
 def topk(values: Array, k: int, output: Operand = ANY_F32) -> list[list[Any]]:

@@ -43,6 +43,13 @@ def test_a_uniform_number_has_20_bits_of_one_word_above_those_of_the_next() -> N
     assert uniform(2, (0, 0)).tolist() == [((words[i] & 0xFFFFF) * 2**32 + words[i + 1]) / 2**52 for i in (0, 2)]
 
 
+def test_a_long_stream_goes_on_where_its_pieces_meet() -> None:
+    words = philox(70_000, 3, 4).reshape(-1, 2).astype(np.int64)
+
+    expected = ((words[:, 0] & 0xFFFFF) * 2**32 + words[:, 1]) / 2.0**52
+    np.testing.assert_array_equal(uniform(139_999, (3, 4)), expected[:139_999])
+
+
 def test_negative_seeds_are_widened_with_their_sign() -> None:
     words = philox(1, (1 << 64) - 5, (1 << 64) - 7)
 
