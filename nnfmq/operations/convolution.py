@@ -7,6 +7,7 @@ the cache, which also bounds the scratch memory whatever the shapes. Kernels see
     C1 input and filter have rank 4     C2 channels agree (depth, multiplier, bias)
     C3 per-channel scales run along the output channels
     C4 depthwise: the filter's first extent is 1, the depth multiplier positive
+    C5 nothing but the batch is empty
 """
 
 from __future__ import annotations
@@ -54,11 +55,17 @@ _BAND_BYTES = 1 << 19  # of patches or sums: about half of a core's second-level
 def convolution_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **geometry: int) -> Shape:
     """Return (batch, height, width, output channels)."""
     require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    require_filled(input, filter)
     depth, channels = filter[3], filter[0]
     require(input[3] == depth and bias == (channels,), "C2", f"input {input}, filter {filter}, bias {bias}")
     rows, columns = windows(input[1:3], filter[1:3], **geometry)
     padded_shape(input, rows, columns)
     return input[0], rows.count, columns.count, channels
+
+
+def require_filled(input: Shape, filter: Shape) -> None:
+    """Require that no extent but the batch is 0 (C5)."""
+    require(0 not in (*input[1:], *filter), "C5", f"input {input} and filter {filter}, only the batch may be 0")
 
 
 def plan_convolution(
@@ -154,6 +161,7 @@ def depthwise_shape(
 ) -> Shape:
     """Return (batch, height, width, input channels · multiplier)."""
     require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    require_filled(input, filter)
     require(filter[0] == 1 and depth_multiplier > 0, "C4", f"filter {filter}, depth multiplier {depth_multiplier}")
     agree = input[3] * depth_multiplier == filter[3] and bias == (filter[3],)
     require(agree, "C2", f"input {input}, filter {filter}, bias {bias}, depth multiplier {depth_multiplier}")

@@ -3,7 +3,7 @@
 Sum and maximum are separable, so a window of h·w taps costs h + w passes. An average divides by the count of cells
 that lie inside the image. Input and output share scale and zero point. int8 averages are the uint8 ones less 128.
 
-    C1 the input has rank 4
+    C1 the input has rank 4     C2 nothing but the batch is empty
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from nnfmq.operations.signature import (
 def pool_shape(input: Shape, *, filter_width: int, filter_height: int, activation: int, **geometry: int) -> Shape:
     """Return (batch, height, width, channels)."""
     require(len(input) == 4, "C1", f"input {input} needs rank 4")
+    require(0 not in input[1:], "C2", f"input {input}, only the batch may be 0")
     rows, columns = windows(input[1:3], (filter_height, filter_width), **geometry)
     padded_shape(input, rows, columns)
     return input[0], rows.count, columns.count, input[3]
