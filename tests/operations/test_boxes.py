@@ -13,16 +13,16 @@ from support.executed import executed, model_of
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, OperandType, OperationType
+from nnfmq.operations import REGISTRY
 from nnfmq.operations.boxes import hard_suppression, overlaps
+from nnfmq.operations.planning import tensor_of
+from nnfmq.operations.policies import real_values
+from nnfmq.operations.signature import NUMPY_TYPES, V1_2, V1_3, match
 
 Array = npt.NDArray[Any]
 
-F32, F16, I32 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16, OperandType.TENSOR_INT32
-UINT8, UINT16, INT16 = (
-    OperandType.TENSOR_QUANT8_ASYMM,
-    OperandType.TENSOR_QUANT16_ASYMM,
-    OperandType.TENSOR_QUANT16_SYMM,
-)
+F32, I32 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_INT32
+UINT8, UINT16 = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT16_ASYMM
 TRANSFORM, NMS = OperationType.AXIS_ALIGNED_BBOX_TRANSFORM, OperationType.BOX_WITH_NMS_LIMIT
 PROPOSALS, POSTPROCESSING = OperationType.GENERATE_PROPOSALS, OperationType.DETECTION_POSTPROCESSING
 FLOATS, NMS_OUTPUTS = Operand(F32), [Operand(F32), Operand(F32), Operand(I32), Operand(I32)]
@@ -162,6 +162,23 @@ def test_R4_a_declared_count_that_the_data_does_not_give_is_refused() -> None:
 
     with pytest.raises(GeneralFailure, match=r"R4: the output has shape \(2,\), declared is \(3,\)"):
         program.execute([array for _, array in arguments[:3]], [bytearray(64)] * 4)
+
+
+@pytest.mark.parametrize("kind", [F32, I32, UINT16])
+def test_what_becomes_an_address_is_copied_first(kind: OperandType) -> None:
+    shared = np.ones((2, 4), NUMPY_TYPES[kind])
+
+    private = real_values(shared, tensor_of(Operand(kind, (2, 4), 0.125 * (kind == UINT16)), (2, 4)))
+
+    assert not np.shares_memory(private, shared)
+
+
+@pytest.mark.parametrize(("deltas", "level"), [(UINT8, V1_2), (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, V1_3)])
+def test_a_transform_by_int8_deltas_needs_1_3(deltas: OperandType, level: int) -> None:
+    boxes, batches = Operand(UINT16, (1, 4), 0.125), Operand(I32, (1,))
+    inputs = [boxes, Operand(deltas, (1, 4), 0.5), batches, Operand(UINT16, (1, 2), 0.125)]
+
+    assert match(REGISTRY[TRANSFORM], inputs, [boxes]).level == level
 
 
 def proposals(scores: Any, deltas: Any, anchors: Any, **changes: Any) -> list[Array]:

@@ -10,7 +10,9 @@ import pytest
 from support.executed import executed
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
+from nnfmq.operations import REGISTRY
 from nnfmq.operations.normalization import inverse_square_root
+from nnfmq.operations.signature import match
 
 Array = npt.NDArray[Any]
 
@@ -116,3 +118,12 @@ def test_instance_normalization_takes_mean_and_variance_of_each_image_and_channe
     )
 
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "axis", "level"), [((1, 2, 3, 4), (), 1), ((1, 2, 3, 4), (3,), 3), ((3, 4), (), 3)])
+def test_an_axis_and_a_rank_other_than_4_need_1_2(shape: tuple[int, ...], axis: tuple[int, ...], level: int) -> None:
+    operand, axes = Operand(F32, shape), [Operand(INT32) for _ in axis]
+    factors = [Operand(INT32), *[Operand(FLOAT32)] * 3]
+
+    assert match(REGISTRY[L2], [operand, *axes], [operand]).level == level
+    assert match(REGISTRY[LOCAL], [operand, *factors, *axes], [operand]).level == level
