@@ -6,6 +6,7 @@ rounded by adding a half and cutting off, and int8 ones go through uint8, since 
 
     C1 the image has rank 4; only its batch may be 0      C2 height and width are positive
     C3 corners are not aligned and pixels half-centred at once
+    C4 an axis has at most 2^24 pixels: float32 counts no further
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.policies import half
+from nnfmq.operations.quantization import EXACT_FLOAT32
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     BOOL,
@@ -58,7 +60,8 @@ def resize_shape(
 
 def _new_extent(extent: int, given: float) -> int:
     scaled = given if isinstance(given, int) else float(np.float32(extent) * np.float32(given))
-    require(math.isfinite(scaled) and scaled >= 1, "C2", f"an extent of {extent} becomes {scaled}")
+    require(scaled >= 1, "C2", f"an extent of {extent} becomes {scaled}")
+    require(max(scaled, extent) <= EXACT_FLOAT32, "C4", f"an extent of {extent} becomes {scaled}")
     return math.floor(scaled)
 
 

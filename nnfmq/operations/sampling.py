@@ -41,7 +41,7 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
-_PIECE = 1 << 16  # an even number of doubles
+_PIECE = 1 << 16
 
 
 def philox(count: int, key: int, counter: int, first: int = 0) -> npt.NDArray[np.uint32]:
@@ -60,16 +60,13 @@ def _philox_round(words: list[npt.NDArray[np.uint64]], keys: list[np.uint64]) ->
     return [second >> _WORD ^ words[1] ^ keys[0], second & _LOW, first >> _WORD ^ words[3] ^ keys[1], first & _LOW]
 
 
-def uniform(count: int, seeds: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Return `count` doubles in [0, 1); made piece by piece, which needs little more memory than they do."""
+def uniform(count: int, seeds: tuple[int, int], first: int = 0) -> npt.NDArray[np.float64]:
+    """Return `count` doubles in [0, 1), from number `first` of the stream on."""
     key, counter = (seed % (1 << 64) for seed in seeds)
-    result = np.empty(count, np.float64)
-    for start in range(0, count, _PIECE):
-        piece = result[start : start + _PIECE]
-        words = philox((len(piece) + 1) // 2, key, counter, start // 2).reshape(-1, 2)[: len(piece)].astype(np.uint64)
-        piece[:] = (words[:, 0] & np.uint64(0xFFFFF)) << _WORD | words[:, 1]
-    result *= 2.0**-52
-    return result
+    odd = first % 2
+    pairs = philox((odd + count + 1) // 2, key, counter, first // 2).reshape(-1, 2)[odd : odd + count].astype(np.uint64)
+    mantissas = (pairs[:, 0] & np.uint64(0xFFFFF)) << _WORD | pairs[:, 1]
+    return mantissas.astype(np.float64) * 2.0**-52
 
 
 def multinomial_shape(input: Shape, *, samples: int, seeds: Array) -> Shape:
@@ -80,28 +77,36 @@ def multinomial_shape(input: Shape, *, samples: int, seeds: Array) -> Shape:
 
 
 def plan_multinomial(input: Tensor, *, output: Tensor, samples: int, seeds: Array) -> Run:
-    """Plan draws; those of known seeds are the same each time, and made once."""
-    shape, pair = output.shape, (int(seeds[0]), int(seeds[1]))
+    """Plan draws; seeds of 0 are replaced at each execution."""
+    pair = int(seeds[0]), int(seeds[1])
     if pair == (0, 0):
-        return lambda logits: multinomial(logits, uniform(samples * shape[0], _unknown_seeds()).reshape(shape))
-    return partial(multinomial, draws=uniform(samples * shape[0], pair).reshape(shape))
+        return lambda logits: multinomial(logits, samples, (secrets.randbits(64), secrets.randbits(64)))
+    return partial(multinomial, samples=samples, seeds=pair)
 
 
-def _unknown_seeds() -> tuple[int, int]:
-    return secrets.randbits(64), secrets.randbits(64)
+def multinomial(logits: Array, samples: int, seeds: tuple[int, int]) -> Array:
+    """Return `samples` classes for each row, made piece by piece: draws take many times the memory of classes."""
+    sums = cumulative(logits)
+    chosen = np.empty((len(logits), samples), np.int32)
+    for number, row in enumerate(sums):
+        for start in range(0, samples, _PIECE):
+            count = min(_PIECE, samples - start)
+            chosen[number, start : start + count] = classes_of(row, uniform(count, seeds, number * samples + start))
+    return chosen
 
 
-def multinomial(logits: Array, draws: Array) -> Array:
-    """Return the class that each of `draws` (in [0, 1)) falls into."""
+def cumulative(logits: Array) -> npt.NDArray[np.float64]:
+    """Return for each class its probability and those of all before it, times a number that all share."""
     private = logits.astype(np.float64)
     known = np.isfinite(private)
     largest = np.max(private, axis=1, keepdims=True, initial=float(np.finfo(np.float32).min), where=known)
-    sums = np.add.accumulate(np.where(known, np.exp(private - largest), 0.0), axis=1)
-    chosen = np.empty(draws.shape, np.int32)
-    for row, draw, out in zip(sums, draws, chosen, strict=True):
-        out[:] = np.searchsorted(row, draw * row[-1], side="right")
-    np.minimum(chosen, logits.shape[1] - 1, out=chosen)
-    return chosen
+    return np.add.accumulate(np.where(known, np.exp(private - largest), 0.0), axis=1)
+
+
+def classes_of(sums: Array, draws: Array) -> Array:
+    """Return the class that each of `draws` (in [0, 1)) falls into."""
+    above: Array = np.searchsorted(sums, draws * sums[-1], side="right")
+    return np.minimum(above, len(sums) - 1, out=above)
 
 
 DECLARATIONS = (

@@ -10,7 +10,7 @@ import pytest
 from support.one_result import result_of, tensor
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
-from nnfmq.operations.sampling import multinomial, philox, uniform
+from nnfmq.operations.sampling import classes_of, cumulative, multinomial, philox, uniform
 
 Array = npt.NDArray[Any]
 I32 = OperandType.TENSOR_INT32
@@ -43,11 +43,17 @@ def test_a_uniform_number_has_20_bits_of_one_word_above_those_of_the_next() -> N
     assert uniform(2, (0, 0)).tolist() == [((words[i] & 0xFFFFF) * 2**32 + words[i + 1]) / 2**52 for i in (0, 2)]
 
 
-def test_a_long_stream_goes_on_where_its_pieces_meet() -> None:
-    words = philox(70_000, 3, 4).reshape(-1, 2).astype(np.int64)
+@pytest.mark.parametrize("first", [0, 1, 6, 7])
+def test_a_part_of_a_stream_is_that_part(first: int) -> None:
+    np.testing.assert_array_equal(uniform(5, (3, 4), first), uniform(20, (3, 4))[first : first + 5])
 
-    expected = ((words[:, 0] & 0xFFFFF) * 2**32 + words[:, 1]) / 2.0**52
-    np.testing.assert_array_equal(uniform(139_999, (3, 4)), expected[:139_999])
+
+def test_rows_and_their_pieces_go_on_in_one_stream() -> None:
+    samples = 70_001
+
+    classes = multinomial(np.zeros((2, 4), np.float32), samples, (3, 4))
+
+    np.testing.assert_array_equal(classes.ravel(), np.floor(uniform(2 * samples, (3, 4)) * 4))
 
 
 def test_negative_seeds_are_widened_with_their_sign() -> None:
@@ -89,6 +95,6 @@ def test_classes_that_are_all_not_finite_stay_inside_the_range() -> None:
 
 
 def test_a_draw_on_a_border_belongs_to_the_class_above() -> None:
-    logits = np.zeros((1, 4), np.float32)
+    (sums,) = cumulative(np.zeros((1, 4), np.float32))
 
-    assert multinomial(logits, np.array([[0.0, 0.25, 0.5, 0.75, 1 - 2.0**-52]])).tolist() == [[0, 1, 2, 3, 3]]
+    assert classes_of(sums, np.array([0.0, 0.25, 0.5, 0.75, 1 - 2.0**-52])).tolist() == [0, 1, 2, 3, 3]
