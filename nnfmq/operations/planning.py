@@ -21,7 +21,7 @@ import numpy as np
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, is_scalar
 from nnfmq.operations.shapes import FROM_DATA, require, require_rank, require_size
-from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Role, Run, Shape, Tensor
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor
 
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -78,14 +78,20 @@ def _first_of(run: Run) -> Run:
 
 def _controls(match: Match, arguments: Sequence[Tensor | None]) -> dict[str, Any]:
     pairs = zip(match.parameters, arguments, strict=True)
-    return {p.name: _python_value(argument) for p, argument in pairs if p.role is Role.CONTROL}
+    return {p.name: _python_value(argument, _is_tensor(match, p)) for p, argument in pairs if p.role is Role.CONTROL}
 
 
-def _python_value(argument: Tensor | None) -> Any:
+def _is_tensor(match: Match, parameter: Parameter) -> bool:
+    """Return True if the type says tensor: a request may give a tensor of unknown rank a shape of ()."""
+    kind = match.variant.types[parameter.type] if isinstance(parameter.type, str) else parameter.type
+    return kind is not None and not is_scalar(kind)
+
+
+def _python_value(argument: Tensor | None, is_tensor: bool) -> Any:
     """Return a scalar as a Python number, a tensor as a private array, and None for an omitted argument."""
     if argument is None:
         return None
-    return argument.array.item() if argument.shape == () else argument.array
+    return argument.array if is_tensor or argument.shape else argument.array.item()
 
 
 def _shapes_as_nhwc(match: Match, controls: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from support.executed import executed
 
+from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import ChannelQuant, Operand, OperandType, OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import ints
@@ -178,6 +179,14 @@ def test_the_given_output_shape_decides_the_padding(
     padding = (heads[1], excess[1] - heads[1], heads[0], excess[0] - heads[0])
     assert result.shape == (1, *found, 1)
     np.testing.assert_array_equal(result, transposed(image, filter, (stride[0], stride[1]), padding))
+
+
+def test_C4_an_output_shape_without_dimensions_is_refused() -> None:
+    packed = [floats(np.ones((1, 4, 5, 2))), floats(np.ones((1, 3, 3, 2))), floats(np.zeros(1))]
+    arguments = [*packed, (Operand(I32), np.array(7, np.int32)), *i32(SAME, 1, 1, 0), layout()]
+
+    with pytest.raises(GeneralFailure, match="C4: output shape 7"):
+        executed(OperationType.TRANSPOSE_CONV_2D, arguments, [Operand(F32)], unknown=True)
 
 
 @pytest.mark.parametrize(("adjoint_left", "adjoint_right"), list(itertools.product((False, True), repeat=2)))

@@ -47,7 +47,7 @@ def spoilt(draw: Any, operand: Operand, array: npt.NDArray[Any]) -> Argument:
     shape = list(array.shape)
     if how == "rank":
         shape = shape[1:] if draw(st.booleans()) else [1, *shape]
-    if how == "extent":
+    if how == "extent" and shape:
         axis = draw(st.integers(0, len(shape) - 1))
         shape[axis] = max(shape[axis] + draw(st.sampled_from((-9, -1, 1))), 0)
     return operand, np.resize(array, shape) if 0 not in shape else np.empty(shape, array.dtype)
