@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
-from nnfmq.hal.tensor_info import dtype_name
 from nnfmq.hal.types import (
     NO_TIMING,
     DataLocation,
@@ -32,6 +31,7 @@ from nnfmq.hal.types import (
     Timing,
     operand_bytes,
 )
+from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.accounts import Charge
 from nnfmq.service.faults import FAULTS
 from nnfmq.validation import validate_request
@@ -72,7 +72,7 @@ def _dimensions(operand: Operand, argument: RequestArgument) -> tuple[int, ...]:
 def _input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Pool]) -> Array | None:
     if argument.has_no_value:
         return None
-    array = np.frombuffer(_bytes_at(pools, argument.location), dtype_name(operand.type))
+    array = np.frombuffer(_bytes_at(pools, argument.location), NUMPY_TYPES[operand.type])
     return array.reshape(_dimensions(operand, argument))
 
 
@@ -86,7 +86,7 @@ def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pool
     dimensions = _dimensions(operand, argument)
     if operand_bytes(operand, dimensions) != len(data) or not dimensions:
         return data
-    return np.frombuffer(data, dtype_name(operand.type)).reshape(dimensions)
+    return np.frombuffer(data, NUMPY_TYPES[operand.type]).reshape(dimensions)
 
 
 @dataclass(frozen=True, slots=True)
