@@ -83,7 +83,7 @@ def channel_shuffle(input: Array, *, groups: int, axis: int) -> Array:
     axis %= input.ndim
     before, extent, after = input.shape[:axis], input.shape[axis], input.shape[axis + 1 :]
     split = input.reshape(*before, groups, extent // groups, *after)
-    return split.swapaxes(axis, axis + 1).reshape(input.shape)
+    return np.ascontiguousarray(split.swapaxes(axis, axis + 1)).reshape(input.shape)
 
 
 DECLARATIONS = (

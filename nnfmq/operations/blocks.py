@@ -56,6 +56,11 @@ def _require_multiples(height: int, width: int, block: tuple[int, int]) -> None:
     require(divides, "C4", f"an image of {height} x {width} is not made of blocks of {block[0]} x {block[1]}")
 
 
+def _joined(split: Array, order: Shape, shape: Shape) -> Array:
+    """Return the permuted array in another shape, its elements in order (reshape alone may return a strided view)."""
+    return np.ascontiguousarray(split.transpose(order)).reshape(shape)
+
+
 def depth_to_space_shape(input: Shape, *, block: int) -> Shape:
     """Return the shape with the image `block` times as high and wide."""
     _require_image(input)
@@ -69,7 +74,7 @@ def depth_to_space(input: Array, *, block: int) -> Array:
     """Return the image in which the channels of a pixel are a block of pixels."""
     batch, height, width, channels = input.shape
     split = input.reshape(batch, height, width, block, block, channels // (block * block))
-    return split.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height * block, width * block, -1)
+    return _joined(split, (0, 1, 3, 2, 4, 5), (batch, height * block, width * block, -1))
 
 
 def space_to_depth_shape(input: Shape, *, block: int) -> Shape:
@@ -85,7 +90,7 @@ def space_to_depth(input: Array, *, block: int) -> Array:
     """Return the image in which a block of pixels is the channels of one."""
     batch, height, width, channels = input.shape
     split = input.reshape(batch, height // block, block, width // block, block, channels)
-    return split.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // block, width // block, -1)
+    return _joined(split, (0, 1, 3, 2, 4, 5), (batch, height // block, width // block, -1))
 
 
 def batch_to_space_shape(input: Shape, *, block: Array) -> Shape:
@@ -102,7 +107,7 @@ def batch_to_space(input: Array, *, block: Array) -> Array:
     rows, columns = _block_pair(block)
     batch, height, width, channels = input.shape
     split = input.reshape(rows, columns, batch // (rows * columns), height, width, channels)
-    return split.transpose(2, 3, 0, 4, 1, 5).reshape(-1, height * rows, width * columns, channels)
+    return _joined(split, (2, 3, 0, 4, 1, 5), (-1, height * rows, width * columns, channels))
 
 
 def space_to_batch_shape(input: Shape, *, block: Array, paddings: Array) -> Shape:
@@ -129,7 +134,7 @@ def plan_space_to_batch(input: Tensor, *, output: Tensor, block: Array, paddings
         padded = np.full((batch, tall * rows, wide * columns, channels), output.zero_point, output.dtype)
         padded[:, top : top + height, left : left + width] = array
         split = padded.reshape(batch, tall, rows, wide, columns, channels)
-        return split.transpose(2, 4, 0, 1, 3, 5).reshape(-1, tall, wide, channels)
+        return _joined(split, (2, 4, 0, 1, 3, 5), (-1, tall, wide, channels))
 
     return run
 

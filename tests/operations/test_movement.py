@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, OperationType
 from nnfmq.operations import REGISTRY
+from nnfmq.operations.blocks import batch_to_space
 from nnfmq.operations.signature import V1_0, V1_1, V1_2, V1_3, match
 
 Array = npt.NDArray[Any]
@@ -129,6 +131,28 @@ def test_gather_may_lower_no_rank_and_takes_an_index_twice() -> None:
 def test_N_OPF_10_no_index_at_all_is_an_empty_input(code: str, before: list[Any], after: list[Any]) -> None:
     with pytest.raises(GeneralFailure, match="R3: an input has an extent of 0"):
         result_of(OperationType[code], [*before, tensor([], "int32"), *after], ANY_F32, known=False)
+
+
+@pytest.mark.parametrize(("shape", "block"), [((4, 2, 1, 1), [1, 4]), ((4, 1, 3, 1), [2, 1]), ((4, 1, 1, 2), [1, 2])])
+def test_elements_of_a_result_lie_in_order_whatever_extents_are_1(shape: tuple[int, ...], block: list[int]) -> None:
+    image = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+    assert batch_to_space(image, block=np.array(block)).flags.c_contiguous
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize(("scale", "zero_point"), [(0.25, 130), (0.7, 3), (3.5, 255), (0.013, 77)])
+def test_codes_of_another_scale_are_requantized_when_they_are_joined(dtype: str, scale: float, zero_point: int) -> None:
+    shift, kind = (0, UINT8) if dtype == "uint8" else (128, INT8)
+    codes = np.arange(256) - shift
+    inputs = [tensor(codes, dtype, scale, zero_point - shift), tensor(codes, dtype, 0.5, 128 - shift)]
+
+    found = result_of(OperationType.CONCATENATION, [*inputs, 0], Operand(kind, (), 0.5, 128 - shift))
+
+    factor = np.float32(scale) * (np.float32(1) / np.float32(0.5))
+    reals = np.arange(256, dtype=np.float32) * factor + np.float32(-zero_point) * factor
+    rounded = [int(np.sign(real)) * math.floor(abs(float(real)) + 0.5) + 128 for real in reals]
+    np.testing.assert_array_equal(found, [*(np.clip(rounded, 0, 255) - shift), *codes])
 
 
 def topk(values: Array, k: int, output: Operand = ANY_F32) -> list[list[Any]]:
