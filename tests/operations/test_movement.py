@@ -104,7 +104,7 @@ def test_an_empty_range_gives_an_empty_array() -> None:
     [
         ("SLICE", [vector([0, 1]), vector([-1, 2])], (0, 2)),
         ("TRANSPOSE", [vector([1, 0])], (3, 0)),
-        ("CONCATENATION", [tensor(np.empty((2, 3))), 0], (2, 3)),
+        ("CONCATENATION", [tensor(np.zeros((2, 3))), 0], (2, 3)),
     ],
 )
 def test_an_empty_array_is_moved_as_any_other(code: str, controls: list[Any], shape: tuple[int, ...]) -> None:
