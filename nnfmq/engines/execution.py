@@ -1,4 +1,4 @@
-"""A program bound to its buffers: what a burst runs again and again.
+"""A program bound to its buffers, and what ends its run early: what a burst runs again and again.
 
 All that a run need not do anew is done when it is bound: inputs are checked and in their places, and outputs that are
 arrays of the very shape and type are filled in place. NumPy's warnings are the caller's to silence
@@ -9,15 +9,60 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnfmq.hal.errors import GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
-from nnfmq.hal.types import OutputShape
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, ResourceExhaustedTransient
+from nnfmq.hal.types import LoopTimeoutDurationNs, OutputShape
 
-Scope: TypeAlias = list[Any]  # an array per operand; None while it has no value
+Scope: TypeAlias = list[Any]  # an array per operand, None while it has no value; then the execution's Limits
+Step: TypeAlias = Callable[[Scope], None]
 Store: TypeAlias = Callable[[Scope], tuple[OutputShape, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends an execution before its result."""
+
+    deadline_ns: int | None = None
+    is_cancelled: Callable[[], bool] | None = None
+    loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT
+
+    def check(self) -> None:
+        """Raise MissedDeadlineTransient or, when cancelled, GeneralFailure."""
+        if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
+            raise MissedDeadlineTransient("the deadline passed before the model was executed")
+        if self.is_cancelled is not None and self.is_cancelled():
+            raise GeneralFailure("the execution was cancelled")
+
+
+NO_LIMITS = Limits()
+
+
+def limits_of(
+    deadline_ns: int | None = None, is_cancelled: Callable[[], bool] | None = None, loop_timeout_ns: int | None = None
+) -> Limits:
+    """Return the limits of one execution. Raises InvalidArgument for a loop timeout above the maximum."""
+    if deadline_ns is None and is_cancelled is None and loop_timeout_ns is None:
+        return NO_LIMITS
+    timeout = LoopTimeoutDurationNs.DEFAULT if loop_timeout_ns is None else loop_timeout_ns
+    if not 0 <= timeout <= LoopTimeoutDurationNs.MAXIMUM:
+        raise InvalidArgument(f"loop timeout {timeout} ns, allowed are 0 to {LoopTimeoutDurationNs.MAXIMUM:d}")
+    return Limits(deadline_ns, is_cancelled, timeout)
+
+
+def run_steps(steps: Sequence[Step], scope: Scope, limits: Limits) -> None:
+    """Run all steps on `scope`, whose last slot tells the limits to those of IF and WHILE."""
+    scope[-1] = limits
+    if limits is NO_LIMITS:
+        for step in steps:
+            step(scope)
+        return
+    for step in steps:
+        limits.check()
+        step(scope)
 
 
 class Execution:
@@ -25,33 +70,19 @@ class Execution:
 
     __slots__ = ("_scope", "_steps", "_store")
 
-    def __init__(self, scope: Scope, steps: Sequence[Callable[[Scope], None]], store: Store) -> None:
+    def __init__(self, scope: Scope, steps: Sequence[Step], store: Store) -> None:
         self._scope = scope
         self._steps = steps
         self._store = store
 
-    def run(
-        self, deadline_ns: int | None = None, is_cancelled: Callable[[], bool] | None = None
-    ) -> tuple[OutputShape, ...]:
+    def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
         scope = self._scope
         try:
-            if deadline_ns is None and is_cancelled is None:
-                for step in self._steps:
-                    step(scope)
-            else:
-                self._run_watched(deadline_ns, is_cancelled)
+            run_steps(self._steps, scope, limits)
             return self._store(scope)
-        except MemoryError as error:
+        except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
-
-    def _run_watched(self, deadline_ns: int | None, is_cancelled: Callable[[], bool] | None) -> None:
-        for step in self._steps:
-            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-                raise MissedDeadlineTransient("the deadline passed before the model was executed")
-            if is_cancelled is not None and is_cancelled():
-                raise GeneralFailure("the execution was cancelled")
-            step(self._scope)
 
 
 def storing_in_place(indexes: Sequence[int], outputs: Sequence[Any], shapes: tuple[OutputShape, ...]) -> Store:

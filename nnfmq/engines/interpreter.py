@@ -7,7 +7,8 @@ What remains is one call per operation. The model must have passed `validation.v
 
 Executions of one Program may run at the same time: each has its own scope, and bindings are never changed.
 Inputs are read in place and may be another process's memory; controls among them are copied before they are used.
-IF and WHILE are not here yet. Semantics: the HAL's operations as `operations` declares them.
+Subgraphs of IF and WHILE are programs of their own, each prepared once (`control_flow` has the two steps).
+Semantics: the HAL's operations as `operations` declares them.
 """
 
 from __future__ import annotations
@@ -15,45 +16,64 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.execution import Execution, Scope, Store, is_array_of, storing_in_place
-from nnfmq.hal.errors import (
-    GeneralFailure,
-    InvalidArgument,
-    OutputInsufficientSize,
-    ResourceExhaustedTransient,
+from nnfmq.engines.control_flow import called_by, control_flow_step, extends, reached_by
+from nnfmq.engines.execution import (
+    NO_LIMITS,
+    Execution,
+    Limits,
+    Scope,
+    Step,
+    Store,
+    is_array_of,
+    limits_of,
+    run_steps,
+    storing_in_place,
 )
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize, ResourceExhaustedTransient
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
+from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.planning import Specialized, specialize, tensor_of
+from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
 
 __all__ = ["Program", "prepare", "supported"]
-
-Step: TypeAlias = Callable[[Scope], None]
 
 _SIZED = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would be built anew at each call
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
 def supported(model: Model) -> list[bool]:
-    """Return for each operation of the main subgraph whether `prepare` can bind it."""
-    return [_find(model.main, operation) is not None for operation in model.main.operations]
+    """Return for each operation of the main subgraph whether `prepare` can bind it, and all that it calls."""
+    known = [_computes(subgraph) for subgraph in model.referenced]
+    return [
+        all(known[index] for index in reached_by(model, operation)) and _is_known(model.main, operation)
+        for operation in model.main.operations
+    ]
+
+
+def _computes(subgraph: Subgraph) -> bool:
+    return all(_is_known(subgraph, operation) for operation in subgraph.operations)
+
+
+def _is_known(subgraph: Subgraph, operation: Operation) -> bool:
+    return operation.type in FIRST_OUTER_INPUT or _find(subgraph, operation) is not None
 
 
 def prepare(model: Model) -> Program:
     """Return a Program that executes `model`'s main subgraph.
 
     Raises GeneralFailure naming the first operation that is not supported or whose arguments violate one of its
-    constraints, as far as they are known; ResourceExhaustedTransient when memory runs out.
+    constraints, as far as they are known; ResourceExhaustedTransient when memory runs out, or subgraphs nest too deep.
     """
     try:
         with np.errstate(all="ignore"):
-            return _Preparation(model).program()
-    except MemoryError as error:
+            return _Preparation(model, model.main, {}).program()
+    except (MemoryError, RecursionError) as error:
         raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
 
 
@@ -82,29 +102,42 @@ class Program:
         *,
         deadline_ns: int | None = None,
         is_cancelled: Callable[[], bool] | None = None,
+        loop_timeout_ns: int | None = None,
     ) -> tuple[OutputShape, ...]:
         """Run once: read `inputs`, fill `outputs`, and return the shape of each output.
 
         `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
         dtype and shape, or writable buffers of at least the output's bytes (None: not wanted); they must not overlap
-        the inputs. Deadline and cancellation are looked at between operations. Raises InvalidArgument for inputs that
-        do not fit the model, OutputInsufficientSize (with all shapes; nothing was written), MissedDeadlineTransient,
-        ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when cancelled.
+        the inputs. Deadline and cancellation are looked at between operations, and each WHILE ends after
+        `loop_timeout_ns` (None: LoopTimeoutDurationNs.DEFAULT). Raises InvalidArgument for inputs that do not fit the
+        model and for a timeout above the maximum, OutputInsufficientSize (with all shapes; nothing was written),
+        MissedDeadlineTransient, ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when
+        cancelled.
         """
+        limits = limits_of(deadline_ns, is_cancelled, loop_timeout_ns)
         with np.errstate(all="ignore"):
-            return self.bind(inputs, outputs).run(deadline_ns, is_cancelled)
+            return self.bind(inputs, outputs).run(limits)
 
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> Execution:
         """Check `inputs` and return an Execution over these buffers, which are as for `execute`."""
-        scope = self._scope.copy()
-        self._bind(inputs, scope)
-        return Execution(scope, self._steps, self._store_into(tuple(outputs)))
+        return Execution(self._bound_scope(inputs), self._steps, self._store_into(tuple(outputs)))
+
+    def call(self, inputs: Sequence[Array | None], limits: Limits) -> list[Array]:
+        """Run once and return the outputs, which may be views of inputs: how IF and WHILE use a subgraph."""
+        scope = self._bound_scope(inputs)
+        run_steps(self._steps, scope, limits)
+        return [scope[index] for index in self._outputs]
 
     def _store_into(self, outputs: tuple[Any, ...]) -> Store:
         shapes, dtypes = self._output_shapes, self._output_dtypes
         if shapes is not None and len(outputs) == len(shapes) and all(map(is_array_of, outputs, dtypes, shapes)):
             return storing_in_place(self._outputs, outputs, shapes)
         return lambda scope: _store([scope[index] for index in self._outputs], outputs)
+
+    def _bound_scope(self, inputs: Sequence[Array | None]) -> Scope:
+        scope = self._scope.copy()
+        self._bind(inputs, scope)
+        return scope
 
     def _bind(self, inputs: Sequence[Array | None], scope: Scope) -> None:
         if len(inputs) != len(self._inputs):
@@ -137,17 +170,10 @@ class _Input:
         elif self.shape is not None:
             fits = array.dtype == self.dtype and array.shape == self.shape
         else:
-            fits = array.dtype == self.dtype and _extends(self.dimensions, array.shape)
+            fits = array.dtype == self.dtype and extends(self.dimensions, array.shape)
         if not fits:
             given = "nothing" if array is None else f"{array.dtype} {array.shape}"
             raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
-
-
-def _extends(dimensions: Shape, shape: Shape) -> bool:
-    """Return True if `shape` fills in what `dimensions` leaves open."""
-    if not dimensions:
-        return True
-    return len(dimensions) == len(shape) and all(d in (0, e) for d, e in zip(dimensions, shape, strict=True))
 
 
 def _known_shape(operand: Operand) -> Shape | None:
@@ -204,12 +230,17 @@ def _find(subgraph: Subgraph, operation: Operation) -> Match | None:
 
 
 class _Preparation:
-    """The way from a model to its Program: constants, then each operation in order, with the shapes known so far."""
+    """The way from a subgraph to its Program: constants, then each operation in order, with the shapes known so far.
 
-    def __init__(self, model: Model) -> None:
-        self._subgraph = model.main
-        self._scope: Scope = [_constant(model, operand) for operand in model.main.operands]
-        self._shapes = [_known_shape(operand) for operand in model.main.operands]
+    `programs` are those of referenced subgraphs that were prepared already, by index.
+    """
+
+    def __init__(self, model: Model, subgraph: Subgraph, programs: dict[int, Program]) -> None:
+        self._model = model
+        self._subgraph = subgraph
+        self._programs = programs
+        self._scope: Scope = [_constant(model, operand) for operand in subgraph.operands]
+        self._shapes = [_known_shape(operand) for operand in subgraph.operands]
         self._required: set[int] = set()  # operands that some operation may not go without
         self._read: set[int] = set()  # operands that steps read during an execution
 
@@ -226,11 +257,14 @@ class _Preparation:
 
     def _runtime_scope(self) -> Scope:
         """Return the scope without the constants that no step reads again, since a binding has packed them."""
-        return [value if index in self._read else None for index, value in enumerate(self._scope)]
+        values = [value if index in self._read else None for index, value in enumerate(self._scope)]
+        return [*values, NO_LIMITS]
 
     def _step(self, number: int, operation: Operation) -> Step:
-        found = _find(self._subgraph, operation)
         label = f"operation {number} ({operation.type.name})"
+        if operation.type in FIRST_OUTER_INPUT:
+            return self._control_flow_step(label, operation)
+        found = _find(self._subgraph, operation)
         if found is None:
             raise GeneralFailure(f"{label} is not supported with these operand types")
         bound = _Bound(label, found, operation, tuple(self._subgraph.operands[i] for i in operation.outputs))
@@ -247,9 +281,25 @@ class _Preparation:
             self._read.update(operation.inputs)
         return step
 
+    def _control_flow_step(self, label: str, operation: Operation) -> Step:
+        self._read.update(operation.inputs)
+        self._required.update(operation.inputs[: FIRST_OUTER_INPUT[operation.type]])
+        callees = [self._program_of(label, index) for index in called_by(self._subgraph, operation)]
+        return control_flow_step(label, operation, callees, [self._subgraph.operands[i] for i in operation.outputs])
+
+    def _program_of(self, label: str, index: int) -> Program:
+        if index not in self._programs:
+            try:
+                program = _Preparation(self._model, self._model.referenced[index], self._programs).program()
+            except GeneralFailure as error:
+                raise GeneralFailure(f"{label}: {error}") from error
+            self._programs[index] = program
+        return self._programs[index]
+
     def _learn(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
         for index, shape in zip(indexes, shapes, strict=True):
-            self._shapes[index] = shape
+            declared = _known_shape(self._subgraph.operands[index])
+            self._shapes[index] = declared if FROM_DATA in shape else shape
 
     def _argument(self, index: int) -> Tensor | None:
         operand, shape = self._subgraph.operands[index], self._shapes[index]

@@ -24,6 +24,7 @@ __all__ = [
     "ExecutionPreference",
     "FusedActivationFunc",
     "LifeTime",
+    "LoopTimeoutDurationNs",
     "MeasureTiming",
     "Model",
     "Operand",
@@ -136,6 +137,13 @@ class MeasureTiming(IntEnum):
 
     NO = 0
     YES = 1
+
+
+class LoopTimeoutDurationNs(IntEnum):
+    """How long one WHILE may run: unless the request says otherwise, and at most."""
+
+    DEFAULT = 2_000_000_000
+    MAXIMUM = 15_000_000_000
 
 
 _ELEMENT_BYTES: dict[OperandType, int] = {

@@ -1,24 +1,32 @@
-"""RELU, RELU1, RELU6, LOGISTIC and SOFTMAX.
+"""RELU, RELU1, RELU6, LOGISTIC, TANH, ELU, HARD_SWISH and PRELU.
 
-A function of one 8-bit code is a table of 256, computed once by the reference's fixed-point formulas. SOFTMAX needs
-a table of exponentials, a sum and one reciprocal for each row.
+A function of one 8-bit code is a table of 256, computed once by the reference's fixed-point formulas: int32 for
+LOGISTIC and TANH, int16 for HARD_SWISH. PRELU of codes has a table for what passes and a multiplier for what is sloped.
 
-    C1 beta is positive
+    C1 the output's scale is above the input's / 128 (HARD_SWISH)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from nnfmq.hal.types import FusedActivationFunc, OperationType
-from nnfmq.operations import fixed_point
+from nnfmq.operations import fixed_point, fixed_point16
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.policies import direct, half, table
-from nnfmq.operations.quantization import code_range, float_range, require_quantization, type_range
-from nnfmq.operations.shapes import normal_axis, require, require_rank, same_up_to_4
+from nnfmq.operations.policies import direct, half, look_up, table
+from nnfmq.operations.quantization import (
+    Multipliers,
+    all_codes,
+    code_range,
+    float_range,
+    requantizer,
+    require_quantization,
+    type_range,
+)
+from nnfmq.operations.shapes import broadcast_of_any_rank, require, same, same_up_to_4
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -33,7 +41,6 @@ from nnfmq.operations.signature import (
     Declaration,
     Plan,
     Run,
-    Shape,
     Tensor,
     Variant,
     control,
@@ -53,14 +60,16 @@ def _clamped_codes(codes: Array, input: Tensor, output: Tensor, *, activation: i
     return clamped
 
 
-def _unary(code: OperationType, in_float: Plan, in_integers: Plan, *, same_quantization: bool) -> Declaration:
+def _unary(
+    code: OperationType, in_float: Plan, in_integers: Plan, *, codes_since: int = V1_0, same_quantization: bool = False
+) -> Declaration:
     return Declaration(
         code,
         since=V1_0,
         forms=(form(data("input")),),
         variants=(
             Variant({"T": F32}, V1_0, in_float),
-            Variant({"T": Q8}, V1_0, in_integers),
+            Variant({"T": Q8}, codes_since, in_integers),
             Variant({"T": F16}, V1_2, half(in_float)),
             Variant({"T": Q8S}, V1_3, in_integers),
         ),
@@ -83,91 +92,137 @@ def logistic(input: Array) -> Array:
 
 
 def _logistic_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
-    """LOGISTIC in Q4 fixed point; inputs beyond the radius saturate."""
     lowest = type_range(output)[0]
     require_quantization(output, 1 / 256, lowest)
-    multiplier, shift = fixed_point.quantize_multiplier_above_one(input.scale * (1 << 27))
+    return (_in_q4(fixed_point.logistic, 23, 0, codes, input) + lowest).astype(output.dtype)
+
+
+def _tanh_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
+    lowest = type_range(output)[0]
+    require_quantization(output, 1 / 128, lowest + 128)
+    return (_in_q4(fixed_point.tanh, 24, 128, codes, input) + lowest).astype(output.dtype)
+
+
+def _in_q4(function: Callable[[Ints, int], Ints], shift_right: int, offset: int, codes: Array, input: Tensor) -> Ints:
+    """Return 0 to 255: a function of Q4 to Q0 of the codes' values; beyond the radius its limits."""
+    real = min(input.scale * (1 << 27), float((1 << 30) - 1))  # above, a step of one code is beyond the radius anyway
+    multiplier, shift = fixed_point.quantize_multiplier_above_one(real)
     radius = fixed_point.input_radius(4, shift)
     centred = ints(codes) - input.zero_point
     inside = np.clip(centred, -radius, radius)
-    value = fixed_point.logistic(fixed_point.high_mul(inside << shift, multiplier), 4)
-    result = np.minimum(fixed_point.rounding_shift(value, 23), 255)
-    result = np.where(centred < -radius, 0, np.where(centred > radius, 255, result))
-    return (result + lowest).astype(output.dtype)
+    value = function(fixed_point.high_mul(inside << shift, multiplier), 4)
+    result = np.clip(fixed_point.rounding_shift(value, shift_right) + offset, 0, 255)
+    return np.where(centred < -radius, 0, np.where(centred > radius, 255, result))
 
 
-def softmax_shape(input: Shape, *, beta: float, axis: int = -1) -> Shape:
-    """Return the input's shape."""
-    require_rank(input, range(1, 5), "input")
-    require(beta > 0, "C1", f"beta {beta} is not positive")
-    normal_axis(axis, len(input))
-    return input
+def elu(input: Array, *, alpha: float) -> Array:
+    """Return x from 0 up, and alpha·(e^x - 1) below."""
+    return np.where(input < 0, np.float32(alpha) * np.expm1(input), input)
 
 
-def softmax(input: Array, *, beta: float, axis: int = -1) -> Array:
-    """Return e^(beta·(x - max)) over its sum along `axis`."""
-    exponentials = np.exp((input - input.max(axis=axis, keepdims=True)) * np.float32(beta))
-    exponentials = np.exp((input - input.max(axis=axis, keepdims=True)) * np.float32(beta))
-    return exponentials / exponentials.sum(axis=axis, keepdims=True)  # type: ignore[no-any-return]
+def hard_swish(input: Array) -> Array:
+    """Return x·relu6(x + 3) / 6."""
+    return input * np.clip(input + np.float32(3), np.float32(0), np.float32(6)) * np.float32(1 / 6)
 
 
-def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: int = -1) -> Run:
-    """Plan SOFTMAX of codes: Q5 differences, exponentials in Q0, their sum in Q12."""
-    lowest = type_range(output)[0]
-    require_quantization(output, 1 / 256, lowest)
-    exponentials = _exponentials(input.scale, beta)
-    summands = fixed_point.rounding_shift(exponentials, 12)
-    if 0 in input.shape:
-        return lambda codes: codes.copy()
+def _hard_swish_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
+    """HARD_SWISH in int16: the codes times 2^7 are scaled to the output, and to [0, 1] for the other factor."""
+    low, high = type_range(output)
+    hires_scale = np.float32(input.scale) / np.float32(128)
+    multiplier, exponent = fixed_point.quantize_multiplier(float(hires_scale / np.float32(output.scale)))
+    require(exponent <= 0, "C1", f"output scale {output.scale} is not above input scale {input.scale} / 128")
+    hires = (ints(codes) - input.zero_point) << 7
+    scaled = fixed_point16.high_mul(hires, _in_15_bits(multiplier))
+    product = _relu_of_shifted(hires, float(hires_scale / np.float32(3 / 32768))) * scaled
+    # Toward zero, as two roundings to nearest would add up to a bias.
+    halves = np.sign(product) * (np.abs(product) >> 15)
+    result: Array = np.clip(fixed_point.rounding_shift(halves, -exponent) + output.zero_point, low, high)
+    return result.astype(output.dtype)
 
-    def run(codes: Array) -> Array:
-        wide = codes.astype(np.int64)
-        below = wide.max(axis=axis, keepdims=True) - wide
-        scale, bits = _reciprocal(summands.take(below).sum(axis=axis, keepdims=True))
-        shares = fixed_point.rounding_shift(fixed_point.high_mul(exponentials.take(below), scale), bits + 23)
-        return (np.clip(shares, 0, 255) + lowest).astype(output.dtype)
+
+def _relu_of_shifted(hires: Ints, real: float) -> Ints:
+    """Return relu6(x + 3) / 6 in units of 2^-15; `real` turns `hires` into x / 3 in units of 2^-15.
+
+    Of a left shift the last bit comes after the multiplication, so that it saturates what is out of range and no more.
+    """
+    multiplier, exponent = fixed_point.quantize_multiplier(real)
+    before, after = max(exponent - 1, 0), 1 if exponent > 0 else 0
+    value = fixed_point16.high_mul(fixed_point16.saturated(hires << before), _in_15_bits(multiplier))
+    value = fixed_point.rounding_shift(fixed_point16.saturated(value << after), max(-exponent, 0))
+    return (value + (1 << 15)) >> 1
+
+
+def _in_15_bits(multiplier: int) -> int:
+    """DownScaleInt32ToInt16Multiplier: the nearest multiplier of 15 fractional bits."""
+    return min((multiplier + (1 << 15)) >> 16, fixed_point16.INT16_MAX)
+
+
+def prelu(input: Array, alpha: Array) -> Array:
+    """Return x from 0 up, and alpha·x below."""
+    return np.where(input >= 0, input, input * alpha)
+
+
+def plan_quantized_prelu(input: Tensor, alpha: Tensor, *, output: Tensor) -> Run:
+    """Plan PRELU of codes."""
+    scales = np.float32(input.scale), np.float32(alpha.scale), np.float32(output.scale)
+    passed = np.empty(256, output.dtype)
+    centred_codes = all_codes(input).astype(np.int32) - np.int32(input.zero_point)
+    _scaler(float(scales[0] / scales[2]), output)(centred_codes, passed)
+    scale_product = _scaler(float(scales[0] * scales[1]) / float(scales[2]), output)
+
+    def run(codes: Array, slopes: Array) -> Array:
+        centred = np.subtract(codes, input.zero_point, dtype=np.int32)
+        products = centred * np.subtract(slopes, alpha.zero_point, dtype=np.int32)
+        sloped = np.empty(products.shape, output.dtype)
+        scale_product(products, sloped)
+        return np.where(centred >= 0, look_up(passed, codes), sloped)
 
     return run
 
 
-def _exponentials(scale: float, beta: float) -> Ints:
-    """Return e^(-beta·scale·d) in Q0 for d = 0..255; 0 beyond the radius."""
-    real = min(beta * scale * (1 << 26), float((1 << 31) - 1))
-    multiplier, shift = fixed_point.quantize_multiplier_above_one(real)
-    differences = -np.arange(256, dtype=np.int64)
-    inside = differences >= -fixed_point.input_radius(5, shift)
-    scaled = fixed_point.high_mul(np.where(inside, differences, 0) << shift, multiplier)
-    return np.where(inside, fixed_point.exp_on_negative_values(scaled, 5), 0)
-
-
-def _reciprocal(sums: Ints) -> tuple[Ints, Ints]:
-    """GetReciprocal of sums in Q12: return a Q0 mantissa, and the bits by which it exceeds one."""
-    _, exponents = np.frexp(sums.astype(np.float64))
-    leading_zeros = 32 - ints(exponents)
-    return fixed_point.reciprocal_of_one_plus((sums << leading_zeros) - (1 << 31)), 12 - leading_zeros
-
-
-def _softmax_level(inputs: Any, output: Any) -> int:
-    return V1_0 if len(inputs["input"].dimensions) in (2, 4) else V1_2
+def _scaler(real: float, output: Tensor) -> Callable[[Array, Array], None]:
+    return requantizer(Multipliers.of([real]), ints([0]), 1 << 16, output, 0)
 
 
 DECLARATIONS = (
     _rectifier(OperationType.RELU, FusedActivationFunc.RELU),
     _rectifier(OperationType.RELU1, FusedActivationFunc.RELU1),
     _rectifier(OperationType.RELU6, FusedActivationFunc.RELU6),
-    _unary(OperationType.LOGISTIC, direct(logistic), table(_logistic_codes), same_quantization=False),
+    _unary(OperationType.LOGISTIC, direct(logistic), table(_logistic_codes)),
+    _unary(OperationType.TANH, direct(np.tanh), table(_tanh_codes), codes_since=V1_2),
     Declaration(
-        OperationType.SOFTMAX,
-        since=V1_0,
-        forms=(form(data("input"), control("beta", "S"), control("axis"), level=V1_2, also={2: V1_0}),),
+        OperationType.ELU,
+        since=V1_3,
+        forms=(form(data("input"), control("alpha", "S"), level=V1_3),),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_0, direct(softmax)),
-            Variant({"T": Q8, "S": FLOAT32}, V1_0, plan_quantized_softmax),
-            Variant({"T": F16, "S": FLOAT16}, V1_2, half(direct(softmax))),
-            Variant({"T": Q8S, "S": FLOAT32}, V1_3, plan_quantized_softmax),
+            Variant({"T": F32, "S": FLOAT32}, V1_3, direct(elu)),
+            Variant({"T": F16, "S": FLOAT16}, V1_3, half(direct(elu))),
         ),
-        shape=softmax_shape,
+        shape=same,
+    ),
+    Declaration(
+        OperationType.HARD_SWISH,
+        since=V1_3,
+        forms=(form(data("input"), level=V1_3),),
+        variants=(
+            Variant({"T": F32}, V1_3, direct(hard_swish)),
+            Variant({"T": F16}, V1_3, half(direct(hard_swish))),
+            Variant({"T": Q8}, V1_3, table(_hard_swish_codes)),
+            Variant({"T": Q8S}, V1_3, table(_hard_swish_codes)),
+        ),
+        shape=same,
         zero_sized=True,
-        level=_softmax_level,
+    ),
+    Declaration(
+        OperationType.PRELU,
+        since=V1_2,
+        forms=(form(data("input"), data("alpha"), level=V1_2),),
+        variants=(
+            Variant({"T": F32}, V1_2, direct(prelu)),
+            Variant({"T": F16}, V1_2, half(direct(prelu))),
+            Variant({"T": Q8}, V1_2, plan_quantized_prelu),
+            Variant({"T": Q8S}, V1_3, plan_quantized_prelu),
+        ),
+        shape=broadcast_of_any_rank,
     ),
 )

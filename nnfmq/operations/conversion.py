@@ -1,16 +1,26 @@
-"""QUANTIZE and DEQUANTIZE: between real values and 8-bit codes."""
+"""QUANTIZE and DEQUANTIZE, between real values and 8-bit codes, and CAST, which takes codes for plain numbers.
+
+CAST from floats rounds toward zero. What the result's type cannot hold becomes its nearest value and NaN becomes 0;
+the HAL demands that of TENSOR_QUANT8_ASYMM only and leaves the rest open.
+"""
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+from typing import Any
+
 import numpy as np
 
-from nnfmq.hal.types import OperationType
+from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations.policies import table
-from nnfmq.operations.quantization import type_range
+from nnfmq.operations.quantization import code_values, type_range
 from nnfmq.operations.shapes import same, same_up_to_4
 from nnfmq.operations.signature import (
+    B8,
     F16,
     F32,
+    I32,
     PC,
     Q8,
     Q8S,
@@ -42,8 +52,7 @@ def plan_quantize(input: Tensor, *, output: Tensor) -> Run:
 
 
 def _real_values(codes: Array, input: Tensor, output: Tensor) -> Array:
-    centred = codes.astype(np.int32) - input.zero_point
-    return (centred.astype(np.float32) * np.float32(input.scale)).astype(output.dtype)
+    return code_values(input).astype(output.dtype)
 
 
 def plan_dequantize_per_channel(input: Tensor, *, output: Tensor) -> Run:
@@ -60,7 +69,37 @@ def plan_dequantize_per_channel(input: Tensor, *, output: Tensor) -> Run:
     return run
 
 
+def plan_cast(input: Tensor, *, output: Tensor) -> Run:
+    """Plan a conversion that only a change of type to integers can saturate."""
+    if output.dtype.kind == "f" or np.can_cast(input.dtype, output.dtype):
+        return lambda values: values.astype(output.dtype)
+    return partial(saturated, dtype=output.dtype)
+
+
+def plan_identity(input: Tensor, *, output: Tensor) -> Run:
+    """Plan a copy."""
+    return np.copy
+
+
+def saturated(values: Array, *, dtype: np.dtype[Any]) -> Array:
+    """Return numbers rounded toward zero and held within the range of an integer `dtype`; NaN becomes 0."""
+    info = np.iinfo(dtype)
+    wide = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=info.max, neginf=info.min)  # exact for int32 too
+    result: Array = np.clip(wide, info.min, info.max).astype(dtype)
+    return result
+
+
 _dequantize = table(_real_values)
+
+
+def _casts() -> tuple[Variant, ...]:
+    pairs = itertools.product((F16, F32, I32, Q8), repeat=2)
+    same_type = (B8, Q8S, S8, OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT16_SYMM)
+    return (
+        *(Variant({"T": source, "O": target}, V1_2, plan_cast) for source, target in pairs),
+        *(Variant({"T": type, "O": type}, V1_3, plan_identity) for type in same_type),
+    )
+
 
 DECLARATIONS = (
     Declaration(
@@ -94,5 +133,13 @@ DECLARATIONS = (
         shape=same_up_to_4,
         outputs=("O",),
         zero_sized=True,
+    ),
+    Declaration(
+        OperationType.CAST,
+        since=V1_2,
+        forms=(form(data("input"), level=V1_2),),
+        variants=_casts(),
+        shape=same,
+        outputs=("O",),
     ),
 )

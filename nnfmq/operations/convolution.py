@@ -7,6 +7,7 @@ the cache, which also bounds the scratch memory whatever the shapes. Kernels see
     C1 input and filter have rank 4     C2 channels agree (depth, multiplier, bias)
     C3 per-channel scales run along the output channels
     C4 depthwise: the filter's first extent is 1, the depth multiplier positive
+    C5 nothing but the batch is empty
 """
 
 from __future__ import annotations
@@ -54,11 +55,17 @@ _BAND_BYTES = 1 << 19  # of patches or sums: about half of a core's second-level
 def convolution_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **geometry: int) -> Shape:
     """Return (batch, height, width, output channels)."""
     require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    require_filled(input, filter)
     depth, channels = filter[3], filter[0]
     require(input[3] == depth and bias == (channels,), "C2", f"input {input}, filter {filter}, bias {bias}")
     rows, columns = windows(input[1:3], filter[1:3], **geometry)
     padded_shape(input, rows, columns)
     return input[0], rows.count, columns.count, channels
+
+
+def require_filled(input: Shape, filter: Shape) -> None:
+    """Require that no extent but the batch is 0 (C5)."""
+    require(0 not in (*input[1:], *filter), "C5", f"input {input} and filter {filter}, only the batch may be 0")
 
 
 def plan_convolution(
@@ -75,14 +82,15 @@ def plan_quantized_convolution(
     input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: int
 ) -> Run:
     """Plan an exact integer convolution and its requantization."""
-    _require_channel_dim(filter, 0)
+    require_channel_dim(filter, 0)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
     matrix = filter.array.astype(np.int64).reshape(filter.shape[0], -1).T - filter.zero_point
     product = quantized_product(matrix, input, filter, bias, output, activation, columns.count)
     return _convolve(product, input, rows, columns, filter.shape[0], input.zero_point)
 
 
-def _require_channel_dim(filter: Tensor, needed: int) -> None:
+def require_channel_dim(filter: Tensor, needed: int) -> None:
+    """Require that per-channel scales run along dimension `needed` (C3)."""
     found = needed if filter.channel_quant is None else filter.channel_quant.channel_dim
     require(found == needed, "C3", f"per-channel scales run along dimension {found}, needed is {needed}")
 
@@ -90,19 +98,20 @@ def _require_channel_dim(filter: Tensor, needed: int) -> None:
 def _convolve(product: Product, input: Tensor, rows: Window, columns: Window, channels: int, padding: int) -> Run:
     shape = (input.shape[0], rows.count, columns.count, channels)
     row_bytes = columns.count * product.matrix.shape[0] * product.matrix.itemsize
+    dtype = product.matrix.dtype
     pointwise = rows.reach == columns.reach == 1 and not (rows.head or rows.tail or columns.head or columns.tail)
 
     def run(image: Array) -> Array:
-        patches = _pixels(image, rows, columns) if pointwise else _patches(image, rows, columns, padding, product)
+        cells = _pixels(image, rows, columns) if pointwise else patches(image, rows, columns, padding, dtype)
         out = np.empty(shape, product.dtype)
-        for band in _bands(shape[0], rows.count, row_bytes):
-            product.store(patches[band].reshape(-1, product.matrix.shape[0]), out[band])
+        for band in bands(shape[0], rows.count, row_bytes):
+            product.store(cells[band].reshape(-1, product.matrix.shape[0]), out[band])
         return out
 
     return run
 
 
-def _bands(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
+def bands(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
     """Cut (batch, rows) into contiguous pieces of about _BAND_BYTES; one piece if all fits.
 
     Made anew for each execution: a list would let a model of a few hundred bytes fill the memory at its preparation.
@@ -123,9 +132,9 @@ def _pixels(image: Array, rows: Window, columns: Window) -> Array:
     return image[:, :: rows.stride, :: columns.stride]
 
 
-def _patches(image: Array, rows: Window, columns: Window, padding: int, product: Product) -> Array:
+def patches(image: Array, rows: Window, columns: Window, padding: int, dtype: np.dtype[Any]) -> Array:
     """Return a view (batch, rows, columns, filter height, filter width, channels) of the padded image."""
-    padded = pad_image(image, rows, columns, padding, product.matrix.dtype)
+    padded = pad_image(image, rows, columns, padding, dtype)
     batch, vertical, horizontal, channel = padded.strides
     shape = (image.shape[0], rows.count, columns.count, rows.size, columns.size, image.shape[3])
     steps = (
@@ -152,6 +161,7 @@ def depthwise_shape(
 ) -> Shape:
     """Return (batch, height, width, input channels · multiplier)."""
     require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    require_filled(input, filter)
     require(filter[0] == 1 and depth_multiplier > 0, "C4", f"filter {filter}, depth multiplier {depth_multiplier}")
     agree = input[3] * depth_multiplier == filter[3] and bias == (filter[3],)
     require(agree, "C2", f"input {input}, filter {filter}, bias {bias}, depth multiplier {depth_multiplier}")
@@ -188,7 +198,7 @@ def plan_quantized_depthwise(
     **geometry: int,
 ) -> Run:
     """Plan an exact integer depthwise convolution and its requantization."""
-    _require_channel_dim(filter, 3)
+    require_channel_dim(filter, 3)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
     taps: Ints = filter.array[0].astype(np.int64) - filter.zero_point
     matrix = taps.reshape(-1, taps.shape[2])
@@ -219,7 +229,7 @@ def _accumulate_taps(
             image = np.repeat(image, depth_multiplier, axis=3)
         lines = _phased_lines(image, rows, columns, padding, taps.dtype)
         out = np.empty(shape, output.dtype)
-        for images, band in _bands(shape[0], rows.count, length * taps.itemsize):
+        for images, band in bands(shape[0], rows.count, length * taps.itemsize):
             sums = _sum_taps(lines[images], factors, rows, columns, band, channels)
             finish(sums.reshape(-1, length), out[images, band].reshape(-1, length))
         return out.reshape(shape[0], rows.count, columns.count, channels)
@@ -264,10 +274,11 @@ def _sum_taps(
     return sums
 
 
-def _variants(in_float: Plan, in_integers: Plan) -> tuple[Variant, ...]:
+def variants(since: int, in_float: Plan, in_integers: Plan) -> tuple[Variant, ...]:
+    """Return the combinations of input, filter and bias that all convolutions take."""
     return (
-        Variant({"T": F32, "F": F32, "B": F32}, V1_0, in_float),
-        Variant({"T": Q8, "F": Q8, "B": I32}, V1_0, in_integers),
+        Variant({"T": F32, "F": F32, "B": F32}, since, in_float),
+        Variant({"T": Q8, "F": Q8, "B": I32}, since, in_integers),
         Variant({"T": Q8, "F": PC, "B": I32}, V1_2, in_integers),
         Variant({"T": F16, "F": F16, "B": F16}, V1_2, half(in_float)),
         Variant({"T": Q8S, "F": Q8S, "B": I32}, V1_3, in_integers),
@@ -275,7 +286,7 @@ def _variants(in_float: Plan, in_integers: Plan) -> tuple[Variant, ...]:
     )
 
 
-_OPERANDS = (data("input"), weight("filter", "F"), weight("bias", "B"))
+OPERANDS = (data("input"), weight("filter", "F"), weight("bias", "B"))
 IMPLICIT = (control("padding_scheme"), control("stride_width"), control("stride_height"))
 EXPLICIT = tuple(
     map(control, ("padding_left", "padding_right", "padding_top", "padding_bottom", "stride_width", "stride_height"))
@@ -286,7 +297,7 @@ _DILATION = (control("dilation_width"), control("dilation_height"))
 
 def _forms(*own: Parameter) -> tuple[Any, ...]:
     """Both padding forms, each also with the layout, and also with layout and dilation."""
-    lists = ((*_OPERANDS, *padding, *own, *LAYOUT, *_DILATION) for padding in (IMPLICIT, EXPLICIT))
+    lists = ((*OPERANDS, *padding, *own, *LAYOUT, *_DILATION) for padding in (IMPLICIT, EXPLICIT))
     return tuple(form(*p, level=V1_2, also={len(p) - 3: V1_0, len(p) - 2: V1_2}) for p in lists)
 
 
@@ -295,7 +306,7 @@ DECLARATIONS = (
         OperationType.CONV_2D,
         since=V1_0,
         forms=_forms(control("activation")),
-        variants=_variants(plan_convolution, plan_quantized_convolution),
+        variants=variants(V1_0, plan_convolution, plan_quantized_convolution),
         shape=convolution_shape,
         images=("input",),
         zero_sized=True,
@@ -305,7 +316,7 @@ DECLARATIONS = (
         OperationType.DEPTHWISE_CONV_2D,
         since=V1_0,
         forms=_forms(control("depth_multiplier"), control("activation")),
-        variants=_variants(plan_depthwise, plan_quantized_depthwise),
+        variants=variants(V1_0, plan_depthwise, plan_quantized_depthwise),
         shape=depthwise_shape,
         images=("input",),
         zero_sized=True,

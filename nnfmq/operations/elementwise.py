@@ -1,7 +1,8 @@
-"""ADD and MUL: broadcast arithmetic with a fused activation.
+"""ADD, SUB, MUL, DIV and POW: broadcast arithmetic, but for POW with a fused activation.
 
-ADD of codes brings both inputs to a common scale with 20 extra bits (a table of 256 for each), adds, and scales the
-sum; MUL scales the product of the centred codes. INT32 wraps around and has no activation.
+ADD and SUB of codes bring both inputs to a common scale with 20 extra bits (a table of 256 for each), add, and scale
+the sum; SUB negates the second multiplier. MUL scales the product of the centred codes. INT32 wraps around and has no
+activation; its DIV rounds down, and what is divided by 0 becomes 0. There is no DIV of codes.
 
     C1 INT32 has activation NONE
 """
@@ -15,9 +16,16 @@ import numpy as np
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.policies import half
-from nnfmq.operations.quantization import Multipliers, code_range, float_range, requantizer, require_activation
-from nnfmq.operations.shapes import broadcast, require
+from nnfmq.operations.policies import direct, half
+from nnfmq.operations.quantization import (
+    Multipliers,
+    all_codes,
+    code_range,
+    float_range,
+    requantizer,
+    require_activation,
+)
+from nnfmq.operations.shapes import broadcast, broadcast_of_any_rank, require
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -25,6 +33,7 @@ from nnfmq.operations.signature import (
     Q8,
     Q8S,
     V1_0,
+    V1_1,
     V1_2,
     V1_3,
     Array,
@@ -56,12 +65,12 @@ def plan_int32(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor
     return ufunc
 
 
-def plan_quantized_add(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
-    """Plan ADD of codes."""
+def plan_quantized_sum(sign: int, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan first + sign · second of codes."""
     require_activation(activation)
     low, high = code_range(activation, output)
     common = 2.0 * max(first.scale, second.scale)
-    addends, others = _scaled_codes(first, common), _scaled_codes(second, common)
+    addends, others = _scaled_codes(first, common, 1), _scaled_codes(second, common, sign)
     multiplier, shift = fixed_point.quantize_multiplier_below_one(common / ((1 << 20) * output.scale))
 
     def run(a: Array, b: Array) -> Array:
@@ -73,11 +82,10 @@ def plan_quantized_add(first: Tensor, second: Tensor, *, output: Tensor, activat
     return run
 
 
-def _scaled_codes(tensor: Tensor, common: float) -> Ints:
+def _scaled_codes(tensor: Tensor, common: float, sign: int) -> Ints:
     """Return each code's value in units of common / 2^20, by the bits of the code."""
     multiplier, shift = fixed_point.quantize_multiplier_below_one(tensor.scale / common)
-    codes = ints(np.arange(256, dtype=np.uint8).view(tensor.dtype))
-    return fixed_point.multiply((codes - tensor.zero_point) << 20, multiplier, shift)
+    return fixed_point.multiply((ints(all_codes(tensor)) - tensor.zero_point) << 20, sign * multiplier, shift)
 
 
 def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
@@ -95,24 +103,41 @@ def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activat
     return run
 
 
-def _arithmetic(code: OperationType, ufunc: np.ufunc, in_integers: Plan) -> Declaration:
+def _arithmetic(
+    code: OperationType, since: int, ufunc: np.ufunc, in_int32: np.ufunc, codes: tuple[Variant, ...] = ()
+) -> Declaration:
     return Declaration(
         code,
-        since=V1_0,
-        forms=(form(data("first"), data("second"), control("activation")),),
+        since=since,
+        forms=(form(data("first"), data("second"), control("activation"), level=since),),
         variants=(
-            Variant({"T": F32}, V1_0, partial(plan_float, ufunc)),
-            Variant({"T": Q8}, V1_0, in_integers),
+            Variant({"T": F32}, since, partial(plan_float, ufunc)),
             Variant({"T": F16}, V1_2, half(partial(plan_float, ufunc))),
-            Variant({"T": Q8S}, V1_3, in_integers),
-            Variant({"T": I32}, V1_3, partial(plan_int32, ufunc)),
+            Variant({"T": I32}, V1_3, partial(plan_int32, in_int32)),
+            *codes,
         ),
         shape=broadcast,
         zero_sized=True,
     )
 
 
+def _of_codes(since: int, plan: Plan) -> tuple[Variant, ...]:
+    return Variant({"T": Q8}, since, plan), Variant({"T": Q8S}, V1_3, plan)
+
+
 DECLARATIONS = (
-    _arithmetic(OperationType.ADD, np.add, plan_quantized_add),
-    _arithmetic(OperationType.MUL, np.multiply, plan_quantized_mul),
+    _arithmetic(OperationType.ADD, V1_0, np.add, np.add, _of_codes(V1_0, partial(plan_quantized_sum, 1))),
+    _arithmetic(OperationType.SUB, V1_1, np.subtract, np.subtract, _of_codes(V1_2, partial(plan_quantized_sum, -1))),
+    _arithmetic(OperationType.MUL, V1_0, np.multiply, np.multiply, _of_codes(V1_0, plan_quantized_mul)),
+    _arithmetic(OperationType.DIV, V1_1, np.divide, np.floor_divide),
+    Declaration(
+        OperationType.POW,
+        since=V1_2,
+        forms=(form(data("base"), data("exponent"), level=V1_2),),
+        variants=(
+            Variant({"T": F32}, V1_2, direct(np.power)),
+            Variant({"T": F16}, V1_2, half(direct(np.power))),
+        ),
+        shape=broadcast_of_any_rank,
+    ),
 )

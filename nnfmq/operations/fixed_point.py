@@ -118,16 +118,28 @@ def _exp_near_zero(a: Ints) -> Ints:
 
 
 def reciprocal_of_one_plus(a: Ints) -> Ints:
-    """1 / (1 + a) in Q0 for a in [0, 1] in Q0: three Newton steps."""
+    """1 / (1 + a) in Q0 for a in [0, 1] in Q0."""
+    return saturating_shift_left(_double_reciprocal_of_one_plus(a), 1)
+
+
+def _double_reciprocal_of_one_plus(a: Ints) -> Ints:
+    """2 / (1 + a) in Q2 for a in [0, 1] in Q0: three Newton steps."""
     half_denominator = (a + ONE_Q0 + 1) >> 1
     x = 1515870810 + high_mul(half_denominator, -1010580540)  # 48/17 - 32/17 · d, in Q2
     for _ in range(3):
         error = ONE_Q2 - high_mul(half_denominator, x)
         x = x + saturating_shift_left(high_mul(x, error), 2)
-    return saturating_shift_left(x, 1)
+    return x
 
 
 def logistic(a: Ints, integer_bits: int) -> Ints:
     """1 / (1 + e^-a) in Q0."""
     positive = reciprocal_of_one_plus(exp_on_negative_values(-np.abs(a), integer_bits))
     return np.where(a == 0, 1 << 30, np.where(a > 0, positive, ONE_Q0 - positive))
+
+
+def tanh(a: Ints, integer_bits: int) -> Ints:
+    """tanh(a) in Q0, from (1 - e^-2|a|) / (1 + e^-2|a|)."""
+    decayed = exp_on_negative_values(-np.abs(a), integer_bits + 1)  # one integer bit more reads a as 2a
+    positive = saturating_shift_left(_double_reciprocal_of_one_plus(decayed) - ONE_Q2, 2)
+    return np.where(a == 0, 0, np.where(a > 0, positive, -positive))

@@ -1,6 +1,6 @@
 """FULLY_CONNECTED: a matrix product with bias and fused activation.
 
-C1 weights have rank 2           C2 the input's elements divide into rows of the weights' length
+C1 weights are a matrix, not empty   C2 the input's elements divide into rows of the weights' length
 C3 bias has one value per unit
 """
 
@@ -39,7 +39,8 @@ from nnfmq.operations.signature import (
 
 def fully_connected_shape(input: Shape, weights: Shape, bias: Shape, *, activation: int) -> Shape:
     """Return (batch, units); the input is flattened to rows as long as those of `weights`."""
-    require(len(weights) == 2 and weights[1] > 0, "C1", f"weights have shape {weights}, needed is (units, input size)")
+    filled = len(weights) == 2 and 0 not in weights
+    require(filled, "C1", f"weights have shape {weights}, needed is (units, input size)")
     units, length = weights
     count = math.prod(input)
     require(len(input) >= 2 and count % length == 0, "C2", f"input {input} does not divide into rows of {length}")

@@ -74,7 +74,11 @@ def quantized_product(
 
 def exact_sums(matrix: Ints, input: Tensor) -> tuple[int, type[np.floating[Any]]]:
     """Return a bound on |Σ x·w| over the columns of `matrix`, and the float type that holds it exactly."""
-    largest = max(map(abs, type_range(input)))
+    return exact_products(matrix, max(map(abs, type_range(input))))
+
+
+def exact_products(matrix: Ints, largest: int) -> tuple[int, type[np.floating[Any]]]:
+    """Return a bound on |Σ x·w| for |x| ≤ `largest`, and the float type that holds it exactly."""
     bound = int(np.abs(matrix).sum(axis=0).max(initial=0)) * largest
     return bound, np.float32 if bound < EXACT_FLOAT32 else np.float64
 

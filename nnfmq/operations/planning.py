@@ -20,8 +20,8 @@ import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, is_scalar
-from nnfmq.operations.shapes import require, require_rank, require_size
-from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Role, Run, Shape, Tensor
+from nnfmq.operations.shapes import FROM_DATA, require, require_rank, require_size
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor
 
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -48,28 +48,55 @@ def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequen
     assert match.variant.plan is not None, "the engine asks `is_computed` first"
     controls = _controls(match, arguments)
     nchw = bool(controls.pop("nchw", False))
+    if nchw:
+        controls = _shapes_as_nhwc(match, controls)
     tensors = _tensors(match, arguments, nchw)
     _check_extents(match, tensors)
+    if match.declaration.is_variadic:
+        controls["output_count"] = len(outputs)
     shapes = _output_shapes(match, tensors, controls)
-    final = tuple(_permuted(shape, _TO_NCHW) for shape in shapes) if nchw else shapes
+    turned = nchw and match.declaration.image_outputs
+    final = tuple(_permuted(shape, _TO_NCHW) for shape in shapes) if turned else shapes
     _check_outputs(final, outputs)  # before the plan, whose tables may be as long as a row of the output
     described = tuple(tensor_of(operand, shape) for operand, shape in zip(outputs, shapes, strict=True))
     if match.declaration.same_quantization:
         _check_same_quantization(tensors, described)
-    run = match.variant.plan(*tensors, output=described[0] if len(described) == 1 else described, **controls)
-    return Specialized(final, _transposed(match, run) if nchw else run)
+    run = match.variant.plan(*tensors, output=described[0] if _is_single(match) else described, **controls)
+    if match.declaration.is_variadic and len(outputs) == 1:
+        return Specialized(final, _first_of(run))
+    run = _transposed(match, run) if nchw else run
+    return Specialized(final, _checked(run, outputs) if any(FROM_DATA in shape for shape in final) else run)
+
+
+def _is_single(match: Match) -> bool:
+    return len(match.declaration.outputs) == 1 and not match.declaration.is_variadic
+
+
+def _first_of(run: Run) -> Run:
+    return lambda *arrays: run(*arrays)[0]
 
 
 def _controls(match: Match, arguments: Sequence[Tensor | None]) -> dict[str, Any]:
     pairs = zip(match.parameters, arguments, strict=True)
-    return {p.name: _python_value(argument) for p, argument in pairs if p.role is Role.CONTROL}
+    return {p.name: _python_value(argument, _is_tensor(match, p)) for p, argument in pairs if p.role is Role.CONTROL}
 
 
-def _python_value(argument: Tensor | None) -> Any:
+def _is_tensor(match: Match, parameter: Parameter) -> bool:
+    """Return True if the type says tensor: a request may give a tensor of unknown rank a shape of ()."""
+    kind = match.variant.types[parameter.type] if isinstance(parameter.type, str) else parameter.type
+    return kind is not None and not is_scalar(kind)
+
+
+def _python_value(argument: Tensor | None, is_tensor: bool) -> Any:
     """Return a scalar as a Python number, a tensor as a private array, and None for an omitted argument."""
     if argument is None:
         return None
-    return argument.array.item() if argument.shape == () else argument.array
+    return argument.array if is_tensor or argument.shape else argument.array.item()
+
+
+def _shapes_as_nhwc(match: Match, controls: Mapping[str, Any]) -> dict[str, Any]:
+    turned = {name for name in controls if name in match.declaration.images and np.shape(controls[name]) == (4,)}
+    return {name: value[list(_TO_NHWC)] if name in turned else value for name, value in controls.items()}
 
 
 def _tensors(match: Match, arguments: Sequence[Tensor | None], nchw: bool) -> list[Tensor | None]:
@@ -95,7 +122,7 @@ def _check_extents(match: Match, tensors: Sequence[Tensor | None]) -> None:
 
 def _output_shapes(match: Match, tensors: Sequence[Tensor | None], controls: Mapping[str, Any]) -> tuple[Shape, ...]:
     result = match.declaration.shape(*(None if t is None else t.shape for t in tensors), **controls)
-    return (result,) if len(match.declaration.outputs) == 1 else tuple(result)
+    return (result,) if _is_single(match) else tuple(result)
 
 
 def _check_same_quantization(tensors: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> None:
@@ -111,20 +138,37 @@ def _check_outputs(shapes: Sequence[Shape], outputs: Sequence[Operand]) -> None:
         require_size(shape, NUMPY_TYPES[operand.type].itemsize)
         declared = operand.dimensions
         fits = not declared or (
-            len(declared) == len(shape) and all(d in (0, e) for d, e in zip(declared, shape, strict=True))
+            len(declared) == len(shape) and all(_fits(d, e) for d, e in zip(declared, shape, strict=True))
         )
         if not fits and not is_scalar(operand.type):
             raise GeneralFailure(f"R4: the output has shape {shape}, declared is {declared}")
 
 
+def _fits(declared: int, extent: int) -> bool:
+    return extent == FROM_DATA or declared in (0, extent)
+
+
+def _checked(run: Run, outputs: Sequence[Operand]) -> Run:
+    """Check the shapes that came with the data, too."""
+
+    def checked(*arrays: Array) -> Any:
+        results = run(*arrays)
+        _check_outputs([result.shape for result in (results if len(outputs) > 1 else (results,))], outputs)
+        return results
+
+    return checked
+
+
 def _transposed(match: Match, run: Run) -> Run:
     names = [p.name for p in match.parameters if p.role is Role.DATA]
     images = [name in match.declaration.images for name in names]
-    single = len(match.declaration.outputs) == 1
+    single, back = len(match.declaration.outputs) == 1, match.declaration.image_outputs
 
     def transposed(*arrays: Array) -> Any:
         turned = (a.transpose(_TO_NHWC) if image else a for a, image in zip(arrays, images, strict=True))
         result = run(*map(np.ascontiguousarray, turned))
+        if not back:
+            return result
         if single:
             return np.ascontiguousarray(result.transpose(_TO_NCHW))
         return tuple(np.ascontiguousarray(r.transpose(_TO_NCHW)) for r in result)

@@ -31,22 +31,85 @@ def direct(kernel: Callable[..., Any]) -> Plan:
 def half(plan: Plan) -> Plan:
     """Plan float16 by converting to float32, computing there, and rounding once."""
 
-    def planned(*tensors: Tensor | None, output: Tensor, **controls: Any) -> Run:
-        run = plan(*map(_widened, tensors), output=_widened(output), **controls)
+    def planned(*tensors: Tensor | None, output: Tensor | tuple[Tensor, ...], **controls: Any) -> Run:
+        wide_output = tuple(map(_widened, output)) if isinstance(output, tuple) else _widened(output)
+        run = plan(*map(_widened, tensors), output=wide_output, **controls)
 
-        def widened_run(*arrays: Array | None) -> Array:
+        def widened_run(*arrays: Array | None) -> Any:
             result = run(*(a if a is None or a.dtype != np.float16 else a.astype(_FLOAT32) for a in arrays))
-            return result.astype(np.float16)  # type: ignore[no-any-return]
+            return tuple(map(_narrowed, result)) if isinstance(result, tuple) else _narrowed(result)
 
         return widened_run
 
     return planned
 
 
+def _narrowed(result: Array) -> Array:
+    return result.astype(np.float16) if result.dtype == np.float32 else result
+
+
 def _widened(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or tensor.dtype != np.float16:
         return tensor
     return replace(tensor, dtype=_FLOAT32, value=None if tensor.value is None else tensor.value.astype(_FLOAT32))
+
+
+def via_float(plan: Plan) -> Plan:
+    """Plan any type by converting each array to float32 (INT32 stays), computing there, and rounding once.
+
+    The plan's function gets private copies of everything: what they say may become addresses. Codes are rounded half
+    away from the type's least code, so that int8 results are the uint8 ones less 128.
+    """
+
+    def planned(*tensors: Tensor | None, output: Any, **controls: Any) -> Run:
+        several = isinstance(output, tuple)
+        outputs = output if several else (output,)
+        described = tuple(replace(o, dtype=_real_dtype(o)) for o in outputs)
+        inner = plan(*map(_as_real, tensors), output=described if several else described[0], **controls)
+
+        def run(*arrays: Array | None) -> Any:
+            pairs = zip(arrays, tensors, strict=True)
+            results = inner(*(None if a is None or t is None else real_values(a, t) for a, t in pairs))
+            stored = zip(results if several else (results,), outputs, strict=True)
+            written = tuple(stored_values(values, tensor) for values, tensor in stored)
+            return written if several else written[0]
+
+        return run
+
+    return planned
+
+
+def _is_quantized(tensor: Tensor) -> bool:
+    return tensor.dtype.kind in "iu" and tensor.dtype != np.int32 and tensor.scale > 0
+
+
+def _real_dtype(tensor: Tensor) -> np.dtype[Any]:
+    return _FLOAT32 if tensor.dtype == np.float16 or _is_quantized(tensor) else tensor.dtype
+
+
+def _as_real(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    value = None if tensor.value is None else real_values(tensor.value, tensor)
+    return replace(tensor, dtype=_real_dtype(tensor), value=value)
+
+
+def real_values(array: Array, tensor: Tensor) -> Array:
+    """Return a private copy of `array`: floats and codes as float32, anything else as it is."""
+    if _is_quantized(tensor):
+        return (array.astype(_FLOAT32) - np.float32(tensor.zero_point)) * np.float32(tensor.scale)
+    return array.astype(_real_dtype(tensor))
+
+
+def stored_values(values: Array, tensor: Tensor) -> Array:
+    """Return float32 `values` in the type of `tensor`; NaN becomes the zero point."""
+    if not _is_quantized(tensor):
+        return values.astype(tensor.dtype, copy=False)
+    info = np.iinfo(tensor.dtype)
+    codes = values / np.float32(tensor.scale) + np.float32(tensor.zero_point - info.min)
+    rounded = np.copysign(np.floor(np.abs(codes.astype(np.float64)) + 0.5), codes)
+    known = np.where(np.isnan(rounded), tensor.zero_point - info.min, rounded)
+    return (np.clip(known, 0, info.max - info.min) + info.min).astype(tensor.dtype)
 
 
 def table(entries: Callable[..., Array]) -> Plan:

@@ -70,7 +70,35 @@ def code_range(activation: int, tensor: Tensor) -> tuple[int, int]:
 def quantized(real: float, tensor: Tensor) -> int:
     """Return zero point + round(real / scale), divided in float32 as the reference does; not clamped."""
     quotient = float(np.float32(real) / np.float32(tensor.scale))
-    return tensor.zero_point + math.floor(abs(quotient) + 0.5) * (1 if quotient >= 0 else -1)
+    steps = math.floor(min(abs(quotient), 2.0**31) + 0.5)  # infinite where the scale is next to nothing
+    return tensor.zero_point + (steps if quotient >= 0 else -steps)
+
+
+def all_codes(tensor: Tensor) -> Array:
+    """Return the 256 codes of an 8-bit tensor in the order of their bits, as tables are indexed."""
+    return np.arange(256, dtype=np.uint8).view(tensor.dtype)
+
+
+def code_values(tensor: Tensor) -> Array:
+    """Return the float32 value of each 8-bit code, by the bits of the code."""
+    centred = all_codes(tensor).astype(np.int32) - tensor.zero_point
+    result: Array = centred.astype(np.float32) * np.float32(tensor.scale)
+    return result
+
+
+def requantized_codes(tensor: Tensor, output: Tensor) -> Array | None:
+    """Return the output's nearest code for each code of `tensor`, by its bits; None where both mean the same.
+
+    Values are float32, their quotient float64, ties go up in unsigned arithmetic (signed codes plus 128).
+    """
+    if (tensor.scale, tensor.zero_point) == (output.scale, output.zero_point):
+        return None
+    lowest = type_range(output)[0]
+    quotients = code_values(tensor).astype(np.float64) / float(np.float32(output.scale))
+    clamped = np.clip(quotients + (output.zero_point - lowest), 0, 255)
+    whole = np.floor(clamped)
+    result: Array = (whole + (clamped - whole >= 0.5) + lowest).astype(output.dtype)
+    return result
 
 
 def require_quantization(tensor: Tensor, scale: float, zero_point: int) -> None:

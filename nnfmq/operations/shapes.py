@@ -9,7 +9,9 @@ those starting with C belong to one operation. All sums are Python ints, so noth
     W3 padding is not negative              B1 extents are equal or 1          B2 at most 4 dimensions
     W6 the padded image fits 32 bits as float32
     A1 axis in [-rank, rank)                R1 the rank is one the operation takes
-    R2 the size fits 32 bits
+    R2 the size fits 32 bits                R5 at most 32 dimensions, which every numpy takes
+
+An extent that comes with the data (how many boxes are left) is FROM_DATA in a rule's result.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from dataclasses import dataclass
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import PaddingScheme
 from nnfmq.operations.signature import Shape
+
+FROM_DATA = -1
+MOST_DIMENSIONS = 32
 
 
 def require(condition: bool, constraint: str, message: str) -> None:
@@ -106,6 +111,11 @@ def padded_shape(image: Shape, rows: Window, columns: Window) -> Shape:
 def broadcast(first: Shape, second: Shape, **_: object) -> Shape:
     """Return the right-aligned broadcast of two shapes of rank 4 or less; an extent of 0 goes with 1."""
     require(max(len(first), len(second)) <= 4, "B2", f"ranks {len(first)} and {len(second)}, at most 4 is allowed")
+    return broadcast_of_any_rank(first, second)
+
+
+def broadcast_of_any_rank(first: Shape, second: Shape, **_: object) -> Shape:
+    """Return the right-aligned broadcast of two shapes."""
     rank = max(len(first), len(second))
     pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
     return tuple(_common_extent(a, b) for a, b in pairs)
@@ -134,8 +144,16 @@ def normal_axis(axis: int, rank: int) -> int:
 
 
 def require_size(shape: Shape, element_bytes: int) -> None:
-    """Require that an array of `shape` fits 32 bits; the product is checked from left to right (R2)."""
-    total = element_bytes
-    for extent in shape:
+    """Require that an array of `shape` fits 32 bits; the product is checked from left to right (R2, R5)."""
+    require(
+        len(shape) <= MOST_DIMENSIONS,
+        "R5",
+        f"an output of {len(shape)} dimensions, at most {MOST_DIMENSIONS} are allowed",
+    )
+    total, extents = element_bytes, [extent for extent in shape if extent != FROM_DATA]
+    for extent in extents:
         total *= extent
         require(total < 1 << 32, "R2", f"an output of shape {shape} needs more than 2^32 bytes")
+    # numpy leaves zeros out where it looks for an overflow
+    countable = math.prod(filter(None, extents)) * element_bytes < 1 << 63
+    require(countable, "R2", f"an empty output of shape {shape} has extents that do not fit 64 bits")

@@ -1,9 +1,12 @@
-"""RESHAPE, SQUEEZE, PAD and CONCATENATION: operations that move elements.
+"""RESHAPE, SQUEEZE, EXPAND_DIMS, CONCATENATION and PACK: the same elements in another shape, and arrays joined.
+
+Reshaping returns a view. Joining computes only where an input of CONCATENATION has another scale or zero point than
+the output; then each of its codes goes through a table.
 
 RESHAPE        C1 the counts of elements agree   C2 at most one extent is -1, none is below
-SQUEEZE        C3 a removed extent is 1
-PAD            C4 paddings have shape (rank, 2) and are not negative
+SQUEEZE        C3 a removed extent is 1          C4 axes are a vector
 CONCATENATION  C5 all extents but the axis's agree
+PACK           C6 all shapes agree               C7 axis in [0, rank]
 """
 
 from __future__ import annotations
@@ -42,9 +45,11 @@ from nnfmq.operations.signature import (
 )
 
 
-def moved_types(plan: Plan, since: int) -> tuple[Variant, ...]:
-    """Return the variants of an operation that computes nothing: one plan for all types."""
-    levels = ((F32, since), (Q8, since), (F16, V1_2), (Q8S, V1_3))
+def moved_types(plan: Plan, since: int, int32: int | None = None) -> tuple[Variant, ...]:
+    """Return the variants of an operation that computes nothing: one plan for all types, INT32 from level `int32`."""
+    levels = [(F32, since), (Q8, since), (F16, max(since, V1_2)), (Q8S, max(since, V1_3))]
+    if int32 is not None:
+        levels.append((I32, int32))
     return tuple(Variant({"T": type}, level, plan) for type, level in levels)
 
 
@@ -68,42 +73,23 @@ def squeeze_shape(input: Shape, *, axes: Array | None = None) -> Shape:
     if axes is None or axes.size == 0:
         gone = {axis for axis, extent in enumerate(input) if extent == 1}
     else:
-        gone = {normal_axis(int(axis), len(input)) for axis in axes.ravel()}
+        require(axes.ndim == 1, "C4", f"axes have shape {axes.shape}, a vector is needed")
+        gone = {normal_axis(int(axis), len(input)) for axis in axes}
     for axis in gone:
         require(input[axis] == 1, "C3", f"extent {input[axis]} of axis {axis} cannot be removed")
     return tuple(extent for axis, extent in enumerate(input) if axis not in gone) or (1,)
+
+
+def expand_dims_shape(input: Shape, *, axis: int) -> Shape:
+    """Return the input's shape with an extent of 1 inserted before `axis` (counted in the output)."""
+    position = normal_axis(axis, len(input) + 1)
+    return (*input[:position], 1, *input[position:])
 
 
 def plan_reshape(input: Tensor, *, output: Tensor, **_: Any) -> Run:
     """Plan a view of the input in the output's shape."""
     shape = output.shape
     return lambda array: array.reshape(shape)
-
-
-def pad_shape(input: Shape, *, paddings: Array) -> Shape:
-    """Return the input's shape grown by the paddings."""
-    require_rank(input, range(1, 5), "input")
-    fits = paddings.shape == (len(input), 2) and int(paddings.min()) >= 0
-    require(fits, "C4", f"paddings {paddings.tolist()} for rank {len(input)}")
-    return tuple(extent + int(head) + int(tail) for extent, (head, tail) in zip(input, paddings, strict=True))
-
-
-def plan_pad(input: Tensor, *, output: Tensor, paddings: Array) -> Run:
-    """Plan padding with 0, which is the zero point in codes."""
-    pairs = zip(input.shape, paddings, strict=True)
-    inner = tuple(slice(int(head), int(head) + extent) for extent, (head, _) in pairs)
-
-    def run(array: Array) -> Array:
-        padded = np.full(output.shape, output.zero_point, output.dtype)
-        padded[inner] = array
-        return padded
-
-    return run
-
-
-def _pad_level(inputs: Mapping[str, Operand], output: Operand) -> int:
-    source = inputs["input"]
-    return V1_2 if source.type == Q8 and source.zero_point != 0 else V1_1
 
 
 def concatenation_shape(*inputs: Shape, axis: int) -> Shape:
@@ -147,6 +133,20 @@ def _requantized_codes(tensor: Tensor, output: Tensor) -> Array | None:
     return result
 
 
+def pack_shape(*inputs: Shape, axis: int) -> Shape:
+    """Return the inputs' shape with their number inserted before `axis`."""
+    first = inputs[0]
+    for other in inputs[1:]:
+        require(other == first, "C6", f"shapes {first} and {other} differ")
+    require(0 <= axis <= len(first), "C7", f"axis {axis} is outside [0, {len(first)}]")
+    return (*first[:axis], len(inputs), *first[axis:])
+
+
+def pack(*inputs: Array, axis: int) -> Array:
+    """Return the inputs side by side along a new axis."""
+    return np.stack(inputs, axis=axis)
+
+
 def _concatenation_level(inputs: Mapping[str, Operand], output: Operand) -> int:
     equal = all((o.scale, o.zero_point) == (output.scale, output.zero_point) for o in inputs.values() if o.type == Q8)
     return V1_0 if equal else V1_2
@@ -157,7 +157,7 @@ DECLARATIONS = (
         OperationType.RESHAPE,
         since=V1_0,
         forms=(form(data("input"), control("shape", I32)),),
-        variants=(*moved_types(plan_reshape, V1_0), Variant({"T": I32}, AIDL_V2, plan_reshape)),
+        variants=moved_types(plan_reshape, V1_0, int32=AIDL_V2),
         shape=reshape_shape,
         same_quantization=True,
     ),
@@ -170,13 +170,12 @@ DECLARATIONS = (
         same_quantization=True,
     ),
     Declaration(
-        OperationType.PAD,
-        since=V1_1,
-        forms=(form(data("input"), control("paddings", I32), level=V1_1),),
-        variants=moved_types(plan_pad, V1_1),
-        shape=pad_shape,
+        OperationType.EXPAND_DIMS,
+        since=V1_2,
+        forms=(form(data("input"), control("axis"), level=V1_2),),
+        variants=moved_types(plan_reshape, V1_2, int32=V1_2),
+        shape=expand_dims_shape,
         same_quantization=True,
-        level=_pad_level,
     ),
     Declaration(
         OperationType.CONCATENATION,
@@ -191,5 +190,13 @@ DECLARATIONS = (
         shape=concatenation_shape,
         zero_sized=True,
         level=_concatenation_level,
+    ),
+    Declaration(
+        OperationType.PACK,
+        since=AIDL_V2,
+        forms=(form(control("axis"), data("inputs", repeated=True), level=AIDL_V2),),
+        variants=moved_types(direct(pack), AIDL_V2, int32=AIDL_V2),
+        shape=pack_shape,
+        same_quantization=True,
     ),
 )

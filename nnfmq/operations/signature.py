@@ -4,11 +4,12 @@ A `Declaration` says under which *forms* (alternative parameter lists) an operat
 combinations of types (*variants*, each with the feature level that brought it), what shape comes out and how
 each variant is computed. Parameters have a role that decides when their value is needed:
 
-    DATA     an array that the kernel gets at each execution; its payload never decides addresses
+    DATA     an array that the kernel gets at each execution; if its payload decides addresses (boxes, batch
+             indices), the kernel works on a private copy and checks that
     WEIGHT   an array that is packed before the execution: once, where it is constant
     CONTROL  index, axis, size, padding, code: copied privately, checked, and then used (as a Python value or array)
 
-A parameter's type is a fixed OperandType or the name of a *column* ("T") that each variant fills in. Declarations
+A parameter's type is a fixed OperandType, the name of a *column* ("T") that each variant fills in, or ANY. Declarations
 hold no arithmetic: shape rules are in `shapes`, kernels in the family files, policies in `policies`.
 Types, arities and levels are those of the HAL's operation table (HAL 1.0-1.3, AIDL v1-v4).
 """
@@ -28,6 +29,7 @@ from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, Operat
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
+Column: TypeAlias = str | OperandType | None  # a column of the variants, a fixed type, or ANY
 Run: TypeAlias = Callable[..., Any]  # DATA arrays in order (None where omitted) -> the output array, or a tuple of them
 Plan: TypeAlias = Callable[..., Run]  # Tensors of DATA and WEIGHT in order, output=, controls by name -> Run
 
@@ -40,6 +42,7 @@ Q8, Q8S, PC = (
     OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
 )
 S8, B8 = OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_BOOL8
+Q16S = OperandType.TENSOR_QUANT16_SYMM
 FLOAT32, FLOAT16, INT32, BOOL = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32, OperandType.BOOL
 
 NUMPY_TYPES: Mapping[OperandType, np.dtype[Any]] = {
@@ -60,6 +63,8 @@ NUMPY_TYPES: Mapping[OperandType, np.dtype[Any]] = {
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: np.dtype("i1"),
 }
 
+ANY = None  # IF and WHILE hand on operands of every type
+
 
 class Role(Enum):
     """When a parameter's value is needed, and how it is protected."""
@@ -74,28 +79,31 @@ class Parameter:
     """One argument of a form. `repeated` stands for one or more arguments; `optional` may be given as NO_VALUE."""
 
     name: str
-    type: str | OperandType
+    type: Column
     role: Role = Role.DATA
     optional: bool = False
     repeated: bool = False
 
     def accepts(self, operand: Operand, types: Mapping[str, OperandType]) -> bool:
         """Return True if `operand` has the type that `types` gives this parameter."""
-        wanted = types[self.type] if isinstance(self.type, str) else self.type
-        return operand.type == wanted
+        return _has_type(operand, self.type, types)
 
 
-def data(name: str, type: str | OperandType = "T", *, optional: bool = False, repeated: bool = False) -> Parameter:
+def _has_type(operand: Operand, column: Column, types: Mapping[str, OperandType]) -> bool:
+    return column is ANY or operand.type == (types[column] if isinstance(column, str) else column)
+
+
+def data(name: str, type: Column = "T", *, optional: bool = False, repeated: bool = False) -> Parameter:
     """Declare an array that the kernel reads at each execution."""
     return Parameter(name, type, Role.DATA, optional, repeated)
 
 
-def weight(name: str, type: str | OperandType = "T", *, optional: bool = False) -> Parameter:
+def weight(name: str, type: Column = "T", *, optional: bool = False) -> Parameter:
     """Declare an array that is packed before the execution."""
     return Parameter(name, type, Role.WEIGHT, optional)
 
 
-def control(name: str, type: str | OperandType = INT32, *, optional: bool = False) -> Parameter:
+def control(name: str, type: Column = INT32, *, optional: bool = False) -> Parameter:
     """Declare a value that decides shapes, addresses or control flow."""
     return Parameter(name, type, Role.CONTROL, optional)
 
@@ -162,8 +170,13 @@ class Declaration:
     `shape(*shapes, **controls)` takes DATA and WEIGHT shapes in order (None where omitted) and returns the output's
     shape (a tuple of shapes where there are several outputs); it and the plans raise GeneralFailure with the
     constraint's number. `images` are the parameters that change between NHWC and NCHW where the control `nchw` is
-    set: shape rules and kernels only ever see NHWC. `level(operands by name)` gives the level that values need.
+    set (a control among them is a shape): shape rules and kernels only ever see NHWC. `image_outputs`: the outputs
+    change with them. `level(operands by name)` gives the level that values need.
     `same_quantization`: every quantized DATA parameter and output has the scale and zero point of the first.
+
+    `output_counts`: accepted output counts → feature level, where some of `outputs` may be left out at the end;
+    `repeated_outputs`: the last of them stands for one or more. With either, shape rules get the control
+    `output_count`, and they, the plans' `output` and the Runs have tuples whatever the count is.
     """
 
     code: OperationType
@@ -171,8 +184,11 @@ class Declaration:
     forms: tuple[Form, ...]
     variants: tuple[Variant, ...]
     shape: Callable[..., Any]
-    outputs: tuple[str | OperandType, ...] = ("T",)
+    outputs: tuple[Column, ...] = ("T",)
+    output_counts: Mapping[int, int] = field(default_factory=dict)
+    repeated_outputs: bool = False
     images: tuple[str, ...] = ()
+    image_outputs: bool = True
     zero_sized: bool = False
     same_quantization: bool = False
     level: Callable[[Mapping[str, Operand], Operand], int] = field(default=lambda inputs, output: V1_0)
@@ -181,6 +197,19 @@ class Declaration:
     def name(self) -> str:
         """The HAL's name of the operation."""
         return self.code.name
+
+    @property
+    def is_variadic(self) -> bool:
+        """Whether the number of outputs differs from use to use."""
+        return self.repeated_outputs or bool(self.output_counts)
+
+    def expand_outputs(self, count: int) -> tuple[tuple[Column, ...], int] | None:
+        """Return a type for each of `count` outputs, and the level of that count; None if not accepted."""
+        if self.repeated_outputs:
+            missing = count - len(self.outputs)
+            return (self.outputs + self.outputs[-1:] * missing, self.since) if missing >= 0 else None
+        counts = self.output_counts or {len(self.outputs): self.since}
+        return (self.outputs[:count], counts[count]) if count in counts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +228,9 @@ def match(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence
     Raises InvalidArgument with the number of the rule: S1 argument count, S2 argument types, S3 output count,
     S4 output types, S5 an omitted argument that is not optional.
     """
-    if len(outputs) != len(declaration.outputs):
-        raise InvalidArgument(f"S3: {len(outputs)} outputs given, {len(declaration.outputs)} allowed")
+    if declaration.expand_outputs(len(outputs)) is None:
+        allowed = sorted(declaration.output_counts) or len(declaration.outputs)
+        raise InvalidArgument(f"S3: {len(outputs)} outputs given, {allowed} allowed")
     for parameters, level, variant in _candidates(declaration, len(inputs)):
         if _inputs_fit(parameters, inputs, variant) and _outputs_fit(declaration, outputs, variant):
             _check_omitted(parameters, inputs)
@@ -218,8 +248,8 @@ def _inputs_fit(parameters: Sequence[Parameter], inputs: Sequence[Operand], vari
 
 
 def _outputs_fit(declaration: Declaration, outputs: Sequence[Operand], variant: Variant) -> bool:
-    wanted = (variant.types[t] if isinstance(t, str) else t for t in declaration.outputs)
-    return all(operand.type == t for operand, t in zip(outputs, wanted, strict=True))
+    columns, _ = declaration.expand_outputs(len(outputs)) or ((), V1_0)
+    return all(_has_type(operand, column, variant.types) for operand, column in zip(outputs, columns, strict=True))
 
 
 def _check_omitted(parameters: Sequence[Parameter], inputs: Sequence[Operand]) -> None:
@@ -237,7 +267,8 @@ def _matched(
     outputs: Sequence[Operand],
 ) -> Match:
     named = {p.name: operand for p, operand in zip(parameters, inputs, strict=True)}
-    level = max(declaration.since, level, variant.level, declaration.level(named, outputs[0]))
+    _, output_level = declaration.expand_outputs(len(outputs)) or ((), V1_0)
+    level = max(declaration.since, level, variant.level, output_level, declaration.level(named, outputs[0]))
     if any(not o.dimensions and not is_scalar(o.type) and o.lifetime != LifeTime.NO_VALUE for o in (*inputs, *outputs)):
         level = max(level, V1_2)  # a tensor of unknown rank
     return Match(declaration, parameters, variant, level)
@@ -258,4 +289,4 @@ def _mismatch(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequ
 def _describe(parameters: Sequence[Parameter], level: int, variant: Variant) -> str:
     del level
     types = (variant.types[p.type] if isinstance(p.type, str) else p.type for p in parameters)
-    return ", ".join(t.name for t in types)
+    return ", ".join("any" if t is ANY else t.name for t in types)

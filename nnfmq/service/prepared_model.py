@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnfmq.engines.execution import Execution
+from nnfmq.engines.execution import NO_LIMITS, Execution, Limits, limits_of
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
-from nnfmq.hal.tensor_info import dtype_name
 from nnfmq.hal.types import (
     NO_TIMING,
     DataLocation,
@@ -33,6 +32,7 @@ from nnfmq.hal.types import (
     Timing,
     operand_bytes,
 )
+from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.accounts import Charge
 from nnfmq.service.faults import FAULTS
 from nnfmq.validation import validate_request
@@ -75,7 +75,7 @@ def _dimensions(operand: Operand, argument: RequestArgument) -> tuple[int, ...]:
 def _input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Pool]) -> Array | None:
     if argument.has_no_value:
         return None
-    array = np.frombuffer(_bytes_at(pools, argument.location), dtype_name(operand.type))
+    array = np.frombuffer(_bytes_at(pools, argument.location), NUMPY_TYPES[operand.type])
     return array.reshape(_dimensions(operand, argument))
 
 
@@ -89,7 +89,7 @@ def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pool
     dimensions = _dimensions(operand, argument)
     if operand_bytes(operand, dimensions) != len(data) or not dimensions:
         return data
-    return np.frombuffer(data, dtype_name(operand.type)).reshape(dimensions)
+    return np.frombuffer(data, NUMPY_TYPES[operand.type]).reshape(dimensions)
 
 
 class BoundExecution:
@@ -101,7 +101,7 @@ class BoundExecution:
         self._execution = execution
         self._result = ExecutionResult(ErrorStatus.NONE)
 
-    def run(self, measure: MeasureTiming, begin_ns: int, deadline_ns: int | None = None) -> ExecutionResult:
+    def run(self, measure: MeasureTiming, begin_ns: int, limits: Limits = NO_LIMITS) -> ExecutionResult:
         """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError.
 
         The caller has silenced NumPy's warnings, which costs more than a small model; for the same reason the result of
@@ -109,7 +109,7 @@ class BoundExecution:
         """
         engine_begin = monotonic_ns()
         try:
-            shapes = self._execution.run(deadline_ns)
+            shapes = self._execution.run(limits)
         except NnfmqError as error:
             return result_of_error(error)
         except FAULTS as error:
@@ -150,6 +150,7 @@ class PreparedModel:
         measure: MeasureTiming = MeasureTiming.NO,
         deadline_ns: int | None = None,
         begin_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """Execute `request` and return when it is done (executeSynchronously). Never raises NnfmqError.
 
@@ -157,8 +158,9 @@ class PreparedModel:
         """
         begin_ns = monotonic_ns() if begin_ns is None else begin_ns
         try:
+            limits = limits_of(deadline_ns, loop_timeout_ns=loop_timeout_ns)
             bound = self.bind(request)
         except NnfmqError as error:
             return result_of_error(error)
         with np.errstate(all="ignore"):
-            return bound.run(measure, begin_ns, deadline_ns)
+            return bound.run(measure, begin_ns, limits)

@@ -433,9 +433,9 @@ class Session:
             prepared = self._find_model(message.model_id)
             inputs, outputs = map(control.arguments_from_data, (message.inputs, message.outputs))
             request = Request(inputs, outputs, tuple(pools))
-            deadline_of(message.loop_timeout_ns)  # judged as all times are; no operation has a loop yet
+            loop_timeout_ns = deadline_of(message.loop_timeout_ns)  # -1 stands for none, as it does in a deadline
             deadline_ns = deadline_of(message.deadline_ns)
-            return prepared.execute_synchronously(request, message.measure, deadline_ns, seen_ns)
+            return prepared.execute_synchronously(request, message.measure, deadline_ns, seen_ns, loop_timeout_ns)
 
 
 def _settle(question: Future[list[Memory]], answer: list[Memory] | NnfmqError) -> bool:

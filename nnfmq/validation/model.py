@@ -2,9 +2,10 @@
 
 Rules carry the ids of the requirements: N-MOD-* are the HAL test suite's families, N-VAL-* those beyond it; ids
 S1-S5 come from `operations.signature`. Sums and products are Python ints compared with 32- and 64-bit limits, so no
-claim of a hostile model overflows or allocates. An operation that `operations` does not declare yet is checked
-for structure only; `engines.interpreter.supported` says that it cannot run. Answer: the least feature level
-(1 = HAL 1.0 ... 8 = AIDL v4) whose interface allows the model.
+claim of a hostile model overflows or allocates. OEM_OPERATION is checked for structure only;
+`engines.interpreter.supported` says that it cannot run. What IF and WHILE hand to subgraphs is checked last
+(`validation.control_flow`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface allows the
+model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from nnfmq.hal.types import (
     is_scalar,
 )
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import AIDL_V2, AIDL_V3, V1_0, V1_1, V1_2, V1_3, match
+from nnfmq.operations.signature import V1_0, V1_1, V1_2, V1_3, match
+from nnfmq.validation.control_flow import require_counts, validate_boundaries
 
 __all__ = ["operand_size", "validate_model"]
 
@@ -40,13 +42,18 @@ _ZERO_POINTS: Mapping[OperandType, tuple[int, int]] = {
 _SCALED = (*_ZERO_POINTS, OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_QUANT16_SYMM)
 
 
-def validate_model(model: Model) -> int:
-    """Return the feature level that `model` needs. Raises InvalidArgument with the rule and the operand's number."""
+def validate_model(model: Model, *, allow_unspecified_boundaries: bool = False) -> int:
+    """Return the feature level that `model` needs. Raises InvalidArgument with the rule and the operand's number.
+
+    `allow_unspecified_boundaries` lets operands of unknown size go into and out of the subgraphs of IF and WHILE. No
+    HAL allows that; a framework may, where it executes the model itself.
+    """
     level = _validate_pools(model)
     for number, subgraph in enumerate((model.main, *model.referenced)):
         where = "" if number == 0 else f"referenced subgraph {number - 1}, "
         level = max(level, _validate_subgraph(model, subgraph, where))
     _require_no_cycle(model)
+    validate_boundaries(model, allow_unspecified_boundaries)
     return max(level, V1_3 if model.referenced else V1_0, V1_1 if model.relax_computation_float32_to_float16 else V1_0)
 
 
@@ -257,30 +264,16 @@ def _validate_order(subgraph: Subgraph, where: str) -> None:
 
 def _validate_operation(subgraph: Subgraph, operation: Operation, where: str) -> int:
     _require(isinstance(operation.type, OperationType), "N-MOD-11", f"{where}: code {operation.type}")
+    require_counts(operation, f"{where} ({operation.type.name})")
     declaration = REGISTRY.get(operation.type)
     if declaration is None:
-        return _base_level(operation.type)
+        return V1_0  # OEM_OPERATION: what it means is its vendor's
     operands = subgraph.operands
     try:
         found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])
     except InvalidArgument as error:
         raise InvalidArgument(f"{where} ({operation.type.name}) {error}") from error
     return found.level
-
-
-_BASE_LEVELS = (  # (last code, level)
-    (OperationType.TANH, V1_0),
-    (OperationType.TRANSPOSE, V1_1),
-    (OperationType.RESIZE_NEAREST_NEIGHBOR, V1_2),
-    (OperationType.RANK, V1_3),
-    (OperationType.PACK, AIDL_V2),
-    (OperationType.REVERSE, AIDL_V3),
-    (OperationType.OEM_OPERATION, V1_0),
-)
-
-
-def _base_level(code: OperationType) -> int:
-    return next(level for last, level in _BASE_LEVELS if code <= last)
 
 
 def _require_no_cycle(model: Model) -> None:

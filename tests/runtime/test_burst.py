@@ -203,7 +203,7 @@ class Failing:
     def bind(self, _inputs: Sequence[Any], _outputs: Sequence[Any]) -> Any:
         return self
 
-    def run(self, _deadline_ns: int | None) -> Any:
+    def run(self, _limits: Any) -> Any:
         raise self._make()
 
 

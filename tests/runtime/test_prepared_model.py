@@ -78,7 +78,7 @@ def test_an_invalid_model_is_refused_with_the_driver_s_words(device: Device) -> 
 
 
 def test_a_model_that_the_device_cannot_run_fails_with_the_operation_s_name(device: Device) -> None:
-    with pytest.raises(GeneralFailure, match="LOCAL_RESPONSE_NORMALIZATION"):
+    with pytest.raises(GeneralFailure, match="OEM_OPERATION"):
         device.prepare(models.unsupported_model())
 
 

@@ -14,9 +14,20 @@ import numpy as np
 import pytest
 from support import models
 from support.executors import LIMIT_S, Held, floats, prepared
+from support.small_models import one_operation
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, OutputInsufficientSize
-from nnfmq.hal.types import NO_TIMING, DataLocation, MeasureTiming, OutputShape, Request, RequestArgument
+from nnfmq.hal.types import (
+    NO_TIMING,
+    DataLocation,
+    MeasureTiming,
+    Operand,
+    OperandType,
+    OperationType,
+    OutputShape,
+    Request,
+    RequestArgument,
+)
 from nnfmq.memory import Memory
 from nnfmq.service.prepared_model import PreparedModel
 
@@ -46,7 +57,7 @@ class Raising:
     def bind(self, _inputs: Sequence[Any], _outputs: Sequence[Any]) -> Any:
         return self
 
-    def run(self, _deadline_ns: int | None) -> Any:
+    def run(self, _limits: Any) -> Any:
         raise self._error(*self._given)
 
 
@@ -139,6 +150,16 @@ def test_an_extent_that_the_request_leaves_open_is_the_model_s(
     result = prepared(ADD).execute_synchronously(Request(inputs, outputs, pools))
     assert result.status is ErrorStatus.NONE, result.message
     assert floats(pools[1]) == SUM
+
+
+def test_truth_values_are_bytes_of_which_any_but_zero_is_true(resources: ExitStack) -> None:
+    truths = Operand(OperandType.TENSOR_BOOL8, (4,))
+    negation = one_operation(OperationType.LOGICAL_NOT, [truths], truths)
+    source, sink = (resources.enter_context(Memory.create(size)) for size in models.pool_bytes(negation))
+    source.view[:4] = bytes([0, 1, 2, 255])
+    result = prepared(negation).execute_synchronously(models.request_for(negation, (source, sink)))
+    assert (result.status, result.message) == (ErrorStatus.NONE, "")
+    assert bytes(sink.view[:4]) == bytes([1, 0, 0, 0])
 
 
 def test_SHP_an_insufficient_output_says_its_shape(request_: Request) -> None:

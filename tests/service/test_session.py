@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import bursts, models
+from support import bursts, control_flow_models, models
 from support.bursts import BurstClient
 from support.drivers import thread_state
 from support.executors import LIMIT_S, Held, floats, until
@@ -324,7 +324,7 @@ def test_PREP_2_a_model_that_cannot_be_compiled_is_answered_first_and_fails_thro
     ready = client.hear(control.PreparedModelReady)
     assert ready.status is ErrorStatus.GENERAL_FAILURE
     assert ready.model_id == 0
-    assert "LOCAL_RESPONSE_NORMALIZATION" in ready.message
+    assert "OEM_OPERATION" in ready.message
     assert_alive(client)
 
 
@@ -556,6 +556,34 @@ def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: Speake
     )
     assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     assert time.monotonic() - begin < 2
+
+
+def test_N_QOS_6_a_loop_that_never_ends_is_ended_by_the_timeout_of_the_request(
+    client: Speaker, resources: ExitStack
+) -> None:
+    loop = control_flow_models.counting()
+    memories = tuple(resources.enter_context(Memory.create(size)) for size in models.pool_bytes(loop))
+    model_id = prepare(client, loop)
+    request = models.request_for(loop, memories)
+    rounds = request.inputs[1].location
+    memories[rounds.pool_index].view[rounds.offset : rounds.offset + 4] = (2**31 - 1).to_bytes(4, "little")
+    begin = time.monotonic()
+    answer = execute(
+        client,
+        model_id,
+        memories,
+        inputs=control.arguments_to_data(request.inputs),
+        outputs=control.arguments_to_data(request.outputs),
+        loop_timeout_ns=1_000_000,
+    )
+    assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    assert time.monotonic() - begin < 2
+
+
+def test_CF_5_a_loop_timeout_above_the_maximum_is_refused(client: Speaker, pools: tuple[Memory, Memory]) -> None:
+    answer = execute(client, prepare(client), pools, loop_timeout_ns=15_000_000_001)
+    assert answer.status is INVALID
+    assert "15000000001" in answer.message
 
 
 @pytest.mark.parametrize("changes", [{"deadline_ns": -2}, {"loop_timeout_ns": -2}], ids=["deadline", "loop timeout"])

@@ -341,10 +341,10 @@ def test_VAL_2_the_level_is_the_highest_that_anything_needs(model: Model, level:
     assert validate_model(model) == level
 
 
-def test_VAL_2_an_operation_without_a_declaration_is_checked_for_structure_only() -> None:
-    model = with_operation(two_adds(), 0, type=OperationType.MIRROR_PAD)
+def test_VAL_2_an_oem_operation_is_checked_for_structure_only() -> None:
+    model = with_operation(two_adds(), 0, type=OperationType.OEM_OPERATION)
 
-    assert validate_model(model) == 7
+    assert validate_model(model) == 1
 
 
 def test_messages_name_the_operation_and_what_was_given() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines import interpreter
+from nnfmq.engines.execution import Limits
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import Model, OutputShape
 from nnfmq.memory import Memory
@@ -35,10 +36,10 @@ class Held:
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         execution = self._program.bind(inputs, outputs)
 
-        def run(deadline_ns: int | None = None) -> Sequence[OutputShape]:
+        def run(limits: Limits) -> Sequence[OutputShape]:
             self.begun.set()
             assert self.go.wait(LIMIT_S)
-            return execution.run(deadline_ns)
+            return execution.run(limits)
 
         return SimpleNamespace(run=run)
 

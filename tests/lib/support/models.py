@@ -145,12 +145,10 @@ def slow_model(operations: int = 400, side: int = 128, channels: int = 32) -> Mo
 
 
 def unsupported_model() -> Model:
-    """A valid model that no engine here can run: one LOCAL_RESPONSE_NORMALIZATION."""
+    """A valid model that no engine here can run: one OEM_OPERATION."""
     builder = _Builder()
     given, answer = builder.input((1, 2, 2, 1)), builder.output((1, 2, 2, 1))
-    radius = builder.scalar(1)
-    bias, alpha, beta = (builder.float_scalar(value) for value in (1.0, 1.0, 0.5))
-    builder.operation(OperationType.LOCAL_RESPONSE_NORMALIZATION, [given, radius, bias, alpha, beta], [answer])
+    builder.operation(OperationType.OEM_OPERATION, [given], [answer])
     return builder.model()
 
 

@@ -179,8 +179,12 @@ def is_coupled(line: dict[str, Any]) -> bool:
 
 def signed(line: dict[str, Any]) -> dict[str, Any]:
     """Return the line with int8 in place of uint8: 128 is taken from zero points and values."""
-    main = {**line["main"], "operands": [_signed_operand(operand) for operand in line["main"]["operands"]]}
-    return {**line, "main": main}
+    main, *referenced = map(_signed_subgraph, (line["main"], *line["referenced"]))
+    return {**line, "main": main, "referenced": referenced}
+
+
+def _signed_subgraph(graph: dict[str, Any]) -> dict[str, Any]:
+    return {**graph, "operands": [_signed_operand(operand) for operand in graph["operands"]]}
 
 
 def _signed_operand(operand: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""EQUAL, GREATER, GREATER_EQUAL, LESS, LESS_EQUAL, NOT_EQUAL, LOGICAL_AND, LOGICAL_OR and LOGICAL_NOT.
+
+Operands are broadcast, of any rank; the result is TENSOR_BOOL8, 0 or 1. Codes are compared as the float32 values that
+they stand for, which may have different scales. Any byte but 0 of a TENSOR_BOOL8 is true.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.policies import direct
+from nnfmq.operations.quantization import code_values
+from nnfmq.operations.shapes import broadcast_of_any_rank, same
+from nnfmq.operations.signature import (
+    B8,
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Run,
+    Tensor,
+    Variant,
+    data,
+    form,
+)
+
+
+def compare(ufunc: np.ufunc, first: Array, second: Array) -> Array:
+    """Return `ufunc`'s truth values as bytes."""
+    result: Array = ufunc(first, second).view(np.uint8)
+    return result
+
+
+def compare_truth(ufunc: np.ufunc, first: Array, second: Array) -> Array:
+    """Return the comparison of two arrays of truth values."""
+    return compare(ufunc, first != 0, second != 0)
+
+
+def plan_quantized_comparison(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
+    """Plan the comparison of the values of codes, from a table for each operand."""
+    values, others = code_values(first), code_values(second)
+    return lambda a, b: compare(ufunc, values.take(a.view(np.uint8)), others.take(b.view(np.uint8)))
+
+
+def logical_not(input: Array) -> Array:
+    """Return 1 where the input is 0, else 0."""
+    result: Array = np.logical_not(input).view(np.uint8)
+    return result
+
+
+def _comparison(code: OperationType, ufunc: np.ufunc) -> Declaration:
+    in_own_type = direct(partial(compare, ufunc))
+    of_codes = partial(plan_quantized_comparison, ufunc)
+    return Declaration(
+        code,
+        since=V1_2,
+        forms=(form(data("first"), data("second"), level=V1_2),),
+        variants=(
+            Variant({"T": F32}, V1_2, in_own_type),
+            Variant({"T": F16}, V1_2, in_own_type),
+            Variant({"T": I32}, V1_2, in_own_type),
+            Variant({"T": B8}, V1_2, direct(partial(compare_truth, ufunc))),
+            Variant({"T": Q8}, V1_2, of_codes),
+            Variant({"T": Q8S}, V1_3, of_codes),
+        ),
+        shape=broadcast_of_any_rank,
+        outputs=(B8,),
+    )
+
+
+def _logical(code: OperationType, ufunc: np.ufunc) -> Declaration:
+    return Declaration(
+        code,
+        since=V1_2,
+        forms=(form(data("first", B8), data("second", B8), level=V1_2),),
+        variants=(Variant({}, V1_2, direct(partial(compare, ufunc))),),
+        shape=broadcast_of_any_rank,
+        outputs=(B8,),
+    )
+
+
+DECLARATIONS = (
+    _comparison(OperationType.EQUAL, np.equal),
+    _comparison(OperationType.GREATER, np.greater),
+    _comparison(OperationType.GREATER_EQUAL, np.greater_equal),
+    _comparison(OperationType.LESS, np.less),
+    _comparison(OperationType.LESS_EQUAL, np.less_equal),
+    _comparison(OperationType.NOT_EQUAL, np.not_equal),
+    _logical(OperationType.LOGICAL_AND, np.logical_and),
+    _logical(OperationType.LOGICAL_OR, np.logical_or),
+    Declaration(
+        OperationType.LOGICAL_NOT,
+        since=V1_2,
+        forms=(form(data("input", B8), level=V1_2),),
+        variants=(Variant({}, V1_2, direct(logical_not)),),
+        shape=same,
+        outputs=(B8,),
+    ),
+)

@@ -1,0 +1,96 @@
+"""FILL and RANK: results that are known once controls and shapes are; nothing is computed at an execution.
+
+C1 dimensions are a vector of one or more extents, none negative
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    B8,
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    I32,
+    INT32,
+    PC,
+    Q8,
+    Q8S,
+    S8,
+    V1_3,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+
+def fill_shape(*, dimensions: Array, value: float) -> Shape:
+    """Return `dimensions`."""
+    extents = tuple(int(extent) for extent in dimensions.ravel())
+    is_vector = dimensions.ndim == 1 and len(extents) > 0
+    require(is_vector and min(extents) >= 0, "C1", f"dimensions {dimensions.tolist()}")
+    return extents
+
+
+def plan_fill(*, output: Tensor, dimensions: Array, value: float) -> Run:
+    """Plan an array made anew at each execution: a prepared model keeps no memory for it."""
+    return partial(np.full, output.shape, value, output.dtype)
+
+
+def rank_shape(input: Shape) -> Shape:
+    """Return the shape of a scalar."""
+    return ()
+
+
+def plan_rank(input: Tensor, *, output: Tensor) -> Run:
+    """Plan the number of the input's dimensions."""
+    rank = np.array(len(input.shape), np.int32)
+    return lambda array: rank
+
+
+_TENSORS = (
+    F32,
+    F16,
+    I32,
+    B8,
+    Q8,
+    Q8S,
+    S8,
+    PC,
+    OperandType.TENSOR_QUANT16_ASYMM,
+    OperandType.TENSOR_QUANT16_SYMM,
+)
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.FILL,
+        since=V1_3,
+        forms=(form(control("dimensions", I32), control("value", "S"), level=V1_3),),
+        variants=(
+            Variant({"S": FLOAT32, "T": F32}, V1_3, plan_fill),
+            Variant({"S": FLOAT16, "T": F16}, V1_3, plan_fill),
+            Variant({"S": INT32, "T": I32}, V1_3, plan_fill),
+        ),
+        shape=fill_shape,
+    ),
+    Declaration(
+        OperationType.RANK,
+        since=V1_3,
+        forms=(form(data("input"), level=V1_3),),
+        variants=tuple(Variant({"T": type}, V1_3, plan_rank) for type in _TENSORS),
+        shape=rank_shape,
+        outputs=(INT32,),
+    ),
+)

@@ -1,0 +1,116 @@
+"""HEATMAP_MAX_KEYPOINT: where in each box each heatmap is highest, to a fraction of a cell.
+
+The maximum is refined by a quadratic Taylor polynomial around it, from the 3 x 3 cells (mirrored at the borders).
+All is computed in float32. What X1 and X2 say is in `boxes`.
+
+    C1 heatmaps (boxes, size, size, keypoints) are square, of size 2 or more     C2 boxes have shape (boxes, 4)
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.boxes import BOXES, plan_boxes, require_ordered
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    BOOL,
+    F16,
+    F32,
+    Q8,
+    Q8S,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Shape,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+_REACH = np.float32(1.5)
+
+
+def keypoints_shape(heatmap: Shape, boxes: Shape) -> tuple[Shape, Shape]:
+    """Return the shapes of scores and of keypoints (x, y)."""
+    square = len(heatmap) == 4 and heatmap[1] == heatmap[2] >= 2
+    require(square, "C1", f"heatmap {heatmap} needs rank 4 and is square, of 2 cells or more")
+    require(boxes == (heatmap[0], 4), "C2", f"boxes have shape {boxes}, needed is ({heatmap[0]}, 4)")
+    return (heatmap[0], heatmap[3]), (heatmap[0], heatmap[3], 2)
+
+
+def max_keypoints(heatmap: Array, boxes: Array, *, tolerance: float) -> tuple[Array, Array]:
+    """Return scores (boxes, keypoints) and keypoints (boxes, keypoints, (x, y)) in the image of the boxes."""
+    require_ordered(boxes)
+    count, size, _, keypoints = heatmap.shape
+    highest = np.argmax(heatmap.reshape(count, size * size, keypoints), axis=1)
+    row, column = np.divmod(highest, size)
+    shift, score = refined(_neighbourhood(heatmap, row, column), np.float32(tolerance))
+    place = np.stack([column, row], axis=-1).astype(np.float32) + shift + np.float32(0.5)
+    low, high = boxes[:, None, :2], boxes[:, None, 2:]
+    return score, place / np.float32(size) * (high - low) + low
+
+
+def _neighbourhood(heatmap: Array, row: Array, column: Array) -> Array:
+    """Return the 3 x 3 cells around (row, column) of each box and keypoint, (3, 3, boxes, keypoints)."""
+    count, size, _, keypoints = heatmap.shape
+    around = np.arange(-1, 2)[:, None, None]
+    rows, columns = (_mirrored(place + around, size) for place in (row, column))
+    box, keypoint = np.ogrid[:count, :keypoints]
+    cells: Array = heatmap[box, rows[:, None], columns[None], keypoint]
+    return cells
+
+
+def _mirrored(places: Array, size: int) -> Array:
+    inside = np.where(places < 0, 1, places)
+    return np.where(inside >= size, size - 2, inside)
+
+
+def refined(grid: Array, tolerance: np.float32) -> tuple[Array, Array]:
+    """Return the shift (..., (x, y)) from the middle of `grid` to the polynomial's extremum, and the value there.
+
+    Where the Hessian is nearly singular there is no shift; a shift is cut to 1.5 cells.
+    """
+    two, middle = np.float32(2), grid[1, 1]
+    b = -np.stack([grid[1, 2] - grid[1, 0], grid[2, 1] - grid[0, 1]]) / two
+    a_xx = grid[1, 0] - two * middle + grid[1, 2]
+    a_yy = grid[0, 1] - two * middle + grid[2, 1]
+    a_xy = (grid[2, 2] - grid[2, 0] - grid[0, 2] + grid[0, 0]) / np.float32(4)
+    determinant = a_xx * a_yy - a_xy * a_xy
+    singular = np.abs(determinant) < tolerance + tolerance * (a_xx * a_yy)
+    solved = np.stack([a_yy * b[0] - a_xy * b[1], a_xx * b[1] - a_xy * b[0]]) / determinant
+    x, y = _cut(np.where(singular, np.float32(0), solved))
+    quadratic = (a_xx * x + a_xy * y) * x + (a_xy * x + a_yy * y) * y
+    value = middle - b[0] * x - b[1] * y + quadratic / two
+    return np.stack([x, y], axis=-1), np.where(singular, middle, value)
+
+
+def _cut(shift: Array) -> Array:
+    longest = np.abs(shift).max(axis=0)
+    return np.where(longest > _REACH, shift * (_REACH / longest), shift)
+
+
+_plan = plan_boxes(partial(max_keypoints, tolerance=1e-5), boxes=(1,), box_outputs=(1,))
+_plan_half = plan_boxes(partial(max_keypoints, tolerance=1e-3), boxes=(1,), box_outputs=(1,))
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.HEATMAP_MAX_KEYPOINT,
+        since=V1_2,
+        forms=(form(data("heatmap"), data("boxes", "X"), control("nchw", BOOL), level=V1_2),),
+        variants=(
+            Variant({"T": F32, "X": F32}, V1_2, _plan),
+            Variant({"T": F16, "X": F16}, V1_2, _plan_half),
+            Variant({"T": Q8, "X": BOXES}, V1_2, _plan),
+            Variant({"T": Q8S, "X": BOXES}, V1_3, _plan),
+        ),
+        shape=keypoints_shape,
+        outputs=("T", "X"),
+        images=("heatmap",),
+        image_outputs=False,
+    ),
+)

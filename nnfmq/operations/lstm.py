@@ -1,0 +1,220 @@
+"""LSTM and its sequence forms: LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM, BIDIRECTIONAL_SEQUENCE_LSTM.
+
+`lstm_cell` has the cell, its constraints (C1-C11) and its arithmetic, `sequences` what a sequence adds (C12); here are
+the parameter lists, and which tensor of them goes where. float16 is computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.lstm_cell import (
+    GATES,
+    NO_GATES,
+    TENSOR_COUNT,
+    Cell,
+    cell_parameters,
+    check_cell,
+    check_controls,
+    gate_parameters,
+    pack,
+)
+from nnfmq.operations.policies import half
+from nnfmq.operations.sequences import Linking, bidirectional_shapes, run_both, swapped, turned
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    BOOL,
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Parameter,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+T = TypeVar("T")
+Shapes: TypeAlias = tuple[Shape, ...]
+Tensors: TypeAlias = tuple[Tensor, ...]
+
+
+def lstm_shape(input: Shape, *rest: Shape, activation: int, cell_clip: float, projection_clip: float) -> Shapes:
+    """Return the shapes of the scratch buffer, both states and the output."""
+    require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
+    check_controls(activation, cell_clip, projection_clip)
+    cell, states = _one_cell(rest)
+    check_cell(cell, input, states)
+    hidden, state = states
+    return (input[0], len(cell.gates) * state[1]), hidden, state, hidden
+
+
+def _one_cell(rest: Sequence[T]) -> tuple[Cell[T], Sequence[T]]:
+    """Return the cell and the two states among all arguments after the input."""
+    cell = Cell.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
+    return cell, rest[TENSOR_COUNT : TENSOR_COUNT + 2]
+
+
+def plan_lstm(
+    input: Tensor, *rest: Tensor, output: Tensors, activation: int, cell_clip: float, projection_clip: float
+) -> Run:
+    """Plan one step. What the scratch buffer holds is not defined by the HAL: it is zero here."""
+    packed = pack(_one_cell(rest)[0], activation, cell_clip, projection_clip)
+    scratch_shape = output[0].shape
+
+    def run(input: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
+        out, hidden, state = packed.sweep(input[np.newaxis], None, hidden, state)
+        return np.zeros(scratch_shape, np.float32), hidden, state, out[0]
+
+    return run
+
+
+def unidirectional_shape(
+    input: Shape, *rest: Shape, time_major: bool, output_count: int, **cell_controls: Any
+) -> Shapes:
+    """Return the shapes of the output, and of both states where they are wanted."""
+    check_controls(**cell_controls)
+    steps = turned(input, time_major)
+    cell, states = _one_cell(rest)
+    check_cell(cell, steps[1:], states)
+    return (turned((*steps[:2], states[0][1]), time_major), *states)[:output_count]
+
+
+def plan_unidirectional(
+    input: Tensor, *rest: Tensor, output: Tensors, time_major: bool, output_count: int, **cell_controls: Any
+) -> Run:
+    """Plan all steps of a sequence."""
+    packed = pack(_one_cell(rest)[0], **cell_controls)
+
+    def run(input: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
+        out, hidden, state = packed.sweep(swapped(input, time_major), None, hidden, state)
+        return (swapped(out, time_major), hidden, state)[:output_count]
+
+    return run
+
+
+_STATES = 2 * TENSOR_COUNT  # positions after the input: two cells, four states, the auxiliary input, its weights, norms
+_AUX = _STATES + 4
+_NORMS = _AUX + 9
+
+
+def _two_cells(rest: Sequence[T]) -> tuple[Cell[T], Cell[T]]:
+    fw_aux, bw_aux = rest[_AUX + 1 : _AUX + 5], rest[_AUX + 5 : _NORMS]
+    forward = Cell.of(rest[:TENSOR_COUNT], norm=rest[_NORMS : _NORMS + 4], aux=fw_aux)
+    return forward, Cell.of(rest[TENSOR_COUNT:_STATES], norm=rest[_NORMS + 4 :], aux=bw_aux)
+
+
+def bidirectional_shape(
+    input: Shape, *rest: Shape, merge_outputs: bool, time_major: bool, output_count: int, **cell_controls: Any
+) -> Shapes:
+    """Return the shapes of the outputs, two or merged to one, and of the four states where they are wanted."""
+    check_controls(**cell_controls)
+    forward, backward = _two_cells(rest)
+    linking = Linking.of(input, rest[_AUX], (forward.aux != NO_GATES, backward.aux != NO_GATES))
+    states = rest[_STATES:_AUX]
+    steps = turned(input, time_major)
+    check_cell(forward, steps[1:], states[:2], linking.aux)
+    check_cell(backward, (steps[1], linking.backward[2]), states[2:], linking.aux)
+    sizes = (states[0][1], states[2][1])
+    return bidirectional_shapes(steps, sizes, states, time_major, merge_outputs, output_count)
+
+
+def plan_bidirectional(
+    input: Tensor,
+    *rest: Tensor,
+    output: Tensors,
+    merge_outputs: bool,
+    time_major: bool,
+    output_count: int,
+    **cell_controls: Any,
+) -> Run:
+    """Plan both directions of a sequence."""
+    cells = _two_cells(rest)
+    forward, backward = (pack(cell, **cell_controls) for cell in cells)
+    linked = cells[0].aux == NO_GATES
+
+    both = (forward.sweep, backward.sweep)
+
+    def run(input: Array, *others: Any) -> tuple[Array, ...]:
+        *states, aux = others
+        results = run_both(both, (input, aux), states, linked=linked, time_major=time_major, merged=merge_outputs)
+        return results[:output_count]
+
+    return run
+
+
+# -- declarations -----------------------------------------------------------------------------------------------------
+
+_CLIPS = (control("activation"), control("cell_clip", "S"), control("projection_clip", "S"))
+
+
+def _norms(prefix: str = "") -> tuple[Parameter, ...]:
+    return gate_parameters(prefix + "{}_layer_norm_weights", optional=GATES)
+
+
+def _aux(prefix: str) -> tuple[Parameter, ...]:
+    return gate_parameters(prefix + "aux_input_to_{}_weights", optional=GATES)
+
+
+def _states(prefix: str = "") -> tuple[Parameter, ...]:
+    return data(f"{prefix}output_state_in"), data(f"{prefix}cell_state_in")
+
+
+def _variants(plan: Plan, level: int) -> tuple[Variant, ...]:
+    return Variant({"T": F32, "S": FLOAT32}, level, plan), Variant({"T": F16, "S": FLOAT16}, V1_2, half(plan))
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.LSTM,
+        since=V1_0,
+        forms=(form(data("input"), *cell_parameters(), *_states(), *_CLIPS, *_norms(), level=V1_2, also={23: V1_0}),),
+        variants=_variants(plan_lstm, V1_0),
+        shape=lstm_shape,
+        outputs=("T",) * 4,
+    ),
+    Declaration(
+        OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
+        since=V1_2,
+        forms=(form(data("input"), *cell_parameters(), *_states(), *_CLIPS, control("time_major", BOOL), *_norms()),),
+        variants=_variants(plan_unidirectional, V1_2),
+        shape=unidirectional_shape,
+        outputs=("T",) * 3,
+        output_counts={1: V1_2, 3: V1_3},
+    ),
+    Declaration(
+        OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
+        since=V1_2,
+        forms=(
+            form(
+                data("input"),
+                *(*cell_parameters("fw_"), *cell_parameters("bw_")),
+                *(*_states("fw_"), *_states("bw_")),
+                data("aux_input", optional=True),
+                *(*_aux("fw_"), *_aux("bw_")),
+                *_CLIPS,
+                control("merge_outputs", BOOL),
+                control("time_major", BOOL),
+                *(*_norms("fw_"), *_norms("bw_")),
+            ),
+        ),
+        variants=_variants(plan_bidirectional, V1_2),
+        shape=bidirectional_shape,
+        outputs=("T",) * 6,
+        output_counts={1: V1_2, 2: V1_2, 5: V1_3, 6: V1_3},
+    ),
+)

@@ -1,0 +1,152 @@
+"""PAD, PAD_V2 and MIRROR_PAD: an array with a border of a constant, or of itself mirrored.
+
+The constant of PAD is 0, which is the zero point in codes; that of PAD_V2 is a code where the array holds codes, and
+the same code for int8: it is the one value that does not move by 128 with the type.
+
+    C1 paddings have shape (rank, 2) and are not negative
+    C2 mirrored paddings are at most the extent (SYMMETRIC), or one less (REFLECT)
+    C3 mode is REFLECT (0) or SYMMETRIC (1)
+    C4 the padding code fits the type
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.types import Operand, OperationType
+from nnfmq.operations.quantization import type_range
+from nnfmq.operations.shapes import require, require_rank
+from nnfmq.operations.shaping import moved_types
+from nnfmq.operations.signature import (
+    AIDL_V3,
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    I32,
+    INT32,
+    Q8,
+    Q8S,
+    V1_1,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+
+class MirrorMode(IntEnum):
+    """Whether the border repeats the outermost element."""
+
+    REFLECT = 0
+    SYMMETRIC = 1
+
+
+def padded(input: Shape, paddings: Array) -> Shape:
+    """Return a shape grown by `paddings` of shape (rank, 2)."""
+    fits = paddings.shape == (len(input), 2) and int(paddings.min()) >= 0
+    require(fits, "C1", f"paddings {paddings.tolist()} for rank {len(input)}")
+    return tuple(extent + head + tail for extent, (head, tail) in zip(input, paddings.tolist(), strict=True))
+
+
+def pad_shape(input: Shape, *, paddings: Array, value: float = 0) -> Shape:
+    """Return the input's shape grown by the paddings."""
+    require_rank(input, range(1, 5), "input")
+    return padded(input, paddings)
+
+
+def plan_pad(input: Tensor, *, output: Tensor, paddings: Array) -> Run:
+    """Plan padding with 0, which is the zero point in codes."""
+    return plan_pad_v2(input, output=output, paddings=paddings, value=output.zero_point)
+
+
+def plan_pad_v2(input: Tensor, *, output: Tensor, paddings: Array, value: float) -> Run:
+    """Plan padding with a value of the array's type."""
+    if output.dtype.kind != "f":
+        low, high = type_range(output)
+        require(low <= value <= high, "C4", f"padding code {value}, {output.dtype} allows {low} to {high}")
+    pairs = zip(input.shape, paddings.tolist(), strict=True)
+    inner = tuple(slice(head, head + extent) for extent, (head, _) in pairs)
+
+    def run(array: Array) -> Array:
+        padded = np.full(output.shape, value, output.dtype)
+        padded[inner] = array
+        return padded
+
+    return run
+
+
+def _pad_level(inputs: Mapping[str, Operand], output: Operand) -> int:
+    source = inputs["input"]
+    return V1_2 if source.type == Q8 and source.zero_point != 0 else V1_1
+
+
+def mirror_pad_shape(input: Shape, *, paddings: Array, mode: int) -> Shape:
+    """Return the input's shape grown by paddings that the input can fill."""
+    require(mode in (MirrorMode.REFLECT, MirrorMode.SYMMETRIC), "C3", f"mode {mode} is not 0 or 1")
+    shape = padded(input, paddings)
+    for extent, pair in zip(input, paddings.tolist(), strict=True):
+        limit = extent - (mode == MirrorMode.REFLECT)
+        require(
+            max(pair) <= limit, "C2", f"padding {max(pair)} of an extent of {extent}, at most {limit} in mode {mode}"
+        )
+    return shape
+
+
+def plan_mirror_pad(input: Tensor, *, output: Tensor, paddings: Array, mode: int) -> Run:
+    """Plan a mirrored border: one vector of input positions for each axis that has any."""
+    style: Any = "reflect" if mode == MirrorMode.REFLECT else "symmetric"
+    pairs = enumerate(zip(input.shape, paddings.tolist(), strict=True))
+    positions = {axis: np.pad(np.arange(extent), pair, style) for axis, (extent, pair) in pairs if any(pair)}
+
+    def run(array: Array) -> Array:
+        for axis, chosen in positions.items():
+            array = array.take(chosen, axis=axis)
+        return array
+
+    return run
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.PAD,
+        since=V1_1,
+        forms=(form(data("input"), control("paddings", I32), level=V1_1),),
+        variants=moved_types(plan_pad, V1_1),
+        shape=pad_shape,
+        same_quantization=True,
+        level=_pad_level,
+    ),
+    Declaration(
+        OperationType.PAD_V2,
+        since=V1_2,
+        forms=(form(data("input"), control("paddings", I32), control("value", "V"), level=V1_2),),
+        variants=(
+            Variant({"T": F32, "V": FLOAT32}, V1_2, plan_pad_v2),
+            Variant({"T": F16, "V": FLOAT16}, V1_2, plan_pad_v2),
+            Variant({"T": Q8, "V": INT32}, V1_2, plan_pad_v2),
+            Variant({"T": Q8S, "V": INT32}, V1_3, plan_pad_v2),
+        ),
+        shape=pad_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.MIRROR_PAD,
+        since=AIDL_V3,
+        forms=(form(data("input"), control("paddings", I32), control("mode"), level=AIDL_V3),),
+        variants=moved_types(plan_mirror_pad, AIDL_V3, int32=AIDL_V3),
+        shape=mirror_pad_shape,
+        same_quantization=True,
+    ),
+)

@@ -1,0 +1,280 @@
+"""QUANTIZED_LSTM: one step of an LSTM cell in integers: int8 weights, int16 gates and state, any scales.
+
+The cell's tensors, variants and constraints C2-C9 are those of `lstm_cell`. Each gate is summed in Q3.12, held within
+int16 after every addend. Where the reference departs from the operation's definition, this follows the definition:
+peepholes of the input and forget gates see the previous state (the reference reads its output buffer before it is
+written), biases count without layer normalization too, the projection's clip is in units of the output's scale (not of
+the weights'), and the guard of a variance of 0 is at least 1, as in the reference's model.
+
+    C1  the input has rank 2                        C14 the hidden state's zero point fits int8
+    C13 the state's scale is 2^-15 to 2^-9          Q1  every effective scale is a multiplier
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations import fixed_point
+from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
+from nnfmq.operations.fixed_point16 import ONE_Q0, logistic_table, look_up, saturated, tanh_table
+from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, Cell, cell_parameters, check_cell, gate_parameters
+from nnfmq.operations.normalization import inverse_square_root
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    FLOAT32,
+    I32,
+    INT32,
+    Q8S,
+    Q16S,
+    S8,
+    V1_3,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+Shapes: TypeAlias = tuple[Shape, ...]
+Tensors: TypeAlias = tuple[Tensor, ...]
+Multiplier: TypeAlias = tuple[int, int]
+
+
+def quantized_lstm_shape(input: Shape, *rest: Shape, cell_clip: float, projection_clip: float, **_: Any) -> Shapes:
+    """Return the shapes of the output state, the cell state and the output."""
+    require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
+    require(cell_clip >= 0 and projection_clip >= 0, "C9", f"clips are {cell_clip} and {projection_clip}")
+    hidden, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
+    check_cell(Cell.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :]), input, (hidden, state))
+    return hidden, state, hidden
+
+
+# -- parts of a gate --------------------------------------------------------------------------------------------------
+
+
+def _multiplier(real: float) -> Multiplier:
+    """Quantize a scale that the reference holds in float32."""
+    return fixed_point.quantize_multiplier(float(np.float32(real)))
+
+
+def _quotient(*factors: float, by: float) -> float:
+    product = np.float32(1)
+    for factor in factors:
+        product = product * np.float32(factor)
+    return float(product / np.float32(by))
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Exact products of codes with a matrix, scaled."""
+
+    matrix: Array
+    bias: Array
+    multiplier: Multiplier
+
+    @classmethod
+    def of(cls, weights: Tensor, zero_point: int, bias: Tensor | None, multiplier: Multiplier) -> Product:
+        """Fold the codes' zero point into the bias."""
+        matrix = weights.array.astype(np.float64).T.copy()
+        folded = -zero_point * matrix.sum(axis=0)
+        return cls(matrix, folded if bias is None else folded + bias.array, multiplier)
+
+    def apply(self, codes: Array) -> Ints:
+        """Return the scaled products of rows of codes."""
+        sums = codes.astype(np.float64) @ self.matrix + self.bias
+        wrapped = ints(sums.astype(np.int64).astype(np.int32))  # the accumulator wraps
+        return fixed_point.multiply(wrapped, *self.multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Layer normalization of int16 values: mean in Q10, inverse deviation as a multiplier."""
+
+    weights: Ints
+    bias: Ints
+    multiplier: Multiplier
+    least_variance: int
+
+    @classmethod
+    def of(cls, weights: Tensor, bias: Tensor) -> Norm:
+        """Prepare the weights, their scale and the gate's bias, which has 10 bits more."""
+        multiplier, shift = _multiplier(weights.scale)
+        guard = max(1, int(np.float32(10000) * np.float32(weights.scale)))
+        return cls(ints(weights.array), ints(bias.array), (multiplier, shift + 12), guard)
+
+    def apply(self, values: Ints) -> Ints:
+        """Normalize each row, weigh it and add the bias."""
+        count = values.shape[1]
+        mean = _toward_zero(values.sum(axis=1, keepdims=True) * 1024, count)
+        squares = np.square(values).sum(axis=1, keepdims=True)
+        variance = _toward_zero(squares * ((1 << 20) // count) - mean * mean, 1 << 20)
+        inverse, shift = inverse_square_root(np.where(variance < 1, self.least_variance, variance))
+        rescaled = fixed_point.multiply(1024 * values - mean, inverse, -shift)
+        weighted = rescaled * self.weights + self.bias
+        rounded = _toward_zero(weighted + np.where(weighted > 0, 512, -512), 1024)
+        return saturated(fixed_point.multiply(rounded, *self.multiplier))
+
+
+def _toward_zero(values: Ints, divisor: int) -> Ints:
+    result: Ints = np.sign(values) * (np.abs(values) // divisor)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Everything of one gate; `table` is its activation."""
+
+    input: Product
+    recurrent: Product
+    peephole: tuple[Ints, Multiplier] | None
+    norm: Norm | None
+    table: Ints
+
+    def apply(self, codes: Array, hidden: Array, state: Ints) -> Ints:
+        """Return the activated gate in Q0."""
+        sums = saturated(self.input.apply(codes))
+        sums = saturated(sums + self.recurrent.apply(hidden))
+        if self.peephole is not None:
+            weights, multiplier = self.peephole
+            sums = saturated(sums + fixed_point.multiply(weights * state, *multiplier))
+        return look_up(self.table, sums if self.norm is None else self.norm.apply(sums))
+
+
+# -- the cell ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCell:
+    """A cell ready to run; `gates` are input, forget, cell and output, without the first where it is coupled."""
+
+    gates: tuple[Gate, ...]
+    shift: int
+    clip: int
+    tanh: Ints
+    hidden: tuple[Multiplier, int]
+    project: Callable[[Ints], Ints]
+
+    def step(self, codes: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
+        """Return the output state, the cell state and the output."""
+        old = ints(state)
+        *entry, forget, candidate = [gate.apply(codes, hidden, old) for gate in self.gates[:-1]]
+        entrance = entry[0] if entry else ONE_Q0 - forget
+        new = saturated(rounding_shift(forget * old, 15) + rounding_shift(entrance * candidate, 30 + self.shift))
+        if self.clip > 0:
+            new = np.clip(new, -self.clip, self.clip)
+        opened = self.gates[-1].apply(codes, hidden, new)
+        multiplier, zero_point = self.hidden
+        scaled = fixed_point.multiply(opened * look_up(self.tanh, new), *multiplier) - zero_point
+        output = self.project(_int8(scaled)).astype(np.int8)
+        return output, new.astype(np.int16), output
+
+
+def _int8(values: Ints) -> Ints:
+    result: Ints = np.clip(values, -128, 127)
+    return result
+
+
+def plan_quantized_lstm(
+    input: Tensor,
+    *rest: Tensor,
+    output: Tensors,
+    cell_clip: float,
+    projection_clip: float,
+    hidden_state_zero_point: int,
+    hidden_state_scale: float,
+    **intermediate_scales: float,
+) -> Run:
+    """Plan one step."""
+    cell = Cell.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
+    previous, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
+    shift = _state_shift(state.scale)
+    require(-128 <= hidden_state_zero_point <= 127, "C14", f"hidden state's zero point {hidden_state_zero_point}")
+    scales = tuple(intermediate_scales[f"{gate}_intermediate_scale"] for gate in GATES)
+    packed = PackedCell(
+        tuple(_gate(cell, gate, input, previous, shift, scales[gate]) for gate in cell.gates),
+        shift,
+        _clip_codes(cell_clip, state.scale, 32767),
+        tanh_table(15 + shift),
+        (_multiplier(2.0**-30 / hidden_state_scale if hidden_state_scale else np.inf), hidden_state_zero_point),
+        _projection(cell, previous, hidden_state_scale, hidden_state_zero_point, projection_clip),
+    )
+    return packed.step
+
+
+def _clip_codes(clip: float, scale: float, most: int) -> int:
+    return int(min(float(np.float32(clip) / np.float32(scale)), most))
+
+
+def _state_shift(scale: float) -> int:
+    """Return log2 of the cell state's scale (C13)."""
+    exact = math.log2(scale)
+    shift = round(exact)
+    require(abs(exact - shift) < 1e-3 and -15 <= shift <= -9, "C13", f"the cell state has scale {scale}")
+    return shift
+
+
+def _gate(cell: Cell[Tensor], gate: int, input: Tensor, previous: Tensor, shift: int, scale: float) -> Gate:
+    weights, recurrent, bias = cell.input[gate], cell.recurrent[gate], cell.bias[gate]
+    peephole, norm = cell.peephole[gate], cell.norm[gate]
+    assert weights is not None and recurrent is not None and bias is not None, "check_cell asked for them"
+    of_input = _multiplier(_quotient(weights.scale, input.scale, by=scale))
+    of_previous = _multiplier(_quotient(recurrent.scale, previous.scale, by=scale))
+    looked_at = None
+    if peephole is not None:
+        looked_at = (ints(peephole.array), _multiplier(_quotient(2.0**shift, peephole.scale, by=scale)))
+    return Gate(
+        Product.of(weights, input.zero_point, bias if norm is None else None, of_input),
+        Product.of(recurrent, previous.zero_point, None, of_previous),
+        looked_at,
+        None if norm is None else Norm.of(norm, bias),
+        tanh_table(3) if gate == 2 else logistic_table(),
+    )
+
+
+def _projection(
+    cell: Cell[Tensor], previous: Tensor, hidden_scale: float, hidden_zero_point: int, clip: float
+) -> Callable[[Ints], Ints]:
+    """Return what makes the output of hidden codes; their zero point was subtracted, so that it counts negative."""
+    if cell.projection is None:
+        return lambda hidden: hidden
+    multiplier = _multiplier(_quotient(cell.projection.scale, hidden_scale, by=previous.scale))
+    product = Product.of(cell.projection, -hidden_zero_point, cell.projection_bias, multiplier)
+    limit = _clip_codes(clip, previous.scale, 255) if clip > 0 else 255
+
+    def project(hidden: Ints) -> Ints:
+        return _int8(np.clip(product.apply(hidden), -limit, limit) + previous.zero_point)
+
+    return project
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.QUANTIZED_LSTM,
+        since=V1_3,
+        forms=(
+            form(
+                data("input"),
+                *cell_parameters(weights=S8, peepholes=Q16S, biases=I32),
+                *(data("output_state_in"), data("cell_state_in", Q16S)),
+                *gate_parameters("{}_layer_norm_weights", Q16S, optional=GATES),
+                *(control("cell_clip", FLOAT32), control("projection_clip", FLOAT32)),
+                *(control(f"{gate}_intermediate_scale", FLOAT32) for gate in GATES),
+                *(control("hidden_state_zero_point", INT32), control("hidden_state_scale", FLOAT32)),
+                level=V1_3,
+            ),
+        ),
+        variants=(Variant({"T": Q8S}, V1_3, plan_quantized_lstm),),
+        shape=quantized_lstm_shape,
+        outputs=("T", Q16S, "T"),
+    ),
+)

@@ -1,0 +1,207 @@
+"""RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR: an image at another height and width.
+
+Which pixels are read, and with which weights, is computed in float32 when the operation is bound. Products and sums
+of a bilinear pixel are then taken in the order of the reference, so that floats and codes are its own; codes are
+rounded by adding a half and cutting off, and int8 ones go through uint8, since cutting off is not the same there.
+
+    C1 the image has rank 4; only its batch may be 0      C2 height and width are positive
+    C3 corners are not aligned and pixels half-centred at once
+    C4 an axis has at most 2^24 pixels: float32 counts no further
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.policies import half
+from nnfmq.operations.quantization import EXACT_FLOAT32
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    BOOL,
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Form,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+_ONE, _HALF = np.float32(1), np.float32(0.5)
+
+
+def resize_shape(
+    input: Shape, *, width: float, height: float, align_corners: bool = False, half_pixel_centers: bool = False
+) -> Shape:
+    """Return the shape with height and width as given (int), or times what is given (float)."""
+    require(len(input) == 4 and 0 not in input[1:], "C1", f"an image of shape {input}")
+    require(not (align_corners and half_pixel_centers), "C3", "align_corners and half_pixel_centers are both set")
+    batch, rows, columns, channels = input
+    return batch, _new_extent(rows, height), _new_extent(columns, width), channels
+
+
+def _new_extent(extent: int, given: float) -> int:
+    scaled = given if isinstance(given, int) else float(np.float32(extent) * np.float32(given))
+    require(scaled >= 1, "C2", f"an extent of {extent} becomes {scaled}")
+    require(max(scaled, extent) <= EXACT_FLOAT32, "C4", f"an extent of {extent} becomes {scaled}")
+    return math.floor(scaled)
+
+
+def _scale(size: int, new_size: int, align_corners: bool) -> np.float32:
+    """Return how far one step in the output goes in the input."""
+    if align_corners and new_size > 1:
+        return np.float32(size - 1) / np.float32(new_size - 1)
+    return np.float32(size) / np.float32(new_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taps:
+    """For each output position along one axis: the input positions before and after it, and their weights."""
+
+    lower: Array
+    upper: Array
+    lower_weight: Array
+    upper_weight: Array
+
+    @classmethod
+    def of(cls, size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> _Taps:
+        """Compute the taps for an extent of `size` that becomes `new_size`."""
+        positions, scale = np.arange(new_size, dtype=np.float32), _scale(size, new_size, align_corners)
+        centres = (positions + _HALF) * scale - _HALF if half_pixel_centers else positions * scale
+        lower = np.clip(np.floor(centres), 0, size - 1).astype(np.intp)
+        upper = np.minimum(np.ceil(centres), size - 1).astype(np.intp)
+        fraction = centres - lower.astype(np.float32)
+        return cls(lower, upper, _ONE - fraction, fraction)
+
+
+def plan_bilinear(
+    input: Tensor,
+    *,
+    output: Tensor,
+    width: float,
+    height: float,
+    align_corners: bool = False,
+    half_pixel_centers: bool = False,
+) -> Run:
+    """Plan a weighted sum of four pixels for each new one."""
+    (_, old_rows, old_columns, _), (_, rows, columns, _) = input.shape, output.shape
+    vertical = _Taps.of(old_rows, rows, align_corners, half_pixel_centers)
+    horizontal = _Taps.of(old_columns, columns, align_corners, half_pixel_centers)
+    return partial(bilinear, vertical=vertical, horizontal=horizontal)
+
+
+def bilinear(image: Array, *, vertical: _Taps, horizontal: _Taps) -> Array:
+    """Interpolate a float32 NHWC image."""
+    above = image.take(vertical.lower, axis=1) * vertical.lower_weight[:, None, None]
+    below = image.take(vertical.upper, axis=1) * vertical.upper_weight[:, None, None]
+    left, right = horizontal.lower_weight[:, None], horizontal.upper_weight[:, None]
+    result: Array = above.take(horizontal.lower, axis=2) * left
+    result += below.take(horizontal.lower, axis=2) * left
+    result += above.take(horizontal.upper, axis=2) * right
+    result += below.take(horizontal.upper, axis=2) * right
+    return result
+
+
+def plan_quantized_bilinear(input: Tensor, *, output: Tensor, **controls: float) -> Run:
+    """Plan the same on codes, rounded up from a half; int8 as uint8."""
+    run, flip = plan_bilinear(input, output=output, **controls), np.uint8(0x80 if input.dtype == np.int8 else 0)  # type: ignore[arg-type]
+
+    def rounded(image: Array) -> Array:
+        reals = run((image.view(np.uint8) ^ flip).astype(np.float32)) + _HALF
+        codes: Array = reals.astype(np.uint8) ^ flip
+        return codes.view(output.dtype)
+
+    return rounded
+
+
+def plan_nearest(
+    input: Tensor,
+    *,
+    output: Tensor,
+    width: float,
+    height: float,
+    align_corners: bool = False,
+    half_pixel_centers: bool = False,
+) -> Run:
+    """Plan one pixel for each new one."""
+    pairs = zip(input.shape[1:3], output.shape[1:3], strict=True)
+    rows, columns = (nearest_positions(*pair, align_corners, half_pixel_centers) for pair in pairs)
+    return lambda image: image.take(rows, axis=1).take(columns, axis=2)
+
+
+def nearest_positions(size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> Array:
+    """Return the input position for each output position along one axis; aligned ones are rounded half up."""
+    scale = _scale(size, new_size, align_corners)
+    positions = np.arange(new_size, dtype=np.float32) + (_HALF if half_pixel_centers else np.float32(0))
+    scaled = positions * scale
+    # Rounded half away from zero, by the fraction: scaled + 0.5 could round up to the next integer by itself.
+    chosen = np.floor(scaled) + (scaled - np.floor(scaled) >= _HALF if align_corners else 0)
+    result: Array = np.clip(chosen, 0, size - 1).astype(np.intp)
+    return result
+
+
+def _forms(arities: dict[int, int]) -> tuple[Form, ...]:
+    """Return the form by size, and that by scale, which needs 1.2 at least."""
+    flags = (control("nchw", BOOL), control("align_corners", BOOL), control("half_pixel_centers", BOOL))
+    return (
+        form(data("input"), control("width"), control("height"), *flags, level=V1_3, also=arities),
+        form(
+            data("input"),
+            control("width", "S"),
+            control("height", "S"),
+            *flags,
+            level=V1_3,
+            also={count: max(level, V1_2) for count, level in arities.items()},
+        ),
+    )
+
+
+def _variants(plan: Plan, halves: Plan, codes: Plan, since: int) -> tuple[Variant, ...]:
+    return (
+        Variant({"T": F32, "S": FLOAT32}, since, plan),
+        Variant({"T": F16, "S": FLOAT16}, V1_2, halves),
+        Variant({"T": Q8, "S": FLOAT32}, V1_2, codes),
+        Variant({"T": Q8S, "S": FLOAT32}, V1_3, codes),
+    )
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.RESIZE_BILINEAR,
+        since=V1_0,
+        forms=_forms({3: V1_0, 4: V1_2, 5: V1_3}),
+        variants=_variants(plan_bilinear, half(plan_bilinear), plan_quantized_bilinear, V1_0),
+        shape=resize_shape,
+        images=("input",),
+        zero_sized=True,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.RESIZE_NEAREST_NEIGHBOR,
+        since=V1_2,
+        forms=_forms({4: V1_2, 5: V1_3}),
+        variants=_variants(plan_nearest, plan_nearest, plan_nearest, V1_2),
+        shape=resize_shape,
+        images=("input",),
+        zero_sized=True,
+        same_quantization=True,
+    ),
+)

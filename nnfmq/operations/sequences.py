@@ -1,0 +1,85 @@
+"""What the sequence forms of RNN and LSTM share: the order of time and batch, linking of two directions, merging.
+
+Cells only see time-major sequences (time, batch, size), forward in time. Batch-major ones are turned here, and the
+backward direction gets its sequence reversed and its results reversed back. An auxiliary input without weights is what
+the backward cell reads instead of the input (parallel linking); with weights it is added to both (cross linking).
+
+    C1  the input has rank 3
+    C11 auxiliary weights are given for both directions or none; the auxiliary input has the input's time and batch
+    C12 merged outputs are one output, others two; all states may follow
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import Array, Shape
+
+Sweep: TypeAlias = Callable[..., tuple[Array, ...]]  # (steps, auxiliary steps, *states) -> results, then states
+
+
+def turned(shape: Shape, time_major: bool) -> Shape:
+    """Return the time-major form of a sequence's shape; applied to that, the model's form again."""
+    require(len(shape) == 3, "C1", f"a sequence has shape {shape}, needed are time, batch and size")
+    return shape if time_major else (shape[1], shape[0], shape[2])
+
+
+def swapped(array: Array, time_major: bool) -> Array:
+    """Return a sequence time-major; applied to that, in the model's form again."""
+    return array if time_major else np.ascontiguousarray(array.swapaxes(0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Linking:
+    """Which shapes the two directions read: the backward cell's input, and what goes with auxiliary weights."""
+
+    backward: Shape
+    aux: Shape | None
+
+    @classmethod
+    def of(cls, input: Shape, aux: Shape | None, has_weights: tuple[bool, bool]) -> Linking:
+        """Decide between no, parallel and cross linking from what is given (C11)."""
+        require(has_weights[0] == has_weights[1], "C11", "auxiliary weights of one direction only")
+        if aux is None:
+            require(not has_weights[0], "C11", "auxiliary weights without an auxiliary input")
+            return cls(input, None)
+        fits = len(aux) == 3 and aux[:2] == input[:2]
+        require(fits, "C11", f"the auxiliary input has shape {aux}, the input {input}")
+        return cls(input, aux) if has_weights[0] else cls(aux, None)
+
+
+def bidirectional_shapes(
+    steps: Shape, sizes: tuple[int, int], states: Sequence[Shape], time_major: bool, merged: bool, count: int
+) -> tuple[Shape, ...]:
+    """Return the output shapes of two directions over `steps`, and those of the states if `count` has room (C12)."""
+    widths = (sum(sizes),) if merged else sizes
+    allowed = (len(widths), len(widths) + len(states))
+    require(count in allowed, "C12", f"{count} outputs given, allowed are {allowed} where merged is {bool(merged)}")
+    outputs = (turned((*steps[:2], width), time_major) for width in widths)
+    return (*outputs, *states)[:count]
+
+
+def run_both(
+    sweeps: tuple[Sweep, Sweep],
+    inputs: tuple[Array, Array | None],
+    states: Sequence[Array],
+    *,
+    linked: bool,
+    time_major: bool,
+    merged: bool,
+) -> tuple[Array, ...]:
+    """Run the forward and the backward cell, each with half of `states`; `linked`: auxiliary input without weights."""
+    steps = swapped(inputs[0], time_major)
+    aux = None if inputs[1] is None else swapped(inputs[1], time_major)
+    mine, theirs = (aux, None) if linked and aux is not None else (steps, aux)
+    middle = len(states) // 2
+    forward, *forward_states = sweeps[0](steps, theirs, *states[:middle])
+    backward, *backward_states = sweeps[1](mine[::-1], None if theirs is None else theirs[::-1], *states[middle:])
+    results = (forward, backward[::-1])
+    outputs = (np.concatenate(results, axis=2),) if merged else results
+    return (*(swapped(output, time_major) for output in outputs), *forward_states, *backward_states)

@@ -1,0 +1,170 @@
+"""SLICE, STRIDED_SLICE and SPLIT: parts of an array, copied.
+
+Begins, ends and strides become Python slices when the operation is bound; a kernel is one subscript. A slice may be
+empty, and the result then has an extent of 0.
+
+SLICE          C1 begins and sizes are vectors of the rank   C2 the slice lies inside (size -1: to the end)
+STRIDED_SLICE  C1 begins, ends and strides as above          C3 a stride is not 0
+               C4 an axis that is shrunk has a positive stride and an extent of 1 left
+SPLIT          C5 the count is positive and that of the outputs   C6 the axis is a multiple of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.policies import direct
+from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.shaping import moved_types
+from nnfmq.operations.signature import (
+    I32,
+    V1_1,
+    V1_2,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    control,
+    data,
+    form,
+)
+
+
+def _require_vectors(input: Shape, **vectors: Array) -> None:
+    for name, vector in vectors.items():
+        fits = vector.shape == (len(input),)
+        require(fits, "C1", f"{name} has shape {vector.shape}, needed is ({len(input)},)")
+
+
+def slice_shape(input: Shape, *, begin: Array, size: Array) -> Shape:
+    """Return the sizes, -1 replaced by what is left."""
+    _require_vectors(input, begin=begin, size=size)
+    return tuple(_slice_extent(*triple) for triple in zip(input, begin.tolist(), size.tolist(), strict=True))
+
+
+def _slice_extent(extent: int, begin: int, size: int) -> int:
+    count = extent - begin if size == -1 else size
+    inside = 0 <= begin <= extent and 0 <= count <= extent - begin
+    require(inside, "C2", f"a slice from {begin} of size {size} is not inside an extent of {extent}")
+    return count
+
+
+def plan_slice(input: Tensor, *, output: Tensor, begin: Array, size: Array) -> Run:
+    """Plan a box."""
+    pairs = zip(begin.tolist(), output.shape, strict=True)
+    box = tuple(slice(first, first + extent) for first, extent in pairs)
+    return lambda array: np.ascontiguousarray(array[box])
+
+
+def strided_slice_shape(
+    input: Shape, *, begin: Array, end: Array, strides: Array, begin_mask: int, end_mask: int, shrink_mask: int
+) -> Shape:
+    """Return the extents of the ranges without those that are shrunk; (1,) if nothing is left."""
+    require_rank(input, range(1, 5), "input")
+    _require_vectors(input, begin=begin, end=end, strides=strides)
+    extents = [len(r) for r in _ranges(input, begin, end, strides, begin_mask, end_mask)]
+    kept = [axis for axis in range(len(input)) if not shrink_mask >> axis & 1]
+    for axis in set(range(len(input))) - set(kept):
+        single = int(strides[axis]) > 0 and extents[axis] == 1
+        require(single, "C4", f"axis {axis} has extent {extents[axis]} and stride {strides[axis]}, and is to be shrunk")
+    return tuple(extents[axis] for axis in kept) or (1,)
+
+
+def _ranges(input: Shape, begin: Array, end: Array, strides: Array, begin_mask: int, end_mask: int) -> Iterator[range]:
+    """Yield the positions that are taken along each axis."""
+    triples = zip(input, begin.tolist(), end.tolist(), strides.tolist(), strict=True)
+    for axis, (extent, first, last, stride) in enumerate(triples):
+        require(stride != 0, "C3", f"the stride of axis {axis} is 0")
+        start = (0 if stride > 0 else extent - 1) if begin_mask >> axis & 1 else _clamped(first, extent, stride)
+        stop = (extent if stride > 0 else -1) if end_mask >> axis & 1 else _clamped(last, extent, stride)
+        yield range(start, stop, stride)
+
+
+def _clamped(index: int, extent: int, stride: int) -> int:
+    """Return an index counted from the front, in [0, extent] for positive strides and in [-1, extent) for others."""
+    if stride > 0:
+        return extent if index >= extent else max(index, -extent) % extent
+    return -1 if index < -extent else min(index, extent - 1) % extent
+
+
+def plan_strided_slice(
+    input: Tensor,
+    *,
+    output: Tensor,
+    begin: Array,
+    end: Array,
+    strides: Array,
+    begin_mask: int,
+    end_mask: int,
+    shrink_mask: int,
+) -> Run:
+    """Plan a subscript of one slice for each axis."""
+    taken = tuple(map(_as_slice, _ranges(input.shape, begin, end, strides, begin_mask, end_mask)))
+    shape = output.shape
+    return lambda array: np.ascontiguousarray(array[taken]).reshape(shape)
+
+
+def _as_slice(positions: range) -> slice:
+    """Return a slice that takes `positions`; a stop of -1 would mean the last element there."""
+    if len(positions) == 0:
+        return slice(0, 0)
+    stop = positions.stop if positions.step > 0 or positions.stop >= 0 else None
+    return slice(positions.start, stop, positions.step)
+
+
+def split_shape(input: Shape, *, axis: int, count: int, output_count: int) -> tuple[Shape, ...]:
+    """Return the shape of each of `count` equal parts."""
+    axis = normal_axis(axis, len(input))
+    require(count > 0 and count == output_count, "C5", f"{count} parts and {output_count} outputs")
+    require(input[axis] % count == 0, "C6", f"an extent of {input[axis]} does not split into {count}")
+    return ((*input[:axis], input[axis] // count, *input[axis + 1 :]),) * count
+
+
+def split(input: Array, *, axis: int, count: int, output_count: int) -> tuple[Array, ...]:
+    """Return `count` equal parts along `axis`."""
+    return tuple(map(np.ascontiguousarray, np.split(input, count, axis=axis)))
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.SLICE,
+        since=V1_2,
+        forms=(form(data("input"), control("begin", I32), control("size", I32), level=V1_2),),
+        variants=moved_types(plan_slice, V1_2, int32=V1_2),
+        shape=slice_shape,
+        zero_sized=True,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.STRIDED_SLICE,
+        since=V1_1,
+        forms=(
+            form(
+                data("input"),
+                control("begin", I32),
+                control("end", I32),
+                control("strides", I32),
+                control("begin_mask"),
+                control("end_mask"),
+                control("shrink_mask"),
+                level=V1_1,
+            ),
+        ),
+        variants=moved_types(plan_strided_slice, V1_1),
+        shape=strided_slice_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.SPLIT,
+        since=V1_2,
+        forms=(form(data("input"), control("axis"), control("count"), level=V1_2),),
+        variants=moved_types(direct(split), V1_2, int32=V1_2),
+        shape=split_shape,
+        repeated_outputs=True,
+        same_quantization=True,
+    ),
+)

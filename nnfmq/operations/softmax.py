@@ -1,0 +1,134 @@
+"""SOFTMAX and LOG_SOFTMAX: e^(beta·x) over its sum along an axis, and the logarithm of that.
+
+SOFTMAX of codes needs a table of exponentials, a sum and one reciprocal for each row; there is no LOG_SOFTMAX of codes.
+
+    C1 beta is positive
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations import fixed_point
+from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.policies import direct, half
+from nnfmq.operations.quantization import require_quantization, type_range
+from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.signature import (
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+
+def softmax_shape(input: Shape, *, beta: float, axis: int = -1) -> Shape:
+    """Return the input's shape."""
+    require_rank(input, range(1, 5), "input")
+    return log_softmax_shape(input, beta=beta, axis=axis)
+
+
+def log_softmax_shape(input: Shape, *, beta: float, axis: int) -> Shape:
+    """Return the input's shape."""
+    require(beta > 0, "C1", f"beta {beta} is not positive")
+    normal_axis(axis, len(input))
+    return input
+
+
+def softmax(input: Array, *, beta: float, axis: int = -1) -> Array:
+    """Return e^(beta·(x - max)) over its sum along `axis`."""
+    if 0 in input.shape:
+        return input.copy()
+    exponentials = np.exp((input - input.max(axis=axis, keepdims=True)) * np.float32(beta))
+    return exponentials / exponentials.sum(axis=axis, keepdims=True)  # type: ignore[no-any-return]
+
+
+def log_softmax(input: Array, *, beta: float, axis: int) -> Array:
+    """Return beta·(x - max) less the logarithm of the sum of its exponentials along `axis`."""
+    scaled = (input - input.max(axis=axis, keepdims=True)) * np.float32(beta)
+    return scaled - np.log(np.exp(scaled).sum(axis=axis, keepdims=True))  # type: ignore[no-any-return]
+
+
+def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: int = -1) -> Run:
+    """Plan SOFTMAX of codes: Q5 differences, exponentials in Q0, their sum in Q12."""
+    lowest = type_range(output)[0]
+    require_quantization(output, 1 / 256, lowest)
+    exponentials = _exponentials(input.scale, beta)
+    summands = fixed_point.rounding_shift(exponentials, 12)
+    if 0 in input.shape:
+        return lambda codes: codes.copy()
+
+    def run(codes: Array) -> Array:
+        wide = codes.astype(np.int64)
+        below = wide.max(axis=axis, keepdims=True) - wide
+        scale, bits = _reciprocal(summands.take(below).sum(axis=axis, keepdims=True))
+        shares = fixed_point.rounding_shift(fixed_point.high_mul(exponentials.take(below), scale), bits + 23)
+        return (np.clip(shares, 0, 255) + lowest).astype(output.dtype)
+
+    return run
+
+
+def _exponentials(scale: float, beta: float) -> Ints:
+    """Return e^(-beta·scale·d) in Q0 for d = 0..255; 0 beyond the radius."""
+    real = min(beta * scale * (1 << 26), float((1 << 31) - 1))
+    multiplier, shift = fixed_point.quantize_multiplier_above_one(real)
+    differences = -np.arange(256, dtype=np.int64)
+    inside = differences >= -fixed_point.input_radius(5, shift)
+    scaled = fixed_point.high_mul(np.where(inside, differences, 0) << shift, multiplier)
+    return np.where(inside, fixed_point.exp_on_negative_values(scaled, 5), 0)
+
+
+def _reciprocal(sums: Ints) -> tuple[Ints, Ints]:
+    """GetReciprocal of sums in Q12: return a Q0 mantissa, and the bits by which it exceeds one."""
+    _, exponents = np.frexp(sums.astype(np.float64))
+    leading_zeros = 32 - ints(exponents)
+    return fixed_point.reciprocal_of_one_plus((sums << leading_zeros) - (1 << 31)), 12 - leading_zeros
+
+
+def _softmax_level(inputs: Any, output: Any) -> int:
+    return V1_0 if len(inputs["input"].dimensions) in (2, 4) else V1_2
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.SOFTMAX,
+        since=V1_0,
+        forms=(form(data("input"), control("beta", "S"), control("axis"), level=V1_2, also={2: V1_0}),),
+        variants=(
+            Variant({"T": F32, "S": FLOAT32}, V1_0, direct(softmax)),
+            Variant({"T": Q8, "S": FLOAT32}, V1_0, plan_quantized_softmax),
+            Variant({"T": F16, "S": FLOAT16}, V1_2, half(direct(softmax))),
+            Variant({"T": Q8S, "S": FLOAT32}, V1_3, plan_quantized_softmax),
+        ),
+        shape=softmax_shape,
+        zero_sized=True,
+        level=_softmax_level,
+    ),
+    Declaration(
+        OperationType.LOG_SOFTMAX,
+        since=V1_2,
+        forms=(form(data("input"), control("beta", "S"), control("axis"), level=V1_2),),
+        variants=(
+            Variant({"T": F32, "S": FLOAT32}, V1_2, direct(log_softmax)),
+            Variant({"T": F16, "S": FLOAT16}, V1_2, half(direct(log_softmax))),
+        ),
+        shape=log_softmax_shape,
+    ),
+)

@@ -1,0 +1,106 @@
+"""Models with IF and WHILE, from small subgraphs: what tests of engines and validation start from and then spoil."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from nnfmq.hal.types import DataLocation, LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph
+from support.small_models import F32, I32, graph, scalar
+
+B8 = OperandType.TENSOR_BOOL8
+TRUTH = Operand(B8, (1,))
+REAL = Operand(F32, (2,))
+COUNT = Operand(I32, (1,))
+
+
+def inputs(*operands: Operand) -> list[Operand]:
+    return [replace(operand, lifetime=LifeTime.SUBGRAPH_INPUT) for operand in operands]
+
+
+def output(operand: Operand) -> Operand:
+    return replace(operand, lifetime=LifeTime.SUBGRAPH_OUTPUT)
+
+
+def named(index: int) -> Operand:
+    """Return the operand that names a referenced subgraph."""
+    return Operand(OperandType.SUBGRAPH, lifetime=LifeTime.SUBGRAPH, location=DataLocation(0, index, 0))
+
+
+class Parts:
+    """Referenced subgraphs with their constants in the one `operand_values` of the model to be."""
+
+    def __init__(self) -> None:
+        self._values = bytearray()
+        self.subgraphs: list[Subgraph] = []
+
+    def add(self, operands: Sequence[Operand], operations: Sequence[Operation], **constants: Any) -> int:
+        """Append a subgraph; `constants` maps "c3" (operand 3) to bytes. Return its index."""
+        stored = {int(name[1:]): value for name, value in constants.items()}
+        self.subgraphs.append(self._relocated(graph(operands, operations, stored)))
+        return len(self.subgraphs) - 1
+
+    def binary(self, code: OperationType, operand: Operand = REAL) -> int:
+        """Append a subgraph that applies ADD, SUB or MUL to its two inputs."""
+        none, raw = scalar(0)
+        operands = [*inputs(operand, operand), none, output(operand)]
+        return self.add(operands, [Operation(code, (0, 1, 2), (3,))], c2=raw)
+
+    def model(self, operands: Sequence[Operand], operations: Sequence[Operation], **constants: Any) -> Model:
+        """Return the model whose main subgraph this is."""
+        stored = {int(name[1:]): value for name, value in constants.items()}
+        main = self._relocated(graph(operands, operations, stored))
+        return Model(main, tuple(self.subgraphs), bytes(self._values))
+
+    def _relocated(self, part: Model) -> Subgraph:
+        moved = []
+        for operand in part.main.operands:
+            if operand.lifetime == LifeTime.CONSTANT_COPY:
+                place = replace(operand.location, offset=operand.location.offset + len(self._values))
+                operand = replace(operand, location=place)
+            moved.append(operand)
+        self._values += part.operand_values
+        return replace(part.main, operands=tuple(moved))
+
+
+def branching(then: OperationType = OperationType.ADD, otherwise: OperationType = OperationType.MUL) -> Model:
+    """Return IF(operand 0, x, y): operands 1 and 2 name the branches, 3 and 4 are x and y, 5 is the output."""
+    parts = Parts()
+    branches = [named(parts.binary(then)), named(parts.binary(otherwise))]
+    condition, x, y = inputs(TRUTH, REAL, REAL)
+    operands = [condition, *branches, x, y, output(REAL)]
+    return parts.model(operands, [Operation(OperationType.IF, (0, 1, 2, 3, 4), (5,))])
+
+
+def counting(parts: Parts | None = None) -> Model:
+    """Return a WHILE that adds x to a sum while i < n: i starts at 0, the sum as an input does.
+
+    Operands: 0 condition model, 1 body model, 2 sum, 3 i (constant), 4 n, 5 x, 6 the sum as output.
+    """
+    parts = parts or Parts()
+    operands = [
+        named(_less(parts)),
+        named(_add_and_count(parts)),
+        *inputs(REAL),
+        COUNT,
+        *inputs(COUNT, REAL),
+        output(REAL),
+    ]
+    return parts.model(operands, [Operation(OperationType.WHILE, (0, 1, 2, 3, 4, 5), (6,))], c3=struct.pack("<i", 0))
+
+
+def _less(parts: Parts) -> int:
+    operands = [*inputs(REAL, COUNT, COUNT, REAL), output(TRUTH)]
+    return parts.add(operands, [Operation(OperationType.LESS, (1, 2), (4,))])
+
+
+def _add_and_count(parts: Parts) -> int:
+    none, raw = scalar(0)
+    operands = [*inputs(REAL, COUNT, COUNT, REAL), output(REAL), output(COUNT), COUNT, none]
+    operations = [
+        Operation(OperationType.ADD, (0, 3, 7), (4,)),
+        Operation(OperationType.ADD, (1, 6, 7), (5,)),
+    ]
+    return parts.add(operands, operations, c6=struct.pack("<i", 1), c7=raw)
