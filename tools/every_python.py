@@ -1,8 +1,8 @@
 """The fast tests on every Python that the project supports and this machine has: `tools/every_python.py [--json]`.
 
 Each gets a fresh clone of HEAD and an environment of its own, with the compiled core, and runs every test but those of
-SLOW, which start drivers, walk schedules, or compare with the whole of the golden suite: they ask the same of any
-Python, and take four fifths of the time. Ends with 1 where a test failed or nothing was tested.
+SLOW, which start many drivers, walk schedules, or go through the whole of the conformance suite: what they ask depends
+least on the interpreter, and they take most of the time. Ends with 1 where a test failed or nothing was tested.
 """
 
 from __future__ import annotations

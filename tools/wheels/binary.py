@@ -2,7 +2,8 @@
 
 Read from the ELF file itself, so that it needs neither the processor nor the libraries. A module for AArch64 that
 asks Python for the same symbols as the one for x86-64, which was loaded and used, was translated from the same source
-under the same headers: `command` compares the two. auditwheel, which has its own list of what a tag allows, is asked too.
+under the same headers: `command` compares the two. auditwheel has a list of its own of what a tag allows; it is asked
+too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from zipfile import ZipFile
 
 from elftools.elf.elffile import ELFFile
+
 from wheels.build import GLIBC, platform_tag
 from wheels.pythons import run
 

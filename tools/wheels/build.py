@@ -2,8 +2,8 @@
 
 The compiler is zig's clang, which brings glibc's symbols by version and the headers of each processor. The interpreter
 runs here whatever it builds for: its headers serve AArch64 as well, since both are 64-bit, little-endian and LP64;
-`headers_fit` has the other compiler check each size in `pyconfig.h`. Nothing of the build's time, path or user gets into
-a wheel: SOURCE_DATE_EPOCH is HEAD's, no debugging information, no path to search for libraries.
+`headers_fit` has the other compiler check each size in `pyconfig.h`. Nothing of the build's time, path or user gets
+into a wheel: SOURCE_DATE_EPOCH is HEAD's, no debugging information, no path to search for libraries.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def export(folder: Path) -> Path:
 
 
 def workshop(python: Python, folder: Path, *, compiled: bool) -> Path:
-    """Make the environment that builds: what pyproject.toml requires, without Cython where nothing is to be compiled."""
+    """Make the environment that builds: what pyproject.toml requires, without Cython where nothing is compiled."""
     wanted: list[str] = settings()["build-system"]["requires"]
     return environment(python, folder, [name for name in wanted if compiled or not name.startswith("Cython")])
 
@@ -102,7 +102,7 @@ def build(target: Target, inside: Path, tree: Path, cache: Path, output: Path) -
 
 
 def compiler(architecture: str) -> dict[str, str]:
-    """Return the variables by which setuptools compiles and links for `architecture`, and for nothing of this machine."""
+    """Return the variables by which setuptools compiles and links for `architecture`, whatever runs here."""
     cc = " ".join(zig(architecture))
     return {"CC": cc, "LDSHARED": f"{cc} -shared -s", "CFLAGS": "-g0", "CPPFLAGS": "", "LDFLAGS": "", "ARCHFLAGS": ""}
 
@@ -120,7 +120,8 @@ def headers_fit(inside: Path, architecture: str, folder: Path, cache: Path) -> l
     source = folder / f"sizes_{architecture}.c"
     source.write_text(assertions(header), encoding="utf-8")
     try:
-        run([*zig(architecture), "-fsyntax-only", source], environment={"ZIG_GLOBAL_CACHE_DIR": str(cache)})
+        object_file = source.with_suffix(".o")
+        run([*zig(architecture), "-c", source, "-o", object_file], environment={"ZIG_GLOBAL_CACHE_DIR": str(cache)})
     except Failed as failure:
         return [f"pyconfig.h does not fit {architecture}: {failure}"]
     return []

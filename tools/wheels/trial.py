@@ -29,13 +29,15 @@ def faults(wheel: Path, target: Target, folder: Path) -> list[str]:
 
 
 def foreign_faults(wheel: Path, target: Target, python: str, folder: Path) -> list[str]:
-    """Unpack `wheel` and its dependencies for its processor and use it with the command `python`; return what was wrong."""
+    """Unpack `wheel` and its dependencies, use it with the command `python`; return what was wrong."""
     pip(
         target.python.path, "install", "--only-binary=:all:", "--target", folder, "--implementation", "cp",
         "--python-version", target.python.minor, *_platforms(str(target.architecture)), wheel,
     )  # fmt: skip
-    ask = f"import sys; sys.path.insert(0, {str(folder)!r}); import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
-    answer = json.loads(run([*python.split(), "-I", "-c", ask], folder=folder, limit_s=_EMULATED_S))
+    program = (
+        f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); runpy.run_path({str(PROGRAM)!r}, None, '__main__')"
+    )
+    answer = json.loads(run([*python.split(), "-I", "-c", program], folder=folder, limit_s=_EMULATED_S))
     return _wrong(answer, "compiled", str(target.architecture), folder)
 
 
