@@ -24,7 +24,7 @@ def faults(wheel: Path, target: Target, folder: Path) -> list[str]:
     core = "twin" if target.architecture is None else "compiled"
     inside = environment(target.python, folder, [])
     pip(inside, "install", "--only-binary=:all:", wheel, environment=_NO_COMPILER)
-    answer = json.loads(run([inside, "-I", PROGRAM], folder=folder))
+    answer = json.loads(run([inside, "-I", PROGRAM, str(RECORDS)], folder=folder))
     return [*_wrong(answer, core, "x86_64", folder), *_doctor_faults(folder, core)]
 
 
@@ -37,7 +37,7 @@ def foreign_faults(wheel: Path, target: Target, python: str, folder: Path) -> li
     program = (
         f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); runpy.run_path({str(PROGRAM)!r}, None, '__main__')"
     )
-    answer = json.loads(run([*python.split(), "-I", "-c", program], folder=folder, limit_s=_EMULATED_S))
+    answer = json.loads(run([*python.split(), "-I", "-c", program, str(RECORDS)], folder=folder, limit_s=_EMULATED_S))
     return _wrong(answer, "compiled", str(target.architecture), folder)
 
 
