@@ -50,11 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tools/every_python.py: {failure}", file=sys.stderr)
         return 1
     print(json.dumps([asdict(row) for row in rows], indent=2) if options.json else "\n".join(lines(rows)))
-    return 0 if rows and all(row.passed for row in rows) else 1
+    return 0 if all(row.passed for row in rows) else 1
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the report as text."""
+    if not rows:
+        yield "no other Python here"
     yield from (f"{row.python:8} {'ok' if row.passed else 'FAILED':6} {row.seconds:4.0f} s  {row.said}" for row in rows)
 
 
@@ -76,6 +78,8 @@ def closing_line(output: str) -> str:
 
 def _chosen(names: Sequence[str], but: Sequence[str]) -> list[Python]:
     found = pythons.named(names) or pythons.find()
+    if not found:
+        raise Failed("no Python here is new enough and has C headers and venv; name one with --python")
     return [python for python in found if python.minor not in but]
 
 

@@ -22,7 +22,8 @@ from pathlib import Path
 import every_python
 import pytest
 from support.places import ROOT
-from wheels import build, command, contents, pythons, trial
+from wheels import binary, build, command, contents, pythons, trial
+from wheels.binary import Binary
 from wheels.build import Target
 from wheels.pythons import Failed, Python
 
@@ -151,7 +152,6 @@ def shared_object(tmp_path: Path) -> Path:
 
 
 def test_what_a_binary_asks_for_is_read_from_it(shared_object: Path) -> None:
-    binary = pytest.importorskip("wheels.binary", reason="the extra `wheels` is not installed", exc_type=ImportError)
     read = binary.parse(shared_object.read_bytes())
     assert read.machine == {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[platform.machine()]
     assert {"libc.so.6", "libm.so.6"} <= read.libraries
@@ -161,7 +161,6 @@ def test_what_a_binary_asks_for_is_read_from_it(shared_object: Path) -> None:
 
 
 def test_a_binary_of_this_machine_is_refused_by_name(shared_object: Path) -> None:
-    binary = pytest.importorskip("wheels.binary", reason="the extra `wheels` is not installed", exc_type=ImportError)
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
     found = "\n".join(binary.faults(binary.parse(shared_object.read_bytes()), other, glibc=(2, 1)))
     assert re.search(rf"^is for \w+, not {binary.MACHINES[other]}$", found, re.MULTILINE)
@@ -171,9 +170,8 @@ def test_a_binary_of_this_machine_is_refused_by_name(shared_object: Path) -> Non
 
 
 def test_versions_of_glibc_are_compared_as_numbers() -> None:
-    binary = pytest.importorskip("wheels.binary", reason="the extra `wheels` is not installed", exc_type=ImportError)
     versions = frozenset(["GLIBC_2.2.5", "GLIBC_2.9", "GLIBC_2.17"])
-    read = binary.Binary("EM_X86_64", frozenset(["libc.so.6"]), (), versions, frozenset(["PyList_New"]))
+    read = Binary("EM_X86_64", frozenset(["libc.so.6"]), (), versions, frozenset(["PyList_New"]))
     assert read.glibc == (2, 17)
     assert list(binary.faults(read, "x86_64", glibc=(2, 17))) == []
     assert list(binary.faults(read, "x86_64", glibc=(2, 16))) == ["needs glibc 2.17, the tag promises 2.16"]
@@ -181,15 +179,13 @@ def test_versions_of_glibc_are_compared_as_numbers() -> None:
 
 @pytest.mark.parametrize(("library", "version"), [("libstdc++.so.6", "GLIBC_2.17"), ("libc.so.6", "CXXABI_1.3")])
 def test_a_binary_that_needs_more_than_glibc_is_refused(library: str, version: str) -> None:
-    binary = pytest.importorskip("wheels.binary", reason="the extra `wheels` is not installed", exc_type=ImportError)
-    read = binary.Binary("EM_X86_64", frozenset([library]), (), frozenset([version]), frozenset())
+    read = Binary("EM_X86_64", frozenset([library]), (), frozenset([version]), frozenset())
     assert len(list(binary.faults(read, "x86_64"))) == 1
 
 
 def compiles(source: str) -> bool:
-    done = subprocess.run(
-        ["cc", "-std=c11", "-fsyntax-only", "-x", "c", "-"], input=source.encode(), capture_output=True, timeout=60
-    )
+    words = ["cc", "-std=c11", "-fsyntax-only", "-x", "c", "-"]
+    done = subprocess.run(words, input=source.encode(), capture_output=True, timeout=60, check=False)
     return done.returncode == 0
 
 
@@ -246,15 +242,13 @@ def test_one_wheel_is_built_and_is_good(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     wheel = build.build(target, python.path, tree, tmp_path / "cache", tmp_path / "out")
     assert contents.faults(wheel, target, build.files()) == []
-    from wheels import binary
-
     modules = binary.in_wheel(wheel)
     assert sorted(modules) == ["nnfmq/queue/_core", "nnfmq/serialize/_codec"]
     assert [fault for module in modules.values() for fault in binary.faults(module, "aarch64")] == []
 
 
 def _needs_tools_to_build() -> None:
-    for name in ("ziglang", "elftools", "Cython"):
+    for name in ("ziglang", "Cython"):
         pytest.importorskip(name, reason="building needs the extras `wheels` and `dev`")
     if int(metadata.version("setuptools").split(".")[0]) < 77:
         pytest.skip("building needs setuptools 77 or newer")
@@ -269,12 +263,22 @@ def _needs_tools_to_build() -> None:
 def test_what_is_left_out_for_other_pythons_exists(path: str) -> None:
     file, _, name = path.partition("::")
     assert (ROOT / file).exists()
-    assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8") if name else (ROOT / file).exists()
+    assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_the_closing_line_of_pytest_is_found() -> None:
     said = "....\nSKIPPED [1] x: not here\n\n=== 2 failed, 5058 passed, 7 skipped in 131.26s (0:02:11) ===\n"
     assert every_python.closing_line(said) == "2 failed, 5058 passed, 7 skipped in 131.26s (0:02:11)"
+
+
+def test_no_python_at_all_is_a_failure_and_no_other_python_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pythons, "find", list)
+    assert every_python.main([]) == 1
+    monkeypatch.setattr(pythons, "find", lambda: [HERE])
+    assert every_python.main(["--but", "3.12"]) == 0
+    assert capsys.readouterr().out == "no other Python here\n"
 
 
 def test_a_failing_python_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What an installed nnfmq does, as JSON: `installed.py RECORDS`, run by the interpreter under trial, outside the project.
+"""What an installed nnfmq does, as JSON: `installed.py RECORDS`, run by the interpreter under trial.
 
 Two processes exchange records over a queue: a forked one attaches as a foreign one would, from descriptors and their
 JSON. (Forked and not started, so that the same program runs under an emulator, whose child is one too.)
@@ -50,6 +50,5 @@ def exchange(records: int) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps({
-        "core": core_name, "codec": codec_name, "records": exchange(int(sys.argv[1])), "path": core_path, "machine": platform.machine(),
-    }))  # fmt: skip
+    done = {"records": exchange(int(sys.argv[1])), "machine": platform.machine()}
+    print(json.dumps(done | {"core": core_name, "codec": codec_name, "path": core_path}))
