@@ -15,6 +15,7 @@ import shutil
 import sys
 import tarfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from wheels.pythons import ROOT, Failed, Python, environment, pip, run, settings
@@ -55,9 +56,15 @@ def platform_tag(architecture: str) -> str:
     return "manylinux_{}_{}_{}".format(*GLIBC, architecture)
 
 
+@cache
+def head() -> str:
+    """Return the commit that is built. Asked once: a commit made meanwhile must not get into half of the wheels."""
+    return run(["git", "-C", ROOT, "rev-parse", "HEAD"]).strip()
+
+
 def epoch() -> int:
     """Return $SOURCE_DATE_EPOCH, or the time of HEAD's commit, in seconds."""
-    return int(os.environ.get("SOURCE_DATE_EPOCH") or run(["git", "-C", ROOT, "log", "-1", "--format=%ct"]))
+    return int(os.environ.get("SOURCE_DATE_EPOCH") or run(["git", "-C", ROOT, "log", "-1", "--format=%ct", head()]))
 
 
 def uncommitted() -> bool:
@@ -67,13 +74,13 @@ def uncommitted() -> bool:
 
 def files() -> list[str]:
     """Return the files of the package at HEAD, as paths from the root."""
-    return run(["git", "-C", ROOT, "ls-tree", "-r", "--name-only", "HEAD", "nnfmq"]).splitlines()
+    return run(["git", "-C", ROOT, "ls-tree", "-r", "--name-only", head(), "nnfmq"]).splitlines()
 
 
 def export(folder: Path) -> Path:
     """Write the tree at HEAD into `folder`, with modes that do not depend on the umask; return it."""
     archive = folder.with_suffix(".tar")
-    run(["git", "-C", ROOT, "-c", "tar.umask=0022", "archive", "--output", archive, "HEAD"])
+    run(["git", "-C", ROOT, "-c", "tar.umask=0022", "archive", "--output", archive, head()])
     with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as tree:
         tree.extractall(folder, filter="data")
     archive.unlink()

@@ -81,7 +81,8 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         table.append((row.wheel, str(row.size_bytes // 1024), *(row.checks.get(name, "-") for name in CHECKS)))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    yield from ("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) for cells in table)
+    for cells in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
     yield from (f"{row.wheel}: {fault}" for row in rows for fault in row.faults)
 
 

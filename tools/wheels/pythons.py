@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 600
 _ASK = """
-import ensurepip, importlib.util, json, os, platform, sys, sysconfig
+import ensurepip, json, os, platform, sys, sysconfig
 print(json.dumps({
     "implementation": sys.implementation.name,
     "release": list(sys.version_info[:3]),
@@ -148,6 +148,6 @@ def _named(name: str) -> Python:
     found = shutil.which(name)
     python = ask(Path(found)) if found else None
     if python is None:
-        wanted = ".".join(map(str, oldest()))
-        raise Failed(f"{name} is no CPython {wanted} or newer with C headers and venv; leave --python out to search")
+        wanted = f"CPython {'.'.join(map(str, oldest()))} or newer with C headers and venv, outside any environment"
+        raise Failed(f"{name} is no {wanted}; leave --python out to search")
     return python

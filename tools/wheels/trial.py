@@ -48,7 +48,7 @@ def minor(python: str) -> str:
 
 def _platforms(architecture: str) -> list[str]:
     """Return pip's options for the platforms whose wheels of dependencies may be taken, the newest glibc first."""
-    accepted = [f"manylinux_2_{minor}_{architecture}" for minor in (28, 27)]
+    accepted = [f"manylinux_2_{minimum}_{architecture}" for minimum in (28, 27)]
     return [f"--platform={name}" for name in (*accepted, platform_tag(architecture), f"manylinux2014_{architecture}")]
 
 
