@@ -322,6 +322,8 @@ class Tracer:
         return self
 
     def __enter__(self) -> Tracer:
+        # Python 3.12 asks whether any frame wants opcodes when the trace function is set, and never again.
+        sys._getframe().f_trace_opcodes = self._event == "opcode"
         sys.settrace(self)
         return self
 

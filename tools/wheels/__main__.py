@@ -1,0 +1,17 @@
+"""`python tools/wheels`: run as a folder, so the folder above goes on the path in its place."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def _main() -> int:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from wheels.command import main
+
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
