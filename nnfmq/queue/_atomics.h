@@ -28,7 +28,6 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -239,20 +238,16 @@ static inline int nnfmq_is_ready(const nnfmq_ring *q, int side, uint64_t bytes) 
     return used > q->ring_bytes || q->ring_bytes - used >= bytes || w % q->quantum != 0;
 }
 
-/* Polls until ready, stopped or `until_ns`; returns 0 in the last case. *now_ns is the last reading of the clock, and
- * *gaps counts how often nothing was looked at for so long that something else must have run on this CPU. */
-static inline int nnfmq_poll(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t bytes, int64_t until_ns,
-                             int64_t *now_ns, int *gaps) {
+/* Polls until ready, stopped or `until_ns`; returns 0 in the last case. */
+static inline int nnfmq_poll(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t bytes,
+                             int64_t until_ns) {
     do {
         for (int i = 0; i < 8; i++) { /* a clock reading costs as much as a few looks */
             if (nnfmq_is_ready(q, side, bytes) || nnfmq_is_stopped(event))
                 return 1;
             nnfmq_pause();
         }
-        int64_t now = nnfmq_now();
-        *gaps += now - *now_ns > NNFMQ_GAP_NS;
-        *now_ns = now;
-    } while (*now_ns < until_ns);
+    } while (nnfmq_now() < until_ns);
     return 0;
 }
 
@@ -265,12 +260,6 @@ static inline void nnfmq_publish_cpu(const nnfmq_ring *q, uint16_t *published) {
 
 static inline int nnfmq_writer_is_here(const nnfmq_ring *q) {
     return atomic_load_explicit(q->writer_cpu, memory_order_relaxed) == (uint16_t)(sched_getcpu() + 1);
-}
-
-/* How often another task took the CPU from this thread. */
-static inline int64_t nnfmq_interruptions(void) {
-    struct rusage usage;
-    return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nivcsw : 0;
 }
 
 /* Sleeps once, in the order that loses no wake-up: consume the bit, look again, sleep only if the word stood still. */

@@ -6,6 +6,7 @@ beside a thread that computes), then released. While it is released only plain C
 closing is left to the last waiter. Signals are served after each slice of a spin and each return of the futex.
 """
 
+cimport cython
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 )
@@ -27,7 +28,7 @@ cdef extern from "_atomics.h" nogil:
     ctypedef struct nnfmq_look:
         uint64_t w, r, bytes
     ctypedef struct nnfmq_forecast:
-        int64_t expected, spread, lateness, samples, crowded_until, crowded_ns, switches, looked
+        int64_t expected, spread, lateness, samples
     const int64_t NNFMQ_NO_DEADLINE
     const uint32_t NNFMQ_NOT_FULL, NNFMQ_NOT_EMPTY
     const int NNFMQ_DONE, NNFMQ_CORRUPTED, NNFMQ_READER, NNFMQ_WRITER
@@ -46,18 +47,14 @@ cdef extern from "_atomics.h" nogil:
     void nnfmq_publish(const nnfmq_ring *q, uint64_t w, uint64_t size)
     int nnfmq_is_ready(const nnfmq_ring *q, int side, uint64_t size)
     void nnfmq_announce(const nnfmq_ring *q, uint64_t w, uint64_t size)
-    int nnfmq_poll(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t until_ns,
-                   int64_t *now_ns, int *gaps)
+    int nnfmq_poll(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t until_ns)
     void nnfmq_publish_cpu(const nnfmq_ring *q, uint16_t *published)
     int nnfmq_writer_is_here(const nnfmq_ring *q)
-    int64_t nnfmq_interruptions()
     int nnfmq_nap(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
-    const int NNFMQ_POLL, NNFMQ_SLEEP, NNFMQ_GAP_NS
-    void nnfmq_forget(nnfmq_forecast *f)
+    const int NNFMQ_POLL, NNFMQ_SLEEP
     int64_t nnfmq_plan(const nnfmq_forecast *f, int64_t now, int64_t window_ns)
     void nnfmq_learn(nnfmq_forecast *f, int64_t waited)
     void nnfmq_woke(nnfmq_forecast *f, int64_t planned, int64_t now, int found)
-    void nnfmq_interrupted(nnfmq_forecast *f, int64_t now, int64_t switches)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
     int nnfmq_arm(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, uint32_t *expected)
     int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side, uint64_t size,
@@ -106,6 +103,7 @@ cdef inline int64_t later(int64_t start, int64_t duration) noexcept:
     return start + duration if duration < INT64_MAX - start else INT64_MAX
 
 
+@cython.final
 cdef class EventWord:
     """One futex word in shared memory, and the private flags that end a wait on it."""
 
@@ -232,6 +230,7 @@ cdef class EventWord:
         self.release()
 
 
+@cython.final
 cdef class Ring:
     """Counters and records of one queue; `event` is where its two sides wait, or None."""
 
@@ -265,7 +264,6 @@ cdef class Ring:
         data = self.place(2, regions[layout.fds[2]], "ring", layout.ring, layout.ring_bytes)
         nnfmq_set_intent(&self.ring, <void *><uintptr_t>r if lossy else NULL)
         self.place_hint(regions[layout.fds[3]], None if event is None else layout.writer_cpu)
-        nnfmq_forget(&self.forecast)
         nnfmq_set_ring(&self.ring, &self.own_position if lossy else <void *><uintptr_t>r, <void *><uintptr_t>w,
                        <unsigned char *><uintptr_t>data, layout.ring_bytes, layout.quantum, history_bytes)
 
@@ -434,7 +432,7 @@ cdef class Ring:
         nnfmq_copy_out(&self.ring, look.r, PyBytes_AS_STRING(data), size)
         return data if nnfmq_commit_unless_lapped(&self.ring, look.r, size) else None
 
-    def send(self, data):
+    def send(self, data, /):
         cdef EventWord event = self.waiting_place()
         cdef Py_buffer source
         if PyBytes_CheckExact(data):
@@ -521,7 +519,7 @@ cdef class Ring:
 
     # ---- waiting ----
 
-    def receive(self, deadline_ns, int64_t window_ns):
+    def receive(self, deadline_ns, int64_t window_ns, /):
         cdef EventWord event = self.waiting_place()
         cdef nnfmq_look look
         cdef bytes data
@@ -531,7 +529,7 @@ cdef class Ring:
         nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
         return data
 
-    def receive_into(self, out, deadline_ns, int64_t window_ns):
+    def receive_into(self, out, deadline_ns, int64_t window_ns, /):
         """Wait as `receive` does; then take as many records as there are and `out` has room for; return how many."""
         cdef EventWord event = self.waiting_place()
         cdef Py_buffer target
@@ -672,16 +670,14 @@ cdef class Ring:
     cdef bint wait(self, EventWord event, int64_t deadline, int64_t window) except -1:
         """Return True when a look is worth while (or the wait must stop), False when the deadline passed."""
         cdef int64_t began = nnfmq_now()
-        cdef int64_t now = began
         cdef int64_t plan
         if began >= deadline:
             return self.is_worth_a_look(event)
-        self.take_in_gaps(began, began - self.forecast.looked > NNFMQ_GAP_NS)
         if window > 0 and nnfmq_writer_is_here(&self.ring):
             with nogil:
                 sched_yield()  # it cannot answer while we run here
             return self.is_worth_a_look(event) or self.sleep(event, deadline)
-        if window > 0 and self.poll(event, &now, min(later(began, min(window, FIRST_LOOK_NS)), deadline)):
+        if window > 0 and self.poll(event, min(later(began, min(window, FIRST_LOOK_NS)), deadline)):
             return True  # too short to learn from: what is learnt is when not to poll
         plan = nnfmq_plan(&self.forecast, began, window)
         if plan == NNFMQ_SLEEP:
@@ -716,30 +712,18 @@ cdef class Ring:
     cdef bint poll_freely(self, EventWord event, int64_t now, int64_t until) except -1:
         """Poll without the GIL; signals are served between."""
         cdef bint found = False
+        cdef int64_t slice_end
         while not found and now < until:
-            found = self.poll_once(event, &now, min(now + SPIN_SLICE_NS, until))
+            slice_end = min(now + SPIN_SLICE_NS, until)
+            with nogil:
+                found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, slice_end)
             PyErr_CheckSignals()
+            now = nnfmq_now()
         return found
 
-    cdef bint poll_once(self, EventWord event, int64_t *now, int64_t until):
-        cdef int gaps = 0
-        cdef bint found
-        with nogil:
-            found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, until, now, &gaps)
-        self.take_in_gaps(now[0], gaps)
-        return found
-
-    cdef bint poll(self, EventWord event, int64_t *now, int64_t until):
+    cdef bint poll(self, EventWord event, int64_t until):
         """Poll with the GIL held: for a moment only."""
-        cdef int gaps = 0
-        cdef bint found = nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, until, now, &gaps)
-        self.take_in_gaps(now[0], gaps)
-        return found
-
-    cdef void take_in_gaps(self, int64_t now, int gaps) noexcept:
-        self.forecast.looked = now
-        if gaps:
-            nnfmq_interrupted(&self.forecast, now, nnfmq_interruptions())
+        return nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, until)
 
     cdef bint is_worth_a_look(self, EventWord event):
         return nnfmq_is_ready(&self.ring, NNFMQ_READER, self.ring.quantum) or nnfmq_is_stopped(&event.event)

@@ -10,24 +10,18 @@
 
 #define NNFMQ_POLL 0
 #define NNFMQ_SLEEP (-1)
-#define NNFMQ_GAP_NS 200000
 
 typedef struct {
     int64_t expected, spread;
     int64_t lateness;
     int64_t samples;
-    int64_t crowded_until, crowded_ns;
-    int64_t switches;
-    int64_t looked;
 } nnfmq_forecast;
 
 static inline int64_t nnfmq_least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static inline void nnfmq_forget(nnfmq_forecast *f) { *f = (nnfmq_forecast){.crowded_ns = 10000000}; }
-
 /* POLL, SLEEP, or when the nap ends after which to poll. */
 static inline int64_t nnfmq_plan(const nnfmq_forecast *f, int64_t now, int64_t window_ns) {
-    if (window_ns == 0 || now < f->crowded_until)
+    if (window_ns == 0)
         return NNFMQ_SLEEP;
     if (f->samples < 4 || f->spread > window_ns / 2 || f->expected > 100000000)
         return NNFMQ_POLL;
@@ -52,15 +46,6 @@ static inline void nnfmq_woke(nnfmq_forecast *f, int64_t planned, int64_t now, i
     }
     if (found)
         f->expected -= f->expected / 8;
-}
-
-static inline void nnfmq_interrupted(nnfmq_forecast *f, int64_t now, int64_t switches) {
-    if (switches == f->switches)
-        return;
-    int is_again = now < f->crowded_until + 2 * f->crowded_ns;
-    f->crowded_ns = is_again ? nnfmq_least(2 * f->crowded_ns, 1000000000) : 10000000;
-    f->crowded_until = now + f->crowded_ns;
-    f->switches = switches;
 }
 
 #endif

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EAGAIN, EINTR, EINVAL, ETIMEDOUT
@@ -79,11 +78,6 @@ def exact_timers() -> Iterator[None]:
         yield
     finally:
         _prctl(_PR_SET_TIMERSLACK, slack)
-
-
-def interruptions() -> int:
-    """Return how often another task took the CPU from this thread."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def futex_waitv(words: Sequence[tuple[int, int]], deadline_ns: int | None) -> int | None:

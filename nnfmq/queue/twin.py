@@ -26,10 +26,9 @@ from nnfmq.queue.futex import (
     find_atomics,
     futex_wait,
     futex_wake,
-    interruptions,
 )
 from nnfmq.queue.layout import Geometry
-from nnfmq.queue.waiting import GAP_NS, POLL, SLEEP, Forecast
+from nnfmq.queue.waiting import POLL, SLEEP, Forecast
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -433,7 +432,7 @@ class Ring:
         data = self._copy_out(r, size)
         return data if self._commit_unless_lapped(r, size) else None
 
-    def send(self, data: Buffer) -> bool:
+    def send(self, data: Buffer, /) -> bool:
         """Write all and wake the reader, or return False where there is no room."""
         event = self._enter()
         try:
@@ -514,7 +513,7 @@ class Ring:
 
     # Waiting.
 
-    def receive(self, deadline_ns: int | None, window_ns: int) -> bytes | None:
+    def receive(self, deadline_ns: int | None, window_ns: int, /) -> bytes | None:
         """Wait for a record, polling for `window_ns` before sleeping; then take all there are."""
         event = self._enter()
         try:
@@ -540,7 +539,7 @@ class Ring:
             if used or not self._wait(event, deadline_ns, window_ns):
                 return r, used
 
-    def receive_into(self, out: Buffer, deadline_ns: int | None, window_ns: int) -> int:
+    def receive_into(self, out: Buffer, deadline_ns: int | None, window_ns: int, /) -> int:
         """Wait as `receive` does; then take as many records as there are and `out` has room for; return how many."""
         target = memoryview(out).cast("B")
         room = len(target) - len(target) % self._quantum
@@ -684,7 +683,6 @@ class Ring:
         began = monotonic_ns()
         if deadline_ns is not None and began >= deadline_ns:
             return self._is_ready(READER, self._quantum) or event.is_stopped
-        self._take_in_time(began)
         if self._poll(event, began, _earlier(deadline_ns, began + min(window_ns, _FIRST_LOOK_NS))):
             return True  # too short to learn from: what is learnt is when not to poll
         plan = self._forecast.plan(began, window_ns)
@@ -718,14 +716,7 @@ class Ring:
             if self._is_ready(READER, self._quantum) or event.is_stopped:
                 return True
             now = monotonic_ns()
-            self._take_in_time(now)
         return False
-
-    def _take_in_time(self, now: int) -> None:
-        """Notice where so much time has gone between two looks that something else must have run on this CPU."""
-        if now - self._forecast.looked > GAP_NS:
-            self._forecast.interrupted(now, interruptions())
-        self._forecast.looked = now
 
     def _sleep(self, event: EventWord, side: int, size: int, deadline_ns: int | None, mask: int) -> bool:
         # The order that loses no wake-up: consume the bit, look again, sleep only if the word stood still.

@@ -25,8 +25,6 @@ POLL, SLEEP = 0, -1  # what Forecast.plan says, unless it says until when to nap
 _LONGEST_NS = 100_000_000  # after a longer wait nobody misses what a wake-up costs
 _SHORTEST_NAP_NS = 10_000  # going to sleep and coming back costs about as much
 _SAMPLES = 4  # that make a habit
-GAP_NS = 200_000  # between two looks of one poll: something else ran here
-_CROWDED_NS, _MOST_CROWDED_NS = 10_000_000, 1_000_000_000
 
 
 class DeadFlag:
@@ -51,28 +49,24 @@ class DeadFlag:
 
 
 class Forecast:
-    """What one receiver knows of its waits: how long they are, how late its naps end, whether the CPU is its own.
+    """What one receiver knows of its waits: how long they are, and how late its naps end.
 
     Each number is an integer of nanoseconds. A wait is predictable when the last ones differed little; then it is spent
-    asleep until shortly before its expected end, and the polling window begins there. A poll that was interrupted by
-    another task shares its CPU: polling would burn its time slice and be punished with the next interruption, so waits
-    go straight to sleep for a while, twice as long each time. No wait ever polls for longer than one window.
+    asleep until shortly before its expected end, and the polling window begins there. No wait ever polls for longer
+    than one window. (To sleep at once where another task was seen to take the CPU was tried and was worse: beside a
+    process that eats a core, the rare interruption of a poll costs less than all those wake-ups.)
     """
 
-    __slots__ = ("crowded_ns", "crowded_until", "expected", "lateness", "looked", "samples", "spread", "switches")
+    __slots__ = ("expected", "lateness", "samples", "spread")
 
     def __init__(self) -> None:
         self.expected = self.spread = 0  # of a wait, and how far the last ones were off
         self.lateness = 0  # of the end of a nap, nearly the worst
         self.samples = 0
-        self.looked = 0  # when it was seen last that this thread runs
-        self.crowded_until = 0
-        self.crowded_ns = _CROWDED_NS
-        self.switches = 0  # how often another task had taken the CPU from us at the last look
 
     def plan(self, now: int, window_ns: int) -> int:
         """Return POLL, SLEEP, or when the nap ends after which to poll."""
-        if window_ns == 0 or now < self.crowded_until:
+        if window_ns == 0:
             return SLEEP
         if self.samples < _SAMPLES or self.spread > window_ns // 2 or self.expected > _LONGEST_NS:
             return POLL
@@ -96,15 +90,6 @@ class Forecast:
             self.lateness += (late - self.lateness) // 2 if late > self.lateness else -((self.lateness - late) // 16)
         if found:  # it came during the nap, nobody knows when: nap less next time
             self.expected -= self.expected // 8
-
-    def interrupted(self, now: int, switches: int) -> None:
-        """Take in that a poll was interrupted; `switches` counts how often another task took the CPU from us."""
-        if switches == self.switches:
-            return  # a virtual machine's pause, or an interrupt: nobody to make room for
-        is_again = now < self.crowded_until + 2 * self.crowded_ns
-        self.crowded_ns = min(2 * self.crowded_ns, _MOST_CROWDED_NS) if is_again else _CROWDED_NS
-        self.crowded_until = now + self.crowded_ns
-        self.switches = switches
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from nnfmq.queue.waiting import POLL, SLEEP, Forecast
 
 WINDOW = 50_000
 US, MS = 1_000, 1_000_000
-NUMBERS = ("expected", "spread", "lateness", "samples", "crowded_until", "crowded_ns", "switches")
+NUMBERS = ("expected", "spread", "lateness", "samples")
 
 
 def used_to(*waits: int) -> Forecast:
@@ -85,37 +85,18 @@ def test_a_window_of_zero_sleeps_at_once() -> None:
     assert used_to(*[5 * US] * 10).plan(0, 0) == SLEEP
 
 
-def test_whoever_shares_its_cpu_sleeps_at_once_for_a_while_and_longer_each_time() -> None:
-    forecast = used_to(*[5 * US] * 10)
-    forecast.interrupted(100 * MS, 1)
-    assert (forecast.plan(109 * MS, WINDOW), forecast.plan(110 * MS, WINDOW)) == (SLEEP, POLL)
-    forecast.interrupted(111 * MS, 2)
-    assert (forecast.plan(130 * MS, WINDOW), forecast.plan(131 * MS, WINDOW)) == (SLEEP, POLL)
-    forecast.interrupted(900 * MS, 3)
-    assert (forecast.plan(909 * MS, WINDOW), forecast.plan(910 * MS, WINDOW)) == (SLEEP, POLL)
-
-
-def test_a_pause_in_which_no_other_task_ran_here_changes_nothing() -> None:
-    forecast = used_to(*[5 * US] * 10)
-    forecast.interrupted(100 * MS, 1)
-    forecast.interrupted(200 * MS, 1)
-    assert forecast.plan(200 * MS, WINDOW) == POLL
-
-
 # ---- the same in C ----
 
 SOURCE = """
 #include "_waiting.h"
-void forget(nnfmq_forecast *f) { nnfmq_forget(f); }
 int64_t plan(nnfmq_forecast *f, int64_t now, int64_t window) { return nnfmq_plan(f, now, window); }
 void learn(nnfmq_forecast *f, int64_t waited) { nnfmq_learn(f, waited); }
 void woke(nnfmq_forecast *f, int64_t planned, int64_t now, int64_t found) { nnfmq_woke(f, planned, now, (int)found); }
-void interrupted(nnfmq_forecast *f, int64_t now, int64_t switches) { nnfmq_interrupted(f, now, switches); }
 """
 
 
 class InC(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in (*NUMBERS, "looked")]
+    _fields_ = [(name, ctypes.c_int64) for name in NUMBERS]
 
 
 @pytest.fixture
@@ -138,14 +119,11 @@ def some_event(chance: random.Random, now: int) -> tuple[str, tuple[int, ...]]:
     waited = chance.randrange(around, 2 * around)
     if chance.random() < 0.7:
         return "learn", (waited,)
-    if chance.random() < 0.8:
-        return "woke", (now, now + chance.randrange(-10 * US, 300 * US), chance.randrange(2))
-    return "interrupted", (now, chance.randrange(3))
+    return "woke", (now, now + chance.randrange(-10 * US, 300 * US), chance.randrange(2))
 
 
 def test_the_c_header_computes_as_the_specification(in_c: ctypes.CDLL) -> None:
     chance, ours, theirs = random.Random(11), Forecast(), InC()
-    in_c.forget(ctypes.byref(theirs))
     for now in range(MS, 4000 * MS, MS):
         name, numbers = some_event(chance, now)
         getattr(ours, name)(*numbers)

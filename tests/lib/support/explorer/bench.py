@@ -240,7 +240,6 @@ class Machine:
             setattr(self.twin, name, getattr(self.futex, name))
         self.twin.monotonic_ns = self._clock
         self.twin.current_cpu = self._current_cpu
-        self.twin.interruptions = lambda: 0
         self.twin.exact_timers = nullcontext
         self.twin.memoryview = self._memoryview
         self.twin.ctypes = SimpleNamespace(
