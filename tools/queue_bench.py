@@ -28,7 +28,7 @@ from latency_peers import PeerMissing
 from queue_bench_html import page
 from queue_bench_parties import child_main
 from queue_bench_server import DEFAULT_NS, POLLING_NS, Job, Sample
-from queue_bench_table import ROWS, SLOWER, Row, report_row
+from queue_bench_table import ROWS, SLOWER, Row, report_row, shown
 
 from nnfmq.cli.output import console, print_json, table
 
@@ -210,24 +210,17 @@ def _print_row(screen: Any, row: dict[str, Any]) -> None:
     goals = table("goal", ">measured", ">allowed", "")
     for goal in row["goals"]:
         verdict = {True: "met", False: "missed", None: "not compared"}[goal["met"]]
-        goals.add_row(goal["goal"], _figure(goal["value"], goal["unit"]), _allowed(goal), verdict)
+        goals.add_row(goal["goal"], shown(goal["value"], goal["unit"]), _allowed(goal), verdict)
     screen.print(goals)
     for party, figures in row["parties"].items():
-        screen.print(f"  {party}: " + ", ".join(f"{name} {_figure(value, '')}" for name, value in figures.items()))
+        screen.print(f"  {party}: " + ", ".join(f"{name} {shown(value, '')}" for name, value in figures.items()))
     for party, reason in row["missing"].items():
         screen.print(f"  {party}: missing: {reason}")
     screen.print()
 
 
 def _allowed(goal: dict[str, Any]) -> str:
-    return f"{goal['sense']} {_figure(goal['limit'], goal['unit'])}"
-
-
-def _figure(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    digits = 0 if value >= 1000 or value == int(value) else 2
-    return f"{value:,.{digits}f} {unit}".strip()
+    return f"{goal['sense']} {shown(goal['limit'], goal['unit'])}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from queue_bench_server import Sample
+from queue_bench_table import shown
 
 WIDTH, HEIGHT, MARGIN = 760, 260, 40
 POINTS = 200
@@ -36,13 +37,18 @@ def _section(row: Mapping[str, Any], rounds: Mapping[str, Sequence[Sample]]) -> 
     goals = "".join(_goal(goal) for goal in row["goals"])
     missing = "".join(f"<p>{escape(f'{party}: missing: {why}')}</p>" for party, why in row["missing"].items())
     head = "<tr><th>goal<th>measured<th>allowed<th></tr>"
-    return f"<h2>{escape(row['title'])}</h2><table>{head}{goals}</table>{missing}{_plot(rounds)}"
+    parties = "".join(f"<li>{escape(_party(name, figures))}" for name, figures in row["parties"].items())
+    return f"<h2>{escape(row['title'])}</h2><table>{head}{goals}</table>{missing}<ul>{parties}</ul>{_plot(rounds)}"
+
+
+def _party(name: str, figures: Mapping[str, float]) -> str:
+    return f"{name}: " + ", ".join(f"{figure} {shown(value, '')}" for figure, value in figures.items())
 
 
 def _goal(goal: Mapping[str, Any]) -> str:
-    value = "-" if goal["value"] is None else f"{goal['value']:,.3g} {goal['unit']}"
     verdict = {True: "met", False: "missed", None: "not compared"}[goal["met"]]
-    cells = (goal["goal"], value, f"{goal['sense']} {goal['limit']:,g} {goal['unit']}", verdict)
+    allowed = f"{goal['sense']} {shown(goal['limit'], goal['unit'])}"
+    cells = (goal["goal"], shown(goal["value"], goal["unit"]), allowed, verdict)
     return "<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>"
 
 

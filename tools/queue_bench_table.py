@@ -216,3 +216,11 @@ def _judged(goal: Goal, figures: Mapping[str, Figures]) -> dict[str, Any]:
 
 def _ratio(value: float, per: float, is_inverse: bool) -> float:
     return per / value if is_inverse else value / per
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Return a figure as people read it; None stands for what was not measured."""
+    if value is None:
+        return "-"
+    digits = 0 if value >= 1000 or value == int(value) else 2
+    return f"{value:,.{digits}f} {unit}".strip()
