@@ -134,6 +134,20 @@ def names() -> list[str]:
         return []
 
 
+def end_of_named(name: str, count: int) -> tuple[int, bytes]:
+    """Return the size of POSIX shared memory, and its last `count` bytes or all it has.
+
+    They are read, not mapped: of memory that is nobody's friend, a look must not be a SIGBUS, nor allocate its holes.
+    Raises InvalidArgument where there is none, PermissionError where it may not be read.
+    """
+    fd = _open_name(name, read_only=True)
+    try:
+        size_bytes = os.fstat(fd).st_size
+        return size_bytes, os.pread(fd, count, max(0, size_bytes - count))
+    finally:
+        os.close(fd)
+
+
 def unlink(name: str) -> None:
     """Remove the name of POSIX shared memory. Who has it open keeps it; what nobody holds is freed.
 

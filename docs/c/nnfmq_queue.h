@@ -208,8 +208,11 @@ static inline int64_t nnfmq_deadline(int64_t timeout_ns) {
     return timeout_ns > 0 && timeout_ns < INT64_MAX - now_ns ? now_ns + timeout_ns : INT64_MAX;
 }
 
-/* Sets bits and wakes who waits for one of them; no system call where they were set, for then nobody sleeps. */
+/* Sets bits and wakes who waits for one of them; no system call where they were set, for then nobody sleeps. Does
+ * nothing where the queue has no event word or is mapped for reading only. */
 static inline void nnfmq_wake(nnfmq_queue *q, uint32_t bits) {
+    if (q->event == NULL || !q->is_writable)
+        return;
     uint32_t old = __atomic_fetch_or(q->event, bits, __ATOMIC_SEQ_CST);
     if ((old & bits) != bits)
         syscall(SYS_futex, q->event, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);

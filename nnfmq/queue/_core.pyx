@@ -28,7 +28,7 @@ cdef extern from "_atomics.h" nogil:
     ctypedef struct nnfmq_look:
         uint64_t w, r, bytes
     ctypedef struct nnfmq_forecast:
-        int64_t expected, spread, lateness, samples
+        int64_t expected, spread, lateness, samples, finds
     const int64_t NNFMQ_NO_DEADLINE
     const uint32_t NNFMQ_NOT_FULL, NNFMQ_NOT_EMPTY
     const int NNFMQ_DONE, NNFMQ_CORRUPTED, NNFMQ_READER, NNFMQ_WRITER

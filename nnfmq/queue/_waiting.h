@@ -15,6 +15,7 @@ typedef struct {
     int64_t expected, spread;
     int64_t lateness;
     int64_t samples;
+    int64_t finds;
 } nnfmq_forecast;
 
 static inline int64_t nnfmq_least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -27,11 +28,13 @@ static inline int64_t nnfmq_plan(const nnfmq_forecast *f, int64_t now, int64_t w
         return NNFMQ_POLL;
     if (f->expected + 2 * f->spread <= window_ns)
         return NNFMQ_POLL;
-    int64_t nap = f->expected - nnfmq_least(f->lateness + 2 * f->spread, window_ns);
+    int64_t nap = f->expected - nnfmq_least(f->lateness + 2 * f->spread + 5000, window_ns);
     return nap < 10000 ? NNFMQ_POLL : now + nap;
 }
 
 static inline void nnfmq_learn(nnfmq_forecast *f, int64_t waited) {
+    if (!f->samples)
+        f->expected = waited;
     int is_longer = waited > f->expected;
     int64_t error = nnfmq_least(is_longer ? waited - f->expected : f->expected - waited, 4 * f->spread + 20000);
     f->expected += is_longer ? error / 4 : -(error / 4);
@@ -45,7 +48,8 @@ static inline void nnfmq_woke(nnfmq_forecast *f, int64_t planned, int64_t now, i
         f->lateness += late > f->lateness ? (late - f->lateness) / 2 : -((f->lateness - late) / 16);
     }
     if (found)
-        f->expected -= f->expected / 8;
+        f->expected -= f->expected / (f->finds >= 2 ? 2 : 8);
+    f->finds = found ? f->finds + 1 : 0;
 }
 
 #endif

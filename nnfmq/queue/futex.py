@@ -11,8 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from errno import EAGAIN, EINTR, EINVAL, ETIMEDOUT
 from typing import Protocol
 
@@ -23,6 +22,7 @@ _SYS_FUTEX_WAITV = 449  # on every machine
 _WAKE_OP, _WAIT_BITSET, _WAKE_BITSET = 5, 9, 10  # the shared kind: no FUTEX_PRIVATE_FLAG
 _OP_OR, _OP_ANDN, _OP_ARG_SHIFT = 2, 3, 8
 _INT_MAX = 2**31 - 1
+_END_OF_CLOCK_NS = 2**63 - 1  # what the kernel can count, 292 years
 _SIZE_U32 = 2  # of a word of futex_waitv: 32 bits; shared, for want of FUTEX2_PRIVATE
 _CLOCK_MONOTONIC = 1
 
@@ -69,15 +69,14 @@ _prctl.argtypes = (ctypes.c_int, ctypes.c_ulong)
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 
 
-@contextmanager
-def exact_timers() -> Iterator[None]:
-    """Let this thread's sleeps end when they should; its timer slack, 50 µs as a rule, is restored afterwards."""
-    slack = _prctl(_PR_GET_TIMERSLACK, 0)
-    _prctl(_PR_SET_TIMERSLACK, 1)
-    try:
-        yield
-    finally:
-        _prctl(_PR_SET_TIMERSLACK, slack)
+def timer_slack() -> int:
+    """Return by how many nanoseconds this thread's sleeps may end late: 50 µs as a rule."""
+    return int(_prctl(_PR_GET_TIMERSLACK, 0))
+
+
+def set_timer_slack(slack_ns: int) -> None:
+    """Change that; 1 is the least."""
+    _prctl(_PR_SET_TIMERSLACK, slack_ns)
 
 
 def futex_waitv(words: Sequence[tuple[int, int]], deadline_ns: int | None) -> int | None:
@@ -104,7 +103,9 @@ def has_waitv() -> bool:
 
 
 def _limit(deadline_ns: int | None) -> object:
-    return None if deadline_ns is None else ctypes.byref(_Timespec(*divmod(max(deadline_ns, 0), 10**9)))
+    if deadline_ns is None:
+        return None
+    return ctypes.byref(_Timespec(*divmod(max(0, min(deadline_ns, _END_OF_CLOCK_NS)), 10**9)))
 
 
 class Atomics(Protocol):

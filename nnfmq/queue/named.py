@@ -59,9 +59,10 @@ def open_named(
     creator has not finished it, PermissionError, and QueueCorrupted where its record is impossible or its records are
     not of `quantum` bytes.
     """
+    size_bytes, descriptor = _described(name)  # before anything is mapped: it may be anybody's memory
     memory = Memory.open_named(name)
     try:
-        descriptor = _described(name, memory)
+        _check_mapping(name, memory, size_bytes, descriptor)
     except BaseException:
         memory.close()
         raise
@@ -77,7 +78,7 @@ def remove_named(name: str) -> None:
 
 
 def named_queues() -> list[str]:
-    """Return the names of all queues that this user may open, sorted."""
+    """Return the names of all queues that this user may read, sorted."""
     return [name for name in shared.names() if _is_queue(name)]
 
 
@@ -89,27 +90,35 @@ def _publish(view: memoryview, record: bytes, using: core.Core) -> None:
         magic.wake(forms.RECORD_MAGIC)
 
 
-def _described(name: str, memory: Memory) -> MQDescriptor:
-    at = layout.record_offset(memory.size_bytes)
-    if at < 0:
-        raise InvalidArgument(f"{name} is no queue of nnfmq: {memory.size_bytes} bytes have no room for its record")
-    magic = memory.view[at : at + 4].cast("I")[0]
+def _described(name: str) -> tuple[int, MQDescriptor]:
+    """Return the size of the memory and what its record says, which was checked."""
+    size_bytes, end = shared.end_of_named(name, layout.RECORD_BYTES)
+    if size_bytes == 0:
+        raise InvalidArgument(f"shared memory {name} has no bytes: its creator is at work, or ended there")
+    at = layout.record_offset(size_bytes)
+    if at < 0 or len(end) < layout.RECORD_BYTES:
+        raise InvalidArgument(f"{name} is no queue of nnfmq: {size_bytes} bytes have no room for its record")
+    magic = int.from_bytes(end[:4], "little")
     if magic != forms.RECORD_MAGIC and magic & ~forms.RECORD_MAGIC == 0:  # without libatomic it comes bit by bit
         raise InvalidArgument(
             f"{name} is no queue of nnfmq, or not ready: its creator is at work, or ended there "
             f"(then `nnfmq queue remove {name}`)"
         )
-    descriptor = forms.from_record(bytes(memory.view[at:]))
+    descriptor = forms.from_record(end)
     layout.resolve(descriptor, at, flavor=descriptor.flags)  # all parts lie before the record
+    return size_bytes, descriptor
+
+
+def _check_mapping(name: str, memory: Memory, size_bytes: int, descriptor: MQDescriptor) -> None:
+    if memory.size_bytes != size_bytes:
+        raise InvalidArgument(f"{name} has {memory.size_bytes} bytes and had {size_bytes} before: somebody changes it")
     if descriptor.flags == SYNCHRONIZED and not memory.is_writable:
         raise InvalidArgument(f"{name} may only be read by this user: both sides of a synchronized queue write")
-    return descriptor
 
 
 def _is_queue(name: str) -> bool:
     try:
-        with Memory.open_named(name) as memory:
-            _described(name, memory)
+        _described(name)
     except (NnfmqError, OSError):
         return False
     return True

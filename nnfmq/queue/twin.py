@@ -22,10 +22,11 @@ from nnfmq.queue.futex import (
     ALL_BITS,
     Atomics,
     current_cpu,
-    exact_timers,
     find_atomics,
     futex_wait,
     futex_wake,
+    set_timer_slack,
+    timer_slack,
 )
 from nnfmq.queue.layout import Geometry
 from nnfmq.queue.waiting import POLL, SLEEP, Forecast
@@ -706,8 +707,12 @@ class Ring:
         return found
 
     def _nap(self, event: EventWord, deadline_ns: int | None, until: int) -> bool:
-        with exact_timers():
+        slack = timer_slack()
+        try:
+            set_timer_slack(1)  # the thread is the application's: inside the try, for a handler may raise right after
             found = self._sleep(event, READER, self._quantum, _earlier(deadline_ns, until), NOT_EMPTY)
+        finally:
+            set_timer_slack(slack)
         self._forecast.woke(until, monotonic_ns(), found)
         return found
 

@@ -24,6 +24,8 @@ POLL, SLEEP = 0, -1  # what Forecast.plan says, unless it says until when to nap
 
 _LONGEST_NS = 100_000_000  # after a longer wait nobody misses what a wake-up costs
 _SHORTEST_NAP_NS = 10_000  # going to sleep and coming back costs about as much
+_MARGIN_NS = 5_000  # awake at least so long before a record is expected
+_FINDS = 2  # more of them in a row are no chance any more
 _SAMPLES = 4  # that make a habit
 
 
@@ -57,12 +59,13 @@ class Forecast:
     process that eats a core, the rare interruption of a poll costs less than all those wake-ups.)
     """
 
-    __slots__ = ("expected", "lateness", "samples", "spread")
+    __slots__ = ("expected", "finds", "lateness", "samples", "spread")
 
     def __init__(self) -> None:
         self.expected = self.spread = 0  # of a wait, and how far the last ones were off
         self.lateness = 0  # of the end of a nap, nearly the worst
         self.samples = 0
+        self.finds = 0  # naps in a row that ended with the record already there
 
     def plan(self, now: int, window_ns: int) -> int:
         """Return POLL, SLEEP, or when the nap ends after which to poll."""
@@ -72,12 +75,14 @@ class Forecast:
             return POLL
         if self.expected + 2 * self.spread <= window_ns:
             return POLL
-        margin = min(self.lateness + 2 * self.spread, window_ns)
+        margin = min(self.lateness + 2 * self.spread + _MARGIN_NS, window_ns)
         nap = self.expected - margin
         return POLL if nap < _SHORTEST_NAP_NS else now + nap
 
     def learn(self, waited: int) -> None:
         """Take in how long a wait was. One that lasted much longer than all before counts for less."""
+        if not self.samples:
+            self.expected = waited
         error = min(abs(waited - self.expected), 4 * self.spread + 20_000)
         self.expected += error // 4 if waited > self.expected else -(error // 4)
         self.spread += (error - self.spread) // 4 if error > self.spread else -((self.spread - error) // 4)
@@ -88,8 +93,9 @@ class Forecast:
         if now >= planned:
             late = min(now - planned, 100_000)
             self.lateness += (late - self.lateness) // 2 if late > self.lateness else -((self.lateness - late) // 16)
-        if found:  # it came during the nap, nobody knows when: nap less next time
-            self.expected -= self.expected // 8
+        if found:  # it came during the nap, nobody knows when: nap less next time, and much less if it goes on
+            self.expected -= self.expected // (2 if self.finds >= _FINDS else 8)
+        self.finds = self.finds + 1 if found else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from nnfmq.serialize.codec import Decoder, decode_request, encode_result
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.packet import RequestPacket, result_packet_for_error
 from nnfmq.serialize.stages import StageSlots
+from nnfmq.service.faults import FAULTS
 from nnfmq.service.memory_cache import MemoryCache
 from nnfmq.service.prepared_model import BoundExecution, ExecutionResult, PreparedModel, result_of_error
 
@@ -300,6 +301,10 @@ class BurstServer:
         except NnfmqError as error:
             self._fetched, ready_ns = None, 0
             result = result_of_error(error)
+        except FAULTS as error:
+            _log.exception("an executor failed")
+            self._fetched = None
+            result = result_of_error(GeneralFailure(f"the executor failed: {error!r}"))
         self._answer(result, taken_ns, ready_ns)
 
     def _fetch(self, slots: Sequence[int]) -> None:

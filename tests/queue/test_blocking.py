@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -367,3 +367,14 @@ def test_a_wait_for_no_bit_is_refused(flag: tuple[EventFlag, memoryview]) -> Non
 def test_wake_all_sets_every_bit(flag: tuple[EventFlag, memoryview]) -> None:
     flag[0].wake_all()
     assert flag[1][0] == 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("deadline_ns", [2**63 - 1, 2**63, 2**100])
+def test_a_deadline_beyond_the_end_of_the_clock_is_no_error(make_queue: MakeQueue, deadline_ns: int) -> None:
+    queue = make_queue(8, 4)
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(queue.receive, deadline_ns, 0)
+        while not queue.waiters:
+            assert not received.done(), received.exception()
+        queue.send(b"12345678")
+        assert received.result(20) == b"12345678"

@@ -6,10 +6,13 @@ import ctypes
 import os
 import random
 import shutil
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from nnfmq.queue.waiting import POLL, SLEEP, Forecast
 
 WINDOW = 50_000
 US, MS = 1_000, 1_000_000
-NUMBERS = ("expected", "spread", "lateness", "samples")
+NUMBERS = ("expected", "spread", "lateness", "samples", "finds")
 
 
 def used_to(*waits: int) -> Forecast:
@@ -59,6 +62,15 @@ def test_a_record_that_was_there_already_makes_the_next_nap_shorter() -> None:
     before = forecast.plan(0, WINDOW)
     forecast.woke(before, before + 1, True)
     assert forecast.plan(0, WINDOW) < before - 20 * US
+
+
+def test_a_rhythm_that_becomes_much_quicker_is_noticed_within_a_dozen_naps() -> None:
+    forecast = used_to(*[33 * MS] * 50)
+    naps = 0
+    while forecast.plan(0, WINDOW) > 0:
+        forecast.woke(10**12, 0, True)
+        naps += 1
+    assert naps <= 12
 
 
 def test_waits_of_any_length_are_polled_for_as_in_android() -> None:
@@ -164,25 +176,100 @@ def test_two_sides_on_one_cpu_exchange_records_in_order(make_queue: Callable[...
         done.result(20)
 
 
-def timer_slack() -> int:
-    return int(ctypes.CDLL(None).prctl(30, 0, 0, 0, 0))  # PR_GET_TIMERSLACK
+def status_of(thread: int) -> int:
+    return int(Path(f"/proc/{thread}/timerslack_ns").read_text())
 
 
-def test_the_threads_own_timer_slack_is_as_before(make_queue: Callable[..., MessageQueue]) -> None:
-    queue, before = make_queue(8, 4), timer_slack()
-    with ThreadPoolExecutor(1) as pool:
-        for _ in range(40):  # equal waits: after a few of them the thread naps
-            sent = pool.submit(send_after, queue, 300 * US)
-            assert queue.receive(time.monotonic_ns() + 20_000 * MS, WINDOW)
-            sent.result(20)
-    assert timer_slack() == before
-
-
-def send_after(queue: MessageQueue, wait_ns: int) -> None:
-    end = time.monotonic_ns() + wait_ns
-    while time.monotonic_ns() < end:
-        pass
+def send_after(queue: MessageQueue, wait_s: float, receiver: int) -> int:
+    """Send once `wait_s` has passed; return the receiver's timer slack at a quarter of that."""
+    threading.Event().wait(wait_s / 4)
+    slack = status_of(receiver)
+    threading.Event().wait(wait_s * 3 / 4)
     queue.send(bytes(8))
+    return slack
+
+
+@pytest.fixture
+def sender() -> Iterator[ThreadPoolExecutor]:
+    """A thread on one CPU; the test's own is on another meanwhile."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("one CPU only: nobody naps beside a writer on the same one")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(os.sched_setaffinity, 0, {max(allowed)}).result(20)
+        os.sched_setaffinity(0, {min(allowed)})
+        yield pool
+        os.sched_setaffinity(0, allowed)
+
+
+def accustom(queue: MessageQueue, sender: ThreadPoolExecutor, wait_s: float, window_ns: int) -> list[int]:
+    """Receive a dozen records that come at equal intervals; return the timer slack in each wait."""
+    seen, me = [], threading.get_native_id()
+    for _ in range(12):
+        sent = sender.submit(send_after, queue, wait_s, me)
+        assert queue.receive(time.monotonic_ns() + 20_000 * MS, window_ns)
+        seen.append(sent.result(20))
+    return seen
+
+
+def test_a_thread_naps_with_exact_timers_and_gets_its_own_back(
+    make_queue: Callable[..., MessageQueue], sender: ThreadPoolExecutor
+) -> None:
+    queue, own = make_queue(8, 4), status_of(threading.get_native_id())
+    seen = accustom(queue, sender, 0.02, 15 * MS)
+    assert (seen[0], 1 in seen) == (own, True)
+    assert status_of(threading.get_native_id()) == own
+
+
+def test_a_deadline_ends_a_nap() -> None:
+    queue: Any = MessageQueue.create(8, 4, using=cores.load("twin"), shared=False)
+    with queue:
+        assert late_by(queue, used_to(*[90 * MS] * 50)) < 15 * MS, "to the end of the nap it is 85 ms"
+
+
+def late_by(queue: Any, habit: Forecast) -> int:
+    """Receive until a deadline in the middle of a nap; return by how much it ended late, the best of a few."""
+    late = []
+    for _ in range(5):
+        queue._ring._forecast = habit
+        deadline = time.monotonic_ns() + 2 * MS
+        assert queue.receive(deadline, WINDOW) is None
+        late.append(time.monotonic_ns() - deadline)
+    return min(late)
+
+
+def test_a_signal_handler_that_raises_out_of_a_nap_leaves_the_timer_slack_as_it_was() -> None:
+    queue: Any = MessageQueue.create(8, 4, using=cores.load("twin"), shared=False)
+    own = status_of(threading.get_native_id())
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with queue:
+            for after_us in range(1, 400):
+                queue._ring._forecast = used_to(*[30 * MS] * 50)
+                with suppress(InterruptedError):
+                    signal.setitimer(signal.ITIMER_REAL, after_us / 1e6)
+                    queue.receive(time.monotonic_ns() + 20_000 * MS, WINDOW)
+                assert status_of(threading.get_native_id()) == own
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_the_twin_yields_to_a_writer_on_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    yields = []
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
+    with MessageQueue.create(8, 4, using=cores.load("twin"), shared=False) as queue:
+        assert queue.receive(time.monotonic_ns() + MS, WINDOW) is None
+        assert not yields, "nobody has said yet where the writer is"
+        queue.send(bytes(8))
+        assert queue.receive(0, WINDOW) == bytes(8)
+        assert queue.receive(time.monotonic_ns() + MS, WINDOW) is None
+    assert yields
 
 
 def test_a_twin_in_the_habit_of_long_waits_naps_and_then_gets_what_came_meanwhile() -> None:

@@ -343,3 +343,16 @@ def test_what_a_killed_creator_leaves_is_no_queue_and_can_be_removed(name: str, 
     assert name not in named_queues()
     remove_named(name)
     assert not is_there(name)
+
+
+def test_looking_for_queues_touches_no_memory_of_others(name: str) -> None:
+    path = Path("/dev/shm", name[1:])
+    with path.open("xb") as file:
+        file.truncate(1 << 20)  # all hole: a mapping's access would allocate it, or be a SIGBUS where there is no room
+    try:
+        assert name not in named_queues()
+        with pytest.raises(InvalidArgument, match="no queue"):
+            open_named(name)
+        assert path.stat().st_blocks == 0
+    finally:
+        path.unlink()

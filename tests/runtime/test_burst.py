@@ -272,6 +272,15 @@ def test_the_parts_of_a_latency_add_up(burst: Burst) -> None:
     assert last.timing == NO_TIMING
 
 
+def test_the_stages_of_another_execution_are_not_taken_for_this_one_s(burst: Burst) -> None:
+    burst.execute(ONE, TEN)
+    assert burst._results.stage_view is not None
+    burst._results.stage_view[0:8] = (7).to_bytes(8, "little")  # the number of the packet that they are about
+    last = burst.last
+    assert (last.driver_ns, last.engine_ns) == (0, 0)
+    assert last.queue_ns == last.latency_ns > 0
+
+
 def test_TIM_2_a_measured_execution_has_its_times_in_nanoseconds(burst: Burst) -> None:
     burst.execute(ONE, TEN, measure=True)
     timing = burst.last.timing

@@ -5,6 +5,7 @@ The client's side is `support.bursts`, in the same process; expected packets are
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
@@ -26,10 +27,10 @@ from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.queue.layout import READ_COUNTER, WRITE_COUNTER
 from nnfmq.serialize.codec import encode_request
-from nnfmq.serialize.packet import ResultPacket, result_packet_for_error
+from nnfmq.serialize.packet import RequestPacket, ResultPacket, result_packet_for_error
 from nnfmq.serialize.stages import StageSlots
 from nnfmq.service.burst import BindingExecutor, BurstServer
-from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.prepared_model import ExecutionResult, PreparedModel
 
 ADD = models.add_model()
 ADD_PACKET = packet_for(ADD)
@@ -62,6 +63,25 @@ def test_BUR_13_a_burst_executes_in_both_forms(
     result = client.execute(ADD_PACKET)
     assert result == ResultPacket(ErrorStatus.NONE, (OutputShape((4,)),), NO_TIMING)
     assert floats(adding[1]) == SUM
+
+
+class Mistaken(Summing):
+    """An executor that meets what it did not expect in its data."""
+
+    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionResult:
+        raise ValueError("a mistake")
+
+
+def test_an_executor_that_breaks_fails_one_execution_after_the_other(
+    client: BurstClient, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    bursts.give_pools(client, ADD)
+    server = serve(client, Mistaken())
+    for sent in (1, 2):
+        assert_failed(client.execute(ADD_PACKET))
+        assert server.last_failure.sequence == sent
+        assert "the executor failed: ValueError('a mistake')" in server.last_failure.message
+    caplog.clear()
 
 
 def test_BUR_13_a_burst_executes_with_an_executor_of_somebody_else_s_making(client: BurstClient, serve: Serve) -> None:
@@ -393,6 +413,16 @@ def test_TIM_4_times_that_were_asked_for_come_and_the_driver_s_includes_the_devi
     assert 0 <= timing.time_on_device_ns <= timing.time_in_driver_ns <= time.monotonic_ns() - begin
 
 
+def test_TIM_4_asking_for_times_now_and_then_changes_no_other_result(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    asked = [MeasureTiming.NO, MeasureTiming.YES, MeasureTiming.NO, MeasureTiming.YES]
+    results = [client.execute(packet_for(ADD, measure=measure)) for measure in asked]
+    assert [result.timing != NO_TIMING for result in results] == [False, True, False, True]
+    assert {result.output_shapes for result in results} == {(OutputShape((4,)),)}
+
+
 def test_TIM_3_a_failed_execution_has_no_times(client: BurstClient, serve: Serve, form: Form) -> None:
     serve(client, form(prepared(ADD)))
     client.answer = lambda _slots: refuse(InvalidArgument("no such slot"))
@@ -478,6 +508,18 @@ def test_a_slot_that_stands_for_other_memory_now_is_read_there(
     np.frombuffer(fresh.view, np.float32)[:] = 3
     assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
     assert floats(adding[1]) == [6.0] * 4
+
+
+def test_a_slot_that_is_given_other_memory_behind_its_back_is_bound_anew(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
+) -> None:
+    executor = BindingExecutor(prepared(ADD))
+    serve(client, executor)
+    assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+    other = resources.enter_context(Memory.create(models.pool_bytes(ADD)[1]))
+    executor.add_cache_entry(Memory.adopt(os.dup(other.fileno())), 1)  # slot 1 is the output's
+    assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+    assert floats(other) == floats(adding[1])
 
 
 @pytest.mark.parametrize("slot", [0, 1], ids=["input", "output"])

@@ -16,7 +16,6 @@ import ctypes
 import linecache
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from errno import ETIMEDOUT
 from pathlib import Path
@@ -240,7 +239,7 @@ class Machine:
             setattr(self.twin, name, getattr(self.futex, name))
         self.twin.monotonic_ns = self._clock
         self.twin.current_cpu = self._current_cpu
-        self.twin.exact_timers = nullcontext
+        self.twin.timer_slack, self.twin.set_timer_slack = lambda: 50_000, lambda slack_ns: None
         self.twin.memoryview = self._memoryview
         self.twin.ctypes = SimpleNamespace(
             c_uint32=SimpleNamespace(from_buffer=self._anchor), addressof=lambda anchor: anchor.address
