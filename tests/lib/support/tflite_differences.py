@@ -10,8 +10,7 @@ CODES = ("uint8", "int8")
 
 DIFFERENCES: dict[tuple[str, str], str] = {
     **{("MEAN", dtype): "the HAL truncates the mean code, TFLite rounds it" for dtype in CODES},
-    (
-        "AVERAGE_POOL_2D",
-        "int8",
-    ): "as unsigned on codes + 128, so halves go up; TFLite's go away from zero",
+    **{("FULLY_CONNECTED", dtype): "the HAL's multiplier rounds twice, LiteRT's once" for dtype in CODES},
+    ("AVERAGE_POOL_2D", "int8"): "as unsigned on codes + 128, so halves go up; TFLite's go away from zero",
+    ("RESIZE_BILINEAR", "int8"): "as unsigned on codes + 128, cut off after adding a half; TFLite's is in fixed point",
 }
