@@ -3,7 +3,7 @@
 A function of one 8-bit code is a table of 256, computed once by the reference's fixed-point formulas: int32 for
 LOGISTIC and TANH, int16 for HARD_SWISH. PRELU of codes has a table for what passes and a multiplier for what is sloped.
 
-    C1 the output's scale is above the input's / 128 (HARD_SWISH)
+HARD_SWISH  C1 the output's scale is above the input's / 128
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Indices and keys are controls: they are checked when the operation is bound, and no kernel can reach outside its array.
 
 GATHER            C1 an index is in [0, extent)
-EMBEDDING_LOOKUP  C1 as above                     C2 lookups are a vector, values have rank 2 or more
-HASHTABLE_LOOKUP  C2 lookups and keys are vectors C3 there are as many keys as values
+EMBEDDING_LOOKUP  C1 an index is in [0, extent)   C2 lookups are a vector, values have rank 2 or more
+HASHTABLE_LOOKUP  C2 lookups and keys are vectors    C3 there are as many keys as values
 TOPK_V2           C4 k is in [1, extent of the last axis]
 """
 

@@ -8,8 +8,9 @@ of 8 bits that is a floor of an affine function, which float64 computes exactly 
 with + for sums ≥ 0 and - below; e = 0 has no second term. Between -2^9 and 2^9 the right side is a multiple of
 2^-(31+e) and has at most 53 bits while e ≤ 12; beyond, it is clamped anyway. `requantizer` decides at preparation.
 
-    Q1-Q3 multiplier ranges          Q4 bias scale = input scale · filter scale
-    Q5 activation code 0-3           Q6 fixed output scale and zero point
+    Q1 a multiplier made of scales is from 0 to 2^30     Q2 one that must shrink is in (0, 1)
+    Q3 one that must grow is above 1                     Q4 bias scale = input scale · filter scale
+    Q5 activation code 0-3                               Q6 the output has the operation's fixed scale and zero point
     Q7 output scale and zero point equal the input's
 """
 

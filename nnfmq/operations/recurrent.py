@@ -8,7 +8,8 @@ each addition: the HAL's tolerance covers both.
     C1 the input's rank            C3 states: (batch, units), SVDF's (batch, memory size · filters)
     C2 weights and biases go with the input and with each other
     C4 activation code 0-4 or 6    C5 time major is 0 or 1         C6 SVDF's rank divides the count of filters
-    C11, C12 as in `sequences`
+
+What C11 and C12 say is in `sequences`.
 """
 
 from __future__ import annotations

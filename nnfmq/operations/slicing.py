@@ -4,7 +4,7 @@ Begins, ends and strides become Python slices when the operation is bound; a ker
 empty, and the result then has an extent of 0.
 
 SLICE          C1 begins and sizes are vectors of the rank   C2 the slice lies inside (size -1: to the end)
-STRIDED_SLICE  C1 begins, ends and strides as above          C3 a stride is not 0
+STRIDED_SLICE  C1 begins, ends and strides are vectors, too  C3 a stride is not 0
                C4 an axis that is shrunk has a positive stride and an extent of 1 left
 SPLIT          C5 the count is positive and that of the outputs   C6 the axis is a multiple of it
 """

@@ -1,8 +1,8 @@
 """Operations of codes that the HAL and TFLite define alike, bit for bit against LiteRT's reference kernels.
 
 LiteRT is an optional dependency; without it these tests are skipped. Scales and zero points are drawn at random.
-Left out is what the two define differently: SOFTMAX (TFLite's uses tables of floats), MEAN (TFLite's rounds),
-comparisons (TFLite's are in fixed point), MAXIMUM and MINIMUM (TFLite's do not requantize).
+What has no quantization of its own, or shapes and windows, is in `test_shared_with_tflite`; what the two define
+differently is in `support.tflite_differences`.
 """
 
 from __future__ import annotations
