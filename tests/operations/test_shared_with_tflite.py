@@ -301,7 +301,7 @@ def both(name: str, dtype: str, seed: int, build: Callable[[Draw], Case]) -> tup
 def test_an_operation_is_litert_s(name: str, dtype: str, build: Callable[[Draw], Case], seed: int) -> None:
     ours, theirs = both(name, dtype, seed, build)
 
-    tolerance = 2e-5 if dtype == "float32" else 0
+    tolerance = 1e-5 if dtype == "float32" else 0
     np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, strict=True)
 
 
