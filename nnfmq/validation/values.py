@@ -19,9 +19,10 @@ from nnfmq.hal.device import (
     BufferRole,
     Capabilities,
     PerformanceInfo,
+    TokenValuePair,
 )
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extensions import HIDL_PREFIX_BITS, Extension, is_extension, is_extension_name
+from nnfmq.hal.extensions import HIDL_PREFIX_BITS, Extension, extension_prefix, is_extension, is_extension_name
 from nnfmq.hal.types import (
     BASE_MAX,
     NO_TIME,
@@ -54,6 +55,7 @@ __all__ = [
     "validate_execution_preference",
     "validate_extension",
     "validate_extensions",
+    "validate_hints",
     "validate_loop_timeout",
     "validate_measure_timing",
     "validate_memory_pool",
@@ -255,3 +257,20 @@ def validate_extensions(extensions: Sequence[ExtensionNameAndPrefix]) -> Feature
         allowed = 0 < entry.prefix < 1 << HIDL_PREFIX_BITS
         _require(allowed, "N-VAL-12", f"extension {entry.name}: prefix {entry.prefix}")
     return V1_2 if extensions else V1_0
+
+
+def validate_hints(hints: Sequence[TokenValuePair], extensions: Sequence[ExtensionNameAndPrefix]) -> FeatureLevel:
+    """Refuse a token given twice, one of an extension that is not named, and malformed names.
+
+    A hint that the driver does not know is legal: it is ignored.
+    """
+    tokens, prefixes = [hint.token for hint in hints], [e.prefix for e in extensions]
+    try:
+        validate_extensions(extensions)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"N-VAL-22: {error}") from error
+    _require(len(set(tokens)) == len(tokens), "N-VAL-22", f"a token is given twice in {tokens}")
+    for token in tokens:
+        known = extension_prefix(token) in prefixes
+        _require(known, "N-VAL-22", f"token {token:#x}: its prefix is none of {prefixes}")
+    return FeatureLevel.AIDL_V4 if hints or extensions else V1_0

@@ -11,7 +11,7 @@ from support.small_models import two_adds
 from support.vts import BytesPool
 
 from nnfmq.hal import device
-from nnfmq.hal.device import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo
+from nnfmq.hal.device import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo, TokenValuePair
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extensions import Extension, ExtensionOperandTypeInformation
 from nnfmq.hal.types import (
@@ -207,3 +207,25 @@ def test_EXT_1_a_good_extension_needs_1_2() -> None:
     assert values.validate_extension(Extension("com.example.fibonacci", (int64,))) == 3
     assert values.validate_extensions([ExtensionNameAndPrefix("com.example.fibonacci", 7)]) == 3
     assert values.validate_extensions([]) == 1
+
+
+NAMED = ExtensionNameAndPrefix("com.example.fibonacci", 7)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "extensions"),
+    [
+        ((0x70001, 0x70001), [NAMED]),
+        ((0x80001,), [NAMED]),
+        ((1,), [NAMED]),
+        ((), [ExtensionNameAndPrefix("Fibonacci", 7)]),
+        ((), [NAMED, NAMED]),
+    ],
+)
+def test_N_VAL_22_a_hint_given_twice_or_of_no_named_extension_is_refused(tokens: Any, extensions: Any) -> None:
+    refused("N-VAL-22", values.validate_hints, [TokenValuePair(token) for token in tokens], extensions)
+
+
+def test_PREP_10_hints_need_AIDL_v4() -> None:
+    assert values.validate_hints([TokenValuePair(0x70001, b"x"), TokenValuePair(0x70002)], [NAMED]) == 8
+    assert values.validate_hints([], []) == 1
