@@ -374,14 +374,11 @@ def test_N_MOD_15_a_model_without_one_of_its_operands_is_refused(index: int) -> 
         validate_model(with_main(two_adds(), operands=operands, operations=operations, **lists))
 
 
-def test_MOD_5_unknown_extents_are_legal_and_an_unknown_rank_needs_HAL_1_2() -> None:
-    extents, rank = two_adds(), two_adds()
-    for index in (0, 1, 3, 4):
-        extents = with_operand(extents, index, dimensions=(0, 2))
-        rank = with_operand(rank, index, dimensions=())
-
-    assert validate_model(rank) == 3
-    assert validate_model(extents) in (1, 3)
+@pytest.mark.parametrize(("index", "dimensions", "level"), [(3, (0, 2), 1), (3, (), 3), (0, (0, 2), 3), (4, (2, 0), 3)])
+def test_MOD_5_boundaries_are_fully_specified_and_ranks_known_before_HAL_1_2(
+    index: int, dimensions: tuple[int, ...], level: int
+) -> None:
+    assert validate_model(with_operand(two_adds(), index, dimensions=dimensions)) == level
 
 
 def test_MOD_13_relaxed_computation_needs_HAL_1_1() -> None:
