@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class OperationType(IntEnum):
-    """Operation codes as on the wire."""
+    """Operation codes as on the wire; OperationType(n) with n above 0xFFFF is an extension's operation."""
 
     ADD = 0
     AVERAGE_POOL_2D = 1
@@ -115,3 +115,11 @@ class OperationType(IntEnum):
     MIRROR_PAD = 104
     REVERSE = 105
     OEM_OPERATION = 10000
+
+    @classmethod
+    def _missing_(cls, value: object) -> OperationType | None:
+        if not isinstance(value, int) or not 0xFFFF < value < 1 << 32:
+            return None
+        member = int.__new__(cls, value)  # kept nowhere: a peer that names many operations fills no table
+        member._name_, member._value_ = f"EXTENSION_{value:#x}", value
+        return member

@@ -15,6 +15,7 @@ from typing import Protocol
 from nnfmq.hal.operation_type import OperationType
 
 __all__ = [
+    "BASE_MAX",
     "NO_TIME",
     "NO_TIMING",
     "ChannelQuant",
@@ -22,6 +23,7 @@ __all__ = [
     "DeviceStatus",
     "DeviceType",
     "ExecutionPreference",
+    "ExtensionNameAndPrefix",
     "FusedActivationFunc",
     "LifeTime",
     "LoopTimeoutDurationNs",
@@ -44,11 +46,12 @@ __all__ = [
     "operand_bytes",
 ]
 
+BASE_MAX = 0xFFFF  # operand and operation codes above it belong to extensions
 NO_TIME = -1  # AIDL: a duration that is not available
 
 
 class OperandType(IntEnum):
-    """Operand types 0-15 and the deprecated OEM pair."""
+    """Operand types 0-15 and the deprecated OEM pair; OperandType(n) with n above BASE_MAX is an extension's type."""
 
     FLOAT32 = 0
     INT32 = 1
@@ -68,6 +71,14 @@ class OperandType(IntEnum):
     SUBGRAPH = 15
     OEM = 10000
     TENSOR_OEM_BYTE = 10001
+
+    @classmethod
+    def _missing_(cls, value: object) -> OperandType | None:
+        if not isinstance(value, int) or not BASE_MAX < value < 1 << 32:
+            return None
+        member = int.__new__(cls, value)  # kept nowhere: a peer that names many types fills no table
+        member._name_, member._value_ = f"EXTENSION_{value:#x}", value
+        return member
 
 
 class LifeTime(IntEnum):
@@ -174,8 +185,8 @@ _SCALARS = frozenset(
 
 
 def element_bytes(operand_type: OperandType) -> int:
-    """Return the bytes of one element (HAL types: 0 for SUBGRAPH and OEM)."""
-    return _ELEMENT_BYTES[operand_type]
+    """Return the bytes of one element: 0 for SUBGRAPH, OEM and extension types, whose size their extension knows."""
+    return 0 if operand_type > BASE_MAX else _ELEMENT_BYTES[operand_type]
 
 
 def is_scalar(operand_type: OperandType) -> bool:
@@ -217,7 +228,10 @@ class ChannelQuant:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One value of a subgraph. `dimensions` () = scalar or unknown rank; an extent of 0 = unknown."""
+    """One value of a subgraph. `dimensions` () = scalar or unknown rank; an extent of 0 = unknown.
+
+    `extension_data` is what an extension's type is told besides, opaque bytes; empty for every other type.
+    """
 
     type: OperandType
     dimensions: tuple[int, ...] = ()
@@ -226,6 +240,7 @@ class Operand:
     lifetime: LifeTime = LifeTime.TEMPORARY_VARIABLE
     location: DataLocation = DataLocation()
     channel_quant: ChannelQuant | None = None
+    extension_data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +263,26 @@ class Subgraph:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtensionNameAndPrefix:
+    """Which prefix an extension's types and operations have in one model (or in one set of hints)."""
+
+    name: str
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """A model: the main subgraph, those it refers to, constants, and pools that hold large constants."""
+    """A model: the main subgraph, those it refers to, constants, and pools that hold large constants.
+
+    `extensions` stays on this side of a connection: the wire format has no place for it.
+    """
 
     main: Subgraph
     referenced: tuple[Subgraph, ...] = ()
     operand_values: bytes = b""
     pools: tuple[Pool, ...] = ()
     relax_computation_float32_to_float16: bool = False
+    extensions: tuple[ExtensionNameAndPrefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

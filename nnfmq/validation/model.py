@@ -2,7 +2,8 @@
 
 Rules carry the ids of the requirements: N-MOD-* are the HAL test suite's families, N-VAL-* those beyond it; ids
 S1-S5 come from `operations.signature`. Sums and products are Python ints compared with 32- and 64-bit limits, so no
-claim of a hostile model overflows or allocates. OEM_OPERATION is checked for structure only;
+claim of a hostile model overflows or allocates. OEM_OPERATION and extensions' types and operations are
+checked for structure only;
 `engines.interpreter.supported` says that it cannot run. What IF and WHILE hand to subgraphs is checked last
 (`validation.control_flow`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface allows the
 model.
@@ -14,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extensions import extension_prefix, is_extension
 from nnfmq.hal.types import (
     LifeTime,
     Model,
@@ -25,9 +27,11 @@ from nnfmq.hal.types import (
     element_bytes,
     is_scalar,
 )
+from nnfmq.hal.versions import since
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import V1_0, V1_1, V1_2, V1_3, match
 from nnfmq.validation.control_flow import require_counts, validate_boundaries
+from nnfmq.validation.values import validate_extensions
 
 __all__ = ["operand_size", "validate_model"]
 
@@ -48,7 +52,7 @@ def validate_model(model: Model, *, allow_unspecified_boundaries: bool = False) 
     `allow_unspecified_boundaries` lets operands of unknown size go into and out of the subgraphs of IF and WHILE. No
     HAL allows that; a framework may, where it executes the model itself.
     """
-    level = _validate_pools(model)
+    level = max(_validate_pools(model), validate_extensions(model.extensions))
     for number, subgraph in enumerate((model.main, *model.referenced)):
         where = "" if number == 0 else f"referenced subgraph {number - 1}, "
         level = max(level, _validate_subgraph(model, subgraph, where))
@@ -78,7 +82,7 @@ def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
     _validate_indexes(subgraph, where)
     _validate_order(subgraph, where)
     levels += [
-        _validate_operation(subgraph, operation, f"{where}operation {number}")
+        _validate_operation(model, subgraph, operation, f"{where}operation {number}")
         for number, operation in enumerate(subgraph.operations)
     ]
     return max(levels)
@@ -90,15 +94,26 @@ def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
 def _validate_operand(model: Model, operand: Operand, where: str) -> int:
     level = _validate_type(operand, where)
     _validate_dimensions(operand, where)
-    if operand.type not in _OEM_TYPES:
+    if is_extension(operand.type):
+        _validate_extension_operand(model, operand, where)
+    elif operand.type not in _OEM_TYPES:
         _validate_scale(operand, where)
         _validate_zero_point(operand, where)
+    extra = is_extension(operand.type) or not operand.extension_data
+    _require(extra, "N-VAL-10", f"{where}: extension data on a {operand.type.name}")
     _validate_channel_quant(operand, where)
     _require(
         operand.location.padding == 0, "N-VAL-8", f"{where}: padding {operand.location.padding}, only 0 is allowed"
     )
     _LOCATION_RULES.get(operand.lifetime, _validate_no_location)(model, operand, where)
-    return level
+    return max(level, _shape_level(operand))
+
+
+def _shape_level(operand: Operand) -> int:
+    """Inputs and outputs of a model are fully specified before HAL 1.2."""
+    known = is_scalar(operand.type) or (bool(operand.dimensions) and 0 not in operand.dimensions)
+    is_boundary = operand.lifetime in (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT)
+    return V1_2 if is_boundary and not known else V1_0
 
 
 def _validate_type(operand: Operand, where: str) -> int:
@@ -108,13 +123,18 @@ def _validate_type(operand: Operand, where: str) -> int:
     _require(
         is_graph[0] == is_graph[1], "N-VAL-1", f"{where}: type {operand.type.name}, lifetime {operand.lifetime.name}"
     )
-    return _type_level(operand.type)
+    return since(operand.type)
 
 
-def _type_level(type: OperandType) -> int:
-    if type <= OperandType.TENSOR_QUANT8_ASYMM or type in _OEM_TYPES:
-        return V1_0
-    return V1_2 if type <= OperandType.TENSOR_QUANT8_SYMM else V1_3
+def _validate_extension_operand(model: Model, operand: Operand, where: str) -> None:
+    _require_prefix(model, operand.type, where)
+    plain = operand.scale == operand.zero_point == 0 and operand.channel_quant is None
+    _require(plain, "N-VAL-10", f"{where}: a scale, zero point or channelQuant on {operand.type.name}")
+
+
+def _require_prefix(model: Model, code: int, where: str) -> None:
+    prefix, known = extension_prefix(code), [extension.prefix for extension in model.extensions]
+    _require(prefix in known, "N-VAL-11", f"{where}: extension prefix {prefix}, the model names {known}")
 
 
 def _validate_dimensions(operand: Operand, where: str) -> None:
@@ -124,7 +144,11 @@ def _validate_dimensions(operand: Operand, where: str) -> None:
         _require(0 <= extent < 1 << 32, "N-VAL-3", f"{where}: extent {extent}")
     operand_size(operand.type, operand.dimensions, where)
     if operand.lifetime in _CONSTANTS:
-        known = is_scalar(operand.type) or (bool(operand.dimensions) and 0 not in operand.dimensions)
+        known = (
+            is_scalar(operand.type)
+            or is_extension(operand.type)
+            or (bool(operand.dimensions) and 0 not in operand.dimensions)
+        )
         _require(known, "N-VAL-2", f"{where}: a constant with dimensions {operand.dimensions}")
 
 
@@ -195,7 +219,7 @@ def _require_range(operand: Operand, size_bytes: int, rule: str, where: str) -> 
     inside = place.offset >= 0 and place.length >= 0 and place.offset + place.length <= size_bytes
     _require(inside, rule, f"{where}: {place.length} bytes at {place.offset} of {size_bytes}")
     needed = operand_size(operand.type, operand.dimensions, where)
-    fits = place.length == needed or operand.type in _OEM_TYPES
+    fits = place.length == needed or operand.type in _OEM_TYPES or is_extension(operand.type)
     _require(fits, "N-VAL-3", f"{where}: {place.length} bytes, {operand.type.name} {operand.dimensions} has {needed}")
 
 
@@ -262,12 +286,14 @@ def _validate_order(subgraph: Subgraph, where: str) -> None:
 # -- operations -------------------------------------------------------------------------------------------------------
 
 
-def _validate_operation(subgraph: Subgraph, operation: Operation, where: str) -> int:
+def _validate_operation(model: Model, subgraph: Subgraph, operation: Operation, where: str) -> int:
     _require(isinstance(operation.type, OperationType), "N-MOD-11", f"{where}: code {operation.type}")
+    if is_extension(operation.type):
+        _require_prefix(model, operation.type, where)
     require_counts(operation, f"{where} ({operation.type.name})")
     declaration = REGISTRY.get(operation.type)
     if declaration is None:
-        return V1_0  # OEM_OPERATION: what it means is its vendor's
+        return since(operation.type)  # an OEM's or an extension's: what it means is its vendor's
     operands = subgraph.operands
     try:
         found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])

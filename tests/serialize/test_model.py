@@ -9,11 +9,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.small_models import two_adds
 
 from nnfmq.hal.errors import InvalidArgument, ProtocolError
 from nnfmq.hal.types import (
     ChannelQuant,
     DataLocation,
+    ExtensionNameAndPrefix,
     LifeTime,
     Model,
     Operand,
@@ -23,6 +25,7 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.serialize.model import decode_model, encode_model
+from nnfmq.validation import validate_model
 
 
 @dataclass(frozen=True)
@@ -235,3 +238,14 @@ def test_a_changed_byte_never_raises_anything_but_protocol_error(at: int, byte: 
     data = bytearray(DATA)
     data[at] = byte
     assert is_refused(data) in (True, False)
+
+
+def test_MOD_15_an_extensions_type_arrives_without_the_extension_and_is_refused_there() -> None:
+    named = (ExtensionNameAndPrefix("com.example.fibonacci", 7),)
+    operand = Operand(OperandType(7 << 16), lifetime=LifeTime.NO_VALUE)
+    legal = replace(two_adds(), extensions=named)
+    legal = replace(legal, main=replace(legal.main, operands=(*legal.main.operands, operand)))
+    assert validate_model(legal) == 3
+
+    with pytest.raises((ProtocolError, InvalidArgument)):
+        validate_model(decode_model(encode_model(legal)[0], ()))

@@ -358,3 +358,37 @@ def test_N_MOD_20_operations_are_compared_with_their_declared_outputs() -> None:
     operation = Operation(ADD, (0, 1, 2), (3, 4))
 
     refused(with_main(two_adds(), operations=(operation,)), "S3")
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_N_MOD_15_a_model_without_one_of_its_operands_is_refused(index: int) -> None:
+    main = two_adds().main
+    operands = main.operands[:index] + main.operands[index + 1 :]
+
+    def renumbered(indexes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(i - (i > index) for i in indexes if i != index)
+
+    operations = tuple(replace(o, inputs=renumbered(o.inputs), outputs=renumbered(o.outputs)) for o in main.operations)
+    lists = {"input_indexes": renumbered(main.input_indexes), "output_indexes": renumbered(main.output_indexes)}
+    with pytest.raises(InvalidArgument):
+        validate_model(with_main(two_adds(), operands=operands, operations=operations, **lists))
+
+
+@pytest.mark.parametrize(("index", "dimensions", "level"), [(3, (0, 2), 1), (3, (), 3), (0, (0, 2), 3), (4, (2, 0), 3)])
+def test_MOD_5_boundaries_are_fully_specified_and_ranks_known_before_HAL_1_2(
+    index: int, dimensions: tuple[int, ...], level: int
+) -> None:
+    assert validate_model(with_operand(two_adds(), index, dimensions=dimensions)) == level
+
+
+def test_MOD_13_relaxed_computation_needs_HAL_1_1() -> None:
+    assert validate_model(replace(two_adds(), relax_computation_float32_to_float16=True)) == 2
+
+
+@pytest.mark.parametrize("fields", [{"scale": -1.0}, {"zero_point": 300}, {"scale": 2.0, "zero_point": -5}])
+def test_MOD_14_quantization_of_an_oem_operand_is_not_checked(fields: dict[str, Any]) -> None:
+    oem = Operand(OperandType.TENSOR_OEM_BYTE, (3,), lifetime=INPUT, **fields)
+    main = two_adds().main
+    model = with_main(two_adds(), operands=(*main.operands, oem), input_indexes=(*main.input_indexes, 5))
+
+    assert validate_model(model) == 1

@@ -1,0 +1,110 @@
+"""Feature levels, extension numbers and codes: the tables of REQUIREMENTS sections 0, 2.1, 2.3, 2.4 and 2.5."""
+
+from __future__ import annotations
+
+import pytest
+
+from nnfmq.hal.device import ResultCode, error_status_of
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument
+from nnfmq.hal.extensions import extension_code, extension_prefix, extension_type, is_extension
+from nnfmq.hal.types import LifeTime, OperandType, OperationType, Priority, element_bytes, is_scalar
+from nnfmq.hal.versions import (
+    FeatureLevel,
+    api_level,
+    interface_name,
+    is_aidl,
+    lifetime_name,
+    microseconds,
+    nanoseconds,
+    prefix_bits,
+    since,
+)
+from nnfmq.operations import REGISTRY
+
+L = FeatureLevel
+
+
+def test_VAL_2_every_declaration_is_since_the_level_of_its_code() -> None:
+    assert {code: int(since(code)) for code in REGISTRY} == {c: d.since for c, d in REGISTRY.items()}
+
+
+def test_DEV_9_levels_have_their_names_and_numbers() -> None:
+    assert [interface_name(level) for level in L] == [
+        "1.0", "1.1", "1.2", "1.3", "AIDL v1", "AIDL v2", "AIDL v3", "AIDL v4",
+    ]  # fmt: skip
+    assert [api_level(level) for level in L] == [27, 28, 29, 30, 31, 1000006, 1000007, 1000008]
+    assert [is_aidl(level) for level in L] == [False] * 4 + [True] * 4
+
+
+def test_MOD_3_operand_types_are_since_their_version() -> None:
+    assert [int(since(OperandType(code))) for code in range(16)] == [1] * 6 + [3] * 8 + [4] * 2
+    assert since(OperandType.OEM) == since(OperandType.TENSOR_OEM_BYTE) == L.V1_0
+    assert since(OperationType.OEM_OPERATION) == L.V1_0
+
+
+def test_MOD_4_lifetimes_are_called_as_their_version_calls_them() -> None:
+    assert [lifetime_name(LifeTime(n), L.V1_2) for n in (1, 2, 4)] == [
+        "MODEL_INPUT", "MODEL_OUTPUT", "CONSTANT_REFERENCE",
+    ]  # fmt: skip
+    assert lifetime_name(LifeTime.SUBGRAPH_INPUT, L.V1_3) == "SUBGRAPH_INPUT"
+    assert lifetime_name(LifeTime.CONSTANT_REFERENCE, L.AIDL_V1) == "CONSTANT_POOL"
+    assert (since(LifeTime.SUBGRAPH), since(LifeTime.NO_VALUE), since(Priority.LOW)) == (L.V1_3, L.V1_0, L.V1_3)
+
+
+def test_a_status_of_no_interface_is_since_none() -> None:
+    with pytest.raises(KeyError, match="DEAD_OBJECT"):
+        since(ErrorStatus.DEAD_OBJECT)
+
+
+@pytest.mark.parametrize(("ns", "us"), [(-1, (1 << 64) - 1), (0, 0), (5_000, 5)])
+def test_TIM_2_times_in_microseconds(ns: int, us: int) -> None:
+    assert (microseconds(ns), nanoseconds(us)) == (us, ns)
+
+
+@pytest.mark.parametrize("kind", [OperandType, OperationType])
+def test_MOD_15_codes_above_0xFFFF_are_an_extensions(kind: type[OperandType] | type[OperationType]) -> None:
+    code = kind(0x0007_0002)
+
+    assert (extension_prefix(code), extension_type(code), since(code)) == (7, 2, L.V1_2)
+    assert is_extension(code)
+    assert not any(is_extension(member) for member in kind)
+    for wrong in (-1, 9999, 0xFFFF, 1 << 32):
+        with pytest.raises(ValueError, match="is not a valid"):
+            kind(wrong)
+
+
+def test_MOD_15_an_extensions_type_has_no_size_of_its_own() -> None:
+    assert element_bytes(OperandType(1 << 16)) == 0
+    assert not is_scalar(OperandType(1 << 16))
+
+
+def test_MOD_15_prefixes_have_15_bits_in_AIDL_and_16_in_HIDL() -> None:
+    assert [prefix_bits(level) for level in L] == [16] * 4 + [15] * 4
+    assert extension_code(7, 2) == 0x0007_0002
+    assert extension_code(0xFFFF, 0, prefix_bits=16) == 0xFFFF_0000
+
+
+@pytest.mark.parametrize(("prefix", "number"), [(0, 0), (-1, 0), (0x8000, 0), (1, 0x10000), (1, -1)])
+def test_MOD_15_numbers_out_of_range_make_no_code(prefix: int, number: int) -> None:
+    with pytest.raises(InvalidArgument, match="allowed are"):
+        extension_code(prefix, number)
+
+
+def test_result_codes_stand_for_statuses() -> None:
+    assert [int(error_status_of(ResultCode(code))) for code in range(15)] == [
+        0,
+        2,
+        2,
+        4,
+        4,
+        2,
+        2,
+        2,
+        3,
+        1,
+        5,
+        6,
+        7,
+        8,
+        2,
+    ]
