@@ -76,7 +76,7 @@ def run_test(test: TestModel, target: Target) -> Result:
 
 def cells(line: Line) -> Iterable[tuple[str, str]]:
     """Return each operation of a test model with each tensor type among its operands, once, sorted."""
-    found = set()
+    found: set[tuple[str, str]] = set()
     for graph in (line["main"], *line["referenced"]):
         for operation in graph["operations"]:
             types = {graph["operands"][index]["type"] for index in (*operation["inputs"], *operation["outputs"])}
@@ -96,7 +96,7 @@ def _judged(kind: str, test: TestModel, target: Target) -> Verdict:
         return Verdict(kind, FAILED, f"the driver died: {error}")
     except NnfmqError as error:
         return Verdict(kind, FAILED, f"{error.status.name}: {error}")
-    except Exception as error:  # a bug in what is tested: it fails this test, and the others go on
+    except Exception as error:  # noqa: BLE001  a bug in what is tested fails this test, and the others go on
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}:{place.lineno}"
         return Verdict(kind, FAILED, f"{type(error).__name__} escaped at {where}: {error}")

@@ -56,7 +56,8 @@ def _failures(summary: Summary) -> Iterator[str]:
     for kind, tally in summary.kinds.items():
         for name, verdict in tally.failed:
             what = f"<b>{escape(name)}</b> ({escape(kind.replace('_', ' '))})"
-            yield f"<details open><summary>{what}: {escape(verdict.reason)}</summary>{''.join(_diff(verdict))}</details>"
+            summary_line = f"<summary>{what}: {escape(verdict.reason)}</summary>"
+            yield f"<details open>{summary_line}{''.join(_diff(verdict))}</details>"
 
 
 def _diff(verdict: Verdict) -> Iterator[str]:

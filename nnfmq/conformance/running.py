@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ def count(files: Sequence[Path], pattern: str) -> int:
     return sum(1 for path in files for _ in chosen(path, pattern))
 
 
-def run_files(files: Sequence[Path], settings: Settings, jobs: int) -> Iterator[Result]:
+def run_files(files: Sequence[Path], settings: Settings, jobs: int) -> Generator[Result, None, None]:
     """Yield the result of each test model, in order. Close the iterator to end early; it leaves nothing behind.
 
     Raises BadFormat, and what connecting to the driver or its device raises.
@@ -74,7 +74,7 @@ def run_files(files: Sequence[Path], settings: Settings, jobs: int) -> Iterator[
     return _run_in_jobs(files, settings, min(jobs, len(files)))
 
 
-def _run_here(files: Sequence[Path], settings: Settings) -> Iterator[Result]:
+def _run_here(files: Sequence[Path], settings: Settings) -> Generator[Result, None, None]:
     with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
         _ = target.feature_level  # a device that does not exist is no failed test
         for path in files:
@@ -91,7 +91,7 @@ def _run_file(path: Path, settings: Settings, target: Target) -> Iterator[Result
 _Answer = Result | BaseException | None
 
 
-def _run_in_jobs(files: Sequence[Path], settings: Settings, jobs: int) -> Iterator[Result]:
+def _run_in_jobs(files: Sequence[Path], settings: Settings, jobs: int) -> Generator[Result, None, None]:
     with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
         _ = target.feature_level
     answers: queue.SimpleQueue[tuple[int, _Answer]] = queue.SimpleQueue()
