@@ -16,7 +16,7 @@ from nnfmq.conformance import testmodels, variants
 from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, run_test
 from nnfmq.conformance.targets import Answered, Asked, Driver, Interpreter, Prepared, open_target
 from nnfmq.hal.errors import GeneralFailure, OutputInsufficientSize
-from nnfmq.hal.types import Model, OutputShape
+from nnfmq.hal.types import Model, OperandType, OutputShape
 
 SUM = np.float32([11, 22, 33]).tobytes()
 Execute = Callable[[Asked], Answered]
@@ -145,3 +145,30 @@ def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(is_burst:
         variants.UNKNOWN_OUTPUT_SHAPES: PASSED,
         variants.INSUFFICIENT_OUTPUT: PASSED,
     }
+
+
+class _OnlyUint8(Interpreter):
+    """A target that declines int8."""
+
+    @contextmanager
+    def prepared(self, model: Model) -> Iterator[Prepared]:
+        if not self.supports(model):
+            raise GeneralFailure("no int8")
+        with super().prepared(model) as prepared:
+            yield prepared
+
+    def supports(self, model: Model) -> bool:
+        return all(operand.type != OperandType.TENSOR_QUANT8_ASYMM_SIGNED for operand in model.main.operands)
+
+
+def test_int8_must_be_supported_where_uint8_is() -> None:
+    line = model_lines.add()
+    for operand, data in zip(line["main"]["operands"], ["AQID", "ChQe", None, "CxYh"], strict=True):
+        if data is not None:
+            operand.update(type="TENSOR_QUANT8_ASYMM", scale=1.0, data=data)
+    test = testmodels.read(line)
+
+    assert outcomes(run_test(test, Interpreter()))[variants.INT8_COUPLING] == PASSED
+    result = run_test(test, _OnlyUint8())
+    assert outcomes(result)[MODEL] == PASSED
+    assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
