@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import add_connect_argument, console, table
+from nnfmq.cli.output import add_connect_argument, at_least_one, console, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,20 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", default="reference", help="default: reference")
     parser.add_argument(
-        "--jobs", metavar="N", type=_count, default=1, help="processes that share the work (default: 1)"
+        "--jobs", metavar="N", type=at_least_one, default=1, help="processes that share the work (default: 1)"
     )
     parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name it finds")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the results as a page")
     parser.add_argument("--verbose", action="store_true", help="all failures, why tests were skipped, the slowest")
     add_connect_argument(parser)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
 
 
 def _pattern(text: str) -> str:

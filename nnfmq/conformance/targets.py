@@ -32,7 +32,7 @@ _SHORTEST = 1  # a client may not ask for no bytes
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One execution: its inputs, arrays like the outputs, what the first's buffer lacks, and how long a loop may run."""
+    """One execution: inputs, arrays like the outputs, what the first one's buffer lacks, how long a loop may run."""
 
     inputs: Sequence[Array | None]
     expected: Sequence[Array]
@@ -43,7 +43,7 @@ class Asked:
     def room_bytes(self) -> list[int]:
         """Return how many bytes each output's buffer has; a client may not ask for none."""
         lacking = [self.short_bytes, *[0] * (len(self.expected) - 1)]
-        return [max(array.nbytes - less, 1) for array, less in zip(self.expected, lacking, strict=True)]
+        return [max(array.nbytes - less, _SHORTEST) for array, less in zip(self.expected, lacking, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

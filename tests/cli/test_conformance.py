@@ -203,3 +203,11 @@ def wait_for_children(pid: int) -> None:
     deadline_ns = time.monotonic_ns() + commands.LIMIT_S * 1_000_000_000
     while not children.read_text():
         assert time.monotonic_ns() < deadline_ns
+
+
+def test_a_job_that_dies_ends_the_run_with_the_file_it_was_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert run(folder, "--jobs", 2) == 1
+    assert f"a job died in {folder}" in error(capsys)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,3 +173,33 @@ def test_int8_must_be_supported_where_uint8_is() -> None:
     result = run_test(test, _OnlyUint8())
     assert outcomes(result)[MODEL] == PASSED
     assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
+
+
+@pytest.mark.parametrize("path", ["sync", "burst"])
+def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_refused_them(
+    path: str, data_dir: Path
+) -> None:
+    (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
+    with closing(open_target(path, "reference", "embedded")) as target:
+        result = run_test(testmodels.read(line), target)
+    assert outcomes(result)[MODEL] == SKIPPED
+    assert "N-VAL-20" in reasons(result)[MODEL]
+
+
+class _Lenient(Interpreter):
+    """The interpreter, which takes such boundaries, where a driver has to stand."""
+
+    refuses_unspecified_boundaries = True
+
+
+def test_a_driver_that_takes_boundaries_of_unknown_size_fails(data_dir: Path) -> None:
+    (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
+    assert "N-VAL-20 has them refused" in reasons(run_test(testmodels.read(line), _Lenient()))[MODEL]
+
+
+@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+def test_an_endless_loop_has_to_miss_its_deadline(path: str, data_dir: Path) -> None:
+    lines = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
+    with closing(open_target(path, "reference", "embedded")) as target:
+        results = [run_test(testmodels.read(line), target) for _, line in lines]
+    assert {verdict.outcome for result in results for verdict in result.verdicts} == {PASSED}
