@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -112,10 +112,13 @@ def _job(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
     words = [sys.executable, "-P", "-m", __name__, msgspec.json.encode(settings).decode()]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None
         try:
             yield process
         finally:
             process.kill()
+            with suppress(BrokenPipeError):  # what it did not read is still in the buffer
+                process.stdin.close()
 
 
 def _feed(
@@ -141,12 +144,13 @@ def _feed(
 
 def _asked(process: subprocess.Popen[bytes], path: Path) -> Iterator[Result]:
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(os.fsencode(path) + b"\n")
-    process.stdin.flush()
-    last = "its first"
+    last = "no test"
+    with suppress(BrokenPipeError):  # a job that is gone answers nothing, and that says so
+        process.stdin.write(os.fsencode(path) + b"\n")
+        process.stdin.flush()
     while (line := process.stdout.readline()) != b"\n":
         if not line:
-            raise GeneralFailure(f"a job died in {path}, after {last} test model; with --jobs 1 it can be looked at")
+            raise GeneralFailure(f"a job died in {path} after {last}; --jobs 1 shows why")
         answer = msgspec.json.decode(line, type=_Bad | _Ran)
         if isinstance(answer, _Bad):
             raise BadFormat(answer.message)
