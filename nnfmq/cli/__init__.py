@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
     "queue": "make, look at and use queues with a name, for programs that trust each other",
+    "conformance": "run test models through an engine or a driver; say what did not pass",
     "doctor": "report what this machine offers, what is missing, and the remedy",
 }
 

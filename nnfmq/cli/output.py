@@ -33,6 +33,14 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def at_least_one(text: str) -> int:
+    """Return the count that an argument gives; argparse names the option."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
 def open_client(target: str | None) -> Client:
     """Connect to `target` as --connect gives it; the caller closes the client. Blocks at most connect's own limit."""
     import nnfmq

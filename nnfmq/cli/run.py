@@ -12,7 +12,16 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import add_connect_argument, console, microseconds, open_client, print_json, shape_text, table
+from nnfmq.cli.output import (
+    add_connect_argument,
+    at_least_one,
+    console,
+    microseconds,
+    open_client,
+    print_json,
+    shape_text,
+    table,
+)
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -47,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="photo, .npy array, or raw elements; once per input of the model",
     )  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", type=Path, help="one class name per line")
-    parser.add_argument("--top", metavar="N", type=_count, default=5, help="how many classes (default: 5)")
+    parser.add_argument("--top", metavar="N", type=at_least_one, default=5, help="how many classes (default: 5)")
     parser.add_argument("--device", metavar="NAME", default="reference", help="default: reference")
-    parser.add_argument("--repeat", metavar="N", type=_count, default=1, help="executions; times are their p50")
+    parser.add_argument("--repeat", metavar="N", type=at_least_one, default=1, help="executions; times are their p50")
     parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help="seconds per step (default: 60)")
     parser.add_argument("--output", metavar="FILE", type=Path, help="save the outputs: .npy, or .npz if several")
     add_connect_argument(parser)
@@ -89,13 +98,6 @@ def read_labels(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as bad:
         raise InvalidArgument(f"{path}: not a text file in UTF-8: {bad.reason}") from bad
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
-    return value
 
 
 def _burst(

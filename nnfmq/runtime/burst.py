@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -34,7 +34,7 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIMING, MeasureTiming, RequestArgument, Timing
+from nnfmq.hal.types import NO_TIMING, MeasureTiming, OutputShape, RequestArgument, Timing
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
 from nnfmq.runtime import arguments
@@ -117,6 +117,7 @@ class Burst:
         self._is_settled = True  # False from before a request is sent until its result was taken
         self._sent_bytes = self._taken_bytes = 0  # the two rings' counters when it was settled last
         self._burst_id = 0
+        self._packets: list[bytes] = []  # none where the burst has no memory of its own
         self._slots = SlotTable()
         self._decoder = Decoder(decode_result)
         self._latency_ns = 0
@@ -136,15 +137,18 @@ class Burst:
         model: PreparedModel,
         polling_window_us: float | None = None,
         deadline_ns: int | None = None,
+        *,
+        with_memory: bool = True,
     ) -> Self:
         """Create the queues and memories and configure the burst in the driver (configureExecutionBurst); blocks.
 
-        Raises InvalidArgument where a shape is not fully known, and what the driver answers.
+        Without memory of its own a burst only takes `execute_request`. Raises InvalidArgument where memory has to be
+        made and a shape is not fully known, and what the driver answers.
         """
-        arguments.require_known("input", model.inputs)
-        arguments.require_known("output", model.outputs)
         burst = cls(connection, model, PollingWindow.controller(polling_window_us).ns)
         try:
+            if with_memory:
+                burst._make_memory()
             burst._open(deadline_ns)
         except BaseException:
             burst.close()
@@ -152,7 +156,6 @@ class Burst:
         return burst
 
     def _open(self, deadline_ns: int | None) -> None:
-        self._make_memory()
         self._stages = StageSlots.over(self._results.stage_view)
         self._resources.callback(self._stages.close)
         self._connection.add_peer(self.peer)
@@ -177,6 +180,8 @@ class Burst:
 
     def _make_memory(self) -> None:
         """Lay out one memory for the inputs, which the driver can only read, and one for the outputs."""
+        arguments.require_known("input", self._model.inputs)
+        arguments.require_known("output", self._model.outputs)
         input_shapes = [info.shape for info in self._model.inputs]
         output_shapes = [info.shape for info in self._model.outputs]
         inputs, input_bytes = arguments.layout(self._model.inputs, input_shapes, 0)
@@ -226,6 +231,45 @@ class Burst:
             if self._user is me:
                 self._user = None
 
+    def execute_request(
+        self,
+        inputs: Sequence[RequestArgument],
+        outputs: Sequence[RequestArgument],
+        pools: Sequence[Memory],
+        *,
+        timeout: float | None = None,
+    ) -> tuple[OutputShape, ...]:
+        """Execute one request as the HAL has it, over `pools`, which stay the caller's; blocks.
+
+        Return the shapes that the driver reports; none where it reports none. Each call gives the pools slots that they
+        keep until the burst ends. Raises as `execute`; what is wrong with the request, the driver says.
+        """
+        self._connection.raise_if_ended()
+        with self._only_user():
+            deadline_ns = deadline_after(timeout)
+            if not self._is_settled:
+                self._settle(deadline_ns)
+            request = encode_request(inputs, outputs, [self._slots.add(pool) for pool in pools])
+            result = self._exchange(request, deadline_ns)
+            if result is None:
+                return self._model.execute_request(inputs, outputs, pools, timeout=timeout)
+            return result.output_shapes
+
+    @contextmanager
+    def _only_user(self) -> Iterator[None]:
+        if not self._burst_id:
+            raise InvalidArgument("this burst is closed")
+        me = object()
+        try:
+            if self._user is None:
+                self._user = me
+            if self._user is not me:
+                raise InvalidArgument("this burst is executing in another thread; make one burst for each")
+            yield
+        finally:
+            if self._user is me:
+                self._user = None
+
     def _execute(
         self, given: Sequence[ArrayLike], out: Sequence[Array] | None, measure: bool, timeout: float | None
     ) -> tuple[Array, ...]:
@@ -268,7 +312,10 @@ class Burst:
 
     def _run(self, measure: bool, deadline_ns: int | None) -> None:
         begin_ns = time.monotonic_ns()
-        request = self._packets[measure]
+        try:
+            request = self._packets[measure]
+        except IndexError:
+            raise InvalidArgument("this burst has no memory of its own: it takes execute_request alone") from None
         self._is_settled = False
         if not self._requests.send(request):
             self._is_settled = True
@@ -283,6 +330,21 @@ class Burst:
         self._sequence = self._sent_bytes // len(request)  # both packets have the same length
         if result.status is not _NONE:
             self._raise(result, deadline_ns)
+
+    def _exchange(self, request: bytes, deadline_ns: int | None) -> ResultPacket | None:
+        """Return the result of `request`; None where it could not be sent, so that nothing has happened."""
+        self._is_settled = False
+        if not self._requests.send(request):
+            self._is_settled = True
+            return None
+        packet = self._receive(deadline_ns)
+        self._sent_bytes += len(request)
+        self._taken_bytes += len(packet)
+        self._is_settled = True
+        result = self._decoder.decode(packet)
+        if result.status is not _NONE:
+            self._raise(result, deadline_ns)
+        return result
 
     def _receive(self, deadline_ns: int | None) -> bytes:
         packet = self._results.receive(deadline_ns, self._window_ns)

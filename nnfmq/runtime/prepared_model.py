@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize, error_for
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, RequestArgument, Timing
 from nnfmq.memory import Memory
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nnfmq.runtime.burst import Burst
 
 _NO_LIMIT = -1
-_LOOP_TIMEOUT_NS = 2_000_000_000
 
 
 class Outcome(NamedTuple):
@@ -46,6 +45,7 @@ def execute_once(
     pools: Sequence[Memory],
     measure: MeasureTiming = MeasureTiming.NO,
     deadline_ns: int | None = None,
+    loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT,
 ) -> Outcome:
     """Execute a request over `pools`, which stay the caller's; blocks. Raises the error that the status stands for."""
     message = control.Execute(
@@ -55,7 +55,7 @@ def execute_once(
         control.arguments_to_data(outputs),
         measure,
         _NO_LIMIT if deadline_ns is None else deadline_ns,
-        _LOOP_TIMEOUT_NS,
+        loop_timeout_ns,
         tuple(pool.size_bytes for pool in pools),
     )
     answer = connection.ask(message, control.Executed, [pool.fileno() for pool in pools], deadline_ns)
@@ -156,6 +156,33 @@ class PreparedModel:
             arguments.check_room(self.outputs, outputs, final)
             triples = zip(self.outputs, outputs, final, strict=True)
             return tuple(arguments.view(sink, argument, info, shape).copy() for info, argument, shape in triples)
+
+    def execute_request(
+        self,
+        inputs: Sequence[RequestArgument],
+        outputs: Sequence[RequestArgument],
+        pools: Sequence[Memory],
+        *,
+        loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT,
+        timeout: float | None = None,
+    ) -> tuple[OutputShape, ...]:
+        """Execute one request as the HAL has it, over `pools`, which stay the caller's; blocks.
+
+        Return the shapes that the driver reports; none where it reports none. Nothing is checked here: what is wrong
+        with the request, the driver says. Raises what it answers, MissedDeadline, DeadObject.
+        """
+        deadline_ns = deadline_after(timeout)
+        asked = self._connection, self.model_id, inputs, outputs, pools, MeasureTiming.NO, deadline_ns, loop_timeout_ns
+        return execute_once(*asked).shapes
+
+    def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
+        """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.
+
+        Blocks up to `timeout` seconds. The caller closes the burst.
+        """
+        from nnfmq.runtime.burst import Burst
+
+        return Burst.configure(self._connection, self, None, deadline_after(timeout), with_memory=False)
 
     def burst(self, *, polling_window_us: float | None = None, timeout: float | None = 10.0) -> Burst:
         """Configure a burst: two queues and a memory for each direction, kept for a series of quick executions.

@@ -20,8 +20,8 @@ from support.small_models import (
     with_operand,
     with_operation,
 )
-from support.vts import BytesPool
 
+from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import (
     GeneralFailure,

@@ -21,7 +21,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     error_for,
 )
-from nnfmq.hal.types import NO_TIMING
+from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.burst import Burst, SlotTable
 from nnfmq.runtime.client import Client
@@ -348,3 +348,59 @@ def test_a_burst_that_the_driver_refuses_leaves_nothing(
         adding.burst()
     assert real[0]._peers == []
     assert real[1]._account.held_bytes == 0
+
+
+def a_request(burst_inputs: Sequence[Any], room_bytes: int) -> tuple[list[RequestArgument], list[RequestArgument]]:
+    """Return the arguments of arrays that lie 64 bytes apart in pool 0, and of one output in pool 1."""
+    inputs = [
+        RequestArgument(False, DataLocation(0, 64 * number, array.nbytes)) for number, array in enumerate(burst_inputs)
+    ]
+    return inputs, [RequestArgument(False, DataLocation(1, 0, room_bytes))]
+
+
+@pytest.fixture
+def pools(resources: ExitStack) -> tuple[Memory, Memory]:
+    """The memory of a request: 1, 2, 3, 4 and 10, 20, 30, 40, and room for their sum."""
+    source, sink = (resources.enter_context(Memory.create(128)) for _ in range(2))
+    source.view[:16], source.view[64:80] = ONE.tobytes(), TEN.tobytes()
+    return source, sink
+
+
+@pytest.mark.parametrize("with_memory", [True, False])
+def test_a_burst_takes_requests_as_the_hal_has_them(
+    adding: PreparedModel, pools: tuple[Memory, Memory], with_memory: bool
+) -> None:
+    inputs, outputs = a_request([ONE, TEN], 16)
+    with adding.burst() if with_memory else adding.request_burst() as burst:
+        shapes = [burst.execute_request(inputs, outputs, pools, timeout=LIMIT_S) for _ in range(2)]
+    assert np.frombuffer(bytes(pools[1].view[:16]), np.float32).tolist() == SUM
+    assert shapes == [(OutputShape((4,)),)] * 2
+
+
+def test_an_ordinary_request_answers_with_the_shapes_and_refuses_what_does_not_fit(
+    adding: PreparedModel, pools: tuple[Memory, Memory]
+) -> None:
+    inputs, outputs = a_request([ONE, TEN], 16)
+    assert adding.execute_request(inputs, outputs, pools, timeout=LIMIT_S) == (OutputShape((4,)),)
+    with pytest.raises(InvalidArgument):
+        adding.execute_request(inputs[:1], outputs, pools, timeout=LIMIT_S)
+
+
+def test_a_refused_request_leaves_the_burst_usable(adding: PreparedModel, pools: tuple[Memory, Memory]) -> None:
+    inputs, outputs = a_request([ONE, TEN], 16)
+    with adding.request_burst() as burst:
+        with pytest.raises(InvalidArgument):
+            burst.execute_request(inputs[:1], outputs, pools, timeout=LIMIT_S)
+        assert burst.execute_request(inputs, outputs, pools, timeout=LIMIT_S) == (OutputShape((4,)),)
+
+
+def test_a_burst_without_memory_of_its_own_takes_no_arrays(adding: PreparedModel) -> None:
+    with adding.request_burst() as burst, pytest.raises(InvalidArgument, match="execute_request alone"):
+        burst.execute()
+
+
+def test_a_closed_burst_takes_no_request(adding: PreparedModel) -> None:
+    burst = adding.request_burst()
+    burst.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        burst.execute_request([], [], ())

@@ -21,8 +21,8 @@ from support.small_models import (
     with_operand,
     with_operation,
 )
-from support.vts import BytesPool
 
+from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import (
     ChannelQuant,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from support.small_models import two_adds, with_main, with_operand
-from support.vts import BytesPool
 
+from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import DataLocation, Request, RequestArgument
 from nnfmq.validation import validate_request

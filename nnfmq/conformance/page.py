@@ -1,0 +1,102 @@
+"""A run as one self-contained page: a matrix of operation and operand type with counts, and failures with a diff.
+
+No script and nothing that is loaded from elsewhere. A cell counts the tests, with their variants, in which the
+operation has an operand of that type.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from html import escape
+
+from nnfmq.conformance.cases import FAILED, PASSED, SKIPPED, Verdict
+from nnfmq.conformance.results import Summary
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --good: #2a83; --bad: #d338; --skip: #8883; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
+th, td { border: 1px solid var(--line); padding: .15rem .5rem; text-align: right; }
+th:first-child, td.text { text-align: left; }
+thead th { position: sticky; top: 0; background: Canvas; vertical-align: bottom; font-weight: 600; }
+.types th:not(:first-child) { writing-mode: vertical-rl; text-align: left; padding: .5rem .2rem; font-size: .8rem; }
+.good { background: var(--good); } .bad { background: var(--bad); font-weight: 600; } .skip { background: var(--skip); }
+.matrix tbody th { font-weight: 400; font-size: .85rem; text-align: left; }
+details { margin: .4rem 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
+.minus { background: var(--good); } .plus { background: var(--bad); }
+code, .diff td { font-family: ui-monospace, monospace; font-size: .85rem; }
+"""
+
+
+def render(summary: Summary, subject: str) -> str:
+    """Return the page; `subject` says what ran on what."""
+    parts = [*_counts(summary), *_failures(summary), *_skips(summary), *_matrix(summary)]
+    verdict = "everything passed" if summary.is_good else "something failed"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Conformance: {verdict}</title><style>{_STYLE}</style></head><body>\n"
+        f"<h1>Conformance: {verdict}</h1>\n<p>{escape(subject)}</p>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _counts(summary: Summary) -> Iterator[str]:
+    yield "<table><thead><tr><th>tests</th><th>total</th><th>passed</th><th>failed</th><th>skipped</th></tr></thead>"
+    for kind, tally in summary.kinds.items():
+        failed = f'<td class="{"bad" if tally.failed else "good"}">{len(tally.failed):,}</td>'
+        counts = f"<td>{tally.total:,}</td><td>{tally.passed:,}</td>{failed}<td>{len(tally.skipped):,}</td>"
+        yield f'<tr><td class="text">{escape(kind.replace("_", " "))}</td>{counts}</tr>'
+    yield "</table>"
+
+
+def _failures(summary: Summary) -> Iterator[str]:
+    if not summary.is_good:
+        yield "<h2>Failures</h2>"
+    for kind, tally in summary.kinds.items():
+        for name, verdict in tally.failed:
+            what = f"<b>{escape(name)}</b> ({escape(kind.replace('_', ' '))})"
+            summary_line = f"<summary>{what}: {escape(verdict.reason)}</summary>"
+            yield f"<details open>{summary_line}{''.join(_diff(verdict))}</details>"
+
+
+def _diff(verdict: Verdict) -> Iterator[str]:
+    found = [difference for complaint in verdict.complaints for difference in complaint.differences]
+    if not found:
+        return
+    yield '<table class="diff"><thead><tr><th>operand</th><th>index</th><th>expected</th><th>actual</th></tr></thead>'
+    for difference in found:
+        place = f'<td class="text">{escape(difference.operand)}</td><td>{escape(str(list(difference.index)))}</td>'
+        minus, plus = escape(difference.expected), escape(difference.actual)
+        yield f'<tr>{place}<td class="minus">− {minus}</td><td class="plus">+ {plus}</td></tr>'
+    yield "</table>"
+
+
+def _skips(summary: Summary) -> Iterator[str]:
+    reasons = Counter(reason for tally in summary.kinds.values() for _, reason in tally.skipped)
+    if reasons:
+        yield "<h2>Skipped</h2><ul>"
+        yield from (f"<li>{number:,}: {escape(reason)}</li>" for reason, number in reasons.most_common())
+        yield "</ul>"
+
+
+def _matrix(summary: Summary) -> Iterator[str]:
+    operations = sorted({operation for operation, _ in summary.matrix})
+    types = sorted({operand_type for _, operand_type in summary.matrix})
+    heads = "".join(f"<th>{escape(name.removeprefix('TENSOR_'))}</th>" for name in types)
+    yield "<h2>Operations and operand types</h2>"
+    yield "<p>Tests, with their variants, in which the operation has an operand of the type: passed of all.</p>"
+    yield f'<table class="matrix"><thead class="types"><tr><th>operation</th>{heads}</tr></thead><tbody>'
+    for operation in operations:
+        cells = "".join(_cell(summary.matrix.get((operation, operand_type))) for operand_type in types)
+        yield f"<tr><th>{escape(operation)}</th>{cells}</tr>"
+    yield "</tbody></table>"
+
+
+def _cell(outcomes: Counter[str] | None) -> str:
+    if not outcomes:
+        return "<td></td>"
+    look = "bad" if outcomes[FAILED] else "good" if outcomes[PASSED] else "skip"
+    shown = f"{outcomes[PASSED]:,}" + (f" / {outcomes.total():,}" if outcomes[PASSED] != outcomes.total() else "")
+    title = f"{outcomes[PASSED]} passed, {outcomes[FAILED]} failed, {outcomes[SKIPPED]} skipped"
+    return f'<td class="{look}" title="{title}">{shown}</td>'

@@ -1,0 +1,235 @@
+"""Where a test model runs: the interpreter in this process, or a driver, over the ordinary path or over a burst.
+
+A target prepares a model and executes requests built as AOSP's harness builds them: arguments without dimensions,
+inputs in pool 0 and outputs in pool 1, each at a multiple of 64, an omitted input without a value, and one byte where
+an output is empty. Outputs start as 0xA5, so that what nobody wrote does not pass for zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from nnfmq.conformance.testmodels import Array
+from nnfmq.engines import interpreter
+from nnfmq.hal.types import DataLocation, LoopTimeoutDurationNs, Model, OutputShape, RequestArgument
+from nnfmq.memory import Memory
+from nnfmq.runtime.client import Client, Device, connect
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.validation import validate_model
+
+PATHS = ("interpreter", "sync", "burst")
+INTERPRETER_LEVEL = 8
+TIMEOUT_S = 60.0
+_ALIGNMENT = 64
+_UNWRITTEN = 0xA5
+_SHORTEST = 1  # a client may not ask for no bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One execution: inputs, arrays like the outputs, what the first one's buffer lacks, how long a loop may run."""
+
+    inputs: Sequence[Array | None]
+    expected: Sequence[Array]
+    short_bytes: int = 0
+    loop_timeout_ns: int | None = None
+
+    @property
+    def room_bytes(self) -> list[int]:
+        """Return how many bytes each output's buffer has; a client may not ask for none."""
+        lacking = [self.short_bytes, *[0] * (len(self.expected) - 1)]
+        return [max(array.nbytes - less, _SHORTEST) for array, less in zip(self.expected, lacking, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The shapes that were reported (none: as the model has them), and each output's bytes."""
+
+    shapes: tuple[OutputShape, ...]
+    outputs: tuple[bytes, ...]
+
+
+class Prepared(Protocol):
+    """A model that can be executed."""
+
+    def execute(self, asked: Asked) -> Answered:
+        """Execute once; blocks. Raises what the engine or the driver answers."""
+        ...
+
+
+class Target(Protocol):
+    """Something that prepares models, one at a time."""
+
+    @property
+    def feature_level(self) -> int:
+        """Return the highest feature level that it has."""
+        ...
+
+    @property
+    def refuses_unspecified_boundaries(self) -> bool:
+        """Return True where IF and WHILE may not have operands of unknown size at their boundaries (N-VAL-20)."""
+        ...
+
+    def prepared(self, model: Model) -> AbstractContextManager[Prepared]:
+        """Prepare a model for the length of a `with`; blocks. Raises what it refuses with."""
+        ...
+
+    def supports(self, model: Model) -> bool:
+        """Return True unless the target declines one of the model's operations."""
+        ...
+
+    def close(self) -> None:
+        """End what it started. Harmless when repeated."""
+        ...
+
+
+class Interpreter:
+    """The reference engine in this process, as a framework uses it: boundaries of unknown size are allowed."""
+
+    feature_level = INTERPRETER_LEVEL
+    refuses_unspecified_boundaries = False
+
+    @contextmanager
+    def prepared(self, model: Model) -> Iterator[Prepared]:
+        """Validate and prepare."""
+        validate_model(model, allow_unspecified_boundaries=True)
+        yield _InProcess(interpreter.prepare(model))
+
+    def supports(self, model: Model) -> bool:
+        """Return True: it has every operation, and declines none."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InProcess:
+    program: interpreter.Program
+
+    def execute(self, asked: Asked) -> Answered:
+        raw = [np.full(size, _UNWRITTEN, np.uint8) for size in asked.room_bytes]
+        buffers = [_like(array, bytes_) for array, bytes_ in zip(asked.expected, raw, strict=True)]
+        shapes = self.program.execute(asked.inputs, buffers, loop_timeout_ns=asked.loop_timeout_ns)
+        return Answered(shapes, tuple(array.tobytes() for array in raw))
+
+
+def _like(expected: Array, raw: Array) -> Array:
+    """Return `raw` as an array like the expected one where it has just its bytes: what an engine fills in place."""
+    fits = raw.nbytes == expected.nbytes
+    return raw.view(expected.dtype).reshape(expected.shape) if fits else raw
+
+
+class Driver:
+    """A device of a driver. A driver that died is replaced once the target was closed."""
+
+    refuses_unspecified_boundaries = True
+
+    def __init__(self, device: str, connect_to: str | None, is_burst: bool) -> None:
+        self._name = device
+        self._connect_to = connect_to
+        self._is_burst = is_burst
+        self._client: Client | None = None
+        self._device: Device | None = None
+
+    @property
+    def driver_pid(self) -> int:
+        """The process that serves now; one is started where there is none."""
+        self._connected()
+        assert self._client is not None
+        return self._client.driver_pid
+
+    @property
+    def feature_level(self) -> int:
+        """What the device says of itself."""
+        return self._connected().info.feature_level
+
+    def _connected(self) -> Device:
+        if self._device is None:
+            embedded = self._connect_to == "embedded"
+            self._client = connect(embedded=True) if embedded else connect(self._connect_to)
+            self._device = self._client.device(self._name)
+        return self._device
+
+    def supports(self, model: Model) -> bool:
+        """Ask the device (getSupportedOperations)."""
+        with _sendable(model) as sent:
+            return all(self._connected().supported_operations(sent, timeout=TIMEOUT_S))
+
+    @contextmanager
+    def prepared(self, model: Model) -> Iterator[Prepared]:
+        """Let the device prepare the model, and configure a burst where that is the path."""
+        with _sendable(model) as sent, self._connected().prepare(sent, timeout=TIMEOUT_S) as prepared:
+            yield _InDriver(prepared, self._is_burst)
+
+    def close(self) -> None:
+        """Hang up; an embedded driver ends."""
+        client, self._client, self._device = self._client, None, None
+        if client is not None:
+            client.close()
+
+
+@contextmanager
+def _sendable(model: Model) -> Iterator[Model]:
+    """Lend the model with its pools in shared memory."""
+    with ExitStack() as stack:
+        pools = [stack.enter_context(Memory.create(pool.size_bytes, "nnfmq-constants")) for pool in model.pools]
+        for memory, pool in zip(pools, model.pools, strict=True):
+            memory.view[: pool.size_bytes] = pool.view
+        yield replace(model, pools=tuple(pools))
+
+
+@dataclass(frozen=True, slots=True)
+class _InDriver:
+    prepared: PreparedModel
+    is_burst: bool
+
+    def execute(self, asked: Asked) -> Answered:
+        sizes = [0 if array is None else array.nbytes for array in asked.inputs]
+        input_places, input_bytes = _places(0, sizes)
+        output_places, output_bytes = _places(1, asked.room_bytes)
+        given = zip(asked.inputs, input_places, strict=True)
+        inputs = [RequestArgument(True) if array is None else RequestArgument(False, at) for array, at in given]
+        outputs = [RequestArgument(False, at) for at in output_places]
+        with ExitStack() as stack:
+            source = stack.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
+            sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
+            sink.view[:] = bytes([_UNWRITTEN]) * sink.size_bytes
+            for array, at in zip(asked.inputs, input_places, strict=True):
+                if array is not None:
+                    source.view[at.offset : at.offset + array.nbytes] = np.ascontiguousarray(array).tobytes()
+            shapes = self._execute(inputs, outputs, (source, sink), asked.loop_timeout_ns)
+            return Answered(shapes, tuple(bytes(sink.view[at.offset : at.offset + at.length]) for at in output_places))
+
+    def _execute(
+        self,
+        inputs: list[RequestArgument],
+        outputs: list[RequestArgument],
+        pools: tuple[Memory, ...],
+        loop_timeout_ns: int | None,
+    ) -> tuple[OutputShape, ...]:
+        if self.is_burst and loop_timeout_ns is None:  # a burst's packet has no loop timeout (BUR-18)
+            with self.prepared.request_burst(timeout=TIMEOUT_S) as burst:
+                return burst.execute_request(inputs, outputs, pools, timeout=TIMEOUT_S)
+        limit_ns = LoopTimeoutDurationNs.DEFAULT if loop_timeout_ns is None else loop_timeout_ns
+        return self.prepared.execute_request(inputs, outputs, pools, loop_timeout_ns=limit_ns, timeout=TIMEOUT_S)
+
+
+def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], int]:
+    """Return where each argument lies in its pool, and how large that is."""
+    places, end = [], 0
+    for size in sizes:
+        offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+        places.append(DataLocation(pool_index, offset, max(size, _SHORTEST)))
+        end = offset + max(size, _SHORTEST)
+    return places, max(end, _SHORTEST)
+
+
+def open_target(path: str, device: str, connect_to: str | None) -> Target:
+    """Return the target of an execution path; it is connected when first asked. The caller closes it."""
+    return Interpreter() if path == "interpreter" else Driver(device, connect_to, path == "burst")

@@ -1,0 +1,221 @@
+"""Test models from files: one JSON object a line, `.jsonl` or `.jsonl.gz`.
+
+A line becomes the model, the inputs and the expected outputs, built as AOSP's harness builds them: constants in order,
+each at a multiple of 4, those by reference in pool 0. What is not in the format raises BadFormat with file and line.
+Files are read a line at a time and nothing is kept. Fields mirror the `TestModel` of AOSP's TestHarness.h.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import (
+    ChannelQuant,
+    DataLocation,
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+)
+
+Array = npt.NDArray[Any]
+Line = dict[str, Any]
+
+FORMAT = 1
+ENDINGS = (".jsonl", ".jsonl.gz")
+DTYPES = {
+    "TENSOR_FLOAT32": "<f4", "FLOAT32": "<f4", "TENSOR_FLOAT16": "<f2", "FLOAT16": "<f2", "TENSOR_INT32": "<i4",
+    "INT32": "<i4", "UINT32": "<u4", "BOOL": "u1", "TENSOR_BOOL8": "u1", "TENSOR_QUANT8_ASYMM": "u1",
+    "TENSOR_QUANT8_ASYMM_SIGNED": "i1", "TENSOR_QUANT8_SYMM": "i1", "TENSOR_QUANT8_SYMM_PER_CHANNEL": "i1",
+    "TENSOR_QUANT16_ASYMM": "<u2", "TENSOR_QUANT16_SYMM": "<i2",
+}  # fmt: skip
+FEATURE_LEVELS = {"V1_0": 1, "V1_1": 2, "V1_2": 3, "V1_3": 4, "AIDL_V2": 6, "AIDL_V3": 7}
+"""What `minSupportedVersion` says, as a feature level; UNKNOWN is not declared."""
+_UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
+_MISFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+
+
+class BadFormat(InvalidArgument):
+    """A file is not in the format; the message names it and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPool:
+    """A pool that is only bytes; for engines in this process."""
+
+    content: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how many bytes it has."""
+        return len(self.content)
+
+    @property
+    def view(self) -> memoryview:
+        """Return its bytes."""
+        return memoryview(self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class TestModel:
+    """One line of a file: its JSON, the model, the inputs (None: omitted) and the expected outputs."""
+
+    __test__ = False  # not a class of tests
+
+    line: Line
+    model: Model
+    inputs: list[Array | None]
+    expected: list[Array]
+
+    @property
+    def name(self) -> str:
+        """Return the test's name."""
+        return str(self.line["name"])
+
+    @property
+    def must_fail(self) -> bool:
+        """Return True where preparing or executing has to fail."""
+        return bool(self.line["expectFailure"])
+
+    @property
+    def output_operands(self) -> list[Line]:
+        """Return what the line says of each output."""
+        return [self.line["main"]["operands"][index] for index in self.model.main.output_indexes]
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files of test models that `paths` name, each once: directories with all below them, sorted.
+
+    Raises BadFormat where a path has none.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        inside = sorted(p for p in path.rglob("*") if p.name.endswith(ENDINGS)) if path.is_dir() else [path]
+        if not inside:
+            raise BadFormat(f"{path}: no test models below it, which are files {' or '.join('*' + e for e in ENDINGS)}")
+        found.update(dict.fromkeys(inside))
+    return list(found)
+
+
+def lines(path: Path) -> Iterator[tuple[int, Line]]:
+    """Yield each line of a file with its number, from 1. Raises BadFormat for what is no test model."""
+    number = 0
+    try:
+        with _opened(path) as file:
+            for number, text in enumerate(file, 1):
+                yield number, _parsed(path, number, text)
+    except _UNREADABLE as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise BadFormat(f"{path}:{number + 1}: cannot be read: {error}") from error
+    if not number:
+        raise BadFormat(f"{path}: no test models in it")
+
+
+def _opened(path: Path) -> Any:
+    return gzip.open(path, "rt", encoding="ascii") if path.name.endswith(".gz") else path.open(encoding="ascii")
+
+
+def _parsed(path: Path, number: int, text: str) -> Line:
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise BadFormat(f"{path}:{number}: not JSON: {error}") from error
+    if not isinstance(line, dict) or line.get("format") != FORMAT or not isinstance(line.get("name"), str):
+        raise BadFormat(f"{path}:{number}: not a test model: an object with `format` {FORMAT} and a `name` is expected")
+    return line
+
+
+def read_at(path: Path, number: int, line: Line) -> TestModel:
+    """Build what a line describes. Raises BadFormat with file and line where a field is missing or impossible."""
+    try:
+        return read(line)
+    except _MISFIT as error:
+        what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise BadFormat(f"{path}:{number}: {line['name']}: {what}") from error
+
+
+def read(line: Line) -> TestModel:
+    """Build what one line describes."""
+    blobs = {LifeTime.CONSTANT_COPY: bytearray(), LifeTime.CONSTANT_REFERENCE: bytearray()}
+    main = _subgraph(line["main"], blobs)
+    referenced = tuple(_subgraph(graph, blobs) for graph in line["referenced"])
+    pool = bytes(blobs[LifeTime.CONSTANT_REFERENCE])
+    pools = (BytesPool(pool),) if pool else ()
+    model = Model(main, referenced, bytes(blobs[LifeTime.CONSTANT_COPY]), pools, line["isRelaxed"])
+    operands = line["main"]["operands"]
+    inputs = [_array(operands[i]) if operands[i]["data"] else None for i in main.input_indexes]
+    test = TestModel(line, model, inputs, [_array(operands[i]) for i in main.output_indexes])
+    _ = test.must_fail, line["expectedMultinomialDistributionTolerance"] > 0, line["minSupportedVersion"]
+    return test
+
+
+def operation_types(line: Line) -> set[OperationType]:
+    """Return the operations that a test model uses."""
+    return {OperationType[op["type"]] for graph in (line["main"], *line["referenced"]) for op in graph["operations"]}
+
+
+def _array(operand: Line) -> Array:
+    raw = np.frombuffer(base64.b64decode(operand["data"], validate=True), DTYPES[operand["type"]])
+    return raw.reshape(operand["dimensions"])
+
+
+def _subgraph(graph: Line, blobs: dict[LifeTime, bytearray]) -> Subgraph:
+    return Subgraph(
+        tuple(_operand(operand, blobs) for operand in graph["operands"]),
+        tuple(
+            Operation(OperationType[op["type"]], tuple(op["inputs"]), tuple(op["outputs"]))
+            for op in graph["operations"]
+        ),
+        tuple(graph["inputIndexes"]),
+        tuple(graph["outputIndexes"]),
+    )
+
+
+def _operand(operand: Line, blobs: dict[LifeTime, bytearray]) -> Operand:
+    quant = (operand["extraParams"] or {}).get("channelQuant")
+    lifetime = LifeTime[operand["lifetime"]]
+    return Operand(
+        OperandType[operand["type"]],
+        tuple(operand["dimensions"]),
+        operand["scale"],
+        operand["zeroPoint"],
+        lifetime,
+        _location(operand, lifetime, blobs),
+        ChannelQuant(tuple(quant["scales"]), quant["channelDim"]) if quant else None,
+    )
+
+
+def _location(operand: Line, lifetime: LifeTime, blobs: dict[LifeTime, bytearray]) -> DataLocation:
+    if lifetime not in blobs and lifetime != LifeTime.SUBGRAPH:
+        return DataLocation()
+    data = base64.b64decode(operand["data"], validate=True)
+    if lifetime == LifeTime.SUBGRAPH:
+        return DataLocation(0, int.from_bytes(data, "little"), 0)
+    _check_length(operand, data)
+    blob = blobs[lifetime]
+    blob += bytes(-len(blob) % 4)
+    offset = len(blob)
+    blob += data
+    return DataLocation(0, offset, len(data))
+
+
+def _check_length(operand: Line, data: bytes) -> None:
+    wanted = math.prod(operand["dimensions"]) * np.dtype(DTYPES[operand["type"]]).itemsize
+    if data and len(data) != wanted:
+        raise ValueError(f"operand {operand['name']!r} has {len(data)} bytes of data, its dimensions take {wanted}")

@@ -1,0 +1,205 @@
+"""A test model and its variants against targets that misbehave in one way each, and against drivers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import model_lines
+
+from nnfmq.conformance import testmodels, variants
+from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, run_test
+from nnfmq.conformance.targets import Answered, Asked, Driver, Interpreter, Prepared, open_target
+from nnfmq.hal.errors import GeneralFailure, OutputInsufficientSize
+from nnfmq.hal.types import Model, OperandType, OutputShape
+
+SUM = np.float32([11, 22, 33]).tobytes()
+Execute = Callable[[Asked], Answered]
+
+
+class Fake(Interpreter):
+    """A target that answers what it is told."""
+
+    def __init__(self, execute: Execute, level: int = 8, declines: bool = False) -> None:
+        self.execute = execute
+        self.feature_level = level
+        self.declines = declines
+
+    @contextmanager
+    def prepared(self, model: Model) -> Iterator[Prepared]:
+        if self.declines:
+            raise GeneralFailure("no ADD here")
+        yield self
+
+    def supports(self, model: Model) -> bool:
+        return not self.declines
+
+
+def answering(shapes: tuple[OutputShape, ...]) -> Execute:
+    return lambda asked: Answered(shapes, (SUM,))
+
+
+def outcomes(result: Result) -> dict[str, str]:
+    return {verdict.kind: verdict.outcome for verdict in result.verdicts}
+
+
+def reasons(result: Result) -> dict[str, str]:
+    return {verdict.kind: verdict.reason for verdict in result.verdicts}
+
+
+def judged(target: Any, **fields: Any) -> Result:
+    return run_test(testmodels.read(model_lines.add() | fields), target)
+
+
+@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+def test_a_model_and_its_variants_pass_on_every_path(path: str) -> None:
+    with closing(open_target(path, "reference", "embedded")) as target:
+        result = judged(target)
+    assert outcomes(result) == {
+        MODEL: PASSED,
+        variants.UNKNOWN_OUTPUT_SHAPES: PASSED,
+        variants.INSUFFICIENT_OUTPUT: PASSED,
+    }
+
+
+@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+def test_a_model_that_must_fail_and_does_not_is_a_failure(path: str) -> None:
+    with closing(open_target(path, "reference", "embedded")) as target:
+        result = judged(target, expectFailure=True)
+    assert reasons(result) == {MODEL: "preparing or executing it must fail; both succeeded"}
+
+
+def test_no_shapes_are_enough_only_where_the_model_states_them() -> None:
+    result = judged(Fake(answering(())))
+    assert outcomes(result)[MODEL] == PASSED
+    assert reasons(result)[variants.UNKNOWN_OUTPUT_SHAPES].startswith("no output shapes are reported")
+
+
+def test_a_short_buffer_must_be_refused() -> None:
+    result = judged(Fake(answering((OutputShape((3,)),))))
+    assert "OUTPUT_INSUFFICIENT_SIZE is expected" in reasons(result)[variants.INSUFFICIENT_OUTPUT]
+
+
+@pytest.mark.parametrize(
+    ("shape", "complaint"),
+    [
+        (OutputShape((3,), True), "operand 3: expected isSufficient False, actual True"),
+        (OutputShape((4,), False), "operand 3: expected shape [3], actual [4]"),
+        (OutputShape((0,), False), ""),
+    ],
+)
+def test_the_shapes_beside_a_short_buffer_are_checked(shape: OutputShape, complaint: str) -> None:
+    def refuse(asked: Asked) -> Answered:
+        raise OutputInsufficientSize("too small", (shape,))
+
+    assert reasons(judged(Fake(refuse)))[variants.INSUFFICIENT_OUTPUT] == complaint
+
+
+def test_a_model_that_needs_a_newer_device_is_skipped_with_all_its_variants() -> None:
+    result = judged(Fake(answering(()), level=3), minSupportedVersion="V1_3")
+    assert set(outcomes(result).values()) == {SKIPPED}
+    assert set(reasons(result).values()) == {"it needs feature level 4, the device has 3"}
+
+
+def test_a_model_that_the_device_declines_is_skipped() -> None:
+    result = judged(Fake(answering(()), declines=True))
+    assert reasons(result)[MODEL] == "the device declines the model: GENERAL_FAILURE: no ADD here"
+    assert outcomes(result)[MODEL] == SKIPPED
+
+
+def test_an_exception_that_escapes_is_a_failure_that_says_where() -> None:
+    def crash(asked: Asked) -> Answered:
+        raise ZeroDivisionError("of a kernel")
+
+    result = judged(Fake(crash))
+    assert outcomes(result)[MODEL] == FAILED
+    assert "ZeroDivisionError escaped at" in reasons(result)[MODEL]
+
+
+class _Dying(Driver):
+    """A driver that is killed once, when the first model has been prepared."""
+
+    lives = True
+
+    @contextmanager
+    def prepared(self, model: Model) -> Iterator[Prepared]:
+        with super().prepared(model) as prepared:
+            if self.lives:
+                self.lives = False
+                os.kill(self.driver_pid, signal.SIGKILL)
+            yield prepared
+
+
+@pytest.mark.parametrize("is_burst", [False, True])
+def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(is_burst: bool) -> None:
+    with closing(_Dying("reference", "embedded", is_burst)) as target:
+        result = judged(target)
+    assert reasons(result)[MODEL].startswith("the driver died: ")
+    assert outcomes(result) == {
+        MODEL: FAILED,
+        variants.UNKNOWN_OUTPUT_SHAPES: PASSED,
+        variants.INSUFFICIENT_OUTPUT: PASSED,
+    }
+
+
+class _OnlyUint8(Interpreter):
+    """A target that declines int8."""
+
+    @contextmanager
+    def prepared(self, model: Model) -> Iterator[Prepared]:
+        if not self.supports(model):
+            raise GeneralFailure("no int8")
+        with super().prepared(model) as prepared:
+            yield prepared
+
+    def supports(self, model: Model) -> bool:
+        return all(operand.type != OperandType.TENSOR_QUANT8_ASYMM_SIGNED for operand in model.main.operands)
+
+
+def test_int8_must_be_supported_where_uint8_is() -> None:
+    line = model_lines.add()
+    for operand, data in zip(line["main"]["operands"], ["AQID", "ChQe", None, "CxYh"], strict=True):
+        if data is not None:
+            operand.update(type="TENSOR_QUANT8_ASYMM", scale=1.0, data=data)
+    test = testmodels.read(line)
+
+    assert outcomes(run_test(test, Interpreter()))[variants.INT8_COUPLING] == PASSED
+    result = run_test(test, _OnlyUint8())
+    assert outcomes(result)[MODEL] == PASSED
+    assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
+
+
+@pytest.mark.parametrize("path", ["sync", "burst"])
+def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_refused_them(
+    path: str, data_dir: Path
+) -> None:
+    (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
+    with closing(open_target(path, "reference", "embedded")) as target:
+        result = run_test(testmodels.read(line), target)
+    assert outcomes(result)[MODEL] == SKIPPED
+    assert "N-VAL-20" in reasons(result)[MODEL]
+
+
+class _Lenient(Interpreter):
+    """The interpreter, which takes such boundaries, where a driver has to stand."""
+
+    refuses_unspecified_boundaries = True
+
+
+def test_a_driver_that_takes_boundaries_of_unknown_size_fails(data_dir: Path) -> None:
+    (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
+    assert "N-VAL-20 has them refused" in reasons(run_test(testmodels.read(line), _Lenient()))[MODEL]
+
+
+@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+def test_an_endless_loop_has_to_miss_its_deadline(path: str, data_dir: Path) -> None:
+    lines = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
+    with closing(open_target(path, "reference", "embedded")) as target:
+        results = [run_test(testmodels.read(line), target) for _, line in lines]
+    assert {verdict.outcome for result in results for verdict in result.verdicts} == {PASSED}
