@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 from support.small_models import two_adds
-from support.vts import BytesPool
 
+from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal import device
 from nnfmq.hal.device import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo, TokenValuePair
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
