@@ -29,7 +29,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.hal.versions import since
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import V1_0, V1_1, V1_2, V1_3, match
+from nnfmq.operations.signature import V1_0, V1_1, V1_3, match
 from nnfmq.validation.control_flow import require_counts, validate_boundaries
 from nnfmq.validation.values import validate_extensions
 
@@ -106,14 +106,7 @@ def _validate_operand(model: Model, operand: Operand, where: str) -> int:
         operand.location.padding == 0, "N-VAL-8", f"{where}: padding {operand.location.padding}, only 0 is allowed"
     )
     _LOCATION_RULES.get(operand.lifetime, _validate_no_location)(model, operand, where)
-    return max(level, _shape_level(operand))
-
-
-def _shape_level(operand: Operand) -> int:
-    """Inputs and outputs of a model are fully specified before HAL 1.2."""
-    known = is_scalar(operand.type) or (bool(operand.dimensions) and 0 not in operand.dimensions)
-    is_boundary = operand.lifetime in (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT)
-    return V1_2 if is_boundary and not known else V1_0
+    return level
 
 
 def _validate_type(operand: Operand, where: str) -> int:
