@@ -251,7 +251,7 @@ def _phased_lines(image: Array, rows: Window, columns: Window, padding: int, dty
     for phase in range(phases):
         part = padded[:, :, phase::phases]
         lines[:, :, phase, : part.shape[2]] = part
-    return lines.reshape(batch, height, phases, -1)
+    return lines.reshape(batch, height, phases, -(-width // phases) * channels)  # no -1: the batch may be 0
 
 
 def _sum_taps(

@@ -77,9 +77,10 @@ def filter_shape(geometry: Any, multiplier: int | None) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("multiplier", [None, 1, 2])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_a_float_convolution_is_its_definition(geometry: Any, multiplier: int | None) -> None:
+@pytest.mark.parametrize("batch", [0, 2])
+def test_a_float_convolution_is_its_definition(geometry: Any, multiplier: int | None, batch: int) -> None:
     rng = np.random.default_rng(1)
-    image = rng.standard_normal((2, 9, 11, 3)).astype(np.float32)
+    image = rng.standard_normal((batch, 9, 11, 3)).astype(np.float32)
     filter = rng.standard_normal(filter_shape(geometry, multiplier)).astype(np.float32)
     expected = convolved(image.astype(np.float64), filter.astype(np.float64), geometry, multiplier)
     bias = rng.standard_normal(expected.shape[3]).astype(np.float32)
