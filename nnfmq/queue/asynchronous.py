@@ -39,7 +39,6 @@ THREAD_NAME = "nnfmq-async-waiter"
 LINGER_NS = 50_000_000
 """How long a thread that nobody needs waits for the next one who does: starting one costs more than a wait."""
 
-_END_OF_CLOCK_NS = 2**63 - 1
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}  # belong to the thread itself
 _SIGNALS = signal.valid_signals() - _FAULTS
 _log = logging.getLogger("nnfmq.queue")
@@ -48,15 +47,6 @@ Answer = TypeVar("Answer")
 
 
 # ---- on the loop's thread ----
-
-
-def deadline_after(timeout: float | None) -> int | None:
-    """Return the monotonic deadline (ns) of a timeout in seconds; None = no limit. Raises InvalidArgument below 0."""
-    if timeout is None:
-        return None
-    if not timeout >= 0:  # nor a NaN
-        raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout}")
-    return min(_END_OF_CLOCK_NS, time.monotonic_ns() + round(min(timeout, 1e10) * 1e9))
 
 
 async def until_done(

@@ -23,7 +23,7 @@ from nnfmq.queue import core, forms, layout
 from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, Geometry, MQDescriptor
 from nnfmq.queue.transaction import Transaction
-from nnfmq.queue.waiting import DeadFlag
+from nnfmq.queue.waiting import DeadFlag, deadline_after
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
@@ -311,7 +311,7 @@ class MessageQueue:
         """
         from nnfmq.queue import asynchronous  # late: asyncio costs more to import than all of this
 
-        deadline_ns = asynchronous.deadline_after(timeout) if n <= self.count else 0
+        deadline_ns = deadline_after(timeout) if n <= self.count else 0
         return await asynchronous.until_done(
             lambda: self.read_blocking(n, 0), self._open_ring(), self.event_flag, NOT_EMPTY,
             n * self.quantum, deadline_ns,
@@ -327,7 +327,7 @@ class MessageQueue:
         from nnfmq.queue import asynchronous  # late: see above
 
         size = memoryview(data).nbytes
-        deadline_ns = asynchronous.deadline_after(timeout) if size <= self.count * self.quantum else 0
+        deadline_ns = deadline_after(timeout) if size <= self.count * self.quantum else 0
         done = await asynchronous.until_done(
             lambda: self.write_blocking(data, 0) or None, self._open_ring(), self.event_flag, NOT_FULL,
             size, deadline_ns,

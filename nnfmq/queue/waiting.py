@@ -10,6 +10,7 @@ alone, the specification of `_waiting.h`; the wait itself is in the cores. FMQ_F
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
@@ -23,10 +24,20 @@ _MAX_WINDOW_US = 10**9
 POLL, SLEEP = 0, -1  # what Forecast.plan says, unless it says until when to nap
 
 _LONGEST_NS = 100_000_000  # after a longer wait nobody misses what a wake-up costs
+_END_OF_CLOCK_NS = 2**63 - 1  # where deadlines saturate (QOS-6): in 292 years
 _SHORTEST_NAP_NS = 10_000  # going to sleep and coming back costs about as much
 _MARGIN_NS = 5_000  # awake at least so long before a record is expected
 _FINDS = 2  # more of them in a row are no chance any more
 _SAMPLES = 4  # that make a habit
+
+
+def deadline_after(timeout: float | None) -> int | None:
+    """Return the monotonic deadline (ns) of a timeout in seconds; None = no limit. Raises InvalidArgument below 0."""
+    if timeout is None:
+        return None
+    if not timeout >= 0:  # nor a NaN
+        raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout}")
+    return min(_END_OF_CLOCK_NS, time.monotonic_ns() + round(min(timeout, 1e10) * 1e9))
 
 
 class DeadFlag:

@@ -37,9 +37,10 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import NO_TIMING, MeasureTiming, OutputShape, RequestArgument, Timing
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
+from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
-from nnfmq.runtime.connection import Connection, deadline_after
+from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import control
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES

@@ -20,7 +20,8 @@ from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import ExecutionPreference, Model, Pool, Priority
 from nnfmq.memory import Memory
 from nnfmq.paths import default_socket
-from nnfmq.runtime.connection import Connection, deadline_after
+from nnfmq.queue.waiting import deadline_after
+from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import control

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -34,7 +33,6 @@ from nnfmq.serialize import control
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 
-_END_OF_CLOCK_NS = 2**63 - 1  # where deadlines saturate (QOS-6): in 292 years
 _GONE = "the driver process is gone"
 _log = logging.getLogger("nnfmq.client")
 
@@ -60,15 +58,6 @@ class _Key(NamedTuple):
 class _Question(NamedTuple):
     answer: OneShot[control.Call]
     on_answer: Callable[[Any], None] | None
-
-
-def deadline_after(timeout: float | None) -> int | None:
-    """Return the monotonic deadline (ns) of a timeout in seconds; None = no limit. Raises InvalidArgument below 0."""
-    if timeout is None:
-        return None
-    if not timeout >= 0:  # nor a NaN
-        raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout}")
-    return min(_END_OF_CLOCK_NS, time.monotonic_ns() + round(min(timeout, 1e10) * 1e9))
 
 
 class Connection:

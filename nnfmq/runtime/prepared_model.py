@@ -19,9 +19,10 @@ from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputIns
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, RequestArgument, Timing
 from nnfmq.memory import Memory
+from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
-from nnfmq.runtime.connection import Connection, deadline_after
+from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import control
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue
-from nnfmq.runtime.connection import Connection, deadline_after
+from nnfmq.queue.waiting import deadline_after
+from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import control
 
 NONE = ErrorStatus.NONE
