@@ -41,7 +41,7 @@ from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
-from nnfmq.serialize import control
+from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.packet import ResultPacket
@@ -161,16 +161,16 @@ class Burst:
         self._resources.callback(self._stages.close)
         self._connection.add_peer(self.peer)
         self.peer.add(self._requests, self._results)
-        message = control.ConfigureBurst(
+        message = messages.ConfigureBurst(
             self._connection.new_call(),
             self._model.model_id,
             _descriptor_data(self._requests),
             _descriptor_data(self._results),
         )
         fds = [self._requests.memory.fileno(), self._results.memory.fileno()]
-        self._connection.call(message, control.BurstConfigured, fds, deadline_ns, on_answer=self._configured)
+        self._connection.call(message, messages.BurstConfigured, fds, deadline_ns, on_answer=self._configured)
 
-    def _configured(self, answer: control.BurstConfigured) -> None:
+    def _configured(self, answer: messages.BurstConfigured) -> None:
         self._burst_id = answer.burst_id
         self._connection.add_burst(answer.burst_id, self)
 
@@ -367,9 +367,9 @@ class Burst:
         """Raise what the driver says of the failed execution; what the packet said is all we have if it is silent."""
         patience_ns = time.monotonic_ns() + _CLOSE_NS
         try:
-            message = control.GetBurstError(self._connection.new_call(), self._burst_id)
+            message = messages.GetBurstError(self._connection.new_call(), self._burst_id)
             deadline_ns = patience_ns if deadline_ns is None else min(patience_ns, deadline_ns)
-            said = self._connection.ask(message, control.BurstError, (), deadline_ns)
+            said = self._connection.ask(message, messages.BurstError, (), deadline_ns)
         except MissedDeadlineTransient:
             error = error_for(result.status, f"the driver answered {result.status.name}")
         else:
@@ -404,8 +404,8 @@ class Burst:
         burst_id = self._burst_id
         try:
             if burst_id and self._connection.is_open:
-                message = control.CloseBurst(self._connection.new_call(), burst_id)
-                self._connection.ask(message, control.Reply, (), time.monotonic_ns() + _CLOSE_NS)
+                message = messages.CloseBurst(self._connection.new_call(), burst_id)
+                self._connection.ask(message, messages.Reply, (), time.monotonic_ns() + _CLOSE_NS)
         except NnfmqError:
             pass  # the driver is gone or stuck: closing our end is all that is left to do
         finally:
@@ -438,7 +438,7 @@ def _views(memory: Memory, places: Sequence[RequestArgument], infos: Sequence[Te
     return tuple(arguments.view(memory, place, info, info.shape) for place, info in pairs)
 
 
-def _descriptor_data(queue: MessageQueue) -> control.MQDescriptorData:
+def _descriptor_data(queue: MessageQueue) -> messages.MQDescriptorData:
     described = queue.descriptor
-    grantors = tuple(control.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
-    return control.MQDescriptorData(grantors, described.quantum, described.flags)
+    grantors = tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
+    return messages.MQDescriptorData(grantors, described.quantum, described.flags)

@@ -24,8 +24,8 @@ from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.serialize import control
-from nnfmq.serialize.control import DeviceInfo
+from nnfmq.serialize import messages
+from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model
 
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
@@ -127,8 +127,8 @@ class Client:
 
     def devices(self, *, timeout: float | None = CONNECT_SECONDS) -> list[DeviceInfo]:
         """Return the driver's devices: name, type, version, feature level, status; blocks."""
-        message = control.ListDevices(self._connection.new_call())
-        answer = self._connection.ask(message, control.DeviceList, (), deadline_after(timeout))
+        message = messages.ListDevices(self._connection.new_call())
+        answer = self._connection.ask(message, messages.DeviceList, (), deadline_after(timeout))
         return list(answer.devices)
 
     def device(self, name: str, *, timeout: float | None = CONNECT_SECONDS) -> Device:
@@ -164,8 +164,8 @@ class Device:
         bare = model if isinstance(model, Model) else model.model
         data, pools = encode_model(bare)
         fds = _lent_fds(pools)
-        message = control.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
-        answer = self._connection.ask(message, control.SupportedOperations, fds, deadline_after(timeout))
+        message = messages.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
+        answer = self._connection.ask(message, messages.SupportedOperations, fds, deadline_after(timeout))
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
         return list(answer.supported)
@@ -187,7 +187,7 @@ class Device:
         data, pools = encode_model(bare)
         fds = _lent_fds(pools)
         deadline_ns = deadline_after(timeout)
-        message = control.PrepareModel(
+        message = messages.PrepareModel(
             self._connection.new_call(),
             self.info.name,
             preference,
@@ -199,7 +199,9 @@ class Device:
         inputs, outputs = _described(bare) if isinstance(model, Model) else (model.inputs, model.outputs)
         prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
         try:
-            self._connection.call(message, control.PreparedModelReady, fds, deadline_ns, on_answer=prepared.take_answer)
+            self._connection.call(
+                message, messages.PreparedModelReady, fds, deadline_ns, on_answer=prepared.take_answer
+            )
         except BaseException:
             prepared.close()  # the driver may have made it just before a signal came
             raise

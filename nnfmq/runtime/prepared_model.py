@@ -23,7 +23,7 @@ from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
-from nnfmq.serialize import control
+from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
     from nnfmq.runtime.burst import Burst
@@ -49,18 +49,18 @@ def execute_once(
     loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT,
 ) -> Outcome:
     """Execute a request over `pools`, which stay the caller's; blocks. Raises the error that the status stands for."""
-    message = control.Execute(
+    message = messages.Execute(
         connection.new_call(),
         model_id,
-        control.arguments_to_data(inputs),
-        control.arguments_to_data(outputs),
+        messages.arguments_to_data(inputs),
+        messages.arguments_to_data(outputs),
         measure,
         _NO_LIMIT if deadline_ns is None else deadline_ns,
         loop_timeout_ns,
         tuple(pool.size_bytes for pool in pools),
     )
-    answer = connection.ask(message, control.Executed, [pool.fileno() for pool in pools], deadline_ns)
-    shapes = control.shapes_from_data(answer.shapes)
+    answer = connection.ask(message, messages.Executed, [pool.fileno() for pool in pools], deadline_ns)
+    shapes = messages.shapes_from_data(answer.shapes)
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise OutputInsufficientSize(answer.message, shapes)
     if answer.status is not ErrorStatus.NONE:
@@ -95,7 +95,7 @@ class PreparedModel:
             raise InvalidArgument("this prepared model is closed")
         return self._model_id
 
-    def take_answer(self, answer: control.PreparedModelReady) -> None:
+    def take_answer(self, answer: messages.PreparedModelReady) -> None:
         """Note what the driver made; for a model that is created before its number is known."""
         if answer.status is ErrorStatus.NONE:
             self._model_id = answer.model_id
@@ -201,8 +201,8 @@ class PreparedModel:
         if model_id is None or not self._connection.is_open:
             return
         try:
-            message = control.ReleaseModel(self._connection.new_call(), model_id)
-            self._connection.ask(message, control.Reply, (), time.monotonic_ns() + 1_000_000_000)
+            message = messages.ReleaseModel(self._connection.new_call(), model_id)
+            self._connection.ask(message, messages.Reply, (), time.monotonic_ns() + 1_000_000_000)
         except NnfmqError:
             pass  # the driver is gone, and the model with it
 

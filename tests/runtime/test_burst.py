@@ -56,7 +56,7 @@ def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[He
     """Makes the driver's executions wait; ask for it before `burst`."""
     model = models.add_model()
     held = Held(model)
-    real[1]._models[adding.model_id] = service.PreparedModel(model, held)  # type: ignore[arg-type]
+    real[1].models.add(service.PreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 
@@ -212,7 +212,7 @@ def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_cou
     status: ErrorStatus, adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     failing = Failing(lambda: error_for(status, "what went wrong"))
-    real[1]._models[adding.model_id] = service.PreparedModel(models.add_model(), failing)  # type: ignore[arg-type]
+    real[1].models.add(service.PreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     expected = type(error_for(status, ""))
     with adding.burst() as burst, pytest.raises(expected, match="what went wrong"):
         burst.execute(ONE, TEN)
@@ -222,7 +222,7 @@ def test_a_kernel_that_fails_in_a_way_nobody_foresaw_fails_one_execution(
     adding: PreparedModel, real: tuple[Connection, Session], caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(lambda: ValueError("numpy's"))
-    real[1]._models[adding.model_id] = service.PreparedModel(models.add_model(), failing)  # type: ignore[arg-type]
+    real[1].models.add(service.PreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     with adding.burst() as burst:
         for _ in range(2):
             with pytest.raises(GeneralFailure, match="a kernel failed: ValueError"):
@@ -301,15 +301,15 @@ def test_where_the_time_went_is_known_after_the_burst_as_well(adding: PreparedMo
 def test_BUR_14_closing_ends_the_burst_in_the_driver_too(
     adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
-    of_the_model = real[1]._account.held_bytes
+    of_the_model = real[1].account.held_bytes
     burst = adding.burst()
     burst.execute(ONE, TEN)
-    assert len(real[1]._bursts) == 1
-    assert real[1]._account.held_bytes > of_the_model
+    assert len(real[1].bursts.all()) == 1
+    assert real[1].account.held_bytes > of_the_model
     burst.close()
     burst.close()
-    assert real[1]._bursts == {}
-    assert real[1]._account.held_bytes == of_the_model
+    assert real[1].bursts.all() == []
+    assert real[1].account.held_bytes == of_the_model
     assert real[0]._peers == []
 
 
@@ -343,11 +343,11 @@ def test_a_burst_of_a_closed_client_is_a_dead_object_and_can_be_closed(adding: P
 def test_a_burst_that_the_driver_refuses_leaves_nothing(
     adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
-    real[1]._models.clear()
+    real[1].models.take(adding.model_id)
     with pytest.raises(InvalidArgument, match="no model"):
         adding.burst()
     assert real[0]._peers == []
-    assert real[1]._account.held_bytes == 0
+    assert real[1].account.held_bytes == 0
 
 
 def a_request(burst_inputs: Sequence[Any], room_bytes: int) -> tuple[list[RequestArgument], list[RequestArgument]]:

@@ -1,0 +1,20 @@
+"""Calls about devices: which there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nnfmq.serialize.messages import DeviceInfo, DeviceList, ListDevices, Message
+from nnfmq.service.calls.answering import Handler, Pooled
+from nnfmq.service.device import DEVICES
+
+if TYPE_CHECKING:
+    from nnfmq.service.session import Session
+
+
+def _list_devices(session: Session, message: ListDevices, _fds: list[int]) -> None:
+    infos = tuple(DeviceInfo(d.name, d.type, d.version_string, d.feature_level, d.status) for d in DEVICES.values())
+    session.send(DeviceList(message.call, infos))
+
+
+HANDLERS: dict[type[Message], Handler | Pooled] = {ListDevices: _list_devices}
