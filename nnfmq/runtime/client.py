@@ -17,13 +17,12 @@ from typing import Protocol, Self
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
-from nnfmq.hal.types import ExecutionPreference, Model, Pool, Priority
-from nnfmq.memory import Memory
+from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
-from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.prepared_model import PreparedModel, lent_fds
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model
@@ -163,7 +162,7 @@ class Device:
         """Return for each operation of the main subgraph whether this device can run it; blocks."""
         bare = model if isinstance(model, Model) else model.model
         data, pools = encode_model(bare)
-        fds = _lent_fds(pools)
+        fds = lent_fds(pools)
         message = messages.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
         answer = self._connection.ask(message, messages.SupportedOperations, fds, deadline_after(timeout))
         if answer.status is not ErrorStatus.NONE:
@@ -185,7 +184,7 @@ class Device:
         """
         bare = model if isinstance(model, Model) else model.model
         data, pools = encode_model(bare)
-        fds = _lent_fds(pools)
+        fds = lent_fds(pools)
         deadline_ns = deadline_after(timeout)
         message = messages.PrepareModel(
             self._connection.new_call(),
@@ -206,13 +205,6 @@ class Device:
             prepared.close()  # the driver may have made it just before a signal came
             raise
         return prepared
-
-
-def _lent_fds(pools: tuple[Pool, ...]) -> list[int]:
-    for pool in pools:
-        if not isinstance(pool, Memory):
-            raise InvalidArgument(f"a model's pools must be nnfmq memory to be sent, not {type(pool).__name__}")
-    return [pool.fileno() for pool in pools if isinstance(pool, Memory)]
 
 
 def _described(model: Model) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:

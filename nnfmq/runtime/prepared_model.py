@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize, error_for
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Pool, Request, Timing
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
@@ -31,6 +31,19 @@ if TYPE_CHECKING:
 _NO_LIMIT = -1
 
 
+def checked_pools(pools: Sequence[Pool]) -> list[Memory]:
+    """Return pools as the memories that they must be to be lent to a driver. Raises InvalidArgument."""
+    for pool in pools:
+        if not isinstance(pool, Memory):
+            raise InvalidArgument(f"pools must be nnfmq memory to be sent, not {type(pool).__name__}")
+    return [pool for pool in pools if isinstance(pool, Memory)]
+
+
+def lent_fds(pools: Sequence[Pool]) -> list[int]:
+    """Return the descriptors of memory pools, which stay their owners'. Raises InvalidArgument for other pools."""
+    return [pool.fileno() for pool in checked_pools(pools)]
+
+
 class Outcome(NamedTuple):
     """What an execution over the control channel answered."""
 
@@ -41,25 +54,19 @@ class Outcome(NamedTuple):
 def execute_once(
     connection: Connection,
     model_id: int,
-    inputs: Sequence[RequestArgument],
-    outputs: Sequence[RequestArgument],
-    pools: Sequence[Memory],
-    measure: MeasureTiming = MeasureTiming.NO,
+    request: Request,
+    config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
     deadline_ns: int | None = None,
-    loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT,
 ) -> Outcome:
-    """Execute a request over `pools`, which stay the caller's; blocks. Raises the error that the status stands for."""
+    """Execute a request, whose pools stay the caller's; blocks. Raises the error that the status stands for."""
     message = messages.Execute(
         connection.new_call(),
         model_id,
-        messages.arguments_to_data(inputs),
-        messages.arguments_to_data(outputs),
-        measure,
+        messages.request_to_data(request),
+        messages.config_to_data(config),
         _NO_LIMIT if deadline_ns is None else deadline_ns,
-        loop_timeout_ns,
-        tuple(pool.size_bytes for pool in pools),
     )
-    answer = connection.ask(message, messages.Executed, [pool.fileno() for pool in pools], deadline_ns)
+    answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
     shapes = messages.shapes_from_data(answer.shapes)
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise OutputInsufficientSize(answer.message, shapes)
@@ -150,7 +157,8 @@ class PreparedModel:
             sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
             for info, argument, array in zip(self.inputs, inputs, given, strict=True):
                 np.copyto(arguments.view(source, argument, info, array.shape), array, casting="same_kind")
-            outcome = execute_once(self._connection, model_id, inputs, outputs, (source, sink), measure, deadline_ns)
+            request, config = Request(inputs, outputs, (source, sink)), ExecutionConfig(measure)
+            outcome = execute_once(self._connection, model_id, request, config, deadline_ns)
             self.last_timing = outcome.timing
             final = [shape.dimensions for shape in outcome.shapes] or shapes
             arguments.check_stated(self.outputs, final)
@@ -160,21 +168,17 @@ class PreparedModel:
 
     def execute_request(
         self,
-        inputs: Sequence[RequestArgument],
-        outputs: Sequence[RequestArgument],
-        pools: Sequence[Memory],
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         *,
-        loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT,
         timeout: float | None = None,
-    ) -> tuple[OutputShape, ...]:
-        """Execute one request as the HAL has it, over `pools`, which stay the caller's; blocks.
+    ) -> Outcome:
+        """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
-        Return the shapes that the driver reports; none where it reports none. Nothing is checked here: what is wrong
-        with the request, the driver says. Raises what it answers, MissedDeadline, DeadObject.
+        Return the shapes that the driver reports, none where it reports none, and the timing. Nothing is checked here:
+        what is wrong with the request, the driver says. Raises what it answers, MissedDeadline, DeadObject.
         """
-        deadline_ns = deadline_after(timeout)
-        asked = self._connection, self.model_id, inputs, outputs, pools, MeasureTiming.NO, deadline_ns, loop_timeout_ns
-        return execute_once(*asked).shapes
+        return execute_once(self._connection, self.model_id, request, config, deadline_after(timeout))
 
     def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
         """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.

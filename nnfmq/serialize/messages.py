@@ -15,11 +15,22 @@ import msgspec
 from msgspec import Meta
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.types import DeviceStatus, DeviceType, MeasureTiming, OutputShape, RequestArgument
+from nnfmq.hal.types import (
+    DeviceStatus,
+    DeviceType,
+    ExecutionConfig,
+    MeasureTiming,
+    OutputShape,
+    Pool,
+    Request,
+    RequestArgument,
+)
 from nnfmq.serialize.stages import STAGE_SLOTS
 
 MAX_FDS = 250  # per message: Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 MAX_NAME = 256
+MAX_HINTS = 256  # of each kind
+MAX_HINT_BYTES = 64 * 1024
 MAX_TEXT = 4096  # of an error message; a longer one is cut when it is encoded
 
 U32: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -96,17 +107,74 @@ Arguments: TypeAlias = Annotated[tuple[ArgumentData, ...], Meta(max_length=65536
 Shapes: TypeAlias = Annotated[tuple[ShapeData, ...], Meta(max_length=65536)]
 
 
-def arguments_to_data(arguments: Sequence[RequestArgument]) -> tuple[ArgumentData, ...]:
-    """Return the wire form of a request's inputs or outputs; raises InvalidArgument for numbers out of range."""
+class RequestData(_Data, frozen=True):
+    """hal Request, see `request_to_data`; its pools are memories of `pool_sizes` bytes, sent beside the message."""
+
+    inputs: Arguments
+    outputs: Arguments
+    pool_sizes: Sizes
+
+
+class HintData(_Data, frozen=True):
+    """hal TokenValuePair."""
+
+    token: I32
+    value: Annotated[bytes, Meta(max_length=MAX_HINT_BYTES)]
+
+
+class ExtensionData(_Data, frozen=True):
+    """hal ExtensionNameAndPrefix."""
+
+    name: Name
+    prefix: U32
+
+
+Hints: TypeAlias = Annotated[tuple[HintData, ...], Meta(max_length=MAX_HINTS)]
+Extensions: TypeAlias = Annotated[tuple[ExtensionData, ...], Meta(max_length=MAX_HINTS)]
+
+
+class ConfigData(_Data, frozen=True):
+    """hal ExecutionConfig, see `config_to_data`."""
+
+    measure: MeasureTiming
+    loop_timeout_ns: I64
+    hints: Hints = ()
+    extensions: Extensions = ()
+
+
+def request_to_data(request: Request) -> RequestData:
+    """Return the wire form of a request, without its pools; raises InvalidArgument for numbers out of range."""
+    sizes = tuple(pool.size_bytes for pool in request.pools)
     try:
-        return msgspec.convert(arguments, tuple[ArgumentData, ...], from_attributes=True)
+        inputs, outputs = (
+            msgspec.convert(arguments, tuple[ArgumentData, ...], from_attributes=True)
+            for arguments in (request.inputs, request.outputs)
+        )
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"the request cannot be written: {error}") from error
+    return RequestData(inputs, outputs, sizes)
 
 
-def arguments_from_data(arguments: Sequence[ArgumentData]) -> tuple[RequestArgument, ...]:
-    """Return the hal form of received inputs or outputs."""
-    return msgspec.convert(arguments, tuple[RequestArgument, ...], from_attributes=True)
+def request_from_data(data: RequestData, pools: Sequence[Pool]) -> Request:
+    """Return the hal form of a received request over the memories that came with it."""
+    inputs, outputs = (
+        msgspec.convert(arguments, tuple[RequestArgument, ...], from_attributes=True)
+        for arguments in (data.inputs, data.outputs)
+    )
+    return Request(inputs, outputs, tuple(pools))
+
+
+def config_to_data(config: ExecutionConfig) -> ConfigData:
+    """Return the wire form of a configuration; raises InvalidArgument for numbers out of range."""
+    try:
+        return msgspec.convert(config, ConfigData, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the configuration cannot be written: {error}") from error
+
+
+def config_from_data(data: ConfigData) -> ExecutionConfig:
+    """Return the hal form of a received configuration."""
+    return msgspec.convert(data, ExecutionConfig, from_attributes=True)
 
 
 def shapes_to_data(shapes: Sequence[OutputShape]) -> tuple[ShapeData, ...]:
@@ -276,16 +344,23 @@ class BurstError(Answer, frozen=True):
     sequence: U63
 
 
-class Execute(Call, frozen=True):
-    """Execute once, the ordinary way; the request's pools come beside it, of `pool_sizes` bytes."""
+class _WithRequest(Call, frozen=True):
+    """Base of the calls that carry a request, whose memories come beside the message."""
 
     model_id: U63
-    inputs: Arguments
-    outputs: Arguments
-    measure: MeasureTiming
+    request: RequestData
+    config: ConfigData
+
+    @property
+    def pool_sizes(self) -> Sizes:
+        """The sizes of the memories that come beside the message, in bytes."""
+        return self.request.pool_sizes
+
+
+class Execute(_WithRequest, frozen=True):
+    """Execute once and answer when it is done; `deadline_ns` -1 = none."""
+
     deadline_ns: I64
-    loop_timeout_ns: I64
-    pool_sizes: Sizes = ()
 
 
 class Executed(Answer, frozen=True):

@@ -13,7 +13,7 @@ from support.drivers import Process, one, until
 from support.models import null_model, place
 
 import nnfmq
-from nnfmq.hal.types import MeasureTiming
+from nnfmq.hal.types import MeasureTiming, Request
 from nnfmq.memory import Memory
 from nnfmq.runtime.prepared_model import execute_once
 from nnfmq.serialize import messages
@@ -90,7 +90,8 @@ def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memor
     main = null_model().main
     inputs, _ = place([main.operands[index] for index in main.input_indexes], 0)
     outputs, _ = place([main.operands[index] for index in main.output_indexes], 1)
-    execute_once(client._connection, model.model_id, inputs, outputs, pools)  # type: ignore[arg-type]
+    request = Request(tuple(inputs), tuple(outputs), pools)  # type: ignore[arg-type]
+    execute_once(client._connection, model.model_id, request)
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     error_for,
 )
-from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, RequestArgument
+from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.burst import Burst, SlotTable
 from nnfmq.runtime.client import Client
@@ -350,12 +351,10 @@ def test_a_burst_that_the_driver_refuses_leaves_nothing(
     assert real[1].account.held_bytes == 0
 
 
-def a_request(burst_inputs: Sequence[Any], room_bytes: int) -> tuple[list[RequestArgument], list[RequestArgument]]:
-    """Return the arguments of arrays that lie 64 bytes apart in pool 0, and of one output in pool 1."""
-    inputs = [
-        RequestArgument(False, DataLocation(0, 64 * number, array.nbytes)) for number, array in enumerate(burst_inputs)
-    ]
-    return inputs, [RequestArgument(False, DataLocation(1, 0, room_bytes))]
+def a_request(arrays: Sequence[Any], room_bytes: int, pools: tuple[Memory, Memory]) -> Request:
+    """Return a request for arrays that lie 64 bytes apart in the first pool, and one output in the second."""
+    inputs = [RequestArgument(False, DataLocation(0, 64 * n, array.nbytes)) for n, array in enumerate(arrays)]
+    return Request(tuple(inputs), (RequestArgument(False, DataLocation(1, 0, room_bytes)),), pools)
 
 
 @pytest.fixture
@@ -370,9 +369,9 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
 def test_a_burst_takes_requests_as_the_hal_has_them(
     adding: PreparedModel, pools: tuple[Memory, Memory], with_memory: bool
 ) -> None:
-    inputs, outputs = a_request([ONE, TEN], 16)
+    request = a_request([ONE, TEN], 16, pools)
     with adding.burst() if with_memory else adding.request_burst() as burst:
-        shapes = [burst.execute_request(inputs, outputs, pools, timeout=LIMIT_S) for _ in range(2)]
+        shapes = [burst.execute_request(request, timeout=LIMIT_S).shapes for _ in range(2)]
     assert np.frombuffer(bytes(pools[1].view[:16]), np.float32).tolist() == SUM
     assert shapes == [(OutputShape((4,)),)] * 2
 
@@ -380,18 +379,18 @@ def test_a_burst_takes_requests_as_the_hal_has_them(
 def test_an_ordinary_request_answers_with_the_shapes_and_refuses_what_does_not_fit(
     adding: PreparedModel, pools: tuple[Memory, Memory]
 ) -> None:
-    inputs, outputs = a_request([ONE, TEN], 16)
-    assert adding.execute_request(inputs, outputs, pools, timeout=LIMIT_S) == (OutputShape((4,)),)
+    request = a_request([ONE, TEN], 16, pools)
+    assert adding.execute_request(request, timeout=LIMIT_S).shapes == (OutputShape((4,)),)
     with pytest.raises(InvalidArgument):
-        adding.execute_request(inputs[:1], outputs, pools, timeout=LIMIT_S)
+        adding.execute_request(replace(request, inputs=request.inputs[:1]), timeout=LIMIT_S)
 
 
 def test_a_refused_request_leaves_the_burst_usable(adding: PreparedModel, pools: tuple[Memory, Memory]) -> None:
-    inputs, outputs = a_request([ONE, TEN], 16)
+    request = a_request([ONE, TEN], 16, pools)
     with adding.request_burst() as burst:
         with pytest.raises(InvalidArgument):
-            burst.execute_request(inputs[:1], outputs, pools, timeout=LIMIT_S)
-        assert burst.execute_request(inputs, outputs, pools, timeout=LIMIT_S) == (OutputShape((4,)),)
+            burst.execute_request(replace(request, inputs=request.inputs[:1]), timeout=LIMIT_S)
+        assert burst.execute_request(request, timeout=LIMIT_S).shapes == (OutputShape((4,)),)
 
 
 def test_a_burst_without_memory_of_its_own_takes_no_arrays(adding: PreparedModel) -> None:
@@ -403,4 +402,4 @@ def test_a_closed_burst_takes_no_request(adding: PreparedModel) -> None:
     burst = adding.request_burst()
     burst.close()
     with pytest.raises(InvalidArgument, match="closed"):
-        burst.execute_request([], [], ())
+        burst.execute_request(Request((), ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,9 +15,13 @@ from nnfmq.hal.types import (
     DataLocation,
     DeviceStatus,
     DeviceType,
+    ExecutionConfig,
+    ExtensionNameAndPrefix,
     MeasureTiming,
     OutputShape,
+    Request,
     RequestArgument,
+    TokenValuePair,
 )
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role, decode, encode, fd_count
@@ -112,10 +117,18 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     (
         CLIENT,
         {
-            "call": 9, "model_id": 5, "inputs": [[False, [0, 64, 16, 0], [2, 2]]], "outputs": [], "measure": 1,
-            "deadline_ns": -2, "loop_timeout_ns": -1, "pool_sizes": [80],
+            "call": 9, "model_id": 5, "request": [[[False, [0, 64, 16, 0], [2, 2]]], [], [80]],
+            "config": [1, -1, [[65537, b"h"]], [["a.b", 1]]], "deadline_ns": -2,
         },
-        messages.Execute(9, 5, (INPUT,), (), MeasureTiming.YES, -2, -1, (80,)),
+        messages.Execute(
+            9,
+            5,
+            messages.RequestData((INPUT,), (), (80,)),
+            messages.ConfigData(
+                MeasureTiming.YES, -1, (messages.HintData(65537, b"h"),), (messages.ExtensionData("a.b", 1),)
+            ),
+            -2,
+        ),
         1,
     ),
     (
@@ -356,10 +369,28 @@ ARGUMENTS = (RequestArgument(False, DataLocation(1, 64, 16, 4), (2, 2)), Request
 SHAPES = (OutputShape((2, 0), False), OutputShape(()))
 
 
-def test_arguments_go_to_wire_data_and_back() -> None:
-    data = messages.arguments_to_data(ARGUMENTS)
-    assert msgspec.to_builtins(data) == ([False, [1, 64, 16, 4], (2, 2)], [True, [0, 0, 0, 0], ()])
-    assert messages.arguments_from_data(data) == ARGUMENTS
+@dataclass
+class StandIn:
+    """A pool by its size alone."""
+
+    size_bytes: int
+
+
+def test_a_request_goes_to_wire_data_and_back() -> None:
+    pools: Any = (StandIn(80), StandIn(8))
+    data = messages.request_to_data(Request(ARGUMENTS, ARGUMENTS[1:], pools))
+    first, second = [False, [1, 64, 16, 4], (2, 2)], [True, [0, 0, 0, 0], ()]
+    assert msgspec.to_builtins(data) == [(first, second), (second,), (80, 8)]
+    assert messages.request_from_data(data, pools) == Request(ARGUMENTS, ARGUMENTS[1:], pools)
+
+
+def test_a_configuration_goes_to_wire_data_and_back() -> None:
+    config = ExecutionConfig(
+        MeasureTiming.YES, 5, (TokenValuePair(65537, b"h"),), (ExtensionNameAndPrefix("com.a", 1),)
+    )
+    data = messages.config_to_data(config)
+    assert msgspec.to_builtins(data)[:2] == [1, 5]
+    assert messages.config_from_data(data) == config
 
 
 def test_shapes_go_to_wire_data_and_back() -> None:
@@ -370,6 +401,8 @@ def test_shapes_go_to_wire_data_and_back() -> None:
 
 def test_arguments_and_shapes_out_of_range_are_the_callers_mistake() -> None:
     with pytest.raises(InvalidArgument, match="request cannot be written"):
-        messages.arguments_to_data([RequestArgument(location=DataLocation(offset=-1))])
+        messages.request_to_data(Request((RequestArgument(location=DataLocation(offset=-1)),), ()))
+    with pytest.raises(InvalidArgument, match="configuration cannot be written"):
+        messages.config_to_data(ExecutionConfig(loop_timeout_ns=2**63))
     with pytest.raises(InvalidArgument, match="shapes cannot be written"):
         messages.shapes_to_data([OutputShape((2**32,))])

@@ -18,7 +18,7 @@ OK, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 HELLO = messages.Hello(1, "aidl-4", "test")
 HELLO_REPLY = messages.HelloReply(1, "aidl-4", "nnfmq", 1, "twin")
 PREPARE = messages.PrepareModel(3, "reference", 0, 0, -1, b"")
-EXECUTE = messages.Execute(4, 1, (), (), MeasureTiming.NO, -1, -1)
+EXECUTE = messages.Execute(4, 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1)
 
 
 @pytest.fixture

@@ -21,8 +21,12 @@ DATA = (
     messages.DeviceInfo,
     messages.MQDescriptorData,
     messages.GrantorData,
+    messages.RequestData,
     messages.ArgumentData,
     messages.LocationData,
+    messages.ConfigData,
+    messages.HintData,
+    messages.ExtensionData,
     messages.ShapeData,
 )
 

@@ -26,7 +26,7 @@ from nnfmq import watcher
 from nnfmq.channel import NOW, Channel
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import ErrorStatus, MissedDeadlineTransient
-from nnfmq.hal.types import ExecutionPreference, MeasureTiming, Model, OutputShape, Priority, Request
+from nnfmq.hal.types import ExecutionConfig, ExecutionPreference, MeasureTiming, Model, OutputShape, Priority, Request
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
 from nnfmq.serialize import control, messages
@@ -500,19 +500,28 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
     return source, sink
 
 
+EMPTY = messages.RequestData((), (), ())
+
+
 def execute_message(model_id: int, pools: tuple[Memory, ...], call: int = 30, **changes: Any) -> messages.Execute:
     request: Request = models.request_for(ADD, pools)
-    message = messages.Execute(
-        call,
-        model_id,
-        messages.arguments_to_data(request.inputs),
-        messages.arguments_to_data(request.outputs),
-        MeasureTiming.NO,
-        NO_LIMIT,
-        NO_LIMIT,
-        tuple(pool.size_bytes for pool in pools),
+    return execute_request_message(model_id, request, call, **changes)
+
+
+def execute_request_message(model_id: int, request: Request, call: int = 30, **changes: Any) -> messages.Execute:
+    """Return an Execute; `changes` are fields of it, of its request or of its configuration."""
+    parts: list[Any] = [
+        messages.request_to_data(request),
+        messages.config_to_data(ExecutionConfig()),
+        messages.Execute(
+            call, model_id, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, 0), -1
+        ),
+    ]
+    data, config, message = (
+        replace_message(part, **{name: changes[name] for name in part.__struct_fields__ if name in changes})
+        for part in parts
     )
-    return replace_message(message, **changes)
+    return replace_message(message, request=data, config=config)
 
 
 def execute(client: Speaker, model_id: int, pools: tuple[Memory, ...], **changes: Any) -> messages.Executed:
@@ -551,8 +560,8 @@ def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: Speake
         client,
         model_id,
         memories,
-        inputs=messages.arguments_to_data(request.inputs),
-        outputs=messages.arguments_to_data(request.outputs),
+        inputs=messages.request_to_data(request).inputs,
+        outputs=messages.request_to_data(request).outputs,
         deadline_ns=time.monotonic_ns() + 100_000_000,
     )
     assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
@@ -573,8 +582,8 @@ def test_N_QOS_6_a_loop_that_never_ends_is_ended_by_the_timeout_of_the_request(
         client,
         model_id,
         memories,
-        inputs=messages.arguments_to_data(request.inputs),
-        outputs=messages.arguments_to_data(request.outputs),
+        inputs=messages.request_to_data(request).inputs,
+        outputs=messages.request_to_data(request).outputs,
         loop_timeout_ns=1_000_000,
     )
     assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT

@@ -6,8 +6,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.hal.types import Request
-from nnfmq.serialize.messages import Execute, Executed, Message, arguments_from_data, shapes_to_data
+from nnfmq.serialize.messages import (
+    Execute,
+    Executed,
+    Message,
+    config_from_data,
+    request_from_data,
+    shapes_to_data,
+)
 from nnfmq.service.calls.answering import Handler, Pooled
 from nnfmq.service.prepared_model import ExecutionResult
 from nnfmq.service.wire import deadline_of
@@ -36,11 +42,8 @@ def _result(session: Session, message: Execute, fds: list[int], seen_ns: int) ->
         for pool in pools:
             stack.callback(pool.close)
         prepared = session.models.find(message.model_id)
-        inputs, outputs = map(arguments_from_data, (message.inputs, message.outputs))
-        request = Request(inputs, outputs, tuple(pools))
-        loop_timeout_ns = deadline_of(message.loop_timeout_ns)  # -1 stands for none, as it does in a deadline
-        deadline_ns = deadline_of(message.deadline_ns)
-        return prepared.execute_synchronously(request, message.measure, deadline_ns, seen_ns, loop_timeout_ns)
+        request, config = request_from_data(message.request, pools), config_from_data(message.config)
+        return prepared.execute_synchronously(request, config, deadline_of(message.deadline_ns), seen_ns)
 
 
 def _refuse_execute(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
