@@ -22,6 +22,7 @@ from nnfmq.memory import Memory
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.extensions import extension_types
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import control
@@ -126,7 +127,7 @@ class Client:
         return self._process is not None
 
     def devices(self, *, timeout: float | None = CONNECT_SECONDS) -> list[DeviceInfo]:
-        """Return the driver's devices: name, type, version, feature level, status; blocks."""
+        """Return the driver's devices: name, type, version, feature level, status, extensions; blocks."""
         message = control.ListDevices(self._connection.new_call())
         answer = self._connection.ask(message, control.DeviceList, (), deadline_after(timeout))
         return list(answer.devices)
@@ -196,7 +197,7 @@ class Device:
             data,
             len(fds),
         )
-        inputs, outputs = _described(bare) if isinstance(model, Model) else (model.inputs, model.outputs)
+        inputs, outputs = _described(bare, self.info) if isinstance(model, Model) else (model.inputs, model.outputs)
         prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
         try:
             self._connection.call(message, control.PreparedModelReady, fds, deadline_ns, on_answer=prepared.take_answer)
@@ -213,8 +214,8 @@ def _lent_fds(pools: tuple[Pool, ...]) -> list[int]:
     return [pool.fileno() for pool in pools if isinstance(pool, Memory)]
 
 
-def _described(model: Model) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    operands = model.main.operands
-    inputs = [describe(operands[index], f"input {i}") for i, index in enumerate(model.main.input_indexes)]
-    outputs = [describe(operands[index], f"output {i}") for i, index in enumerate(model.main.output_indexes)]
+def _described(model: Model, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    main, types = model.main, extension_types(model, device)
+    inputs = [describe(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
+    outputs = [describe(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
     return tuple(inputs), tuple(outputs)

@@ -64,14 +64,31 @@ class _Data(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """An array of its fields, in their order."""
 
 
+class OperandTypeData(_Data, frozen=True):
+    """One operand type of an extension; `dtype` is numpy's name of its elements."""
+
+    type: U32
+    is_tensor: bool
+    byte_size: U32
+    dtype: Name
+
+
+class ExtensionData(_Data, frozen=True):
+    """An extension that a device supports."""
+
+    name: Name
+    operand_types: Annotated[tuple[OperandTypeData, ...], Meta(max_length=65536)]
+
+
 class DeviceInfo(_Data, frozen=True):
-    """One device of the driver."""
+    """One device of the driver, with the extensions that it supports."""
 
     name: Name
     type: DeviceType
     version: Name
     feature_level: U32
     status: DeviceStatus
+    extensions: Annotated[tuple[ExtensionData, ...], Meta(max_length=1024)]
 
 
 class GrantorData(_Data, frozen=True):

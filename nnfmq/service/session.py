@@ -248,10 +248,7 @@ class Session:
         )
 
     def _list_devices(self, message: control.ListDevices, _fds: list[int]) -> None:
-        infos = tuple(
-            control.DeviceInfo(d.name, d.type, d.version_string, d.feature_level, d.status) for d in DEVICES.values()
-        )
-        self._send(control.DeviceList(message.call, infos))
+        self._send(control.DeviceList(message.call, tuple(device.info for device in DEVICES.values())))
 
     def _release_model(self, message: control.ReleaseModel, _fds: list[int]) -> None:
         with self._lock:

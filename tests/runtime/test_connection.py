@@ -129,7 +129,7 @@ def test_calls_are_answered_by_their_numbers_in_any_order(
         future = listing(connection, start)
         waiting[driver.hear(control.ListDevices).call] = future
     for call in reversed(waiting):
-        info = control.DeviceInfo(f"number {call}", 2, "1", 8, 0)
+        info = control.DeviceInfo(f"number {call}", 2, "1", 8, 0, ())
         driver.say(control.DeviceList(call, (info,)))
     for call, future in waiting.items():
         assert future.result(LIMIT_S).devices[0].name == f"number {call}"

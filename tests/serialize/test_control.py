@@ -35,6 +35,7 @@ QUEUE = control.MQDescriptorData(
 QUEUE_WIRE = [[[0, 0, 8], [0, 8, 8], [0, 16, 24576], [0, 24592, 4]], 24, 1]
 FAILED = {"call": 7, "status": 4, "message": "operand 3: no"}
 INVALID = ErrorStatus.INVALID_ARGUMENT
+EXTENSION = control.ExtensionData("com.example.one", (control.OperandTypeData(0, False, 8, "int64"),))
 INPUT = control.ArgumentData(False, control.LocationData(0, 64, 16, 0), (2, 2))
 
 # Who sends it, its fields on the wire, what it is read as, and how many descriptors come with it.
@@ -60,9 +61,9 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     (CLIENT, {"call": 1}, control.ListDevices(1), 0),
     (
         DRIVER,
-        {"call": 1, "devices": [["reference", 2, "1.0", 8, 0]]},
+        {"call": 1, "devices": [["reference", 2, "1.0", 8, 0, [["com.example.one", [[0, False, 8, "int64"]]]]]]},
         control.DeviceList(
-            1, (control.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE),)
+            1, (control.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE, (EXTENSION,)),)
         ),
         0,
     ),

@@ -18,6 +18,8 @@ Row = tuple[str, ...]
 CODES = {"B": "u8", "I": "u32", "i": "i32", "Q": "u64"}
 DATA = (
     control.DeviceInfo,
+    control.ExtensionData,
+    control.OperandTypeData,
     control.MQDescriptorData,
     control.GrantorData,
     control.ArgumentData,
