@@ -42,7 +42,14 @@ def _as_dict(device: Any) -> dict[str, Any]:
         "version": device.version,
         "feature_level": int(device.feature_level),
         "status": _name(DeviceStatus, device.status),
+        "extensions": [_extension_as_dict(extension) for extension in device.extensions],
     }
+
+
+def _extension_as_dict(extension: Any) -> dict[str, Any]:
+    fields = ("type", "is_tensor", "byte_size", "dtype")
+    types = [{name: getattr(kind, name) for name in fields} for kind in extension.operand_types]
+    return {"name": extension.name, "operand_types": types}
 
 
 def _name(names: type[IntEnum], number: int) -> str:
@@ -54,7 +61,8 @@ def _name(names: type[IntEnum], number: int) -> str:
 
 
 def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
-    listing = table("device", "type", "version", ">feature level", "status")
+    listing = table("device", "type", "version", ">feature level", "status", "extensions")
     for device in devices:
-        listing.add_row(*(str(value) for value in device.values()))
+        names = "\n".join(extension["name"] for extension in device["extensions"])
+        listing.add_row(*(str(value) for value in [*device.values()][:-1]), names or "none")
     console(no_color).print(listing)

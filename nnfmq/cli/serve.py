@@ -12,6 +12,7 @@ EXAMPLES = """\
 examples:
   nnfmq serve                             # where clients look by default
   nnfmq serve --socket /run/user/1000/nnfmq/lab.sock
+  nnfmq serve --extensions com.example.fibonacci
 
 Ends with status 0 after SIGTERM or Ctrl-C; every client then gets DEAD_OBJECT.
 """
@@ -20,13 +21,19 @@ Ends with status 0 after SIGTERM or Ctrl-C; every client then gets DEAD_OBJECT.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `serve`."""
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen (default: the runtime directory)")
+    parser.add_argument(
+        "--extensions",
+        metavar="NAME",
+        nargs="*",
+        help="offer these extensions alone, or none without a NAME (default: $NNFMQ_EXTENSIONS, or all installed)",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     from nnfmq.service.supervisor import serve
 
-    return serve(arguments.socket, ready=_announce)
+    return serve(arguments.socket, extensions=arguments.extensions, ready=_announce)
 
 
 def _announce(path: Path) -> None:

@@ -92,7 +92,7 @@ class Program:
         self._steps = steps
         self._inputs = tuple(_Input.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
         self._outputs = subgraph.output_indexes
-        self._output_dtypes = tuple(NUMPY_TYPES[subgraph.operands[index].type] for index in subgraph.output_indexes)
+        self._output_dtypes = tuple(_dtype(subgraph.operands[index]) for index in subgraph.output_indexes)
         self._output_shapes = output_shapes  # None where they come with the request
 
     def execute(
@@ -161,7 +161,7 @@ class _Input:
     @classmethod
     def of(cls, subgraph: Subgraph, index: int, omittable: bool) -> _Input:
         operand = subgraph.operands[index]
-        return cls(index, NUMPY_TYPES[operand.type], _known_shape(operand), operand.dimensions, omittable)
+        return cls(index, _dtype(operand), _known_shape(operand), operand.dimensions, omittable)
 
     def check(self, array: Array | None) -> None:
         """Raise InvalidArgument unless `array` fits."""
@@ -174,6 +174,13 @@ class _Input:
         if not fits:
             given = "nothing" if array is None else f"{array.dtype} {array.shape}"
             raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
+
+
+def _dtype(operand: Operand) -> np.dtype[Any]:
+    dtype = NUMPY_TYPES.get(operand.type)
+    if dtype is None:
+        raise GeneralFailure(f"operands of type {operand.type.name} are not supported")
+    return dtype
 
 
 def _known_shape(operand: Operand) -> Shape | None:
@@ -329,7 +336,7 @@ def _constant(model: Model, operand: Operand) -> Array | None:
     copied = operand.lifetime == LifeTime.CONSTANT_COPY
     source = memoryview(model.operand_values) if copied else model.pools[place.pool_index].view
     raw = bytearray(source[place.offset : place.offset + place.length])
-    return np.frombuffer(raw, NUMPY_TYPES[operand.type]).reshape(operand.dimensions)
+    return np.frombuffer(raw, _dtype(operand)).reshape(operand.dimensions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,44 +2,47 @@
 
 A code above BASE_MAX is prefix << 16 | type. AIDL has signed 32-bit codes, so prefixes of 15 bits; HIDL has 16 bits.
 Which prefix stands for which name is each model's own affair (`Model.extensions`); prefix 0 is never an extension.
-Nothing here knows a particular extension. Spec: HAL 1.2 types, `Extension` and `ExtensionNameAndPrefix`.
+`ExtensionNumbers` gives them out. Nothing here knows a particular extension. Spec: HAL 1.2 types, `Extension` and
+`ExtensionNameAndPrefix`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeVar
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import BASE_MAX
+from nnfmq.hal.types import (
+    BASE_MAX,
+    ExtensionNameAndPrefix,
+    ExtensionOperandTypeInformation,
+    OperandType,
+    OperationType,
+)
 
 __all__ = [
     "AIDL_PREFIX_BITS",
     "HIDL_PREFIX_BITS",
     "TYPE_BITS",
     "Extension",
+    "ExtensionNumbers",
     "ExtensionOperandTypeInformation",
     "extension_code",
     "extension_prefix",
     "extension_type",
     "is_extension",
     "is_extension_name",
+    "named",
 ]
 
 TYPE_BITS = 16
 AIDL_PREFIX_BITS = 15
 HIDL_PREFIX_BITS = 16
 
+Code = TypeVar("Code", OperandType, OperationType)
+
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
-
-
-@dataclass(frozen=True, slots=True)
-class ExtensionOperandTypeInformation:
-    """One operand type of an extension: its number there, tensor or scalar, and the bytes of one element."""
-
-    type: int
-    is_tensor: bool
-    byte_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,41 @@ def extension_code(prefix: int, number: int, *, prefix_bits: int = AIDL_PREFIX_B
 def is_extension_name(name: str) -> bool:
     """Return True for lowercase letters, digits and underscores in at least two parts joined by periods."""
     return _NAME.fullmatch(name) is not None
+
+
+def named(code: Code, name: str) -> Code:
+    """Return an extension's code under a name that says more than its number; equal to every other of that number."""
+    member = type(code)(code.value)  # a new one, since extensions' members are kept nowhere
+    member._name_ = name
+    return member
+
+
+class ExtensionNumbers:
+    """The numbers of extensions' types and operations in one model, by name: prefixes 1, 2, ... as they are asked for.
+
+    numbers = ExtensionNumbers()
+    int64 = numbers.operand_type("com.example.fibonacci", 0)
+    model = Model(..., extensions=numbers.extensions)
+    """
+
+    def __init__(self) -> None:
+        self._prefixes: dict[str, int] = {}
+
+    @property
+    def extensions(self) -> tuple[ExtensionNameAndPrefix, ...]:
+        """What the model has to name: every extension that a number was asked of."""
+        return tuple(ExtensionNameAndPrefix(name, prefix) for name, prefix in self._prefixes.items())
+
+    def prefix(self, name: str) -> int:
+        """Return the prefix of an extension. Raises InvalidArgument for a malformed name."""
+        if not is_extension_name(name):
+            raise InvalidArgument(f"extension name {name!r}, e.g. 'com.example.name' is one")
+        return self._prefixes.setdefault(name, len(self._prefixes) + 1)
+
+    def operand_type(self, name: str, number: int) -> OperandType:
+        """Return operand type `number` of the extension. Raises InvalidArgument for a malformed name or number."""
+        return OperandType(extension_code(self.prefix(name), number))
+
+    def operation_type(self, name: str, number: int) -> OperationType:
+        """Return operation `number` of the extension. Raises InvalidArgument for a malformed name or number."""
+        return OperationType(extension_code(self.prefix(name), number))

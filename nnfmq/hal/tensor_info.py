@@ -1,18 +1,19 @@
 """TensorInfo: what an application needs to know of a model's input or output to make a numpy array for it.
 
 Importers fill it from a model file, the client from the model that it prepared. It holds numpy's name of the element
-type rather than a dtype, so that the vocabulary stays free of numpy. A scalar operand has the shape (); so has a
-tensor of unknown rank, and an unknown extent is 0, as in `Operand.dimensions`.
+type rather than a dtype, so that the vocabulary stays free of numpy. A scalar operand has the shape (), which
+`is_scalar` tells from a tensor of unknown rank; an unknown extent is 0, as in `Operand.dimensions`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import Operand, OperandType
+from nnfmq.hal.types import Operand, OperandType, is_scalar
 
-__all__ = ["TensorInfo", "describe", "dtype_name"]
+__all__ = ["ElementInfo", "TensorInfo", "describe", "dtype_name"]
 
 _DTYPES: dict[OperandType, str] = {
     OperandType.FLOAT32: "float32",
@@ -42,6 +43,15 @@ class TensorInfo:
     dtype: str
     scale: float = 0.0
     zero_point: int = 0
+    is_scalar: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ElementInfo:
+    """What an application needs to know of an extension's operand type: numpy's name of its elements, and its kind."""
+
+    dtype: str
+    is_scalar: bool
 
 
 def dtype_name(operand_type: OperandType) -> str:
@@ -52,6 +62,11 @@ def dtype_name(operand_type: OperandType) -> str:
         raise InvalidArgument(f"operand type {operand_type!r} has no numpy element type") from None
 
 
-def describe(operand: Operand, name: str = "") -> TensorInfo:
-    """Return the TensorInfo of a model's operand."""
-    return TensorInfo(name, operand.dimensions, dtype_name(operand.type), operand.scale, operand.zero_point)
+def describe(
+    operand: Operand, name: str = "", extension_types: Mapping[OperandType, ElementInfo] | None = None
+) -> TensorInfo:
+    """Return the TensorInfo of a model's operand; `extension_types` has what is known of extensions' types."""
+    element = (extension_types or {}).get(operand.type)
+    if element is None:
+        element = ElementInfo(dtype_name(operand.type), is_scalar(operand.type))
+    return TensorInfo(name, operand.dimensions, element.dtype, operand.scale, operand.zero_point, element.is_scalar)

@@ -16,6 +16,7 @@ from nnfmq.hal.operation_type import OperationType
 
 __all__ = [
     "BASE_MAX",
+    "EXTENSION_ELEMENTS",
     "NO_TIME",
     "NO_TIMING",
     "ChannelQuant",
@@ -25,6 +26,7 @@ __all__ = [
     "ExecutionConfig",
     "ExecutionPreference",
     "ExtensionNameAndPrefix",
+    "ExtensionOperandTypeInformation",
     "FusedActivationFunc",
     "LifeTime",
     "LoopTimeoutDurationNs",
@@ -186,13 +188,32 @@ _SCALARS = frozenset(
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class ExtensionOperandTypeInformation:
+    """One operand type of an extension: its number there, tensor or scalar, and the bytes of one element."""
+
+    type: int
+    is_tensor: bool
+    byte_size: int
+
+
+# The types of the extensions that this process computes, under its own numbers (`operations.extensions` fills it).
+EXTENSION_ELEMENTS: dict[OperandType, ExtensionOperandTypeInformation] = {}
+
+
 def element_bytes(operand_type: OperandType) -> int:
-    """Return the bytes of one element: 0 for SUBGRAPH, OEM and extension types, whose size their extension knows."""
-    return 0 if operand_type > BASE_MAX else _ELEMENT_BYTES[operand_type]
+    """Return the bytes of one element: 0 for SUBGRAPH, OEM, and types of extensions that this process has not."""
+    if operand_type > BASE_MAX:
+        known = EXTENSION_ELEMENTS.get(operand_type)
+        return known.byte_size if known else 0
+    return _ELEMENT_BYTES[operand_type]
 
 
 def is_scalar(operand_type: OperandType) -> bool:
-    """Return True for types that never have dimensions."""
+    """Return True for types that never have dimensions; of an extension's, for those known to this process."""
+    if operand_type > BASE_MAX:
+        known = EXTENSION_ELEMENTS.get(operand_type)
+        return known is not None and not known.is_tensor
     return operand_type in _SCALARS
 
 
@@ -274,10 +295,7 @@ class ExtensionNameAndPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model: the main subgraph, those it refers to, constants, and pools that hold large constants.
-
-    `extensions` stays on this side of a connection: the wire format has no place for it.
-    """
+    """A model: the main subgraph, those it refers to, constants, pools with large constants, extensions by name."""
 
     main: Subgraph
     referenced: tuple[Subgraph, ...] = ()

@@ -1,12 +1,11 @@
 """The HAL's operations: one declaration each, found in `REGISTRY` by OperationType.
 
 A declaration (see `signature`) is everything that is known of an operation: forms, types per feature level, shape
-rule, kernels. Validation, the interpreter and compiling engines read the same one. A file holds one family.
+rule, kernels. Validation, the interpreter and compiling engines read the same one. A file holds one family; what
+vendors add is installed by `extensions`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import (
@@ -84,7 +83,7 @@ _FAMILIES = (
     unary,
 )
 
-REGISTRY: Mapping[OperationType, Declaration] = {
+REGISTRY: dict[OperationType, Declaration] = {
     declaration.code: declaration for family in _FAMILIES for declaration in family.DECLARATIONS
 }
 

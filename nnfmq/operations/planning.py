@@ -36,8 +36,8 @@ class Specialized:
 
 def tensor_of(operand: Operand, shape: Shape, value: Array | None = None) -> Tensor:
     """Describe an operand that has `shape`, and `value` if that is known."""
-    dtype = NUMPY_TYPES[operand.type]
-    return Tensor(shape, dtype, operand.scale, operand.zero_point, operand.channel_quant, value)
+    dtype, data = NUMPY_TYPES[operand.type], operand.extension_data
+    return Tensor(shape, dtype, operand.scale, operand.zero_point, operand.channel_quant, value, data)
 
 
 def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequence[Operand]) -> Specialized:

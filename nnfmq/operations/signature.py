@@ -45,7 +45,7 @@ S8, B8 = OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_BOOL8
 Q16S = OperandType.TENSOR_QUANT16_SYMM
 FLOAT32, FLOAT16, INT32, BOOL = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32, OperandType.BOOL
 
-NUMPY_TYPES: Mapping[OperandType, np.dtype[Any]] = {
+NUMPY_TYPES: dict[OperandType, np.dtype[Any]] = {  # and those of extensions, see `extensions`
     OperandType.FLOAT32: np.dtype("<f4"),
     OperandType.INT32: np.dtype("<i4"),
     OperandType.UINT32: np.dtype("<u4"),
@@ -147,7 +147,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What is known of one array before an execution; `value` only for WEIGHT and CONTROL parameters."""
+    """What is known of one array before an execution; `value` only for WEIGHT and CONTROL parameters.
+
+    `extension_data` are the bytes that an operand of an extension's type carries, unchecked: the client's.
+    """
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -155,6 +158,7 @@ class Tensor:
     zero_point: int = 0
     channel_quant: ChannelQuant | None = None
     value: Array | None = None
+    extension_data: bytes = b""
 
     @property
     def array(self) -> Array:

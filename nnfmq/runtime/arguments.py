@@ -54,7 +54,7 @@ def checked_shape(info: TensorInfo, given: tuple[int, ...]) -> tuple[int, ...]:
     """Return `given`, if it may stand for `info`: unknown extents (0) take any. Raises InvalidArgument."""
     wanted = info.shape
     fits = len(given) == len(wanted) and all(w in (0, g) for w, g in zip(wanted, given, strict=True))
-    if not fits and wanted:
+    if not fits and (wanted or info.is_scalar):
         raise InvalidArgument(f"input {info.name!r} has shape {_shown(wanted)}; the given array has {_shown(given)}")
     return given
 
@@ -81,7 +81,7 @@ def check_count(kind: str, wanted: Sequence[TensorInfo], given: int) -> None:
 def require_known(kind: str, infos: Sequence[TensorInfo]) -> None:
     """Raise InvalidArgument where a shape is unknown: a burst lays its memory out once."""
     for info in infos:
-        if 0 in info.shape or not info.shape:
+        if 0 in info.shape or not (info.shape or info.is_scalar):
             raise InvalidArgument(
                 f"{kind} {info.name!r} has the shape {_shown(info.shape)}, which is not fully known: "
                 "a burst needs fixed shapes; use PreparedModel.execute"

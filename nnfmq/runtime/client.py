@@ -21,6 +21,7 @@ from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.extensions import extension_types
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel, lent_fds
 from nnfmq.serialize import messages
@@ -125,7 +126,7 @@ class Client:
         return self._process is not None
 
     def devices(self, *, timeout: float | None = CONNECT_SECONDS) -> list[DeviceInfo]:
-        """Return the driver's devices: name, type, version, feature level, status; blocks."""
+        """Return the driver's devices: name, type, version, feature level, status, extensions; blocks."""
         message = messages.ListDevices(self._connection.new_call())
         answer = self._connection.ask(message, messages.DeviceList, (), deadline_after(timeout))
         return list(answer.devices)
@@ -195,7 +196,7 @@ class Device:
             data,
             len(fds),
         )
-        inputs, outputs = _described(bare) if isinstance(model, Model) else (model.inputs, model.outputs)
+        inputs, outputs = _described(bare, self.info) if isinstance(model, Model) else (model.inputs, model.outputs)
         prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
         try:
             self._connection.call(
@@ -207,8 +208,8 @@ class Device:
         return prepared
 
 
-def _described(model: Model) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    operands = model.main.operands
-    inputs = [describe(operands[index], f"input {i}") for i, index in enumerate(model.main.input_indexes)]
-    outputs = [describe(operands[index], f"output {i}") for i, index in enumerate(model.main.output_indexes)]
+def _described(model: Model, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    main, types = model.main, extension_types(model, device)
+    inputs = [describe(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
+    outputs = [describe(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
     return tuple(inputs), tuple(outputs)

@@ -53,14 +53,31 @@ class _Data(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """An array of its fields, in their order."""
 
 
+class OperandTypeData(_Data, frozen=True):
+    """One operand type of an extension; `dtype` is numpy's name of its elements."""
+
+    type: U32
+    is_tensor: bool
+    byte_size: U32
+    dtype: Name
+
+
+class ExtensionData(_Data, frozen=True):
+    """An extension that a device supports."""
+
+    name: Name
+    operand_types: Annotated[tuple[OperandTypeData, ...], Meta(max_length=65536)]
+
+
 class DeviceInfo(_Data, frozen=True):
-    """One device of the driver."""
+    """One device of the driver, with the extensions that it supports."""
 
     name: Name
     type: DeviceType
     version: Name
     feature_level: U32
     status: DeviceStatus
+    extensions: Annotated[tuple[ExtensionData, ...], Meta(max_length=1024)]
 
 
 class GrantorData(_Data, frozen=True):
@@ -122,7 +139,7 @@ class HintData(_Data, frozen=True):
     value: Annotated[bytes, Meta(max_length=MAX_HINT_BYTES)]
 
 
-class ExtensionData(_Data, frozen=True):
+class PrefixData(_Data, frozen=True):
     """hal ExtensionNameAndPrefix."""
 
     name: Name
@@ -130,7 +147,7 @@ class ExtensionData(_Data, frozen=True):
 
 
 Hints: TypeAlias = Annotated[tuple[HintData, ...], Meta(max_length=MAX_HINTS)]
-Extensions: TypeAlias = Annotated[tuple[ExtensionData, ...], Meta(max_length=MAX_HINTS)]
+Prefixes: TypeAlias = Annotated[tuple[PrefixData, ...], Meta(max_length=MAX_HINTS)]
 
 
 class ConfigData(_Data, frozen=True):
@@ -139,7 +156,7 @@ class ConfigData(_Data, frozen=True):
     measure: MeasureTiming
     loop_timeout_ns: I64
     hints: Hints = ()
-    extensions: Extensions = ()
+    extensions: Prefixes = ()
 
 
 def request_to_data(request: Request) -> RequestData:

@@ -2,9 +2,10 @@
 
 The wire structs below are the field table of both directions: `encode_model` converts the HAL's dataclasses to them,
 `decode_model` converts back, and msgspec checks types, enum numbers and ranges on the way in both. Field order is the
-layout; unknown, missing or surplus fields are refused. Pools do not travel in the bytes: the wire has their sizes, the
-caller sends the descriptors in the same order. Whether the model makes sense (indexes within the subgraph, locations
-within the pools, scales) is for `validation` to say. Spec: the HAL's Model, Subgraph, Operation, Operand.
+layout; unknown, missing or surplus fields are refused. Extensions travel by name, with the model's own prefixes. Pools
+do not travel in the bytes: the wire has their sizes, the caller sends the descriptors in the same order. Whether the
+model makes sense (indexes within the subgraph, locations within the pools, scales) is for `validation` to say. Spec:
+the HAL's Model, Subgraph, Operation, Operand.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ import msgspec
 from msgspec import Meta
 
 from nnfmq.hal.errors import InvalidArgument, ProtocolError
-from nnfmq.hal.types import LifeTime, Model, OperandType, OperationType, Pool, Subgraph
+from nnfmq.hal.types import (
+    ExtensionNameAndPrefix,
+    LifeTime,
+    Model,
+    OperandType,
+    OperationType,
+    Pool,
+    Subgraph,
+)
+from nnfmq.serialize.messages import MAX_NAME
 from nnfmq.serialize.packet import Buffer
 
 U32: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 I32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 U63: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+MAX_EXTENSIONS = 1024  # that one model names
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -48,6 +60,7 @@ class _Operand(_Wire, frozen=True):
     lifetime: LifeTime
     location: _Location
     channel_quant: _ChannelQuant | None
+    extension_data: bytes
 
 
 class _Operation(_Wire, frozen=True):
@@ -63,12 +76,18 @@ class _Subgraph(_Wire, frozen=True):
     output_indexes: tuple[U32, ...]
 
 
+class _Extension(_Wire, frozen=True):
+    name: Annotated[str, Meta(max_length=MAX_NAME)]
+    prefix: Annotated[int, Meta(ge=0, le=2**16 - 1)]
+
+
 class _Model(_Wire, frozen=True):
     main: _Subgraph
     referenced: tuple[_Subgraph, ...]
     operand_values: bytes
     pool_sizes: tuple[U63, ...]
     relax_computation_float32_to_float16: bool
+    extensions: Annotated[tuple[_Extension, ...], Meta(max_length=MAX_EXTENSIONS)]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -88,6 +107,7 @@ def encode_model(model: Model) -> tuple[bytes, tuple[Pool, ...]]:
             operand_values=model.operand_values,
             pool_sizes=sizes,
             relax_computation_float32_to_float16=model.relax_computation_float32_to_float16,
+            extensions=msgspec.convert(model.extensions, tuple[_Extension, ...], from_attributes=True),
         )
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"the model cannot be written: {error}") from error
@@ -119,6 +139,7 @@ def decode_model(data: Buffer, pools: Sequence[Pool]) -> Model:
         operand_values=wire.operand_values,
         pools=tuple(pools),
         relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
+        extensions=msgspec.convert(wire.extensions, tuple[ExtensionNameAndPrefix, ...], from_attributes=True),
     )
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 from nnfmq.channel import Channel
+from nnfmq.service.extensions import load_extensions
 from nnfmq.service.session import run_session
 
 
 def main(control_fd: int) -> NoReturn:
     """Serve the client at the other end of `control_fd` until it is gone."""
+    load_extensions()
     run_session(Channel.adopt(control_fd), driver_name="embedded")

@@ -1,8 +1,9 @@
 """What the forkserver imports before it forks the first worker; imported for its effects, there and nowhere else.
 
-It loads all that a session needs, so that a worker is ready in milliseconds, and asserts before each fork that the
-forkserver has one thread: a fork copies locks held by others, and nobody to release them. BLAS would start threads
-when numpy is imported; the supervisor sets OPENBLAS_NUM_THREADS=1 in the environment that this process inherits.
+It loads all that a session needs, plug-ins with extensions too, so that a worker is ready in milliseconds, and asserts
+before each fork that the forkserver has one thread: a fork copies locks held by others, and nobody to release them.
+BLAS would start threads when numpy is imported; the supervisor sets OPENBLAS_NUM_THREADS=1 in the environment that
+this process inherits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 
 import nnfmq.service.session
 import nnfmq.service.worker  # noqa: F401
+from nnfmq.service.extensions import load_extensions
 
 
 def _assert_one_thread() -> None:
@@ -21,4 +23,5 @@ def _assert_one_thread() -> None:
         os._exit(70)
 
 
+load_extensions()
 os.register_at_fork(before=_assert_one_thread)

@@ -22,7 +22,7 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,6 +32,7 @@ from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedD
 from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
 from nnfmq.serialize import control, messages
 from nnfmq.service import worker
+from nnfmq.service.extensions import ALLOWED
 
 CLIENTS_MAX = 64
 END_SECONDS = 2.0
@@ -167,12 +168,20 @@ def _report(process: Any) -> None:
         process.close()
 
 
-def serve(path: Path | None = None, *, ready: Callable[[Path], None] = lambda _path: None) -> int:
+def serve(
+    path: Path | None = None,
+    *,
+    extensions: Sequence[str] | None = None,
+    ready: Callable[[Path], None] = lambda _path: None,
+) -> int:
     """Listen at `path` (default: the user's runtime directory) until SIGTERM or SIGINT; return the exit status, 0.
 
+    `extensions` are the names of those that workers may load (default: as $NNFMQ_EXTENSIONS says, see `extensions`).
     `ready` is called with the path once clients can connect. Blocks; call it from the main thread. Raises
     DeviceUnavailable where another driver listens there, or the directory is not safe.
     """
+    if extensions is not None:
+        os.environ[ALLOWED] = ",".join(extensions)  # for the forkserver, which loads them
     if path is None:
         path = default_socket()
         if path.parent == runtime_directory():

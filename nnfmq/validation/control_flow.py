@@ -1,8 +1,8 @@
 """What IF and WHILE hand to their subgraphs, and get back: counts, and operands that match one another.
 
 All subgraphs have passed the rules of `validation.model` before; so indexes and references are good. Two operands match
-when type, scale, zero point and per-channel scales are equal, and their dimensions are; at the HAL's level all of
-them are known. An omitted outer operand (NO_VALUE) has a size no more than it has a value.
+when type, scale, zero point, per-channel scales and extension data are equal, and their dimensions are; at the HAL's
+level all of them are known. An omitted outer operand (NO_VALUE) has a size no more than it has a value.
 
     N-VAL-18 IF: counts, condition, operands of a branch
     N-VAL-19 WHILE: counts, the condition model's output, operands of condition and body
@@ -16,7 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType, Subgraph, is_scalar
+from nnfmq.hal.extensions import is_extension
+from nnfmq.hal.types import (
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+    element_bytes,
+    is_scalar,
+)
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 
 _RULES = {OperationType.IF: "N-VAL-18", OperationType.WHILE: "N-VAL-19"}
@@ -108,6 +119,8 @@ class _Boundary:
     def _check_size(self, operand: Operand, name: str) -> None:
         if self.allow_unspecified or is_scalar(operand.type) or operand.lifetime == LifeTime.NO_VALUE:
             return
+        if is_extension(operand.type) and not element_bytes(operand.type):
+            return  # whether it is a scalar is known to its extension alone
         known = bool(operand.dimensions) and 0 not in operand.dimensions
         _require(known, "N-VAL-20", f"{self.where}: {name} has dimensions {operand.dimensions}")
 
@@ -128,8 +141,8 @@ def _kind(operand: Operand) -> str:
 
 def _match(first: Operand, second: Operand) -> bool:
     """Return True if two operands are of one kind, and their dimensions agree where both are known."""
-    same = (first.type, first.scale, first.zero_point, first.channel_quant)
-    if same != (second.type, second.scale, second.zero_point, second.channel_quant):
+    same = (first.type, first.scale, first.zero_point, first.channel_quant, first.extension_data)
+    if same != (second.type, second.scale, second.zero_point, second.channel_quant, second.extension_data):
         return False
     mine, theirs = first.dimensions, second.dimensions
     if not mine or not theirs:

@@ -2,11 +2,11 @@
 
 Rules carry the ids of the requirements: N-MOD-* are the HAL test suite's families, N-VAL-* those beyond it; ids
 S1-S5 come from `operations.signature`. Sums and products are Python ints compared with 32- and 64-bit limits, so no
-claim of a hostile model overflows or allocates. OEM_OPERATION and extensions' types and operations are
-checked for structure only;
-`engines.interpreter.supported` says that it cannot run. What IF and WHILE hand to subgraphs is checked last
-(`validation.control_flow`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface allows the
-model.
+claim of a hostile model overflows or allocates. OEM_OPERATION, and types and operations of extensions that this
+process has not, are checked for structure only: `engines.interpreter.supported` says that they cannot run. A model has
+been `operations.extensions.translated` where extensions are installed. What IF and WHILE hand to subgraphs is checked
+last (`validation.control_flow`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface allows
+the model.
 """
 
 from __future__ import annotations
@@ -125,6 +125,11 @@ def _validate_extension_operand(model: Model, operand: Operand, where: str) -> N
     _require(plain, "N-VAL-10", f"{where}: a scale, zero point or channelQuant on {operand.type.name}")
 
 
+def _is_unknown(type: OperandType) -> bool:
+    """Return True for a type of an extension that this process has not: only its owner could check it (VAL-5)."""
+    return is_extension(type) and not element_bytes(type)
+
+
 def _require_prefix(model: Model, code: int, where: str) -> None:
     prefix, known = extension_prefix(code), [extension.prefix for extension in model.extensions]
     _require(prefix in known, "N-VAL-11", f"{where}: extension prefix {prefix}, the model names {known}")
@@ -139,7 +144,7 @@ def _validate_dimensions(operand: Operand, where: str) -> None:
     if operand.lifetime in _CONSTANTS:
         known = (
             is_scalar(operand.type)
-            or is_extension(operand.type)
+            or _is_unknown(operand.type)
             or (bool(operand.dimensions) and 0 not in operand.dimensions)
         )
         _require(known, "N-VAL-2", f"{where}: a constant with dimensions {operand.dimensions}")
@@ -212,7 +217,7 @@ def _require_range(operand: Operand, size_bytes: int, rule: str, where: str) -> 
     inside = place.offset >= 0 and place.length >= 0 and place.offset + place.length <= size_bytes
     _require(inside, rule, f"{where}: {place.length} bytes at {place.offset} of {size_bytes}")
     needed = operand_size(operand.type, operand.dimensions, where)
-    fits = place.length == needed or operand.type in _OEM_TYPES or is_extension(operand.type)
+    fits = place.length == needed or operand.type in _OEM_TYPES or _is_unknown(operand.type)
     _require(fits, "N-VAL-3", f"{where}: {place.length} bytes, {operand.type.name} {operand.dimensions} has {needed}")
 
 
@@ -286,7 +291,7 @@ def _validate_operation(model: Model, subgraph: Subgraph, operation: Operation, 
     require_counts(operation, f"{where} ({operation.type.name})")
     declaration = REGISTRY.get(operation.type)
     if declaration is None:
-        return since(operation.type)  # an OEM's or an extension's: what it means is its vendor's
+        return since(operation.type)  # an OEM's or an unknown extension's: what it means is its vendor's
     operands = subgraph.operands
     try:
         found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])

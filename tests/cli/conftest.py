@@ -21,12 +21,27 @@ class Last:
 
 
 @dataclass
+class OperandTypeData:
+    type: int = 0
+    is_tensor: bool = False
+    byte_size: int = 8
+    dtype: str = "int64"
+
+
+@dataclass
+class ExtensionData:
+    name: str
+    operand_types: tuple[OperandTypeData, ...] = (OperandTypeData(),)
+
+
+@dataclass
 class DeviceInfo:
     name: str = "reference"
     type: int = 2
     version: str = "0.1.0"
     feature_level: int = 8
     status: int = 0
+    extensions: tuple[ExtensionData, ...] = ()
 
 
 class Managed:
@@ -56,6 +71,9 @@ class Fake(Managed):
 
     def load(self, path: object) -> Self:
         return self
+
+    def extension(self, name: str) -> ExtensionData:
+        return ExtensionData(name)
 
     def devices(self) -> list[DeviceInfo]:
         return self.known

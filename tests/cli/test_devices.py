@@ -13,12 +13,36 @@ from nnfmq.cli import main
 def test_devices_are_listed_by_the_names_of_the_hal(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["reference", "CPU", "0.1.0", "8", "AVAILABLE"] in lines
+    assert ["reference", "CPU", "0.1.0", "8", "AVAILABLE", "none"] in lines
+
+
+@pytest.fixture
+def extended(fake: Any) -> None:
+    """Let the device have two extensions."""
+    fake.known[0].extensions = tuple(map(fake.extension, ("com.example.fibonacci", "org.example.more")))
+
+
+@pytest.mark.usefixtures("extended")
+def test_DEV_5_the_names_of_extensions_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["reference", "CPU", "0.1.0", "8", "AVAILABLE", "com.example.fibonacci"] in lines
+    assert ["org.example.more"] in lines
+
+
+@pytest.mark.usefixtures("extended")
+def test_DEV_5_json_holds_the_types_of_extensions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["devices"][0]["extensions"]
+    int64 = {"type": 0, "is_tensor": False, "byte_size": 8, "dtype": "int64"}
+    assert first == {"name": "com.example.fibonacci", "operand_types": [int64]}
+    assert second["name"] == "org.example.more"
 
 
 def test_json_holds_every_field(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--json"]) == 0
-    expected = {"name": "reference", "type": "CPU", "version": "0.1.0", "feature_level": 8, "status": "AVAILABLE"}
+    expected: dict[str, Any] = {"name": "reference", "type": "CPU", "version": "0.1.0", "feature_level": 8}
+    expected |= {"status": "AVAILABLE", "extensions": []}
     assert json.loads(capsys.readouterr().out) == {"devices": [expected]}
 
 

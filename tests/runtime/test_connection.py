@@ -131,7 +131,7 @@ def test_calls_are_answered_by_their_numbers_in_any_order(
         future = listing(connection, start)
         waiting[driver.hear(messages.ListDevices).call] = future
     for call in reversed(waiting):
-        info = messages.DeviceInfo(f"number {call}", 2, "1", 8, 0)
+        info = messages.DeviceInfo(f"number {call}", 2, "1", 8, 0, ())
         driver.say(messages.DeviceList(call, (info,)))
     for call, future in waiting.items():
         assert future.result(LIMIT_S).devices[0].name == f"number {call}"

@@ -41,6 +41,7 @@ QUEUE = messages.MQDescriptorData(
 QUEUE_WIRE = [[[0, 0, 8], [0, 8, 8], [0, 16, 24576], [0, 24592, 4]], 24, 1]
 FAILED = {"call": 7, "status": 4, "message": "operand 3: no"}
 INVALID = ErrorStatus.INVALID_ARGUMENT
+EXTENSION = messages.ExtensionData("com.example.one", (messages.OperandTypeData(0, False, 8, "int64"),))
 INPUT = messages.ArgumentData(False, messages.LocationData(0, 64, 16, 0), (2, 2))
 
 # Who sends it, its fields on the wire, what it is read as, and how many descriptors come with it.
@@ -66,9 +67,9 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     (CLIENT, {"call": 1}, messages.ListDevices(1), 0),
     (
         DRIVER,
-        {"call": 1, "devices": [["reference", 2, "1.0", 8, 0]]},
+        {"call": 1, "devices": [["reference", 2, "1.0", 8, 0, [["com.example.one", [[0, False, 8, "int64"]]]]]]},
         messages.DeviceList(
-            1, (messages.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE),)
+            1, (messages.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE, (EXTENSION,)),)
         ),
         0,
     ),
@@ -125,7 +126,7 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
             5,
             messages.RequestData((INPUT,), (), (80,)),
             messages.ConfigData(
-                MeasureTiming.YES, -1, (messages.HintData(65537, b"h"),), (messages.ExtensionData("a.b", 1),)
+                MeasureTiming.YES, -1, (messages.HintData(65537, b"h"),), (messages.PrefixData("a.b", 1),)
             ),
             -2,
         ),

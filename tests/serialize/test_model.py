@@ -50,27 +50,30 @@ MAIN = Subgraph(
         ),
         Operand(OperandType.TENSOR_QUANT8_ASYMM, (3,), 0.125, 128, LifeTime.CONSTANT_COPY, DataLocation(0, 0, 3)),
         Operand(OperandType.TENSOR_QUANT8_ASYMM_SIGNED, (3,), 0.125, -128, LifeTime.SUBGRAPH_OUTPUT),
+        Operand(OperandType(0x7_0001), (2,), lifetime=LifeTime.NO_VALUE, extension_data=b"\x00\xff"),
     ),
     operations=(Operation(OperationType.CONV_2D, (0, 1, 2), (3,)),),
     input_indexes=(0,),
     output_indexes=(3,),
 )  # fmt: skip
 OTHER = Subgraph((), (), (), ())
-MODEL = Model(MAIN, (OTHER,), b"\x00\x01\xff", POOLS, True)
+NAMED = (ExtensionNameAndPrefix("com.example.fibonacci", 7),)
+MODEL = Model(MAIN, (OTHER,), b"\x00\x01\xff", POOLS, True, NAMED)
 
 # The layout: fields in the order of their declarations, numbers as in the HAL.
 MAIN_WIRE: list[Any] = [
     [
-        [3, [1, 0], 0.0, 0, 1, [0, 0, 0, 0], None],
-        [11, [2, 1], 0.0, 0, 4, [1, 32, 2, 1], [[0.5, 0.25], 0]],
-        [5, [3], 0.125, 128, 3, [0, 0, 3, 0], None],
-        [14, [3], 0.125, -128, 2, [0, 0, 0, 0], None],
+        [3, [1, 0], 0.0, 0, 1, [0, 0, 0, 0], None, b""],
+        [11, [2, 1], 0.0, 0, 4, [1, 32, 2, 1], [[0.5, 0.25], 0], b""],
+        [5, [3], 0.125, 128, 3, [0, 0, 3, 0], None, b""],
+        [14, [3], 0.125, -128, 2, [0, 0, 0, 0], None, b""],
+        [0x7_0001, [2], 0.0, 0, 5, [0, 0, 0, 0], None, b"\x00\xff"],
     ],
     [[3, [0, 1, 2], [3]]],
     [0],
     [3],
 ]
-WIRE: list[Any] = [MAIN_WIRE, [[[], [], [], []]], b"\x00\x01\xff", [4096, 64], True]
+WIRE: list[Any] = [MAIN_WIRE, [[[], [], [], []]], b"\x00\x01\xff", [4096, 64], True, [["com.example.fibonacci", 7]]]
 DATA = msgspec.msgpack.encode(WIRE)
 
 
@@ -135,6 +138,8 @@ def test_a_model_with_a_trailing_byte_is_refused() -> None:
         ((0, 0, 0, 5), [-1, 0, 0, 0]),
         ((0, 0, 0, 6), [[0.5], -1]),  # channel quantization
         ((0, 0, 0, 6), [0.5, 0]),
+        ((0, 0, 0, 7), None),  # extension data
+        ((0, 0, 0, 7), "bytes"),
         ((0, 1, 0, 0), 106),  # operation type
         ((0, 1, 0, 1), [-1]),  # indexes
         ((0, 1, 0, 2), [True]),
@@ -145,6 +150,11 @@ def test_a_model_with_a_trailing_byte_is_refused() -> None:
         ((2,), None),
         ((3,), [-1, 64]),  # pool sizes
         ((4,), 1),  # relaxed
+        ((5,), [["a.b", -1]]),  # extensions
+        ((5,), [["a.b", 2**16]]),
+        ((5,), [["a" * 257, 1]]),
+        ((5,), [["a.b"]]),
+        ((5,), [["a.b", 1]] * 1025),
     ],
 )
 def test_numbers_and_types_that_no_model_has_are_refused(path: tuple[int, ...], value: Any) -> None:
@@ -197,13 +207,14 @@ u32s = st.lists(u32, max_size=4).map(tuple)
 floats = st.floats(allow_nan=False, width=32)
 operands = st.builds(
     Operand,
-    st.sampled_from(OperandType),
+    st.sampled_from(OperandType) | st.integers(2**16, 2**32 - 1).map(OperandType),
     u32s,
     floats,
     st.integers(-(2**31), 2**31 - 1),
     st.sampled_from(LifeTime),
     st.builds(DataLocation, u32, u32, u32, u32),
     st.none() | st.builds(ChannelQuant, st.lists(floats, max_size=3).map(tuple), u32),
+    st.binary(max_size=20),
 )
 subgraphs = st.builds(
     Subgraph,
@@ -219,6 +230,7 @@ models = st.builds(
     st.binary(max_size=64),
     st.lists(st.builds(FakePool, st.integers(0, 2**63 - 1)), max_size=3).map(tuple),
     st.booleans(),
+    st.lists(st.builds(ExtensionNameAndPrefix, st.text(max_size=20), st.integers(0, 2**16 - 1)), max_size=2).map(tuple),
 )
 
 
@@ -240,12 +252,16 @@ def test_a_changed_byte_never_raises_anything_but_protocol_error(at: int, byte: 
     assert is_refused(data) in (True, False)
 
 
-def test_MOD_15_an_extensions_type_arrives_without_the_extension_and_is_refused_there() -> None:
-    named = (ExtensionNameAndPrefix("com.example.fibonacci", 7),)
-    operand = Operand(OperandType(7 << 16), lifetime=LifeTime.NO_VALUE)
-    legal = replace(two_adds(), extensions=named)
+def test_MOD_15_EXT_4_an_extensions_type_arrives_with_its_name_and_its_bytes() -> None:
+    operand = Operand(OperandType(7 << 16), lifetime=LifeTime.NO_VALUE, extension_data=b"\0\1")
+    legal = replace(two_adds(), extensions=NAMED)
     legal = replace(legal, main=replace(legal.main, operands=(*legal.main.operands, operand)))
-    assert validate_model(legal) == 3
+    arrived = decode_model(encode_model(legal)[0], ())
+    assert arrived == legal
+    assert validate_model(arrived) == 3
 
-    with pytest.raises((ProtocolError, InvalidArgument)):
-        validate_model(decode_model(encode_model(legal)[0], ()))
+
+@pytest.mark.parametrize("prefix", [-1, 2**16])
+def test_N_VAL_12_a_prefix_that_no_code_holds_is_the_callers_mistake(prefix: int) -> None:
+    with pytest.raises(InvalidArgument, match="model cannot be written"):
+        encode_model(replace(MODEL, extensions=(ExtensionNameAndPrefix("com.example.fibonacci", prefix),)))

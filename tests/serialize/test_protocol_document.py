@@ -19,6 +19,8 @@ Row = tuple[str, ...]
 CODES = {"B": "u8", "I": "u32", "i": "i32", "Q": "u64"}
 DATA = (
     messages.DeviceInfo,
+    messages.ExtensionData,
+    messages.OperandTypeData,
     messages.MQDescriptorData,
     messages.GrantorData,
     messages.RequestData,
@@ -26,7 +28,7 @@ DATA = (
     messages.LocationData,
     messages.ConfigData,
     messages.HintData,
-    messages.ExtensionData,
+    messages.PrefixData,
     messages.ShapeData,
 )
 

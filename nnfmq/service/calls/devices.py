@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnfmq.serialize.messages import DeviceInfo, DeviceList, ListDevices, Message
+from nnfmq.serialize.messages import DeviceList, ListDevices, Message
 from nnfmq.service.calls.answering import Handler, Pooled
 from nnfmq.service.device import DEVICES
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 def _list_devices(session: Session, message: ListDevices, _fds: list[int]) -> None:
-    infos = tuple(DeviceInfo(d.name, d.type, d.version_string, d.feature_level, d.status) for d in DEVICES.values())
-    session.send(DeviceList(message.call, infos))
+    session.send(DeviceList(message.call, tuple(device.info for device in DEVICES.values())))
 
 
 HANDLERS: dict[type[Message], Handler | Pooled] = {ListDevices: _list_devices}

@@ -1,0 +1,56 @@
+"""The types of an extension's operands, as the device that supports it states them.
+
+The client library has no plug-ins: what it must know of a type to make arrays for it comes from the driver, and is
+checked like everything that does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nnfmq.hal.errors import GeneralFailure, ProtocolError
+from nnfmq.hal.extensions import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type
+from nnfmq.hal.tensor_info import ElementInfo
+from nnfmq.hal.types import Model, OperandType
+from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
+
+__all__ = ["extension_types"]
+
+_NUMBERS = "biufc"  # numpy's kinds of elements that are a number: no pointers, no structures
+
+
+def extension_types(model: Model, device: DeviceInfo) -> dict[OperandType, ElementInfo]:
+    """Return what `device` states of the types of the extensions that a model names, under the model's numbers.
+
+    Raises GeneralFailure where an input or output is of an extension's type that the device has not, ProtocolError
+    where the device states something that cannot be.
+    """
+    stated = {extension.name: extension.operand_types for extension in device.extensions}
+    known = {
+        OperandType(extension_code(entry.prefix, kind.type, prefix_bits=HIDL_PREFIX_BITS)): _element(entry.name, kind)
+        for entry in model.extensions
+        for kind in stated.get(entry.name, ())
+    }
+    _require_known(model, known, device)
+    return known
+
+
+def _require_known(model: Model, known: dict[OperandType, ElementInfo], device: DeviceInfo) -> None:
+    names = {entry.prefix: entry.name for entry in model.extensions}
+    for index in (*model.main.input_indexes, *model.main.output_indexes):
+        code = model.main.operands[index].type
+        name = names.get(extension_prefix(code))
+        if name is not None and code not in known:
+            text = f"operand {index}: device {device.name} has no type {extension_type(code)} of extension {name}"
+            raise GeneralFailure(f"{text}; its extensions are: {[extension.name for extension in device.extensions]}")
+
+
+def _element(extension: str, kind: OperandTypeData) -> ElementInfo:
+    try:
+        dtype = np.dtype(kind.dtype)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.kind not in _NUMBERS or dtype.itemsize != kind.byte_size:
+        text = f"elements of {kind.dtype!r} in {kind.byte_size} bytes"
+        raise ProtocolError(f"the driver states {text} for type {kind.type} of {extension}")
+    return ElementInfo(kind.dtype, not kind.is_tensor)
