@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -164,9 +166,12 @@ def _between(text: str, low: float, high: float) -> float:
 
 def _arrays(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, AttributeError) as error:  # AttributeError: an .npy file is no archive
+        with path.open("rb") as file:  # np.load by itself would leave a damaged one open
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise InvalidArgument(f"{path}: not an .npz file but one array, as .npy has it")
+            return {name: loaded[name] for name in loaded.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidArgument(f"{path}: not an .npz file of plain arrays: {error}") from None
 
 

@@ -9,7 +9,7 @@ writer gives for int8; uint8 is the first version of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -168,8 +168,8 @@ def _fixed(graph: Graph, group: list[int], dtype: str) -> Affine | None:
     return None
 
 
-def _listed(names: object) -> str:
-    return " and ".join(map(repr, names))  # type: ignore[call-overload]
+def _listed(names: Iterable[str]) -> str:
+    return " and ".join(map(repr, names))
 
 
 def _require_within(graph: Graph, group: list[int], span: Range, fixed: Affine) -> None:

@@ -89,20 +89,26 @@ def _column(array: Array, name: str, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(array, np.float32).reshape(-1, *shape)
 
 
+def shown(graph: Graph) -> Graph:
+    """Return `graph` with the results of all its operators as outputs, in their order; nothing else is kept."""
+    results = tuple(index for operator in graph.operators for index in operator.outputs)
+    return replace(graph, outputs=results).compacted()
+
+
 def runner(graph: Graph) -> Run:
     """Return what executes `graph` and gives its inputs and the result of each operator, by their tensors' indexes.
 
     Raises InvalidArgument or GeneralFailure where nnfmq cannot execute it.
     """
-    shown = tuple(index for operator in graph.operators for index in operator.outputs)
-    loaded = nnfmq.load(replace(graph, outputs=shown).compacted().written())
+    results_of = tuple(index for operator in graph.operators for index in operator.outputs)
+    loaded = nnfmq.load(shown(graph).written())
     validate_model(loaded.model)
     program = interpreter.prepare(loaded.model)
 
     def run(inputs: Sample) -> dict[int, Array]:
         results = [np.empty(info.shape, info.dtype) for info in loaded.outputs]
         program.execute(inputs, results)
-        return dict(zip((*graph.inputs, *shown), (*inputs, *results), strict=True))
+        return dict(zip((*graph.inputs, *results_of), (*inputs, *results), strict=True))
 
     return run
 
