@@ -138,7 +138,8 @@ def quantized_weights(weights: Array, bias: Array | None, axis: int | None, inpu
     """Quantize float32 `weights`, by channel along `axis` or (None) as a whole, for an input quantized as `input`.
 
     A scale is the largest magnitude / 127, or more where the bias, whose scale is input scale × weight scale, would not
-    fit 30 bits: a channel of nearly nothing but bias. Raises InvalidArgument for values that are not finite.
+    fit 30 bits: a channel of nearly nothing but bias. Raises InvalidArgument for values that are not finite, and for
+    products of scales that are no float32.
     """
     if not (np.isfinite(weights).all() and (bias is None or np.isfinite(bias).all())):
         raise InvalidArgument("weights or bias are not all finite")
@@ -149,7 +150,7 @@ def quantized_weights(weights: Array, bias: Array | None, axis: int | None, inpu
     steps = rounded(weights.astype(np.float64) / _along(scales, axis, weights.ndim))
     zero_point = offset(input.dtype)
     codes = (np.clip(steps, -MOST_WEIGHT, MOST_WEIGHT) + zero_point).astype(input.dtype)
-    bias_scales = np.float32(input.scale) * scales
+    bias_scales = _product_scales(input.scale, scales)
     bias_codes = None if bias is None else rounded(bias.astype(np.float64) / bias_scales).astype(np.int32)
     return Weights(codes, scales, axis, zero_point, bias_codes, bias_scales)
 
@@ -161,6 +162,16 @@ def _least_scales(bias: Array | None, count: int, input: Affine) -> Array:
     magnitudes = np.abs(bias.astype(np.float64))
     result: Array = (magnitudes if count > 1 else magnitudes.max(keepdims=True)) / (input.scale * _BIAS_LIMIT)
     return result
+
+
+def _product_scales(input_scale: float, scales: Array) -> Array:
+    with np.errstate(over="ignore", under="ignore"):
+        products: Array = np.float32(input_scale) * scales
+    if not (np.isfinite(products) & (products >= _SMALLEST)).all():
+        raise InvalidArgument(
+            f"an input scale of {input_scale:g} and weight scales from {scales.min():g} are too far from 1"
+        )
+    return products
 
 
 def _along(scales: Array, axis: int | None, rank: int) -> Array:

@@ -169,6 +169,12 @@ def test_weights_that_are_no_numbers_are_refused(bad: float) -> None:
         quantized_weights(np.float32([[1, bad]]), None, None, INPUT)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_scales_whose_product_is_no_float32_are_refused(size: float) -> None:
+    with pytest.raises(InvalidArgument, match="too far from 1"):
+        quantized_weights(np.float32([[1, 2]]) * np.float32(size), None, None, Affine(size, 0, "int8"))
+
+
 def test_decibels_are_ten_times_the_logarithm_of_a_ratio_of_powers() -> None:
     assert sqnr_db(1000.0, 1.0) == pytest.approx(30.0)
     assert sqnr_db(1.0, 0.0) is None
