@@ -153,10 +153,14 @@ class PreparedModel:
     charge: Charge | None = None
     status_byte: memoryview = _AVAILABLE
 
+    def require_available(self) -> None:
+        """Raise DeviceUnavailable while the device is BUSY or OFFLINE."""
+        if self.status_byte[0]:
+            raise DeviceUnavailable(_UNAVAILABLE)
+
     def bind(self, request: Request) -> BoundExecution:
         """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument."""
-        if self.status_byte[0]:  # before anything that the request may have wrong
-            raise DeviceUnavailable(_UNAVAILABLE)
+        self.require_available()  # before anything that the request may have wrong
         validate_request(self.model, request)
         main = self.model.main
         sources = zip([main.operands[index] for index in main.input_indexes], request.inputs, strict=True)
