@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from support.control_flow_models import TRUTH, Parts, inputs, named, output
 from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder
 from support.models import null_model
+from support.places import ROOT
 from support.plugins import (
     EXAMPLE,
     FLOAT_N,
@@ -43,6 +45,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 
+DOCUMENT = (ROOT / "docs" / "extensions.md").read_text()
 NUMBERS = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]
 CODES = [12, 12, 14, 16, 20, 26, 36, 52, 78, 120, 188, 298]  # of scale 0.5 and zero point 10
 F92 = 7540113804746346429  # the last one that fits 64 bits
@@ -418,13 +421,33 @@ def test_EXT_7_the_environment_tells_an_embedded_driver(
 # -- the documents ----------------------------------------------------------------------------------------------------
 
 
-def test_EXT_3_EXT_8_the_application_of_the_documents_prints_what_they_say(extended: Daemon) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", str(EXAMPLE / "ask_fibonacci.py"), "10"],
-        env={**os.environ, "NNFMQ_SOCKET": str(extended.path)},
+def run(site: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the example's folder, beside what is installed in `site`."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=EXAMPLE,
+        env={**os.environ, **path_with(site), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LIMIT_S * 2,
         check=False,
     )
+
+
+def test_EXT_3_EXT_8_the_application_of_the_documents_prints_what_they_say(extended: Daemon, site: Path) -> None:
+    done = run(site, "ask_fibonacci.py", "10", NNFMQ_SOCKET=str(extended.path))
     assert (done.stdout, done.stderr) == (" ".join(map(str, CODES[:10])) + "\n", "")
+    assert f"    $ python ask_fibonacci.py 10\n    {done.stdout}" in DOCUMENT
+
+
+def test_EXT_8_the_tests_of_the_documents_pass(site: Path) -> None:
+    done = run(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir", EXAMPLE, "test_fibonacci.py")
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["nnfmq_fibonacci.py", "pyproject.toml", "ask_fibonacci.py", "test_fibonacci.py"])
+def test_EXT_8_the_documents_show_the_files_of_the_example(name: str) -> None:
+    shown = re.findall(r"^```(?:python|toml)\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert (EXAMPLE / name).read_text() in shown
