@@ -328,6 +328,10 @@ def spoilt() -> dict[str, tuple[str, Model]]:
         "another prefix": ("N-VAL-11", replace(build.model(FLOAT_N, FLOATS), extensions=under(2))),
         "prefix 0": ("N-VAL-12", replace(build.model(FLOAT_N, FLOATS), extensions=under(1) + under(0))),
         "named twice": ("N-VAL-12", replace(build.model(FLOAT_N, FLOATS), extensions=under(1) + under(2))),
+        "one prefix for two": (
+            "N-VAL-12",
+            replace(build.model(FLOAT_N, FLOATS), extensions=under(1) + under(1, "com.example.other")),
+        ),
         "malformed name": ("N-VAL-12", replace(build.model(FLOAT_N, FLOATS), extensions=under(1, "Fibonacci"))),
     }
 
