@@ -16,7 +16,7 @@ import numpy as np
 
 from nnfmq.conformance.testmodels import Array
 from nnfmq.engines import interpreter
-from nnfmq.hal.types import DataLocation, LoopTimeoutDurationNs, Model, OutputShape, RequestArgument
+from nnfmq.hal.types import DataLocation, ExecutionConfig, Model, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client, Device, connect
 from nnfmq.runtime.prepared_model import PreparedModel
@@ -203,21 +203,16 @@ class _InDriver:
             for array, at in zip(asked.inputs, input_places, strict=True):
                 if array is not None:
                     source.view[at.offset : at.offset + array.nbytes] = np.ascontiguousarray(array).tobytes()
-            shapes = self._execute(inputs, outputs, (source, sink), asked.loop_timeout_ns)
+            request = Request(tuple(inputs), tuple(outputs), (source, sink))
+            shapes = self._execute(request, asked.loop_timeout_ns)
             return Answered(shapes, tuple(bytes(sink.view[at.offset : at.offset + at.length]) for at in output_places))
 
-    def _execute(
-        self,
-        inputs: list[RequestArgument],
-        outputs: list[RequestArgument],
-        pools: tuple[Memory, ...],
-        loop_timeout_ns: int | None,
-    ) -> tuple[OutputShape, ...]:
-        if self.is_burst and loop_timeout_ns is None:  # a burst's packet has no loop timeout (BUR-18)
+    def _execute(self, request: Request, loop_timeout_ns: int | None) -> tuple[OutputShape, ...]:
+        config = ExecutionConfig() if loop_timeout_ns is None else ExecutionConfig(loop_timeout_ns=loop_timeout_ns)
+        if self.is_burst:
             with self.prepared.request_burst(timeout=TIMEOUT_S) as burst:
-                return burst.execute_request(inputs, outputs, pools, timeout=TIMEOUT_S)
-        limit_ns = LoopTimeoutDurationNs.DEFAULT if loop_timeout_ns is None else loop_timeout_ns
-        return self.prepared.execute_request(inputs, outputs, pools, loop_timeout_ns=limit_ns, timeout=TIMEOUT_S)
+                return burst.execute_request(request, config, timeout=TIMEOUT_S).shapes
+        return self.prepared.execute_request(request, config, timeout=TIMEOUT_S).shapes
 
 
 def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], int]:

@@ -27,7 +27,6 @@ __all__ = [
     "PerformanceInfo",
     "PriorityCode",
     "ResultCode",
-    "TokenValuePair",
     "error_status_of",
     "lookup",
     "make_capabilities",
@@ -167,11 +166,3 @@ class BufferRole:
     model_index: int
     io_index: int
     probability: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenValuePair:
-    """A hint of an extension for a compilation or an execution: prefix << 16 | code, and opaque bytes."""
-
-    token: int
-    value: bytes = b""

@@ -23,6 +23,7 @@ __all__ = [
     "DataLocation",
     "DeviceStatus",
     "DeviceType",
+    "ExecutionConfig",
     "ExecutionPreference",
     "ExtensionNameAndPrefix",
     "ExtensionOperandTypeInformation",
@@ -43,6 +44,7 @@ __all__ = [
     "RequestArgument",
     "Subgraph",
     "Timing",
+    "TokenValuePair",
     "element_bytes",
     "is_scalar",
     "operand_bytes",
@@ -319,6 +321,24 @@ class Request:
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
     pools: tuple[Pool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenValuePair:
+    """A hint of an extension for a compilation or an execution: prefix << 16 | code, and opaque bytes."""
+
+    token: int
+    value: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionConfig:
+    """How executions shall be done: what a reusable one keeps. `extensions` names the prefixes in `hints`."""
+
+    measure: MeasureTiming = MeasureTiming.NO
+    loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT
+    hints: tuple[TokenValuePair, ...] = ()
+    extensions: tuple[ExtensionNameAndPrefix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

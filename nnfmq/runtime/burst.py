@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,21 +34,19 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIMING, MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.hal.types import NO_TIMING, ExecutionConfig, MeasureTiming, Request, RequestArgument, Timing
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
-from nnfmq.serialize import control
+from nnfmq.runtime.prepared_model import Outcome, PreparedModel, checked_pools
+from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.packet import ResultPacket
 from nnfmq.serialize.stages import StageSlots
-
-if TYPE_CHECKING:
-    from nnfmq.runtime.prepared_model import PreparedModel
 
 QUEUE_RECORDS = 1024  # each way, as the HAL's own client
 _NONE = ErrorStatus.NONE  # an attribute of an enum costs more than a record through the ring
@@ -85,6 +83,12 @@ class SlotTable:
             slot = self._free.pop() if self._free else len(self._memories)
             self._memories[slot] = memory
             return slot
+
+    def slot_of(self, memory: Memory) -> int:
+        """Return the slot that stands for `memory`, a new one where there is none yet."""
+        with self._lock:
+            known = [slot for slot, other in self._memories.items() if other is memory]
+        return known[0] if known else self.add(memory)
 
     def free(self, slot: int) -> None:
         """Forget a slot; an unknown one is no error."""
@@ -161,16 +165,16 @@ class Burst:
         self._resources.callback(self._stages.close)
         self._connection.add_peer(self.peer)
         self.peer.add(self._requests, self._results)
-        message = control.ConfigureBurst(
+        message = messages.ConfigureBurst(
             self._connection.new_call(),
             self._model.model_id,
             _descriptor_data(self._requests),
             _descriptor_data(self._results),
         )
         fds = [self._requests.memory.fileno(), self._results.memory.fileno()]
-        self._connection.call(message, control.BurstConfigured, fds, deadline_ns, on_answer=self._configured)
+        self._connection.call(message, messages.BurstConfigured, fds, deadline_ns, on_answer=self._configured)
 
-    def _configured(self, answer: control.BurstConfigured) -> None:
+    def _configured(self, answer: messages.BurstConfigured) -> None:
         self._burst_id = answer.burst_id
         self._connection.add_burst(answer.burst_id, self)
 
@@ -234,27 +238,29 @@ class Burst:
 
     def execute_request(
         self,
-        inputs: Sequence[RequestArgument],
-        outputs: Sequence[RequestArgument],
-        pools: Sequence[Memory],
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         *,
         timeout: float | None = None,
-    ) -> tuple[OutputShape, ...]:
-        """Execute one request as the HAL has it, over `pools`, which stay the caller's; blocks.
+    ) -> Outcome:
+        """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
-        Return the shapes that the driver reports; none where it reports none. Each call gives the pools slots that they
-        keep until the burst ends. Raises as `execute`; what is wrong with the request, the driver says.
+        Return the shapes that the driver reports, none where it reports none, and the timing. Pools get slots that they
+        keep until the burst ends. What a packet cannot say (a loop timeout, hints) goes the ordinary
+        way (BUR-18). Raises as `execute`; what is wrong with the request, the driver says.
         """
+        if replace(config, measure=MeasureTiming.NO) != ExecutionConfig():
+            return self._model.execute_request(request, config, timeout=timeout)
         self._connection.raise_if_ended()
         with self._only_user():
             deadline_ns = deadline_after(timeout)
             if not self._is_settled:
                 self._settle(deadline_ns)
-            request = encode_request(inputs, outputs, [self._slots.add(pool) for pool in pools])
-            result = self._exchange(request, deadline_ns)
+            slots = [self._slots.slot_of(pool) for pool in checked_pools(request.pools)]
+            result = self._exchange(encode_request(request.inputs, request.outputs, slots, config.measure), deadline_ns)
             if result is None:
-                return self._model.execute_request(inputs, outputs, pools, timeout=timeout)
-            return result.output_shapes
+                return self._model.execute_request(request, config, timeout=timeout)
+            return Outcome(result.output_shapes, result.timing)
 
     @contextmanager
     def _only_user(self) -> Iterator[None]:
@@ -367,9 +373,9 @@ class Burst:
         """Raise what the driver says of the failed execution; what the packet said is all we have if it is silent."""
         patience_ns = time.monotonic_ns() + _CLOSE_NS
         try:
-            message = control.GetBurstError(self._connection.new_call(), self._burst_id)
+            message = messages.GetBurstError(self._connection.new_call(), self._burst_id)
             deadline_ns = patience_ns if deadline_ns is None else min(patience_ns, deadline_ns)
-            said = self._connection.ask(message, control.BurstError, (), deadline_ns)
+            said = self._connection.ask(message, messages.BurstError, (), deadline_ns)
         except MissedDeadlineTransient:
             error = error_for(result.status, f"the driver answered {result.status.name}")
         else:
@@ -404,8 +410,8 @@ class Burst:
         burst_id = self._burst_id
         try:
             if burst_id and self._connection.is_open:
-                message = control.CloseBurst(self._connection.new_call(), burst_id)
-                self._connection.ask(message, control.Reply, (), time.monotonic_ns() + _CLOSE_NS)
+                message = messages.CloseBurst(self._connection.new_call(), burst_id)
+                self._connection.ask(message, messages.Reply, (), time.monotonic_ns() + _CLOSE_NS)
         except NnfmqError:
             pass  # the driver is gone or stuck: closing our end is all that is left to do
         finally:
@@ -438,7 +444,7 @@ def _views(memory: Memory, places: Sequence[RequestArgument], infos: Sequence[Te
     return tuple(arguments.view(memory, place, info, info.shape) for place, info in pairs)
 
 
-def _descriptor_data(queue: MessageQueue) -> control.MQDescriptorData:
+def _descriptor_data(queue: MessageQueue) -> messages.MQDescriptorData:
     described = queue.descriptor
-    grantors = tuple(control.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
-    return control.MQDescriptorData(grantors, described.quantum, described.flags)
+    grantors = tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
+    return messages.MQDescriptorData(grantors, described.quantum, described.flags)

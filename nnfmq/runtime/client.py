@@ -17,15 +17,14 @@ from typing import Protocol, Self
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
-from nnfmq.hal.types import ExecutionPreference, Model, Pool, Priority
-from nnfmq.memory import Memory
+from nnfmq.hal.types import ExecutionPreference, Model, Priority
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
-from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.serialize import control
-from nnfmq.serialize.control import DeviceInfo
+from nnfmq.runtime.prepared_model import PreparedModel, lent_fds
+from nnfmq.serialize import messages
+from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model
 
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
@@ -127,8 +126,8 @@ class Client:
 
     def devices(self, *, timeout: float | None = CONNECT_SECONDS) -> list[DeviceInfo]:
         """Return the driver's devices: name, type, version, feature level, status, extensions; blocks."""
-        message = control.ListDevices(self._connection.new_call())
-        answer = self._connection.ask(message, control.DeviceList, (), deadline_after(timeout))
+        message = messages.ListDevices(self._connection.new_call())
+        answer = self._connection.ask(message, messages.DeviceList, (), deadline_after(timeout))
         return list(answer.devices)
 
     def device(self, name: str, *, timeout: float | None = CONNECT_SECONDS) -> Device:
@@ -163,9 +162,9 @@ class Device:
         """Return for each operation of the main subgraph whether this device can run it; blocks."""
         bare = model if isinstance(model, Model) else model.model
         data, pools = encode_model(bare)
-        fds = _lent_fds(pools)
-        message = control.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
-        answer = self._connection.ask(message, control.SupportedOperations, fds, deadline_after(timeout))
+        fds = lent_fds(pools)
+        message = messages.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
+        answer = self._connection.ask(message, messages.SupportedOperations, fds, deadline_after(timeout))
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
         return list(answer.supported)
@@ -185,9 +184,9 @@ class Device:
         """
         bare = model if isinstance(model, Model) else model.model
         data, pools = encode_model(bare)
-        fds = _lent_fds(pools)
+        fds = lent_fds(pools)
         deadline_ns = deadline_after(timeout)
-        message = control.PrepareModel(
+        message = messages.PrepareModel(
             self._connection.new_call(),
             self.info.name,
             preference,
@@ -199,18 +198,13 @@ class Device:
         inputs, outputs = _described(bare, self.info) if isinstance(model, Model) else (model.inputs, model.outputs)
         prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
         try:
-            self._connection.call(message, control.PreparedModelReady, fds, deadline_ns, on_answer=prepared.take_answer)
+            self._connection.call(
+                message, messages.PreparedModelReady, fds, deadline_ns, on_answer=prepared.take_answer
+            )
         except BaseException:
             prepared.close()  # the driver may have made it just before a signal came
             raise
         return prepared
-
-
-def _lent_fds(pools: tuple[Pool, ...]) -> list[int]:
-    for pool in pools:
-        if not isinstance(pool, Memory):
-            raise InvalidArgument(f"a model's pools must be nnfmq memory to be sent, not {type(pool).__name__}")
-    return [pool.fileno() for pool in pools if isinstance(pool, Memory)]
 
 
 def _described(model: Model, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:

@@ -29,15 +29,15 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime.answers import OneShot
-from nnfmq.serialize import control
+from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 
 _GONE = "the driver process is gone"
 _log = logging.getLogger("nnfmq.client")
 
-AnswerT = TypeVar("AnswerT", bound=control.Answer)
-CallT = TypeVar("CallT", bound=control.Call)
+AnswerT = TypeVar("AnswerT", bound=messages.Answer)
+CallT = TypeVar("CallT", bound=messages.Call)
 
 
 class MemoryProvider(Protocol):
@@ -52,11 +52,11 @@ class MemoryProvider(Protocol):
 
 class _Key(NamedTuple):
     call: int
-    kind: type[control.Call]
+    kind: type[messages.Call]
 
 
 class _Question(NamedTuple):
-    answer: OneShot[control.Call]
+    answer: OneShot[messages.Call]
     on_answer: Callable[[Any], None] | None
 
 
@@ -68,14 +68,14 @@ class Connection:
         self._conversation = Conversation()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
         self._waiting: dict[_Key, _Question] = {}
-        self._greeting: OneShot[control.HelloReply] = OneShot()
+        self._greeting: OneShot[messages.HelloReply] = OneShot()
         self._bursts: dict[int, MemoryProvider] = {}
         self._peers: list[watcher.Peer] = []
         self._end: str | None = None
         self._pid = os.getpid()
         self._watches: list[watcher.Watch] = []
         self._pidfd = -1
-        self.driver: control.HelloReply | None = None
+        self.driver: messages.HelloReply | None = None
 
     @classmethod
     def open(cls, channel: Channel, deadline_ns: int | None, process: int | None = None) -> Connection:
@@ -93,7 +93,7 @@ class Connection:
             connection._watch_driver(process)
             name = f"pid {os.getpid()}"
             with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
-                connection._send(control.Hello(control.PROTOCOL, control.INTERFACE, name), (), deadline_ns)
+                connection._send(messages.Hello(control.PROTOCOL, control.INTERFACE, name), (), deadline_ns)
             connection.driver = connection._greeting.wait(deadline_ns)
         except DeadObject as error:
             connection.close()
@@ -110,7 +110,7 @@ class Connection:
             self._watches.append(watcher.watch(self._pidfd, lambda: self._finish(_GONE)))
 
     @property
-    def greeting(self) -> control.HelloReply:
+    def greeting(self) -> messages.HelloReply:
         """What the driver said of itself when the connection was opened."""
         assert self.driver is not None  # `open` returns none that was not greeted
         return self.driver
@@ -122,7 +122,7 @@ class Connection:
 
     def call(
         self,
-        message: control.Call,
+        message: messages.Call,
         answer: type[AnswerT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
@@ -142,7 +142,7 @@ class Connection:
 
     def ask(
         self,
-        message: control.Call,
+        message: messages.Call,
         answer: type[CallT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
@@ -193,7 +193,7 @@ class Connection:
         if self._end is not None:
             raise DeadObject(self._end)
 
-    def _send(self, message: control.Message, fds: Sequence[int], deadline_ns: int | None) -> None:
+    def _send(self, message: messages.Message, fds: Sequence[int], deadline_ns: int | None) -> None:
         """Send from any thread: a frame goes whole, and the order of different threads' messages means nothing."""
         data = control.encode(message)
         self.raise_if_ended()
@@ -205,7 +205,7 @@ class Connection:
         try:
             self._channel.send(data, fds, deadline_ns)
         except (NnfmqError, OSError):  # not sent; what a signal handler raises may come after it was
-            if isinstance(message, control.Call):
+            if isinstance(message, messages.Call):
                 self._conversation.forget(message, Role.CLIENT)
             raise
 
@@ -238,30 +238,30 @@ class Connection:
     def _on_frame(self, frame: Frame) -> None:
         message = control.decode(frame.data, sender=Role.DRIVER, fds=len(frame.fds))
         self._conversation.note(message, Role.DRIVER)
-        if isinstance(message, control.HelloReply):
+        if isinstance(message, messages.HelloReply):
             self._greeting.give(message)
-        elif isinstance(message, control.Refused):
+        elif isinstance(message, messages.Refused):
             status = message.status or ErrorStatus.GENERAL_FAILURE
             self._greeting.give(error_for(status, f"the driver refused: {message.message}"))
-        elif isinstance(message, control.GetMemories):
+        elif isinstance(message, messages.GetMemories):
             self._give_memories(message)
         else:
-            assert isinstance(message, control.Call)
+            assert isinstance(message, messages.Call)
             self._on_answer(message)
 
-    def _on_answer(self, answer: control.Call) -> None:
+    def _on_answer(self, answer: messages.Call) -> None:
         question = self._waiting.pop(_Key(answer.call, type(answer)), None)
         if question is not None:
             if question.on_answer is not None:
                 question.on_answer(answer)
             question.answer.give(answer)
         # Else whoever asked has stopped waiting.
-        elif isinstance(answer, control.PreparedModelReady) and answer.status is ErrorStatus.NONE:
-            self._send(control.ReleaseModel(self.new_call(), answer.model_id), (), NOW)
-        elif isinstance(answer, control.BurstConfigured) and answer.status is ErrorStatus.NONE:
-            self._send(control.CloseBurst(self.new_call(), answer.burst_id), (), NOW)
+        elif isinstance(answer, messages.PreparedModelReady) and answer.status is ErrorStatus.NONE:
+            self._send(messages.ReleaseModel(self.new_call(), answer.model_id), (), NOW)
+        elif isinstance(answer, messages.BurstConfigured) and answer.status is ErrorStatus.NONE:
+            self._send(messages.CloseBurst(self.new_call(), answer.burst_id), (), NOW)
 
-    def _give_memories(self, question: control.GetMemories) -> None:
+    def _give_memories(self, question: messages.GetMemories) -> None:
         burst = self._bursts.get(question.burst_id)
         try:
             if burst is None:
@@ -269,10 +269,10 @@ class Connection:
             memories = burst.memories_of(question.slots)
             fds = [memory.fileno() for memory in memories]
         except NnfmqError as error:
-            self._send(control.Memories(question.call, error.status, str(error), ()), (), NOW)
+            self._send(messages.Memories(question.call, error.status, str(error), ()), (), NOW)
             return
         sizes = tuple(memory.size_bytes for memory in memories)
-        self._send(control.Memories(question.call, ErrorStatus.NONE, "", sizes), fds, NOW)
+        self._send(messages.Memories(question.call, ErrorStatus.NONE, "", sizes), fds, NOW)
 
     # ------------------------------------------------------------------------------------------------ the end
 
@@ -303,7 +303,7 @@ class Connection:
             watcher.unwatch(watch)  # before the driver can hang up in answer: that is no death
         if was_open and self.driver is not None:
             with contextlib.suppress(NnfmqError, OSError):  # the hang-up that follows says the same
-                self._channel.send(control.encode(control.Goodbye()), (), NOW)
+                self._channel.send(control.encode(messages.Goodbye()), (), NOW)
         self._finish(self._end)
         if self._pid == os.getpid():
             self._channel.hang_up()  # and end the call of a thread that could not be sent

@@ -12,7 +12,7 @@ from nnfmq.hal.errors import GeneralFailure, ProtocolError
 from nnfmq.hal.extensions import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import Model, OperandType
-from nnfmq.serialize.control import DeviceInfo, OperandTypeData
+from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
 
 __all__ = ["extension_types"]
 

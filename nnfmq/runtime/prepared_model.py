@@ -10,25 +10,38 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize, error_for
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Pool, Request, Timing
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
-from nnfmq.serialize import control
+from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
     from nnfmq.runtime.burst import Burst
 
 _NO_LIMIT = -1
+
+
+def checked_pools(pools: Sequence[Pool]) -> list[Memory]:
+    """Return pools as the memories that they must be to be lent to a driver. Raises InvalidArgument."""
+    for pool in pools:
+        if not hasattr(pool, "fileno"):  # a stand-in for tests, or a driver's private copy
+            raise InvalidArgument(f"pools must be nnfmq memory to be sent, not {type(pool).__name__}")
+    return [cast(Memory, pool) for pool in pools]
+
+
+def lent_fds(pools: Sequence[Pool]) -> list[int]:
+    """Return the descriptors of memory pools, which stay their owners'. Raises InvalidArgument for other pools."""
+    return [pool.fileno() for pool in checked_pools(pools)]
 
 
 class Outcome(NamedTuple):
@@ -41,26 +54,20 @@ class Outcome(NamedTuple):
 def execute_once(
     connection: Connection,
     model_id: int,
-    inputs: Sequence[RequestArgument],
-    outputs: Sequence[RequestArgument],
-    pools: Sequence[Memory],
-    measure: MeasureTiming = MeasureTiming.NO,
+    request: Request,
+    config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
     deadline_ns: int | None = None,
-    loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT,
 ) -> Outcome:
-    """Execute a request over `pools`, which stay the caller's; blocks. Raises the error that the status stands for."""
-    message = control.Execute(
+    """Execute a request, whose pools stay the caller's; blocks. Raises the error that the status stands for."""
+    message = messages.Execute(
         connection.new_call(),
         model_id,
-        control.arguments_to_data(inputs),
-        control.arguments_to_data(outputs),
-        measure,
+        messages.request_to_data(request),
+        messages.config_to_data(config),
         _NO_LIMIT if deadline_ns is None else deadline_ns,
-        loop_timeout_ns,
-        tuple(pool.size_bytes for pool in pools),
     )
-    answer = connection.ask(message, control.Executed, [pool.fileno() for pool in pools], deadline_ns)
-    shapes = control.shapes_from_data(answer.shapes)
+    answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
+    shapes = messages.shapes_from_data(answer.shapes)
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise OutputInsufficientSize(answer.message, shapes)
     if answer.status is not ErrorStatus.NONE:
@@ -95,7 +102,7 @@ class PreparedModel:
             raise InvalidArgument("this prepared model is closed")
         return self._model_id
 
-    def take_answer(self, answer: control.PreparedModelReady) -> None:
+    def take_answer(self, answer: messages.PreparedModelReady) -> None:
         """Note what the driver made; for a model that is created before its number is known."""
         if answer.status is ErrorStatus.NONE:
             self._model_id = answer.model_id
@@ -150,7 +157,8 @@ class PreparedModel:
             sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
             for info, argument, array in zip(self.inputs, inputs, given, strict=True):
                 np.copyto(arguments.view(source, argument, info, array.shape), array, casting="same_kind")
-            outcome = execute_once(self._connection, model_id, inputs, outputs, (source, sink), measure, deadline_ns)
+            request, config = Request(inputs, outputs, (source, sink)), ExecutionConfig(measure)
+            outcome = execute_once(self._connection, model_id, request, config, deadline_ns)
             self.last_timing = outcome.timing
             final = [shape.dimensions for shape in outcome.shapes] or shapes
             arguments.check_stated(self.outputs, final)
@@ -160,21 +168,17 @@ class PreparedModel:
 
     def execute_request(
         self,
-        inputs: Sequence[RequestArgument],
-        outputs: Sequence[RequestArgument],
-        pools: Sequence[Memory],
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         *,
-        loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT,
         timeout: float | None = None,
-    ) -> tuple[OutputShape, ...]:
-        """Execute one request as the HAL has it, over `pools`, which stay the caller's; blocks.
+    ) -> Outcome:
+        """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
-        Return the shapes that the driver reports; none where it reports none. Nothing is checked here: what is wrong
-        with the request, the driver says. Raises what it answers, MissedDeadline, DeadObject.
+        Return the shapes that the driver reports, none where it reports none, and the timing. Nothing is checked here:
+        what is wrong with the request, the driver says. Raises what it answers, MissedDeadline, DeadObject.
         """
-        deadline_ns = deadline_after(timeout)
-        asked = self._connection, self.model_id, inputs, outputs, pools, MeasureTiming.NO, deadline_ns, loop_timeout_ns
-        return execute_once(*asked).shapes
+        return execute_once(self._connection, self.model_id, request, config, deadline_after(timeout))
 
     def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
         """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.
@@ -201,8 +205,8 @@ class PreparedModel:
         if model_id is None or not self._connection.is_open:
             return
         try:
-            message = control.ReleaseModel(self._connection.new_call(), model_id)
-            self._connection.ask(message, control.Reply, (), time.monotonic_ns() + 1_000_000_000)
+            message = messages.ReleaseModel(self._connection.new_call(), model_id)
+            self._connection.ask(message, messages.Reply, (), time.monotonic_ns() + 1_000_000_000)
         except NnfmqError:
             pass  # the driver is gone, and the model with it
 

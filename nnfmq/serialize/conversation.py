@@ -11,7 +11,8 @@ import threading
 from typing import NamedTuple
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
-from nnfmq.serialize.control import REPLIES, TRANSITIONS, Call, Message, Reply, Role, State
+from nnfmq.serialize.control import REPLIES, TRANSITIONS, Role, State
+from nnfmq.serialize.messages import Call, Message, Reply
 
 
 class _Pending(NamedTuple):

@@ -26,7 +26,7 @@ from nnfmq.hal.types import (
     Pool,
     Subgraph,
 )
-from nnfmq.serialize.control import MAX_NAME
+from nnfmq.serialize.messages import MAX_NAME
 from nnfmq.serialize.packet import Buffer
 
 U32: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]

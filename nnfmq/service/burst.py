@@ -24,7 +24,7 @@ import numpy as np
 
 from nnfmq import watcher
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, QueueCorrupted
-from nnfmq.hal.types import NO_TIMING, OutputShape, Request
+from nnfmq.hal.types import NO_TIMING, ExecutionConfig, OutputShape, Request
 from nnfmq.memory import Memory
 from nnfmq.queue import NOT_EMPTY, DeadFlag, MessageQueue, PollingWindow
 from nnfmq.serialize.codec import Decoder, decode_request, encode_result
@@ -106,7 +106,7 @@ class PreparedModelExecutor(_CachingSlots):
         except InvalidArgument as error:
             return result_of_error(error)
         request = Request(packet.inputs, packet.outputs, memories)
-        return self._prepared_model.execute_synchronously(request, packet.measure, begin_ns=begin_ns)
+        return self._prepared_model.execute_synchronously(request, ExecutionConfig(packet.measure), begin_ns=begin_ns)
 
 
 class BindingExecutor(_CachingSlots):

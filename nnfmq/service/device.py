@@ -16,7 +16,7 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.types import DeviceStatus, DeviceType, ExecutionPreference, Model, Priority
 from nnfmq.operations.extensions import INSTALLED, VendorExtension, translated
-from nnfmq.serialize import control
+from nnfmq.serialize import messages
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
@@ -47,10 +47,10 @@ class Device:
         return f"nnfmq-{_release()}"
 
     @property
-    def info(self) -> control.DeviceInfo:
+    def info(self) -> messages.DeviceInfo:
         """What clients are told of it."""
         extensions = tuple(_extension_data(INSTALLED[name]) for name in sorted(INSTALLED))
-        return control.DeviceInfo(
+        return messages.DeviceInfo(
             self.name, self.type, self.version_string, self.feature_level, self.status, extensions
         )
 
@@ -86,11 +86,11 @@ def _checked(model: Model) -> Model:
     return model
 
 
-def _extension_data(extension: VendorExtension) -> control.ExtensionData:
+def _extension_data(extension: VendorExtension) -> messages.ExtensionData:
     types = ((element, element.information) for element in extension.types)
-    return control.ExtensionData(
+    return messages.ExtensionData(
         extension.name,
-        tuple(control.OperandTypeData(i.type, i.is_tensor, i.byte_size, element.dtype) for element, i in types),
+        tuple(messages.OperandTypeData(i.type, i.is_tensor, i.byte_size, element.dtype) for element, i in types),
     )
 
 

@@ -22,6 +22,7 @@ from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument, Nnfmq
 from nnfmq.hal.types import (
     NO_TIMING,
     DataLocation,
+    ExecutionConfig,
     MeasureTiming,
     Model,
     Operand,
@@ -35,6 +36,7 @@ from nnfmq.hal.types import (
 from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.accounts import Charge
 from nnfmq.service.faults import FAULTS
+from nnfmq.service.wire import deadline_of
 from nnfmq.validation import validate_request
 
 Array = NDArray[np.generic]
@@ -147,10 +149,9 @@ class PreparedModel:
     def execute_synchronously(
         self,
         request: Request,
-        measure: MeasureTiming = MeasureTiming.NO,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         deadline_ns: int | None = None,
         begin_ns: int | None = None,
-        loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """Execute `request` and return when it is done (executeSynchronously). Never raises NnfmqError.
 
@@ -158,9 +159,10 @@ class PreparedModel:
         """
         begin_ns = monotonic_ns() if begin_ns is None else begin_ns
         try:
-            limits = limits_of(deadline_ns, loop_timeout_ns=loop_timeout_ns)
+            # -1 stands for none in a loop timeout, as it does in a deadline.
+            limits = limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
             bound = self.bind(request)
         except NnfmqError as error:
             return result_of_error(error)
         with np.errstate(all="ignore"):
-            return bound.run(measure, begin_ns, limits)
+            return bound.run(config.measure, begin_ns, limits)

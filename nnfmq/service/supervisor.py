@@ -30,7 +30,7 @@ from typing import Any
 from nnfmq.channel import NOW, Channel, Listener
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
 from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
-from nnfmq.serialize import control
+from nnfmq.serialize import control, messages
 from nnfmq.service import worker
 from nnfmq.service.extensions import ALLOWED
 
@@ -117,7 +117,7 @@ class Supervisor:
     def _refuse(channel: Channel, status: ErrorStatus, text: str) -> None:
         _log.warning("client refused: %s", text)
         with contextlib.suppress(DeadObject, MissedDeadlineTransient):
-            channel.send(control.encode(control.Refused(status, text)), (), NOW)
+            channel.send(control.encode(messages.Refused(status, text)), (), NOW)
 
     def _start_worker(self, channel: Channel) -> None:
         process = self._context.Process(target=worker.main, args=(_Passed(channel.fileno()),), name="nnfmq-worker")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.memory import Memory
 from nnfmq.queue import Grantor, MQDescriptor
-from nnfmq.serialize.control import MQDescriptorData
+from nnfmq.serialize.messages import MQDescriptorData
 from nnfmq.service.faults import faults_as_errors
 
 NO_DEADLINE = -1

@@ -19,7 +19,6 @@ from nnfmq.hal.device import (
     BufferRole,
     Capabilities,
     PerformanceInfo,
-    TokenValuePair,
 )
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extensions import HIDL_PREFIX_BITS, Extension, extension_prefix, is_extension, is_extension_name
@@ -38,6 +37,7 @@ from nnfmq.hal.types import (
     Priority,
     Subgraph,
     Timing,
+    TokenValuePair,
 )
 from nnfmq.hal.versions import FeatureLevel, since
 

@@ -41,6 +41,7 @@ from nnfmq.hal.types import (
     Operation,
     OperationType,
     OutputShape,
+    Request,
     RequestArgument,
 )
 from nnfmq.memory import Memory
@@ -229,14 +230,14 @@ def test_EXT_8_a_burst_says_how_many_codes_came_out(device: nnfmq.Device) -> Non
         Memory.create(8, "n") as source,
         Memory.create(64, "codes") as sink,
     ):
-        request = [place(0, 8)], [place(1, 64)], (source, sink)
+        request = Request((place(0, 8),), (place(1, 64),), (source, sink))
         for count in (3, 8):
             source.view[:8] = struct.pack("<q", count)
-            assert burst.execute_request(*request) == (OutputShape((count,)),)
+            assert burst.execute_request(request).shapes == (OutputShape((count,)),)
             assert np.frombuffer(sink.view, np.int64, count).tolist() == CODES[:count]
         source.view[:8] = struct.pack("<q", 9)
         with pytest.raises(nnfmq.OutputInsufficientSize) as caught:
-            burst.execute_request(*request)
+            burst.execute_request(request)
         assert caught.value.output_shapes == (OutputShape((9,), False),)
 
 
@@ -252,7 +253,7 @@ def test_EXT_8_a_scalar_of_another_size_is_refused(device: nnfmq.Device, length:
         Memory.create(64, "codes") as sink,
         pytest.raises(nnfmq.InvalidArgument, match="N-RQX-5"),
     ):
-        model.execute_request([place(0, length)], [place(1, 64)], (source, sink))
+        model.execute_request(Request((place(0, length),), (place(1, 64),), (source, sink)))
 
 
 # -- arguments that are wrong -----------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from support.drivers import Process, one, until
 from support.models import null_model, place
 
 import nnfmq
-from nnfmq.hal.types import MeasureTiming
+from nnfmq.hal.types import MeasureTiming, Request
 from nnfmq.memory import Memory
 from nnfmq.runtime.prepared_model import execute_once
-from nnfmq.serialize import control
+from nnfmq.serialize import messages
 
 NEEDED_BYTES = 4  # of the null model's input, and of its output
 
@@ -90,7 +90,8 @@ def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memor
     main = null_model().main
     inputs, _ = place([main.operands[index] for index in main.input_indexes], 0)
     outputs, _ = place([main.operands[index] for index in main.output_indexes], 1)
-    execute_once(client._connection, model.model_id, inputs, outputs, pools)  # type: ignore[arg-type]
+    request = Request(tuple(inputs), tuple(outputs), pools)  # type: ignore[arg-type]
+    execute_once(client._connection, model.model_id, request)
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])
@@ -148,7 +149,7 @@ OUTPUT_SLOT = 1  # a burst numbers its memories as it makes them: inputs, output
 def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | Lent) -> None:
     """Free the slot of the outputs on both sides and give its number to `memory`."""
     burst._slots.free(OUTPUT_SLOT)
-    client._connection._send(control.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
+    client._connection._send(messages.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
     client.devices()  # answered in order: the slot is free by now
     assert burst._slots.add(memory) == OUTPUT_SLOT  # type: ignore[arg-type]
 
@@ -186,7 +187,7 @@ def test_N_BUX_5_memory_that_is_not_sealed_is_refused_over_a_burst(
 
 def test_a_slot_that_the_client_does_not_know_is_refused(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
     burst._slots.free(OUTPUT_SLOT)
-    client._connection._send(control.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
+    client._connection._send(messages.FreeMemory(burst._burst_id, OUTPUT_SLOT), (), None)
     client.devices()
     with pytest.raises(nnfmq.InvalidArgument, match="slot 1"):
         burst.execute(one(2))
@@ -214,14 +215,14 @@ def test_memory_that_the_driver_may_only_read_is_refused_for_outputs(client: nnf
 
 def test_queues_in_unsealed_memory_are_refused(client: nnfmq.Client, model: nnfmq.PreparedModel, bad: Lent) -> None:
     with model.burst() as burst:
-        described = control.MQDescriptorData(
-            tuple(control.GrantorData(g.fd_index, g.offset, g.extent) for g in burst._requests.descriptor.grantors),
+        described = messages.MQDescriptorData(
+            tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in burst._requests.descriptor.grantors),
             burst._requests.quantum,
             burst._requests.descriptor.flags,
         )
-    message = control.ConfigureBurst(client._connection.new_call(), model.model_id, described, described)
+    message = messages.ConfigureBurst(client._connection.new_call(), model.model_id, described, described)
     with pytest.raises(nnfmq.InvalidArgument, match="received memory"):
-        client._connection.call(message, control.BurstConfigured, [bad.fd, bad.fd])
+        client._connection.call(message, messages.BurstConfigured, [bad.fd, bad.fd])
     assert model.execute(one(2)) == (one(2),)
 
 

@@ -27,7 +27,7 @@ from support.models import null_model
 
 import nnfmq
 from nnfmq.channel import Channel
-from nnfmq.serialize import control
+from nnfmq.serialize import control, messages
 
 FEW = 2
 
@@ -93,7 +93,7 @@ def test_a_client_beyond_the_limit_is_refused_until_another_leaves(folder: Path)
 
 
 def test_LIFE_7_a_broken_protocol_ends_that_connection_and_no_other(daemon: Daemon, client: nnfmq.Client) -> None:
-    for bad in (b"", b"no message", b"\xff" * 1000, control.encode(control.ListDevices(1))):
+    for bad in (b"", b"no message", b"\xff" * 1000, control.encode(messages.ListDevices(1))):
         with Channel.connect(daemon.path) as channel:
             channel.send(bad)
             with pytest.raises(nnfmq.DeadObject):

@@ -15,11 +15,11 @@ from support.protocol import Speaker
 
 from nnfmq.channel import Channel
 from nnfmq.runtime.connection import Connection
-from nnfmq.serialize import control
+from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.service.session import Session
 
-GREETING = control.HelloReply(control.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
+GREETING = messages.HelloReply(control.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def connection(driver: Speaker, resources: ExitStack) -> Connection:
     """A connection to the fake driver, which has greeted it."""
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(Connection.open, driver.other, time.monotonic_ns() + LIMIT_S * 10**9)  # type: ignore[attr-defined]
-        driver.hear(control.Hello)
+        driver.hear(messages.Hello)
         driver.say(GREETING)
         connection = opening.result(LIMIT_S)
     resources.callback(connection.close)
@@ -68,7 +68,7 @@ def real(resources: ExitStack) -> tuple[Connection, Session]:
     def end() -> None:
         session.end()
         thread.join(LIMIT_S)
-        for burst in session._bursts.values():  # a driver process leaves them to the kernel
+        for burst in session.bursts.all():  # a driver process leaves them to the kernel
             burst.close()
         session._pool.shutdown()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     error_for,
 )
-from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, RequestArgument
+from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.burst import Burst, SlotTable
 from nnfmq.runtime.client import Client
@@ -56,7 +57,7 @@ def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[He
     """Makes the driver's executions wait; ask for it before `burst`."""
     model = models.add_model()
     held = Held(model)
-    real[1]._models[adding.model_id] = service.PreparedModel(model, held)  # type: ignore[arg-type]
+    real[1].models.add(service.PreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 
@@ -212,7 +213,7 @@ def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_cou
     status: ErrorStatus, adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     failing = Failing(lambda: error_for(status, "what went wrong"))
-    real[1]._models[adding.model_id] = service.PreparedModel(models.add_model(), failing)  # type: ignore[arg-type]
+    real[1].models.add(service.PreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     expected = type(error_for(status, ""))
     with adding.burst() as burst, pytest.raises(expected, match="what went wrong"):
         burst.execute(ONE, TEN)
@@ -222,7 +223,7 @@ def test_a_kernel_that_fails_in_a_way_nobody_foresaw_fails_one_execution(
     adding: PreparedModel, real: tuple[Connection, Session], caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(lambda: ValueError("numpy's"))
-    real[1]._models[adding.model_id] = service.PreparedModel(models.add_model(), failing)  # type: ignore[arg-type]
+    real[1].models.add(service.PreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     with adding.burst() as burst:
         for _ in range(2):
             with pytest.raises(GeneralFailure, match="a kernel failed: ValueError"):
@@ -301,15 +302,15 @@ def test_where_the_time_went_is_known_after_the_burst_as_well(adding: PreparedMo
 def test_BUR_14_closing_ends_the_burst_in_the_driver_too(
     adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
-    of_the_model = real[1]._account.held_bytes
+    of_the_model = real[1].account.held_bytes
     burst = adding.burst()
     burst.execute(ONE, TEN)
-    assert len(real[1]._bursts) == 1
-    assert real[1]._account.held_bytes > of_the_model
+    assert len(real[1].bursts.all()) == 1
+    assert real[1].account.held_bytes > of_the_model
     burst.close()
     burst.close()
-    assert real[1]._bursts == {}
-    assert real[1]._account.held_bytes == of_the_model
+    assert real[1].bursts.all() == []
+    assert real[1].account.held_bytes == of_the_model
     assert real[0]._peers == []
 
 
@@ -343,19 +344,17 @@ def test_a_burst_of_a_closed_client_is_a_dead_object_and_can_be_closed(adding: P
 def test_a_burst_that_the_driver_refuses_leaves_nothing(
     adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
-    real[1]._models.clear()
+    real[1].models.take(adding.model_id)
     with pytest.raises(InvalidArgument, match="no model"):
         adding.burst()
     assert real[0]._peers == []
-    assert real[1]._account.held_bytes == 0
+    assert real[1].account.held_bytes == 0
 
 
-def a_request(burst_inputs: Sequence[Any], room_bytes: int) -> tuple[list[RequestArgument], list[RequestArgument]]:
-    """Return the arguments of arrays that lie 64 bytes apart in pool 0, and of one output in pool 1."""
-    inputs = [
-        RequestArgument(False, DataLocation(0, 64 * number, array.nbytes)) for number, array in enumerate(burst_inputs)
-    ]
-    return inputs, [RequestArgument(False, DataLocation(1, 0, room_bytes))]
+def a_request(arrays: Sequence[Any], room_bytes: int, pools: tuple[Memory, Memory]) -> Request:
+    """Return a request for arrays that lie 64 bytes apart in the first pool, and one output in the second."""
+    inputs = [RequestArgument(False, DataLocation(0, 64 * n, array.nbytes)) for n, array in enumerate(arrays)]
+    return Request(tuple(inputs), (RequestArgument(False, DataLocation(1, 0, room_bytes)),), pools)
 
 
 @pytest.fixture
@@ -370,9 +369,9 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
 def test_a_burst_takes_requests_as_the_hal_has_them(
     adding: PreparedModel, pools: tuple[Memory, Memory], with_memory: bool
 ) -> None:
-    inputs, outputs = a_request([ONE, TEN], 16)
+    request = a_request([ONE, TEN], 16, pools)
     with adding.burst() if with_memory else adding.request_burst() as burst:
-        shapes = [burst.execute_request(inputs, outputs, pools, timeout=LIMIT_S) for _ in range(2)]
+        shapes = [burst.execute_request(request, timeout=LIMIT_S).shapes for _ in range(2)]
     assert np.frombuffer(bytes(pools[1].view[:16]), np.float32).tolist() == SUM
     assert shapes == [(OutputShape((4,)),)] * 2
 
@@ -380,18 +379,18 @@ def test_a_burst_takes_requests_as_the_hal_has_them(
 def test_an_ordinary_request_answers_with_the_shapes_and_refuses_what_does_not_fit(
     adding: PreparedModel, pools: tuple[Memory, Memory]
 ) -> None:
-    inputs, outputs = a_request([ONE, TEN], 16)
-    assert adding.execute_request(inputs, outputs, pools, timeout=LIMIT_S) == (OutputShape((4,)),)
+    request = a_request([ONE, TEN], 16, pools)
+    assert adding.execute_request(request, timeout=LIMIT_S).shapes == (OutputShape((4,)),)
     with pytest.raises(InvalidArgument):
-        adding.execute_request(inputs[:1], outputs, pools, timeout=LIMIT_S)
+        adding.execute_request(replace(request, inputs=request.inputs[:1]), timeout=LIMIT_S)
 
 
 def test_a_refused_request_leaves_the_burst_usable(adding: PreparedModel, pools: tuple[Memory, Memory]) -> None:
-    inputs, outputs = a_request([ONE, TEN], 16)
+    request = a_request([ONE, TEN], 16, pools)
     with adding.request_burst() as burst:
         with pytest.raises(InvalidArgument):
-            burst.execute_request(inputs[:1], outputs, pools, timeout=LIMIT_S)
-        assert burst.execute_request(inputs, outputs, pools, timeout=LIMIT_S) == (OutputShape((4,)),)
+            burst.execute_request(replace(request, inputs=request.inputs[:1]), timeout=LIMIT_S)
+        assert burst.execute_request(request, timeout=LIMIT_S).shapes == (OutputShape((4,)),)
 
 
 def test_a_burst_without_memory_of_its_own_takes_no_arrays(adding: PreparedModel) -> None:
@@ -403,4 +402,4 @@ def test_a_closed_burst_takes_no_request(adding: PreparedModel) -> None:
     burst = adding.request_burst()
     burst.close()
     with pytest.raises(InvalidArgument, match="closed"):
-        burst.execute_request([], [], ())
+        burst.execute_request(Request((), ()))

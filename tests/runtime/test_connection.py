@@ -29,10 +29,10 @@ from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
-from nnfmq.serialize import control
+from nnfmq.serialize import control, messages
 
 NONE = ErrorStatus.NONE
-GREETING = control.HelloReply(control.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
+GREETING = messages.HelloReply(control.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
 SECOND_NS = 1_000_000_000
 Start = Callable[..., Future[Any]]
 
@@ -41,19 +41,19 @@ def soon(seconds: float = LIMIT_S) -> int:
     return time.monotonic_ns() + round(seconds * SECOND_NS)
 
 
-def listing(connection: Connection, start: Start, deadline_ns: int | None = None) -> Future[control.DeviceList]:
-    message = control.ListDevices(connection.new_call())
-    return start(connection.ask, message, control.DeviceList, (), deadline_ns)
+def listing(connection: Connection, start: Start, deadline_ns: int | None = None) -> Future[messages.DeviceList]:
+    message = messages.ListDevices(connection.new_call())
+    return start(connection.ask, message, messages.DeviceList, (), deadline_ns)
 
 
-def preparing(connection: Connection, start: Start, deadline_ns: int | None) -> Future[control.PreparedModelReady]:
-    message = control.PrepareModel(connection.new_call(), "reference", 1, 1, -1, b"")
-    return start(connection.call, message, control.PreparedModelReady, (), deadline_ns)
+def preparing(connection: Connection, start: Start, deadline_ns: int | None) -> Future[messages.PreparedModelReady]:
+    message = messages.PrepareModel(connection.new_call(), "reference", 1, 1, -1, b"")
+    return start(connection.call, message, messages.PreparedModelReady, (), deadline_ns)
 
 
 def assert_alive(connection: Connection, driver: Speaker, start: Start) -> None:
     answer = listing(connection, start)
-    driver.say(control.DeviceList(driver.hear(control.ListDevices).call, ()))
+    driver.say(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
     assert answer.result(LIMIT_S).devices == ()
 
 
@@ -67,8 +67,8 @@ def test_a_driver_is_greeted_and_what_it_says_is_kept(connection: Connection) ->
 
 def test_a_driver_that_refuses_is_unavailable_for_its_reason(driver: Speaker, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
-    driver.hear(control.Hello)
-    driver.say(control.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "not for you"))
+    driver.hear(messages.Hello)
+    driver.say(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "not for you"))
     error = opening.exception(LIMIT_S)
     assert isinstance(error, DeviceUnavailable)
     assert "the driver refused: not for you" in str(error)
@@ -77,22 +77,22 @@ def test_a_driver_that_refuses_is_unavailable_for_its_reason(driver: Speaker, st
 @pytest.mark.parametrize("status", ErrorStatus)
 def test_whatever_status_a_refusal_has_it_is_an_error(status: ErrorStatus, driver: Speaker, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
-    driver.hear(control.Hello)
-    driver.say(control.Refused(status, "not for you"))
+    driver.hear(messages.Hello)
+    driver.say(messages.Refused(status, "not for you"))
     assert "not for you" in str(opening.exception(LIMIT_S))
     assert isinstance(opening.exception(), NnfmqError)
 
 
 def test_a_driver_that_refused_before_it_was_greeted_is_understood(driver: Speaker, start: Start) -> None:
     """The supervisor refuses without reading, and hangs up."""
-    driver.say(control.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))
+    driver.say(messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "full"))
     opening = start(Connection.open, driver.other, soon())
     assert isinstance(opening.exception(LIMIT_S), NnfmqError)
 
 
 def test_a_driver_that_hangs_up_before_it_answers_is_unavailable(driver: Speaker, start: Start) -> None:
     opening = start(Connection.open, driver.other, soon())
-    driver.hear(control.Hello)
+    driver.hear(messages.Hello)
     driver.close()
     assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
 
@@ -102,18 +102,20 @@ def test_a_driver_that_never_answers_is_given_up_at_the_deadline(driver: Speaker
     with pytest.raises(MissedDeadlineTransient):
         Connection.open(driver.other, deadline_ns)  # type: ignore[attr-defined]
     assert time.monotonic_ns() >= deadline_ns
-    driver.hear(control.Hello)
+    driver.hear(messages.Hello)
     assert driver.hears_the_end()
 
 
 @pytest.mark.parametrize(
-    "message", [control.DeviceList(1, ()), control.GetMemories(1, 1, (0,))], ids=lambda message: type(message).__name__
+    "message",
+    [messages.DeviceList(1, ()), messages.GetMemories(1, 1, (0,))],
+    ids=lambda message: type(message).__name__,
 )
 def test_a_driver_that_answers_the_greeting_with_something_else_is_given_up(
-    message: control.Message, driver: Speaker, start: Start
+    message: messages.Message, driver: Speaker, start: Start
 ) -> None:
     opening = start(Connection.open, driver.other, soon())
-    driver.hear(control.Hello)
+    driver.hear(messages.Hello)
     driver.say(message)
     assert isinstance(opening.exception(LIMIT_S), DeviceUnavailable)
 
@@ -127,10 +129,10 @@ def test_calls_are_answered_by_their_numbers_in_any_order(
     waiting = {}
     for _ in range(3):
         future = listing(connection, start)
-        waiting[driver.hear(control.ListDevices).call] = future
+        waiting[driver.hear(messages.ListDevices).call] = future
     for call in reversed(waiting):
-        info = control.DeviceInfo(f"number {call}", 2, "1", 8, 0, ())
-        driver.say(control.DeviceList(call, (info,)))
+        info = messages.DeviceInfo(f"number {call}", 2, "1", 8, 0, ())
+        driver.say(messages.DeviceList(call, (info,)))
     for call, future in waiting.items():
         assert future.result(LIMIT_S).devices[0].name == f"number {call}"
 
@@ -139,9 +141,9 @@ def test_calls_are_answered_by_their_numbers_in_any_order(
 def test_an_answer_with_a_status_is_raised_as_its_error_with_its_text(
     status: ErrorStatus, connection: Connection, driver: Speaker, start: Start
 ) -> None:
-    message = control.ReleaseModel(connection.new_call(), 7)
-    call = start(connection.call, message, control.Reply)
-    driver.say(control.Reply(driver.hear(control.ReleaseModel).call, status, "what went wrong"))
+    message = messages.ReleaseModel(connection.new_call(), 7)
+    call = start(connection.call, message, messages.Reply)
+    driver.say(messages.Reply(driver.hear(messages.ReleaseModel).call, status, "what went wrong"))
     error = call.exception(LIMIT_S)
     assert isinstance(error, NnfmqError)
     assert error.status is status
@@ -149,8 +151,8 @@ def test_an_answer_with_a_status_is_raised_as_its_error_with_its_text(
 
 
 def test_asking_returns_the_answer_whatever_its_status(connection: Connection, driver: Speaker, start: Start) -> None:
-    asking = start(connection.ask, control.ReleaseModel(connection.new_call(), 7), control.Reply)
-    driver.say(control.Reply(driver.hear(control.ReleaseModel).call, ErrorStatus.INVALID_ARGUMENT, "no"))
+    asking = start(connection.ask, messages.ReleaseModel(connection.new_call(), 7), messages.Reply)
+    driver.say(messages.Reply(driver.hear(messages.ReleaseModel).call, ErrorStatus.INVALID_ARGUMENT, "no"))
     assert asking.result(LIMIT_S).status is ErrorStatus.INVALID_ARGUMENT
 
 
@@ -159,8 +161,8 @@ def test_PREP_3_a_preparation_waits_for_its_callback_in_whichever_order_the_answ
     order: str, connection: Connection, driver: Speaker, start: Start
 ) -> None:
     waiting = preparing(connection, start, soon())
-    call = driver.hear(control.PrepareModel).call
-    answers = [control.Reply(call, NONE, ""), control.PreparedModelReady(call, NONE, "", 9)]
+    call = driver.hear(messages.PrepareModel).call
+    answers = [messages.Reply(call, NONE, ""), messages.PreparedModelReady(call, NONE, "", 9)]
     for answer in answers if order == "reply first" else reversed(answers):
         driver.say(answer)
     assert waiting.result(LIMIT_S).model_id == 9
@@ -172,28 +174,28 @@ def test_a_call_ends_at_its_deadline_and_its_late_answer_does_no_harm(
     deadline_ns = soon(0.03)
     assert isinstance(listing(connection, start, deadline_ns).exception(LIMIT_S), MissedDeadlineTransient)
     assert time.monotonic_ns() >= deadline_ns
-    driver.say(control.DeviceList(driver.hear(control.ListDevices).call, ()))
+    driver.say(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
     assert_alive(connection, driver, start)
 
 
 def test_a_model_that_is_ready_too_late_is_released(connection: Connection, driver: Speaker, start: Start) -> None:
     waiting = preparing(connection, start, soon(0.03))
-    call = driver.hear(control.PrepareModel).call
+    call = driver.hear(messages.PrepareModel).call
     assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
-    driver.say(control.Reply(call, NONE, ""))
-    driver.say(control.PreparedModelReady(call, NONE, "", 9))
-    release = driver.hear(control.ReleaseModel)
+    driver.say(messages.Reply(call, NONE, ""))
+    driver.say(messages.PreparedModelReady(call, NONE, "", 9))
+    release = driver.hear(messages.ReleaseModel)
     assert release.model_id == 9
-    driver.say(control.Reply(release.call, NONE, ""))
+    driver.say(messages.Reply(release.call, NONE, ""))
     assert_alive(connection, driver, start)
 
 
 def test_a_model_that_failed_too_late_needs_no_release(connection: Connection, driver: Speaker, start: Start) -> None:
     waiting = preparing(connection, start, soon(0.03))
-    call = driver.hear(control.PrepareModel).call
+    call = driver.hear(messages.PrepareModel).call
     assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
-    driver.say(control.Reply(call, NONE, ""))
-    driver.say(control.PreparedModelReady(call, ErrorStatus.GENERAL_FAILURE, "", 0))
+    driver.say(messages.Reply(call, NONE, ""))
+    driver.say(messages.PreparedModelReady(call, ErrorStatus.GENERAL_FAILURE, "", 0))
     assert_alive(connection, driver, start)
 
 
@@ -201,15 +203,15 @@ def test_a_burst_that_is_configured_too_late_is_closed(
     connection: Connection, driver: Speaker, start: Start, resources: ExitStack
 ) -> None:
     memory = resources.enter_context(Memory.create(8))
-    nothing = control.MQDescriptorData((), 24, 1)
-    message = control.ConfigureBurst(connection.new_call(), 1, nothing, nothing)
-    waiting = start(connection.call, message, control.BurstConfigured, [memory.fileno()] * 2, soon(0.03))
-    call = driver.hear(control.ConfigureBurst).call
+    nothing = messages.MQDescriptorData((), 24, 1)
+    message = messages.ConfigureBurst(connection.new_call(), 1, nothing, nothing)
+    waiting = start(connection.call, message, messages.BurstConfigured, [memory.fileno()] * 2, soon(0.03))
+    call = driver.hear(messages.ConfigureBurst).call
     assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
-    driver.say(control.BurstConfigured(call, NONE, "", 5))
-    closing = driver.hear(control.CloseBurst)
+    driver.say(messages.BurstConfigured(call, NONE, "", 5))
+    closing = driver.hear(messages.CloseBurst)
     assert closing.burst_id == 5
-    driver.say(control.Reply(closing.call, NONE, ""))
+    driver.say(messages.Reply(closing.call, NONE, ""))
     assert_alive(connection, driver, start)
 
 
@@ -234,10 +236,10 @@ def test_a_driver_is_given_the_memories_that_it_asks_for(
 ) -> None:
     memories = {slot: resources.enter_context(Memory.create(slot + 1)) for slot in (4, 7)}
     connection.add_burst(3, Provider(memories))
-    driver.say(control.GetMemories(1, 3, (7, 4)))
+    driver.say(messages.GetMemories(1, 3, (7, 4)))
     with driver.channel.receive(soon()) as frame:
         answer = control.decode(frame.data, sender=control.Role.CLIENT, fds=len(frame.fds))
-        assert answer == control.Memories(1, NONE, "", (8, 5))
+        assert answer == messages.Memories(1, NONE, "", (8, 5))
         assert [os.fstat(fd).st_size for fd in frame.fds] == [8, 5]
 
 
@@ -246,8 +248,8 @@ def test_a_driver_that_asks_for_what_is_not_there_is_told_so(
     burst_id: int, connection: Connection, driver: Speaker, start: Start
 ) -> None:
     connection.add_burst(3, Provider({}))
-    driver.say(control.GetMemories(1, burst_id, (0,)))
-    answer = driver.hear(control.Memories)
+    driver.say(messages.GetMemories(1, burst_id, (0,)))
+    answer = driver.hear(messages.Memories)
     assert answer.status is ErrorStatus.INVALID_ARGUMENT
     assert answer.sizes == ()
     assert_alive(connection, driver, start)
@@ -259,8 +261,8 @@ def test_memory_that_was_closed_meanwhile_is_an_answer_and_not_the_end(
     memory = Memory.create(8)
     memory.close()
     connection.add_burst(3, Provider({0: memory}))
-    driver.say(control.GetMemories(1, 3, (0,)))
-    assert driver.hear(control.Memories).status is ErrorStatus.INVALID_ARGUMENT
+    driver.say(messages.GetMemories(1, 3, (0,)))
+    assert driver.hear(messages.Memories).status is ErrorStatus.INVALID_ARGUMENT
     assert_alive(connection, driver, start)
 
 
@@ -272,7 +274,7 @@ def test_a_hang_up_fails_every_open_call_and_every_later_one(
 ) -> None:
     waiting = [listing(connection, start) for _ in range(3)]
     for _ in waiting:
-        driver.hear(control.ListDevices)
+        driver.hear(messages.ListDevices)
     driver.close()
     assert [type(future.exception(LIMIT_S)) for future in waiting] == [DeadObject] * 3
     assert not connection.is_open
@@ -302,8 +304,8 @@ def test_a_burst_that_comes_after_the_hang_up_is_refused(connection: Connection,
 
 VIOLATIONS = {
     "no message": b"\xc1",
-    "a client's message": control.encode(control.ListDevices(1)),
-    "an answer to nothing": control.encode(control.DeviceList(77, ())),
+    "a client's message": control.encode(messages.ListDevices(1)),
+    "an answer to nothing": control.encode(messages.DeviceList(77, ())),
     "a second greeting": control.encode(GREETING),
 }
 
@@ -313,7 +315,7 @@ def test_a_driver_that_breaks_the_protocol_is_given_up_and_open_calls_say_why(
     data: bytes, connection: Connection, driver: Speaker, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = listing(connection, start)
-    driver.hear(control.ListDevices)
+    driver.hear(messages.ListDevices)
     with caplog.at_level(logging.WARNING, "nnfmq.client"):
         driver.say_bytes(data)
         error = waiting.exception(LIMIT_S)
@@ -325,7 +327,7 @@ def test_a_driver_that_breaks_the_protocol_is_given_up_and_open_calls_say_why(
 
 def test_an_answer_of_the_wrong_kind_breaks_the_protocol(connection: Connection, driver: Speaker, start: Start) -> None:
     waiting = listing(connection, start)
-    driver.say(control.Reply(driver.hear(control.ListDevices).call, NONE, ""))
+    driver.say(messages.Reply(driver.hear(messages.ListDevices).call, NONE, ""))
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
 
@@ -333,7 +335,7 @@ def test_descriptors_from_a_driver_break_the_protocol_and_are_closed(
     connection: Connection, driver: Speaker, start: Start
 ) -> None:
     waiting = listing(connection, start)
-    answer = control.encode(control.DeviceList(driver.hear(control.ListDevices).call, ()))
+    answer = control.encode(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
     driver.say_bytes(answer, [0, 0])
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 
@@ -342,12 +344,12 @@ def test_closing_says_goodbye_hangs_up_and_fails_open_calls(
     connection: Connection, driver: Speaker, start: Start
 ) -> None:
     waiting = listing(connection, start)
-    driver.hear(control.ListDevices)
+    driver.hear(messages.ListDevices)
     connection.close()
     connection.close()
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
     assert "closed" in str(waiting.exception())
-    driver.hear(control.Goodbye)
+    driver.hear(messages.Goodbye)
     assert driver.hears_the_end()
 
 
@@ -387,7 +389,7 @@ def child_report(connection: Connection) -> int:
     if connection.is_open or connection._channel.fileno() != -1:
         return 1
     try:
-        connection.ask(control.ListDevices(connection.new_call()), control.DeviceList)
+        connection.ask(messages.ListDevices(connection.new_call()), messages.DeviceList)
     except DeadObject as error:
         if f"process {os.getppid()}" not in str(error):
             return 2
@@ -422,5 +424,5 @@ def test_QOS_6_a_timeout_beyond_the_clock_is_the_end_of_the_clock(timeout: float
 
 def test_QOS_6_the_end_of_the_clock_can_be_waited_for(connection: Connection, driver: Speaker, start: Start) -> None:
     waiting = listing(connection, start, deadline_after(float("inf")))
-    driver.say(control.DeviceList(driver.hear(control.ListDevices).call, ()))
+    driver.say(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
     assert waiting.result(LIMIT_S).devices == ()

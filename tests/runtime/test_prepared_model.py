@@ -18,7 +18,7 @@ from nnfmq.hal.types import NO_TIME, Model
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.serialize import control
+from nnfmq.serialize import messages
 from nnfmq.service import prepared_model as service
 from nnfmq.service.session import Session
 
@@ -45,7 +45,7 @@ def adding(device: Device) -> PreparedModel:
 def hold(session: Session, prepared: PreparedModel, model: Model) -> Held:
     """Make the driver's executions of a model wait until they are let go."""
     held = Held(model)
-    session._models[prepared.model_id] = service.PreparedModel(model, held)  # type: ignore[arg-type]
+    session.models.add(service.PreparedModel(model, held), prepared.model_id)  # type: ignore[arg-type]
     return held
 
 
@@ -201,16 +201,16 @@ def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
 ) -> None:
     model = PreparedModel(connection, 1, (KNOWN,), (output,))
     running = start(model.execute, GIVEN)
-    call = driver.hear(control.Execute).call
-    shapes = tuple(control.ShapeData(shape, status is ErrorStatus.NONE) for shape in stated)
-    driver.say(control.Executed(call, status, "", shapes))
+    call = driver.hear(messages.Execute).call
+    shapes = tuple(messages.ShapeData(shape, status is ErrorStatus.NONE) for shape in stated)
+    driver.say(messages.Executed(call, status, "", shapes))
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
 def test_an_output_without_elements_is_no_lie(connection: Connection, driver: Speaker, start: Start) -> None:
     running = start(PreparedModel(connection, 1, (KNOWN,), (OPEN,)).execute, GIVEN)
-    call = driver.hear(control.Execute).call
-    driver.say(control.Executed(call, ErrorStatus.NONE, "", (control.ShapeData((0,), True),)))
+    call = driver.hear(messages.Execute).call
+    driver.say(messages.Executed(call, ErrorStatus.NONE, "", (messages.ShapeData((0,), True),)))
     assert running.result(LIMIT_S)[0].shape == (0,)
 
 
@@ -222,7 +222,7 @@ def test_a_closed_model_is_released_in_the_driver_and_cannot_be_used(
 ) -> None:
     adding.close()
     adding.close()
-    assert real[1]._models == {}
+    assert real[1].models.all() == []
     with pytest.raises(InvalidArgument, match="this prepared model is closed"):
         adding.execute(ONE, TEN)
     with pytest.raises(InvalidArgument, match="this prepared model is closed"):
@@ -240,5 +240,5 @@ def test_a_model_of_a_closed_client_can_still_be_closed(adding: PreparedModel, c
 
 def test_models_are_released_by_leaving_their_block(device: Device, real: tuple[Connection, Session]) -> None:
     with device.prepare(models.add_model()), device.prepare(models.relu_model()):
-        assert len(real[1]._models) == 2
-    assert real[1]._models == {}
+        assert len(real[1].models.all()) == 2
+    assert real[1].models.all() == []

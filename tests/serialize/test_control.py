@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,20 +15,25 @@ from nnfmq.hal.types import (
     DataLocation,
     DeviceStatus,
     DeviceType,
+    ExecutionConfig,
+    ExtensionNameAndPrefix,
     MeasureTiming,
     OutputShape,
+    Request,
     RequestArgument,
+    TokenValuePair,
 )
-from nnfmq.serialize import control
-from nnfmq.serialize.control import Message, Role, decode, encode, fd_count
+from nnfmq.serialize import control, messages
+from nnfmq.serialize.control import Role, decode, encode, fd_count
+from nnfmq.serialize.messages import Message
 
 CLIENT, DRIVER = Role.CLIENT, Role.DRIVER
-QUEUE = control.MQDescriptorData(
+QUEUE = messages.MQDescriptorData(
     (
-        control.GrantorData(0, 0, 8),
-        control.GrantorData(0, 8, 8),
-        control.GrantorData(0, 16, 24576),
-        control.GrantorData(0, 24592, 4),
+        messages.GrantorData(0, 0, 8),
+        messages.GrantorData(0, 8, 8),
+        messages.GrantorData(0, 16, 24576),
+        messages.GrantorData(0, 24592, 4),
     ),
     24,
     1,
@@ -35,48 +41,48 @@ QUEUE = control.MQDescriptorData(
 QUEUE_WIRE = [[[0, 0, 8], [0, 8, 8], [0, 16, 24576], [0, 24592, 4]], 24, 1]
 FAILED = {"call": 7, "status": 4, "message": "operand 3: no"}
 INVALID = ErrorStatus.INVALID_ARGUMENT
-EXTENSION = control.ExtensionData("com.example.one", (control.OperandTypeData(0, False, 8, "int64"),))
-INPUT = control.ArgumentData(False, control.LocationData(0, 64, 16, 0), (2, 2))
+EXTENSION = messages.ExtensionData("com.example.one", (messages.OperandTypeData(0, False, 8, "int64"),))
+INPUT = messages.ArgumentData(False, messages.LocationData(0, 64, 16, 0), (2, 2))
 
 # Who sends it, its fields on the wire, what it is read as, and how many descriptors come with it.
 SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     (
         CLIENT,
         {"protocol": 1, "interface": "aidl-4", "client_name": "run.py"},
-        control.Hello(1, "aidl-4", "run.py"),
+        messages.Hello(1, "aidl-4", "run.py"),
         0,
     ),
     (
         DRIVER,
         {"protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "pid": 12, "core": "twin"},
-        control.HelloReply(1, "aidl-4", "nnfmq", 12, "twin"),
+        messages.HelloReply(1, "aidl-4", "nnfmq", 12, "twin"),
         0,
     ),
     (
         DRIVER,
         {"status": 1, "message": "protocol 9"},
-        control.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "protocol 9"),
+        messages.Refused(ErrorStatus.DEVICE_UNAVAILABLE, "protocol 9"),
         0,
     ),
-    (CLIENT, {"call": 1}, control.ListDevices(1), 0),
+    (CLIENT, {"call": 1}, messages.ListDevices(1), 0),
     (
         DRIVER,
         {"call": 1, "devices": [["reference", 2, "1.0", 8, 0, [["com.example.one", [[0, False, 8, "int64"]]]]]]},
-        control.DeviceList(
-            1, (control.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE, (EXTENSION,)),)
+        messages.DeviceList(
+            1, (messages.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE, (EXTENSION,)),)
         ),
         0,
     ),
     (
         CLIENT,
         {"call": 2, "device": "reference", "model": b"\x00\xff", "pool_count": 3},
-        control.GetSupportedOperations(2, "reference", b"\x00\xff", 3),
+        messages.GetSupportedOperations(2, "reference", b"\x00\xff", 3),
         3,
     ),
     (
         DRIVER,
         {"call": 2, "supported": [True, False], "status": 0, "message": ""},
-        control.SupportedOperations(2, (True, False)),
+        messages.SupportedOperations(2, (True, False)),
         0,
     ),
     (
@@ -85,37 +91,45 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
             "call": 3, "device": "reference", "preference": 99, "priority": -1, "deadline_ns": -1, "model": b"m",
             "pool_count": 1,
         },
-        control.PrepareModel(3, "reference", 99, -1, -1, b"m", 1),
+        messages.PrepareModel(3, "reference", 99, -1, -1, b"m", 1),
         1,
     ),
-    (DRIVER, FAILED, control.Reply(7, INVALID, "operand 3: no"), 0),
-    (DRIVER, {**FAILED, "model_id": 0}, control.PreparedModelReady(7, INVALID, "operand 3: no", 0), 0),
-    (CLIENT, {"call": 4, "model_id": 5}, control.ReleaseModel(4, 5), 0),
+    (DRIVER, FAILED, messages.Reply(7, INVALID, "operand 3: no"), 0),
+    (DRIVER, {**FAILED, "model_id": 0}, messages.PreparedModelReady(7, INVALID, "operand 3: no", 0), 0),
+    (CLIENT, {"call": 4, "model_id": 5}, messages.ReleaseModel(4, 5), 0),
     (
         CLIENT,
         {"call": 5, "model_id": 6, "request": QUEUE_WIRE, "result": QUEUE_WIRE},
-        control.ConfigureBurst(5, 6, QUEUE, QUEUE),
+        messages.ConfigureBurst(5, 6, QUEUE, QUEUE),
         2,
     ),
-    (DRIVER, {**FAILED, "burst_id": 8}, control.BurstConfigured(7, INVALID, "operand 3: no", 8), 0),
-    (DRIVER, {"call": 1, "burst_id": 8, "slots": [0, -4]}, control.GetMemories(1, 8, (0, -4)), 0),
+    (DRIVER, {**FAILED, "burst_id": 8}, messages.BurstConfigured(7, INVALID, "operand 3: no", 8), 0),
+    (DRIVER, {"call": 1, "burst_id": 8, "slots": [0, -4]}, messages.GetMemories(1, 8, (0, -4)), 0),
     (
         CLIENT,
         {"call": 1, "status": 0, "message": "", "sizes": [16, 2**40]},
-        control.Memories(1, ErrorStatus.NONE, "", (16, 2**40)),
+        messages.Memories(1, ErrorStatus.NONE, "", (16, 2**40)),
         2,
     ),
-    (CLIENT, {"burst_id": 8, "slot": -1}, control.FreeMemory(8, -1), 0),
-    (CLIENT, {"call": 6, "burst_id": 8}, control.CloseBurst(6, 8), 0),
-    (CLIENT, {"call": 6, "burst_id": 8}, control.GetBurstError(6, 8), 0),
-    (DRIVER, {**FAILED, "sequence": 9}, control.BurstError(7, INVALID, "operand 3: no", 9), 0),
+    (CLIENT, {"burst_id": 8, "slot": -1}, messages.FreeMemory(8, -1), 0),
+    (CLIENT, {"call": 6, "burst_id": 8}, messages.CloseBurst(6, 8), 0),
+    (CLIENT, {"call": 6, "burst_id": 8}, messages.GetBurstError(6, 8), 0),
+    (DRIVER, {**FAILED, "sequence": 9}, messages.BurstError(7, INVALID, "operand 3: no", 9), 0),
     (
         CLIENT,
         {
-            "call": 9, "model_id": 5, "inputs": [[False, [0, 64, 16, 0], [2, 2]]], "outputs": [], "measure": 1,
-            "deadline_ns": -2, "loop_timeout_ns": -1, "pool_sizes": [80],
+            "call": 9, "model_id": 5, "request": [[[False, [0, 64, 16, 0], [2, 2]]], [], [80]],
+            "config": [1, -1, [[65537, b"h"]], [["a.b", 1]]], "deadline_ns": -2,
         },
-        control.Execute(9, 5, (INPUT,), (), MeasureTiming.YES, -2, -1, (80,)),
+        messages.Execute(
+            9,
+            5,
+            messages.RequestData((INPUT,), (), (80,)),
+            messages.ConfigData(
+                MeasureTiming.YES, -1, (messages.HintData(65537, b"h"),), (messages.PrefixData("a.b", 1),)
+            ),
+            -2,
+        ),
         1,
     ),
     (
@@ -124,15 +138,15 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
             "call": 7, "status": 0, "message": "", "shapes": [[[2, 2], True]], "time_on_device_ns": 5,
             "time_in_driver_ns": -1, "stages": [1, 2**64 - 1],
         },
-        control.Executed(
-            7, ErrorStatus.NONE, "", (control.ShapeData((2, 2), True),), 5, -1, (1, 2**64 - 1)
+        messages.Executed(
+            7, ErrorStatus.NONE, "", (messages.ShapeData((2, 2), True),), 5, -1, (1, 2**64 - 1)
         ),
         0,
     ),
-    (CLIENT, {}, control.Goodbye(), 0),
+    (CLIENT, {}, messages.Goodbye(), 0),
 ]  # fmt: skip
-GREETINGS = [sample for sample in SAMPLES if isinstance(sample[2], control.Greeting)]
-OTHERS = [sample for sample in SAMPLES if not isinstance(sample[2], control.Greeting)]
+GREETINGS = [sample for sample in SAMPLES if isinstance(sample[2], messages.Greeting)]
+OTHERS = [sample for sample in SAMPLES if not isinstance(sample[2], messages.Greeting)]
 FIELDS = [(*sample, field) for sample in SAMPLES for field in sample[1]]
 Case = tuple[Role, dict[str, Any], Message, int]
 
@@ -321,11 +335,11 @@ def test_a_body_over_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "message",
     [
-        control.ListDevices(-1),
-        control.ListDevices(2**70),
-        control.Hello(1, "i" * 257, ""),
-        control.Hello(1, "aidl-4", "\udc80"),
-        control.PrepareModel(1, "reference", 1, 1, -1, b"", 251),
+        messages.ListDevices(-1),
+        messages.ListDevices(2**70),
+        messages.Hello(1, "i" * 257, ""),
+        messages.Hello(1, "aidl-4", "\udc80"),
+        messages.PrepareModel(1, "reference", 1, 1, -1, b"", 251),
     ],
 )
 def test_what_the_peer_would_refuse_is_not_sent(message: Message) -> None:
@@ -334,42 +348,62 @@ def test_what_the_peer_would_refuse_is_not_sent(message: Message) -> None:
 
 
 def test_a_long_error_text_is_cut() -> None:
-    received = decode(encode(control.Reply(1, INVALID, "t" * 9000)), sender=DRIVER)
-    assert received == control.Reply(1, INVALID, "t" * 4096)
+    received = decode(encode(messages.Reply(1, INVALID, "t" * 9000)), sender=DRIVER)
+    assert received == messages.Reply(1, INVALID, "t" * 4096)
 
 
 def test_an_error_text_with_an_undecodable_file_name_is_sent() -> None:
-    received = decode(encode(control.Refused(INVALID, "no file \udcff.tflite")), sender=DRIVER)
-    assert received == control.Refused(INVALID, "no file ?.tflite")
+    received = decode(encode(messages.Refused(INVALID, "no file \udcff.tflite")), sender=DRIVER)
+    assert received == messages.Refused(INVALID, "no file ?.tflite")
 
 
 def test_what_was_decoded_does_not_change_with_the_memory_it_came_from() -> None:
     shared = bytearray(
-        wire(control.Goodbye(), {"type": "GetSupportedOperations", "call": 1, "device": "", "model": b"abc"})
+        wire(messages.Goodbye(), {"type": "GetSupportedOperations", "call": 1, "device": "", "model": b"abc"})
     )
     message = decode(memoryview(shared), sender=CLIENT)
     shared[:] = bytes(len(shared))
-    assert message == control.GetSupportedOperations(1, "", b"abc")
+    assert message == messages.GetSupportedOperations(1, "", b"abc")
 
 
 ARGUMENTS = (RequestArgument(False, DataLocation(1, 64, 16, 4), (2, 2)), RequestArgument(True))
 SHAPES = (OutputShape((2, 0), False), OutputShape(()))
 
 
-def test_arguments_go_to_wire_data_and_back() -> None:
-    data = control.arguments_to_data(ARGUMENTS)
-    assert msgspec.to_builtins(data) == ([False, [1, 64, 16, 4], (2, 2)], [True, [0, 0, 0, 0], ()])
-    assert control.arguments_from_data(data) == ARGUMENTS
+@dataclass
+class StandIn:
+    """A pool by its size alone."""
+
+    size_bytes: int
+
+
+def test_a_request_goes_to_wire_data_and_back() -> None:
+    pools: Any = (StandIn(80), StandIn(8))
+    data = messages.request_to_data(Request(ARGUMENTS, ARGUMENTS[1:], pools))
+    first, second = [False, [1, 64, 16, 4], (2, 2)], [True, [0, 0, 0, 0], ()]
+    assert msgspec.to_builtins(data) == [(first, second), (second,), (80, 8)]
+    assert messages.request_from_data(data, pools) == Request(ARGUMENTS, ARGUMENTS[1:], pools)
+
+
+def test_a_configuration_goes_to_wire_data_and_back() -> None:
+    config = ExecutionConfig(
+        MeasureTiming.YES, 5, (TokenValuePair(65537, b"h"),), (ExtensionNameAndPrefix("com.a", 1),)
+    )
+    data = messages.config_to_data(config)
+    assert msgspec.to_builtins(data)[:2] == [1, 5]
+    assert messages.config_from_data(data) == config
 
 
 def test_shapes_go_to_wire_data_and_back() -> None:
-    data = control.shapes_to_data(SHAPES)
+    data = messages.shapes_to_data(SHAPES)
     assert msgspec.to_builtins(data) == ([(2, 0), False], [(), True])
-    assert control.shapes_from_data(data) == SHAPES
+    assert messages.shapes_from_data(data) == SHAPES
 
 
 def test_arguments_and_shapes_out_of_range_are_the_callers_mistake() -> None:
     with pytest.raises(InvalidArgument, match="request cannot be written"):
-        control.arguments_to_data([RequestArgument(location=DataLocation(offset=-1))])
+        messages.request_to_data(Request((RequestArgument(location=DataLocation(offset=-1)),), ()))
+    with pytest.raises(InvalidArgument, match="configuration cannot be written"):
+        messages.config_to_data(ExecutionConfig(loop_timeout_ns=2**63))
     with pytest.raises(InvalidArgument, match="shapes cannot be written"):
-        control.shapes_to_data([OutputShape((2**32,))])
+        messages.shapes_to_data([OutputShape((2**32,))])

@@ -9,22 +9,27 @@ import msgspec
 import pytest
 from support import places
 
-from nnfmq.serialize import control, datum, stages
+from nnfmq.serialize import control, datum, messages, stages
 from nnfmq.serialize.codec import decode_request
-from nnfmq.serialize.control import FILE_DESCRIPTORS, REPLIES, TRANSITIONS, Message, Role, State
+from nnfmq.serialize.control import FILE_DESCRIPTORS, REPLIES, TRANSITIONS, Role, State
 from nnfmq.serialize.datum import Variant
+from nnfmq.serialize.messages import Message
 
 Row = tuple[str, ...]
 CODES = {"B": "u8", "I": "u32", "i": "i32", "Q": "u64"}
 DATA = (
-    control.DeviceInfo,
-    control.ExtensionData,
-    control.OperandTypeData,
-    control.MQDescriptorData,
-    control.GrantorData,
-    control.ArgumentData,
-    control.LocationData,
-    control.ShapeData,
+    messages.DeviceInfo,
+    messages.ExtensionData,
+    messages.OperandTypeData,
+    messages.MQDescriptorData,
+    messages.GrantorData,
+    messages.RequestData,
+    messages.ArgumentData,
+    messages.LocationData,
+    messages.ConfigData,
+    messages.HintData,
+    messages.PrefixData,
+    messages.ShapeData,
 )
 
 
@@ -109,8 +114,8 @@ def test_the_stage_slots_are_as_documented(tables: list[list[Row]]) -> None:
 
 def test_the_limits_are_as_documented() -> None:
     text = " ".join((places.ROOT / "docs" / "protocol.md").read_text().split())
-    assert f"at most {control.MAX_BODY_BYTES >> 20} MiB and {control.MAX_FDS} file descriptors" in text
-    assert f"a name at most {control.MAX_NAME} characters, an error text {control.MAX_TEXT}" in text
+    assert f"at most {control.MAX_BODY_BYTES >> 20} MiB and {messages.MAX_FDS} file descriptors" in text
+    assert f"a name at most {messages.MAX_NAME} characters, an error text {messages.MAX_TEXT}" in text
     assert f"protocol (this is {control.PROTOCOL})" in text
 
 

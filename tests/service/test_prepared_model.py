@@ -20,6 +20,7 @@ from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, OutputIns
 from nnfmq.hal.types import (
     NO_TIMING,
     DataLocation,
+    ExecutionConfig,
     MeasureTiming,
     Operand,
     OperandType,
@@ -104,14 +105,14 @@ def test_closed_memory_cannot_be_bound(request_: Request, pools: tuple[Memory, M
 
 def test_TIM_4_the_driver_s_time_includes_what_passed_before_the_engine_began(request_: Request) -> None:
     earlier = time.monotonic_ns() - 1_000_000
-    timing = prepared(ADD).execute_synchronously(request_, MeasureTiming.YES, begin_ns=earlier).timing
+    timing = prepared(ADD).execute_synchronously(request_, ExecutionConfig(MeasureTiming.YES), begin_ns=earlier).timing
     assert timing.time_in_driver_ns >= timing.time_on_device_ns + 1_000_000
 
 
 def test_QOS_2_a_deadline_that_has_passed_ends_it_before_anything_is_written(
     request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
-    result = prepared(ADD).execute_synchronously(request_, MeasureTiming.YES, deadline_ns=1)
+    result = prepared(ADD).execute_synchronously(request_, ExecutionConfig(MeasureTiming.YES), deadline_ns=1)
     assert result.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     assert (result.output_shapes, result.timing) == ((), NO_TIMING)
     assert floats(pools[1]) == [0.0] * 4
@@ -164,7 +165,9 @@ def test_truth_values_are_bytes_of_which_any_but_zero_is_true(resources: ExitSta
 
 def test_SHP_an_insufficient_output_says_its_shape(request_: Request) -> None:
     shapes = (OutputShape((9,), is_sufficient=False),)
-    result = failing(OutputInsufficientSize, "too small", shapes).execute_synchronously(request_, MeasureTiming.YES)
+    result = failing(OutputInsufficientSize, "too small", shapes).execute_synchronously(
+        request_, ExecutionConfig(MeasureTiming.YES)
+    )
     assert (result.status, result.output_shapes) == (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes)
     assert result.timing == NO_TIMING
 

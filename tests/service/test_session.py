@@ -26,14 +26,15 @@ from nnfmq import watcher
 from nnfmq.channel import NOW, Channel
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import ErrorStatus, MissedDeadlineTransient
-from nnfmq.hal.types import ExecutionPreference, MeasureTiming, Model, OutputShape, Priority, Request
+from nnfmq.hal.types import ExecutionConfig, ExecutionPreference, MeasureTiming, Model, OutputShape, Priority, Request
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
-from nnfmq.serialize import control
+from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.model import encode_model
 from nnfmq.service import device
 from nnfmq.service import session as session_module
+from nnfmq.service.calls import models as model_calls
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.service.session import Session
 
@@ -41,7 +42,7 @@ ADD = models.add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
 NONE = ErrorStatus.NONE
 UNKNOWN = 12345
-HELLO = control.Hello(control.PROTOCOL, "AIDL v4", "test")
+HELLO = messages.Hello(control.PROTOCOL, "AIDL v4", "test")
 NO_LIMIT = -1
 RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -63,7 +64,7 @@ class Running:
     def close(self) -> None:
         self.client.close()
         assert self.ends()
-        for burst in self.session._bursts.values():  # a driver process leaves them to the kernel
+        for burst in self.session.bursts.all():  # a driver process leaves them to the kernel
             burst.close()
         self.session._pool.shutdown()
 
@@ -72,7 +73,7 @@ class Running:
 def bugs(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
     """What would have ended the driver process as a bug of its own."""
     found: list[BaseException | None] = []
-    monkeypatch.setattr(session_module, "_die_of_a_bug", found.append)
+    monkeypatch.setattr(session_module, "die_of_a_bug", found.append)
     return found
 
 
@@ -88,29 +89,29 @@ def running(bugs: list[BaseException | None]) -> Iterator[Running]:
 def client(running: Running) -> Speaker:
     """The client's end after the greeting."""
     running.client.say(HELLO)
-    running.client.hear(control.HelloReply)
+    running.client.hear(messages.HelloReply)
     return running.client
 
 
 def assert_alive(client: Speaker) -> None:
     """The driver answers, and had nothing else to say before."""
-    client.say(control.ListDevices(999_999))
-    assert client.hear(control.DeviceList).call == 999_999
+    client.say(messages.ListDevices(999_999))
+    assert client.hear(messages.DeviceList).call == 999_999
 
 
 def prepare(client: Speaker, model: Model = ADD, call: int = 500) -> int:
     data, pools = encode_model(model)
     assert not pools
     client.say(prepare_message(call, data))
-    assert client.hear(control.Reply).status is NONE
-    ready = client.hear(control.PreparedModelReady)
+    assert client.hear(messages.Reply).status is NONE
+    ready = client.hear(messages.PreparedModelReady)
     assert ready.status is NONE
     return ready.model_id
 
 
-def prepare_message(call: int = 1, model: bytes | None = None, **changes: Any) -> control.PrepareModel:
+def prepare_message(call: int = 1, model: bytes | None = None, **changes: Any) -> messages.PrepareModel:
     data = encode_model(ADD)[0] if model is None else model
-    message = control.PrepareModel(
+    message = messages.PrepareModel(
         call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, NO_LIMIT, data
     )
     return replace_message(message, **changes)
@@ -126,7 +127,7 @@ def replace_message(message: Any, **changes: Any) -> Any:
 
 def test_a_client_is_greeted(running: Running) -> None:
     running.client.say(HELLO)
-    reply = running.client.hear(control.HelloReply)
+    reply = running.client.hear(messages.HelloReply)
     assert reply.protocol == control.PROTOCOL
     assert reply.driver_name == "driver under test"
     assert reply.pid == os.getpid()
@@ -135,8 +136,8 @@ def test_a_client_is_greeted(running: Running) -> None:
 
 @pytest.mark.parametrize("version", [0, control.PROTOCOL + 1, 2**32 - 1])
 def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(version: int, running: Running) -> None:
-    running.client.say(control.Hello(version, "AIDL v4", "old"))
-    refused = running.client.hear(control.Refused)
+    running.client.say(messages.Hello(version, "AIDL v4", "old"))
+    refused = running.client.hear(messages.Refused)
     assert refused.status is not NONE
     assert f"protocol {control.PROTOCOL}, the client {version}" in refused.message
     assert "install the same" in refused.message
@@ -147,15 +148,15 @@ def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(v
 @pytest.mark.parametrize(
     "message",
     [
-        control.ListDevices(1),
+        messages.ListDevices(1),
         prepare_message(),
-        control.ReleaseModel(1, 1),
-        control.FreeMemory(1, 1),
-        control.Goodbye(),
+        messages.ReleaseModel(1, 1),
+        messages.FreeMemory(1, 1),
+        messages.Goodbye(),
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_a_message_before_the_greeting_ends_the_connection(message: control.Message, running: Running) -> None:
+def test_a_message_before_the_greeting_ends_the_connection(message: messages.Message, running: Running) -> None:
     running.client.say(message)
     assert running.client.hears_the_end()
     assert running.ends()
@@ -170,7 +171,7 @@ def test_a_second_greeting_ends_the_connection(running: Running, client: Speaker
 # ------------------------------------------------------------------------------------------------ protocol violations
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", control.encode(control.ListDevices(1))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", control.encode(messages.ListDevices(1))[:-1]])
 def test_bytes_that_are_no_message_end_the_connection(data: bytes, running: Running, client: Speaker) -> None:
     client.say_bytes(data)
     assert client.hears_the_end()
@@ -180,15 +181,15 @@ def test_bytes_that_are_no_message_end_the_connection(data: bytes, running: Runn
 @pytest.mark.parametrize(
     "message",
     [
-        control.DeviceList(1, ()),
-        control.GetMemories(1, 1, (0,)),
-        control.Refused(ErrorStatus.GENERAL_FAILURE, ""),
-        control.Memories(77, NONE, ""),
+        messages.DeviceList(1, ()),
+        messages.GetMemories(1, 1, (0,)),
+        messages.Refused(ErrorStatus.GENERAL_FAILURE, ""),
+        messages.Memories(77, NONE, ""),
     ],
     ids=["a driver's answer", "a driver's call", "a driver's refusal", "an answer to nothing"],
 )
 def test_a_message_that_a_client_may_not_send_ends_the_connection(
-    message: control.Message, running: Running, client: Speaker
+    message: messages.Message, running: Running, client: Speaker
 ) -> None:
     client.say(message)
     assert client.hears_the_end()
@@ -196,7 +197,7 @@ def test_a_message_that_a_client_may_not_send_ends_the_connection(
 
 
 def test_descriptors_that_no_message_has_end_the_connection_and_are_closed(running: Running, client: Speaker) -> None:
-    client.say_bytes(control.encode(control.ListDevices(1)), [0, 0, 0])
+    client.say_bytes(control.encode(messages.ListDevices(1)), [0, 0, 0])
     assert client.hears_the_end()
     assert running.ends()
 
@@ -224,7 +225,7 @@ def test_a_hang_up_ends_the_session(running: Running, client: Speaker) -> None:
 
 
 def test_a_goodbye_ends_the_session(running: Running, client: Speaker) -> None:
-    client.say(control.Goodbye())
+    client.say(messages.Goodbye())
     assert client.hears_the_end()
     assert running.ends()
 
@@ -240,7 +241,7 @@ def has_stopped_listening(client: Speaker, running: Running) -> bool:
     """Say one thing more; True when the driver's watcher waits for us to read its answers."""
     thread = watcher.thread()
     with suppress(MissedDeadlineTransient):
-        client.channel.send(control.encode(control.ListDevices(next(NUMBERS))), (), NOW)
+        client.channel.send(control.encode(messages.ListDevices(next(NUMBERS))), (), NOW)
     return running.session._send_lock.locked() and thread is not None and thread_state(thread.native_id or 0) == "S"
 
 
@@ -256,7 +257,7 @@ def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
         running = Running()
         try:
             running.client.say(HELLO)
-            running.client.hear(control.HelloReply)
+            running.client.hear(messages.HelloReply)
             until(lambda: has_stopped_listening(running.client, running))
             process.kill()
             assert running.ends()
@@ -270,8 +271,8 @@ def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
 
 
 def test_the_devices_are_listed(client: Speaker) -> None:
-    client.say(control.ListDevices(7))
-    answer = client.hear(control.DeviceList)
+    client.say(messages.ListDevices(7))
+    answer = client.hear(messages.DeviceList)
     assert answer.call == 7
     assert [device.name for device in answer.devices] == ["reference"]
     assert all(device.version and device.feature_level > 0 for device in answer.devices)
@@ -287,8 +288,8 @@ def pooled(model: Model, resources: ExitStack) -> tuple[bytes, list[int]]:
 def test_each_operation_is_said_to_be_supported_or_not(
     model: Model, supported: tuple[bool, ...], client: Speaker
 ) -> None:
-    client.say(control.GetSupportedOperations(3, "reference", encode_model(model)[0]))
-    assert client.hear(control.SupportedOperations) == control.SupportedOperations(3, supported)
+    client.say(messages.GetSupportedOperations(3, "reference", encode_model(model)[0]))
+    assert client.hear(messages.SupportedOperations) == messages.SupportedOperations(3, supported)
 
 
 @pytest.mark.parametrize(("model", "device"), [(models.invalid_model(), "reference"), (ADD, "nonesuch")])
@@ -296,8 +297,8 @@ def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
     model: Model, device: str, client: Speaker, resources: ExitStack
 ) -> None:
     data, fds = pooled(model, resources)
-    client.say(control.GetSupportedOperations(3, device, data, 1), fds)
-    answer = client.hear(control.SupportedOperations)
+    client.say(messages.GetSupportedOperations(3, device, data, 1), fds)
+    answer = client.hear(messages.SupportedOperations)
     assert answer.status is ErrorStatus.INVALID_ARGUMENT
     assert answer.supported == ()
     assert answer.message
@@ -309,8 +310,8 @@ def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
 def test_PREP_2_a_good_model_is_answered_at_once_and_then_ready(client: Speaker, resources: ExitStack) -> None:
     data, fds = pooled(ADD, resources)
     client.say(prepare_message(8, data, pool_count=1), fds)
-    assert client.hear(control.Reply) == control.Reply(8, NONE, "")
-    ready = client.hear(control.PreparedModelReady)
+    assert client.hear(messages.Reply) == messages.Reply(8, NONE, "")
+    ready = client.hear(messages.PreparedModelReady)
     assert (ready.call, ready.status) == (8, NONE)
     assert ready.model_id > 0
     assert_alive(client)
@@ -320,8 +321,8 @@ def test_PREP_2_a_model_that_cannot_be_compiled_is_answered_first_and_fails_thro
     client: Speaker,
 ) -> None:
     client.say(prepare_message(8, encode_model(models.unsupported_model())[0]))
-    assert client.hear(control.Reply).status is NONE
-    ready = client.hear(control.PreparedModelReady)
+    assert client.hear(messages.Reply).status is NONE
+    ready = client.hear(messages.PreparedModelReady)
     assert ready.status is ErrorStatus.GENERAL_FAILURE
     assert ready.model_id == 0
     assert "OEM_OPERATION" in ready.message
@@ -347,8 +348,8 @@ def test_PREP_1_PREP_3_a_bad_preparation_calls_back_once_and_then_answers_the_sa
     changes: dict[str, Any], status: ErrorStatus, client: Speaker
 ) -> None:
     client.say(prepare_message(4, **changes))
-    ready = client.hear(control.PreparedModelReady)
-    reply = client.hear(control.Reply)
+    ready = client.hear(messages.PreparedModelReady)
+    reply = client.hear(messages.Reply)
     assert (ready.call, ready.status, ready.model_id) == (4, status, 0)
     assert (reply.call, reply.status) == (4, status)
     assert ready.message == reply.message != ""
@@ -362,10 +363,10 @@ def test_a_bad_preparation_keeps_none_of_its_pools(
     data, fds = pooled(ADD, resources)
     before = len(os.listdir("/proc/self/fd"))
     client.say(prepare_message(4, **{"model": data, "pool_count": 1, **changes}), fds)
-    client.hear(control.PreparedModelReady)
-    client.hear(control.Reply)
+    client.hear(messages.PreparedModelReady)
+    client.hear(messages.Reply)
     assert len(os.listdir("/proc/self/fd")) == before
-    assert running.session._account.held_bytes == 0
+    assert running.session.account.held_bytes == 0
 
 
 def unsealed() -> int:
@@ -388,8 +389,8 @@ def test_a_model_in_memory_that_must_not_be_mapped_is_refused(
     fd = make()
     client.say(prepare_message(4, pool_count=1), [fd])
     os.close(fd)
-    assert client.hear(control.PreparedModelReady).status is status
-    assert client.hear(control.Reply).status is status
+    assert client.hear(messages.PreparedModelReady).status is status
+    assert client.hear(messages.Reply).status is status
     assert_alive(client)
 
 
@@ -400,16 +401,16 @@ def test_PREP_8_several_models_are_held_at_once_under_numbers_of_their_own(clien
 
 def test_QOS_4_a_generous_deadline_does_no_harm(client: Speaker) -> None:
     client.say(prepare_message(4, deadline_ns=time.monotonic_ns() + 60_000_000_000))
-    assert client.hear(control.Reply).status is NONE
-    assert client.hear(control.PreparedModelReady).status is NONE
+    assert client.hear(messages.Reply).status is NONE
+    assert client.hear(messages.PreparedModelReady).status is NONE
 
 
 def test_a_model_is_released_once(client: Speaker) -> None:
     model_id = prepare(client)
-    client.say(control.ReleaseModel(20, model_id))
-    assert client.hear(control.Reply) == control.Reply(20, NONE, "")
-    client.say(control.ReleaseModel(21, model_id))
-    reply = client.hear(control.Reply)
+    client.say(messages.ReleaseModel(20, model_id))
+    assert client.hear(messages.Reply) == messages.Reply(20, NONE, "")
+    client.say(messages.ReleaseModel(21, model_id))
+    reply = client.hear(messages.Reply)
     assert reply.status is INVALID
     assert f"no model {model_id}" in reply.message
 
@@ -420,21 +421,21 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
     data, fds = pooled(ADD, resources)
     for model_id, number in ((1, 10), (2, 11)):
         client.say(prepare_message(number, data, pool_count=1), fds)
-        client.hear(control.Reply)
-        assert client.hear(control.PreparedModelReady).model_id == model_id
-        assert running.session._account.held_bytes == model_id * (len(data) + 64)
+        client.hear(messages.Reply)
+        assert client.hear(messages.PreparedModelReady).model_id == model_id
+        assert running.session.account.held_bytes == model_id * (len(data) + 64)
     for model_id in (1, 2):
-        client.say(control.ReleaseModel(20 + model_id, model_id))
-        client.hear(control.Reply)
-    until(lambda: running.session._account.held_bytes == 0)
+        client.say(messages.ReleaseModel(20 + model_id, model_id))
+        client.hear(messages.Reply)
+    until(lambda: running.session.account.held_bytes == 0)
 
 
 def test_a_model_beyond_the_limit_is_refused(client: Speaker, running: Running) -> None:
     prepare(client)
-    running.session._account._limit = running.session._account.held_bytes + 1
+    running.session.account._limit = running.session.account.held_bytes + 1
     client.say(prepare_message(4))
-    assert client.hear(control.PreparedModelReady).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-    assert client.hear(control.Reply).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert client.hear(messages.PreparedModelReady).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert client.hear(messages.Reply).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 
 FAULTS = [(MemoryError, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT), (OverflowError, ErrorStatus.GENERAL_FAILURE)]
@@ -447,7 +448,7 @@ def failing(error: type[Exception]) -> Callable[..., Any]:
     return fail
 
 
-@pytest.mark.parametrize("place", [(session_module, "decode_model"), (device, "validate_model")], ids=lambda p: p[1])
+@pytest.mark.parametrize("place", [(model_calls, "decode_model"), (device, "validate_model")], ids=lambda p: p[1])
 @pytest.mark.parametrize(("error", "status"), FAULTS)
 def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
     place: tuple[Any, str],
@@ -460,11 +461,11 @@ def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
 ) -> None:
     monkeypatch.setattr(*place, failing(error))
     client.say(prepare_message(4))
-    assert client.hear(control.PreparedModelReady).status is status
-    assert client.hear(control.Reply).status is status
-    client.say(control.GetSupportedOperations(5, "reference", encode_model(ADD)[0]))
-    assert client.hear(control.SupportedOperations).status is status
-    until(lambda: running.session._account.held_bytes == 0)
+    assert client.hear(messages.PreparedModelReady).status is status
+    assert client.hear(messages.Reply).status is status
+    client.say(messages.GetSupportedOperations(5, "reference", encode_model(ADD)[0]))
+    assert client.hear(messages.SupportedOperations).status is status
+    until(lambda: running.session.account.held_bytes == 0)
     caplog.clear()  # the records hold the frames
 
 
@@ -479,9 +480,9 @@ def test_LIFE_8_a_model_that_fails_unforeseen_when_it_is_compiled_is_refused(
 ) -> None:
     monkeypatch.setattr(interpreter, "prepare", failing(error))
     client.say(prepare_message(4))
-    assert client.hear(control.Reply).status is NONE
-    assert client.hear(control.PreparedModelReady).status is status
-    assert running.session._account.held_bytes == 0
+    assert client.hear(messages.Reply).status is NONE
+    assert client.hear(messages.PreparedModelReady).status is status
+    assert running.session.account.held_bytes == 0
     caplog.clear()
 
 
@@ -499,30 +500,39 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
     return source, sink
 
 
-def execute_message(model_id: int, pools: tuple[Memory, ...], call: int = 30, **changes: Any) -> control.Execute:
+EMPTY = messages.RequestData((), (), ())
+
+
+def execute_message(model_id: int, pools: tuple[Memory, ...], call: int = 30, **changes: Any) -> messages.Execute:
     request: Request = models.request_for(ADD, pools)
-    message = control.Execute(
-        call,
-        model_id,
-        control.arguments_to_data(request.inputs),
-        control.arguments_to_data(request.outputs),
-        MeasureTiming.NO,
-        NO_LIMIT,
-        NO_LIMIT,
-        tuple(pool.size_bytes for pool in pools),
+    return execute_request_message(model_id, request, call, **changes)
+
+
+def execute_request_message(model_id: int, request: Request, call: int = 30, **changes: Any) -> messages.Execute:
+    """Return an Execute; `changes` are fields of it, of its request or of its configuration."""
+    parts: list[Any] = [
+        messages.request_to_data(request),
+        messages.config_to_data(ExecutionConfig()),
+        messages.Execute(
+            call, model_id, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, 0), -1
+        ),
+    ]
+    data, config, message = (
+        replace_message(part, **{name: changes[name] for name in part.__struct_fields__ if name in changes})
+        for part in parts
     )
-    return replace_message(message, **changes)
+    return replace_message(message, request=data, config=config)
 
 
-def execute(client: Speaker, model_id: int, pools: tuple[Memory, ...], **changes: Any) -> control.Executed:
+def execute(client: Speaker, model_id: int, pools: tuple[Memory, ...], **changes: Any) -> messages.Executed:
     client.say(execute_message(model_id, pools, **changes), [pool.fileno() for pool in pools])
-    return client.hear(control.Executed)
+    return client.hear(messages.Executed)
 
 
 def test_an_execution_writes_its_outputs_and_says_their_shapes(client: Speaker, pools: tuple[Memory, Memory]) -> None:
     answer = execute(client, prepare(client), pools)
     assert (answer.call, answer.status) == (30, NONE)
-    assert control.shapes_from_data(answer.shapes) == (OutputShape((4,)),)
+    assert messages.shapes_from_data(answer.shapes) == (OutputShape((4,)),)
     assert (answer.time_on_device_ns, answer.time_in_driver_ns) == (-1, -1)
     assert floats(pools[1]) == SUM
 
@@ -550,8 +560,8 @@ def test_QOS_3_a_deadline_that_passes_during_an_execution_ends_it(client: Speake
         client,
         model_id,
         memories,
-        inputs=control.arguments_to_data(request.inputs),
-        outputs=control.arguments_to_data(request.outputs),
+        inputs=messages.request_to_data(request).inputs,
+        outputs=messages.request_to_data(request).outputs,
         deadline_ns=time.monotonic_ns() + 100_000_000,
     )
     assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
@@ -572,8 +582,8 @@ def test_N_QOS_6_a_loop_that_never_ends_is_ended_by_the_timeout_of_the_request(
         client,
         model_id,
         memories,
-        inputs=control.arguments_to_data(request.inputs),
-        outputs=control.arguments_to_data(request.outputs),
+        inputs=messages.request_to_data(request).inputs,
+        outputs=messages.request_to_data(request).outputs,
         loop_timeout_ns=1_000_000,
     )
     assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
@@ -599,13 +609,13 @@ def test_a_model_that_was_released_or_never_made_cannot_be_executed(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id = prepare(client)
-    client.say(control.ReleaseModel(20, model_id))
-    client.hear(control.Reply)
+    client.say(messages.ReleaseModel(20, model_id))
+    client.hear(messages.Reply)
     for number in (model_id, UNKNOWN):
         answer = execute(client, number, pools, call=number)
         assert answer.status is INVALID
         assert f"no model {number}" in answer.message
-    until(lambda: running.session._account.held_bytes == 0)
+    until(lambda: running.session.account.held_bytes == 0)
 
 
 @pytest.mark.parametrize("announced", [0, 97])
@@ -624,14 +634,14 @@ def test_a_pool_that_must_not_be_mapped_is_refused(
     size = os.fstat(fd).st_size
     client.say(execute_message(model_id, pools, pool_sizes=(80, size)), [pools[0].fileno(), fd])
     os.close(fd)
-    assert client.hear(control.Executed).status is status
+    assert client.hear(messages.Executed).status is status
     assert_alive(client)
 
 
 def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
-    model_id, account = prepare(client), running.session._account
+    model_id, account = prepare(client), running.session.account
     held = account.held_bytes
     account._limit = held + 90  # both need 96
     answer = execute(client, model_id, pools)
@@ -644,20 +654,20 @@ def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
 
 def test_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, Memory], running: Running) -> None:
     held = Held(ADD)
-    running.session._models[UNKNOWN] = PreparedModel(ADD, held)  # type: ignore[arg-type]
+    running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     quick = prepare(client)
     client.say(execute_message(UNKNOWN, pools, 40), [pool.fileno() for pool in pools])
     assert held.begun.wait(LIMIT_S)
     assert execute(client, quick, pools, call=41).call == 41
     held.go.set()
-    assert client.hear(control.Executed).call == 40
+    assert client.hear(messages.Executed).call == 40
 
 
 def test_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quick = Held(ADD), prepare(client)
-    running.session._models[UNKNOWN] = PreparedModel(ADD, held)  # type: ignore[arg-type]
+    running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 40 + session_module.POOL_THREADS):
         client.say(execute_message(UNKNOWN, pools, call), fds)
@@ -667,7 +677,7 @@ def test_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
     while (waited := time.monotonic_ns() - begin) < 2_000_000:
         pass
     held.go.set()
-    answers = [client.hear(control.Executed) for _ in range(session_module.POOL_THREADS + 1)]
+    answers = [client.hear(messages.Executed) for _ in range(session_module.POOL_THREADS + 1)]
     assert next(answer for answer in answers if answer.call == 50).time_in_driver_ns >= waited
 
 
@@ -676,24 +686,24 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
 ) -> None:
     monkeypatch.setattr(session_module, "CALLS_MAX", 6)
     held = Held(ADD)
-    running.session._models[UNKNOWN] = PreparedModel(ADD, held)  # type: ignore[arg-type]
+    running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 46):
         client.say(execute_message(UNKNOWN, pools, call), fds)
     mapped_bytes = session_module.POOL_THREADS * sum(pool.size_bytes for pool in pools)
-    until(lambda: (running.session._calls, running.session._account.held_bytes) == (6, mapped_bytes))
+    until(lambda: (running.session._calls, running.session.account.held_bytes) == (6, mapped_bytes))
     before = len(os.listdir("/proc/self/fd"))
     refused = execute(client, UNKNOWN, pools, call=46)
     client.say(prepare_message(47, pool_count=1), fds[:1])
-    client.say(control.GetSupportedOperations(48, "reference", b"", 1), fds[:1])
-    ready, reply = client.hear(control.PreparedModelReady), client.hear(control.Reply)
-    answers: list[Any] = [refused, ready, reply, client.hear(control.SupportedOperations)]
+    client.say(messages.GetSupportedOperations(48, "reference", b"", 1), fds[:1])
+    ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
+    answers: list[Any] = [refused, ready, reply, client.hear(messages.SupportedOperations)]
     assert [answer.call for answer in answers] == [46, 47, 47, 48]
     assert {answer.status for answer in answers} == {ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT}
     assert len(os.listdir("/proc/self/fd")) == before
     assert_alive(client)
     held.go.set()
-    assert {client.hear(control.Executed).status for _ in range(6)} == {NONE}
+    assert {client.hear(messages.Executed).status for _ in range(6)} == {NONE}
     until(lambda: running.session._calls == 0)
     assert execute(client, UNKNOWN, pools, call=49).status is NONE
 
@@ -706,22 +716,22 @@ def queues(resources: ExitStack) -> BurstClient:
     return resources.enter_context(BurstClient.create())
 
 
-def descriptor(queue: MessageQueue) -> control.MQDescriptorData:
+def descriptor(queue: MessageQueue) -> messages.MQDescriptorData:
     described = queue.descriptor
-    grantors = tuple(control.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
-    return control.MQDescriptorData(grantors, described.quantum, described.flags)
+    grantors = tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
+    return messages.MQDescriptorData(grantors, described.quantum, described.flags)
 
 
-def configure(client: Speaker, model_id: int, queues: BurstClient, **changes: Any) -> control.BurstConfigured:
-    message = control.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
+def configure(client: Speaker, model_id: int, queues: BurstClient, **changes: Any) -> messages.BurstConfigured:
+    message = messages.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
     fds = [queues.requests.memory.fileno(), queues.results.memory.fileno()]
     client.say(replace_message(message, **changes), fds)
-    return client.hear(control.BurstConfigured)
+    return client.hear(messages.BurstConfigured)
 
 
-def give(client: Speaker, question: control.GetMemories, *memories: Memory) -> None:
+def give(client: Speaker, question: messages.GetMemories, *memories: Memory) -> None:
     sizes = tuple(memory.size_bytes for memory in memories)
-    client.say(control.Memories(question.call, NONE, "", sizes), [memory.fileno() for memory in memories])
+    client.say(messages.Memories(question.call, NONE, "", sizes), [memory.fileno() for memory in memories])
 
 
 @pytest.fixture
@@ -741,7 +751,7 @@ def test_a_burst_asks_for_its_memories_over_the_channel_and_answers_over_the_rin
 ) -> None:
     assert burst_id > 0
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(control.GetMemories)
+    question = client.hear(messages.GetMemories)
     assert (question.burst_id, question.slots) == (burst_id, (0, 1))
     give(client, question, *pools)
     assert status_of(queues.receive()) == NONE
@@ -754,14 +764,14 @@ def test_BUR_12_a_freed_slot_is_asked_for_again_over_the_channel(
     client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(control.GetMemories), *pools)
+    give(client, client.hear(messages.GetMemories), *pools)
     queues.receive()
-    client.say(control.FreeMemory(burst_id, 1))
-    client.say(control.FreeMemory(burst_id, 99))
-    client.say(control.FreeMemory(UNKNOWN, 1))
+    client.say(messages.FreeMemory(burst_id, 1))
+    client.say(messages.FreeMemory(burst_id, 99))
+    client.say(messages.FreeMemory(UNKNOWN, 1))
     assert_alive(client)  # so that the driver has read those
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(control.GetMemories)
+    question = client.hear(messages.GetMemories)
     assert question.slots == (1,)
     give(client, question, pools[1])
     assert status_of(queues.receive()) == NONE
@@ -771,11 +781,11 @@ def test_N_BUX_5_what_the_client_answers_instead_of_memories_is_the_result_s_sta
     client: Speaker, queues: BurstClient, burst_id: int
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(control.GetMemories)
-    client.say(control.Memories(question.call, INVALID, "slot 0 was freed"))
+    question = client.hear(messages.GetMemories)
+    client.say(messages.Memories(question.call, INVALID, "slot 0 was freed"))
     assert status_of(queues.receive()) == INVALID
-    client.say(control.GetBurstError(60, burst_id))
-    assert client.hear(control.BurstError) == control.BurstError(60, INVALID, "slot 0 was freed", 1)
+    client.say(messages.GetBurstError(60, burst_id))
+    assert client.hear(messages.BurstError) == messages.BurstError(60, INVALID, "slot 0 was freed", 1)
 
 
 def test_N_BUX_5_memories_beside_an_error_are_closed(
@@ -783,8 +793,8 @@ def test_N_BUX_5_memories_beside_an_error_are_closed(
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(control.GetMemories)
-    client.say(control.Memories(question.call, INVALID, "no", (80, 16)), [pool.fileno() for pool in pools])
+    question = client.hear(messages.GetMemories)
+    client.say(messages.Memories(question.call, INVALID, "no", (80, 16)), [pool.fileno() for pool in pools])
     assert status_of(queues.receive()) == INVALID
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -793,60 +803,60 @@ def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(
     client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(control.GetMemories)
-    client.say(control.Memories(question.call, ErrorStatus.DEAD_OBJECT, "dead"))
+    question = client.hear(messages.GetMemories)
+    client.say(messages.Memories(question.call, ErrorStatus.DEAD_OBJECT, "dead"))
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(control.GetMemories), *pools)
+    give(client, client.hear(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
 
 
 def test_a_queue_of_more_than_a_mebibyte_is_refused(client: Speaker, running: Running) -> None:
     model_id = prepare(client)
-    held = running.session._account.held_bytes
+    held = running.session.account.held_bytes
     with BurstClient.create(request_records=(1 << 20) // 24 + 1) as large:
         answer = configure(client, model_id, large)
     assert answer.status is ErrorStatus.GENERAL_FAILURE
     assert "1048576 bytes at most" in answer.message
-    assert running.session._account.held_bytes == held
+    assert running.session.account.held_bytes == held
     with BurstClient.create(request_records=(1 << 20) // 24) as allowed:
-        client.say(replace_message(control.CloseBurst(51, 0), burst_id=configure(client, model_id, allowed).burst_id))
-        assert client.hear(control.Reply).status is NONE
+        client.say(replace_message(messages.CloseBurst(51, 0), burst_id=configure(client, model_id, allowed).burst_id))
+        assert client.hear(messages.Reply).status is NONE
 
 
 def test_N_BUX_5_memory_that_must_not_be_mapped_is_a_failure(
     client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(control.GetMemories)
+    question = client.hear(messages.GetMemories)
     fd = unsealed()
-    client.say(control.Memories(question.call, NONE, "", (80, 4096)), [pools[0].fileno(), fd])
+    client.say(messages.Memories(question.call, NONE, "", (80, 4096)), [pools[0].fileno(), fd])
     os.close(fd)
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
-    client.say(control.GetBurstError(60, burst_id))
-    assert "seals" in client.hear(control.BurstError).message
+    client.say(messages.GetBurstError(60, burst_id))
+    assert "seals" in client.hear(messages.BurstError).message
 
 
 def test_N_BUX_5_fewer_memories_than_slots_are_a_failure(
     client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(control.GetMemories), pools[0])
+    give(client, client.hear(messages.GetMemories), pools[0])
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
 
 
 def test_the_error_of_a_burst_that_never_failed_is_none(client: Speaker, burst_id: int) -> None:
-    client.say(control.GetBurstError(60, burst_id))
-    assert client.hear(control.BurstError) == control.BurstError(60, NONE, "", 0)
+    client.say(messages.GetBurstError(60, burst_id))
+    assert client.hear(messages.BurstError) == messages.BurstError(60, NONE, "", 0)
 
 
 def test_a_burst_is_closed_once(client: Speaker, burst_id: int) -> None:
-    client.say(control.CloseBurst(61, burst_id))
-    assert client.hear(control.Reply) == control.Reply(61, NONE, "")
-    client.say(control.CloseBurst(62, burst_id))
-    assert client.hear(control.Reply).status is INVALID
-    client.say(control.GetBurstError(63, burst_id))
-    assert client.hear(control.BurstError).status is INVALID
+    client.say(messages.CloseBurst(61, burst_id))
+    assert client.hear(messages.Reply) == messages.Reply(61, NONE, "")
+    client.say(messages.CloseBurst(62, burst_id))
+    assert client.hear(messages.Reply).status is INVALID
+    client.say(messages.GetBurstError(63, burst_id))
+    assert client.hear(messages.BurstError).status is INVALID
     assert [thread for thread in threading.enumerate() if thread.name == "nnfmq-burst"] == []
 
 
@@ -854,77 +864,77 @@ def test_a_closed_burst_has_given_back_its_memory(
     client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(control.GetMemories), *pools)
+    give(client, client.hear(messages.GetMemories), *pools)
     queues.receive()
     lent = [queues.requests.memory, queues.results.memory, *pools]
-    before = running.session._account.held_bytes
-    client.say(control.CloseBurst(61, burst_id))
-    client.hear(control.Reply)
-    assert running.session._account.held_bytes == before - sum(memory.size_bytes for memory in lent)
+    before = running.session.account.held_bytes
+    client.say(messages.CloseBurst(61, burst_id))
+    client.hear(messages.Reply)
+    assert running.session.account.held_bytes == before - sum(memory.size_bytes for memory in lent)
 
 
 def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_dropped(
     client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    question = client.hear(control.GetMemories)
-    client.say(control.CloseBurst(61, burst_id))
-    assert client.hear(control.Reply).status is NONE
-    held = running.session._account.held_bytes
+    question = client.hear(messages.GetMemories)
+    client.say(messages.CloseBurst(61, burst_id))
+    assert client.hear(messages.Reply).status is NONE
+    held = running.session.account.held_bytes
     give(client, question, *pools)
     assert_alive(client)
-    assert running.session._account.held_bytes == held
+    assert running.session.account.held_bytes == held
 
 
 def test_a_burst_outlives_the_model_that_it_was_made_of_and_keeps_it_charged(
     client: Speaker, queues: BurstClient, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id = prepare(client)
-    charged = running.session._account.held_bytes
+    charged = running.session.account.held_bytes
     assert charged > 0
     burst_id = configure(client, model_id, queues).burst_id
-    client.say(control.ReleaseModel(20, model_id))
-    assert client.hear(control.Reply).status is NONE
+    client.say(messages.ReleaseModel(20, model_id))
+    assert client.hear(messages.Reply).status is NONE
     assert queues.requests.send(ADD_PACKET)
-    give(client, client.hear(control.GetMemories), *pools)
+    give(client, client.hear(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
     lent = [queues.requests.memory, queues.results.memory, *pools]
-    assert running.session._account.held_bytes == charged + sum(memory.size_bytes for memory in lent)
-    client.say(control.CloseBurst(61, burst_id))
-    client.hear(control.Reply)
-    until(lambda: running.session._account.held_bytes == 0)
+    assert running.session.account.held_bytes == charged + sum(memory.size_bytes for memory in lent)
+    client.say(messages.CloseBurst(61, burst_id))
+    client.hear(messages.Reply)
+    until(lambda: running.session.account.held_bytes == 0)
 
 
 def test_N_BUX_4_a_client_that_hangs_up_when_it_is_asked_for_memories_ends_everything(
     client: Speaker, queues: BurstClient, burst_id: int, running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
-    client.hear(control.GetMemories)
+    client.hear(messages.GetMemories)
     client.close()
     assert running.ends()
     until(lambda: not any(thread.name == "nnfmq-burst" for thread in threading.enumerate()))
 
 
-def bad_grantor(queue: MessageQueue) -> control.MQDescriptorData:
+def bad_grantor(queue: MessageQueue) -> messages.MQDescriptorData:
     good = descriptor(queue)
-    outside = control.GrantorData(0, 1 << 20, good.grantors[2].extent)
-    return control.MQDescriptorData((*good.grantors[:2], outside, good.grantors[3]), good.quantum, good.flags)
+    outside = messages.GrantorData(0, 1 << 20, good.grantors[2].extent)
+    return messages.MQDescriptorData((*good.grantors[:2], outside, good.grantors[3]), good.quantum, good.flags)
 
 
-def without_event_word(queue: MessageQueue) -> control.MQDescriptorData:
+def without_event_word(queue: MessageQueue) -> messages.MQDescriptorData:
     good = descriptor(queue)
-    return control.MQDescriptorData(good.grantors[:3], good.quantum, good.flags)
+    return messages.MQDescriptorData(good.grantors[:3], good.quantum, good.flags)
 
 
-def other_quantum(queue: MessageQueue) -> control.MQDescriptorData:
+def other_quantum(queue: MessageQueue) -> messages.MQDescriptorData:
     good = descriptor(queue)
-    return control.MQDescriptorData(good.grantors, 8, good.flags)
+    return messages.MQDescriptorData(good.grantors, 8, good.flags)
 
 
 @pytest.mark.parametrize("which", ["request", "result"])
 @pytest.mark.parametrize("make", [bad_grantor, without_event_word, other_quantum])
 def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
-    make: Callable[[MessageQueue], control.MQDescriptorData],
+    make: Callable[[MessageQueue], messages.MQDescriptorData],
     which: str,
     client: Speaker,
     queues: BurstClient,
@@ -932,25 +942,25 @@ def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
 ) -> None:
     queue = queues.requests if which == "request" else queues.results
     model_id = prepare(client)
-    held = running.session._account.held_bytes
+    held = running.session.account.held_bytes
     answer = configure(client, model_id, queues, **{which: make(queue)})
     assert answer.status is ErrorStatus.GENERAL_FAILURE
     assert answer.burst_id == 0
     assert answer.message
-    assert running.session._account.held_bytes == held
+    assert running.session.account.held_bytes == held
     assert_alive(client)
 
 
 def test_a_burst_of_an_unknown_model_is_refused(client: Speaker, queues: BurstClient, running: Running) -> None:
     answer = configure(client, UNKNOWN, queues)
     assert answer.status is INVALID
-    assert running.session._account.held_bytes == 0
+    assert running.session.account.held_bytes == 0
 
 
 def test_a_queue_in_memory_that_its_client_could_shrink_is_refused(client: Speaker, queues: BurstClient) -> None:
     model_id, fd = prepare(client), unsealed()
-    message = control.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
+    message = messages.ConfigureBurst(50, model_id, descriptor(queues.requests), descriptor(queues.results))
     client.say(message, [queues.requests.memory.fileno(), fd])
     os.close(fd)
-    assert client.hear(control.BurstConfigured).status is INVALID
+    assert client.hear(messages.BurstConfigured).status is INVALID
     assert_alive(client)

@@ -11,7 +11,7 @@ from support.small_models import two_adds
 
 from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal import device
-from nnfmq.hal.device import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo, TokenValuePair
+from nnfmq.hal.device import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extensions import Extension, ExtensionOperandTypeInformation
 from nnfmq.hal.types import (
@@ -24,6 +24,7 @@ from nnfmq.hal.types import (
     OutputShape,
     Priority,
     Timing,
+    TokenValuePair,
 )
 from nnfmq.validation import values
 

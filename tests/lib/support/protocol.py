@@ -13,7 +13,8 @@ from typing import TypeVar
 from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.serialize import control
-from nnfmq.serialize.control import Message, Role
+from nnfmq.serialize.control import Role
+from nnfmq.serialize.messages import Message
 
 LIMIT_NS = 20_000_000_000
 

@@ -1,0 +1,393 @@
+"""The control channel's messages and the data inside them: what each field holds, and which numbers it takes.
+
+A message is a msgpack map of its fields and its type's name; the data inside are arrays. Numbers that the HAL judges
+by INVALID_ARGUMENT (preference, priority, deadlines) pass; those that no HAL type can hold do not. Who may send which
+when, with how many file descriptors, is `control`'s business; what the calls mean, that of `service` and `runtime`.
+docs/protocol.md describes the same for readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument
+from nnfmq.hal.types import (
+    DeviceStatus,
+    DeviceType,
+    ExecutionConfig,
+    MeasureTiming,
+    OutputShape,
+    Pool,
+    Request,
+    RequestArgument,
+)
+from nnfmq.serialize.stages import STAGE_SLOTS
+
+MAX_FDS = 250  # per message: Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
+MAX_NAME = 256
+MAX_HINTS = 256  # of each kind
+MAX_HINT_BYTES = 64 * 1024
+MAX_TEXT = 4096  # of an error message; a longer one is cut when it is encoded
+
+U32: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+I32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+U63: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+I64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Duration: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Word: TypeAlias = Annotated[int, Meta(ge=0)]
+Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
+FdCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FDS)]
+Sizes: TypeAlias = Annotated[tuple[U63, ...], Meta(max_length=MAX_FDS)]
+Dimensions: TypeAlias = Annotated[tuple[U32, ...], Meta(max_length=1024)]
+
+
+# ------------------------------------------------------------------------------------------------ data inside messages
+
+
+class _Data(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An array of its fields, in their order."""
+
+
+class OperandTypeData(_Data, frozen=True):
+    """One operand type of an extension; `dtype` is numpy's name of its elements."""
+
+    type: Annotated[int, Meta(ge=0, le=2**16 - 1)]
+    is_tensor: bool
+    byte_size: U32
+    dtype: Name
+
+
+class ExtensionData(_Data, frozen=True):
+    """An extension that a device supports."""
+
+    name: Name
+    operand_types: Annotated[tuple[OperandTypeData, ...], Meta(max_length=65536)]
+
+
+class DeviceInfo(_Data, frozen=True):
+    """One device of the driver, with the extensions that it supports."""
+
+    name: Name
+    type: DeviceType
+    version: Name
+    feature_level: U32
+    status: DeviceStatus
+    extensions: Annotated[tuple[ExtensionData, ...], Meta(max_length=1024)]
+
+
+class GrantorData(_Data, frozen=True):
+    """One part of a queue: a range of the memory at `fd_index`."""
+
+    fd_index: U32
+    offset: U32
+    extent: U63
+
+
+class MQDescriptorData(_Data, frozen=True):
+    """A queue's descriptor; the memory it counts from is sent beside the message."""
+
+    grantors: Annotated[tuple[GrantorData, ...], Meta(max_length=16)]
+    quantum: U32
+    flags: U32
+
+
+class LocationData(_Data, frozen=True):
+    """hal DataLocation."""
+
+    pool_index: U32
+    offset: U32
+    length: U32
+    padding: U32
+
+
+class ArgumentData(_Data, frozen=True):
+    """hal RequestArgument, see `arguments_to_data`."""
+
+    has_no_value: bool
+    location: LocationData
+    dimensions: Dimensions
+
+
+class ShapeData(_Data, frozen=True):
+    """hal OutputShape, see `shapes_to_data`."""
+
+    dimensions: Dimensions
+    is_sufficient: bool
+
+
+Arguments: TypeAlias = Annotated[tuple[ArgumentData, ...], Meta(max_length=65536)]
+Shapes: TypeAlias = Annotated[tuple[ShapeData, ...], Meta(max_length=65536)]
+
+
+class RequestData(_Data, frozen=True):
+    """hal Request, see `request_to_data`; its pools are memories of `pool_sizes` bytes, sent beside the message."""
+
+    inputs: Arguments
+    outputs: Arguments
+    pool_sizes: Sizes
+
+
+class HintData(_Data, frozen=True):
+    """hal TokenValuePair."""
+
+    token: I32
+    value: Annotated[bytes, Meta(max_length=MAX_HINT_BYTES)]
+
+
+class PrefixData(_Data, frozen=True):
+    """hal ExtensionNameAndPrefix."""
+
+    name: Name
+    prefix: U32
+
+
+Hints: TypeAlias = Annotated[tuple[HintData, ...], Meta(max_length=MAX_HINTS)]
+Prefixes: TypeAlias = Annotated[tuple[PrefixData, ...], Meta(max_length=MAX_HINTS)]
+
+
+class ConfigData(_Data, frozen=True):
+    """hal ExecutionConfig, see `config_to_data`."""
+
+    measure: MeasureTiming
+    loop_timeout_ns: I64
+    hints: Hints = ()
+    extensions: Prefixes = ()
+
+
+def request_to_data(request: Request) -> RequestData:
+    """Return the wire form of a request, without its pools; raises InvalidArgument for numbers out of range."""
+    sizes = tuple(pool.size_bytes for pool in request.pools)
+    try:
+        inputs, outputs = (
+            msgspec.convert(arguments, tuple[ArgumentData, ...], from_attributes=True)
+            for arguments in (request.inputs, request.outputs)
+        )
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the request cannot be written: {error}") from error
+    return RequestData(inputs, outputs, sizes)
+
+
+def request_from_data(data: RequestData, pools: Sequence[Pool]) -> Request:
+    """Return the hal form of a received request over the memories that came with it."""
+    inputs, outputs = (
+        msgspec.convert(arguments, tuple[RequestArgument, ...], from_attributes=True)
+        for arguments in (data.inputs, data.outputs)
+    )
+    return Request(inputs, outputs, tuple(pools))
+
+
+def config_to_data(config: ExecutionConfig) -> ConfigData:
+    """Return the wire form of a configuration; raises InvalidArgument for numbers out of range."""
+    try:
+        return msgspec.convert(config, ConfigData, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the configuration cannot be written: {error}") from error
+
+
+def config_from_data(data: ConfigData) -> ExecutionConfig:
+    """Return the hal form of a received configuration."""
+    return msgspec.convert(data, ExecutionConfig, from_attributes=True)
+
+
+def shapes_to_data(shapes: Sequence[OutputShape]) -> tuple[ShapeData, ...]:
+    """Return the wire form of output shapes; raises InvalidArgument for numbers out of range."""
+    try:
+        return msgspec.convert(shapes, tuple[ShapeData, ...], from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the output shapes cannot be written: {error}") from error
+
+
+def shapes_from_data(shapes: Sequence[ShapeData]) -> tuple[OutputShape, ...]:
+    """Return the hal form of received output shapes."""
+    return msgspec.convert(shapes, tuple[OutputShape, ...], from_attributes=True)
+
+
+# ------------------------------------------------------------------------------------------------ messages
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+class Greeting(Message, frozen=True, forbid_unknown_fields=False):
+    """Base of the three that other protocol versions must be able to read: what they added is skipped."""
+
+
+class Call(Message, frozen=True):
+    """Base of what waits for an answer, and of the answers: both carry the caller's number."""
+
+    call: U63
+
+
+class Answer(Call, frozen=True):
+    """Base of the answers that say how the call ended."""
+
+    status: ErrorStatus
+    message: Text
+
+
+class Hello(Greeting, frozen=True):
+    """The client's first message: the protocol and the HAL interface that it speaks."""
+
+    protocol: U32
+    interface: Name
+    client_name: Name
+
+
+class HelloReply(Greeting, frozen=True):
+    """The driver agrees; `core` is which queue core it runs on."""
+
+    protocol: U32
+    interface: Name
+    driver_name: Name
+    pid: U32
+    core: Name
+
+
+class Refused(Greeting, frozen=True):
+    """The driver does not want this client, and closes the connection."""
+
+    status: ErrorStatus
+    message: Text
+
+
+class ListDevices(Call, frozen=True):
+    """Ask for the devices."""
+
+
+class DeviceList(Call, frozen=True):
+    """The devices."""
+
+    devices: Annotated[tuple[DeviceInfo, ...], Meta(max_length=256)]
+
+
+class GetSupportedOperations(Call, frozen=True):
+    """Ask which operations of the main subgraph the device supports; `pool_count` pools of the model come beside it."""
+
+    device: Name
+    model: bytes
+    pool_count: FdCount = 0
+
+
+class SupportedOperations(Call, frozen=True):
+    """One answer for each operation, in order; none if `status` is an error."""
+
+    supported: tuple[bool, ...]
+    status: ErrorStatus = ErrorStatus.NONE
+    message: Text = ""
+
+
+class PrepareModel(Call, frozen=True):
+    """Prepare a model for execution; `deadline_ns` -1 = none; `pool_count` pools of the model come beside it."""
+
+    device: Name
+    preference: I32
+    priority: I32
+    deadline_ns: I64
+    model: bytes
+    pool_count: FdCount = 0
+
+
+class Reply(Answer, frozen=True):
+    """The call is done, or begun."""
+
+
+class PreparedModelReady(Answer, frozen=True):
+    """The callback of PrepareModel: exactly once, and before the Reply if that is an error; `model_id` is then 0."""
+
+    model_id: U63
+
+
+class ReleaseModel(Call, frozen=True):
+    """The client needs the prepared model no more."""
+
+    model_id: U63
+
+
+class ConfigureBurst(Call, frozen=True):
+    """Create a burst over two queues of the client's, whose memories come beside it: the request's, the result's."""
+
+    model_id: U63
+    request: MQDescriptorData
+    result: MQDescriptorData
+
+
+class BurstConfigured(Answer, frozen=True):
+    """The burst, or why not; `burst_id` is then 0."""
+
+    burst_id: U63
+
+
+class GetMemories(Call, frozen=True):
+    """The driver asks for the memories of slots that it does not know."""
+
+    burst_id: U63
+    slots: Annotated[tuple[I32, ...], Meta(max_length=MAX_FDS)]
+
+
+class Memories(Answer, frozen=True):
+    """One memory for each slot, in order, beside it, with its size in bytes; none after an error."""
+
+    sizes: Sizes = ()
+
+
+class FreeMemory(Message, frozen=True):
+    """The slot stands for nothing any more. No answer, and no harm if it never stood for anything."""
+
+    burst_id: U63
+    slot: I32
+
+
+class CloseBurst(Call, frozen=True):
+    """End a burst: its thread, its queues, its memories."""
+
+    burst_id: U63
+
+
+class GetBurstError(Call, frozen=True):
+    """Ask what a result packet cannot say about the execution that failed last."""
+
+    burst_id: U63
+
+
+class BurstError(Answer, frozen=True):
+    """Exact status and text of the last failed execution; `sequence` is its number on the burst, 0 if none failed."""
+
+    sequence: U63
+
+
+class _WithRequest(Call, frozen=True):
+    """Base of the calls that carry a request, whose memories come beside the message."""
+
+    model_id: U63
+    request: RequestData
+    config: ConfigData
+
+    @property
+    def pool_sizes(self) -> Sizes:
+        """The sizes of the memories that come beside the message, in bytes."""
+        return self.request.pool_sizes
+
+
+class Execute(_WithRequest, frozen=True):
+    """Execute once and answer when it is done; `deadline_ns` -1 = none."""
+
+    deadline_ns: I64
+
+
+class Executed(Answer, frozen=True):
+    """How it went; times -1 = not measured; `stages` = the stage slots as beside a ring, from slot 0 on."""
+
+    shapes: Shapes = ()
+    time_on_device_ns: Duration = -1
+    time_in_driver_ns: Duration = -1
+    stages: Annotated[tuple[Word, ...], Meta(max_length=STAGE_SLOTS)] = ()
+
+
+class Goodbye(Message, frozen=True):
+    """The client closes on purpose."""

@@ -1,0 +1,41 @@
+"""What a handler of a call is, and how calls are answered.
+
+A handler takes the session, the message, and the descriptors that came with it, which are its own from then on. A plain
+one is quick: it runs on the watcher's thread and may not block. A pooled one runs on the session's pool, is also told
+when the message was seen, and raises what the HAL answers: `refuse` turns that into the answers of such a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from nnfmq.hal.errors import ErrorStatus, NnfmqError, status_of
+from nnfmq.serialize.messages import Message, Reply
+
+if TYPE_CHECKING:
+    from nnfmq.service.session import Session
+
+Handler: TypeAlias = "Callable[[Session, Any, list[int]], None]"
+Refusal: TypeAlias = Callable[[int, ErrorStatus, str], tuple[Message, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A handler for the pool: what it does, and how its calls are refused."""
+
+    run: Callable[[Session, Any, list[int], int], None]
+    refuse: Refusal
+
+
+def reply(call: int, error: NnfmqError | None = None) -> Reply:
+    """Return the answer that only says how a call went."""
+    if error is None:
+        return Reply(call, ErrorStatus.NONE, "")
+    return Reply(call, status_of(error), str(error))
+
+
+def refuse_by_reply(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    """Refuse a call that is answered by a Reply alone."""
+    return (Reply(call, status, text),)

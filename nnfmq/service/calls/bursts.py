@@ -1,0 +1,218 @@
+"""Calls about bursts: configuring, what their slots stand for, closing (IBurstContext, IBurstCallback)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from nnfmq import watcher
+from nnfmq.channel import close_all
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, error_for
+from nnfmq.memory import Memory
+from nnfmq.queue import MessageQueue
+from nnfmq.serialize.control import Role
+from nnfmq.serialize.datum import DATUM_BYTES
+from nnfmq.serialize.messages import (
+    MAX_FDS,
+    BurstConfigured,
+    BurstError,
+    CloseBurst,
+    ConfigureBurst,
+    FreeMemory,
+    GetBurstError,
+    GetMemories,
+    Memories,
+    Message,
+)
+from nnfmq.service.burst import BindingExecutor, BurstServer
+from nnfmq.service.calls.answering import Handler, Pooled, reply
+from nnfmq.service.handles import NO_ID
+from nnfmq.service.wire import descriptor_of
+
+if TYPE_CHECKING:
+    from nnfmq.service.session import Session
+
+
+class _Callback:
+    """A burst's way to ask the client for memories (IBurstCallback)."""
+
+    def __init__(self, session: Session, burst_id: int) -> None:
+        self._session = session
+        self._burst_id = burst_id
+        self._waiting: Future[list[Memory]] | None = None
+        self._is_cancelled = False
+
+    def get_memories(self, slots: Sequence[int]) -> list[Memory]:
+        """Ask once for all slots; only more than a message can carry take several."""
+        memories: list[Memory] = []
+        with ExitStack() as undo:
+            for start in range(0, len(slots), MAX_FDS):
+                given = self._ask(slots[start : start + MAX_FDS])
+                memories += given
+                for memory in given:
+                    undo.callback(memory.close)
+            undo.pop_all()
+        return memories
+
+    def _ask(self, slots: Sequence[int]) -> list[Memory]:
+        waiting = self._waiting = _ask_for_memories(self._session, self._burst_id, slots)
+        if self._is_cancelled:  # `cancel` may have looked before there was anything to cancel
+            _settle(waiting, _closed())
+        try:
+            return waiting.result()
+        finally:
+            self._waiting = None
+
+    def cancel(self) -> None:
+        """The burst is being closed: nobody needs the answer."""
+        self._is_cancelled = True
+        waiting = self._waiting
+        if waiting is not None:
+            _settle(waiting, _closed())
+
+
+class OpenBurst:
+    """A burst of a session: its server, and its way to ask the client."""
+
+    def __init__(self, server: BurstServer, callback: _Callback) -> None:
+        self.server = server
+        self._callback = callback
+
+    def close(self) -> None:
+        """End it. Blocks until a running execution is done."""
+        self._callback.cancel()
+        self.server.close()
+
+
+def bury(session: Session) -> None:
+    """Wake every burst of a session whose client is gone, and whoever waits for its answers."""
+    for question in list(session.questions.values()):
+        _settle(question, DeadObject("the client is gone"))
+    for burst in session.bursts.all():
+        watcher.bury(burst.server.peer)
+
+
+# -- configuring and closing ------------------------------------------------------------------------------------------
+
+
+def _configure_burst(session: Session, message: ConfigureBurst, fds: list[int], _seen_ns: int) -> None:
+    burst_id = _create_burst(session, message, fds)
+    session.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
+
+
+def _create_burst(session: Session, message: ConfigureBurst, fds: list[int]) -> int:
+    memories = session.account.adopt_all(fds, [None, None])
+    with ExitStack() as undo:
+        for memory in memories:
+            undo.callback(memory.close)
+        prepared = session.models.find(message.model_id)
+        requests = MessageQueue.attach(descriptor_of(message.request), memories[0], quantum=DATUM_BYTES)
+        undo.callback(requests.close)
+        results = MessageQueue.attach(descriptor_of(message.result), memories[1], quantum=DATUM_BYTES)
+        undo.callback(results.close)
+        burst_id = session.bursts.new_number()
+        callback = _Callback(session, burst_id)
+        server = BurstServer.create(callback, requests, results, BindingExecutor(prepared))
+        undo.pop_all()
+    return session.bursts.add(OpenBurst(server, callback), burst_id)
+
+
+def _refuse_configure(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    return (BurstConfigured(call, status, text, NO_ID),)
+
+
+def _close_burst(session: Session, message: CloseBurst, _fds: list[int]) -> None:
+    """Leave the closing to the pool, which may have to wait. Never refused: there are as many as bursts."""
+    try:
+        burst = session.bursts.take(message.burst_id)
+    except InvalidArgument as error:
+        session.send(reply(message.call, error))
+    else:
+        session.submit(_finish_burst, message, burst)
+
+
+def _finish_burst(session: Session, message: CloseBurst, burst: OpenBurst) -> None:
+    burst.close()
+    session.send(reply(message.call))
+
+
+def _burst_error(session: Session, message: GetBurstError, _fds: list[int]) -> None:
+    try:
+        last = session.bursts.find(message.burst_id).server.last_failure
+    except InvalidArgument as error:
+        session.send(BurstError(message.call, error.status, str(error), 0))
+    else:
+        session.send(BurstError(message.call, last.status, last.message, last.sequence))
+
+
+# -- what the slots stand for -----------------------------------------------------------------------------------------
+
+
+def _free_memory(session: Session, message: FreeMemory, _fds: list[int]) -> None:
+    burst = session.bursts.get(message.burst_id)
+    if burst is not None:
+        burst.server.free_memory(message.slot)
+
+
+def _ask_for_memories(session: Session, burst_id: int, slots: Sequence[int]) -> Future[list[Memory]]:
+    """Ask the client what `slots` stand for; the answer comes through the future. Raises DeadObject."""
+    call = session.conversation.new_call(Role.DRIVER)
+    question: Future[list[Memory]] = Future()
+    session.questions[call] = question
+    session.send(GetMemories(call, burst_id, tuple(slots)))
+    if session.has_ended:
+        raise DeadObject("the client is gone")
+    return question
+
+
+def _memories(session: Session, message: Memories, fds: list[int]) -> None:
+    question = session.questions.pop(message.call, None)
+    if question is None or question.done():
+        close_all(fds)  # the burst that asked is closed
+    elif message.status is not ErrorStatus.NONE:
+        close_all(fds)
+        is_dead = message.status is ErrorStatus.DEAD_OBJECT  # says one that lives: its burst goes on
+        status = ErrorStatus.GENERAL_FAILURE if is_dead else message.status
+        _settle(question, error_for(status, message.message))
+    else:
+        _answer(session, question, message.sizes, fds)
+
+
+def _answer(session: Session, question: Future[list[Memory]], sizes: Sequence[int], fds: list[int]) -> None:
+    try:
+        memories = session.account.adopt_all(fds, sizes)
+    except InvalidArgument as error:
+        _settle(question, GeneralFailure(str(error)))  # not the request's mistake: N-BUX-5
+    except NnfmqError as error:
+        _settle(question, error)
+    else:
+        if not _settle(question, memories):
+            for memory in memories:
+                memory.close()
+
+
+def _settle(question: Future[list[Memory]], answer: list[Memory] | NnfmqError) -> bool:
+    """Answer a question, unless another thread was faster: then return False, and the answer stays the caller's."""
+    try:
+        if isinstance(answer, NnfmqError):
+            question.set_exception(answer)
+        else:
+            question.set_result(answer)
+    except InvalidStateError:
+        return False
+    return True
+
+
+def _closed() -> DeadObject:
+    return DeadObject("the burst was closed")
+
+
+HANDLERS: dict[type[Message], Handler | Pooled] = {
+    ConfigureBurst: Pooled(_configure_burst, _refuse_configure),
+    CloseBurst: _close_burst,
+    GetBurstError: _burst_error,
+    FreeMemory: _free_memory,
+    Memories: _memories,
+}

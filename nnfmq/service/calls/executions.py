@@ -1,0 +1,53 @@
+"""Calls that execute a model the ordinary way (IPreparedModel)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.serialize.messages import (
+    Execute,
+    Executed,
+    Message,
+    config_from_data,
+    request_from_data,
+    shapes_to_data,
+)
+from nnfmq.service.calls.answering import Handler, Pooled
+from nnfmq.service.prepared_model import ExecutionResult
+from nnfmq.service.wire import deadline_of
+
+if TYPE_CHECKING:
+    from nnfmq.service.session import Session
+
+
+def _execute(session: Session, message: Execute, fds: list[int], seen_ns: int) -> None:
+    result = _result(session, message, fds, seen_ns)
+    session.send(
+        Executed(
+            message.call,
+            result.status,
+            result.message,
+            shapes_to_data(result.output_shapes),
+            result.timing.time_on_device_ns,
+            result.timing.time_in_driver_ns,
+        )
+    )
+
+
+def _result(session: Session, message: Execute, fds: list[int], seen_ns: int) -> ExecutionResult:
+    with ExitStack() as stack:
+        pools = session.account.adopt_all(fds, message.pool_sizes)
+        for pool in pools:
+            stack.callback(pool.close)
+        prepared = session.models.find(message.model_id)
+        request, config = request_from_data(message.request, pools), config_from_data(message.config)
+        return prepared.execute_synchronously(request, config, deadline_of(message.deadline_ns), seen_ns)
+
+
+def _refuse_execute(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    return (Executed(call, status, text),)
+
+
+HANDLERS: dict[type[Message], Handler | Pooled] = {Execute: Pooled(_execute, _refuse_execute)}

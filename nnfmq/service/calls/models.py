@@ -1,0 +1,96 @@
+"""Calls about models: what a device supports, preparing, releasing (IDevice)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError
+from nnfmq.hal.types import Model
+from nnfmq.serialize.messages import (
+    GetSupportedOperations,
+    Message,
+    PreparedModelReady,
+    PrepareModel,
+    ReleaseModel,
+    Reply,
+    SupportedOperations,
+)
+from nnfmq.serialize.model import decode_model
+from nnfmq.service.accounts import Charge, MemoryAccount
+from nnfmq.service.calls.answering import Handler, Pooled, reply
+from nnfmq.service.device import find_device
+from nnfmq.service.faults import faults_as_errors
+from nnfmq.service.handles import NO_ID
+from nnfmq.service.wire import deadline_of, private_pools
+
+if TYPE_CHECKING:
+    from nnfmq.service.session import Session
+
+
+def _supported(session: Session, message: GetSupportedOperations, fds: list[int], _seen_ns: int) -> None:
+    model, charge = _received_model(session.account, message.model, fds)
+    with closing(charge):
+        supported = find_device(message.device).supported_operations(model)
+    session.send(SupportedOperations(message.call, tuple(supported)))
+
+
+def _refuse_supported(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    return (SupportedOperations(call, (), status, text),)
+
+
+def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: int) -> None:
+    """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
+    model, charge = _received_model(session.account, message.model, fds)
+    with ExitStack() as undo:
+        undo.callback(charge.close)
+        device = find_device(message.device)
+        device.check_preparation(model, message.preference, message.priority, deadline_of(message.deadline_ns))
+        undo.pop_all()
+    session.send(reply(message.call))
+    try:
+        prepared = replace(device.prepare_model(model), charge=charge)
+    except NnfmqError as error:
+        charge.close()
+        session.send(PreparedModelReady(message.call, error.status, str(error), NO_ID))
+        return
+    session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
+
+
+def _refuse_prepare(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    return PreparedModelReady(call, status, text, NO_ID), Reply(call, status, text)
+
+
+def _received_model(account: MemoryAccount, data: bytes, fds: list[int]) -> tuple[Model, Charge]:
+    """Return the model over private copies of its pools, as the client can write to its own, and what it costs.
+
+    Takes over the fds, whatever is wrong with the rest, so call it first.
+    """
+    pools = private_pools(account.adopt_all(fds, [None] * len(fds)))
+    charge = account.charge(len(data) + sum(pool.size_bytes for pool in pools))
+    with ExitStack() as undo:
+        undo.callback(charge.close)
+        try:
+            with faults_as_errors("reading the model"):
+                model = decode_model(data, pools)
+        except ProtocolError as error:
+            raise InvalidArgument(str(error)) from error
+        undo.pop_all()
+    return model, charge
+
+
+def _release_model(session: Session, message: ReleaseModel, _fds: list[int]) -> None:
+    try:
+        session.models.take(message.model_id)
+    except InvalidArgument as error:
+        session.send(reply(message.call, error))
+    else:
+        session.send(reply(message.call))
+
+
+HANDLERS: dict[type[Message], Handler | Pooled] = {
+    GetSupportedOperations: Pooled(_supported, _refuse_supported),
+    PrepareModel: Pooled(_prepare, _refuse_prepare),
+    ReleaseModel: _release_model,
+}
