@@ -34,7 +34,7 @@ from nnfmq.engines.execution import (
     storing_in_place,
 )
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize, ResourceExhaustedTransient
-from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Subgraph, is_scalar
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.planning import Specialized, specialize, tensor_of
@@ -61,7 +61,14 @@ def _computes(subgraph: Subgraph) -> bool:
 
 
 def _is_known(subgraph: Subgraph, operation: Operation) -> bool:
-    return operation.type in FIRST_OUTER_INPUT or _find(subgraph, operation) is not None
+    if operation.type in FIRST_OUTER_INPUT:
+        return all(_has_elements(subgraph.operands[index]) for index in (*operation.inputs, *operation.outputs))
+    return _find(subgraph, operation) is not None
+
+
+def _has_elements(operand: Operand) -> bool:
+    """Return True if arrays can be made of an operand, or it is a subgraph: IF and WHILE hand on whatever they get."""
+    return operand.type in NUMPY_TYPES or operand.type == OperandType.SUBGRAPH
 
 
 def prepare(model: Model) -> Program:
