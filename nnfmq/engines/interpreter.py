@@ -34,7 +34,7 @@ from nnfmq.engines.execution import (
     storing_in_place,
 )
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize, ResourceExhaustedTransient
-from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Subgraph, is_scalar
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.planning import Specialized, specialize, tensor_of
@@ -48,8 +48,18 @@ _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
 def supports(subgraph: Subgraph, operation: Operation) -> bool:
-    """Return True for an operation that `prepare` can bind, as far as its operands' types tell; not IF or WHILE."""
+    """Return True for an operation that `prepare` can bind, as far as its operands' types tell.
+
+    Whether it can bind what IF and WHILE call is another question.
+    """
+    if operation.type in FIRST_OUTER_INPUT:
+        return all(_has_elements(subgraph.operands[index]) for index in (*operation.inputs, *operation.outputs))
     return _find(subgraph, operation) is not None
+
+
+def _has_elements(operand: Operand) -> bool:
+    """Return True if arrays can be made of an operand, or it is a subgraph: IF and WHILE hand on whatever they get."""
+    return operand.type in NUMPY_TYPES or operand.type == OperandType.SUBGRAPH
 
 
 def prepare(model: Model) -> Program:

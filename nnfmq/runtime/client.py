@@ -22,7 +22,6 @@ from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.extensions import extension_types
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel, lent_fds
 from nnfmq.serialize import messages
@@ -237,7 +236,11 @@ class Device:
 
 
 def _described(model: Model, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    main, types = model.main, extension_types(model, device)
+    main, types = model.main, None
+    if model.extensions:  # few models name any
+        from nnfmq.runtime.extensions import extension_types
+
+        types = extension_types(model, device)
     inputs = [describe(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
     outputs = [describe(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
     return tuple(inputs), tuple(outputs)

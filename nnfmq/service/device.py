@@ -20,7 +20,6 @@ from nnfmq.engines.execution import Bindable
 from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, make_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.types import DeviceStatus, DeviceType, ExecutionPreference, Model, Operation, Priority, Subgraph
-from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
 from nnfmq.service.faults import faults_as_errors
@@ -71,9 +70,10 @@ class Device:
         return ()
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        """Return True if this device can execute `operation`, one of `subgraph`'s, in `model`; not IF or WHILE.
+        """Return True if this device can execute `operation`, one of `subgraph`'s, in `model`, which is valid.
 
-        The model is valid. False whenever unsure (SUP-1): types, parameters and sizes are all good reasons (SUP-3).
+        The driver itself looks at all that an IF or a WHILE calls (SUP-4). False whenever unsure (SUP-1): types,
+        parameters and sizes are all good reasons (SUP-3).
         """
         raise NotImplementedError
 
@@ -130,7 +130,7 @@ class Device:
         ]
 
     def _can(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        return operation.type in FIRST_OUTER_INPUT or bool(self.supports(model, subgraph, operation))
+        return bool(self.supports(model, subgraph, operation))
 
     def check_preparation(self, model: Model, preference: int, priority: int, deadline_ns: int | None) -> Model:
         """Judge the arguments of prepareModel, and return the model for `prepare_model`.
