@@ -35,7 +35,7 @@ def tool() -> Any:
         ("test_N_VAL_12_a_thing", {"N-VAL-12"}),
         ("test_refused[N-OPF-12 scalar-None]", {"N-OPF-12"}),
         ("test_a_thing[DEV-2-N-RQX-4]", {"DEV-2", "N-RQX-4"}),
-        ("test_XDEV_1", set()),
+        ("test_XDEV_1", {"XDEV-1"}),
         ("test_INT_8_and_DEV", {"INT-8"}),
     ],
 )
