@@ -1,8 +1,8 @@
 """Write a TFLite file from plain descriptions of tensors and operators, through the `tflite` package's builders.
 
-`tools/train_digits.py` writes the demo's model with it and the importer's tests write theirs, broken ones included:
-nothing is checked here. One subgraph; buffers aligned at 16 as the schema asks; every operator code once. Options are
-named as in the schema (``{"Padding": 0}``) and found by that name in the package.
+`tools/train_digits.py` and `tools/quantize.py` write models with it and the importer's tests write theirs, broken ones
+included: nothing is checked here. One subgraph; buffers aligned at 16 as the schema asks; every operator code once.
+Options are named as in the schema (``{"Padding": 0}``) and found by that name in the package.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import flatbuffers
 import tflite
 
 IDENTIFIER = b"TFL3"
+Code = tuple[str, int]  # an operator's name and version
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Operator:
     outputs: Sequence[int]
     table: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    version: int = 1
 
 
 def write(
@@ -52,13 +54,13 @@ def write(
 ) -> bytes:
     """Return the file. `inputs` and `outputs` are the model's, as indexes of tensors."""
     builder = flatbuffers.Builder(1024)
-    names = list(dict.fromkeys(operator.name for operator in operators))
+    codes = list(dict.fromkeys(map(_code, operators)))
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
     buffers = [_buffer(builder, data) for data in (b"", *constants)]
-    graph = _subgraph(builder, tensors, operators, names, inputs, outputs)
+    graph = _subgraph(builder, tensors, operators, codes, inputs, outputs)
     fields = {
         "Version": 3,
-        "OperatorCodes": _offsets(builder, [_operator_code(builder, name) for name in names]),
+        "OperatorCodes": _offsets(builder, [_operator_code(builder, *code) for code in codes]),
         "Subgraphs": _offsets(builder, [graph] * subgraph_count),
         "Description": builder.CreateString(description),
         "Buffers": _offsets(builder, buffers),
@@ -99,11 +101,15 @@ def _buffer(builder: Any, data: bytes) -> int:
     return _table(builder, "Buffer", {"Data": builder.CreateByteVector(data)})
 
 
-def _operator_code(builder: Any, name: str) -> int:
+def _code(operator: Operator) -> Code:
+    return operator.name, operator.version
+
+
+def _operator_code(builder: Any, name: str, version: int) -> int:
     number = getattr(tflite.BuiltinOperator, name)
     # Readers of both generations: the byte holds what fits, the other field the whole code.
     return _table(
-        builder, "OperatorCode", {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": 1}
+        builder, "OperatorCode", {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": version}
     )
 
 
@@ -111,7 +117,7 @@ def _subgraph(
     builder: Any,
     tensors: Sequence[Tensor],
     operators: Sequence[Operator],
-    names: Sequence[str],
+    codes: Sequence[Code],
     inputs: Sequence[int],
     outputs: Sequence[int],
 ) -> int:
@@ -122,7 +128,7 @@ def _subgraph(
         "Tensors": _offsets(builder, [_tensor(builder, *pair) for pair in zip(tensors, numbers, strict=True)]),
         "Inputs": _numbers(builder, inputs, "Int32"),
         "Outputs": _numbers(builder, outputs, "Int32"),
-        "Operators": _offsets(builder, [_operator(builder, operator, names) for operator in operators]),
+        "Operators": _offsets(builder, [_operator(builder, operator, codes) for operator in operators]),
     }
     return _table(builder, "SubGraph", fields)
 
@@ -148,9 +154,9 @@ def _quantization(builder: Any, tensor: Tensor) -> int:
     return _table(builder, "QuantizationParameters", fields)
 
 
-def _operator(builder: Any, operator: Operator, names: Sequence[str]) -> int:
+def _operator(builder: Any, operator: Operator, codes: Sequence[Code]) -> int:
     fields: dict[str, Any] = {
-        "OpcodeIndex": names.index(operator.name),
+        "OpcodeIndex": codes.index(_code(operator)),
         "Inputs": _numbers(builder, operator.inputs, "Int32"),
         "Outputs": _numbers(builder, operator.outputs, "Int32"),
     }

@@ -5,8 +5,10 @@ as it stands, not drawn at random: neighbours may be by one writer, and a shuffl
 Network: two convolutions with max pooling, one fully connected layer, softmax; plain numpy, Adam, pixels shifted by up
 to one. Nothing was chosen by looking at the test. One seed; another BLAS may still change the last bits of a weight.
 
-Writes digits.tflite (float32; input [1,8,8,1] in 0..1) and digits.npz (held-out images and labels, and how many of them
-this model gets right) into nnfmq/data. CREDITS.md there is written by hand.
+Writes digits.tflite (float32; input [1,8,8,1] in 0..1), digits.npz (held-out images and labels, and how many of them
+this model gets right) and digits_quant.tflite (the model quantized to int8, calibrated with the digits that it was
+trained on) into nnfmq/data. CREDITS.md there is written by hand. `--only-quantized` trains nothing and writes the last
+of these from the digits.tflite that is in nnfmq/data.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from quantize import quantize
+from quantize_runs import Estimator
 from tflite_writer import Operator, Tensor, write
 
 Array = NDArray[np.float32]
@@ -33,12 +37,22 @@ DATA = Path(__file__).resolve().parent.parent / "nnfmq" / "data"
 
 
 def main() -> None:
-    """Train, measure on the held-out digits, write the files."""
+    """Write the files, or only the quantized model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
-    folder: Path = parser.parse_args().out
+    parser.add_argument("--only-quantized", action="store_true", help="write only digits_quant.tflite, train nothing")
+    arguments = parser.parse_args()
     images, labels = load_digits()
     x = images[..., None].astype(np.float32) / np.float32(16)
+    model = (DATA if arguments.only_quantized else arguments.out) / "digits.tflite"
+    if not arguments.only_quantized:
+        write_trained(arguments.out, images, labels, x)
+    result = quantize(model.read_bytes(), {"image": x[:-TEST_COUNT]}, per_channel=True, estimator=Estimator())
+    (arguments.out / "digits_quant.tflite").write_bytes(result.content)
+
+
+def write_trained(folder: Path, images: NDArray[np.uint8], labels: NDArray[np.uint8], x: Array) -> None:
+    """Train with `x`, all images in 0..1, measure on the held-out ones, and write model and test digits."""
     weights = train(x[:-TEST_COUNT], labels[:-TEST_COUNT])
     correct = int((predict(weights, x[-TEST_COUNT:]) == labels[-TEST_COUNT:]).sum())
     (folder / "digits.tflite").write_bytes(model_file(weights, correct))

@@ -20,13 +20,19 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from nnfmq.hal.tensor_info import TensorInfo
+
     Array = np.ndarray[Any, Any]
 
 EXAMPLES = """\
 examples:
   nnfmq demo
+  nnfmq demo --quantized
   nnfmq demo --json
 """
+
+_FLOAT_MODEL = "digits.tflite"
+_QUANTIZED_MODEL = "digits_quant.tflite"
 
 _SHOWN = 6
 _WARM_UP = 20
@@ -51,6 +57,7 @@ class Outcome:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `demo`."""
+    parser.add_argument("--quantized", action="store_true", help="the model in int8 as well, and the two side by side")
     parser.add_argument("--json", action="store_true", help="print JSON, no drawings and no progress")
 
 
@@ -58,8 +65,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Classify every digit and show what came of it."""
     images, labels = load_digits()
     screen = console(arguments.no_color)
-    outcome = classify(images, screen=None if arguments.json else screen)
+    progress = None if arguments.json else screen
+    outcome = classify(images, _FLOAT_MODEL, progress)
     report = _report(outcome, labels)
+    if arguments.quantized:
+        report["quantized"] = _measures(classify(images, _QUANTIZED_MODEL, progress), labels)
     if arguments.json:
         print_json(report)
     else:
@@ -78,23 +88,35 @@ def load_digits() -> tuple[Array, Array]:
         return data["images"].astype(np.float32) / np.float32(16), data["labels"].astype(np.int64)
 
 
-def classify(images: Array, screen: Console | None) -> Outcome:
-    """Classify `images` over one burst with an embedded driver, which ends before this returns."""
+def classify(images: Array, name: str, screen: Console | None) -> Outcome:
+    """Classify `images` by the packaged model `name`, over one burst with an embedded driver that ends before this."""
     import nnfmq
 
     begin = time.monotonic_ns()
     with (
         nnfmq.connect(embedded=True) as client,
-        client.device("reference").prepare(nnfmq.load(nnfmq.example_path("digits.tflite"))) as model,
+        client.device("reference").prepare(nnfmq.load(nnfmq.example_path(name))) as model,
         model.burst() as burst,
     ):
-        inputs = images.reshape(len(images), *model.inputs[0].shape)
+        inputs = as_inputs(images, model.inputs[0])
         burst.execute(inputs[0], timeout=_TIMEOUT_S)
         first_result_ns = time.monotonic_ns() - begin
         for image in inputs[:_WARM_UP]:
             burst.execute(image, timeout=_TIMEOUT_S)
         timed = [_timed(burst, image) for image in _with_progress(inputs, screen)]
     return Outcome([answer for answer, _ in timed], [latency_ns for _, latency_ns in timed], first_result_ns)
+
+
+def as_inputs(images: Array, info: TensorInfo) -> Array:
+    """Return `images`, n of them, as n inputs of the model: as they are, or the nearest codes where it takes codes."""
+    import numpy as np
+
+    inputs = images.reshape(len(images), *info.shape)
+    if not info.scale:
+        return inputs
+    limits = np.iinfo(info.dtype)
+    codes: Array = np.rint(inputs / info.scale) + info.zero_point
+    return codes.clip(limits.min, limits.max).astype(info.dtype)
 
 
 def _timed(burst: Any, image: Array) -> tuple[int, int]:
@@ -119,15 +141,17 @@ def _with_progress(inputs: Array, screen: Console | None) -> Iterator[Array]:
 
 
 def _report(outcome: Outcome, labels: Array) -> dict[str, Any]:
+    answers = {"answers": outcome.answers, "labels": labels.tolist()}
+    return {"digits": len(labels), **_measures(outcome, labels), **answers}
+
+
+def _measures(outcome: Outcome, labels: Array) -> dict[str, Any]:
     correct = sum(answer == label for answer, label in zip(outcome.answers, labels.tolist(), strict=True))
     return {
-        "digits": len(labels),
         "correct": correct,
         "accuracy": correct / len(labels),
         "first_result_ns": outcome.first_result_ns,
         "latency_ns": distribution(outcome.latencies_ns),
-        "answers": outcome.answers,
-        "labels": labels.tolist(),
     }
 
 
@@ -177,10 +201,21 @@ def _grey(value: float) -> str:
 
 
 def _summarize(screen: Console, report: dict[str, Any]) -> None:
-    figures = table("result", "")
-    figures.add_row("accuracy", f"{report['accuracy']:.1%} ({report['correct']} of {report['digits']} digits)")
-    figures.add_row("first answer", f"{report['first_result_ns'] / 1e6:,.0f} ms after asking for a driver")
-    times = report["latency_ns"]
-    figures.add_row("burst execution", f"p50 {microseconds(times['p50'])} µs, p99 {microseconds(times['p99'])} µs")
+    columns = {"float32": report, "int8": report["quantized"]} if "quantized" in report else {"": report}
+    measures = columns.values()
+    figures = table("result", *columns)
+    figures.add_row("accuracy", *(_accuracy(m, report["digits"]) for m in measures))
+    figures.add_row(
+        "first answer", *(f"{m['first_result_ns'] / 1e6:,.0f} ms after asking for a driver" for m in measures)
+    )
+    figures.add_row("burst execution", *(_times(m["latency_ns"]) for m in measures))
     screen.print(figures)
     screen.print(_NEXT)
+
+
+def _accuracy(measures: dict[str, Any], count: int) -> str:
+    return f"{measures['accuracy']:.1%} ({measures['correct']} of {count} digits)"
+
+
+def _times(times: dict[str, int]) -> str:
+    return f"p50 {microseconds(times['p50'])} µs, p99 {microseconds(times['p99'])} µs"

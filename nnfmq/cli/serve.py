@@ -27,13 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="offer these extensions alone, or none without a NAME (default: $NNFMQ_EXTENSIONS, or all installed)",
     )
+    parser.add_argument(
+        "--devices", metavar="FILE", type=Path, help="the devices to offer (default: $NNFMQ_DEVICES, or nnfmq's own)"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Serve until a signal ends it."""
     from nnfmq.service.supervisor import serve
 
-    return serve(arguments.socket, extensions=arguments.extensions, ready=_announce)
+    return serve(arguments.socket, extensions=arguments.extensions, devices=arguments.devices, ready=_announce)
 
 
 def _announce(path: Path) -> None:

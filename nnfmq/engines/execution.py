@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -51,6 +51,26 @@ def limits_of(
     if not 0 <= timeout <= LoopTimeoutDurationNs.MAXIMUM:
         raise InvalidArgument(f"loop timeout {timeout} ns, allowed are 0 to {LoopTimeoutDurationNs.MAXIMUM:d}")
     return Limits(deadline_ns, is_cancelled, timeout)
+
+
+class Runnable(Protocol):
+    """One request bound to its buffers: `Execution` below is one."""
+
+    def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
+        """Execute once: read the inputs, fill the outputs, return the shape of each."""
+        ...
+
+
+class Bindable(Protocol):
+    """What an engine makes of a model, whichever engine: `interpreter.Program` is one. Any thread may use it."""
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Runnable:
+        """Check `inputs`, arrays with the operands' dtypes and shapes (None: omitted), and bind them to `outputs`.
+
+        `outputs` are arrays of the right dtype and shape, or writable buffers (None: not wanted). Raises
+        InvalidArgument for inputs that do not fit the model.
+        """
+        ...
 
 
 def run_steps(steps: Sequence[Step], scope: Scope, limits: Limits) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.control_flow import called_by, control_flow_step, extends, reached_by
+from nnfmq.engines.control_flow import called_by, control_flow_step, extends
 from nnfmq.engines.execution import (
     NO_LIMITS,
     Execution,
@@ -41,26 +41,17 @@ from nnfmq.operations.planning import Specialized, specialize, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
 
-__all__ = ["Program", "prepare", "supported"]
+__all__ = ["InputPlace", "Program", "constant", "prepare", "store", "supports"]
 
 _SIZED = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would be built anew at each call
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
-def supported(model: Model) -> list[bool]:
-    """Return for each operation of the main subgraph whether `prepare` can bind it, and all that it calls."""
-    known = [_computes(subgraph) for subgraph in model.referenced]
-    return [
-        all(known[index] for index in reached_by(model, operation)) and _is_known(model.main, operation)
-        for operation in model.main.operations
-    ]
+def supports(subgraph: Subgraph, operation: Operation) -> bool:
+    """Return True for an operation that `prepare` can bind, as far as its operands' types tell.
 
-
-def _computes(subgraph: Subgraph) -> bool:
-    return all(_is_known(subgraph, operation) for operation in subgraph.operations)
-
-
-def _is_known(subgraph: Subgraph, operation: Operation) -> bool:
+    Whether it can bind what IF and WHILE call is another question.
+    """
     if operation.type in FIRST_OUTER_INPUT:
         return all(_has_elements(subgraph.operands[index]) for index in (*operation.inputs, *operation.outputs))
     return _find(subgraph, operation) is not None
@@ -97,7 +88,7 @@ class Program:
     ) -> None:
         self._scope = scope
         self._steps = steps
-        self._inputs = tuple(_Input.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
+        self._inputs = tuple(InputPlace.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
         self._outputs = subgraph.output_indexes
         self._output_dtypes = tuple(_dtype(subgraph.operands[index]) for index in subgraph.output_indexes)
         self._output_shapes = output_shapes  # None where they come with the request
@@ -139,7 +130,7 @@ class Program:
         shapes, dtypes = self._output_shapes, self._output_dtypes
         if shapes is not None and len(outputs) == len(shapes) and all(map(is_array_of, outputs, dtypes, shapes)):
             return storing_in_place(self._outputs, outputs, shapes)
-        return lambda scope: _store([scope[index] for index in self._outputs], outputs)
+        return lambda scope: store([scope[index] for index in self._outputs], outputs)
 
     def _bound_scope(self, inputs: Sequence[Array | None]) -> Scope:
         scope = self._scope.copy()
@@ -156,7 +147,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class _Input:
+class InputPlace:
     """What the model says of one of its inputs; `shape` None = not fully known."""
 
     index: int
@@ -166,7 +157,8 @@ class _Input:
     omittable: bool
 
     @classmethod
-    def of(cls, subgraph: Subgraph, index: int, omittable: bool) -> _Input:
+    def of(cls, subgraph: Subgraph, index: int, omittable: bool) -> InputPlace:
+        """Return what `subgraph` says of operand `index`. Raises GeneralFailure for a type that nobody computes."""
         operand = subgraph.operands[index]
         return cls(index, _dtype(operand), _known_shape(operand), operand.dimensions, omittable)
 
@@ -196,7 +188,7 @@ def _known_shape(operand: Operand) -> Shape | None:
     return operand.dimensions if operand.dimensions and 0 not in operand.dimensions else None
 
 
-def _store(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
+def store(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
     """Copy each result into its buffer, after all of them were found large enough."""
     if len(results) != len(outputs):
         raise InvalidArgument(f"{len(outputs)} outputs given, the model has {len(results)}")
@@ -253,7 +245,7 @@ class _Preparation:
         self._model = model
         self._subgraph = subgraph
         self._programs = programs
-        self._scope: Scope = [_constant(model, operand) for operand in subgraph.operands]
+        self._scope: Scope = [constant(model, operand) for operand in subgraph.operands]
         self._shapes = [_known_shape(operand) for operand in subgraph.operands]
         self._required: set[int] = set()  # operands that some operation may not go without
         self._read: set[int] = set()  # operands that steps read during an execution
@@ -335,7 +327,7 @@ class _Preparation:
         return True
 
 
-def _constant(model: Model, operand: Operand) -> Array | None:
+def constant(model: Model, operand: Operand) -> Array | None:
     """Return a constant in private memory: pools may belong to another process."""
     if operand.lifetime not in _CONSTANTS:
         return None

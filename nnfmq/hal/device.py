@@ -15,6 +15,7 @@ from nnfmq.hal.types import OperandType
 
 __all__ = [
     "BYTE_SIZE_OF_CACHE_TOKEN",
+    "CPU_PERFORMANCE",
     "MAX_NUMBER_OF_CACHE_FILES",
     "MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES",
     "UNKNOWN_PERFORMANCE",
@@ -113,6 +114,7 @@ class PerformanceInfo:
 
 
 UNKNOWN_PERFORMANCE = PerformanceInfo(LARGEST_FLOAT32, LARGEST_FLOAT32)
+CPU_PERFORMANCE = PerformanceInfo(1.0, 1.0)  # by definition: all figures are relative to the CPU
 
 
 @dataclass(frozen=True, slots=True)

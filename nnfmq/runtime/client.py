@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from nnfmq.channel import Channel
-from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, error_for
+from nnfmq.hal.device import Capabilities
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
-from nnfmq.hal.types import ExecutionPreference, Model, Priority
+from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
@@ -130,6 +131,15 @@ class Client:
         answer = self._connection.ask(message, messages.DeviceList, (), deadline_after(timeout))
         return list(answer.devices)
 
+    def set_device_status(self, name: str, status: DeviceStatus, *, timeout: float | None = CONNECT_SECONDS) -> None:
+        """Make a device AVAILABLE, BUSY or OFFLINE for all clients of this driver; blocks.
+
+        While it is not AVAILABLE every call on it, its models, buffers and bursts raises DeviceUnavailable. For the
+        driver's own user and root. Raises InvalidArgument, GeneralFailure.
+        """
+        message = messages.SetDeviceStatus(self._connection.new_call(), name, status)
+        self._connection.call(message, messages.Reply, (), deadline_after(timeout))
+
     def device(self, name: str, *, timeout: float | None = CONNECT_SECONDS) -> Device:
         """Return the device called `name`; blocks. Raises InvalidArgument that lists the known ones."""
         infos = {info.name: info for info in self.devices(timeout=timeout)}
@@ -157,6 +167,24 @@ class Device:
 
     info: DeviceInfo
     _connection: Connection
+
+    def capabilities(self, *, timeout: float | None = CONNECT_SECONDS) -> Capabilities:
+        """Return how fast this device is, relative to the CPU; blocks. Raises DeviceUnavailable.
+
+        Raises GeneralFailure for figures that cannot be: a driver is not trusted (VAL-7).
+        """
+        from nnfmq.validation.values import validate_capabilities
+
+        message = messages.GetCapabilities(self._connection.new_call(), self.info.name)
+        answer = self._connection.call(message, messages.DeviceCapabilities, (), deadline_after(timeout))
+        try:
+            if answer.capabilities is None:
+                raise InvalidArgument("none were given")
+            found = messages.capabilities_from_data(answer.capabilities)
+            validate_capabilities(found)
+        except InvalidArgument as error:
+            raise GeneralFailure(f"impossible capabilities of device {self.info.name!r}: {error}") from error
+        return found
 
     def supported_operations(self, model: Model | NamedModel, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can run it; blocks."""

@@ -24,11 +24,13 @@ from nnfmq.serialize.messages import (
     Call,
     CloseBurst,
     ConfigureBurst,
+    DeviceCapabilities,
     DeviceList,
     Execute,
     Executed,
     FreeMemory,
     GetBurstError,
+    GetCapabilities,
     GetMemories,
     GetSupportedOperations,
     Goodbye,
@@ -42,6 +44,7 @@ from nnfmq.serialize.messages import (
     Refused,
     ReleaseModel,
     Reply,
+    SetDeviceStatus,
     SupportedOperations,
 )  # fmt: skip
 from nnfmq.serialize.packet import Buffer
@@ -75,12 +78,24 @@ class State(Enum):
     CLOSED = "closed"
 
 
-_CLIENT_CALLS = (
-    ListDevices, GetSupportedOperations, PrepareModel, ReleaseModel, ConfigureBurst, CloseBurst, GetBurstError, Execute,
-)  # fmt: skip
-_DRIVER_REPLIES = (
-    DeviceList, SupportedOperations, Reply, PreparedModelReady, BurstConfigured, BurstError, Executed,
-)  # fmt: skip
+# Every answer that a call gets, each once, in any order except that a failed Reply comes last.
+REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
+    ListDevices: (DeviceList,),
+    GetCapabilities: (DeviceCapabilities,),
+    SetDeviceStatus: (Reply,),
+    GetSupportedOperations: (SupportedOperations,),
+    PrepareModel: (PreparedModelReady, Reply),
+    ReleaseModel: (Reply,),
+    Execute: (Executed,),
+    ConfigureBurst: (BurstConfigured,),
+    GetBurstError: (BurstError,),
+    CloseBurst: (Reply,),
+    GetMemories: (Memories,),
+}
+_DRIVER_CALLS = (GetMemories,)  # all others are the client's
+
+_CLIENT_CALLS = [call for call in REPLIES if call not in _DRIVER_CALLS]
+_DRIVER_REPLIES = [answer for call in _CLIENT_CALLS for answer in REPLIES[call]]
 
 TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
     Role.CLIENT: {
@@ -96,23 +111,10 @@ TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
         # The supervisor refuses without having read the greeting.
         State.NEW: {Refused: State.CLOSED},
         State.GREETED: {HelloReply: State.OPEN, Refused: State.CLOSED},
-        State.OPEN: {**dict.fromkeys(_DRIVER_REPLIES, State.OPEN), GetMemories: State.OPEN},
+        State.OPEN: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), State.OPEN),
         # What was on its way when the client said goodbye.
-        State.CLOSED: {**dict.fromkeys(_DRIVER_REPLIES, State.CLOSED), GetMemories: State.CLOSED},
+        State.CLOSED: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), State.CLOSED),
     },
-}
-
-# Every answer that a call gets, each once, in any order except that a failed Reply comes last.
-REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
-    ListDevices: (DeviceList,),
-    GetSupportedOperations: (SupportedOperations,),
-    PrepareModel: (PreparedModelReady, Reply),
-    ReleaseModel: (Reply,),
-    ConfigureBurst: (BurstConfigured,),
-    CloseBurst: (Reply,),
-    GetBurstError: (BurstError,),
-    Execute: (Executed,),
-    GetMemories: (Memories,),
 }
 
 # How many descriptors come with a message: a number, or the field that says it (itself a number, or a list of them).

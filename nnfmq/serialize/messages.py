@@ -14,12 +14,14 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from nnfmq.hal.device import Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
     ExecutionConfig,
     MeasureTiming,
+    OperandType,
     OutputShape,
     Pool,
     Request,
@@ -78,6 +80,30 @@ class DeviceInfo(_Data, frozen=True):
     feature_level: U32
     status: DeviceStatus
     extensions: Annotated[tuple[ExtensionData, ...], Meta(max_length=1024)]
+
+
+class PerformanceData(_Data, frozen=True):
+    """hal PerformanceInfo."""
+
+    exec_time: float
+    power_usage: float
+
+
+class OperandPerformanceData(_Data, frozen=True):
+    """hal OperandPerformance."""
+
+    type: OperandType
+    info: PerformanceData
+
+
+class CapabilitiesData(_Data, frozen=True):
+    """hal Capabilities."""
+
+    operand_performance: Annotated[tuple[OperandPerformanceData, ...], Meta(max_length=256)]
+    relaxed_float32_to_float16_scalar: PerformanceData
+    relaxed_float32_to_float16_tensor: PerformanceData
+    if_performance: PerformanceData
+    while_performance: PerformanceData
 
 
 class GrantorData(_Data, frozen=True):
@@ -194,6 +220,16 @@ def config_from_data(data: ConfigData) -> ExecutionConfig:
     return msgspec.convert(data, ExecutionConfig, from_attributes=True)
 
 
+def capabilities_to_data(capabilities: Capabilities) -> CapabilitiesData:
+    """Return the wire form of capabilities, which are valid."""
+    return msgspec.convert(capabilities, CapabilitiesData, from_attributes=True)
+
+
+def capabilities_from_data(data: CapabilitiesData) -> Capabilities:
+    """Return the hal form of received capabilities, which nobody has judged."""
+    return msgspec.convert(data, Capabilities, from_attributes=True)
+
+
 def shapes_to_data(shapes: Sequence[OutputShape]) -> tuple[ShapeData, ...]:
     """Return the wire form of output shapes; raises InvalidArgument for numbers out of range."""
     try:
@@ -264,6 +300,25 @@ class DeviceList(Call, frozen=True):
     """The devices."""
 
     devices: Annotated[tuple[DeviceInfo, ...], Meta(max_length=256)]
+
+
+class GetCapabilities(Call, frozen=True):
+    """Ask how fast a device is."""
+
+    device: Name
+
+
+class DeviceCapabilities(Answer, frozen=True):
+    """How fast a device is, unless `status` is an error."""
+
+    capabilities: CapabilitiesData | None = None
+
+
+class SetDeviceStatus(Call, frozen=True):
+    """Make a device available, busy or offline for all clients of the driver; for an administrator."""
+
+    device: Name
+    status: DeviceStatus
 
 
 class GetSupportedOperations(Call, frozen=True):

@@ -1,30 +1,38 @@
-"""The devices that this driver offers, and what each can do (IDevice).
+"""Device: what a driver writer subclasses, and what the driver asks of every device (IDevice).
 
-A device validates what it is given, although the client library has done so: applications are not trusted. Numbers of
-extensions are the model's own, so they are translated first; all messages after that name them. Today there is one
-device, `reference`: the numpy interpreter. It computes on the CPU and says so. (REQUIREMENTS DEV, SUP, PREP, EXT)
+A subclass says which operations it `supports` and how it makes a model ready (`compile`); everything else has a
+default. The driver calls the methods of the lower half: they judge what a client gave, although the client library
+has done so as well (applications are not trusted), and refuse while an administrator has the device BUSY or OFFLINE.
+Numbers of extensions are each model's own, so they are translated first. docs/devices.md has a whole driver to copy.
+(REQUIREMENTS DEV, SUP, PREP, EXT)
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import IntEnum
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from nnfmq.engines import interpreter
-from nnfmq.hal.errors import InvalidArgument, MissedDeadlinePersistent
-from nnfmq.hal.types import DeviceStatus, DeviceType, ExecutionPreference, Model, Priority
-from nnfmq.operations.extensions import INSTALLED, VendorExtension, translated
+from nnfmq.engines.control_flow import reached_by
+from nnfmq.engines.execution import Bindable
+from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, make_capabilities
+from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
+from nnfmq.hal.types import DeviceStatus, DeviceType, ExecutionPreference, Model, Operation, Priority, Subgraph
+from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
 
+__all__ = ["FEATURE_LEVEL", "Device"]
+
 FEATURE_LEVEL = 8  # AIDL v4
 
 
+@cache
 def _release() -> str:
     try:
         return version("nnfmq")
@@ -32,50 +40,124 @@ def _release() -> str:
         return "source"  # run from a tree that nobody installed
 
 
-@dataclass(frozen=True, slots=True)
 class Device:
-    """One device: its name, what it is, and how it prepares models."""
+    """One device of a driver. Subclass it: `name`, `supports` and `compile` are enough.
+
+    `name` is unique in the driver. `type` says what it computes on, honestly. `feature_level` is the newest interface
+    whose operations it may support.
+    """
 
     name: str
     type: DeviceType = DeviceType.CPU
     feature_level: int = FEATURE_LEVEL
-    status: DeviceStatus = DeviceStatus.AVAILABLE
+
+    def __init__(self) -> None:
+        self.status_byte = memoryview(bytearray(1))  # a driver with workers puts one in its place that all of them see
 
     @property
     def version_string(self) -> str:
-        """A string that differs between releases of this driver (DEV-4)."""
+        """A string that differs between any two releases of this device (DEV-4); here nnfmq's release."""
         return f"nnfmq-{_release()}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """How fast it is, relative to the CPU; lower is better (CAP)."""
+        return make_capabilities(CPU_PERFORMANCE)
+
+    @property
+    def extensions(self) -> Iterable[VendorExtension]:
+        """The extensions whose every type and operation it supports (DEV-5); here none."""
+        return ()
+
+    def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+        """Return True if this device can execute `operation`, one of `subgraph`'s, in `model`, which is valid.
+
+        The driver itself looks at all that an IF or a WHILE calls (SUP-4). False whenever unsure (SUP-1): types,
+        parameters and sizes are all good reasons (SUP-3).
+        """
+        raise NotImplementedError
+
+    def compile(self, model: Model) -> Bindable:
+        """Make a model ready whose every operation is supported; called on a thread of its own, and may take long.
+
+        Return something like `engines.interpreter.prepare(model)`, or an `engines.function.FunctionProgram`. The model
+        is valid and private: it never changes, and its pools outlive the result. Raise GeneralFailure for what cannot
+        be executed after all.
+        """
+        raise NotImplementedError
+
+    # -- what the driver calls ----------------------------------------------------------------------------------------
 
     @property
     def info(self) -> messages.DeviceInfo:
         """What clients are told of it."""
-        extensions = tuple(_extension_data(INSTALLED[name]) for name in sorted(INSTALLED))
-        return messages.DeviceInfo(
-            self.name, self.type, self.version_string, self.feature_level, self.status, extensions
-        )
+        offered = sorted(self.extensions, key=lambda extension: extension.name)
+        extensions = tuple(_extension_data(extension) for extension in offered)
+        level, status = self.feature_level, self.status
+        return messages.DeviceInfo(self.name, self.type, self.version_string, level, status, extensions)
+
+    @property
+    def status(self) -> DeviceStatus:
+        """What an administrator made of it."""
+        return DeviceStatus(self.status_byte[0])
+
+    def require_available(self) -> None:
+        """Raise DeviceUnavailable while the device is BUSY or OFFLINE (DEV-14)."""
+        if self.status_byte[0]:
+            raise DeviceUnavailable(f"device {self.name!r} is {self.status.name}")
+
+    def get_capabilities(self) -> Capabilities:
+        """Return the capabilities. Raises DeviceUnavailable."""
+        self.require_available()
+        return self.capabilities
 
     def supported_operations(self, model: Model) -> list[bool]:
-        """Return one boolean per operation of the main subgraph. Raises InvalidArgument for an invalid model."""
-        with faults_as_errors("looking at the model"):
-            return interpreter.supported(_checked(model))
+        """Return one boolean per operation of the main subgraph; IF and WHILE need all that they call (SUP-4).
 
-    def check_preparation(self, model: Model, preference: int, priority: int, deadline_ns: int | None) -> None:
-        """Judge the arguments of prepareModel. Raises InvalidArgument, MissedDeadlinePersistent."""
+        Raises DeviceUnavailable, and InvalidArgument for an invalid model.
+        """
+        self.require_available()
+        with faults_as_errors("looking at the model"):
+            return self._supported(_checked(model))
+
+    def _supported(self, model: Model) -> list[bool]:
+        inner = [
+            all(self._can(model, graph, operation) for operation in graph.operations) for graph in model.referenced
+        ]
+        return [
+            all(inner[index] for index in reached_by(model, operation)) and self._can(model, model.main, operation)
+            for operation in model.main.operations
+        ]
+
+    def _can(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+        return bool(self.supports(model, subgraph, operation))
+
+    def check_preparation(self, model: Model, preference: int, priority: int, deadline_ns: int | None) -> Model:
+        """Judge the arguments of prepareModel, and return the model for `prepare_model`.
+
+        Raises DeviceUnavailable, InvalidArgument, MissedDeadlinePersistent.
+        """
+        self.require_available()
         _check_code(ExecutionPreference, preference)
         _check_code(Priority, priority)
         with faults_as_errors("looking at the model"):
-            _checked(model)
+            model = _checked(model)
         if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
             raise MissedDeadlinePersistent("the deadline had passed before the preparation began")
+        return model
 
     def prepare_model(self, model: Model) -> PreparedModel:
-        """Compile a model that was checked. Blocks.
+        """Compile a model that `check_preparation` returned. Blocks.
 
         Raises GeneralFailure for what is not supported, ResourceExhaustedTransient where memory runs out.
         """
         with faults_as_errors("preparing the model"):
-            model = translated(model)
-            return PreparedModel(model, interpreter.prepare(model))
+            supported = self._supported(model)
+            if not all(supported):
+                number = supported.index(False)
+                name = model.main.operations[number].type.name
+                raise GeneralFailure(f"device {self.name!r} does not support operation {number} ({name}) as it is here")
+            return PreparedModel(model, self.compile(model), status_byte=self.status_byte)
 
 
 def _checked(model: Model) -> Model:
@@ -98,15 +180,3 @@ def _check_code(kind: type[IntEnum], code: int) -> None:
     allowed = [member.value for member in kind]
     if code not in allowed:
         raise InvalidArgument(f"{kind.__name__} {code} is unknown; allowed are {allowed[0]} to {allowed[-1]}")
-
-
-DEVICES: dict[str, Device] = {device.name: device for device in (Device("reference"),)}
-
-
-def find_device(name: str) -> Device:
-    """Return the device called `name`. Raises InvalidArgument that lists the known ones."""
-    try:
-        return DEVICES[name]
-    except KeyError:
-        known = ", ".join(sorted(DEVICES))
-        raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}") from None

@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnfmq.engines.execution import NO_LIMITS, Execution, Limits, limits_of
-from nnfmq.engines.interpreter import Program
-from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
+from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable, limits_of
+from nnfmq.hal.errors import (
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    NnfmqError,
+    OutputInsufficientSize,
+)
 from nnfmq.hal.types import (
     NO_TIMING,
     DataLocation,
@@ -42,6 +48,8 @@ from nnfmq.validation import validate_request
 Array = NDArray[np.generic]
 
 _YES = MeasureTiming.YES  # an attribute of an enum costs more than a record through the ring
+_UNAVAILABLE = "the device is busy or offline"
+_AVAILABLE = memoryview(bytes(1))
 _log = logging.getLogger("nnfmq.execution")
 
 
@@ -61,6 +69,10 @@ def result_of_error(error: NnfmqError) -> ExecutionResult:
     """Return the answer that stands for an error: its status and text, shapes only for an insufficient output."""
     shapes = error.output_shapes if isinstance(error, OutputInsufficientSize) else ()
     return ExecutionResult(error.status, tuple(shapes), message=str(error))
+
+
+def _unavailable() -> ExecutionResult:
+    return ExecutionResult(ErrorStatus.DEVICE_UNAVAILABLE, message=_UNAVAILABLE)
 
 
 def _bytes_at(pools: Sequence[Pool], location: DataLocation) -> memoryview:
@@ -97,10 +109,11 @@ def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pool
 class BoundExecution:
     """A request that was checked and bound to memory. `run` may be called again and again, one call at a time."""
 
-    __slots__ = ("_execution", "_result")
+    __slots__ = ("_execution", "_result", "_status_byte")
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: Runnable, status_byte: memoryview) -> None:
         self._execution = execution
+        self._status_byte = status_byte
         self._result = ExecutionResult(ErrorStatus.NONE)
 
     def run(self, measure: MeasureTiming, begin_ns: int, limits: Limits = NO_LIMITS) -> ExecutionResult:
@@ -109,6 +122,8 @@ class BoundExecution:
         The caller has silenced NumPy's warnings, which costs more than a small model; for the same reason the result of
         a success is the same object each time.
         """
+        if self._status_byte[0]:
+            return _unavailable()
         engine_begin = monotonic_ns()
         try:
             shapes = self._execution.run(limits)
@@ -129,22 +144,30 @@ class BoundExecution:
 class PreparedModel:
     """A model that is ready to run. Any number of threads may execute it at once.
 
-    `charge` is what it costs its client: off the account when the last burst or execution has dropped the model.
+    `charge` is what it costs its client: off the account when the last burst or execution has dropped the model. While
+    the device is BUSY or OFFLINE, which `status_byte` says, every execution is DEVICE_UNAVAILABLE (DEV-14).
     """
 
     model: Model
-    program: Program
+    program: Bindable
     charge: Charge | None = None
+    status_byte: memoryview = _AVAILABLE
+
+    def require_available(self) -> None:
+        """Raise DeviceUnavailable while the device is BUSY or OFFLINE."""
+        if self.status_byte[0]:
+            raise DeviceUnavailable(_UNAVAILABLE)
 
     def bind(self, request: Request) -> BoundExecution:
         """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument."""
+        self.require_available()  # before anything that the request may have wrong
         validate_request(self.model, request)
         main = self.model.main
         sources = zip([main.operands[index] for index in main.input_indexes], request.inputs, strict=True)
         sinks = zip([main.operands[index] for index in main.output_indexes], request.outputs, strict=True)
         inputs = tuple(_input_array(operand, argument, request.pools) for operand, argument in sources)
         outputs = tuple(_output_buffer(i, *sink, request.pools) for i, sink in enumerate(sinks))
-        return BoundExecution(self.program.bind(inputs, outputs))
+        return BoundExecution(self.program.bind(inputs, outputs), self.status_byte)
 
     def execute_synchronously(
         self,

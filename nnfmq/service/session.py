@@ -42,6 +42,7 @@ from nnfmq.service.accounts import MemoryAccount
 from nnfmq.service.calls import bursts, devices, executions, models
 from nnfmq.service.calls.answering import Handler, Pooled
 from nnfmq.service.calls.bursts import OpenBurst
+from nnfmq.service.devices import load_devices
 from nnfmq.service.handles import Handles
 from nnfmq.service.prepared_model import PreparedModel
 
@@ -59,12 +60,14 @@ class Session:
 
     def __init__(self, channel: Channel, driver_name: str) -> None:
         self.account = MemoryAccount()
+        self.devices = load_devices()
         self.conversation = Conversation()
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
         self.models: Handles[PreparedModel] = Handles("model", numbers)
         self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
         self.questions: dict[int, Future[list[Memory]]] = {}  # what the client was asked, by the call's number
         self.has_ended = False
+        self.client_uid = channel.peer().uid
         self._channel = channel
         self._driver_name = driver_name
         self._pool = ThreadPoolExecutor(POOL_THREADS, "nnfmq-session")

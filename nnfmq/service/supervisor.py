@@ -23,15 +23,18 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from nnfmq.channel import NOW, Channel, Listener
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
+from nnfmq.memory import Memory
 from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
 from nnfmq.serialize import control, messages
 from nnfmq.service import worker
+from nnfmq.service.device_configuration import DEVICES_MAX, VARIABLE, read_configuration
 from nnfmq.service.extensions import ALLOWED
 
 CLIENTS_MAX = 64
@@ -61,8 +64,9 @@ class _Passed:
 class Supervisor:
     """A listening driver. `run` serves until the eventfd `bell` is rung; bell and listener stay their owners'."""
 
-    def __init__(self, listener: Listener, context: Any, bell: int) -> None:
+    def __init__(self, listener: Listener, context: Any, bell: int, status: Memory) -> None:
         self._listener = listener
+        self._status = status  # of the devices; all workers map it
         self._context = context
         self._workers: dict[int, Any] = {}  # pidfd, which is ours → multiprocess.Process
         self._bell = bell
@@ -120,7 +124,8 @@ class Supervisor:
             channel.send(control.encode(messages.Refused(status, text)), (), NOW)
 
     def _start_worker(self, channel: Channel) -> None:
-        process = self._context.Process(target=worker.main, args=(_Passed(channel.fileno()),), name="nnfmq-worker")
+        fds = _Passed(channel.fileno()), _Passed(self._status.fileno())
+        process = self._context.Process(target=worker.main, args=fds, name="nnfmq-worker")
         try:
             process.start()
         except _SPAWN_ERRORS as error:
@@ -172,16 +177,22 @@ def serve(
     path: Path | None = None,
     *,
     extensions: Sequence[str] | None = None,
+    devices: Path | None = None,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
     """Listen at `path` (default: the user's runtime directory) until SIGTERM or SIGINT; return the exit status, 0.
 
     `extensions` are the names of those that workers may load (default: as $NNFMQ_EXTENSIONS says, see `extensions`).
+    `devices` is the file that lists the devices (default: $NNFMQ_DEVICES, or the package's own, see `devices`).
     `ready` is called with the path once clients can connect. Blocks; call it from the main thread. Raises
-    DeviceUnavailable where another driver listens there, or the directory is not safe.
+    DeviceUnavailable where another driver listens there, or the directory is not safe, and InvalidArgument or OSError
+    where the devices cannot be read.
     """
     if extensions is not None:
         os.environ[ALLOWED] = ",".join(extensions)  # for the forkserver, which loads them
+    if devices is not None:
+        os.environ[VARIABLE] = str(devices.absolute())  # the same
+    read_configuration()  # here, where somebody sees what is wrong with it
     if path is None:
         path = default_socket()
         if path.parent == runtime_directory():
@@ -189,9 +200,13 @@ def serve(
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
         raise DeviceUnavailable(f"a socket path has at most {_PATH_BYTES_MAX} bytes here; {path} is longer")
     # The bell first: a signal that comes while the rest is set up must not leave it behind.
-    with _bell() as bell, Listener.create(path) as listener, _forkserver(Path(f"{path}.d")) as context:
+    with ExitStack() as stack:
+        bell = stack.enter_context(_bell())
+        status = stack.enter_context(Memory.create(DEVICES_MAX, "nnfmq-status"))
+        listener = stack.enter_context(Listener.create(path))
+        context = stack.enter_context(_forkserver(Path(f"{path}.d")))
         ready(path)
-        Supervisor(listener, context, bell).run()
+        Supervisor(listener, context, bell, status).run()
     return 0
 
 

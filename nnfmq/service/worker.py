@@ -1,7 +1,8 @@
 """A worker: the process that owns everything of one client. The supervisor starts it, the client's end ends it.
 
 It gets its socket from the forkserver and from then on depends on nobody: it outlives a killed supervisor. SIGTERM
-(the supervisor's clean end) and the client's death both end it at once, with everything it held.
+(the supervisor's clean end) and the client's death both end it at once, with everything it held. The devices' status is
+in a page that all workers of a driver map.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from nnfmq.channel import Channel
+from nnfmq.memory import Memory
+from nnfmq.service.devices import load_devices
 from nnfmq.service.session import run_session
 
 
@@ -17,6 +20,8 @@ def take_fd(passed: Any) -> int:
     return int(passed.detach())
 
 
-def main(control_fd: int) -> NoReturn:
-    """Serve the client at the other end of `control_fd`."""
+def main(control_fd: int, status_fd: int) -> NoReturn:
+    """Serve the client at the other end of `control_fd`; `status_fd` is the page with the devices' status."""
+    status = Memory.adopt(status_fd)
+    load_devices().share_status(status.view)
     run_session(Channel.adopt(control_fd), driver_name="nnfmq")

@@ -3,7 +3,7 @@
 Rules carry the ids of the requirements: N-MOD-* are the HAL test suite's families, N-VAL-* those beyond it; ids
 S1-S5 come from `operations.signature`. Sums and products are Python ints compared with 32- and 64-bit limits, so no
 claim of a hostile model overflows or allocates. OEM_OPERATION, and types and operations of extensions that this
-process has not, are checked for structure only: `engines.interpreter.supported` says that they cannot run. A model has
+process has not, are checked for structure only: a device says that they cannot run. A model has
 been `operations.extensions.translated` where extensions are installed. What IF and WHILE hand to subgraphs is checked
 last (`validation.control_flow`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface allows
 the model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -60,15 +61,44 @@ def test_the_demo_asks_for_a_driver_of_its_own(fake: Any) -> None:
     assert fake.connected == [(None, True)]
 
 
+@pytest.mark.usefixtures("one_seven")
+def test_the_quantized_model_is_measured_beside_the_float_one(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--quantized"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"result +float32 +int8", printed)
+    assert printed.count("75.0% (3 of 4 digits)") == 2
+    assert fake.connected == [(None, True)] * 2
+
+
+@pytest.mark.parametrize(("dtype", "zero_point"), [("int8", -128), ("uint8", 0)])
+def test_a_model_of_codes_is_given_the_nearest_codes(dtype: str, zero_point: int) -> None:
+    info = TensorInfo("image", (1, 2, 2, 1), dtype, 1 / 255, zero_point)
+    given = demo.as_inputs(np.float32([[[0, 1], [0.55, 0.7 / 255]], [[2, -1], [0.2, 0.4]]]), info)
+    expected = [0, 255, 140, 1, 255, 0, 51, 102]
+    assert given.shape == (2, 1, 2, 2, 1)
+    assert (given.ravel().astype(int) - zero_point).tolist() == expected
+    assert given.dtype == dtype
+
+
+def test_a_model_of_floats_is_given_the_images() -> None:
+    given = demo.as_inputs(SQUARE[None], TensorInfo("image", (1, 4, 2, 1), "float32"))
+    np.testing.assert_array_equal(given, SQUARE.reshape(1, 1, 4, 2, 1), strict=True)
+
+
 def test_every_digit_is_classified_by_a_real_driver() -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "nnfmq", "demo", "--json"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-m", "nnfmq", "demo", "--quantized", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     with np.load(nnfmq.example_path("digits.npz")) as data:
         assert report["labels"] == data["labels"].tolist()
         assert report["correct"] == int(data["correct_count"])
+    assert abs(report["quantized"]["correct"] - report["correct"]) <= 0.01 * report["digits"]
     assert 0 < report["latency_ns"]["p50"] <= report["latency_ns"]["p99"] <= report["latency_ns"]["max"]
 
 

@@ -72,7 +72,7 @@ def test_clients_find_it_at_its_path(environment: dict[str, str], runtime: Path)
 def test_doctor_finds_it_where_clients_look(environment: dict[str, str], runtime: Path) -> None:
     findings = json.loads(nnfmq(environment, "doctor", "--json").stdout)["findings"]
     (value,) = (finding["value"] for finding in findings if finding["name"] == "running driver")
-    assert value == f"at {runtime / 'nnfmq' / 'nnfmq.sock'}, devices: reference"
+    assert value.startswith(f"at {runtime / 'nnfmq' / 'nnfmq.sock'}, devices: reference, ")
 
 
 @pytest.mark.usefixtures("driver")

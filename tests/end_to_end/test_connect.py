@@ -99,16 +99,16 @@ def test_a_runtime_directory_that_is_a_link_is_refused_by_serve(nowhere: Path) -
 
 def test_an_embedded_driver_does_not_import_from_where_the_app_runs(folder: Path) -> None:
     (folder / "msgspec.py").write_text("raise SystemExit('the wrong msgspec')")
-    code = "import nnfmq; c = nnfmq.connect(embedded=True); print(len(c.devices())); c.close()"
+    code = "import nnfmq; c = nnfmq.connect(embedded=True); print(c.devices()[0].name); c.close()"
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert (done.stdout, done.stderr) == ("reference\n", "")
 
 
 def test_the_client_sees_the_same_devices_embedded_and_not(client: nnfmq.Client) -> None:
     with nnfmq.connect(embedded=True) as embedded:
         assert embedded.devices() == client.devices()
-        assert [info.name for info in client.devices()] == ["reference"]
+        assert client.devices()[0].name == "reference"
 
 
 def test_an_unknown_device_is_refused_with_the_known_ones(client: nnfmq.Client) -> None:

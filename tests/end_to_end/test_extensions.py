@@ -135,7 +135,7 @@ def test_EXT_5_VAL_5_a_driver_without_the_plug_in_says_unsupported(daemon: Daemo
         assert f"has no type 0 of extension {NAME}" in str(error)
         error = refusal(device, Fibonacci().model(FLOAT_N, FLOATS))
         assert isinstance(error, nnfmq.GeneralFailure)
-        assert f"operation 0 ({NAME}.0) is not supported" in str(error)
+        assert f"does not support operation 0 ({NAME}.0)" in str(error)
 
 
 # -- the ordinary path ------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from nnfmq.operations.extensions import ElementType, VendorExtension, install, o
 from nnfmq.operations.policies import direct
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, Variant, data, form, weight
+from nnfmq.service.devices import load_devices
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
 
@@ -99,7 +100,7 @@ def test_EXT_4_a_plan_finds_the_bytes_of_its_operands() -> None:
 
 def test_EXT_4_a_plan_refuses_bytes_that_it_does_not_like() -> None:
     model = translated(shift(byte=b""))
-    assert interpreter.supported(model) == [True]
+    assert load_devices()["reference"]._supported(model) == [True]
     with pytest.raises(GeneralFailure, match=r"operation 0 \(com\.example\.wide\.SHIFT\): C1: one byte"):
         interpreter.prepare(model)
 
@@ -148,7 +149,7 @@ def test_MOD_15_names_stay_one_to_one() -> None:
 
 def test_MOD_15_an_unknown_extension_is_never_taken_for_an_installed_one() -> None:
     model = Fibonacci().model(FLOAT_N, FLOATS)  # prefix 1 here, as the installed extension's may be
-    assert interpreter.supported(translated(model)) == [False]
+    assert load_devices()["reference"]._supported(translated(model)) == [False]
     assert translated(model).main.operations[0].type.name == "com.example.fibonacci.0"
 
 
@@ -174,4 +175,4 @@ def test_EXT_2_an_extension_that_fails_to_install_leaves_nothing() -> None:
         install(broken)
     numbers = ExtensionNumbers()
     model = one_operation(numbers.operation_type("com.example.broken", 2), [FLOAT_N], FLOATS)
-    assert interpreter.supported(translated(replace(model, extensions=numbers.extensions))) == [False]
+    assert load_devices()["reference"]._supported(translated(replace(model, extensions=numbers.extensions))) == [False]

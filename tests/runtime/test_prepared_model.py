@@ -53,7 +53,7 @@ def hold(session: Session, prepared: PreparedModel, model: Model) -> Held:
 
 
 def test_a_client_lists_its_driver_s_devices(client: Client) -> None:
-    assert [info.name for info in client.devices()] == ["reference"]
+    assert client.devices()[0].name == "reference"
     assert client.device("reference").info.name == "reference"
 
 

@@ -18,6 +18,7 @@ from nnfmq.hal.types import (
     ExecutionConfig,
     ExtensionNameAndPrefix,
     MeasureTiming,
+    OperandType,
     OutputShape,
     Request,
     RequestArgument,
@@ -42,6 +43,11 @@ QUEUE_WIRE = [[[0, 0, 8], [0, 8, 8], [0, 16, 24576], [0, 24592, 4]], 24, 1]
 FAILED = {"call": 7, "status": 4, "message": "operand 3: no"}
 INVALID = ErrorStatus.INVALID_ARGUMENT
 EXTENSION = messages.ExtensionData("com.example.one", (messages.OperandTypeData(0, False, 8, "int64"),))
+SPEED = messages.PerformanceData(1.0, 2.0)
+CAPABILITIES = messages.CapabilitiesData(
+    (messages.OperandPerformanceData(OperandType.TENSOR_FLOAT32, messages.PerformanceData(0.5, 1.0)),),
+    *[SPEED] * 4,
+)
 INPUT = messages.ArgumentData(False, messages.LocationData(0, 64, 16, 0), (2, 2))
 
 # Who sends it, its fields on the wire, what it is read as, and how many descriptors come with it.
@@ -102,6 +108,19 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         {"call": 5, "model_id": 6, "request": QUEUE_WIRE, "result": QUEUE_WIRE},
         messages.ConfigureBurst(5, 6, QUEUE, QUEUE),
         2,
+    ),
+    (CLIENT, {"call": 3, "device": "reference"}, messages.GetCapabilities(3, "reference"), 0),
+    (
+        DRIVER,
+        {"call": 7, "status": 0, "message": "", "capabilities": [[[3, [0.5, 1.0]]], *([[1.0, 2.0]] * 4)]},
+        messages.DeviceCapabilities(7, ErrorStatus.NONE, "", CAPABILITIES),
+        0,
+    ),
+    (
+        CLIENT,
+        {"call": 3, "device": "reference", "status": 1},
+        messages.SetDeviceStatus(3, "reference", DeviceStatus.BUSY),
+        0,
     ),
     (DRIVER, {**FAILED, "burst_id": 8}, messages.BurstConfigured(7, INVALID, "operand 3: no", 8), 0),
     (DRIVER, {"call": 1, "burst_id": 8, "slots": [0, -4]}, messages.GetMemories(1, 8, (0, -4)), 0),
@@ -236,6 +255,7 @@ def test_a_field_of_the_wrong_type_is_refused(
 
 
 MAY_BE_ABSENT = {
+    ("DeviceCapabilities", "capabilities"),
     ("SupportedOperations", "status"),
     ("SupportedOperations", "message"),
     ("Executed", "shapes"),

@@ -12,7 +12,7 @@ import pytest
 from support.plugins import NAME, add_fibonacci, add_plugin, tables_as_they_were
 
 from nnfmq.operations.extensions import INSTALLED
-from nnfmq.service.device import DEVICES
+from nnfmq.service.devices import load_devices
 from nnfmq.service.extensions import load_extensions
 
 START = """
@@ -84,7 +84,7 @@ def loaded(caplog: pytest.LogCaptureFixture) -> Loaded:
     def load() -> tuple[list[str], list[str]]:
         with caplog.at_level(logging.WARNING, "nnfmq.extensions"):
             load_extensions()
-        return [extension.name for extension in DEVICES["reference"].info.extensions], caplog.messages
+        return [extension.name for extension in load_devices()["reference"].info.extensions], caplog.messages
 
     return load
 

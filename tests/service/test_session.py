@@ -274,7 +274,7 @@ def test_the_devices_are_listed(client: Speaker) -> None:
     client.say(messages.ListDevices(7))
     answer = client.hear(messages.DeviceList)
     assert answer.call == 7
-    assert [device.name for device in answer.devices] == ["reference"]
+    assert answer.devices[0].name == "reference"
     assert all(device.version and device.feature_level > 0 for device in answer.devices)
 
 

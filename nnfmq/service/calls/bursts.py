@@ -108,6 +108,7 @@ def _create_burst(session: Session, message: ConfigureBurst, fds: list[int]) -> 
         for memory in memories:
             undo.callback(memory.close)
         prepared = session.models.find(message.model_id)
+        prepared.require_available()
         requests = MessageQueue.attach(descriptor_of(message.request), memories[0], quantum=DATUM_BYTES)
         undo.callback(requests.close)
         results = MessageQueue.attach(descriptor_of(message.result), memories[1], quantum=DATUM_BYTES)

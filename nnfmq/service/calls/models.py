@@ -20,7 +20,6 @@ from nnfmq.serialize.messages import (
 from nnfmq.serialize.model import decode_model
 from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.calls.answering import Handler, Pooled, reply
-from nnfmq.service.device import find_device
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.handles import NO_ID
 from nnfmq.service.wire import deadline_of, private_pools
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 def _supported(session: Session, message: GetSupportedOperations, fds: list[int], _seen_ns: int) -> None:
     model, charge = _received_model(session.account, message.model, fds)
     with closing(charge):
-        supported = find_device(message.device).supported_operations(model)
+        supported = session.devices.find(message.device).supported_operations(model)
     session.send(SupportedOperations(message.call, tuple(supported)))
 
 
@@ -45,8 +44,9 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
     model, charge = _received_model(session.account, message.model, fds)
     with ExitStack() as undo:
         undo.callback(charge.close)
-        device = find_device(message.device)
-        device.check_preparation(model, message.preference, message.priority, deadline_of(message.deadline_ns))
+        device = session.devices.find(message.device)
+        deadline_ns = deadline_of(message.deadline_ns)
+        model = device.check_preparation(model, message.preference, message.priority, deadline_ns)
         undo.pop_all()
     session.send(reply(message.call))
     try:

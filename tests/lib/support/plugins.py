@@ -27,22 +27,29 @@ NAME = "com.example.fibonacci"
 QUANTIZED = struct.pack("<dq", 0.5, 10)  # real value = 0.5 * (code - 10)
 
 
-def add_plugin(site: Path, module: str, source: str, entry_points: Mapping[str, str]) -> None:
-    """Install `module`, of that source, into the folder `site`, with entry points of the group `nnfmq.operations`."""
+def add_plugin(
+    site: Path, module: str, source: str, entry_points: Mapping[str, str], group: str = "nnfmq.operations"
+) -> None:
+    """Install `module`, of that source, into the folder `site`, with entry points of a group."""
     (site / f"{module}.py").write_text(source)
     info = site / f"{module}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
     lines = [f"{name} = {value}" for name, value in entry_points.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[nnfmq.operations]", *lines, ""]))
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+
+
+def add_example(site: Path, example: Path) -> None:
+    """Install an example of the documents with what its pyproject.toml says."""
+    project = tomllib.loads((example / "pyproject.toml").read_text())
+    (module,) = project["tool"]["setuptools"]["py-modules"]
+    ((group, entry_points),) = project["project"]["entry-points"].items()
+    add_plugin(site, module, (example / f"{module}.py").read_text(), entry_points, group)
 
 
 def add_fibonacci(site: Path) -> None:
-    """Install the documents' example with what its pyproject.toml says."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())
-    (module,) = project["tool"]["setuptools"]["py-modules"]
-    entry_points = project["project"]["entry-points"]["nnfmq.operations"]
-    add_plugin(site, module, (EXAMPLE / f"{module}.py").read_text(), entry_points)
+    """Install the operation that the documents show."""
+    add_example(site, EXAMPLE)
 
 
 def path_with(site: Path) -> dict[str, str]:

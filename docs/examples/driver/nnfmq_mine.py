@@ -1,0 +1,41 @@
+"""A device for nnfmq's driver, `mine`: ADD and RELU of float32. Copy it, and put your hardware behind it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nnfmq.engines.function import FunctionProgram
+from nnfmq.engines.interpreter import constant
+from nnfmq.hal.types import Model, OperandType, Operation, OperationType, Subgraph
+from nnfmq.service.device import Device
+
+
+class Mine(Device):
+    """What it supports, and how it computes that; everything else has a default."""
+
+    name = "mine"
+
+    def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+        """Return True for RELU, and for ADD without an activation, of float32."""
+        operands = [subgraph.operands[index] for index in operation.inputs]
+        if operands[0].type != OperandType.TENSOR_FLOAT32:
+            return False
+        if operation.type == OperationType.ADD:
+            activation = constant(model, operands[2])
+            return activation is not None and activation == 0
+        return operation.type == OperationType.RELU
+
+    def compile(self, model: Model) -> FunctionProgram:
+        """Upload constants here, once; `run` is what happens in each execution."""
+        main = model.main
+        constants = [constant(model, operand) for operand in main.operands]
+
+        def run(inputs: Sequence[Any]) -> list[Any]:
+            values = dict(enumerate(constants)) | dict(zip(main.input_indexes, inputs, strict=True))
+            for operation in main.operations:
+                a, *others = [values[index] for index in operation.inputs]
+                values[operation.outputs[0]] = np.maximum(a, 0) if len(others) == 0 else a + others[0]
+            return [values[index] for index in main.output_indexes]
+
+        return FunctionProgram(model, run)

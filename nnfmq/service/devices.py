@@ -1,0 +1,149 @@
+"""The devices of this driver: those that its configuration lists, and those that plug-ins bring.
+
+The configuration is a TOML file, `$NNFMQ_DEVICES` or the one that comes with the package (docs/devices.md has its
+keys). A plug-in is an entry point of the group `nnfmq.devices` that names a subclass of `Device`. A device that cannot
+be loaded, or whose answers are impossible, is left out with a log line and does not break the others (DEV-10); a
+configuration that cannot be read stops the driver. Devices are loaded once, before the process has a client; their
+status is one byte each, which all workers of a driver share and an administrator sets (DEV-14).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from functools import cache
+from importlib.metadata import entry_points
+
+from nnfmq.engines import interpreter
+from nnfmq.engines.execution import Bindable
+from nnfmq.hal.device import Capabilities
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.extensions import is_extension
+from nnfmq.hal.types import DeviceStatus, Model, Operation, OperationType, Subgraph
+from nnfmq.operations.extensions import INSTALLED, VendorExtension
+from nnfmq.service.device import Device
+from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
+from nnfmq.validation.values import validate_capabilities
+
+__all__ = ["Devices", "InterpreterDevice", "load_devices"]
+
+GROUP = "nnfmq.devices"
+_log = logging.getLogger("nnfmq.devices")
+
+
+class InterpreterDevice(Device):
+    """The reference interpreter, whole or limited to some operations, as its entry in the configuration says."""
+
+    def __init__(self, entry: DeviceEntry) -> None:
+        super().__init__()
+        self.name = entry.name
+        self._types = entry.types()
+        self._operations = entry.operation_types()
+        self._capabilities = entry.capabilities()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the configuration says."""
+        return self._capabilities
+
+    @property
+    def extensions(self) -> Iterable[VendorExtension]:
+        """All that plug-ins brought, where nothing is left out."""
+        return INSTALLED.values() if self._types is None and self._operations is None else ()
+
+    def supports(self, _model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+        """Return True for what the interpreter computes and the configuration does not leave out."""
+        return self._admits(subgraph, operation) and interpreter.supports(subgraph, operation)
+
+    def _admits(self, subgraph: Subgraph, operation: Operation) -> bool:
+        if self._types is None and self._operations is None:
+            return True
+        if is_extension(operation.type) or not operation.inputs:
+            return False
+        first = operation.inputs[operation.type == OperationType.SELECT]  # its first one is always a boolean
+        return _is_one_of(operation.type, self._operations) and _is_one_of(subgraph.operands[first].type, self._types)
+
+    def compile(self, model: Model) -> Bindable:
+        """Prepare the model for the interpreter."""
+        return interpreter.prepare(model)
+
+
+def _is_one_of(code: IntEnum, allowed: frozenset[int] | None) -> bool:
+    return allowed is None or code in allowed
+
+
+class Devices(Mapping[str, Device]):
+    """The devices of a driver by name, in the order in which it lists them."""
+
+    def __init__(self, devices: Iterable[Device]) -> None:
+        self._by_name = {device.name: device for device in devices}
+
+    def __getitem__(self, name: str) -> Device:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterable[str]:  # type: ignore[override]
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def find(self, name: str) -> Device:
+        """Return the device called `name`. Raises InvalidArgument that lists the known ones."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            known = ", ".join(sorted(self._by_name))
+            raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}") from None
+
+    def share_status(self, page: memoryview) -> None:
+        """Let `page`, DEVICES_MAX bytes that all workers of a driver see, hold every device's status."""
+        for number, device in enumerate(self._by_name.values()):
+            device.status_byte = page[number : number + 1]
+
+    def set_status(self, name: str, status: DeviceStatus) -> None:
+        """Make a device AVAILABLE, BUSY or OFFLINE, for all workers. Raises InvalidArgument."""
+        if status not in (DeviceStatus.AVAILABLE, DeviceStatus.BUSY, DeviceStatus.OFFLINE):
+            raise InvalidArgument(f"a device is made AVAILABLE, BUSY or OFFLINE, not {status.name}")
+        self.find(name).status_byte[0] = status
+
+
+@cache
+def load_devices() -> Devices:
+    """Return this process's devices, loaded at the first call. Raises InvalidArgument for a bad configuration."""
+    found: dict[str, Device] = {}
+    for device in (*map(InterpreterDevice, read_configuration()), *_plugged_in()):
+        if device.name in found:
+            _log.warning("a second device called %r is left out", device.name)
+        elif len(found) == DEVICES_MAX:
+            _log.warning("device %r is left out: there are %d already", device.name, DEVICES_MAX)
+        else:
+            found[device.name] = device
+    return Devices(found.values())
+
+
+def _plugged_in() -> list[Device]:
+    devices = []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            devices.append(_checked(_made(entry.load())))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a vendor's code may raise anything
+            _log.warning("device %s (%s) is left out: %s: %s", entry.name, entry.value, type(error).__name__, error)
+    return devices
+
+
+def _made(kind: Callable[[], object]) -> Device:
+    device = kind()
+    if not isinstance(device, Device):
+        raise InvalidArgument(f"a plug-in names a subclass of nnfmq.service.device.Device, not {kind!r}")
+    return device
+
+
+def _checked(device: Device) -> Device:
+    """Return a plug-in's device, whose answers are possible. Raises InvalidArgument."""
+    if not device.name or not device.name.isprintable():
+        raise InvalidArgument(f"a device's name is printable and not empty, not {device.name!r}")
+    if not device.version_string:
+        raise InvalidArgument("a version string must not be empty (DEV-4)")
+    validate_capabilities(device.capabilities)
+    return device

@@ -1,0 +1,116 @@
+"""A device that an administrator makes busy or offline: every client of the driver is told, and goes on afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from support.drivers import LIMIT_S, Daemon, one, opened
+from support.models import null_model
+
+import nnfmq
+from nnfmq.hal.types import DeviceStatus
+
+UNAVAILABLE = [DeviceStatus.BUSY, DeviceStatus.OFFLINE]
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[nnfmq.Client]:
+    with daemon.connect() as connected:
+        yield connected
+
+
+@pytest.fixture
+def administrator(daemon: Daemon) -> Iterator[nnfmq.Client]:
+    """Another client, which makes the device available again when the test is over."""
+    with daemon.connect() as connected:
+        yield connected
+        connected.set_device_status("reference", DeviceStatus.AVAILABLE)
+
+
+def outcome(method: Callable[[], Any]) -> type[Exception] | None:
+    try:
+        made = method()
+    except nnfmq.NnfmqError as error:
+        return type(error)
+    if isinstance(made, nnfmq.PreparedModel | nnfmq.Burst):
+        made.close()
+    return None
+
+
+def status(client: nnfmq.Client) -> DeviceStatus:
+    return DeviceStatus(client.device("reference").info.status)
+
+
+@pytest.mark.parametrize("made", UNAVAILABLE, ids=lambda made: made.name)
+def test_N_BAS_5_DEV_14_while_a_device_is_unavailable_every_method_says_so_and_then_all_goes_on(
+    client: nnfmq.Client, administrator: nnfmq.Client, made: DeviceStatus
+) -> None:
+    assert status(client) is DeviceStatus.AVAILABLE
+    device = client.device("reference")
+    with device.prepare(null_model()) as model, model.burst() as burst:
+        assert burst.execute(one(3))[0].tolist() == [3]
+        methods: dict[str, Callable[[], Any]] = {
+            "getCapabilities": device.capabilities,
+            "getSupportedOperations": lambda: device.supported_operations(null_model()),
+            "prepareModel": lambda: device.prepare(null_model()),
+            "executeSynchronously": lambda: model.execute(one(4)),
+            "configureExecutionBurst": model.burst,
+            "burst": lambda: burst.execute(one(4)),
+        }
+        administrator.set_device_status("reference", made)
+        assert status(client) is made
+        for name, method in methods.items():
+            assert outcome(method) is nnfmq.DeviceUnavailable, name
+        administrator.set_device_status("reference", DeviceStatus.AVAILABLE)
+        assert status(client) is DeviceStatus.AVAILABLE
+        assert burst.execute(one(5))[0].tolist() == [5]
+        assert model.execute(one(6))[0].tolist() == [6]
+
+
+def test_DEV_14_other_devices_are_not_concerned(client: nnfmq.Client, administrator: nnfmq.Client) -> None:
+    administrator.set_device_status("reference", DeviceStatus.OFFLINE)
+    with client.device("sample-float_fast").prepare(null_model()) as model:
+        assert model.execute(one(7))[0].tolist() == [7]
+
+
+def test_DEV_14_a_client_that_comes_later_finds_the_device_as_it_is(
+    daemon: Daemon, administrator: nnfmq.Client
+) -> None:
+    administrator.set_device_status("reference", DeviceStatus.BUSY)
+    with daemon.connect() as later:
+        assert status(later) is DeviceStatus.BUSY
+        with pytest.raises(nnfmq.DeviceUnavailable, match="BUSY"):
+            later.device("reference").prepare(null_model())
+
+
+def test_DEV_14_the_status_outlives_the_worker_that_set_it(daemon: Daemon, administrator: nnfmq.Client) -> None:
+    with daemon.connect() as killed, ExitStack() as stack:
+        killed.set_device_status("reference", DeviceStatus.OFFLINE)
+        (worker,) = [stack.enter_context(process) for process in opened([killed.driver_pid])]
+        worker.kill()
+        worker.wait_for_end(LIMIT_S)
+    assert status(administrator) is DeviceStatus.OFFLINE
+
+
+def test_DEV_14_a_private_driver_has_a_status_of_its_own(administrator: nnfmq.Client) -> None:
+    with nnfmq.connect(embedded=True) as private:
+        private.set_device_status("reference", DeviceStatus.BUSY)
+        assert status(administrator) is DeviceStatus.AVAILABLE
+        with pytest.raises(nnfmq.DeviceUnavailable):
+            private.device("reference").prepare(null_model())
+        private.set_device_status("reference", DeviceStatus.AVAILABLE)
+        with private.device("reference").prepare(null_model()) as model:
+            assert np.array_equal(model.execute(one(1))[0], one(1))
+
+
+def test_CAP_1_a_client_reads_the_capabilities_of_every_device(client: nnfmq.Client) -> None:
+    for info in client.devices():
+        capabilities = client.device(info.name).capabilities()
+        assert capabilities.operand_performance
+        assert all(
+            entry.info.exec_time > 0 and entry.info.power_usage > 0 for entry in capabilities.operand_performance
+        )

@@ -1,0 +1,320 @@
+"""The devices of a driver: the class to subclass, the configuration, plug-ins, and the status that is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import control_flow_models, models
+from support.small_models import two_adds, with_operand, with_operation
+
+from nnfmq.engines import interpreter
+from nnfmq.engines.function import FunctionProgram
+from nnfmq.hal.device import (
+    CPU_PERFORMANCE,
+    UNKNOWN_PERFORMANCE,
+    Capabilities,
+    PerformanceInfo,
+    lookup,
+    make_capabilities,
+)
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
+from nnfmq.hal.types import DeviceStatus, DeviceType, Model, OperandType, Operation, OperationType, Subgraph
+from nnfmq.service import devices as devices_module
+from nnfmq.service.device import Device
+from nnfmq.service.device_configuration import DEVICES_MAX, read_configuration
+from nnfmq.service.devices import Devices, InterpreterDevice, load_devices
+from nnfmq.service.prepared_model import BoundExecution
+from nnfmq.validation.values import validate_capabilities
+
+ADD = models.add_model()
+FLOAT = [OperandType.TENSOR_FLOAT32, OperandType.FLOAT32]
+
+
+class Plain(Device):
+    """The least that a device is: everything but subtraction, by the interpreter."""
+
+    name = "plain"
+
+    def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+        return operation.type != OperationType.SUB
+
+    def compile(self, model: Model) -> interpreter.Program:
+        return interpreter.prepare(model)
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Any:
+    """Return the devices that a configuration of this text lists."""
+
+    def configured(text: str) -> dict[str, InterpreterDevice]:
+        path = tmp_path / "devices.toml"
+        path.write_text(text)
+        return {entry.name: InterpreterDevice(entry) for entry in read_configuration(path)}
+
+    return configured
+
+
+@pytest.fixture
+def shipped() -> dict[str, InterpreterDevice]:
+    return {entry.name: InterpreterDevice(entry) for entry in read_configuration()}
+
+
+# ------------------------------------------------------------------------------------------------ one device
+
+
+def test_SUP_1_one_boolean_per_operation_in_their_order() -> None:
+    model = with_operation(two_adds(), 1, type=OperationType.SUB)
+    assert Plain().supported_operations(model) == [True, False]
+
+
+def test_SUP_2_an_invalid_model_is_refused() -> None:
+    with pytest.raises(InvalidArgument):
+        Plain().supported_operations(with_operand(ADD, 0, scale=-1.0))
+
+
+def test_SUP_4_control_flow_is_supported_if_all_that_it_calls_is() -> None:
+    class Without(Plain):
+        def __init__(self, left_out: OperationType) -> None:
+            super().__init__()
+            self.left_out = left_out
+
+        def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+            return operation.type != self.left_out
+
+    branching = control_flow_models.branching()
+    in_branches = {operation.type for graph in branching.referenced for operation in graph.operations}
+    assert len(in_branches) == 2
+    for left_out in in_branches:
+        assert Without(left_out).supported_operations(branching) == [False]
+    assert Without(OperationType.DIV).supported_operations(branching) == [True]
+
+
+def test_a_model_with_an_operation_that_the_device_declines_is_not_prepared() -> None:
+    device = Plain()
+    model = with_operation(ADD, 0, type=OperationType.SUB)
+    checked = device.check_preparation(model, 0, 0, None)
+    with pytest.raises(GeneralFailure, match=r"'plain' does not support operation 0 \(SUB\)"):
+        device.prepare_model(checked)
+
+
+def test_DEV_3_DEV_4_DEV_9_a_device_says_what_it_is() -> None:
+    info = Plain().info
+    assert (info.name, info.type, info.feature_level, info.status) == (
+        "plain",
+        DeviceType.CPU,
+        8,
+        DeviceStatus.AVAILABLE,
+    )
+    assert info.version.startswith("nnfmq-")
+
+
+def test_DEV_7_the_answers_are_the_same_each_time(shipped: dict[str, InterpreterDevice]) -> None:
+    again = {entry.name: InterpreterDevice(entry) for entry in read_configuration()}
+    assert [device.info for device in shipped.values()] == [device.info for device in again.values()]
+    assert [device.capabilities for device in shipped.values()] == [device.capabilities for device in again.values()]
+
+
+def test_DEV_12_the_reference_supports_everything_at_the_cpu_s_own_speed() -> None:
+    reference = load_devices()["reference"]
+    assert reference.type is DeviceType.CPU
+    assert reference.get_capabilities() == make_capabilities(CPU_PERFORMANCE)
+
+
+class TestFunctions:
+    """A program that is one function."""
+
+    @staticmethod
+    def bound(function: Any, outputs: list[Any], model: Model = ADD) -> Any:
+        inputs = [np.full(4, value, np.float32) for value in (1, 2)]
+        return FunctionProgram(model, function).bind(inputs, outputs)
+
+    def test_its_results_are_copied_into_the_outputs(self) -> None:
+        out = np.zeros(4, np.float32)
+        shapes = self.bound(lambda inputs: [inputs[0] + inputs[1]], [out]).run()
+        assert (out.tolist(), shapes[0].dimensions) == ([3.0] * 4, (4,))
+
+    def test_inputs_that_do_not_fit_are_refused(self) -> None:
+        with pytest.raises(InvalidArgument, match="1 inputs given"):
+            FunctionProgram(ADD, lambda inputs: inputs).bind([np.zeros(4, np.float32)], [None])
+        with pytest.raises(InvalidArgument, match="input operand 0"):
+            FunctionProgram(ADD, lambda inputs: inputs).bind([np.zeros(4, np.int32)] * 2, [None])
+
+    @pytest.mark.parametrize(
+        "result", [[], [np.zeros(4, np.float32)] * 2, [np.zeros(4, np.float64)]], ids=["none", "two", "float64"]
+    )
+    def test_results_that_are_not_the_model_s_are_a_failure(self, result: list[Any]) -> None:
+        with pytest.raises(GeneralFailure, match="the device computed"):
+            self.bound(lambda inputs: result, [np.zeros(4, np.float32)]).run()
+
+
+# ------------------------------------------------------------------------------------------------ the configuration
+
+
+def test_UTL_10_the_sample_devices_are_there(shipped: dict[str, InterpreterDevice]) -> None:
+    samples = ["float_fast", "float_slow", "quant", "minimal", "partial"]
+    assert list(shipped) == ["reference", *(f"sample-{name}" for name in samples)]
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "float32", "relaxed"),
+    [
+        ("sample-float_fast", FLOAT, (0.8, 1.2), (0.7, 1.1)),
+        ("sample-float_slow", FLOAT, (1.3, 0.7), (1.2, 0.6)),
+        ("sample-minimal", FLOAT, (0.4, 0.5), (0.4, 0.5)),
+        ("sample-quant", FLOAT, (50.0, 1.0), (50.0, 1.0)),
+        ("sample-partial", FLOAT, (1.0, 1.0), (1.0, 1.0)),
+    ],
+)
+def test_CAP_3_CAP_4_figures_are_those_of_android_s_sample_drivers(
+    name: str,
+    types: list[OperandType],
+    float32: tuple[float, float],
+    relaxed: tuple[float, float],
+    shipped: dict[str, InterpreterDevice],
+) -> None:
+    capabilities = shipped[name].get_capabilities()
+    validate_capabilities(capabilities)
+    assert {lookup(capabilities, type) for type in types} == {PerformanceInfo(*float32)}
+    assert capabilities.relaxed_float32_to_float16_tensor == PerformanceInfo(*relaxed)
+    assert lookup(capabilities, OperandType.SUBGRAPH) is UNKNOWN_PERFORMANCE
+
+
+def supported(device: Device, model: Model) -> bool:
+    return all(device.supported_operations(model))
+
+
+def test_SUP_3_each_sample_device_declines_what_it_stands_for(shipped: dict[str, InterpreterDevice]) -> None:
+    quantized = two_adds(OperandType.TENSOR_QUANT8_ASYMM, 0.5, 128)
+    relu = models.relu_model()
+    able = {name: [supported(device, model) for model in (ADD, relu, quantized)] for name, device in shipped.items()}
+    assert able == {
+        "reference": [True, True, True],
+        "sample-float_fast": [True, True, False],
+        "sample-float_slow": [True, True, False],
+        "sample-quant": [False, False, True],
+        "sample-minimal": [True, False, False],
+        "sample-partial": [True, True, True],
+    }
+
+
+def test_operations_can_be_left_out(configured: Any) -> None:
+    found = configured('[[device]]\nname = "a"\nexcept_operations = ["RELU"]\n')
+    assert [supported(found["a"], model) for model in (ADD, models.relu_model())] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[device]]\n", "name"),
+        ('[[device]]\nname = ""\n', "not empty"),
+        ('[[device]]\nname = "a"\noperations = ["PLUS"]\n', "'PLUS' is no OperationType"),
+        ('[[device]]\nname = "a"\nfirst_operand = ["FLOAT"]\n', "'FLOAT' is no OperandType"),
+        ('[[device]]\nname = "a"\ncolour = 1\n', "colour"),
+        ('[[device]]\nname = "a"\n[device.performance]\nall = { exec_time = 0, power_usage = 1.0 }\n', "exec_time"),
+        ('[[device]]\nname = "a"\n[device.performance.types]\nX = { exec_time = 1.0, power_usage = 1.0 }\n', "'X'"),
+        ("no toml", "devices.toml"),
+    ],
+)
+def test_a_configuration_that_says_something_impossible_is_refused(text: str, message: str, configured: Any) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        configured(text)
+
+
+# ------------------------------------------------------------------------------------------------ all devices
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, configured: Any) -> Iterator[Any]:
+    """Return what is loaded where these are the plug-ins, by name, beside one configured device."""
+
+    def loaded(**plug_ins: Any) -> Devices:
+        entries = [
+            SimpleNamespace(name=name, value=name, load=lambda kind=kind: kind()) for name, kind in plug_ins.items()
+        ]
+        monkeypatch.setattr(devices_module, "entry_points", lambda *, group: entries)
+        monkeypatch.setattr(devices_module, "read_configuration", lambda: read_configuration()[:1])
+        return load_devices.__wrapped__()
+
+    return loaded
+
+
+class Nameless(Plain):
+    name = ""
+
+
+class Impossible(Plain):
+    @property
+    def capabilities(self) -> Capabilities:
+        return make_capabilities(PerformanceInfo(-1.0, 1.0))
+
+
+class Versionless(Plain):
+    @property
+    def version_string(self) -> str:
+        return ""
+
+
+def test_a_plug_in_s_device_comes_after_the_configured_ones(loaded: Any) -> None:
+    assert list(loaded(mine=lambda: Plain)) == ["reference", "plain"]
+
+
+@pytest.mark.parametrize("kind", [Nameless, Impossible, Versionless, dict, lambda: 1 / 0], ids=str)
+def test_DEV_10_a_device_whose_answers_are_impossible_is_left_out(
+    kind: Any, loaded: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert list(loaded(bad=lambda: kind, good=lambda: Plain)) == ["reference", "plain"]
+    assert "device bad (bad) is left out" in caplog.text
+
+
+def test_DEV_10_a_plug_in_that_cannot_be_imported_is_left_out(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Any:
+        raise SystemExit("no hardware")
+
+    assert list(loaded(bad=broken)) == ["reference"]
+    assert "no hardware" in caplog.text
+
+
+def test_DEV_8_a_second_device_of_a_name_is_left_out(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert list(loaded(one=lambda: Plain, two=lambda: Plain)) == ["reference", "plain"]
+    assert "a second device called 'plain'" in caplog.text
+
+
+def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
+    page = memoryview(bytearray(DEVICES_MAX))
+    first, second = Devices([Plain()]), Devices([Plain()])
+    for workers in (first, second):
+        workers.share_status(page)
+    first.set_status("plain", DeviceStatus.BUSY)
+    device = second["plain"]
+    assert device.info.status is DeviceStatus.BUSY
+    for call in (
+        device.get_capabilities,
+        lambda: device.supported_operations(ADD),
+        lambda: device.check_preparation(ADD, 0, 0, None),
+    ):
+        with pytest.raises(DeviceUnavailable, match="'plain' is BUSY"):
+            call()
+    second.set_status("plain", DeviceStatus.AVAILABLE)
+    assert first["plain"].supported_operations(ADD) == [True]
+
+
+def test_DEV_2_UNKNOWN_is_no_status_that_anybody_sets() -> None:
+    with pytest.raises(InvalidArgument, match="not UNKNOWN"):
+        Devices([Plain()]).set_status("plain", DeviceStatus.UNKNOWN)
+    with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: plain"):
+        Devices([Plain()]).set_status("gpu", DeviceStatus.BUSY)
+
+
+def test_DEV_14_what_was_bound_before_is_unavailable_too() -> None:
+    device = Plain()
+    prepared = device.prepare_model(device.check_preparation(ADD, 0, 0, None))
+    page = device.status_byte
+    bound = prepared.program.bind([np.zeros(4, np.float32)] * 2, [None])
+    page[0] = DeviceStatus.OFFLINE
+    result = BoundExecution(bound, page).run(0, 0)  # type: ignore[arg-type]
+    assert result.status is ErrorStatus.DEVICE_UNAVAILABLE
