@@ -153,6 +153,12 @@ def test_MOD_15_an_unknown_extension_is_never_taken_for_an_installed_one() -> No
     assert translated(model).main.operations[0].type.name == "com.example.fibonacci.0"
 
 
+def test_MOD_15_names_that_clients_make_up_fill_no_table() -> None:
+    named = [(ExtensionNameAndPrefix(f"com.example.made_up_{number}", 1),) for number in range(2)]
+    first, second = (translated(replace(two_adds(), extensions=names)).extensions[0] for names in named)
+    assert first.prefix == second.prefix
+
+
 @pytest.mark.parametrize("prefix", [1, 2, 7, 0xFFFF])
 def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) -> None:
     model = Fibonacci().model(FLOAT_N, FLOATS)
