@@ -1,8 +1,9 @@
 """One test model and what is derived from it, judged: passed, failed with a reason, or skipped with a reason.
 
 A test is skipped only where the vectors' rules allow it: it needs a newer feature level than the device has, the device
-declines an operation (of a coupled pair: of both models), or it has operands of unknown size at a control-flow boundary, which the HAL has refused with
-INVALID_ARGUMENT. A target that dies fails the test that it was running. Anything else that is raised is a failure, too.
+declines an operation (of a coupled pair: of both models), or it has operands of unknown size at a control-flow
+boundary, which the HAL has refused with INVALID_ARGUMENT. A target that dies fails the test that it was running.
+Anything else that is raised is a failure, too.
 """
 
 from __future__ import annotations

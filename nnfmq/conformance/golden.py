@@ -7,7 +7,6 @@ HASHTABLE_LOOKUP, whose misses are zero bytes), it is judged by the reference's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -100,7 +99,7 @@ def _float_operand(operand: Operand) -> Operand:
 
 
 def reals(operand: Operand, array: Array) -> Array:
-    """Return the numbers that an operand's stored values stand for, as float32; integers without a scale as they are."""
+    """Return the numbers that stored values stand for, as float32; integers without a scale as they are."""
     if not _is_converted(operand):
         return array
     if operand.channel_quant is not None:

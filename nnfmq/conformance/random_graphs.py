@@ -20,7 +20,8 @@ import numpy as np
 
 from nnfmq.conformance import golden
 from nnfmq.conformance.drawing import FIXED_QUANTIZATION, Draw, Limits, Quantization, Rejected, Sign
-from nnfmq.conformance.random_operations import RECIPES, Recipe, Request, Wanted
+from nnfmq.conformance.random_operations import RECIPES
+from nnfmq.conformance.random_recipes import Recipe, Request, Wanted
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, FORMAT, Array, Criterion, Line
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType, is_scalar
@@ -31,6 +32,7 @@ _ATTEMPTS = 1000
 _JOINS = 0.7  # how often an argument is an earlier result, where one fits
 _CONSTANT = 0.5
 _MOST_BIAS = 4096
+_OUTPUT_SCALES = (0.25, 4.0)  # times that of the first input
 MOST_REAL = {OperandType.TENSOR_FLOAT32: 1e3, OperandType.TENSOR_FLOAT16: 1e2}
 """A float result above is not judged, and feeds no other operation."""
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -240,7 +242,7 @@ class _Graph:
 
     def _needed_quantization(self, node: _Node, parameter: Parameter, type: OperandType) -> Quantization | None:
         """Return the scale and zero point that an argument has to have, if any."""
-        if node.first is None or type in FIXED_QUANTIZATION and parameter.name != "bias":
+        if node.first is None or (type in FIXED_QUANTIZATION and parameter.name != "bias"):
             return None
         declaration, first = node.usage.declaration, node.first.operand
         if parameter.name == "bias" and type == OperandType.TENSOR_INT32:
@@ -271,7 +273,7 @@ class _Graph:
 
     def _bias(self, shape: Shape) -> Array:
         spread = np.floor(self.draw.fractions(math.prod(shape)) * (2 * _MOST_BIAS)) - _MOST_BIAS
-        return spread.reshape(shape).astype(np.int32)
+        return np.asarray(spread.reshape(shape), np.int32)
 
     def _channel_quant(self, node: _Node, type: OperandType, shape: Shape) -> ChannelQuant | None:
         if type != OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
@@ -316,6 +318,9 @@ class _Graph:
             quant = Quantization(1.0)
         elif node.first is not None and not is_fixed and self._keeps_quantization(node, number):
             quant = _quantization_of(node.first.operand)
+        elif node.first is not None and not is_fixed and node.first.operand.scale:
+            factor = self.draw.real(*_OUTPUT_SCALES)
+            quant = replace(quant, scale=float(np.float32(node.first.operand.scale * factor)))
         return Operand(type, (), quant.scale, quant.zero_point)
 
     def _keeps_quantization(self, node: _Node, number: int) -> bool:

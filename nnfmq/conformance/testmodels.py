@@ -77,7 +77,8 @@ class Criterion:
 
 
 _CRITERION_FIELDS = {
-    "atol": "atol", "rtol": "rtol", "bias": "bias", "mse": "mse", "skipAbove": "skip_above", "wrongShare": "wrong_share",
+    "atol": "atol", "rtol": "rtol", "bias": "bias", "mse": "mse",
+    "skipAbove": "skip_above", "wrongShare": "wrong_share",
 }  # fmt: skip
 
 
