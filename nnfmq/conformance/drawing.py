@@ -104,13 +104,19 @@ class Draw:
         return max(1, min(most, int((most + 1) ** float(self.fractions(1)[0]))))
 
     def shape(self, rank: int, most_elements: int | None = None) -> Shape:
-        """Return extents whose product keeps the limit."""
+        """Return extents whose product keeps the limit; every other time none is much larger than the rest."""
         room = self.limits.elements if most_elements is None else most_elements
+        even = 2 * math.ceil(room ** (1 / rank))
+        most = min(self.limits.extent, even) if self.chance() else self.limits.extent
         extents = [1] * rank
         for axis in self.order(rank):
-            extents[axis] = self.extent(max(1, min(self.limits.extent, room)))
+            extents[axis] = self.extent(max(1, min(most, room)))
             room //= extents[axis]
         return tuple(extents)
+
+    def activation(self) -> int:
+        """Return the code of a fused activation; every other time none, since the others hide much of a result."""
+        return 0 if self.chance() else self.integer(1, 3)
 
     def divisor(self, number: int, most: int | None = None) -> int:
         """Return one of the divisors of `number`, up to `most`."""

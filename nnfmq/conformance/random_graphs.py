@@ -46,8 +46,9 @@ Criteria = Mapping[OperandType, Criterion]
 class GraphClass:
     """A kind of random graph: how many operations of which sort, how large, and how its outputs are judged.
 
-    An operation's first array has the type `type` and the rank `rank` (None: any). `code` and `exact_level` choose one
-    operation in the forms and types that came with one feature level; else all up to `level` are drawn from.
+    An operation's first array has the type `type` and, unless it is an earlier result, the rank `rank` (None: any).
+    `code` and `exact_level` choose one operation in the forms and types that came with one feature level; else all up
+    to `level` are drawn from.
     """
 
     name: str
@@ -201,12 +202,12 @@ class _Graph:
         fitting = [
             value
             for value in self.values
-            if len(value.operand.dimensions) == rank
+            if len(value.operand.dimensions) in recipe.ranks
             and value.can_feed(usage.first_type, recipe.sign)
             and recipe.accepts(_turned(value.operand.dimensions, _TO_NHWC, turned))
         ]
         if fitting and self.draw.chance(_JOINS):
-            node.first = self.draw.choice(fitting)
+            node.first = self._joined(fitting)
             return _turned(node.first.operand.dimensions, _TO_NHWC, turned)
         shape = recipe.shape(self.draw, rank)
         wanted = Wanted(_turned(shape, _TO_NCHW, turned), recipe.sign)
@@ -237,8 +238,13 @@ class _Graph:
             and needed in (None, _quantization_of(value.operand))
         ]
         if wanted.values is None and fitting and self.draw.chance(_JOINS):
-            return self.draw.choice(fitting)
+            return self._joined(fitting)
         return self._new_array(node, parameter, type, wanted, needed)
+
+    def _joined(self, fitting: list[_Value]) -> _Value:
+        """Choose an earlier result; one that nothing has read is preferred."""
+        unread = [value for value in fitting if not value.consumers]
+        return self.draw.choice(unread if unread and self.draw.chance(_JOINS) else fitting)
 
     def _needed_quantization(self, node: _Node, parameter: Parameter, type: OperandType) -> Quantization | None:
         """Return the scale and zero point that an argument has to have, if any."""

@@ -28,7 +28,7 @@ def _window(draw: Draw, request: Request, extents: Shape, most: Shape) -> tuple[
         geometry |= {f"padding_{head}": draw.integer(0, min(3, reach - 1))}
         geometry |= {f"padding_{tail}": draw.integer(0, min(3, reach - 1))}
         sizes.append(size)
-    return geometry | {"padding_scheme": scheme, "activation": draw.integer(0, 3)}, tuple(sizes)
+    return geometry | {"padding_scheme": scheme, "activation": draw.activation()}, tuple(sizes)
 
 
 def pool(draw: Draw, request: Request) -> Arguments:
@@ -84,7 +84,7 @@ def grouped(draw: Draw, request: Request) -> Arguments:
 def transposed(draw: Draw, request: Request) -> Arguments:
     """Draw a filter and what it spreads."""
     batch, height, width, depth = request.shape
-    geometry, new, sizes = {"padding_scheme": draw.integer(1, 2), "activation": draw.integer(0, 3)}, [], []
+    geometry, new, sizes = {"padding_scheme": draw.integer(1, 2), "activation": draw.activation()}, [], []
     for extent, side, head, tail in ((height, "height", "top", "bottom"), (width, "width", "left", "right")):
         size, stride = draw.integer(1, 8), draw.integer(1, 3)
         geometry |= {f"stride_{side}": stride, f"padding_{head}": draw.integer(0, (size - 1) // 2)}
@@ -102,7 +102,7 @@ def fully_connected(draw: Draw, request: Request) -> Arguments:
     length = math.prod(request.shape[draw.integer(1, len(request.shape) - 1) :])
     rows = math.prod(request.shape) // length
     units = draw.extent(max(1, min(draw.limits.elements // max(length, rows), draw.limits.extent)))
-    return {"weights": Wanted((units, length)), "bias": Wanted((units,)), "activation": draw.integer(0, 3)}
+    return {"weights": Wanted((units, length)), "bias": Wanted((units,)), "activation": draw.activation()}
 
 
 def depth_to_space(draw: Draw, request: Request) -> Arguments:

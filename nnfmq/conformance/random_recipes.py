@@ -90,7 +90,7 @@ def pair_with(second: str, sign: Sign = Sign.ANY) -> Callable[[Draw, Request], A
 
     def arguments(draw: Draw, request: Request) -> Arguments:
         is_integer = request.type == OperandType.TENSOR_INT32
-        activation = 0 if is_integer else draw.integer(0, 3)
+        activation = 0 if is_integer else draw.activation()
         return {second: Wanted(broadcastable(draw, request.shape), sign), "activation": activation}
 
     return arguments
