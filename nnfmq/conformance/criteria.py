@@ -102,19 +102,17 @@ def _judged(label: str, rule: Criterion, want: Array, got: Array, type: str) -> 
         if np.count_nonzero(wrong) > math.ceil(rule.wrong_share * want.size):
             yield _complaint(label, want, got, wrong)
         return
-    expected, differences = want.astype(np.float64), _differences(want, got)
+    expected = want.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinities, which make NaN, and that never passes
+        differences = got.astype(np.float64) - expected
+        close = np.abs(differences) <= rule.atol + rule.rtol * np.abs(expected)
     judged = np.abs(expected) <= rule.skip_above if rule.skip_above < math.inf else np.ones(want.shape, bool)
-    wrong = judged & ~(np.abs(differences) <= rule.atol + rule.rtol * np.abs(expected))
+    wrong = np.asarray(judged & ~close)
     if wrong.any():
         yield _complaint(label, want, got, wrong)
     elif np.count_nonzero(judged) >= LEAST_JUDGED:
         scale = np.maximum(1.0, np.abs(expected[judged])) if want.dtype.kind == "f" else 1.0
         yield from _outside_means(label, rule, differences[judged] / scale)
-
-
-def _differences(want: Array, got: Array) -> Array:
-    with np.errstate(invalid="ignore"):
-        return np.asarray(got.astype(np.float64) - want.astype(np.float64))
 
 
 def _outside_means(label: str, rule: Criterion, differences: Array) -> Iterator[Complaint]:

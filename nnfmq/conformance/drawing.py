@@ -141,7 +141,7 @@ class Draw:
             return _reals(fractions, sign).astype(dtype)
         low, high = _bounds(type, dtype, sign, zero_point)
         integers: Array = (low + np.floor(fractions * (high - low + 1))).astype(dtype)
-        if sign is Sign.NOT_ZERO:
+        if sign is Sign.NOT_ZERO and type != OperandType.TENSOR_BOOL8:
             integers[integers == zero_point] += 1
         return integers
 

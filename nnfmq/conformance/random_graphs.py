@@ -35,6 +35,8 @@ _MOST_BIAS = 4096
 _OUTPUT_SCALES = (0.25, 4.0)  # times that of the first input
 MOST_REAL = {OperandType.TENSOR_FLOAT32: 1e3, OperandType.TENSOR_FLOAT16: 1e2}
 """A float result above is not judged, and feeds no other operation."""
+_FEEDING_SCALES = (2.0**-16, 2.0**10)
+"""Codes of other scales feed no other operation: in a chain of products, scales would run away."""
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 _VERSIONS = {level: name for name, level in FEATURE_LEVELS.items()}
 
@@ -146,6 +148,8 @@ class _Value:
     def can_feed(self, type: OperandType, sign: Sign) -> bool:
         """Return True for a result that an operation may take: of this type, and with real values of this sign."""
         if not self.is_result or self.operand.type != type or is_scalar(type) or self.array is None:
+            return False
+        if self.operand.scale and not _FEEDING_SCALES[0] <= self.operand.scale <= _FEEDING_SCALES[1]:
             return False
         reals = self.array.astype(np.float64) - self.operand.zero_point
         most = MOST_REAL.get(type)

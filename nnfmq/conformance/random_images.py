@@ -171,7 +171,7 @@ def regions(draw: Draw, request: Request) -> Arguments:
     batch, height, width, depth = request.shape
     rows, columns = draw.integer(1, 6), draw.integer(1, 6)
     room = max(1, draw.limits.elements // (rows * columns * depth))
-    count, unit = draw.extent(min(room, 50)), draw.choice((1, 2))
+    count, unit = draw.extent(min(room, draw.limits.extent, 50)), draw.choice((1, 2))
     batches = np.sort(indices(draw, (count,), batch))
     return {
         "regions": _boxes(draw, request.types["regions"], count, height, width, unit),
