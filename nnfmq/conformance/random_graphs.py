@@ -12,8 +12,9 @@ from __future__ import annotations
 import base64
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -117,11 +118,11 @@ def usages(graph_class: GraphClass) -> dict[OperationType, list[Usage]]:
     return found
 
 
-def _all_usages(code: OperationType) -> Iterator[Usage]:
+@cache
+def _all_usages(code: OperationType) -> tuple[Usage, ...]:
     declaration = REGISTRY[code]
-    for form in declaration.forms:
-        for count in form.arities:
-            yield from (Usage(declaration, form, count, variant) for variant in declaration.variants)
+    calls = [(form, count) for form in declaration.forms for count in form.arities]
+    return tuple(Usage(declaration, *call, variant) for call in calls for variant in declaration.variants)
 
 
 def _belongs(graph_class: GraphClass, usage: Usage) -> bool:
@@ -199,15 +200,15 @@ class _Graph:
 
     def _choose_first(self, node: _Node, rank: int) -> Shape:
         """Choose the array that the operation is about; return its shape, NHWC."""
-        usage, recipe = node.usage, node.recipe
-        if usage.first is None:
+        recipe, first, type = node.recipe, node.usage.first, node.usage.first_type
+        if first is None:
             return recipe.shape(self.draw, rank)
-        turned = node.is_turned(usage.first.name)
+        turned = node.is_turned(first.name)
         fitting = [
             value
             for value in self.values
             if len(value.operand.dimensions) in recipe.ranks
-            and value.can_feed(usage.first_type, recipe.sign)
+            and value.can_feed(type, recipe.sign)
             and recipe.accepts(_turned(value.operand.dimensions, _TO_NHWC, turned))
         ]
         if fitting and self.draw.chance(_JOINS):
@@ -215,7 +216,7 @@ class _Graph:
             return _turned(node.first.operand.dimensions, _TO_NHWC, turned)
         shape = recipe.shape(self.draw, rank)
         wanted = Wanted(_turned(shape, _TO_NCHW, turned), recipe.sign)
-        node.first = self._new_array(node, usage.first, usage.first_type, wanted)
+        node.first = self._new_array(node, first, type, wanted)
         return shape
 
     def _given(self, node: _Node, parameter: Parameter, arguments: Mapping[str, Any]) -> list[_Value]:
@@ -312,7 +313,7 @@ class _Graph:
     def _check_size(self, results: Sequence[Array]) -> None:
         for array in results:
             if not 0 < array.size <= self.draw.limits.elements:
-                raise Rejected("a result with too many elements")
+                raise Rejected("a result with no elements, or too many")
             if array.dtype.kind == "f" and bool(np.isnan(array).any()):
                 raise Rejected("a result that is no number")
 

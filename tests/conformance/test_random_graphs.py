@@ -153,6 +153,18 @@ def test_TST_6_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
     assert generate(classes()[names[0]], 7)["main"] != generate(classes()[names[0]], 8)["main"]
 
 
+MIXED = GraphClass("mixed", "", Limits(16, 500), classes()["large_bool_rank1"].criteria, 25, level=8)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_class_of_one_s_own_mixes_types_ranks_and_feature_levels(seed: int) -> None:
+    test = testmodels.read(generate(MIXED, seed))
+
+    assert len({operand.type for operand in test.model.main.operands}) > 5
+    assert max(math.prod(operand.dimensions) for operand in test.model.main.operands) <= 500
+    assert run_test(test, Interpreter()).verdicts[0].outcome == PASSED
+
+
 def test_a_batch_yields_the_graphs_whose_names_are_asked_for() -> None:
     batch = Batch("single_relu_v1_0", 3, 12)
     assert batch.seeds(re.compile("_seed_1")) == [10, 11, 12]
