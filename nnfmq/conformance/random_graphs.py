@@ -169,6 +169,7 @@ class _Node:
 
     @property
     def first_name(self) -> str:
+        """Return the name of the parameter that the operation is about."""
         return "" if self.usage.first is None else self.usage.first.name
 
     def is_turned(self, name: str) -> bool:

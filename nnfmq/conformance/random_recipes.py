@@ -22,6 +22,8 @@ from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 Arguments = dict[str, Any]
 
+_MOST_RANK = 4  # of arithmetic with a fused activation
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -46,8 +48,9 @@ class Recipe:
     """How an operation is drawn.
 
     `arguments` returns the rest; `shape` draws the first array's (NHWC) shape where any would not do, and `accepts`
-    says whether an existing one does. `fixed_output`: scale and lowest-relative zero point of an output of codes.
-    `fitted`: the output's scale is made for the values that come out; `keeps`: outputs that have the input's scale.
+    says whether an existing one does. `fixed_output`: scale and zero point that an output of uint8 has to have (int8:
+    128 lower). `fitted`: the output's scale is made for the values that come out; `keeps`: outputs, by number, that
+    have the input's scale and zero point.
     """
 
     arguments: Callable[[Draw, Request], Arguments] = lambda draw, request: {}
@@ -73,7 +76,7 @@ def _axis(draw: Draw, rank: int) -> int:
 
 
 def broadcastable(draw: Draw, shape: Shape) -> Shape:
-    """Return a shape that broadcasts with `shape`: of a lower rank or the same, on some axes longer or 1."""
+    """Return a shape that broadcasts with `shape`: of any rank up to 4, on some axes longer or 1."""
     kept = shape[draw.integer(0, len(shape) - 1) :]
     room = draw.limits.elements // math.prod(shape)
     extents = []
@@ -82,6 +85,8 @@ def broadcastable(draw: Draw, shape: Shape) -> Shape:
             extent = draw.extent(min(room, draw.limits.extent))
             room //= extent
         extents.append(1 if draw.chance(0.25) else extent)
+    if len(kept) == len(shape) < _MOST_RANK and draw.chance(0.25):
+        extents.insert(0, draw.extent(max(1, min(room, draw.limits.extent))))
     return tuple(extents)
 
 
