@@ -32,7 +32,6 @@ examples:
   nnfmq conformance vts --path burst --jobs 4 --html report.html
   nnfmq conformance vts/V1_2 --filter 'conv2d.*nchw' --json report.json
   nnfmq conformance one.jsonl --path sync --connect embedded
-  nnfmq conformance --random-graphs --path burst --jobs 4
   nnfmq conformance --random-graphs --classes large --seeds 50-99 --dump failing
 
 A PATH is a file of test models (.jsonl, .jsonl.gz) or a folder of such.
@@ -46,6 +45,7 @@ _SHOWN_FAILURES = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `conformance`."""
+    parser.usage = "%(prog)s [options] [PATH ...]"  # all of them would take half of the screen
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
         "--path", choices=("interpreter", "sync", "burst"), default="interpreter",
@@ -71,9 +71,7 @@ def _add_random_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of these classes: {', '.join(_CLASSES)} (default: {','.join(_USUAL_CLASSES)})",
     )  # fmt: skip
     parser.add_argument("--seeds", metavar="A-B", type=_seeds, default=(0, 49), help="and these seeds (default: 0-49)")
-    parser.add_argument(
-        "--dump", metavar="DIR", type=Path, help="where graphs that fail are written (default: a temporary folder)"
-    )
+    parser.add_argument("--dump", metavar="DIR", type=Path, help="folder for those that fail (default: a new one)")
 
 
 def _classes(text: str) -> tuple[str, ...]:
