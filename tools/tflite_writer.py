@@ -15,6 +15,7 @@ import flatbuffers
 import tflite
 
 IDENTIFIER = b"TFL3"
+_FIRST_VERSIONS = {"BROADCAST_TO": 2}  # of all others it is 1
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,9 @@ def _buffer(builder: Any, data: bytes) -> int:
 def _operator_code(builder: Any, name: str) -> int:
     number = getattr(tflite.BuiltinOperator, name)
     # Readers of both generations: the byte holds what fits, the other field the whole code.
+    version = _FIRST_VERSIONS.get(name, 1)
     return _table(
-        builder, "OperatorCode", {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": 1}
+        builder, "OperatorCode", {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": version}
     )
 
 

@@ -35,13 +35,18 @@ _DTYPES: dict[OperandType, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One input or output: real value = scale × (element − zero_point); scale 0.0 means not quantized."""
+    """One input or output: real value = scale × (element − zero_point); scale 0.0 means not quantized.
+
+    `is_state` marks what the caller carries from an output of one execution to the same input of the next. It starts
+    with every element at `zero_point`. States are the last inputs and the last outputs, in the same order.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     scale: float = 0.0
     zero_point: int = 0
+    is_state: bool = False
 
 
 def dtype_name(operand_type: OperandType) -> str:
