@@ -6,10 +6,11 @@ Options are TFLite's codes and numbers; the answers are operands, or Python valu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.types import FusedActivationFunc, PaddingScheme
+from nnfmq.hal.types import FusedActivationFunc, Operand, OperandType, PaddingScheme
 from nnfmq.importers.tflite_file import Operator, Tensor
 from nnfmq.importers.tflite_operators.translation import Translation
 
@@ -18,6 +19,7 @@ __all__ = [
     "as_they_are",
     "axis_of",
     "dilation",
+    "keeping_codes",
     "no_activation",
     "padding",
     "positive",
@@ -92,6 +94,22 @@ def as_they_are(operation_type: OperationType) -> Callable[[Translation, Operato
         graph.emit(operation_type, operator, *map(graph.value, operator.inputs))
 
     return apply
+
+
+def keeping_codes(
+    graph: Translation, operator: Operator, operation_type: OperationType, *rest: int, **form: Any
+) -> None:
+    """Add an operation whose output NNAPI wants quantized like its input; where it is not, by way of real numbers.
+
+    `rest` are the arguments behind the first input, `form` is as for `emit`.
+    """
+    x, y = graph.file.tensor(operator.inputs[0]), graph.file.tensor(operator.outputs[0])
+    if (x.scale, x.zero_point) == (y.scale, y.zero_point):
+        return graph.emit(operation_type, operator, graph.value(x.index), *rest, **form)
+    source, result = (graph.builder.operand(Operand(OperandType.TENSOR_FLOAT32, t.shape)) for t in (x, y))
+    graph.builder.operation(OperationType.DEQUANTIZE, [graph.value(x.index)], source)
+    graph.builder.operation(operation_type, [source, *rest], result)
+    return graph.emit(OperationType.QUANTIZE, operator, result, **form)
 
 
 def reshaped(graph: Translation, operator: Operator, flat: int) -> None:

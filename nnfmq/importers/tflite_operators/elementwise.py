@@ -13,7 +13,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.tflite_file import Operator, Tensor
-from nnfmq.importers.tflite_operators.arguments import activation, as_they_are, no_activation
+from nnfmq.importers.tflite_operators.arguments import activation, as_they_are, keeping_codes, no_activation
 from nnfmq.importers.tflite_operators.moving import broadcast
 from nnfmq.importers.tflite_operators.translation import FLOATS, Rule, Translation
 
@@ -22,6 +22,13 @@ __all__ = ["RULES"]
 Apply: TypeAlias = Callable[[Translation, Operator], None]
 _NUMBERS = (*FLOATS, OperandType.TENSOR_INT32)
 _LAST_AXIS = -1
+
+
+def _clipped(operation_type: OperationType) -> Apply:
+    def apply(graph: Translation, operator: Operator) -> None:
+        keeping_codes(graph, operator, operation_type)
+
+    return apply
 
 
 def _fused(operation_type: OperationType) -> Apply:
@@ -86,14 +93,12 @@ def _add_n(graph: Translation, operator: Operator) -> None:
 
 
 def _leaky_relu(graph: Translation, operator: Operator) -> None:
-    """Write it as PRELU with one slope; of codes it is the code 1 (or -1) with the slope as its scale."""
+    """Write it as PRELU with one slope; of codes it is one step from the zero point, as large as the slope."""
     x, slope = graph.file.tensor(operator.inputs[0]), float(operator.options.Alpha())
     if not math.isfinite(slope):
         raise InvalidArgument(f"the slope is {slope}: it must be a finite number")
-    if slope == 0.0:
-        return graph.emit(OperationType.RELU, operator, graph.value(x.index))
     alpha = _one_float(graph, x, slope) if x.type in FLOATS else _one_code(graph, x, slope)
-    return graph.emit(OperationType.PRELU, operator, graph.value(x.index), alpha)
+    graph.emit(OperationType.PRELU, operator, graph.value(x.index), alpha)
 
 
 def _one_float(graph: Translation, x: Tensor, value: float) -> int:
@@ -103,10 +108,9 @@ def _one_float(graph: Translation, x: Tensor, value: float) -> int:
 
 def _one_code(graph: Translation, x: Tensor, value: float) -> int:
     zero_point = 1 if value < 0 else 0
-    location = graph.builder.constant(bytes([1 - zero_point]))
-    return graph.builder.operand(
-        Operand(x.type, (1,), abs(value), zero_point, lifetime=LifeTime.CONSTANT_COPY, location=location)
-    )
+    location = graph.builder.constant(bytes([1 - zero_point if value else 0]))
+    scale = abs(value) or 1.0
+    return graph.builder.operand(Operand(x.type, (1,), scale, zero_point, LifeTime.CONSTANT_COPY, location))
 
 
 def _elu(graph: Translation, operator: Operator) -> None:
@@ -175,8 +179,8 @@ def _dequantize(graph: Translation, operator: Operator) -> None:
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)
 _MANY = range(2, 1 << 16)
 _UNARY = (
-    "ABS", "CAST", "EXP", "FLOOR", "HARD_SWISH", "LOG", "LOGICAL_NOT", "LOGISTIC", "NEG", "RELU", "RELU6", "RSQRT",
-    "SIN", "SQRT", "TANH",
+    "ABS", "CAST", "EXP", "FLOOR", "HARD_SWISH", "LOG", "LOGICAL_NOT", "LOGISTIC", "NEG", "RSQRT", "SIN", "SQRT",
+    "TANH",
 )  # fmt: skip
 _BINARY = (
     "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "MAXIMUM", "MINIMUM",
@@ -201,7 +205,9 @@ RULES: dict[str, Rule] = {
     ),
     "LOG_SOFTMAX": Rule(_ONE, _log_softmax),
     "QUANTIZE": Rule(_ONE, _quantize),
-    "RELU_N1_TO_1": Rule(_ONE, as_they_are(OperationType.RELU1)),
+    "RELU": Rule(_ONE, _clipped(OperationType.RELU)),
+    "RELU6": Rule(_ONE, _clipped(OperationType.RELU6)),
+    "RELU_N1_TO_1": Rule(_ONE, _clipped(OperationType.RELU1)),
     "SELECT": Rule(_THREE, _select),
     "SELECT_V2": Rule(_THREE, _select),
     "SOFTMAX": Rule(_ONE, _softmax, "SoftmaxOptions", True),

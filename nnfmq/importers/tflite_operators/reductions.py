@@ -11,7 +11,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators.arguments import axis_of
+from nnfmq.importers.tflite_operators.arguments import axis_of, keeping_codes
 from nnfmq.importers.tflite_operators.translation import Rule, Translation
 
 __all__ = ["RULES"]
@@ -21,11 +21,11 @@ _PROJECTIONS = {1: 3, 2: 2}  # TFLite's SPARSE is NNAPI's third kind: its first 
 
 def _reduction(operation_type: OperationType) -> Callable[[Translation, Operator], None]:
     def apply(graph: Translation, operator: Operator) -> None:
-        x, axes = map(graph.value, operator.inputs)
+        axes = graph.value(operator.inputs[1])
         keeps = operator.options is not None and bool(operator.options.KeepDims())
         is_mean = operation_type == OperationType.MEAN  # the only one that takes a number
         flag = graph.builder.int32(int(keeps)) if is_mean else graph.builder.boolean(keeps)
-        graph.emit(operation_type, operator, x, axes, flag, shape=_reduced_to_one(graph, operator))
+        keeping_codes(graph, operator, operation_type, axes, flag, shape=_reduced_to_one(graph, operator))
 
     return apply
 

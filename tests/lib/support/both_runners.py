@@ -5,7 +5,7 @@ LiteRT keeps variable tensors itself and begins with zeros; ours come in and go 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ import pytest
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.importers import LoadedModel, load
+from nnfmq.importers import LoadedModel, load, tflite_file
+from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.tflite_operators import Translation, translate
 from nnfmq.validation import validate_model
 
 Array = npt.NDArray[Any]
@@ -79,4 +81,26 @@ class Theirs:
     def tensor(self, index: int) -> Array:
         """Return an inner tensor of the last run."""
         found: Array = self.runner.get_tensor(index)
+        return found
+
+
+class Layers:
+    """The operators of a file one by one, each on inputs that are given: no difference is carried to the next."""
+
+    def __init__(self, content: bytes) -> None:
+        self._size_bytes = len(content)
+        self._file = tflite_file.read(content)
+        self.operators = list(self._file.operators())
+
+    def run(self, operator: tflite_file.Operator, tensor: Callable[[int], Array]) -> Array:
+        """Return the only output of `operator`; `tensor` gives its inputs by their index in the file."""
+        self._file.outputs = operator.outputs
+        graph = Translation(self._file, GraphBuilder(max_constant_bytes=8 * self._size_bytes))
+        given = [index for index in operator.inputs if self._file.tensor(index).data is None]
+        inputs = [graph.model_input(index) for index in given]
+        translate(graph, operator)
+        outputs = [graph.model_output(index) for index in operator.outputs]
+        (found,) = (blank(info) for info in graph.infos(operator.outputs))
+        program = interpreter.prepare(graph.builder.build(inputs, outputs))
+        program.execute([tensor(index) for index in given], [found])
         return found

@@ -31,6 +31,7 @@ class Case:
     low: float = -2.0
     high: float = 2.0
     optimized: bool = False  # compare with LiteRT's ordinary kernels instead
+    codes_apart: int = 0  # how far a code may be from LiteRT's
     note: str = ""
 
     def __str__(self) -> str:
@@ -108,6 +109,10 @@ def unary() -> list[Case]:
     ]
     same = codes(3, 64)
     cases += [Case(name, [same], [same]) for name in ("RELU", "RELU6", "RELU_N1_TO_1")]
+    wider = codes(3, 64, scale=0.03, zero_point=-100)
+    cases += [
+        Case(name, [same], [wider], codes_apart=1, note="requantized") for name in ("RELU", "RELU6", "RELU_N1_TO_1")
+    ]
     cases += [
         Case("LOGICAL_NOT", [x(7, kind="BOOL")], [x(7, kind="BOOL")], low=0, high=1),
         Case("CAST", [x(3, 5)], [x(3, 5, kind="INT32")], "CastOptions", low=-9, high=9),
@@ -120,7 +125,7 @@ def unary() -> list[Case]:
         Case("LEAKY_RELU", [x(3, 5)], [x(3, 5)], "LeakyReluOptions", {"Alpha": 0.0}, note="zero"),
     ]  # fmt: skip
     for kind in ("INT8", "UINT8"):
-        for slope in (0.3, -0.2, 1.7):
+        for slope in (0.3, -0.2, 1.7, 0.0):
             given, out = codes(4, 64, kind=kind), codes(4, 64, kind=kind, scale=0.09, zero_point=40)
             cases.append(
                 Case("LEAKY_RELU", [given], [out], "LeakyReluOptions", {"Alpha": slope}, note=f"{kind}{slope}")
@@ -231,6 +236,8 @@ def reductions() -> list[Case]:
     return [
         *found,
         Case("MEAN", [given, integers(0, 1, 2)], [x()], "ReducerOptions", note="to one"),
+        Case("MEAN", [codes(9, 20), integers(1)], [codes(9, scale=0.01)], "ReducerOptions", codes_apart=1,
+            note="requantized"),
         *(Case(name, [truths, integers(1)], [x(4, kind="BOOL")], "ReducerOptions", low=0, high=1)
             for name in ("REDUCE_ALL", "REDUCE_ANY")),
         *(Case(name, [given, integers(-2)], [x(2, 4, kind="INT32")], f"{table}Options", {"OutputType": 2})
