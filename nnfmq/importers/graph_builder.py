@@ -54,8 +54,12 @@ class GraphBuilder:
                 f"{self._max_constant_bytes}, so its parts overlap"
             )
 
-    def constant_of(self, key: Hashable, size_bytes: int, make: Callable[[], bytes | memoryview]) -> DataLocation:
-        """Take what `make` returns, of `size_bytes`, or find it again by its key: tensors may share a file's buffer."""
+    def constant_of(self, buffer_index: int, data: memoryview) -> DataLocation:
+        """Take the value of a file's buffer, or find it again: tensors may share one."""
+        return self.converted(buffer_index, len(data), lambda: data)
+
+    def converted(self, key: Hashable, size_bytes: int, make: Callable[[], bytes | memoryview]) -> DataLocation:
+        """Take what `make` returns, which is `size_bytes` long, or find it again by its key."""
         if key not in self._known:
             self.reserve(size_bytes)  # before the bytes exist
             self._known[key] = self.constant(make())

@@ -307,6 +307,8 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("a repetition that does not fit", single("BROADCAST_TO", [VECTOR, Tensor("s", (2,), "INT32", ints(3, 3)),
         Tensor("y", (3, 3))]), r"of shape \[1, 2\] cannot be repeated to \[3, 3\]"),
     ("a square of codes", single("SQUARE", [Tensor("x", (2,), "INT8", **BYTES)] * 2), r"cannot express this operator"),
+    ("a quotient of integers", single("DIV", [Tensor("x", (2,), "INT32"), Tensor("c", (2,), "INT32", ints(1, 2)),
+        Tensor("y", (2,), "INT32")]), r"cannot express this operator"),
     ("a slope without end", single("LEAKY_RELU", [VECTOR, VECTOR], "LeakyReluOptions", {"Alpha": float("inf")}),
         r"slope is inf"),
     ("a scalar of many elements", single("PADV2", [VECTOR, Tensor("p", (2, 2), "INT32", ints(0, 0, 0, 1)), B, VECTOR]),

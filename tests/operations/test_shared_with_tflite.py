@@ -158,7 +158,9 @@ def l2_normalization(draw: Draw) -> Case:
     given = draw.tensor(draw.shape(3))
     unit = Operand(given[0].type, given[1].shape, 1 / 128, 0 if draw.dtype == "int8" else 128)
     output = given[0] if draw.dtype == "float32" else unit
-    return Case(OperationType.L2_NORMALIZATION, [given], output, (), (), "L2NormOptions", {"FusedActivationFunction": 0})
+    return Case(
+        OperationType.L2_NORMALIZATION, [given], output, (), (), "L2NormOptions", {"FusedActivationFunction": 0}
+    )
 
 
 def comparison(name: str) -> Callable[[Draw], Case]:

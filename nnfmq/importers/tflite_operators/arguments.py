@@ -11,7 +11,7 @@ from typing import Any
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import FusedActivationFunc, Operand, OperandType, PaddingScheme
-from nnfmq.importers.tflite_file import Operator, Tensor
+from nnfmq.importers.tflite_file import Operator
 from nnfmq.importers.tflite_operators.translation import Translation
 
 __all__ = [
@@ -112,7 +112,6 @@ def keeping_codes(
     return graph.emit(OperationType.QUANTIZE, operator, result, **form)
 
 
-def reshaped(graph: Translation, operator: Operator, flat: int) -> None:
-    """Add the RESHAPE that brings `flat` into the shape of the operator's only output."""
-    y: Tensor = graph.file.tensor(operator.outputs[0])
-    graph.emit(OperationType.RESHAPE, operator, flat, graph.builder.int32_vector(y.shape or (1,)), shape=(1,))
+def reshaped(graph: Translation, operator: Operator, flat: int, shape: tuple[int, ...]) -> None:
+    """Add the RESHAPE that brings `flat` into `shape`, which is that of the operator's only output."""
+    graph.emit(OperationType.RESHAPE, operator, flat, graph.builder.int32_vector(shape), shape=shape)

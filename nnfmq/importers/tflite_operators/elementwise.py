@@ -41,24 +41,13 @@ def _fused(operation_type: OperationType) -> Apply:
     return apply
 
 
-def _chain(*steps: OperationType) -> Apply:
-    """Operations one after the other, the first on all inputs; of floats, where no step can lose anything."""
-
-    def apply(graph: Translation, operator: Operator) -> None:
-        y = _numbers(graph, operator, FLOATS)
-        *before, last = steps
-        given = [graph.value(index) for index in operator.inputs]
-        for step in before:
-            between = graph.temporary(y, y.shape)
-            graph.builder.operation(step, given + _none_fused(graph, step), between)
-            given = [between]
-        graph.emit(last, operator, *given, *_none_fused(graph, last))
-
-    return apply
-
-
-def _none_fused(graph: Translation, step: OperationType) -> list[int]:
-    return [graph.builder.int32(0)] if step in (OperationType.DIV, OperationType.SUB) else []
+def _ceil(graph: Translation, operator: Operator) -> None:
+    y, value = _numbers(graph, operator, FLOATS), graph.value(operator.inputs[0])
+    for step in (OperationType.NEG, OperationType.FLOOR):
+        between = graph.temporary(y, y.shape)
+        graph.builder.operation(step, [value], between)
+        value = between
+    graph.emit(OperationType.NEG, operator, value)
 
 
 def _numbers(graph: Translation, operator: Operator, allowed: tuple[OperandType, ...]) -> Tensor:
@@ -80,6 +69,21 @@ def _squared_difference(graph: Translation, operator: Operator) -> None:
     difference = graph.temporary(y, y.shape)
     graph.builder.operation(OperationType.SUB, [*map(graph.value, operator.inputs), none], difference)
     graph.emit(OperationType.MUL, operator, difference, difference, none)
+
+
+def _div(graph: Translation, operator: Operator) -> None:
+    _numbers(graph, operator, FLOATS)  # of integers NNAPI's quotient is rounded down, TFLite's towards zero
+    _fused(OperationType.DIV)(graph, operator)
+
+
+def _floor_div(graph: Translation, operator: Operator) -> None:
+    y, none = _numbers(graph, operator, _NUMBERS), graph.builder.int32(0)
+    factors = [*map(graph.value, operator.inputs), none]
+    if y.type == OperandType.TENSOR_INT32:
+        return graph.emit(OperationType.DIV, operator, *factors)
+    quotient = graph.temporary(y, y.shape)
+    graph.builder.operation(OperationType.DIV, factors, quotient)
+    return graph.emit(OperationType.FLOOR, operator, quotient)
 
 
 def _add_n(graph: Translation, operator: Operator) -> None:
@@ -190,14 +194,13 @@ _BINARY = (
 RULES: dict[str, Rule] = {
     **{name: Rule(_ONE, as_they_are(OperationType[name])) for name in _UNARY},
     **{name: Rule(_TWO, as_they_are(OperationType[name])) for name in _BINARY},
-    **{
-        name: Rule(_TWO, _fused(OperationType[name]), f"{name.title()}Options") for name in ("ADD", "DIV", "MUL", "SUB")
-    },
+    **{name: Rule(_TWO, _fused(OperationType[name]), f"{name.title()}Options") for name in ("ADD", "MUL", "SUB")},
     "ADD_N": Rule(_MANY, _add_n),
-    "CEIL": Rule(_ONE, _chain(OperationType.NEG, OperationType.FLOOR, OperationType.NEG)),
+    "CEIL": Rule(_ONE, _ceil),
     "DEQUANTIZE": Rule(_ONE, _dequantize),
+    "DIV": Rule(_TWO, _div, "DivOptions"),
     "ELU": Rule(_ONE, _elu),
-    "FLOOR_DIV": Rule(_TWO, _chain(OperationType.DIV, OperationType.FLOOR)),
+    "FLOOR_DIV": Rule(_TWO, _floor_div),
     "L2_NORMALIZATION": Rule(_ONE, _l2_normalization, "L2NormOptions"),
     "LEAKY_RELU": Rule(_ONE, _leaky_relu, "LeakyReluOptions", True),
     "LOCAL_RESPONSE_NORMALIZATION": Rule(

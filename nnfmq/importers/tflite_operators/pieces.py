@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.importers.tflite_file import Operator, Tensor
@@ -13,20 +15,48 @@ __all__ = ["RULES"]
 _FEW = 8  # TFLite's highest rank
 
 
+@dataclass(slots=True)
+class _Strides:
+    """The arguments of a STRIDED_SLICE, one for each dimension; of the masks, the bits."""
+
+    begin: list[int]
+    end: list[int]
+    strides: list[int]
+    begin_mask: int
+    end_mask: int
+
+    def take_whole(self, rank: int) -> None:
+        """Add the dimensions that the arguments do not reach."""
+        rest = rank - len(self.begin)
+        added = ((1 << rest) - 1) << len(self.begin)
+        self.begin, self.end, self.strides = self.begin + [0] * rest, self.end + [0] * rest, self.strides + [1] * rest
+        self.begin_mask, self.end_mask = self.begin_mask | added, self.end_mask | added
+
+    def take_one(self, axis: int, extent: int) -> None:
+        """Take only the element at `begin`: what TFLite means by a shrunk dimension, whatever its end says."""
+        begin = 0 if self.begin_mask & (1 << axis) else self.begin[axis]
+        begin += extent if begin < 0 else 0
+        self.begin[axis], self.end[axis], self.strides[axis] = begin, begin + 1, 1
+        self.begin_mask, self.end_mask = self.begin_mask & ~(1 << axis), self.end_mask & ~(1 << axis)
+
+
 def _strided_slice(graph: Translation, operator: Operator) -> None:
-    """Dimensions that the arguments do not reach are taken whole, as TFLite does."""
-    options, rank = operator.options, len(graph.file.tensor(operator.inputs[0]).shape)
+    options, x = operator.options, graph.file.tensor(operator.inputs[0])
     if options.EllipsisMask() or options.NewAxisMask() or options.Offset():
         raise InvalidArgument("an ellipsis, a new axis, or an offset as end is not supported: NNAPI has none")
     begin, end, strides = (graph.ints(index, _FEW) for index in operator.inputs[1:])
-    rest = rank - len(begin)
-    if rest < 0 or not len(begin) == len(end) == len(strides):
+    rank, shrunk = len(x.shape), options.ShrinkAxisMask()
+    if len(begin) > rank or not len(begin) == len(end) == len(strides):
         raise InvalidArgument(f"begin, end and strides of {len(begin)}, {len(end)} and {len(strides)} for rank {rank}")
-    open_ones = ((1 << rest) - 1) << len(begin)
-    vectors = [begin + [0] * rest, end + [0] * rest, strides + [1] * rest]
-    masks = [options.BeginMask() | open_ones, options.EndMask() | open_ones, options.ShrinkAxisMask()]
-    arguments = [graph.builder.int32_vector(values) for values in vectors] + [graph.builder.int32(m) for m in masks]
-    graph.emit(OperationType.STRIDED_SLICE, operator, graph.value(operator.inputs[0]), *arguments, shape=(1,))
+    taken = _Strides(begin, end, strides, options.BeginMask(), options.EndMask())
+    taken.take_whole(rank)
+    axes = [axis for axis in range(rank) if shrunk & (1 << axis)]
+    for axis in axes:
+        taken.take_one(axis, x.shape[axis])
+    arguments = [graph.builder.int32_vector(values) for values in (taken.begin, taken.end, taken.strides)]
+    arguments += [graph.builder.int32(mask) for mask in (taken.begin_mask, taken.end_mask, shrunk)]
+    shape = (1,) if len(axes) == rank else ()
+    graph.emit(OperationType.STRIDED_SLICE, operator, graph.value(x.index), *arguments, shape=shape)
 
 
 def _split(graph: Translation, operator: Operator) -> None:
@@ -69,7 +99,7 @@ def _unpack(graph: Translation, operator: Operator) -> None:
     _equal_parts(graph, x, axis, parts)
     shape = graph.builder.int32_vector(final or (1,))
     for part, index in zip(parts, operator.outputs, strict=True):
-        graph.builder.operation(OperationType.RESHAPE, [part, shape], graph.result(index, (1,)))
+        graph.builder.operation(OperationType.RESHAPE, [part, shape], graph.result(index, final or (1,)))
 
 
 def _gather(graph: Translation, operator: Operator) -> None:
@@ -82,9 +112,10 @@ def _gather(graph: Translation, operator: Operator) -> None:
     if indices.rank:
         return graph.emit(OperationType.GATHER, operator, *arguments)
     # One index of rank 0 takes a dimension away; an operand has at least one, so the gathered extent of 1 goes after.
-    row = graph.temporary(x, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    row = graph.temporary(x, (*before, 1, *after))
     graph.builder.operation(OperationType.GATHER, arguments, row)
-    return reshaped(graph, operator, row)
+    return reshaped(graph, operator, row, (*before, *after) or (1,))
 
 
 _TWO, _THREE = range(2, 3), range(3, 4)

@@ -157,7 +157,7 @@ def _fully_connected(graph: Translation, operator: Operator) -> None:
     # NNAPI's result has two dimensions; the others come back by a RESHAPE.
     flat = graph.temporary(y, (math.prod(y.shape[:-1]), units))
     graph.builder.operation(OperationType.FULLY_CONNECTED, arguments, flat)
-    return reshaped(graph, operator, flat)
+    return reshaped(graph, operator, flat, y.shape)
 
 
 def _keeps_dimensions(operator: Operator) -> bool:
@@ -181,9 +181,10 @@ def _connected_per_channel(graph: Translation, operator: Operator, product: _Pro
     builder.operation(OperationType.RESHAPE, [graph.value(x.index), builder.int32_vector((rows, 1, 1, size))], images)
     filter = graph.constant(weights, 0.0, (units, 1, 1, size))
     arguments = [images, filter, _bias(graph, operator, product, units), valid, builder.int32(1)]
-    flat = graph.temporary(graph.file.tensor(operator.outputs[0]), (rows, 1, 1, units))
+    y = graph.file.tensor(operator.outputs[0])
+    flat = graph.temporary(y, (rows, 1, 1, units))
     builder.operation(OperationType.CONV_2D, [*arguments, builder.int32(1), activation(graph, operator)], flat)
-    reshaped(graph, operator, flat)
+    reshaped(graph, operator, flat, y.shape or (rows, units))
 
 
 def _batch_matmul(graph: Translation, operator: Operator) -> None:

@@ -136,10 +136,12 @@ class Translation:
 
     def constant(self, tensor: Tensor, scale: float, shape: tuple[int, ...] | None = None) -> int:
         """Add an operand for a constant tensor; several operands of one file buffer share its bytes."""
-        data = self._data(tensor)
-        size_bytes = len(data) // 2 if tensor.is_int64 else len(data)
-        make = (lambda: _narrowed(tensor, data)) if tensor.is_int64 else (lambda: data)
-        location = self.builder.constant_of((tensor.buffer_index, tensor.is_int64), size_bytes, make)
+        data, number = self._data(tensor), tensor.buffer_index
+        location = (
+            self.builder.converted((number, tensor.type), len(data) // 2, lambda: _narrowed(tensor, data))
+            if tensor.is_int64
+            else self.builder.constant_of(number, data)
+        )
         dimensions, copy = tensor.shape if shape is None else shape, LifeTime.CONSTANT_COPY
         return self.builder.operand(
             Operand(tensor.type, dimensions, scale, tensor.zero_point, copy, location, tensor.channel_quant)
@@ -148,9 +150,8 @@ class Translation:
     def widened(self, tensor: Tensor) -> int:
         """Add a FLOAT32 operand with the real numbers that a constant of codes or halves stands for."""
         data, kind = self._data(tensor), OperandType.TENSOR_FLOAT32
-        key = (tensor.index, kind)
         size_bytes = 4 * len(data) // element_bytes(tensor.type)
-        location = self.builder.constant_of(key, size_bytes, lambda: _real(tensor, data))
+        location = self.builder.converted((tensor.index, kind), size_bytes, lambda: _real(tensor, data))
         return self.builder.operand(Operand(kind, tensor.shape, lifetime=LifeTime.CONSTANT_COPY, location=location))
 
     def name(self, index: int, operand: int) -> None:
