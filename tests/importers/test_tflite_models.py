@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import tflite
+from support.places import ROOT
 from support.tflite_files import Operator, Tensor, writer
 
 from nnfmq.hal.errors import InvalidArgument
@@ -15,6 +17,7 @@ from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
 from nnfmq.importers import LoadedModel, load
+from nnfmq.importers.tflite_operators import RULES
 
 Q8 = OperandType.TENSOR_QUANT8_ASYMM
 F32 = OperandType.TENSOR_FLOAT32
@@ -167,3 +170,10 @@ def test_an_operator_without_a_rule_is_named() -> None:
     data = writer.write([x, x, x], [Operator("RELU", (0,), (1,)), Operator("COS", (1,), (2,))], (0,), (2,))
     with pytest.raises(InvalidArgument, match=r"operator 1 \(COS\) is not supported; it writes tensor 2"):
         load(data)
+
+
+def test_the_documents_list_the_operators_of_the_table() -> None:
+    page = (ROOT / "docs" / "importers.md").read_text()
+    listed = page[page.index("| operators | |") : page.index("| tensor types |")]
+    named = set(re.findall(r"\b[A-Z][A-Z0-9_]{2,}\b", listed)) - {"NNAPI"}
+    assert named == set(RULES)
