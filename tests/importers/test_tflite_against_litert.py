@@ -1,9 +1,9 @@
 """Every operator that the importer knows, in a file of its own: our result is that of LiteRT's reference kernels.
 
 LiteRT is an optional dependency; without it these tests are skipped. Codes must be equal, floats nearly. Here the
-translation is under test; what the operations compute in all their types is in tests/operations. Three operators are
-compared with LiteRT's ordinary kernels: it has no reference kernels of two, and that of LOCAL_RESPONSE_NORMALIZATION
-leaves out the last neighbour.
+translation is under test; what the operations compute in all their types is in tests/operations. A few operators are
+compared with LiteRT's ordinary kernels: it has no reference kernels of CEIL and ELU, that of
+LOCAL_RESPONSE_NORMALIZATION leaves out the last neighbour, and that of SUM is far off for codes.
 """
 
 from __future__ import annotations

@@ -136,6 +136,46 @@ def test_the_shape_that_a_file_computes_is_the_one_that_it_states() -> None:
     np.testing.assert_array_equal(ours(computed_shape())([x]), Theirs(computed_shape())([x]))
 
 
+IMAGE = Tensor("x", (1, 2, 2, 2))
+FILTER = Tensor("w", (3, 2, 2, 2), data=RNG.uniform(-1, 1, 24).astype(np.float32).tobytes())
+COMPUTED: dict[str, tuple[tuple[int, ...], list[Any], tuple[int, ...], str]] = {
+    "BROADCAST_TO": ((2, 4), [Tensor("x", (1, 4)), None], (2, 4), ""),
+    "FILL": ((2, 4), [None, Tensor("v", (), data=struct.pack("<f", 7))], (2, 4), ""),
+    "RESIZE_BILINEAR": ((3, 5), [IMAGE, None], (1, 3, 5, 2), "ResizeBilinearOptions"),
+    "RESIZE_NEAREST_NEIGHBOR": ((3, 5), [IMAGE, None], (1, 3, 5, 2), "ResizeNearestNeighborOptions"),
+    "TRANSPOSE_CONV": ((1, 4, 4, 3), [None, FILTER, IMAGE], (1, 4, 4, 3), "TransposeConvOptions"),
+}
+
+
+def computed_size(name: str) -> bytes:
+    """Return a file whose operator takes a size that another one computes: half of it and half of it."""
+    size, given, shape, table = COMPUTED[name]
+    count = len(size)
+    start = [
+        Tensor("half", (count,), "INT32"),
+        Tensor("rest", (count,), "INT32", ints(*size)),
+        Tensor("size", (count,), "INT32"),
+    ]
+    tensors = [*start, *(tensor for tensor in given if tensor is not None), Tensor("y", shape)]
+    places = [2 if tensor is None else tensors.index(tensor) for tensor in given]
+    sources = [0, *(place for place in places if place != 2 and tensors[place].data is None)]
+    options = {"Padding": 0, "StrideW": 2, "StrideH": 2} if name == "TRANSPOSE_CONV" else {}
+    last = len(tensors) - 1
+    operators = [Operator("ADD", (0, 1), (2,), "AddOptions"), Operator(name, places, (last,), table, options)]
+    data: bytes = writer.write(tensors, operators, sources, (last,))
+    return data
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_size_that_a_file_computes_is_that_of_the_result_it_states(name: str) -> None:
+    content = computed_size(name)
+    mine, theirs = ours(content), Theirs(content)
+    shapes = [info.shape for info in mine.loaded.inputs]
+    inputs = [np.zeros(shapes[0], np.int32), *(RNG.uniform(-1, 1, shape).astype(np.float32) for shape in shapes[1:])]
+    np.testing.assert_allclose(mine(inputs), theirs(inputs), rtol=1e-5, atol=1e-6)
+    assert Op.ADD not in [operation.type for operation in mine.loaded.model.main.operations]
+
+
 def test_operators_that_no_output_needs_are_dropped() -> None:
     tensors = [Tensor(name, (2,)) for name in ("x", "needless", "y")]
     operators = [Operator("COS", (0,), (1,)), Operator("RELU", (0,), (2,))]

@@ -6,24 +6,26 @@ Options are TFLite's codes and numbers; the answers are operands, or Python valu
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import FusedActivationFunc, Operand, OperandType, PaddingScheme
 from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators.translation import Translation
+from nnfmq.importers.tflite_operators.translation import CODES, Translation
 
 __all__ = [
     "activation",
     "as_they_are",
     "axis_of",
     "dilation",
+    "emit_reals",
     "keeping_codes",
     "no_activation",
     "padding",
     "positive",
+    "reals",
     "reshaped",
+    "size_of",
     "strides",
 ]
 
@@ -96,20 +98,47 @@ def as_they_are(operation_type: OperationType) -> Callable[[Translation, Operato
     return apply
 
 
-def keeping_codes(
-    graph: Translation, operator: Operator, operation_type: OperationType, *rest: int, **form: Any
-) -> None:
-    """Add an operation whose output NNAPI wants quantized like its input; where it is not, by way of real numbers.
+def reals(graph: Translation, index: int) -> int:
+    """Return the real numbers of a tensor: the tensor itself, unless it is one of codes."""
+    tensor = graph.file.tensor(index)
+    if tensor.type not in CODES:
+        return graph.value(index)
+    if tensor.data is not None:
+        return graph.widened(tensor)
+    real = graph.builder.operand(Operand(OperandType.TENSOR_FLOAT32, tensor.shape))
+    graph.builder.operation(OperationType.DEQUANTIZE, [graph.value(index)], real)
+    return real
 
-    `rest` are the arguments behind the first input, `form` is as for `emit`.
+
+def emit_reals(
+    graph: Translation, operator: Operator, operation_type: OperationType, *inputs: int, shape: tuple[int, ...] = ()
+) -> None:
+    """Add an operation on real numbers that writes the operator's only output, quantized where that has codes."""
+    y = graph.file.tensor(operator.outputs[0])
+    if y.type not in CODES:
+        return graph.emit(operation_type, operator, *inputs, shape=shape)
+    real = graph.builder.operand(Operand(OperandType.TENSOR_FLOAT32, y.shape or shape))
+    graph.builder.operation(operation_type, inputs, real)
+    return graph.emit(OperationType.QUANTIZE, operator, real, shape=shape)
+
+
+def keeping_codes(
+    graph: Translation, operator: Operator, operation_type: OperationType, *rest: int, shape: tuple[int, ...] = ()
+) -> None:
+    """Add an operation whose output NNAPI wants quantized like its input; where it is not, on real numbers.
+
+    `rest` are the arguments behind the first input, `shape` is as for `emit`.
     """
     x, y = graph.file.tensor(operator.inputs[0]), graph.file.tensor(operator.outputs[0])
     if (x.scale, x.zero_point) == (y.scale, y.zero_point):
-        return graph.emit(operation_type, operator, graph.value(x.index), *rest, **form)
-    source, result = (graph.builder.operand(Operand(OperandType.TENSOR_FLOAT32, t.shape)) for t in (x, y))
-    graph.builder.operation(OperationType.DEQUANTIZE, [graph.value(x.index)], source)
-    graph.builder.operation(operation_type, [source, *rest], result)
-    return graph.emit(OperationType.QUANTIZE, operator, result, **form)
+        return graph.emit(operation_type, operator, graph.value(x.index), *rest, shape=shape)
+    return emit_reals(graph, operator, operation_type, reals(graph, x.index), *rest, shape=shape)
+
+
+def size_of(graph: Translation, index: int, stated: tuple[int, ...]) -> list[int]:
+    """Return a size that the file gives as a constant, or computes: then it is the `stated` one, if any is."""
+    is_computed = graph.file.tensor(index).data is None
+    return list(stated) if is_computed and stated else graph.ints(index)
 
 
 def reshaped(graph: Translation, operator: Operator, flat: int, shape: tuple[int, ...]) -> None:

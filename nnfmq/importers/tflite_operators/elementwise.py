@@ -13,15 +13,37 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import LifeTime, Operand, OperandType
 from nnfmq.importers.tflite_file import Operator, Tensor
-from nnfmq.importers.tflite_operators.arguments import activation, as_they_are, keeping_codes, no_activation
+from nnfmq.importers.tflite_operators.arguments import (
+    activation,
+    as_they_are,
+    emit_reals,
+    keeping_codes,
+    no_activation,
+    reals,
+)
 from nnfmq.importers.tflite_operators.moving import broadcast
-from nnfmq.importers.tflite_operators.translation import FLOATS, Rule, Translation
+from nnfmq.importers.tflite_operators.translation import CODES, FLOATS, Rule, Translation
 
 __all__ = ["RULES"]
 
 Apply: TypeAlias = Callable[[Translation, Operator], None]
-_NUMBERS = (*FLOATS, OperandType.TENSOR_INT32)
 _LAST_AXIS = -1
+
+
+def _of_reals(operation_type: OperationType) -> Apply:
+    """Operations of floats: codes become the real numbers that they stand for, and the results codes again."""
+
+    def apply(graph: Translation, operator: Operator) -> None:
+        emit_reals(graph, operator, operation_type, *[reals(graph, index) for index in operator.inputs])
+
+    return apply
+
+
+def _between(graph: Translation, operator: Operator) -> int:
+    """Return an operand for an intermediate result, of real numbers where the output has codes."""
+    y = graph.file.tensor(operator.outputs[0])
+    kind = OperandType.TENSOR_FLOAT32 if y.type in CODES else y.type
+    return graph.builder.operand(Operand(kind, y.shape))
 
 
 def _clipped(operation_type: OperationType) -> Apply:
@@ -42,55 +64,47 @@ def _fused(operation_type: OperationType) -> Apply:
 
 
 def _ceil(graph: Translation, operator: Operator) -> None:
-    y, value = _numbers(graph, operator, FLOATS), graph.value(operator.inputs[0])
+    value = graph.value(operator.inputs[0])
     for step in (OperationType.NEG, OperationType.FLOOR):
-        between = graph.temporary(y, y.shape)
+        between = _between(graph, operator)
         graph.builder.operation(step, [value], between)
         value = between
     graph.emit(OperationType.NEG, operator, value)
 
 
-def _numbers(graph: Translation, operator: Operator, allowed: tuple[OperandType, ...]) -> Tensor:
-    """Return the only output, whose type must be one of those for which the rule is exact."""
-    y = graph.file.tensor(operator.outputs[0])
-    if y.type not in allowed:
-        raise InvalidArgument(f"{y} is {y.type.name}: NNAPI cannot express this operator in that type")
-    return y
-
-
 def _square(graph: Translation, operator: Operator) -> None:
-    _numbers(graph, operator, _NUMBERS)
-    x = graph.value(operator.inputs[0])
-    graph.emit(OperationType.MUL, operator, x, x, graph.builder.int32(0))
+    x = reals(graph, operator.inputs[0])
+    emit_reals(graph, operator, OperationType.MUL, x, x, graph.builder.int32(0))
 
 
 def _squared_difference(graph: Translation, operator: Operator) -> None:
-    y, none = _numbers(graph, operator, _NUMBERS), graph.builder.int32(0)
-    difference = graph.temporary(y, y.shape)
-    graph.builder.operation(OperationType.SUB, [*map(graph.value, operator.inputs), none], difference)
-    graph.emit(OperationType.MUL, operator, difference, difference, none)
+    none, difference = graph.builder.int32(0), _between(graph, operator)
+    terms = [reals(graph, index) for index in operator.inputs]
+    graph.builder.operation(OperationType.SUB, [*terms, none], difference)
+    emit_reals(graph, operator, OperationType.MUL, difference, difference, none)
 
 
 def _div(graph: Translation, operator: Operator) -> None:
-    _numbers(graph, operator, FLOATS)  # of integers NNAPI's quotient is rounded down, TFLite's towards zero
-    _fused(OperationType.DIV)(graph, operator)
+    if graph.file.tensor(operator.inputs[0]).type == OperandType.TENSOR_INT32:
+        raise InvalidArgument("a quotient of integers is not supported: NNAPI rounds it down, TFLite towards zero")
+    factors = [reals(graph, index) for index in operator.inputs]
+    emit_reals(graph, operator, OperationType.DIV, *factors, activation(graph, operator))
 
 
 def _floor_div(graph: Translation, operator: Operator) -> None:
-    y, none = _numbers(graph, operator, _NUMBERS), graph.builder.int32(0)
-    factors = [*map(graph.value, operator.inputs), none]
-    if y.type == OperandType.TENSOR_INT32:
+    factors = [*map(graph.value, operator.inputs), graph.builder.int32(0)]
+    if graph.file.tensor(operator.inputs[0]).type == OperandType.TENSOR_INT32:
         return graph.emit(OperationType.DIV, operator, *factors)
-    quotient = graph.temporary(y, y.shape)
+    quotient = _between(graph, operator)
     graph.builder.operation(OperationType.DIV, factors, quotient)
     return graph.emit(OperationType.FLOOR, operator, quotient)
 
 
 def _add_n(graph: Translation, operator: Operator) -> None:
-    y, none = _numbers(graph, operator, _NUMBERS), graph.builder.int32(0)
+    none = graph.builder.int32(0)
     total, *middle, last = map(graph.value, operator.inputs)
     for value in middle:
-        following = graph.temporary(y, y.shape)
+        following = _between(graph, operator)
         graph.builder.operation(OperationType.ADD, [total, value, none], following)
         total = following
     graph.emit(OperationType.ADD, operator, total, last, none)
@@ -118,8 +132,9 @@ def _one_code(graph: Translation, x: Tensor, value: float) -> int:
 
 
 def _elu(graph: Translation, operator: Operator) -> None:
-    x = graph.value(operator.inputs[0])
-    graph.emit(OperationType.ELU, operator, x, graph.builder.float_scalar(graph.builder[x].type, 1.0))
+    x = reals(graph, operator.inputs[0])
+    alpha = graph.builder.float_scalar(graph.builder[x].type, 1.0)
+    emit_reals(graph, operator, OperationType.ELU, x, alpha)
 
 
 def _softmax(graph: Translation, operator: Operator) -> None:
@@ -130,9 +145,9 @@ def _softmax(graph: Translation, operator: Operator) -> None:
 
 
 def _log_softmax(graph: Translation, operator: Operator) -> None:
-    x = graph.value(operator.inputs[0])
+    x = reals(graph, operator.inputs[0])
     beta = graph.builder.float_scalar(graph.builder[x].type, 1.0)
-    graph.emit(OperationType.LOG_SOFTMAX, operator, x, beta, graph.builder.int32(_LAST_AXIS))
+    emit_reals(graph, operator, OperationType.LOG_SOFTMAX, x, beta, graph.builder.int32(_LAST_AXIS))
 
 
 def _l2_normalization(graph: Translation, operator: Operator) -> None:
@@ -161,13 +176,7 @@ def _select(graph: Translation, operator: Operator) -> None:
 
 def _quantize(graph: Translation, operator: Operator) -> None:
     """Quantize floats; other codes by way of the real numbers that they stand for."""
-    x, y = graph.file.tensor(operator.inputs[0]), graph.file.tensor(operator.outputs[0])
-    value = graph.value(x.index)
-    if x.type not in FLOATS:
-        real = graph.builder.operand(Operand(OperandType.TENSOR_FLOAT32, y.shape))
-        graph.builder.operation(OperationType.DEQUANTIZE, [value], real)
-        value = real
-    graph.emit(OperationType.QUANTIZE, operator, value)
+    graph.emit(OperationType.QUANTIZE, operator, reals(graph, operator.inputs[0]))
 
 
 def _dequantize(graph: Translation, operator: Operator) -> None:
@@ -182,10 +191,8 @@ def _dequantize(graph: Translation, operator: Operator) -> None:
 
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)
 _MANY = range(2, 1 << 16)
-_UNARY = (
-    "ABS", "CAST", "EXP", "FLOOR", "HARD_SWISH", "LOG", "LOGICAL_NOT", "LOGISTIC", "NEG", "RSQRT", "SIN", "SQRT",
-    "TANH",
-)  # fmt: skip
+_UNARY = ("CAST", "HARD_SWISH", "LOGICAL_NOT", "LOGISTIC", "RSQRT", "TANH")
+_UNARY_OF_REALS = ("ABS", "EXP", "FLOOR", "LOG", "NEG", "SIN", "SQRT")
 _BINARY = (
     "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "LOGICAL_AND", "LOGICAL_OR", "MAXIMUM", "MINIMUM",
     "NOT_EQUAL", "POW", "PRELU",
@@ -193,6 +200,7 @@ _BINARY = (
 
 RULES: dict[str, Rule] = {
     **{name: Rule(_ONE, as_they_are(OperationType[name])) for name in _UNARY},
+    **{name: Rule(_ONE, _of_reals(OperationType[name])) for name in _UNARY_OF_REALS},
     **{name: Rule(_TWO, as_they_are(OperationType[name])) for name in _BINARY},
     **{name: Rule(_TWO, _fused(OperationType[name]), f"{name.title()}Options") for name in ("ADD", "MUL", "SUB")},
     "ADD_N": Rule(_MANY, _add_n),

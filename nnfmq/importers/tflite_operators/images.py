@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators.arguments import activation, as_they_are, padding, positive, strides
+from nnfmq.importers.tflite_operators.arguments import activation, as_they_are, padding, positive, size_of, strides
 from nnfmq.importers.tflite_operators.translation import Rule, Translation
 
 __all__ = ["RULES"]
@@ -26,7 +26,8 @@ def _pool_2d(operation_type: OperationType) -> Callable[[Translation, Operator],
 
 def _resize(operation_type: OperationType) -> Callable[[Translation, Operator], None]:
     def apply(graph: Translation, operator: Operator) -> None:
-        options, size = operator.options, graph.ints(operator.inputs[1])
+        options, y = operator.options, graph.file.tensor(operator.outputs[0])
+        size = size_of(graph, operator.inputs[1], y.shape[1:3])
         if len(size) != 2:
             raise InvalidArgument(f"a size of {len(size)} elements: height and width are needed")
         arguments = [graph.value(operator.inputs[0]), *positive(graph, width=size[1], height=size[0])]

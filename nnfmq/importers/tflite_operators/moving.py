@@ -11,7 +11,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators.arguments import as_they_are, axis_of, no_activation
+from nnfmq.importers.tflite_operators.arguments import as_they_are, axis_of, no_activation, size_of
 from nnfmq.importers.tflite_operators.translation import Rule, Translation
 
 __all__ = ["RULES", "broadcast"]
@@ -123,16 +123,16 @@ def _pack(graph: Translation, operator: Operator) -> None:
 
 
 def _broadcast_to(graph: Translation, operator: Operator) -> None:
-    shape = graph.file.tensor(operator.outputs[0]).shape or tuple(graph.ints(operator.inputs[1]))
-    graph.emit(OperationType.RESHAPE, operator, broadcast(graph, operator.inputs[0], shape), _vector(graph, shape))
-
-
-def _vector(graph: Translation, shape: tuple[int, ...]) -> int:
-    return graph.builder.int32_vector(shape)
+    shape = tuple(size_of(graph, operator.inputs[1], graph.file.tensor(operator.outputs[0]).shape))
+    repeated = broadcast(graph, operator.inputs[0], shape)
+    graph.emit(OperationType.RESHAPE, operator, repeated, graph.builder.int32_vector(shape))
 
 
 def _fill(graph: Translation, operator: Operator) -> None:
-    graph.emit(OperationType.FILL, operator, graph.value(operator.inputs[0]), scalar(graph, operator.inputs[1]))
+    stated = graph.file.tensor(operator.outputs[0]).shape
+    is_computed = bool(stated) and graph.file.tensor(operator.inputs[0]).data is None
+    shape = graph.builder.int32_vector(stated) if is_computed else graph.value(operator.inputs[0])
+    graph.emit(OperationType.FILL, operator, shape, scalar(graph, operator.inputs[1]))
 
 
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)

@@ -118,12 +118,19 @@ def _gather(graph: Translation, operator: Operator) -> None:
     return reshaped(graph, operator, row, (*before, *after) or (1,))
 
 
+def _hashtable_lookup(graph: Translation, operator: Operator) -> None:
+    values = [graph.value(index) for index in operator.inputs]
+    results = [graph.result(index) for index in operator.outputs]
+    graph.builder.operation(OperationType.HASHTABLE_LOOKUP, values, *results)
+
+
 _TWO, _THREE = range(2, 3), range(3, 4)
 _SOME = range(1, 1 << 16)
 
 RULES: dict[str, Rule] = {
     "EMBEDDING_LOOKUP": Rule(_TWO, as_they_are(OperationType.EMBEDDING_LOOKUP)),
     "GATHER": Rule(_TWO, _gather, "GatherOptions"),
+    "HASHTABLE_LOOKUP": Rule(_THREE, _hashtable_lookup, output_counts=_TWO),
     "SLICE": Rule(_THREE, as_they_are(OperationType.SLICE)),
     "SPLIT": Rule(_TWO, _split, output_counts=_SOME),
     "SPLIT_V": Rule(_THREE, _split_v, output_counts=_SOME),

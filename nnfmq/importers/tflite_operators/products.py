@@ -14,7 +14,15 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType, PaddingScheme
 from nnfmq.importers.tflite_file import Operator, Tensor
-from nnfmq.importers.tflite_operators.arguments import activation, dilation, padding, positive, reshaped, strides
+from nnfmq.importers.tflite_operators.arguments import (
+    activation,
+    dilation,
+    padding,
+    positive,
+    reshaped,
+    size_of,
+    strides,
+)
 from nnfmq.importers.tflite_operators.translation import FLOATS, PER_CHANNEL, Rule, Translation
 
 __all__ = ["RULES"]
@@ -136,7 +144,8 @@ def _depth_multiplier(operator: Operator, product: _Product) -> int:
 
 def _transpose_conv(graph: Translation, operator: Operator) -> None:
     product = _product(graph, operator, 4, (2, 1, 3))
-    size = graph.builder.int32_vector(graph.ints(operator.inputs[0]))
+    y = graph.file.tensor(operator.outputs[0])
+    size = graph.builder.int32_vector(size_of(graph, operator.inputs[0], y.shape))
     arguments = [*_factors(graph, operator, product, product.weights.shape[0]), size, padding(graph, operator)]
     arguments += [*strides(graph, operator), activation(graph, operator), graph.builder.boolean(False)]
     graph.emit(OperationType.TRANSPOSE_CONV_2D, operator, *arguments)

@@ -11,11 +11,12 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators.arguments import axis_of, keeping_codes
+from nnfmq.importers.tflite_operators.arguments import axis_of, emit_reals, keeping_codes, reals
 from nnfmq.importers.tflite_operators.translation import Rule, Translation
 
 __all__ = ["RULES"]
 
+_OF_FLOATS = (OperationType.REDUCE_PROD, OperationType.REDUCE_SUM)
 _PROJECTIONS = {1: 3, 2: 2}  # TFLite's SPARSE is NNAPI's third kind: its first one is deprecated
 
 
@@ -25,7 +26,12 @@ def _reduction(operation_type: OperationType) -> Callable[[Translation, Operator
         keeps = operator.options is not None and bool(operator.options.KeepDims())
         is_mean = operation_type == OperationType.MEAN  # the only one that takes a number
         flag = graph.builder.int32(int(keeps)) if is_mean else graph.builder.boolean(keeps)
-        keeping_codes(graph, operator, operation_type, axes, flag, shape=_reduced_to_one(graph, operator))
+        shape = _reduced_to_one(graph, operator)
+        if operation_type in _OF_FLOATS:
+            return emit_reals(
+                graph, operator, operation_type, reals(graph, operator.inputs[0]), axes, flag, shape=shape
+            )
+        return keeping_codes(graph, operator, operation_type, axes, flag, shape=shape)
 
     return apply
 

@@ -19,9 +19,10 @@ from nnfmq.hal.types import LifeTime, Operand, OperandType, element_bytes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_file import File, Operator, Tensor
 
-__all__ = ["FLOATS", "PER_CHANNEL", "Rule", "State", "Translation"]
+__all__ = ["CODES", "FLOATS", "PER_CHANNEL", "Rule", "State", "Translation"]
 
 FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+CODES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 _CODES = {
     OperandType.TENSOR_QUANT8_ASYMM: "u1",

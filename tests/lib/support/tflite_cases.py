@@ -116,6 +116,7 @@ def unary() -> list[Case]:
     cases += [
         Case("LOGICAL_NOT", [x(7, kind="BOOL")], [x(7, kind="BOOL")], low=0, high=1),
         Case("CAST", [x(3, 5)], [x(3, 5, kind="INT32")], "CastOptions", low=-9, high=9),
+        Case("CAST", [x(9, kind="UINT8")], [x(9)], note="bytes"),
         Case("CAST", [x(9, kind="INT64")], [x(9)], low=-9, high=9, note="int64"),
         Case("SOFTMAX", [codes(3, 9)], [codes(3, 9, scale=1 / 256, zero_point=-128)], "SoftmaxOptions", {"Beta": 1.5}),
         Case("L2_NORMALIZATION", [x(3, 5)], [x(3, 5)], "L2NormOptions"),
@@ -124,6 +125,12 @@ def unary() -> list[Case]:
         Case("LEAKY_RELU", [x(3, 5)], [x(3, 5)], "LeakyReluOptions", {"Alpha": 0.3}),
         Case("LEAKY_RELU", [x(3, 5)], [x(3, 5)], "LeakyReluOptions", {"Alpha": 0.0}, note="zero"),
     ]  # fmt: skip
+    cases += [
+        Case(
+            name, [codes(3, 64, zero_point=zero)], [codes(3, 64, scale=out, zero_point=3)], codes_apart=1, note="codes"
+        )
+        for name, zero, out in (("ABS", 3, 0.05), ("EXP", 100, 2.0))
+    ]
     for kind in ("INT8", "UINT8"):
         for slope in (0.3, -0.2, 1.7, 0.0):
             given, out = codes(4, 64, kind=kind), codes(4, 64, kind=kind, scale=0.09, zero_point=40)
@@ -148,6 +155,7 @@ def binary() -> list[Case]:
         Case(name, [number, few], [x(3, 5, kind="BOOL")])
         for name in ("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
     ]
+    divisors = Tensor("divisors", (5,), "UINT8", bytes([1, 9, 40, 200, 255]), (0.05,), (0,))
     truth, other = x(3, 5, kind="BOOL"), x(3, 5, kind="BOOL", name="other")
     logic = [Case(name, [truth, other], [truth], low=0, high=1) for name in ("LOGICAL_AND", "LOGICAL_OR")]
     return [
@@ -155,6 +163,10 @@ def binary() -> list[Case]:
         Case("SUB", [codes(3, 5), codes(5, name="second")], [codes(3, 5, scale=0.1)], "SubOptions", note="codes"),
         Case("SUB", [number, few], [number], "SubOptions", note="integers"),
         Case("SQUARED_DIFFERENCE", [number, few], [number], note="integers"),
+        Case("SQUARED_DIFFERENCE", [codes(3, 5), codes(3, 5, name="second")], [codes(3, 5, scale=0.6)], codes_apart=1,
+            note="codes"),
+        Case("DIV", [codes(3, 5, kind="UINT8"), divisors],
+            [codes(3, 5, kind="UINT8", scale=0.1)], "DivOptions", codes_apart=1, note="codes"),
         Case("FLOOR_DIV", [x(3, 5, kind="INT32"), integers(2, -3, 5, 1, -1)], [number], low=-9, high=9,
             note="integers"),
         Case("ADD_N", [x(3, 5, name=name) for name in "abc"], [a]),
@@ -190,6 +202,8 @@ def moving() -> list[Case]:
         Case("REVERSE_V2", [given, integers(1)], [given]),
         Case("FILL", [x(2, kind="INT32"), weight()], [x(3, 3)], low=3, high=3),
         Case("EMBEDDING_LOOKUP", [x(5, kind="INT32"), weight(4, 3)], [x(5, 3)], low=0, high=3),
+        Case("HASHTABLE_LOOKUP", [x(4, kind="INT32"), integers(-2, 0, 3), weight(3, 5)], [x(4, 5), x(4, kind="UINT8")],
+            low=-2, high=3),
         Case("GATHER", [given, integers(2, 0)], [x(2, 2, 4)], "GatherOptions", {"Axis": 1}),
         Case("GATHER", [given, integers(1, shape=())], [x(2, 4)], "GatherOptions", {"Axis": -2}, note="rank 0"),
         Case("GATHER", [x(6), integers(4, shape=())], [x()], "GatherOptions", note="rank 0 of a vector"),
@@ -236,6 +250,17 @@ def reductions() -> list[Case]:
         Case(name, [given, integers(-1, 0)], [x(1, 3, 1)], "ReducerOptions", {"KeepDims": 1})
         for name in ("MEAN", "SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN")
     ]
+    found.append(
+        Case(
+            "SUM",
+            [codes(5, 9), integers(1)],
+            [codes(5, scale=0.4)],
+            "ReducerOptions",
+            codes_apart=1,
+            optimized=True,
+            note="codes",
+        )
+    )
     truths = x(4, 3, kind="BOOL")
     return [
         *found,
