@@ -166,7 +166,7 @@ def test_every_layer_that_both_define_alike_is_litert_s(
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [MOBILENET, PERSON])
-def test_the_multiplier_s_float32_moves_a_few_codes_of_convolutions_by_one(
+def test_the_multiplier_s_float32_moves_hardly_a_code_of_a_convolution_and_by_one(
     read: Callable[[str], bytes], name: str, seed: int
 ) -> None:
     results = [
@@ -176,7 +176,7 @@ def test_the_multiplier_s_float32_moves_a_few_codes_of_convolutions_by_one(
     ]
     moved, total, farthest = (column for column in zip(*results, strict=True))
     assert max(farthest) <= 1
-    assert sum(moved) <= sum(total) * 1e-4
+    assert sum(moved) <= sum(total) * 1e-6
 
 
 def test_the_mean_is_the_hal_s(read: Callable[[str], bytes]) -> None:

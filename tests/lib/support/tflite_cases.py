@@ -339,6 +339,7 @@ def recurrent() -> list[Case]:
     backward = lstm_tensors(5, 3, 5, first_gate=True, full=False, seed=400)
     basic = [weight(4, 3), weight(4, 4), weight(4), *states(4)]
     other = [weight(4, 3, seed=2), weight(4, 4, seed=2), weight(4, seed=2), variable(2, 4, name="other")]
+    aux, aux_weights = x(2, 6, 2, name="aux"), [weight(5, 2, seed=500 + n) for n in range(8)]
     sequence, both = "UnidirectionalSequenceLSTMOptions", "BidirectionalSequenceLSTMOptions"
     rnns = "BidirectionalSequenceRNNOptions"
     return [
@@ -349,6 +350,8 @@ def recurrent() -> list[Case]:
         Case("BIDIRECTIONAL_SEQUENCE_RNN", [x(2, 6, 3), *basic, *other, *[None] * 3], [x(2, 6, 4)] * 2, rnns, tanh),
         Case("BIDIRECTIONAL_SEQUENCE_RNN", [x(6, 2, 3), *basic, *other, *[None] * 3], [x(6, 2, 8)], rnns,
             {**tanh, "TimeMajor": 1, "MergeOutputs": 1}, note="merged, time major"),
+        Case("BIDIRECTIONAL_SEQUENCE_RNN", [x(2, 6, 3), *basic, *other, aux, weight(4, 2), weight(4, 2, seed=3)],
+            [x(2, 6, 4)] * 2, rnns, tanh, note="auxiliary input"),
         Case("SVDF", [x(2, 3), weight(8, 3), weight(8, 5), weight(4), variable(2, 40)], [x(2, 4)], "SVDFOptions",
             {"Rank": 2, "FusedActivationFunction": 1}),
         Case("SVDF", [x(2, 3), weight(8, 3), weight(8, 5), None, variable(2, 40)], [x(2, 8)], "SVDFOptions",
@@ -366,6 +369,8 @@ def recurrent() -> list[Case]:
             [x(2, 6, 5)] * 2, both, {**tanh, "TimeMajor": 0}),
         Case("BIDIRECTIONAL_SEQUENCE_LSTM", [x(6, 2, 3), *plain, *backward, *states(5, 5, 5, 5), *[None] * 9],
             [x(6, 2, 10)], both, {**tanh, "TimeMajor": 1, "MergeOutputs": 1}, note="merged, time major"),
+        Case("BIDIRECTIONAL_SEQUENCE_LSTM", [x(2, 6, 3), *plain, *backward, *states(5, 5, 5, 5), aux, *aux_weights],
+            [x(2, 6, 5)] * 2, both, {**tanh, "TimeMajor": 0}, note="auxiliary input"),
     ]  # fmt: skip
 
 
