@@ -202,9 +202,9 @@ def test_constants_are_aligned_as_the_hal_asks() -> None:
 VARIABLE = Tensor("v", (1, 2), extra={"IsVariable": 1})
 
 
-def strided(options: dict[str, int], rank: int = 2) -> bytes:
+def strided(options: dict[str, int], rank: int = 2, value: int = 1) -> bytes:
     """Return a STRIDED_SLICE of a matrix."""
-    vectors = [Tensor(name, (rank,), "INT32", ints(*[1] * rank)) for name in ("begin", "end", "strides")]
+    vectors = [Tensor(name, (rank,), "INT32", ints(*[value] * rank)) for name in ("begin", "end", "strides")]
     return single("STRIDED_SLICE", [VECTOR, *vectors, VECTOR], "StridedSliceOptions", options)
 
 
@@ -299,6 +299,7 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("an ellipsis", strided({"EllipsisMask": 1}), r"an ellipsis"),
     ("a new axis", strided({"NewAxisMask": 1}), r"a new axis"),
     ("an offset as end", strided({"Offset": 1}), r"an offset as end"),
+    ("an end beyond 32 bits", strided({"ShrinkAxisMask": 1}, value=2**31 - 1), r"2147483648 does not fit 32 bits"),
     ("more begins than dimensions", strided({}, 3), r"begin, end and strides of 3, 3 and 3 for rank 2"),
     ("batch dimensions", single("GATHER", [VECTOR, Tensor("i", (1,), "INT32", ints(0)), VECTOR], "GatherOptions",
         {"BatchDims": 1}), r"1 batch dimensions"),

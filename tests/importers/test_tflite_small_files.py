@@ -67,6 +67,15 @@ def test_codes_as_weights_of_a_float_input_are_the_numbers_that_they_stand_for(w
     np.testing.assert_allclose(found, GIVEN @ real.astype(np.float32).T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "weights",
+    [Tensor("w", (3, 4), "FLOAT16", struct.pack("<12H", *[0x7C01] * 12)), coded(3e38)],
+    ids=["signalling", "endless"],
+)
+def test_numbers_that_are_none_are_taken_without_a_warning(weights: Any) -> None:
+    load(dequantized_first(weights))  # a warning would be an error here
+
+
 def test_the_channels_of_a_depthwise_filter_are_its_last_dimension() -> None:
     weights = Tensor("w", (1, 1, 1, 3), "INT8", bytes([1, 2, 3]), SCALES.tolist(), (0, 0, 0), dimension=3)
     image = Tensor("x", (1, 1, 1, 3))

@@ -12,7 +12,7 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
 from nnfmq.importers.tflite_file import Operator
 from nnfmq.importers.tflite_operators.arguments import as_they_are, axis_of, no_activation, size_of
-from nnfmq.importers.tflite_operators.translation import Rule, Translation
+from nnfmq.importers.tflite_operators.translation import FLOATS, Rule, Translation
 
 __all__ = ["RULES", "broadcast"]
 
@@ -22,7 +22,6 @@ _ELEMENTS = {
     OperandType.TENSOR_QUANT8_ASYMM: "u1",
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "i1",
 }
-_FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 
 def broadcast(graph: Translation, index: int, shape: tuple[int, ...]) -> int:
@@ -52,7 +51,7 @@ def scalar(graph: Translation, index: int) -> int:
     if tensor.data is None or tensor.shape != (1,) or tensor.type not in _ELEMENTS:
         raise InvalidArgument(f"{tensor} must be a constant of one element")
     value = np.frombuffer(tensor.data, _ELEMENTS[tensor.type])[0]
-    if tensor.type in _FLOATS:
+    if tensor.type in FLOATS:
         return graph.builder.float_scalar(tensor.type, float(value))
     return graph.builder.int32(int(value))
 

@@ -23,12 +23,12 @@ from nnfmq.importers.tflite_operators.arguments import (
     size_of,
     strides,
 )
-from nnfmq.importers.tflite_operators.translation import FLOATS, PER_CHANNEL, Rule, Translation
+from nnfmq.importers.tflite_operators.translation import CODES, FLOATS, PER_CHANNEL, Rule, Translation
 
 __all__ = ["RULES"]
 
 _BIAS_TOLERANCE = 0.02  # of the output's scale: what TFLite itself accepts between bias scale and input × filter
-_CODES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED, PER_CHANNEL)
+_CODES = (*CODES, PER_CHANNEL)
 
 
 @dataclass(frozen=True, slots=True)

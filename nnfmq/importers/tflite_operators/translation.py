@@ -24,7 +24,7 @@ __all__ = ["CODES", "FLOATS", "PER_CHANNEL", "Rule", "State", "Translation"]
 FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 CODES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-_CODES = {
+_STORED = {
     OperandType.TENSOR_QUANT8_ASYMM: "u1",
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "i1",
     PER_CHANNEL: "i1",
@@ -152,7 +152,8 @@ class Translation:
         """Add a FLOAT32 operand with the real numbers that a constant of codes or halves stands for."""
         data, kind = self._data(tensor), OperandType.TENSOR_FLOAT32
         size_bytes = 4 * len(data) // element_bytes(tensor.type)
-        location = self.builder.converted((tensor.index, kind), size_bytes, lambda: _real(tensor, data))
+        with np.errstate(all="ignore"):  # a scale may be so large that codes become infinite
+            location = self.builder.converted((tensor.index, kind), size_bytes, lambda: _real(tensor, data))
         return self.builder.operand(Operand(kind, tensor.shape, lifetime=LifeTime.CONSTANT_COPY, location=location))
 
     def name(self, index: int, operand: int) -> None:
@@ -215,9 +216,9 @@ def _narrowed(tensor: Tensor, data: memoryview) -> bytes:
 def _real(tensor: Tensor, data: memoryview) -> bytes:
     if tensor.type == OperandType.TENSOR_FLOAT16:
         return np.frombuffer(data, "<f2").astype("<f4").tobytes()
-    if tensor.type not in _CODES:
+    if tensor.type not in _STORED:
         raise InvalidArgument(f"{tensor} is {tensor.type.name}: only codes and FLOAT16 are turned into FLOAT32")
-    codes = np.frombuffer(data, _CODES[tensor.type]).astype("<f4").reshape(tensor.shape)
+    codes = np.frombuffer(data, _STORED[tensor.type]).astype("<f4").reshape(tensor.shape)
     if tensor.channel_quant is None:
         return ((codes - np.float32(tensor.zero_point)) * np.float32(tensor.scale)).tobytes()
     along = [-1 if axis == tensor.channel_quant.channel_dim else 1 for axis in range(len(tensor.shape))]
