@@ -15,6 +15,7 @@ import flatbuffers
 import tflite
 
 IDENTIFIER = b"TFL3"
+_FIRST_VERSIONS = {"BROADCAST_TO": 2}  # of all others it is 1
 Code = tuple[str, int]  # an operator's name and version
 
 
@@ -102,7 +103,7 @@ def _buffer(builder: Any, data: bytes) -> int:
 
 
 def _code(operator: Operator) -> Code:
-    return operator.name, operator.version
+    return operator.name, max(operator.version, _FIRST_VERSIONS.get(operator.name, 1))
 
 
 def _operator_code(builder: Any, name: str, version: int) -> int:

@@ -154,6 +154,15 @@ def softmax(draw: Draw) -> Case:
     return Case(OperationType.SOFTMAX, [given], output, [beta], (), "SoftmaxOptions", {"Beta": beta})
 
 
+def l2_normalization(draw: Draw) -> Case:
+    given = draw.tensor(draw.shape(3))
+    unit = Operand(given[0].type, given[1].shape, 1 / 128, 0 if draw.dtype == "int8" else 128)
+    output = given[0] if draw.dtype == "float32" else unit
+    return Case(
+        OperationType.L2_NORMALIZATION, [given], output, (), (), "L2NormOptions", {"FusedActivationFunction": 0}
+    )
+
+
 def comparison(name: str) -> Callable[[Draw], Case]:
     def build(draw: Draw) -> Case:
         shape = draw.shape(3)
@@ -248,6 +257,7 @@ BUILDERS: list[tuple[str, tuple[str, ...], Callable[[Draw], Case]]] = [
     ("REDUCE_MIN", ALL, reduction("REDUCE_MIN", OperationType.REDUCE_MIN)),
     *((name, ALL, moved(name)) for name in ("TRANSPOSE", "TILE")),
     ("SOFTMAX", ALL, softmax),
+    ("L2_NORMALIZATION", ALL, l2_normalization),
     *((name, ALL, extremum(name)) for name in ("MAXIMUM", "MINIMUM")),
     *((name, FLOAT, comparison(name)) for name in COMPARISONS),
     *((name, ALL, convolution(name)) for name in ("CONV_2D", "DEPTHWISE_CONV_2D")),

@@ -12,5 +12,6 @@ DIFFERENCES: dict[tuple[str, str], str] = {
     **{("MEAN", dtype): "the HAL truncates the mean code, TFLite rounds it" for dtype in CODES},
     **{("FULLY_CONNECTED", dtype): "the HAL's multiplier rounds twice, LiteRT's once" for dtype in CODES},
     ("AVERAGE_POOL_2D", "int8"): "as unsigned on codes + 128, so halves go up; TFLite's go away from zero",
+    ("L2_NORMALIZATION", "int8"): "the HAL multiplies by 128 before it rounds, TFLite shifts while it rounds",
     ("RESIZE_BILINEAR", "int8"): "as unsigned on codes + 128, cut off after adding a half; TFLite's is in fixed point",
 }
