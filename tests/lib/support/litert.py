@@ -59,14 +59,23 @@ def by_litert(
     table: str = "",
     options: Mapping[str, Any] | None = None,
     states: Sequence[int] = (),
+    *,
+    custom: bytes = b"",
+    intermediates: Sequence[Operand] = (),
 ) -> list[Array]:
-    """Return the outputs, then the feeds at `states`, which the operator changes in place."""
+    """Return the outputs, then the feeds at `states`, which the operator changes in place.
+
+    A custom operator has its options in `custom`; of `intermediates` only scales and zero points count.
+    """
     given = [(place, feed) for place, feed in enumerate(feeds) if feed is not None]
     places = {place: index for index, (place, _) in enumerate(given)}
     tensors = [_tensor(f"i{place}", feed[0], feed[1], place in states) for place, feed in given]
     tensors += [_tensor(f"o{n}", output, None, False) for n, output in enumerate(outputs)]
     results = range(len(given), len(tensors))
-    operator = Operator(name, [places.get(place, -1) for place in range(len(feeds))], results, table, options or {})
+    tensors += [_tensor(f"m{n}", operand, None, False) for n, operand in enumerate(intermediates)]
+    inner = range(results.stop, len(tensors))
+    taken = [places.get(place, -1) for place in range(len(feeds))]
+    operator = Operator(name, taken, results, table, options or {}, custom, inner)
     arrays = {places[place]: feed[1] for place, feed in given if isinstance(feed[1], np.ndarray)}
     inputs = [index for place, index in places.items() if index in arrays and place not in states]
     content = writer.write(tensors, [operator], inputs, results)

@@ -5,7 +5,14 @@ A builder turns a `Draw` of one type into a `Case`. One operator and type may ha
 
 from __future__ import annotations
 
-from support.litert_cases import images, movement, pointwise, products, recurrent
+from support.litert_cases import detection, images, movement, pointwise, products, recurrent
 from support.oracles import Listed
 
-CASES: list[Listed] = [*pointwise.CASES, *images.CASES, *movement.CASES, *products.CASES, *recurrent.CASES]
+CASES: list[Listed] = [
+    *pointwise.CASES,
+    *images.CASES,
+    *movement.CASES,
+    *products.CASES,
+    *recurrent.CASES,
+    *detection.CASES,
+]

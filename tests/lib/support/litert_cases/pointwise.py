@@ -13,6 +13,7 @@ from support.oracles import (
     NUMBERS,
     TYPES,
     Argument,
+    Array,
     Builder,
     Case,
     Draw,
@@ -76,15 +77,20 @@ def integer_quotient(draw: Draw) -> Case:
 
 
 def comparison(name: str) -> Builder:
-    """Build a comparison of tensors of one scale and zero point; floats are rounded so that some are equal."""
+    """Build a comparison of tensors of one scale and zero point, of which some elements are equal."""
 
     def build(draw: Draw) -> Case:
         shape = draw.shape(3)
         first, (_, second) = draw.tensor(shape), draw.tensor(shape[1:])
-        data = [(first[0], np.round(first[1])), (like(first[0], shape[1:]), np.round(second))]
+        data = [(first[0], _coarse(first[1])), (like(first[0], shape[1:]), _coarse(second))]
         return shared(name, OperationType[name], data, Operand(OperandType.TENSOR_BOOL8, shape))
 
     return build
+
+
+def _coarse(numbers: Array) -> Array:
+    """Return numbers of which some are equal."""
+    return np.asarray(np.round(numbers) if numbers.dtype == np.float32 else numbers // 16 * 16, numbers.dtype)
 
 
 def unequal_comparison(name: str) -> Builder:
@@ -116,7 +122,7 @@ def unequal_choice(name: str) -> Builder:
 
 
 def logical(name: str) -> Builder:
-    """Build LOGICAL_AND or LOGICAL_OR, broadcast."""
+    """Build LOGICAL_AND, LOGICAL_OR, EQUAL or NOT_EQUAL of truth values."""
 
     def build(draw: Draw) -> Case:
         shape = draw.shape(3)
@@ -252,8 +258,7 @@ def extreme_place(name: str, operation: OperationType) -> Builder:
 
     def build(draw: Draw) -> Case:
         given = draw.tensor(draw.shape(draw.below(1, 5)))
-        numbers = given[1] if draw.dtype == "int32" else np.round(given[1])
-        numbers = (numbers // 16 * 16).astype(given[1].dtype) if draw.dtype != "float32" else numbers
+        numbers = _coarse(given[1])
         axis = draw.below(-numbers.ndim, numbers.ndim)
         shape = numbers.shape[:axis] + numbers.shape[axis % numbers.ndim + 1 :]
         output = Operand(OperandType.TENSOR_INT32, shape)
@@ -275,7 +280,7 @@ CASES: list[Listed] = [
     ("DIV", ("int32",), integer_quotient),
     *((name, FLOAT, binary(name, options=False)) for name in ("POW", "PRELU")),
     *((name, NUMBERS, comparison(name)) for name in COMPARISONS),
-    *((name, ("bool",), comparison(name)) for name in ("EQUAL", "NOT_EQUAL")),
+    *((name, ("bool",), logical(name)) for name in ("EQUAL", "NOT_EQUAL")),
     *((f"{name}, unequal scales", CODES, unequal_comparison(name)) for name in COMPARISONS),
     *((f"{name}, unequal scales", CODES, unequal_choice(name)) for name in ("MAXIMUM", "MINIMUM", "SELECT")),
     *((name, ("bool",), logical(name)) for name in ("LOGICAL_AND", "LOGICAL_OR")),

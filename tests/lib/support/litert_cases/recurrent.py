@@ -278,7 +278,78 @@ def quantized_lstm(draw: Draw) -> Case:
     )
 
 
+def integer_lstm(draw: Draw) -> Case:
+    """Build QUANTIZED_LSTM, which is TFLite's LSTM of 8 and 16 bits.
+
+    Where the two agree: TFLite clips the projection's codes together with their zero point and at 127 at the latest,
+    its gates are in Q3.12 always without normalization, and its peepholes take the output's size for the state's.
+    Without a projection the hidden state is the output; its zero point is 0 then: the HAL's reference subtracts it,
+    TFLite adds it.
+    """
+    batch, size, cells = draw.shape(3, 9)
+    output, norm = output_size(draw, cells), draw.truth()
+    controls, options = gate_controls(draw)
+    kinds = gated_cell(draw, "", size, cells, output, norm=norm)
+    if output != cells:
+        kinds |= {name: None for name in kinds if name.startswith("cell_to")}
+    values: dict[str, Any] = {"input": draw.rng.integers(-128, 128, (batch, size)).astype(np.int8)}
+    places = {"input": (draw.real(0.005, 0.02), draw.below(-128, 128))}
+    for name, numbered in kinds.items():
+        if "aux" not in name:
+            part, places[name] = _part(draw, name, (1,) if numbered is None else numbered.shape)
+            values[name] = None if numbered is None else part
+    clipped = values["projection_weights"] is not None and controls["projection_clip"] > 0
+    places["output_state_in"] = (draw.real(0.01, 0.02), 0 if clipped else draw.below(-128, 128))
+    places["cell_state_in"] = (2.0 ** -draw.below(9, 15), 0)
+    values["output_state_in"] = draw.rng.integers(-128, 128, (batch, output)).astype(np.int8)
+    values["cell_state_in"] = draw.rng.integers(-(1 << 15), 1 << 15, (batch, cells)).astype(np.int16)
+    places |= {"output0": places["output_state_in"], "output1": places["cell_state_in"]}
+    places["output2"] = places["output0"]
+    intermediate = [draw.real(0.5, 2) / 4096 if norm else 1 / 4096 for _ in GATES]
+    hidden = draw.real(0.005, 0.01), draw.below(-128, 128) if values["projection_weights"] is not None else 0
+    names = [p.name for p in REGISTRY[OperationType.QUANTIZED_LSTM].forms[0].parameters if p.name in values]
+    given = [_integer_feed(name, values[name], *places[name]) for name in names]
+    use = Use(
+        OperationType.QUANTIZED_LSTM,
+        values
+        | {"cell_clip": controls["cell_clip"], "projection_clip": controls["projection_clip"]}
+        | {f"{gate}_intermediate_scale": scale for gate, scale in zip(GATES, intermediate, strict=True)}
+        | {"hidden_state_zero_point": hidden[1], "hidden_state_scale": hidden[0]},
+        3,
+        first_type=OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+        quantization=places,
+    )
+    inner = [_operand(np.int16, (1,), scale, 0) for scale in intermediate] + [_operand(np.int8, (1,), *hidden)]
+    result = _operand(np.int8, (batch, output), *places["output_state_in"])
+    states = [names.index("output_state_in"), names.index("cell_state_in")]
+
+    def ours() -> list[Array]:
+        state, cell, found = use.run()
+        return [found, state, cell]
+
+    tanh = options | {"FusedActivationFunction": 4}
+    return Case(ours, lambda: by_litert("LSTM", given, [result], "LSTMOptions", tanh, states, intermediates=inner))
+
+
+def _integer_feed(name: str, array: Array | None, scale: float, zero_point: int) -> Feed:
+    """Return a tensor as TFLite wants it: weights must be constant."""
+    if array is None:
+        return None
+    operand, codes = _codes(array, scale, zero_point)
+    return (operand, codes) if name == "input" or "state" in name else (operand, codes.tobytes())
+
+
+def _part(draw: Draw, name: str, shape: tuple[int, ...]) -> tuple[Array, tuple[float, int]]:
+    """Return codes of a cell's tensor, and their scale."""
+    if name.endswith("bias"):
+        return draw.rng.integers(-8000, 8000, shape).astype(np.int32), (2.0**-14, 0)
+    if name.endswith("norm_weights") or name.startswith("cell_to"):
+        return draw.rng.integers(-(1 << 15), 1 << 15, shape).astype(np.int16), (draw.real(1, 4) * 2.0**-15, 0)
+    return draw.rng.integers(-127, 128, shape).astype(np.int8), (draw.real(0.002, 0.01), 0)
+
+
 _OF_NUMPY = {
+    np.dtype(np.int8): OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
     np.dtype(np.uint8): OperandType.TENSOR_QUANT8_ASYMM,
     np.dtype(np.int16): OperandType.TENSOR_QUANT16_SYMM,
     np.dtype(np.int32): OperandType.TENSOR_INT32,
@@ -305,4 +376,5 @@ _BUILDERS: dict[str, Builder] = {
 CASES: list[Listed] = [
     *((name, FLOAT, build) for name, build in _BUILDERS.items()),
     ("LSTM, basic", ("uint8",), quantized_lstm),
+    ("LSTM, integer", ("int8",), integer_lstm),
 ]

@@ -84,19 +84,18 @@ def convolution(*, channels: bool) -> Builder:
         many, depth = draw.below(1, 4), draw.below(1, 4)
         extents, strides = [draw.below(1, 4), draw.below(1, 4)], [draw.below(1, 3), draw.below(1, 3)]
         paddings = window(draw, extents, [1, 1])
-        image, codes_of_image = codes(draw, (draw.below(1, 3), depth, 6, 7), 0.25, 20)
+        image, codes_of_image = codes(draw, (draw.below(1, 3), depth, 6, 7), 0.25, 12)
         filter, values = symmetric(draw, (many, depth, *extents), 0.5)
         output = Operand(image.type, (), 0.125, codes(draw, (1,), 0.125)[0].zero_point)
         bias = draw.rng.integers(-40, 40, many).astype(np.int32)
         bias_operand, scales = Operand(OperandType.TENSOR_INT32, (many,), 0.125), np.array(0.5, np.float32)
         zero_point = np.array(filter.zero_point, values.dtype)
         ours = Operand(filter.type, channels_last(values).shape, 0.5, filter.zero_point)
-        if channels:  # the scales are powers of two: products of 1/4, 1/2 or 1 with what they multiply
+        if channels:  # 1, 2 or 4 codes for a unit of the sum
             scales = np.float32(2.0) ** draw.rng.integers(-1, 2, many).astype(np.float32)
-            quant = ChannelQuant(tuple(map(float, scales)), 0)
-            type = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+            quant, type = ChannelQuant(tuple(map(float, scales)), 0), OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
             ours, zero_point = Operand(type, ours.dimensions, channel_quant=quant), np.zeros(many, np.int8)
-            values, bias = 2 * values.astype(np.int8), 2 * bias
+            values, bias = draw.rng.integers(-1, 2, values.shape).astype(np.int8), bias // 4
             bias_operand = Operand(OperandType.TENSOR_INT32, (many,))
         rest: list[Any] = [*paddings, strides[1], strides[0], 0, True]
         data = [(image, codes_of_image), (ours, channels_last(values)), (bias_operand, bias)]
