@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from nnfmq.channel import Channel
-from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, error_for
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, ProtocolError, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import ExecutionPreference, Model, Pool, Priority
 from nnfmq.memory import Memory
@@ -168,6 +168,9 @@ class Device:
         answer = self._connection.ask(message, control.SupportedOperations, fds, deadline_after(timeout))
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
+        if len(answer.supported) != len(bare.main.operations):
+            counts = f"{len(answer.supported)} operations of a model that has {len(bare.main.operations)}"
+            raise ProtocolError(f"the driver answers for {counts}")
         return list(answer.supported)
 
     def prepare(

@@ -32,6 +32,7 @@ from nnfmq.runtime.answers import OneShot
 from nnfmq.serialize import control
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
+from nnfmq.validation.values import validate_error_status
 
 _GONE = "the driver process is gone"
 _log = logging.getLogger("nnfmq.client")
@@ -250,6 +251,7 @@ class Connection:
             self._on_answer(message)
 
     def _on_answer(self, answer: control.Call) -> None:
+        _require_status(getattr(answer, "status", ErrorStatus.NONE))
         question = self._waiting.pop(_Key(answer.call, type(answer)), None)
         if question is not None:
             if question.on_answer is not None:
@@ -326,6 +328,14 @@ class Connection:
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
+
+
+def _require_status(status: ErrorStatus) -> None:
+    """Refuse a status that is in no version of the interface: only who lost a driver says DEAD_OBJECT."""
+    try:
+        validate_error_status(status)
+    except InvalidArgument as error:
+        raise ProtocolError(f"the driver answers {error}") from error
 
 
 _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -23,6 +23,7 @@ from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.results import check_result
 from nnfmq.serialize import control
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Outcome(NamedTuple):
 def execute_once(
     connection: Connection,
     model_id: int,
+    described: Sequence[TensorInfo],
     inputs: Sequence[RequestArgument],
     outputs: Sequence[RequestArgument],
     pools: Sequence[Memory],
@@ -48,7 +50,10 @@ def execute_once(
     deadline_ns: int | None = None,
     loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT,
 ) -> Outcome:
-    """Execute a request over `pools`, which stay the caller's; blocks. Raises the error that the status stands for."""
+    """Execute a request over `pools`, which stay the caller's; blocks. `described` are the model's outputs.
+
+    Raises the error that the status stands for, ProtocolError for an answer that no honest driver gives.
+    """
     message = control.Execute(
         connection.new_call(),
         model_id,
@@ -61,11 +66,13 @@ def execute_once(
     )
     answer = connection.ask(message, control.Executed, [pool.fileno() for pool in pools], deadline_ns)
     shapes = control.shapes_from_data(answer.shapes)
+    timing = Timing(answer.time_on_device_ns, answer.time_in_driver_ns)
+    check_result(described, outputs, answer.status, shapes, timing, measure is MeasureTiming.YES)
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise OutputInsufficientSize(answer.message, shapes)
     if answer.status is not ErrorStatus.NONE:
         raise error_for(answer.status, answer.message)
-    return Outcome(shapes, Timing(answer.time_on_device_ns, answer.time_in_driver_ns))
+    return Outcome(shapes, timing)
 
 
 class PreparedModel:
@@ -129,7 +136,6 @@ class PreparedModel:
         except OutputInsufficientSize as error:
             # Outputs of unknown shape: the driver has now said what they need.
             known = [shape.dimensions for shape in error.output_shapes]
-            arguments.check_stated(self.outputs, known)
             if known == shapes or any(0 in shape for shape in known):
                 raise
             results = self._execute(model_id, given, known, asked, deadline_ns)
@@ -150,11 +156,12 @@ class PreparedModel:
             sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
             for info, argument, array in zip(self.inputs, inputs, given, strict=True):
                 np.copyto(arguments.view(source, argument, info, array.shape), array, casting="same_kind")
-            outcome = execute_once(self._connection, model_id, inputs, outputs, (source, sink), measure, deadline_ns)
+            pools = source, sink
+            outcome = execute_once(
+                self._connection, model_id, self.outputs, inputs, outputs, pools, measure, deadline_ns
+            )
             self.last_timing = outcome.timing
             final = [shape.dimensions for shape in outcome.shapes] or shapes
-            arguments.check_stated(self.outputs, final)
-            arguments.check_room(self.outputs, outputs, final)
             triples = zip(self.outputs, outputs, final, strict=True)
             return tuple(arguments.view(sink, argument, info, shape).copy() for info, argument, shape in triples)
 
@@ -169,12 +176,11 @@ class PreparedModel:
     ) -> tuple[OutputShape, ...]:
         """Execute one request as the HAL has it, over `pools`, which stay the caller's; blocks.
 
-        Return the shapes that the driver reports; none where it reports none. Nothing is checked here: what is wrong
-        with the request, the driver says. Raises what it answers, MissedDeadline, DeadObject.
+        Return the shapes that the driver reports; none where it reports none. What is wrong with the request, the
+        driver says. Raises what it answers, MissedDeadline, DeadObject, ProtocolError for what cannot be true.
         """
-        deadline_ns = deadline_after(timeout)
-        asked = self._connection, self.model_id, inputs, outputs, pools, MeasureTiming.NO, deadline_ns, loop_timeout_ns
-        return execute_once(*asked).shapes
+        asked = self._connection, self.model_id, self.outputs, inputs, outputs, pools
+        return execute_once(*asked, MeasureTiming.NO, deadline_after(timeout), loop_timeout_ns).shapes
 
     def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
         """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.

@@ -90,7 +90,7 @@ def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memor
     main = null_model().main
     inputs, _ = place([main.operands[index] for index in main.input_indexes], 0)
     outputs, _ = place([main.operands[index] for index in main.output_indexes], 1)
-    execute_once(client._connection, model.model_id, inputs, outputs, pools)  # type: ignore[arg-type]
+    execute_once(client._connection, model.model_id, model.outputs, inputs, outputs, pools)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])

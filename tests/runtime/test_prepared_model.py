@@ -14,7 +14,8 @@ from support.protocol import Speaker
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIME, Model
+from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, DeviceStatus, DeviceType, Model, RequestArgument
+from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
@@ -189,9 +190,10 @@ GIVEN = np.zeros(2, np.float32)
         (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(7, 7)]),
         (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(2**32 - 1,)]),
         (TensorInfo("any", (), "float32"), ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(2**31, 2**31, 4)]),
+        (OPEN, ErrorStatus.NONE, []),
     ],
 )
-def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
+def test_VAL_7_a_driver_that_states_impossible_shapes_breaks_the_protocol(
     output: TensorInfo,
     status: ErrorStatus,
     stated: list[tuple[int, ...]],
@@ -204,6 +206,72 @@ def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
     call = driver.hear(control.Execute).call
     shapes = tuple(control.ShapeData(shape, status is ErrorStatus.NONE) for shape in stated)
     driver.say(control.Executed(call, status, "", shapes))
+    assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_VAL_7_a_driver_that_states_impossible_times_breaks_the_protocol(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN, measure=True)
+    call = driver.hear(control.Execute).call
+    driver.say(control.Executed(call, ErrorStatus.NONE, "", (), 5, 4))
+
+    assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_VAL_7_times_that_nobody_asked_for_break_the_protocol(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN)
+    driver.say(control.Executed(driver.hear(control.Execute).call, ErrorStatus.NONE, "", (), 1, 2))
+
+    assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_VAL_7_shapes_and_times_beside_an_error_are_not_looked_at(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    model = PreparedModel(connection, 1, (KNOWN,), (KNOWN,))
+    running = start(model.execute, GIVEN)
+    shapes = (control.ShapeData((9, 9), True),) * 2
+    driver.say(control.Executed(driver.hear(control.Execute).call, ErrorStatus.GENERAL_FAILURE, "broken", shapes, 9, 3))
+
+    error = running.exception(LIMIT_S)
+    assert (type(error), str(error), model.last_timing) == (GeneralFailure, "broken", NO_TIMING)
+
+
+def test_VAL_7_an_execution_request_s_shapes_are_held_against_the_request(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    output = RequestArgument(location=DataLocation(0, 0, 8), dimensions=(2,))
+    with Memory.create(16) as pool:
+        running = start(PreparedModel(connection, 1, (), (OPEN,)).execute_request, (), (output,), (pool,))
+        call = driver.hear(control.Execute).call
+        driver.say(control.Executed(call, ErrorStatus.NONE, "", (control.ShapeData((1,), True),)))
+
+        assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_VAL_7_a_status_that_no_driver_can_have_ends_the_connection(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN)
+    driver.say(control.Executed(driver.hear(control.Execute).call, ErrorStatus.DEAD_OBJECT, "I am dead"))
+
+    error = running.exception(LIMIT_S)
+    assert isinstance(error, DeadObject)
+    assert "given up: the driver answers VAL-4" in str(error)
+
+
+def test_VAL_7_a_driver_that_answers_for_other_operations_than_it_was_asked_about_breaks_the_protocol(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    model = models.add_model()
+    info = control.DeviceInfo("fake", DeviceType.CPU, "1", 8, DeviceStatus.AVAILABLE)
+    device = Device(info, connection)
+    running = start(device.supported_operations, model)
+    driver.say(control.SupportedOperations(driver.hear(control.GetSupportedOperations).call, (True, True)))
+
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 
