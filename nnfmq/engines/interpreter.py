@@ -38,7 +38,7 @@ from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OutputShape, Su
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.planning import Specialized, specialize, tensor_of
-from nnfmq.operations.shapes import FROM_DATA
+from nnfmq.operations.shapes import FROM_DATA, require_countable
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
 
 __all__ = ["Program", "prepare", "supported"]
@@ -325,6 +325,7 @@ def _constant(model: Model, operand: Operand) -> Array | None:
     """Return a constant in private memory: pools may belong to another process."""
     if operand.lifetime not in _CONSTANTS:
         return None
+    require_countable(operand.dimensions, "a constant")
     place = operand.location
     copied = operand.lifetime == LifeTime.CONSTANT_COPY
     source = memoryview(model.operand_values) if copied else model.pools[place.pool_index].view

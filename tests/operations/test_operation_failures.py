@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from support.small_models import graph, one_operation, vector, with_main, with_operand
 
@@ -72,6 +73,23 @@ def test_N_OPF_1_to_11_what_an_operation_cannot_work_with_is_refused(
 
     with pytest.raises(GeneralFailure, match=rf"\({code.name}\): {rule}: "):
         interpreter.prepare(model)
+
+
+def test_N_OPF_11_a_constant_of_more_dimensions_than_an_array_can_have_is_refused() -> None:
+    model = one_operation(Op.RELU, [(f(*[1] * 65), bytes(4))], f(0))
+    validate_model(model)  # the HAL knows no limit
+
+    with pytest.raises(GeneralFailure, match="R5: a constant has 65 dimensions"):
+        interpreter.prepare(model)
+
+
+def test_N_OPF_10_a_projection_of_no_rows_at_all_is_refused() -> None:
+    hashes = Operand(F32, (2, 2)), bytes(16)
+    open_input = one_operation(Op.LSH_PROJECTION, [hashes, Operand(I32), None, 2], Operand(I32, (4,)))
+    validate_model(open_input)
+
+    with pytest.raises(GeneralFailure, match=r"\(LSH_PROJECTION\): R1: "):
+        interpreter.prepare(open_input).execute([np.array(1, np.int32)], [bytearray(16)])
 
 
 def test_N_OPF_6_an_output_of_another_type_is_refused() -> None:
