@@ -273,7 +273,7 @@ class _Preparation:
         if self._is_static(bound):
             arguments = [self._argument(index) for index in operation.inputs]
             special = bound.specialize(arguments)
-            step = _static_step(special.run, bound.data_indexes(), operation.outputs)
+            step = _static_step(label, special.run, bound.data_indexes(), operation.outputs)
             self._read.update(bound.data_indexes())
             self._learn(operation.outputs, special.shapes)
         else:
@@ -292,7 +292,7 @@ class _Preparation:
             try:
                 program = _Preparation(self._model, self._model.referenced[index], self._programs).program()
             except GeneralFailure as error:
-                raise GeneralFailure(f"{label}: {error}") from error
+                raise _named(label, error) from error
             self._programs[index] = program
         return self._programs[index]
 
@@ -359,30 +359,45 @@ class _Bound:
         try:
             return specialize(self.match, arguments, self.outputs)
         except GeneralFailure as error:
-            raise GeneralFailure(f"{self.label}: {error}") from error
+            raise _named(self.label, error) from error
 
 
-def _static_step(run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Step:
+def _static_step(label: str, run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Step:
+    """Return the step that calls `run`; what it refuses in the data names the operation, which costs no success."""
     if len(outputs) > 1:
-        return lambda scope: _spread(scope, outputs, run(*[scope[i] for i in inputs]))
+
+        def step_of_many(scope: Scope) -> None:
+            try:
+                results = run(*[scope[i] for i in inputs])
+            except GeneralFailure as error:
+                raise _named(label, error) from error
+            for index, result in zip(outputs, results, strict=True):
+                scope[index] = result
+
+        return step_of_many
     output = outputs[0]
     if len(inputs) == 1:
         input = inputs[0]
 
         def step_of_one(scope: Scope) -> None:
-            scope[output] = run(scope[input])
+            try:
+                scope[output] = run(scope[input])
+            except GeneralFailure as error:
+                raise _named(label, error) from error
 
         return step_of_one
 
     def step(scope: Scope) -> None:
-        scope[output] = run(*[scope[i] for i in inputs])
+        try:
+            scope[output] = run(*[scope[i] for i in inputs])
+        except GeneralFailure as error:
+            raise _named(label, error) from error
 
     return step
 
 
-def _spread(scope: Scope, outputs: tuple[int, ...], results: Sequence[Array]) -> None:
-    for index, result in zip(outputs, results, strict=True):
-        scope[index] = result
+def _named(label: str, error: GeneralFailure) -> GeneralFailure:
+    return GeneralFailure(f"{label}: {error}")
 
 
 class _DynamicStep:
@@ -401,7 +416,8 @@ class _DynamicStep:
         kept = self._kept  # read once: another execution may replace it
         if kept is None or kept[0] != key:
             special = self._bound.specialize(arguments)
-            kept = (key, _static_step(special.run, self._bound.data_indexes(), self._bound.operation.outputs))
+            bound = self._bound
+            kept = (key, _static_step(bound.label, special.run, bound.data_indexes(), bound.operation.outputs))
             self._kept = kept if self._may_keep else None
         kept[1](scope)
 
