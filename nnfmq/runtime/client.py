@@ -161,7 +161,7 @@ class Device:
 
     def supported_operations(self, model: Model | NamedModel, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can run it; blocks."""
-        bare = model if isinstance(model, Model) else model.model
+        bare = _bare(model)
         data, pools = encode_model(bare)
         fds = _lent_fds(pools)
         message = control.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
@@ -186,7 +186,7 @@ class Device:
         `timeout` in seconds is also the preparation's deadline in the driver; None = no limit. Raises InvalidArgument
         for an invalid model, GeneralFailure for one that the device cannot run, MissedDeadline, DeadObject.
         """
-        bare = model if isinstance(model, Model) else model.model
+        bare = _bare(model)
         data, pools = encode_model(bare)
         fds = _lent_fds(pools)
         deadline_ns = deadline_after(timeout)
@@ -207,6 +207,13 @@ class Device:
             prepared.close()  # the driver may have made it just before a signal came
             raise
         return prepared
+
+
+def _bare(model: Model | NamedModel) -> Model:
+    bare = model if isinstance(model, Model) else getattr(model, "model", None)
+    if not isinstance(bare, Model):
+        raise InvalidArgument(f"N-VAL-24: a {type(model).__name__} is no model")
+    return bare
 
 
 def _lent_fds(pools: tuple[Pool, ...]) -> list[int]:

@@ -73,6 +73,13 @@ def test_the_operations_of_an_invalid_model_are_not_judged(device: Device) -> No
         device.supported_operations(models.invalid_model())
 
 
+@pytest.mark.parametrize("model", [None, b"", object(), models.add_model().main])
+def test_N_VAL_24_what_is_no_model_at_all_is_refused_before_it_is_sent(model: Any, device: Device) -> None:
+    for ask in (device.supported_operations, device.prepare):
+        with pytest.raises(InvalidArgument, match="N-VAL-24"):
+            ask(model)
+
+
 def test_an_invalid_model_is_refused_with_the_driver_s_words(device: Device) -> None:
     with pytest.raises(InvalidArgument, match="N-MOD-12"):
         device.prepare(models.invalid_model())
