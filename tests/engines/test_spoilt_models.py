@@ -8,13 +8,17 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from support.depth import IS_DEEP
-from support.spoilt_models import SpoiltTest, spoilt_tests
+from support.spoilt_models import Draft, SpoiltTest, spoilt_tests
+from support.vts_models import one_of_each
 
+from nnfmq.conformance.testmodels import TestModel
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import (
     GeneralFailure,
@@ -23,7 +27,7 @@ from nnfmq.hal.errors import (
     OutputInsufficientSize,
     ResourceExhaustedTransient,
 )
-from nnfmq.hal.types import OperationType
+from nnfmq.hal.types import DataLocation, LifeTime, OperationType, is_scalar
 from nnfmq.operations import REGISTRY
 from nnfmq.validation import validate_model
 
@@ -81,3 +85,31 @@ def test_VAL_1_spoilt_arguments_are_refused_or_computed(code: OperationType, dat
 
     with limited_memory():
         run()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,) * 5, (1,) * 32], ids=str)
+def test_VAL_1_inputs_of_ranks_that_nobody_expects_are_refused_or_computed(
+    shape: tuple[int, ...], data_dir: Path
+) -> None:
+    for test in one_of_each():
+        for index in sorted(Draft.of(test).arrays):
+            if not is_scalar(test.model.main.operands[index].type):
+                judge(with_shape(test, index, shape))
+
+
+def with_shape(test: TestModel, index: int, shape: tuple[int, ...]) -> SpoiltTest:
+    """Return the test with one argument an input of unknown rank that the request gives `shape`."""
+    draft = Draft.of(test)
+    operand = draft.operands[index]
+    is_open = operand.channel_quant is None  # scales of channels need a known rank
+    for other in test.model.main.output_indexes:
+        draft.operands[other] = replace(draft.operands[other], dimensions=())
+    draft.operands[index] = replace(
+        operand,
+        dimensions=() if is_open else operand.dimensions,
+        lifetime=LifeTime.SUBGRAPH_INPUT,
+        location=DataLocation(),
+    )
+    draft.arrays[index] = np.ones(shape, draft.arrays[index].dtype)
+    model, inputs = draft.finished()
+    return SpoiltTest(test.name, (("shape", index),), model, tuple(inputs))

@@ -136,6 +136,7 @@ CASES: list[tuple[str, str, OperationType, list[Argument], list[Operand]]] = [
     ("N-OPF-8 TOPK of none", "C4", Op.TOPK_V2, [f(3), *scalars(0)], [F32, I32]),
     ("N-OPF-8 TOPK below", "C4", Op.TOPK_V2, [f(3), *scalars(-1)], [F32, I32]),
     ("N-OPF-8 TOPK of too many", "C4", Op.TOPK_V2, [f(3), *scalars(4)], [F32, I32]),
+    ("N-OPF-8 TOPK of no rank", "R1", Op.TOPK_V2, [(F32, np.array(1, np.float32)), *scalars(1)], [F32, I32]),
     ("N-OPF-8 TILE", "C3", Op.TILE, [f(2), ints(-1)], [F32]),
     ("N-OPF-8 FILL", "C1", Op.FILL, [ints(-2), *scalars(1.0)], [F32]),
     ("N-OPF-8 PAD", "C1", Op.PAD, [f(2), ints([-1, 0])], [F32]),
