@@ -25,8 +25,8 @@ SPECS = sorted(json.loads((FOLDER / "index.json").read_text())) if FOLDER.is_dir
 
 
 def accepted(name: str, model: Model, *rules: str) -> Iterator[str]:
-    """Yield what passes of the spoilt forms of a model. An exception of any other kind ends the test."""
-    validate_model(model, allow_unspecified_boundaries=True)  # before anything is spoilt
+    """Yield what passes of the spoilt forms of a legal model. An exception of any other kind ends the test."""
+    validate_model(model, allow_unspecified_boundaries=True)
     for mutant in mutants(model, *rules):
         try:
             validate_model(mutant.model, allow_unspecified_boundaries=True)
@@ -45,10 +45,20 @@ def test_every_operation_spoilt_as_the_hal_s_suite_spoils_it_is_refused(rule: st
 @needs_depth
 @pytest.mark.parametrize("spec", SPECS)
 def test_N_MOD_1_to_20_every_test_model_spoilt_as_the_hal_s_suite_spoils_it_is_refused(spec: str) -> None:
-    tests = (testmodels.read(line) for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz"))
-    found = [what for test in tests for what in accepted(test.name, test.model)]
+    tests = [testmodels.read(line) for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz")]
+    found = [what for test in tests if not is_refused(test) for what in accepted(test.name, test.model)]
 
     assert found == []
+
+
+def is_refused(test: testmodels.TestModel) -> bool:
+    """Return True for a model that is spoilt already; the vectors say so, too."""
+    try:
+        validate_model(test.model, allow_unspecified_boundaries=True)
+    except InvalidArgument:
+        assert test.must_fail
+        return True
+    return False
 
 
 def test_the_chosen_models_have_every_operation_and_are_spoilt_in_every_way(data_dir: Path) -> None:
