@@ -32,7 +32,6 @@ from nnfmq.runtime.answers import OneShot
 from nnfmq.serialize import control
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
-from nnfmq.validation.values import validate_error_status
 
 _GONE = "the driver process is gone"
 _log = logging.getLogger("nnfmq.client")
@@ -331,11 +330,9 @@ class Connection:
 
 
 def _require_status(status: ErrorStatus) -> None:
-    """Refuse a status that is in no version of the interface: only who lost a driver says DEAD_OBJECT."""
-    try:
-        validate_error_status(status)
-    except InvalidArgument as error:
-        raise ProtocolError(f"the driver answers {error}") from error
+    """Refuse a status that is in no version of the interface: only who lost a driver says DEAD_OBJECT (VAL-4)."""
+    if status is ErrorStatus.DEAD_OBJECT:
+        raise ProtocolError("the driver answers DEAD_OBJECT, which it cannot be")
 
 
 _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -267,7 +267,7 @@ def test_VAL_7_a_status_that_no_driver_can_have_ends_the_connection(
 
     error = running.exception(LIMIT_S)
     assert isinstance(error, DeadObject)
-    assert "given up: the driver answers VAL-4" in str(error)
+    assert "given up: the driver answers DEAD_OBJECT" in str(error)
 
 
 def test_VAL_7_a_driver_that_answers_for_other_operations_than_it_was_asked_about_breaks_the_protocol(
