@@ -33,13 +33,13 @@ from nnfmq.hal.errors import (
     ProtocolError,
     ResourceExhaustedTransient,
 )
-from nnfmq.memory import Memory
 from nnfmq.queue import core
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
-from nnfmq.service.accounts import MemoryAccount
-from nnfmq.service.calls import bursts, devices, executions, models
+from nnfmq.service.accounts import MemoryAccount, Received
+from nnfmq.service.buffers import Buffers
+from nnfmq.service.calls import buffers, bursts, devices, executions, models
 from nnfmq.service.calls.answering import Handler, Pooled
 from nnfmq.service.calls.bursts import OpenBurst
 from nnfmq.service.handles import Handles
@@ -63,7 +63,8 @@ class Session:
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
         self.models: Handles[PreparedModel] = Handles("model", numbers)
         self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
-        self.questions: dict[int, Future[list[Memory]]] = {}  # what the client was asked, by the call's number
+        self.buffers = Buffers(self.account, numbers)
+        self.questions: dict[int, Future[list[Received]]] = {}  # what the client was asked, by the call's number
         self.has_ended = False
         self._channel = channel
         self._driver_name = driver_name
@@ -191,6 +192,7 @@ _HANDLERS: dict[type[messages.Message], Handler | Pooled] = {
     **models.HANDLERS,
     **executions.HANDLERS,
     **bursts.HANDLERS,
+    **buffers.HANDLERS,
 }
 
 

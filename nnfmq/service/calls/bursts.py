@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from nnfmq import watcher
 from nnfmq.channel import close_all
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, error_for
-from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.datum import DATUM_BYTES
@@ -24,8 +23,10 @@ from nnfmq.serialize.messages import (
     GetBurstError,
     GetMemories,
     Memories,
+    MemoryData,
     Message,
 )
+from nnfmq.service.accounts import Received
 from nnfmq.service.burst import BindingExecutor, BurstServer
 from nnfmq.service.calls.answering import Handler, Pooled, reply
 from nnfmq.service.handles import NO_ID
@@ -41,12 +42,12 @@ class _Callback:
     def __init__(self, session: Session, burst_id: int) -> None:
         self._session = session
         self._burst_id = burst_id
-        self._waiting: Future[list[Memory]] | None = None
+        self._waiting: Future[list[Received]] | None = None
         self._is_cancelled = False
 
-    def get_memories(self, slots: Sequence[int]) -> list[Memory]:
+    def get_memories(self, slots: Sequence[int]) -> list[Received]:
         """Ask once for all slots; only more than a message can carry take several."""
-        memories: list[Memory] = []
+        memories: list[Received] = []
         with ExitStack() as undo:
             for start in range(0, len(slots), MAX_FDS):
                 given = self._ask(slots[start : start + MAX_FDS])
@@ -56,7 +57,7 @@ class _Callback:
             undo.pop_all()
         return memories
 
-    def _ask(self, slots: Sequence[int]) -> list[Memory]:
+    def _ask(self, slots: Sequence[int]) -> list[Received]:
         waiting = self._waiting = _ask_for_memories(self._session, self._burst_id, slots)
         if self._is_cancelled:  # `cancel` may have looked before there was anything to cancel
             _settle(waiting, _closed())
@@ -103,7 +104,7 @@ def _configure_burst(session: Session, message: ConfigureBurst, fds: list[int], 
 
 
 def _create_burst(session: Session, message: ConfigureBurst, fds: list[int]) -> int:
-    memories = session.account.adopt_all(fds, [None, None])
+    memories = session.account.adopt_mapped(fds)
     with ExitStack() as undo:
         for memory in memories:
             undo.callback(memory.close)
@@ -156,10 +157,10 @@ def _free_memory(session: Session, message: FreeMemory, _fds: list[int]) -> None
         burst.server.free_memory(message.slot)
 
 
-def _ask_for_memories(session: Session, burst_id: int, slots: Sequence[int]) -> Future[list[Memory]]:
+def _ask_for_memories(session: Session, burst_id: int, slots: Sequence[int]) -> Future[list[Received]]:
     """Ask the client what `slots` stand for; the answer comes through the future. Raises DeadObject."""
     call = session.conversation.new_call(Role.DRIVER)
-    question: Future[list[Memory]] = Future()
+    question: Future[list[Received]] = Future()
     session.questions[call] = question
     session.send(GetMemories(call, burst_id, tuple(slots)))
     if session.has_ended:
@@ -177,12 +178,12 @@ def _memories(session: Session, message: Memories, fds: list[int]) -> None:
         status = ErrorStatus.GENERAL_FAILURE if is_dead else message.status
         _settle(question, error_for(status, message.message))
     else:
-        _answer(session, question, message.sizes, fds)
+        _answer(session, question, message.memories, fds)
 
 
-def _answer(session: Session, question: Future[list[Memory]], sizes: Sequence[int], fds: list[int]) -> None:
+def _answer(session: Session, question: Future[list[Received]], lent: Sequence[MemoryData], fds: list[int]) -> None:
     try:
-        memories = session.account.adopt_all(fds, sizes)
+        memories = session.account.adopt_all(fds, lent)
     except InvalidArgument as error:
         _settle(question, GeneralFailure(str(error)))  # not the request's mistake: N-BUX-5
     except NnfmqError as error:
@@ -193,7 +194,7 @@ def _answer(session: Session, question: Future[list[Memory]], sizes: Sequence[in
                 memory.close()
 
 
-def _settle(question: Future[list[Memory]], answer: list[Memory] | NnfmqError) -> bool:
+def _settle(question: Future[list[Received]], answer: list[Received] | NnfmqError) -> bool:
     """Answer a question, unless another thread was faster: then return False, and the answer stays the caller's."""
     try:
         if isinstance(answer, NnfmqError):
