@@ -76,7 +76,7 @@ class Buffer:
         if isinstance(source, Memory | FileMemory):
             self._copy_from(source, tuple(dimensions), timeout)
             return
-        array = np.ascontiguousarray(arguments.checked_array(self.info, source), self.info.dtype)
+        array = np.asarray(arguments.checked_array(self.info, source), self.info.dtype, order="C")
         with Memory.create(max(array.nbytes, 1), "nnfmq-copy", one_writer=True) as memory:
             memory.view[: array.nbytes] = array.reshape(-1).view(np.uint8).data
             self._copy_from(memory, array.shape, timeout)
