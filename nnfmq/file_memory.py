@@ -31,8 +31,14 @@ class _Descriptor:
     def __init__(self, number: int) -> None:
         self.number = number
 
+    def close(self) -> None:
+        """Close it now, for one that nobody was given."""
+        number, self.number = self.number, -1
+        if number >= 0:
+            os.close(number)
+
     def __del__(self) -> None:
-        os.close(self.number)
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +110,12 @@ class FileMemory:
     def adopt(cls, fd: int, size_bytes: int, offset: int, protection: Protection) -> Self:
         """Take over a received descriptor; it is closed whatever happens. Raises as `from_fd`."""
         descriptor = _Descriptor(fd)
-        _check_file(fd, size_bytes, offset)
-        return cls(descriptor, size_bytes, offset, protection & _allowed(fd))
+        try:
+            _check_file(fd, size_bytes, offset)
+            return cls(descriptor, size_bytes, offset, protection & _allowed(fd))
+        except BaseException:
+            descriptor.close()
+            raise
 
     @property
     def closed(self) -> bool:

@@ -8,6 +8,7 @@ judges these values, `serialize` moves them. OperationType lives in `hal.operati
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Protocol
@@ -48,6 +49,7 @@ __all__ = [
     "TokenValuePair",
     "element_bytes",
     "is_scalar",
+    "joined",
     "operand_bytes",
 ]
 
@@ -380,6 +382,14 @@ class Timing:
 
 
 NO_TIMING = Timing()
+
+
+def joined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
+    """Return dimensions that are both: 0 is an unknown extent, () an unknown rank. None where they contradict."""
+    if not first or not second:
+        return tuple(first or second)
+    agree = len(first) == len(second) and all(a == b or 0 in (a, b) for a, b in zip(first, second, strict=True))
+    return tuple(a or b for a, b in zip(first, second, strict=True)) if agree else None
 
 
 def operand_bytes(operand: Operand, dimensions: tuple[int, ...] = ()) -> int:

@@ -18,7 +18,7 @@ from typing import Protocol, Self, TypeAlias
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, InvalidArgument, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
-from nnfmq.hal.types import ExecutionPreference, Model, Priority
+from nnfmq.hal.types import ExecutionPreference, Model, Priority, joined
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.buffers import Buffer
@@ -28,7 +28,6 @@ from nnfmq.runtime.prepared_model import PreparedModel, lent_fds
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model
-from nnfmq.validation.buffers import joined
 
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
 

@@ -28,6 +28,7 @@ from nnfmq.hal.types import (
     Pool,
     Request,
     RequestArgument,
+    joined,
     operand_bytes,
 )
 from nnfmq.memory import Memory, identity_of
@@ -36,7 +37,6 @@ from nnfmq.service.accounts import Charge
 from nnfmq.service.buffers import Buffer, Buffers, Room
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.wire import PrivatePool
-from nnfmq.validation.buffers import joined
 
 Array = NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]

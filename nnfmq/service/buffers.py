@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.device import BufferDesc, BufferRole
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.types import BufferToken, Operand, Request, is_scalar
+from nnfmq.hal.types import BufferToken, Operand, Request, is_scalar, joined
 from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.accounts import MemoryAccount, Received
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.handles import Handles
-from nnfmq.validation.buffers import joined, validate_buffer
+from nnfmq.validation.buffers import validate_buffer
 from nnfmq.validation.model import operand_size
 
 if TYPE_CHECKING:

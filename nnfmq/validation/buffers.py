@@ -1,4 +1,4 @@
-"""validate_buffer: what a driver is asked to allocate, against the models that it was prepared for; and joined extents.
+"""validate_buffer: what a driver is asked to allocate, against the models that it was prepared for.
 
 Ids: N-DOM-1, 6, 7 by `validate_buffer_roles`; N-DOM-4, 5 roles out of range; N-DOM-8 ... 12 roles that disagree;
 N-DOM-13 ... 15 a descriptor that disagrees with them. Whether the models belong to the device is for who holds them.
@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from nnfmq.hal.device import BufferDesc, BufferRole
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import Model, Operand, is_scalar
+from nnfmq.hal.types import Model, Operand, is_scalar, joined
 from nnfmq.validation.values import validate_buffer_desc, validate_buffer_roles
 
-__all__ = ["joined", "validate_buffer"]
+__all__ = ["validate_buffer"]
 
 
 def validate_buffer(
@@ -31,14 +31,6 @@ def validate_buffer(
     for other_name, other in operands[1:]:
         first = _agreed(first, other, f"{name} and {other_name}")
     return _described(first, desc)
-
-
-def joined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
-    """Return dimensions that are both: 0 is an unknown extent, () an unknown rank. None where they contradict."""
-    if not first or not second:
-        return tuple(first or second)
-    agree = len(first) == len(second) and all(a == b or 0 in (a, b) for a, b in zip(first, second, strict=True))
-    return tuple(a or b for a, b in zip(first, second, strict=True)) if agree else None
 
 
 def _require(condition: bool, rule: str, message: str) -> None:
