@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support import places
 from support.drivers import Daemon, InThread, Process, app, one, running_daemon, until
 from support.models import add_model, null_model, relu_model
 
 import nnfmq
 from nnfmq.hal.types import DataLocation, Request, RequestArgument
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", (places.ROOT / "docs" / "memory.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["shared memory", "buffers"])
+def test_the_document_s_examples_work(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(example, {})
+    assert capsys.readouterr().out.count(".") == 10  # a score for each digit
 
 
 @pytest.fixture
