@@ -56,6 +56,12 @@ class Buffer:
         self._number()
         return BufferToken(self.token)
 
+    def pool_on(self, connection: Connection) -> BufferToken:
+        """Return `pool` for a request over `connection`. Raises InvalidArgument where it is not the buffer's own."""
+        if connection is not self._connection:  # there its token may stand for another buffer
+            raise InvalidArgument(f"buffer {self.token} was allocated through another client")
+        return self.pool
+
     @property
     def dimensions(self) -> tuple[int, ...] | None:
         """The shape of what was written last; None where nothing was, or where it failed."""

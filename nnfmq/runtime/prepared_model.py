@@ -84,19 +84,6 @@ def execute_once(
     return Outcome(shapes, Timing(answer.time_on_device_ns, answer.time_in_driver_ns))
 
 
-def _in_buffers(
-    places: Sequence[RequestArgument], values: Sequence[Array | Buffer | None], pools: list[Memory | BufferToken]
-) -> tuple[RequestArgument, ...]:
-    """Return `places` with those of Buffers, which are added to `pools`, in place of the others."""
-    found = []
-    for place, value in zip(places, values, strict=True):
-        if isinstance(value, Buffer):
-            place = RequestArgument(location=DataLocation(len(pools)))
-            pools.append(value.pool)
-        found.append(place)
-    return tuple(found)
-
-
 def _check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
     given: Any = out  # whatever the application gave
     if not isinstance(given, Sequence) or not any(isinstance(target, Buffer) for target in given):
@@ -225,7 +212,7 @@ class PreparedModel:
                 if isinstance(value, np.ndarray):
                     np.copyto(arguments.view(source, argument, info, value.shape), value, casting="same_kind")
             pools: list[Memory | BufferToken] = [source, sink]
-            asked = _in_buffers(inputs, given, pools), _in_buffers(outputs, targets, pools)
+            asked = self._in_buffers(inputs, given, pools), self._in_buffers(outputs, targets, pools)
             request, config = Request(*asked, tuple(pools)), ExecutionConfig(measure)
             outcome = execute_once(self._connection, model_id, request, config, deadline_ns)
             self.last_timing = outcome.timing
@@ -239,6 +226,22 @@ class PreparedModel:
                 arguments.check_room([info], [place], [shape])
                 results.append(arguments.view(sink, place, info, shape).copy())
             return tuple(results)
+
+    def _in_buffers(
+        self,
+        places: Sequence[RequestArgument],
+        values: Sequence[Array | Buffer | None],
+        pools: list[Memory | BufferToken],
+    ) -> tuple[RequestArgument, ...]:
+        """Return `places` with those of Buffers, which are added to `pools`, in place of the others."""
+        found = []
+        for place, value in zip(places, values, strict=True):
+            if isinstance(value, Buffer):
+                found.append(RequestArgument(location=DataLocation(len(pools))))
+                pools.append(value.pool_on(self._connection))
+            else:
+                found.append(place)
+        return tuple(found)
 
     def execute_request(
         self,

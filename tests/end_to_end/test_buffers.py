@@ -159,3 +159,5 @@ def test_a_buffer_of_one_client_is_nothing_to_another(daemon: Daemon, model: nnf
         theirs.execute_request(request)
         with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-9"):
             model.execute_request(request)
+        with pytest.raises(nnfmq.InvalidArgument, match="another client"):
+            model.execute(buffer)
