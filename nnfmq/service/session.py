@@ -37,11 +37,11 @@ from nnfmq.queue import core
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
-from nnfmq.service.accounts import MemoryAccount, Received
+from nnfmq.service.accounts import MemoryAccount
 from nnfmq.service.buffers import Buffers
 from nnfmq.service.calls import buffers, bursts, devices, executions, models
 from nnfmq.service.calls.answering import Handler, Pooled
-from nnfmq.service.calls.bursts import OpenBurst
+from nnfmq.service.calls.bursts import Given, OpenBurst
 from nnfmq.service.handles import Handles
 from nnfmq.service.prepared_model import PreparedModel
 
@@ -64,7 +64,7 @@ class Session:
         self.models: Handles[PreparedModel] = Handles("model", numbers)
         self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
         self.buffers = Buffers(self.account, numbers)
-        self.questions: dict[int, Future[list[Received]]] = {}  # what the client was asked, by the call's number
+        self.questions: dict[int, Future[Given]] = {}  # what the client was asked, by the call's number
         self.has_ended = False
         self._channel = channel
         self._driver_name = driver_name
