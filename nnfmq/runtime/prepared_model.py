@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -129,6 +129,17 @@ class PreparedModel:
         if self._model_id is None:
             raise InvalidArgument("this prepared model is closed")
         return self._model_id
+
+    def memory_preference(self, kind: Literal["input", "output"], index: int) -> arguments.MemoryPreference:
+        """Return where in a memory of the application's one input or output lies best (MEM-6).
+
+        Padding counts nothing where a result is too large, and nothing is written there. Raises InvalidArgument where
+        there is no such input or output.
+        """
+        count = len(self.inputs if kind == "input" else self.outputs)
+        if not 0 <= index < count:
+            raise InvalidArgument(f"the model has {count} {kind}s, there is no {kind} {index}")
+        return arguments.MemoryPreference(arguments.ALIGNMENT, arguments.PADDING)
 
     def take_answer(self, answer: messages.PreparedModelReady) -> None:
         """Note what the driver made; for a model that is created before its number is known."""

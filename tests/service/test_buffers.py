@@ -821,6 +821,22 @@ def test_EXE_11_N_FEN_3_N_FEN_4_padding_has_no_room_for_a_result(driver: Driver)
     assert bytes(sink.view[32:]) == b"\xa5" * 32
 
 
+def test_MEM_6_arguments_laid_out_and_padded_as_preferred_are_taken(driver: Driver) -> None:
+    given = Executing(driver, TENSORS["float32"])
+    places = []
+    for kind in ("input", "output"):
+        wanted = given.model.memory_preference(kind, 0)  # type: ignore[arg-type]
+        assert (wanted.alignment, wanted.padding) == (64, 64)
+        places.append(DataLocation(0, len(places) * wanted.alignment, given.size, -given.size % wanted.padding))
+    memory = driver.memory(128)
+    memory.view[:32] = given.content.tobytes()
+    arguments = [(RequestArgument(location=place),) for place in places]
+    given.model.execute_request(Request(*arguments, (memory,)))
+    assert bytes(memory.view) == given.content.tobytes() + bytes(32) + given.content.tobytes() + bytes(32)
+    with pytest.raises(InvalidArgument, match="there is no output 1"):
+        given.model.memory_preference("output", 1)
+
+
 # ------------------------------------------------------------------------------------------------ files
 
 
