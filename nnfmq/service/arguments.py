@@ -183,7 +183,7 @@ class _FromBuffer:
 
     def array(self) -> Array:
         room = self.room = self.buffer.content()
-        if joined(self.dimensions, room.shape) is None:
+        if joined(self.dimensions, room.shape) != room.shape:
             raise InvalidArgument(
                 f"DOM-8: buffer {self.buffer.token} holds the shape {room.shape}; the input has {self.dimensions}"
             )

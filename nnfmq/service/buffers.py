@@ -50,9 +50,9 @@ class Room:
     def __init__(self, shape: Shape, dtype: np.dtype[Any], account: MemoryAccount) -> None:
         size = math.prod(shape) * dtype.itemsize
         self._charge = account.charge(size)
-        with faults_as_errors("allocating a buffer"):
+        with faults_as_errors("allocating a buffer"):  # of more dimensions than arrays can have, too
             self.raw: NDArray[np.uint8] = np.empty(size, np.uint8)
-        self.array: NDArray[Any] = self.raw.view(dtype).reshape(shape)
+            self.array: NDArray[Any] = self.raw.view(dtype).reshape(shape)
 
     @property
     def shape(self) -> Shape:
@@ -113,7 +113,8 @@ class Buffer:
     def end_write(self, room: Room) -> None:
         """All of `room` was written: it is the buffer's content."""
         with self._lock:
-            self._content = room
+            if not self._is_released:
+                self._content = room
 
     def spoil(self) -> None:
         """Something that should have written it failed: it is uninitialized (DOM-7)."""
@@ -136,8 +137,9 @@ class Buffer:
         """Fill it from all of `memory`; () = the only shape that it takes. Raises InvalidArgument (DOM-12), and then
         it is uninitialized."""
         try:
-            room = self.begin_write(self._copied_shape(dimensions))
-            _require_size(memory, room)
+            shape = self._copied_shape(dimensions)
+            _require_size(memory, math.prod(shape) * self._dtype.itemsize, shape)
+            room = self.begin_write(shape)
             _read(memory, room)
         except BaseException:
             self.spoil()
@@ -148,7 +150,7 @@ class Buffer:
         """Copy it into `memory`, which has just its size. Raises GeneralFailure while it is uninitialized,
         InvalidArgument for another size, or memory that may not be written."""
         room = self.content()
-        _require_size(memory, room)
+        _require_size(memory, room.raw.size, room.shape)
         if not memory.is_writable:
             raise InvalidArgument("N-RQX-12: the memory that a buffer should be copied to may not be written")
         if isinstance(memory, FileMemory):
@@ -165,11 +167,9 @@ class Buffer:
         return shape
 
 
-def _require_size(memory: Received, room: Room) -> None:
-    if memory.size_bytes != room.raw.size:
-        raise InvalidArgument(
-            f"DOM-12: a memory of {memory.size_bytes} bytes, the buffer has {room.raw.size} with shape {room.shape}"
-        )
+def _require_size(memory: Received, size: int, shape: Shape) -> None:
+    if memory.size_bytes != size:
+        raise InvalidArgument(f"DOM-12: a memory of {memory.size_bytes} bytes, the shape {shape} has {size}")
 
 
 def _read(memory: Received, room: Room) -> None:
@@ -188,7 +188,7 @@ class Buffers:
         self.account = account
         self._handles: Handles[Buffer] = Handles("buffer", numbers)
         self._by_token: dict[int, Buffer] = {}
-        self._tokens = itertools.cycle(range(1, TOKEN_MAX + 1))
+        self._tokens = (number % TOKEN_MAX + 1 for number in itertools.count())
         self._lock = threading.Lock()
 
     def allocate(

@@ -41,7 +41,7 @@ from nnfmq.service.arguments import (
     require_apart_from,
 )
 from nnfmq.service.buffers import Buffers
-from nnfmq.service.faults import FAULTS
+from nnfmq.service.faults import FAULTS, faults_as_errors
 from nnfmq.service.wire import deadline_of
 from nnfmq.validation import validate_request
 
@@ -164,7 +164,8 @@ class PreparedModel:
         Where that fails, the buffers of the driver's that are outputs of the request are uninitialized (DOM-7).
         """
         try:
-            return self._bind(request)
+            with faults_as_errors("binding the request"):
+                return self._bind(request)
         except NnfmqError:
             self.spoil_outputs(request)
             raise

@@ -635,6 +635,23 @@ def test_DOM_11_a_buffer_of_unknown_rank_takes_any(driver: Driver) -> None:
         assert np.array_equal(buffer.array(), values)
 
 
+def test_LIFE_8_more_dimensions_than_arrays_have_are_a_failure_and_no_end(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = driver.prepare(relus(Operand(F32, ())))
+    buffer, memory = driver.buffer(model, [0], [0]), driver.memory(4)
+    with pytest.raises(GeneralFailure, match="allocating a buffer"):
+        buffer.copy_from(memory, (1,) * 65)
+    many = in_pool(0, 4, (1,) * 65)
+    fails(GeneralFailure, model, Request((many,), (in_buffer(1),), (memory, buffer.pool)), "binding the request")
+    outside = Request((many,), (in_pool(1, 4),), (memory, driver.memory(4)))
+    fails(GeneralFailure, model, outside, "binding the request")
+    with pytest.raises(InvalidArgument, match="DOM-12"):
+        buffer.copy_from(memory, (2**32 - 1,) * 1000)
+    buffer.copy_from(memory, (1,))
+    caplog.clear()  # the records hold the frames
+
+
 def test_a_result_is_made_in_the_buffer_itself(one: Executing) -> None:
     target = one.buffer([0], [0])
     room = one.driver.session.buffers.of(target.pool)._room
