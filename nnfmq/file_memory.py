@@ -12,7 +12,6 @@ import fcntl
 import os
 import stat
 import warnings
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -41,13 +40,15 @@ class _Descriptor:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
 class FileRange:
     """Some bytes of a file, which this keeps open."""
 
-    _descriptor: _Descriptor
-    start: int
-    size_bytes: int
+    __slots__ = ("_descriptor", "size_bytes", "start")
+
+    def __init__(self, descriptor: _Descriptor, start: int, size_bytes: int) -> None:
+        self._descriptor = descriptor
+        self.start = start
+        self.size_bytes = size_bytes
 
     def read_into(self, target: memoryview) -> None:
         """Fill `target` ("B", not larger than the range) from the range's beginning; blocks as long as the file does.
