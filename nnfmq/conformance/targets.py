@@ -17,10 +17,10 @@ import numpy as np
 
 from nnfmq.conformance.testmodels import Array
 from nnfmq.engines import interpreter
-from nnfmq.hal.types import BufferToken, DataLocation, ExecutionConfig, Model, OutputShape, Request, RequestArgument
+from nnfmq.hal.types import DataLocation, ExecutionConfig, Model, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.buffers import Buffer
-from nnfmq.runtime.client import Client, Device, connect
+from nnfmq.runtime.client import Client, Device, Role, connect
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
@@ -233,33 +233,25 @@ class _InBuffers:
 
     def execute(self, asked: Asked) -> Answered:
         with ExitStack() as stack:
-            pools: list[BufferToken] = []
-
-            def argument(buffer: Buffer) -> RequestArgument:
-                stack.enter_context(buffer)
-                pools.append(buffer.pool)
-                return RequestArgument(location=DataLocation(len(pools) - 1))
-
             given = enumerate(asked.inputs)
-            inputs = [
-                RequestArgument(True) if array is None else argument(self._filled(i, array)) for i, array in given
-            ]
-            made = [self.device.allocate(outputs=[(self.prepared, i)]) for i in range(len(asked.expected))]
-            outputs = [argument(buffer) for buffer in made]
-            request = Request(tuple(inputs), tuple(outputs), tuple(pools))
+            filled = [None if array is None else self._filled(stack, i, array) for i, array in given]
+            made = [self._allocated(stack, outputs=[(self.prepared, i)]) for i in range(len(asked.expected))]
+            buffers = [buffer for buffer in (*filled, *made) if buffer is not None]
+            places = (RequestArgument(location=DataLocation(index)) for index in range(len(buffers)))
+            inputs = tuple(RequestArgument(True) if buffer is None else next(places) for buffer in filled)
+            request = Request(inputs, tuple(places), tuple(buffer.pool for buffer in buffers))
             shapes = self.prepared.execute_request(request, _config(asked), timeout=TIMEOUT_S).shapes
             pairs = zip(made, asked.expected, strict=True)
             return Answered(shapes, tuple(_content(buffer, array) for buffer, array in pairs))
 
-    def _filled(self, index: int, array: Array) -> Buffer:
-        buffer = self.device.allocate(inputs=[(self.prepared, index)], timeout=TIMEOUT_S)
-        try:
-            with Memory.create(max(array.nbytes, _SHORTEST), "nnfmq-inputs") as source:
-                source.view[: array.nbytes] = np.ascontiguousarray(array).tobytes()
-                buffer.copy_from(source, array.shape, timeout=TIMEOUT_S)
-        except BaseException:
-            buffer.close()
-            raise
+    def _allocated(self, stack: ExitStack, *, inputs: Sequence[Role] = (), outputs: Sequence[Role] = ()) -> Buffer:
+        return stack.enter_context(self.device.allocate(inputs=inputs, outputs=outputs, timeout=TIMEOUT_S))
+
+    def _filled(self, stack: ExitStack, index: int, array: Array) -> Buffer:
+        buffer = self._allocated(stack, inputs=[(self.prepared, index)])
+        with Memory.create(max(array.nbytes, _SHORTEST), "nnfmq-inputs") as source:
+            source.view[: array.nbytes] = np.ascontiguousarray(array).tobytes()
+            buffer.copy_from(source, array.shape, timeout=TIMEOUT_S)
         return buffer
 
 
