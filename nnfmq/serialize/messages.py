@@ -231,6 +231,13 @@ def shapes_from_data(shapes: Sequence[ShapeData]) -> tuple[OutputShape, ...]:
     return msgspec.convert(shapes, tuple[OutputShape, ...], from_attributes=True)
 
 
+# msgspec looks at a dataclass when it is converted to for the first time. A second thread that comes in the middle of
+# that finds it half done, and the process dies; so it is done here, while there is one thread.
+msgspec.convert((), tuple[RequestArgument, ...])
+msgspec.convert((), tuple[OutputShape, ...])
+msgspec.convert((), tuple[ExecutionConfig, ...])
+
+
 # ------------------------------------------------------------------------------------------------ messages
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -435,3 +437,17 @@ def test_arguments_and_shapes_out_of_range_are_the_callers_mistake() -> None:
         messages.config_to_data(ExecutionConfig(loop_timeout_ns=2**63))
     with pytest.raises(InvalidArgument, match="shapes cannot be written"):
         messages.shapes_to_data([OutputShape((2**32,))])
+
+
+KNOWN = """
+import nnfmq.service.session
+from nnfmq.hal import device, types
+kinds = (types.RequestArgument, types.DataLocation, types.OutputShape, types.ExecutionConfig, device.BufferRole)
+print(all("__msgspec_cache__" in vars(kind) for kind in kinds))
+"""
+
+
+def test_LIFE_8_no_thread_is_the_first_to_convert_to_a_dataclass() -> None:
+    """Two at once would end the process: msgspec's look at a class must be over before there are threads."""
+    done = subprocess.run([sys.executable, "-c", KNOWN], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "True\n"

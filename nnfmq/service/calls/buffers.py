@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nnfmq.service.session import Session
 
 NO_TOKEN = 0
+msgspec.convert((), tuple[BufferRole, ...])  # while there is one thread, see `messages`
 
 
 def _allocate(session: Session, message: Allocate, _fds: list[int], _seen_ns: int) -> None:
