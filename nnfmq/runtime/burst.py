@@ -34,14 +34,23 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIMING, ExecutionConfig, MeasureTiming, Request, RequestArgument, Timing
+from nnfmq.hal.types import (
+    NO_TIMING,
+    BufferToken,
+    ExecutionConfig,
+    MeasureTiming,
+    Pool,
+    Request,
+    RequestArgument,
+    Timing,
+)
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.prepared_model import Outcome, PreparedModel, checked_pools
+from nnfmq.runtime.prepared_model import Outcome, PreparedModel
 from nnfmq.runtime.results import check_result
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
@@ -75,17 +84,17 @@ class SlotTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._memories: dict[int, Memory] = {}
+        self._memories: dict[int, Pool] = {}
         self._free: list[int] = []
 
-    def add(self, memory: Memory) -> int:
+    def add(self, memory: Pool) -> int:
         """Return the slot that stands for `memory` from now on; the memory stays the caller's."""
         with self._lock:
             slot = self._free.pop() if self._free else len(self._memories)
             self._memories[slot] = memory
             return slot
 
-    def slot_of(self, memory: Memory) -> int:
+    def slot_of(self, memory: Pool) -> int:
         """Return the slot that stands for `memory`, a new one where there is none yet."""
         with self._lock:
             known = [slot for slot, other in self._memories.items() if other is memory]
@@ -97,7 +106,7 @@ class SlotTable:
             if self._memories.pop(slot, None) is not None:
                 self._free.append(slot)
 
-    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
         """Return what the slots stand for. Raises InvalidArgument for one that is out of range or freed."""
         with self._lock:
             unknown = [slot for slot in slots if slot not in self._memories]
@@ -203,7 +212,7 @@ class Burst:
         slots = [self._slots.add(memory) for memory in self._pools]
         self._packets = [encode_request(inputs, outputs, slots, measure) for measure in MeasureTiming]
 
-    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
         """Answer the driver's question (IBurstCallback.getMemories)."""
         return self._slots.memories_of(slots)
 
@@ -250,17 +259,19 @@ class Burst:
         """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
         Return the shapes that the driver reports, none where it reports none, and the timing. Pools get slots that they
-        keep until the burst ends. What a packet cannot say (a loop timeout, hints) goes the ordinary
-        way (BUR-18). Raises as `execute`; what is wrong with the request, the driver says.
+        keep until the burst ends. What a packet cannot say (a loop timeout, hints, buffers of the
+        driver's) goes the ordinary way (BUR-18). Raises as `execute`; what is wrong with the request, the driver says.
         """
-        if replace(config, measure=MeasureTiming.NO) != ExecutionConfig():
+        memories = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
+        says_more = replace(config, measure=MeasureTiming.NO) != ExecutionConfig()
+        if says_more or len(memories) < len(request.pools):
             return self._model.execute_request(request, config, timeout=timeout)
         self._connection.raise_if_ended()
         with self._only_user():
             deadline_ns = deadline_after(timeout)
             if not self._is_settled:
                 self._settle(deadline_ns)
-            slots = [self._slots.slot_of(pool) for pool in checked_pools(request.pools)]
+            slots = [self._slots.slot_of(pool) for pool in memories]
             result = self._exchange(encode_request(request.inputs, request.outputs, slots, config.measure), deadline_ns)
             if result is None:
                 return self._model.execute_request(request, config, timeout=timeout)

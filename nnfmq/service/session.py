@@ -33,15 +33,15 @@ from nnfmq.hal.errors import (
     ProtocolError,
     ResourceExhaustedTransient,
 )
-from nnfmq.memory import Memory
 from nnfmq.queue import core
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 from nnfmq.service.accounts import MemoryAccount
-from nnfmq.service.calls import bursts, devices, executions, models
+from nnfmq.service.buffers import Buffers
+from nnfmq.service.calls import buffers, bursts, devices, executions, models
 from nnfmq.service.calls.answering import Handler, Pooled
-from nnfmq.service.calls.bursts import OpenBurst
+from nnfmq.service.calls.bursts import Given, OpenBurst
 from nnfmq.service.devices import load_devices
 from nnfmq.service.handles import Handles
 from nnfmq.service.prepared_model import PreparedModel
@@ -65,7 +65,8 @@ class Session:
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
         self.models: Handles[PreparedModel] = Handles("model", numbers)
         self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
-        self.questions: dict[int, Future[list[Memory]]] = {}  # what the client was asked, by the call's number
+        self.buffers = Buffers(self.account, numbers)
+        self.questions: dict[int, Future[Given]] = {}  # what the client was asked, by the call's number
         self.has_ended = False
         self.client_uid = channel.peer().uid
         self._channel = channel
@@ -194,6 +195,7 @@ _HANDLERS: dict[type[messages.Message], Handler | Pooled] = {
     **models.HANDLERS,
     **executions.HANDLERS,
     **bursts.HANDLERS,
+    **buffers.HANDLERS,
 }
 
 
