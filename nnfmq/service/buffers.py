@@ -178,7 +178,8 @@ class Buffer:
 
 def _require_size(memory: Received, size: int, shape: Shape) -> None:
     if memory.size_bytes != size:
-        raise InvalidArgument(f"DOM-12: a memory of {memory.size_bytes} bytes, the shape {shape} has {size}")
+        # Without `size`, which a client can make too long for a text.
+        raise InvalidArgument(f"DOM-12: a memory of {memory.size_bytes} bytes is not what the shape {shape} has")
 
 
 def _read(memory: Received, room: Room) -> None:
