@@ -25,6 +25,7 @@ __all__ = [
     "ExecutionConfig",
     "ExecutionPreference",
     "ExtensionNameAndPrefix",
+    "FenceState",
     "FusedActivationFunc",
     "LifeTime",
     "LoopTimeoutDurationNs",
@@ -150,6 +151,15 @@ class MeasureTiming(IntEnum):
 
     NO = 0
     YES = 1
+
+
+class FenceState(IntEnum):
+    """What `fence.sync_wait` finds: work goes on, is done, has failed; or it is no fence."""
+
+    ACTIVE = 0
+    SIGNALED = 1
+    ERROR = 2
+    UNKNOWN = 3
 
 
 class LoopTimeoutDurationNs(IntEnum):

@@ -24,11 +24,19 @@ from nnfmq.serialize.messages import (
     Call,
     CloseBurst,
     ConfigureBurst,
+    CreateExecution,
     DeviceList,
     Execute,
+    ExecuteAsynchronously,
     Executed,
+    ExecuteFenced,
+    ExecutionCreated,
+    ExecutionFinished,
+    FencedExecutionInfo,
+    FencedLaunched,
     FreeMemory,
     GetBurstError,
+    GetExecutionInfo,
     GetMemories,
     GetSupportedOperations,
     Goodbye,
@@ -40,8 +48,12 @@ from nnfmq.serialize.messages import (
     PreparedModelReady,
     PrepareModel,
     Refused,
+    ReleaseCallback,
+    ReleaseExecution,
     ReleaseModel,
     Reply,
+    RunExecution,
+    RunExecutionFenced,
     SupportedOperations,
 )  # fmt: skip
 from nnfmq.serialize.packet import Buffer
@@ -77,9 +89,12 @@ class State(Enum):
 
 _CLIENT_CALLS = (
     ListDevices, GetSupportedOperations, PrepareModel, ReleaseModel, ConfigureBurst, CloseBurst, GetBurstError, Execute,
+    ExecuteAsynchronously, ExecuteFenced, GetExecutionInfo, ReleaseCallback,
+    CreateExecution, RunExecution, RunExecutionFenced, ReleaseExecution,
 )  # fmt: skip
 _DRIVER_REPLIES = (
     DeviceList, SupportedOperations, Reply, PreparedModelReady, BurstConfigured, BurstError, Executed,
+    ExecutionFinished, FencedLaunched, FencedExecutionInfo, ExecutionCreated,
 )  # fmt: skip
 
 TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
@@ -112,6 +127,14 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     CloseBurst: (Reply,),
     GetBurstError: (BurstError,),
     Execute: (Executed,),
+    ExecuteAsynchronously: (ExecutionFinished, Reply),
+    ExecuteFenced: (FencedLaunched,),
+    GetExecutionInfo: (FencedExecutionInfo,),
+    ReleaseCallback: (Reply,),
+    CreateExecution: (ExecutionCreated,),
+    RunExecution: (Executed,),
+    RunExecutionFenced: (FencedLaunched,),
+    ReleaseExecution: (Reply,),
     GetMemories: (Memories,),
 }
 
@@ -122,6 +145,11 @@ FILE_DESCRIPTORS: dict[type[Message], int | str] = {
     ConfigureBurst: 2,
     Memories: "sizes",
     Execute: "pool_sizes",
+    ExecuteAsynchronously: "pool_sizes",
+    ExecuteFenced: "pools_and_fences",
+    FencedLaunched: "fence_count",
+    CreateExecution: "pool_sizes",
+    RunExecutionFenced: "fence_count",
 }
 
 

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from nnfmq.engines.execution import NO_LIMITS, Execution, Limits, limits_of
 from nnfmq.engines.interpreter import Program
-from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.errors import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlinePersistent,
+    NnfmqError,
+    OutputInsufficientSize,
+)
 from nnfmq.hal.types import (
     NO_TIMING,
     DataLocation,
@@ -28,6 +35,7 @@ from nnfmq.hal.types import (
     Operand,
     OutputShape,
     Pool,
+    Priority,
     Request,
     RequestArgument,
     Timing,
@@ -61,6 +69,18 @@ def result_of_error(error: NnfmqError) -> ExecutionResult:
     """Return the answer that stands for an error: its status and text, shapes only for an insufficient output."""
     shapes = error.output_shapes if isinstance(error, OutputInsufficientSize) else ()
     return ExecutionResult(error.status, tuple(shapes), message=str(error))
+
+
+def execution_limits(config: ExecutionConfig, deadline_ns: int | None) -> Limits:
+    """Return what ends an execution early. Raises InvalidArgument for a loop timeout that is out of range."""
+    # -1 stands for none in a loop timeout, as it does in a deadline.
+    return limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
+
+
+def refuse_what_is_late(deadline_ns: int | None) -> None:
+    """Raise MissedDeadlinePersistent where the deadline has passed before anything was done (QOS-2)."""
+    if deadline_ns is not None and monotonic_ns() >= deadline_ns:
+        raise MissedDeadlinePersistent("the deadline had passed before the execution began")
 
 
 def _bytes_at(pools: Sequence[Pool], location: DataLocation) -> memoryview:
@@ -135,10 +155,14 @@ class PreparedModel:
     model: Model
     program: Program
     charge: Charge | None = None
+    priority: int = Priority.MEDIUM
 
-    def bind(self, request: Request) -> BoundExecution:
-        """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument."""
-        validate_request(self.model, request)
+    def bind(self, request: Request, *, is_fenced: bool = False) -> BoundExecution:
+        """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument.
+
+        The outputs of a fenced execution must be fully specified (FEN-7).
+        """
+        validate_request(self.model, request, allow_unspecified_output=not is_fenced)
         main = self.model.main
         sources = zip([main.operands[index] for index in main.input_indexes], request.inputs, strict=True)
         sinks = zip([main.operands[index] for index in main.output_indexes], request.outputs, strict=True)
@@ -159,9 +183,9 @@ class PreparedModel:
         """
         begin_ns = monotonic_ns() if begin_ns is None else begin_ns
         try:
-            # -1 stands for none in a loop timeout, as it does in a deadline.
-            limits = limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
+            limits = execution_limits(config, deadline_ns)
             bound = self.bind(request)
+            refuse_what_is_late(deadline_ns)
         except NnfmqError as error:
             return result_of_error(error)
         with np.errstate(all="ignore"):

@@ -42,6 +42,8 @@ QUEUE_WIRE = [[[0, 0, 8], [0, 8, 8], [0, 16, 24576], [0, 24592, 4]], 24, 1]
 FAILED = {"call": 7, "status": 4, "message": "operand 3: no"}
 INVALID = ErrorStatus.INVALID_ARGUMENT
 INPUT = messages.ArgumentData(False, messages.LocationData(0, 64, 16, 0), (2, 2))
+REQUEST, REQUEST_WIRE = messages.RequestData((INPUT,), (), (80,)), [[[False, [0, 64, 16, 0], [2, 2]]], [], [80]]
+CONFIG = messages.ConfigData(MeasureTiming.NO, -1)
 
 # Who sends it, its fields on the wire, what it is read as, and how many descriptors come with it.
 SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
@@ -142,6 +144,54 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         ),
         0,
     ),
+    (
+        CLIENT,
+        {"call": 9, "model_id": 5, "request": REQUEST_WIRE, "config": [0, -1, [], []], "deadline_ns": -2},
+        messages.ExecuteAsynchronously(9, 5, REQUEST, CONFIG, -2),
+        1,
+    ),
+    (
+        DRIVER,
+        {**FAILED, "shapes": [[[2], False]], "time_on_device_ns": -1, "time_in_driver_ns": 6},
+        messages.ExecutionFinished(7, INVALID, "operand 3: no", (messages.ShapeData((2,), False),), -1, 6),
+        0,
+    ),
+    (
+        CLIENT,
+        {
+            "call": 9, "model_id": 5, "request": REQUEST_WIRE, "config": [0, -1, [], []], "deadline_ns": -2,
+            "duration_ns": 5, "fence_count": 2,
+        },
+        messages.ExecuteFenced(9, 5, REQUEST, CONFIG, -2, 5, 2),
+        3,
+    ),
+    (DRIVER, {**FAILED, "callback_id": 8, "fence_count": 1}, messages.FencedLaunched(7, INVALID, "operand 3: no", 8, 1), 1),
+    (CLIENT, {"call": 6, "callback_id": 8}, messages.GetExecutionInfo(6, 8), 0),
+    (
+        DRIVER,
+        {
+            **FAILED, "launched_on_device_ns": 1, "launched_in_driver_ns": 4, "fenced_on_device_ns": -1,
+            "fenced_in_driver_ns": 3,
+        },
+        messages.FencedExecutionInfo(7, INVALID, "operand 3: no", 1, 4, -1, 3),
+        0,
+    ),
+    (CLIENT, {"call": 6, "callback_id": 8}, messages.ReleaseCallback(6, 8), 0),
+    (
+        CLIENT,
+        {"call": 9, "model_id": 5, "request": REQUEST_WIRE, "config": [0, -1, [], []]},
+        messages.CreateExecution(9, 5, REQUEST, CONFIG),
+        1,
+    ),
+    (DRIVER, {**FAILED, "execution_id": 8}, messages.ExecutionCreated(7, INVALID, "operand 3: no", 8), 0),
+    (CLIENT, {"call": 9, "execution_id": 5, "deadline_ns": -2}, messages.RunExecution(9, 5, -2), 0),
+    (
+        CLIENT,
+        {"call": 9, "execution_id": 5, "deadline_ns": -2, "duration_ns": 5, "fence_count": 2},
+        messages.RunExecutionFenced(9, 5, -2, 5, 2),
+        2,
+    ),
+    (CLIENT, {"call": 6, "execution_id": 8}, messages.ReleaseExecution(6, 8), 0),
     (CLIENT, {}, messages.Goodbye(), 0),
 ]  # fmt: skip
 GREETINGS = [sample for sample in SAMPLES if isinstance(sample[2], messages.Greeting)]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -21,68 +21,26 @@ from support.bursts import BurstClient
 from support.drivers import thread_state
 from support.executors import LIMIT_S, Held, floats, until
 from support.protocol import Speaker
+from support.sessions import HELLO, NONE, Running, assert_alive, prepare, prepare_message, replace_message
 
 from nnfmq import watcher
 from nnfmq.channel import NOW, Channel
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import ErrorStatus, MissedDeadlineTransient
-from nnfmq.hal.types import ExecutionConfig, ExecutionPreference, MeasureTiming, Model, OutputShape, Priority, Request
+from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, Request
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
 from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role
 from nnfmq.serialize.model import encode_model
 from nnfmq.service import device
 from nnfmq.service import session as session_module
 from nnfmq.service.calls import models as model_calls
 from nnfmq.service.prepared_model import PreparedModel
-from nnfmq.service.session import Session
 
 ADD = models.add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
-NONE = ErrorStatus.NONE
 UNKNOWN = 12345
-HELLO = messages.Hello(control.PROTOCOL, "AIDL v4", "test")
-NO_LIMIT = -1
 RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-
-
-class Running:
-    """A session that runs in a thread of this process, and its client's end of the channel."""
-
-    def __init__(self) -> None:
-        theirs, ours = Channel.pair()
-        self.client = Speaker(ours, Role.CLIENT)
-        self.session = Session(theirs, "driver under test")
-        self.thread = threading.Thread(target=self.session.run, name="session under test")
-        self.thread.start()
-
-    def ends(self) -> bool:
-        self.thread.join(LIMIT_S)
-        return not self.thread.is_alive()
-
-    def close(self) -> None:
-        self.client.close()
-        assert self.ends()
-        for burst in self.session.bursts.all():  # a driver process leaves them to the kernel
-            burst.close()
-        self.session._pool.shutdown()
-
-
-@pytest.fixture
-def bugs(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
-    """What would have ended the driver process as a bug of its own."""
-    found: list[BaseException | None] = []
-    monkeypatch.setattr(session_module, "die_of_a_bug", found.append)
-    return found
-
-
-@pytest.fixture
-def running(bugs: list[BaseException | None]) -> Iterator[Running]:
-    running = Running()
-    yield running
-    running.close()
-    assert bugs == []
 
 
 @pytest.fixture
@@ -91,35 +49,6 @@ def client(running: Running) -> Speaker:
     running.client.say(HELLO)
     running.client.hear(messages.HelloReply)
     return running.client
-
-
-def assert_alive(client: Speaker) -> None:
-    """The driver answers, and had nothing else to say before."""
-    client.say(messages.ListDevices(999_999))
-    assert client.hear(messages.DeviceList).call == 999_999
-
-
-def prepare(client: Speaker, model: Model = ADD, call: int = 500) -> int:
-    data, pools = encode_model(model)
-    assert not pools
-    client.say(prepare_message(call, data))
-    assert client.hear(messages.Reply).status is NONE
-    ready = client.hear(messages.PreparedModelReady)
-    assert ready.status is NONE
-    return ready.model_id
-
-
-def prepare_message(call: int = 1, model: bytes | None = None, **changes: Any) -> messages.PrepareModel:
-    data = encode_model(ADD)[0] if model is None else model
-    message = messages.PrepareModel(
-        call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, NO_LIMIT, data
-    )
-    return replace_message(message, **changes)
-
-
-def replace_message(message: Any, **changes: Any) -> Any:
-    fields = {name: getattr(message, name) for name in message.__struct_fields__}
-    return type(message)(**{**fields, **changes})
 
 
 # ------------------------------------------------------------------------------------------------ greeting

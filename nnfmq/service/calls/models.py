@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError
-from nnfmq.hal.types import Model
+from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
     GetSupportedOperations,
     Message,
@@ -50,12 +50,17 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
         undo.pop_all()
     session.send(reply(message.call))
     try:
-        prepared = replace(device.prepare_model(model), charge=charge)
+        prepared = replace(device.prepare_model(model), charge=charge, priority=message.priority)
     except NnfmqError as error:
         charge.close()
         session.send(PreparedModelReady(message.call, error.status, str(error), NO_ID))
         return
     session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
+
+
+def _priority(_session: Session, message: PrepareModel) -> int:
+    """Return how important a preparation is; what is no priority is refused when it is its turn."""
+    return message.priority if message.priority in list(Priority) else Priority.MEDIUM
 
 
 def _refuse_prepare(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
@@ -91,6 +96,6 @@ def _release_model(session: Session, message: ReleaseModel, _fds: list[int]) -> 
 
 HANDLERS: dict[type[Message], Handler | Pooled] = {
     GetSupportedOperations: Pooled(_supported, _refuse_supported),
-    PrepareModel: Pooled(_prepare, _refuse_prepare),
+    PrepareModel: Pooled(_prepare, _refuse_prepare, _priority),
     ReleaseModel: _release_model,
 }

@@ -16,11 +16,11 @@ from pathlib import Path
 
 PACKAGE = "nnfmq"
 EVERYTHING = "*"
-_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths", "cores")
+_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths", "cores", "fence")
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": ("runtime", "importers", "queue", "hal"),
+    "": ("runtime", "importers", "queue", "fence", "hal"),
     "__main__": ("cli", "service.embedded"),
     "hal": (),
     "cores": (),
@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "validation": ("hal", "operations"),
     "memory": ("hal",),
     "channel": ("memory", "hal"),
+    "fence": ("channel", "hal"),
     "queue": ("memory", "cores", "hal.errors"),
     "serialize": ("cores", "hal"),
     "watcher": ("hal.errors",),
