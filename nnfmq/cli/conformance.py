@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `conformance`."""
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+")
     parser.add_argument(
-        "--path", choices=("interpreter", "sync", "burst"), default="interpreter",
-        help="the interpreter in this process; a driver, one message an execution; or over a burst "
-        "(default: interpreter)",
+        "--path", choices=("interpreter", "sync", "async", "fenced", "reusable", "burst"), default="interpreter",
+        help="the interpreter in this process; or a driver: one message an execution, with a callback, behind a fence, "
+        "a request kept and run twice, or over a burst (default: interpreter)",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", default="reference", help="default: reference")
     parser.add_argument(

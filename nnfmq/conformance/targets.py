@@ -1,4 +1,4 @@
-"""Where a test model runs: the interpreter in this process, or a driver, over the ordinary path or over a burst.
+"""Where a test model runs: the interpreter in this process, or a driver, over one of the paths that it offers.
 
 A target prepares a model and executes requests built as AOSP's harness builds them: arguments without dimensions,
 inputs in pool 0 and outputs in pool 1, each at a multiple of 64, an omitted input without a value, and one byte where
@@ -7,22 +7,23 @@ an output is empty. Outputs start as 0xA5, so that what nobody wrote does not pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from nnfmq.conformance.testmodels import Array
 from nnfmq.engines import interpreter
+from nnfmq.fence import Fence
 from nnfmq.hal.types import DataLocation, ExecutionConfig, Model, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client, Device, connect
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
-PATHS = ("interpreter", "sync", "burst")
+PATHS = ("interpreter", "sync", "async", "fenced", "reusable", "burst")
 INTERPRETER_LEVEL = 8
 TIMEOUT_S = 60.0
 _ALIGNMENT = 64
@@ -75,6 +76,11 @@ class Target(Protocol):
         """Return True where IF and WHILE may not have operands of unknown size at their boundaries (N-VAL-20)."""
         ...
 
+    @property
+    def refuses_unspecified_outputs(self) -> bool:
+        """Return True where every output must be fully specified (FEN-7)."""
+        ...
+
     def prepared(self, model: Model) -> AbstractContextManager[Prepared]:
         """Prepare a model for the length of a `with`; blocks. Raises what it refuses with."""
         ...
@@ -93,6 +99,7 @@ class Interpreter:
 
     feature_level = INTERPRETER_LEVEL
     refuses_unspecified_boundaries = False
+    refuses_unspecified_outputs = False
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
@@ -130,12 +137,17 @@ class Driver:
 
     refuses_unspecified_boundaries = True
 
-    def __init__(self, device: str, connect_to: str | None, is_burst: bool) -> None:
+    def __init__(self, device: str, connect_to: str | None, path: str) -> None:
         self._name = device
         self._connect_to = connect_to
-        self._is_burst = is_burst
+        self._path = path
         self._client: Client | None = None
         self._device: Device | None = None
+
+    @property
+    def refuses_unspecified_outputs(self) -> bool:
+        """True for fenced executions."""
+        return self._path == "fenced"
 
     @property
     def driver_pid(self) -> int:
@@ -163,9 +175,9 @@ class Driver:
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
-        """Let the device prepare the model, and configure a burst where that is the path."""
+        """Let the device prepare the model."""
         with _sendable(model) as sent, self._connected().prepare(sent, timeout=TIMEOUT_S) as prepared:
-            yield _InDriver(prepared, self._is_burst)
+            yield _InDriver(prepared, _EXECUTE[self._path])
 
     def close(self) -> None:
         """Hang up; an embedded driver ends."""
@@ -187,7 +199,7 @@ def _sendable(model: Model) -> Iterator[Model]:
 @dataclass(frozen=True, slots=True)
 class _InDriver:
     prepared: PreparedModel
-    is_burst: bool
+    run: _Run
 
     def execute(self, asked: Asked) -> Answered:
         sizes = [0 if array is None else array.nbytes for array in asked.inputs]
@@ -204,15 +216,57 @@ class _InDriver:
                 if array is not None:
                     source.view[at.offset : at.offset + array.nbytes] = np.ascontiguousarray(array).tobytes()
             request = Request(tuple(inputs), tuple(outputs), (source, sink))
-            shapes = self._execute(request, asked.loop_timeout_ns)
+            shapes = self.run(self.prepared, request, _config(asked.loop_timeout_ns))
             return Answered(shapes, tuple(bytes(sink.view[at.offset : at.offset + at.length]) for at in output_places))
 
-    def _execute(self, request: Request, loop_timeout_ns: int | None) -> tuple[OutputShape, ...]:
-        config = ExecutionConfig() if loop_timeout_ns is None else ExecutionConfig(loop_timeout_ns=loop_timeout_ns)
-        if self.is_burst:
-            with self.prepared.request_burst(timeout=TIMEOUT_S) as burst:
-                return burst.execute_request(request, config, timeout=TIMEOUT_S).shapes
-        return self.prepared.execute_request(request, config, timeout=TIMEOUT_S).shapes
+
+def _config(loop_timeout_ns: int | None) -> ExecutionConfig:
+    return ExecutionConfig() if loop_timeout_ns is None else ExecutionConfig(loop_timeout_ns=loop_timeout_ns)
+
+
+_Run: TypeAlias = Callable[[PreparedModel, Request, ExecutionConfig], tuple[OutputShape, ...]]
+
+
+def _execute_sync(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    return prepared.execute_request(request, config, timeout=TIMEOUT_S).shapes
+
+
+def _execute_async(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    return prepared.execute_request_async(request, config, timeout=TIMEOUT_S).result(TIMEOUT_S).shapes
+
+
+def _execute_fenced(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    """Execute behind a fence that is signalled after the launch; no shapes are reported, since all were specified."""
+    with (
+        Fence.create() as begin,
+        prepared.execute_request_fenced(request, config, wait_for=[begin], timeout=TIMEOUT_S) as launched,
+    ):
+        begin.signal()
+        launched.result(TIMEOUT_S)
+    return ()
+
+
+def _execute_reusable(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    """Run it twice: what counts is what the second run leaves."""
+    with prepared.create_reusable_request(request, config, timeout=TIMEOUT_S) as execution:
+        execution.compute(timeout=TIMEOUT_S)
+        sink = request.pools[1]
+        sink.view[:] = bytes([_UNWRITTEN]) * sink.size_bytes
+        return execution.compute(timeout=TIMEOUT_S).shapes
+
+
+def _execute_burst(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    with prepared.request_burst(timeout=TIMEOUT_S) as burst:
+        return burst.execute_request(request, config, timeout=TIMEOUT_S).shapes
+
+
+_EXECUTE: dict[str, _Run] = {
+    "sync": _execute_sync,
+    "async": _execute_async,
+    "fenced": _execute_fenced,
+    "reusable": _execute_reusable,
+    "burst": _execute_burst,
+}
 
 
 def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], int]:
@@ -227,4 +281,4 @@ def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], 
 
 def open_target(path: str, device: str, connect_to: str | None) -> Target:
     """Return the target of an execution path; it is connected when first asked. The caller closes it."""
-    return Interpreter() if path == "interpreter" else Driver(device, connect_to, path == "burst")
+    return Interpreter() if path == "interpreter" else Driver(device, connect_to, path)

@@ -1,54 +1,38 @@
-"""A model that the driver holds ready, as the application sees it, and its ordinary execution.
+"""A model that the driver holds ready, as the application sees it, and the ways to execute it.
 
 `execute` is the HAL's executeSynchronously over the control channel: any shapes, deadlines, any number of threads at
-once, some hundred microseconds. `burst` makes what is fast.
+once, some hundred microseconds. `execute_async` returns at once; `execute_fenced` waits for fences in the driver;
+`create_reusable_execution` has the driver check and bind a request once. `burst` makes what is fast.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Self, TypeVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize, error_for
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Pool, Request, Timing
-from nnfmq.memory import Memory
+from nnfmq.hal.types import ExecutionConfig, Request, Timing
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.outcomes import Outcome, as_sent, config_of, duration_of, lent_fds, outcome_of
+from nnfmq.runtime.workspace import Workspace
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
+    from nnfmq.fence import HasFileno
     from nnfmq.runtime.burst import Burst
+    from nnfmq.runtime.fenced import FencedExecution, FencedTiming
+    from nnfmq.runtime.pending import Launch, PendingExecution
+    from nnfmq.runtime.reusable import Execution, RequestExecution
 
-_NO_LIMIT = -1
-
-
-def checked_pools(pools: Sequence[Pool]) -> list[Memory]:
-    """Return pools as the memories that they must be to be lent to a driver. Raises InvalidArgument."""
-    for pool in pools:
-        if not hasattr(pool, "fileno"):  # a stand-in for tests, or a driver's private copy
-            raise InvalidArgument(f"pools must be nnfmq memory to be sent, not {type(pool).__name__}")
-    return [cast(Memory, pool) for pool in pools]
-
-
-def lent_fds(pools: Sequence[Pool]) -> list[int]:
-    """Return the descriptors of memory pools, which stay their owners'. Raises InvalidArgument for other pools."""
-    return [pool.fileno() for pool in checked_pools(pools)]
-
-
-class Outcome(NamedTuple):
-    """What an execution over the control channel answered."""
-
-    shapes: tuple[OutputShape, ...]
-    timing: Timing
+ResultT = TypeVar("ResultT")
 
 
 def execute_once(
@@ -64,15 +48,9 @@ def execute_once(
         model_id,
         messages.request_to_data(request),
         messages.config_to_data(config),
-        _NO_LIMIT if deadline_ns is None else deadline_ns,
+        as_sent(deadline_ns),
     )
-    answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
-    shapes = messages.shapes_from_data(answer.shapes)
-    if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        raise OutputInsufficientSize(answer.message, shapes)
-    if answer.status is not ErrorStatus.NONE:
-        raise error_for(answer.status, answer.message)
-    return Outcome(shapes, Timing(answer.time_on_device_ns, answer.time_in_driver_ns))
+    return outcome_of(connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns))
 
 
 class PreparedModel:
@@ -113,58 +91,129 @@ class PreparedModel:
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
+        loop_timeout: float | None = None,
     ) -> tuple[Array, ...]:
         """Run the model once over the control channel and return its outputs; blocks.
 
         Takes one array per input, in order, of the input's shape and dtype. Returns new arrays that the caller owns,
         or fills and returns those of `out`. With `measure`, `last_timing` then holds the times in ns. `timeout` is in
-        seconds and becomes the execution's deadline: None = no limit, 0 = has passed.
+        seconds and becomes the execution's deadline: None = no limit, 0 = has passed. `loop_timeout` bounds each WHILE,
+        in seconds: by default 2, at most 15.
 
         Raises InvalidArgument (shape, dtype, count, closed), MissedDeadline, DeadObject, ProtocolError where the driver
         states impossible shapes, or what the driver answered.
         """
-        model_id = self.model_id
-        arguments.check_count("input", self.inputs, len(inputs))
-        given = [arguments.checked_array(info, value) for info, value in zip(self.inputs, inputs, strict=True)]
+        model_id, config = self.model_id, config_of(measure, loop_timeout)
+        given = arguments.checked_arrays(self.inputs, inputs)
         if out is not None:
             arguments.check_out(self.outputs, out)
         deadline_ns = deadline_after(timeout)
-        shapes = [info.shape for info in self.outputs]
-        asked = MeasureTiming.YES if measure else MeasureTiming.NO
-        try:
-            results = self._execute(model_id, given, shapes, asked, deadline_ns)
-        except OutputInsufficientSize as error:
-            # Outputs of unknown shape: the driver has now said what they need.
-            known = [shape.dimensions for shape in error.output_shapes]
-            arguments.check_stated(self.outputs, known)
-            if known == shapes or any(0 in shape for shape in known):
-                raise
-            results = self._execute(model_id, given, known, asked, deadline_ns)
+        with Workspace.create(self.inputs, self.outputs, given) as workspace:
+            try:
+                outcome = execute_once(self._connection, model_id, workspace.request, config, deadline_ns)
+            except OutputInsufficientSize as error:
+                workspace.grow(error)  # outputs of unknown shape: the driver has now said what they need
+                outcome = execute_once(self._connection, model_id, workspace.request, config, deadline_ns)
+            self.last_timing = outcome.timing
+            results = workspace.results(outcome.shapes)
         return results if out is None else arguments.copy_out(out, results)
 
-    def _execute(
+    def execute_async(
         self,
-        model_id: int,
-        given: Sequence[Array],
-        shapes: Sequence[tuple[int, ...]],
-        measure: MeasureTiming,
-        deadline_ns: int | None,
-    ) -> tuple[Array, ...]:
-        inputs, input_bytes = arguments.layout(self.inputs, [array.shape for array in given], 0)
-        outputs, output_bytes = arguments.layout(self.outputs, shapes, 1)
-        with ExitStack() as stack:
-            source = stack.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
-            sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
-            for info, argument, array in zip(self.inputs, inputs, given, strict=True):
-                np.copyto(arguments.view(source, argument, info, array.shape), array, casting="same_kind")
-            request, config = Request(inputs, outputs, (source, sink)), ExecutionConfig(measure)
-            outcome = execute_once(self._connection, model_id, request, config, deadline_ns)
-            self.last_timing = outcome.timing
-            final = [shape.dimensions for shape in outcome.shapes] or shapes
-            arguments.check_stated(self.outputs, final)
-            arguments.check_room(self.outputs, outputs, final)
-            triples = zip(self.outputs, outputs, final, strict=True)
-            return tuple(arguments.view(sink, argument, info, shape).copy() for info, argument, shape in triples)
+        *inputs: ArrayLike,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> PendingExecution[tuple[Array, ...]]:
+        """Begin to run the model and return at once with what will have its outputs.
+
+        Arguments as for `execute`; they are copied before this returns. Raises InvalidArgument for what is wrong with
+        the arrays, DeadObject; everything else comes with the result.
+        """
+        from nnfmq.runtime.pending import begin_arrays
+
+        launch = self._launch(config_of(measure, loop_timeout), timeout)
+        given = arguments.checked_arrays(self.inputs, inputs)
+        return begin_arrays(launch, Workspace.create(self.inputs, self.outputs, given), self._note_timing)
+
+    def execute_fenced(
+        self,
+        *inputs: ArrayLike,
+        wait_for: Sequence[HasFileno | int] = (),
+        measure: bool = False,
+        timeout: float | None = None,
+        duration: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> FencedExecution[tuple[Array, ...]]:
+        """Run the model once all fences of `wait_for` are signalled; returns when that was launched.
+
+        Fences are nnfmq's own, those of other executions among them, eventfds or sync_files; they stay the caller's.
+        `timeout` (seconds) is the deadline from now on, `duration` counts from the last fence on. The other arguments
+        as for `execute`; inputs are copied before this returns. The caller closes the result.
+
+        Raises InvalidArgument (also for outputs of unknown shape, for what is no fence and for a fence in error),
+        MissedDeadline, DeadObject, or what the driver answered.
+        """
+        given = arguments.checked_arrays(self.inputs, inputs)
+        workspace = Workspace.create(self.inputs, self.outputs, given)
+        try:
+            launched = self._launch_fenced(
+                workspace.request,
+                config_of(measure, loop_timeout),
+                (wait_for, timeout, duration),
+                lambda _times: workspace.results(()),
+            )
+        except BaseException:
+            workspace.close()
+            raise
+        launched.keep(workspace.close)
+        return launched
+
+    def create_reusable_execution(
+        self, *, measure: bool = False, loop_timeout: float | None = None, timeout: float | None = 10.0
+    ) -> Execution:
+        """Have the driver make memory-bound arrays into an execution that runs again and again; blocks.
+
+        Shapes must be fully known. The caller closes it; it outlives this model. `loop_timeout` as for `execute`;
+        `timeout` (seconds) bounds the making alone. Raises InvalidArgument, DeadObject.
+        """
+        from nnfmq.runtime.reusable import Execution
+
+        config, deadline_ns = config_of(measure, loop_timeout), deadline_after(timeout)
+        return Execution.create(self._connection, self.model_id, self.inputs, self.outputs, config, deadline_ns)
+
+    def _launch(self, config: ExecutionConfig, timeout: float | None) -> Launch:
+        from nnfmq.runtime.pending import Launch
+
+        return Launch(self._connection, self.model_id, config, deadline_after(timeout))
+
+    def _launch_fenced(
+        self,
+        request: Request,
+        config: ExecutionConfig,
+        limits: tuple[Sequence[HasFileno | int], float | None, float | None],
+        collect: Callable[[FencedTiming], ResultT],
+    ) -> FencedExecution[ResultT]:
+        """Launch a request behind `limits`: the fences, the timeout and the duration."""
+        from nnfmq.runtime.fenced import FencedExecution, fence_fds
+
+        fences, deadline_ns = fence_fds(limits[0]), deadline_after(limits[1])
+        message = messages.ExecuteFenced(
+            self._connection.new_call(),
+            self.model_id,
+            messages.request_to_data(request),
+            messages.config_to_data(config),
+            as_sent(deadline_ns),
+            as_sent(duration_of(limits[2])),
+            len(fences),
+        )
+        fds = [*lent_fds(request.pools), *fences]
+        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect)
+
+    def _note_timing(self, timing: Timing) -> None:
+        self.last_timing = timing
+
+    # ------------------------------------------------------------------------------------------------ as the HAL has it
 
     def execute_request(
         self,
@@ -179,6 +228,45 @@ class PreparedModel:
         what is wrong with the request, the driver says. Raises what it answers, MissedDeadline, DeadObject.
         """
         return execute_once(self._connection, self.model_id, request, config, deadline_after(timeout))
+
+    def execute_request_async(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        timeout: float | None = None,
+    ) -> PendingExecution[Outcome]:
+        """Begin to execute one request as the HAL has it, and return at once. Its pools must not be closed before.
+
+        Raises DeadObject, InvalidArgument for what cannot be sent; all else comes with the result.
+        """
+        from nnfmq.runtime.pending import begin_request
+
+        return begin_request(self._launch(config, timeout), request)
+
+    def execute_request_fenced(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        wait_for: Sequence[HasFileno | int] = (),
+        timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution[FencedTiming]:
+        """Execute one request as the HAL has it, once all fences are signalled; as `execute_fenced` otherwise."""
+        return self._launch_fenced(request, config, (wait_for, timeout, duration), lambda times: times)
+
+    def create_reusable_request(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        timeout: float | None = 10.0,
+    ) -> RequestExecution:
+        """Have the driver check one request as the HAL has it and keep it, to be run often. The caller closes it."""
+        from nnfmq.runtime.reusable import RequestExecution
+
+        return RequestExecution.create(self._connection, self.model_id, request, config, deadline_after(timeout))
 
     def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
         """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.

@@ -15,7 +15,7 @@ from support import model_lines
 
 from nnfmq.conformance import testmodels, variants
 from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, run_test
-from nnfmq.conformance.targets import Answered, Asked, Driver, Interpreter, Prepared, open_target
+from nnfmq.conformance.targets import PATHS, Answered, Asked, Driver, Interpreter, Prepared, open_target
 from nnfmq.hal.errors import GeneralFailure, OutputInsufficientSize
 from nnfmq.hal.types import Model, OperandType, OutputShape
 
@@ -136,9 +136,9 @@ class _Dying(Driver):
             yield prepared
 
 
-@pytest.mark.parametrize("is_burst", [False, True])
-def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(is_burst: bool) -> None:
-    with closing(_Dying("reference", "embedded", is_burst)) as target:
+@pytest.mark.parametrize("path", ["sync", "async", "reusable", "burst"])
+def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(path: str) -> None:
+    with closing(_Dying("reference", "embedded", path)) as target:
         result = judged(target)
     assert reasons(result)[MODEL].startswith("the driver died: ")
     assert outcomes(result) == {
@@ -175,6 +175,30 @@ def test_int8_must_be_supported_where_uint8_is() -> None:
     assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
 
 
+def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refused_fenced() -> None:
+    with closing(open_target("fenced", "reference", "embedded")) as target:
+        result = judged(target)
+    assert outcomes(result) == {
+        MODEL: PASSED,
+        variants.UNKNOWN_OUTPUT_SHAPES: SKIPPED,
+        variants.INSUFFICIENT_OUTPUT: SKIPPED,
+    }
+    assert "N-FEN-1" in reasons(result)[variants.UNKNOWN_OUTPUT_SHAPES]
+
+
+class _LenientFenced(Interpreter):
+    """The interpreter, which takes such outputs, where a fenced execution has to stand."""
+
+    refuses_unspecified_outputs = True
+
+
+def test_outputs_that_are_not_specified_must_be_refused_fenced() -> None:
+    result = judged(_LenientFenced())
+    assert outcomes(result)[MODEL] == PASSED
+    for kind in (variants.UNKNOWN_OUTPUT_SHAPES, variants.INSUFFICIENT_OUTPUT):
+        assert "N-FEN-1 and N-FEN-2 have them refused" in reasons(result)[kind]
+
+
 @pytest.mark.parametrize("path", ["sync", "burst"])
 def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_refused_them(
     path: str, data_dir: Path
@@ -197,7 +221,7 @@ def test_a_driver_that_takes_boundaries_of_unknown_size_fails(data_dir: Path) ->
     assert "N-VAL-20 has them refused" in reasons(run_test(testmodels.read(line), _Lenient()))[MODEL]
 
 
-@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+@pytest.mark.parametrize("path", PATHS)
 def test_an_endless_loop_has_to_miss_its_deadline(path: str, data_dir: Path) -> None:
     lines = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
     with closing(open_target(path, "reference", "embedded")) as target:

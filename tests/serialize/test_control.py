@@ -165,7 +165,12 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         messages.ExecuteFenced(9, 5, REQUEST, CONFIG, -2, 5, 2),
         3,
     ),
-    (DRIVER, {**FAILED, "callback_id": 8, "fence_count": 1}, messages.FencedLaunched(7, INVALID, "operand 3: no", 8, 1), 1),
+    (
+        DRIVER,
+        {**FAILED, "callback_id": 8, "fence_count": 1},
+        messages.FencedLaunched(7, INVALID, "operand 3: no", 8, 1),
+        1,
+    ),
     (CLIENT, {"call": 6, "callback_id": 8}, messages.GetExecutionInfo(6, 8), 0),
     (
         DRIVER,
@@ -291,6 +296,13 @@ MAY_BE_ABSENT = {
     ("Executed", "time_on_device_ns"),
     ("Executed", "time_in_driver_ns"),
     ("Executed", "stages"),
+    ("ExecutionFinished", "shapes"),
+    ("ExecutionFinished", "time_on_device_ns"),
+    ("ExecutionFinished", "time_in_driver_ns"),
+    ("FencedExecutionInfo", "launched_on_device_ns"),
+    ("FencedExecutionInfo", "launched_in_driver_ns"),
+    ("FencedExecutionInfo", "fenced_on_device_ns"),
+    ("FencedExecutionInfo", "fenced_in_driver_ns"),
 }
 
 

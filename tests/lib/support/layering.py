@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "service": BOTH_SIDES,
     "runtime": BOTH_SIDES,
     "importers": ("hal", "validation"),
-    "conformance": ("runtime", "engines", "validation", "memory", "hal"),
+    "conformance": ("runtime", "engines", "validation", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "cli": (EVERYTHING,),
     "observe": (),
