@@ -57,7 +57,7 @@ def judged(target: Any, **fields: Any) -> Result:
     return run_test(testmodels.read(model_lines.add() | fields), target)
 
 
-@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+@pytest.mark.parametrize("path", ["interpreter", "sync", "async", "reusable", "burst"])
 def test_a_model_and_its_variants_pass_on_every_path(path: str) -> None:
     with closing(open_target(path, "reference", "embedded")) as target:
         result = judged(target)
@@ -68,7 +68,7 @@ def test_a_model_and_its_variants_pass_on_every_path(path: str) -> None:
     }
 
 
-@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+@pytest.mark.parametrize("path", PATHS)
 def test_a_model_that_must_fail_and_does_not_is_a_failure(path: str) -> None:
     with closing(open_target(path, "reference", "embedded")) as target:
         result = judged(target, expectFailure=True)

@@ -10,7 +10,19 @@ import pytest
 from support import models
 from support.executors import LIMIT_S, prepared, until
 from support.protocol import Speaker
-from support.sessions import ADD, HELD_ID, NONE, Lent, Running, assert_alive, hold, lend, lend_endless, prepare
+from support.sessions import (
+    ADD,
+    HELD_ID,
+    NONE,
+    Lent,
+    Running,
+    assert_alive,
+    hold,
+    lend,
+    lend_endless,
+    prepare,
+    prepare_message,
+)
 
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DataLocation, ExecutionConfig, MeasureTiming, OutputShape, Priority, Request
@@ -178,6 +190,18 @@ def test_SHP_4_N_FEN_3_a_short_output_is_told_with_all_shapes(greeted: Speaker, 
     assert messages.shapes_from_data(finished.shapes) == (OutputShape((4,), False),)
 
 
+def test_SHP_2_a_shape_is_reported_for_every_output_where_one_was_not_specified(
+    greeted: Speaker, resources: ExitStack
+) -> None:
+    model = models.relus_model(3, (4,))
+    operands = list(model.main.operands)
+    operands[model.main.output_indexes[1]] = replace(operands[model.main.output_indexes[1]], dimensions=(0,))
+    lent = lend(resources, model)
+    begin(greeted, lent, prepare(greeted, replace(model, main=replace(model.main, operands=tuple(operands)))))
+    assert greeted.hear(messages.Reply).status is NONE
+    assert messages.shapes_from_data(greeted.hear(ExecutionFinished).shapes) == (OutputShape((4,)),) * 3
+
+
 def test_SHP_3_N_REQ_5_a_failure_in_the_middle_has_no_shapes_and_no_times(
     greeted: Speaker, resources: ExitStack
 ) -> None:
@@ -225,6 +249,28 @@ def test_QOS_1_executions_of_a_model_of_high_priority_go_before_those_of_a_low_o
     assert [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW]
     gate.go.set()
     assert sorted(greeted.hear(ExecutionFinished).call for _ in range(7)) == [1, 2, 3, 4, 50, 51, 52]
+
+
+def test_QOS_1_preparations_and_reusable_runs_have_their_model_s_priority_as_well(
+    greeted: Speaker, running: Running, adding: Lent
+) -> None:
+    low = prepared_with(running, Priority.LOW)
+    greeted.say(adding.call(messages.CreateExecution, 20, low), adding.fds)
+    execution_id = greeted.hear(messages.ExecutionCreated).execution_id
+    gate = hold(running)
+    for call in range(1, 1 + session_module.POOL_THREADS):
+        begin(greeted, adding, HELD_ID, call)
+        greeted.hear(messages.Reply)
+    waiting = running.session._pool._waiting
+    greeted.say(messages.RunExecution(60, execution_id, -1))
+    greeted.say(prepare_message(61, priority=Priority.HIGH))
+    greeted.say(prepare_message(62, priority=77))  # refused when it is its turn
+    until(lambda: len(waiting) == 3)
+    assert [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW]
+    gate.go.set()
+    answers = [greeted.hear_any() for _ in range(4 + 1 + 2 + 2)]
+    statuses = {type(answer): answer.status for answer in answers if answer.call == 62}  # type: ignore[attr-defined]
+    assert statuses == {messages.PreparedModelReady: INVALID, messages.Reply: INVALID}
 
 
 def prepared_with(running: Running, priority: Priority) -> int:
