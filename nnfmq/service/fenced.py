@@ -1,7 +1,7 @@
 """A fenced execution: it begins when all the fences that it waits for are signalled, and signals one of its own.
 
     waiting ── all signalled ──> queued ──> running ──> over: its fence is SIGNALED, or ERROR
-       └── one fails, the deadline passes, the client is gone ──> over: ERROR, at once
+       └─── one fails, the deadline passes (also in the queue), the client is gone ──> over: ERROR, at once
 
 Waiting takes no thread: the watcher sees the fences, and an alarm the deadline. Nothing that the request refers to is
 touched any more when the fence is signalled, and how it went is known by then (FEN-8, FEN-9). A fence of a driver that
@@ -111,8 +111,7 @@ class FencedExecution:
             if self._plan is None:
                 return  # the client was gone before there was anything to wait for
             self._waiting = set(fences)
-            if fences and self._deadline_ns is not None:
-                self._alarm = watcher.alarm(self._deadline_ns, self._expire)
+            self._set_alarm()
             for fd in fences:
                 self._watches[fd] = watcher.watch(fd, partial(self._look, fd), self._on_bug)
 
@@ -137,10 +136,20 @@ class FencedExecution:
     def _begin(self) -> None:
         """All fences are signalled."""
         self._fenced_ns = monotonic_ns()
-        if self._duration_ns is not None:
-            end_ns = deadline_in(self._duration_ns)
-            self._deadline_ns = end_ns if self._deadline_ns is None else min(self._deadline_ns, end_ns)
+        with self._lock:
+            if self._plan is None:
+                return
+            if self._duration_ns is not None:
+                end_ns = deadline_in(self._duration_ns)
+                self._deadline_ns = end_ns if self._deadline_ns is None else min(self._deadline_ns, end_ns)
+                self._set_alarm()  # it may have to wait for its turn
         self._submit(self.run)
+
+    def _set_alarm(self) -> None:
+        """Let the deadline end the wait; with the lock."""
+        if self._alarm is not None:
+            watcher.cancel(self._alarm)
+        self._alarm = None if self._deadline_ns is None else watcher.alarm(self._deadline_ns, self._expire)
 
     def _expire(self) -> None:
         self.fail(MissedDeadlineTransient("the deadline passed before the execution began"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support import models
-from support.executors import LIMIT_S, until
+from support.executors import LIMIT_S, prepared, until
 from support.protocol import Speaker
 from support.sessions import ADD, HELD_ID, NONE, Lent, Running, assert_alive, hold, lend, lend_endless, prepare
 
@@ -225,6 +225,26 @@ def test_FEN_6_the_deadline_ends_the_wait(client: Client, adding: Lent, own: Fen
     own.signal()
     assert_alive(client.speaker)
     assert adding.result() == [0.0] * 4
+
+
+@pytest.mark.parametrize("limit", ["deadline_ns", "duration_ns"])
+def test_FEN_6_the_limit_ends_the_wait_for_a_thread_as_well(
+    limit: str, client: Client, adding: Lent, running: Running
+) -> None:
+    held = hold(running)
+    busy = [client.launch(adding, HELD_ID)[0] for _ in range(session_module.POOL_THREADS)]
+    now_ns = time.monotonic_ns() if limit == "deadline_ns" else 0
+    fence, callback_id = client.launch(adding, prepared_beside(running), **{limit: now_ns + 50_000_000})
+    assert fence.wait(LIMIT_S) is ERROR
+    assert client.info(callback_id).status is TRANSIENT
+    assert {fence.state for fence in busy} == {ACTIVE}
+    held.go.set()
+    assert {fence.wait(LIMIT_S) for fence in busy} == {SIGNALED}
+
+
+def prepared_beside(running: Running) -> int:
+    """Return a model that was prepared while nobody looked."""
+    return running.session.models.add(prepared(ADD))
 
 
 def test_FEN_6_the_deadline_ends_the_execution(client: Client, adding: Lent, running: Running) -> None:
