@@ -245,8 +245,7 @@ def test_QOS_1_executions_of_a_model_of_high_priority_go_before_those_of_a_low_o
     for call, priority in enumerate([Priority.LOW, Priority.MEDIUM, Priority.HIGH], 50):
         begin(greeted, adding, prepared_with(running, priority), call)
         assert greeted.hear(messages.Reply).call == call
-    until(lambda: len(waiting) == 3)  # the pool is busy with the others
-    assert [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW]
+    until(lambda: [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW])
     gate.go.set()
     assert sorted(greeted.hear(ExecutionFinished).call for _ in range(7)) == [1, 2, 3, 4, 50, 51, 52]
 
@@ -265,8 +264,7 @@ def test_QOS_1_preparations_and_reusable_runs_have_their_model_s_priority_as_wel
     greeted.say(messages.RunExecution(60, execution_id, -1))
     greeted.say(prepare_message(61, priority=Priority.HIGH))
     greeted.say(prepare_message(62, priority=77))  # refused when it is its turn
-    until(lambda: len(waiting) == 3)
-    assert [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW]
+    until(lambda: [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW])
     gate.go.set()
     answers = [greeted.hear_any() for _ in range(4 + 1 + 2 + 2)]
     statuses = {type(answer): answer.status for answer in answers if answer.call == 62}  # type: ignore[attr-defined]
