@@ -241,7 +241,9 @@ def test_QOS_1_executions_of_a_model_of_high_priority_go_before_those_of_a_low_o
     for call in range(1, 1 + session_module.POOL_THREADS):
         begin(greeted, adding, HELD_ID, call)
         greeted.hear(messages.Reply)
-    waiting = running.session._pool._waiting
+    pool = running.session._pool
+    until(lambda: (len(pool._threads), pool._idle, len(pool._waiting)) == (session_module.POOL_THREADS, 0, 0))
+    waiting = pool._waiting
     for call, priority in enumerate([Priority.LOW, Priority.MEDIUM, Priority.HIGH], 50):
         begin(greeted, adding, prepared_with(running, priority), call)
         assert greeted.hear(messages.Reply).call == call
@@ -260,7 +262,9 @@ def test_QOS_1_preparations_and_reusable_runs_have_their_model_s_priority_as_wel
     for call in range(1, 1 + session_module.POOL_THREADS):
         begin(greeted, adding, HELD_ID, call)
         greeted.hear(messages.Reply)
-    waiting = running.session._pool._waiting
+    pool = running.session._pool
+    until(lambda: (len(pool._threads), pool._idle, len(pool._waiting)) == (session_module.POOL_THREADS, 0, 0))
+    waiting = pool._waiting
     greeted.say(messages.RunExecution(60, execution_id, -1))
     greeted.say(prepare_message(61, priority=Priority.HIGH))
     greeted.say(prepare_message(62, priority=77))  # refused when it is its turn
