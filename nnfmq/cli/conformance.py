@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="+")
     parser.add_argument(
         "--path", choices=("interpreter", "sync", "async", "fenced", "reusable", "burst"), default="interpreter",
-        help="the interpreter in this process; or a driver: one message an execution, with a callback, behind a fence, "
-        "a request kept and run twice, or over a burst (default: interpreter)",
+        help="the interpreter in this process, or one of a driver's ways to execute (default: interpreter)",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", default="reference", help="default: reference")
     parser.add_argument(
