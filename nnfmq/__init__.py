@@ -6,8 +6,12 @@
         with model.burst() as burst:
             scores, = burst.execute(image)
 
-Importing this is cheap: what is heavy is imported by the call that needs it.
+Importing this is cheap: all but the errors is imported when its name is first used, and what is heavy by the call that
+needs it.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import (
     DeadObject,
@@ -26,11 +30,13 @@ from nnfmq.hal.errors import (
     ResourceExhaustedPersistent,
     ResourceExhaustedTransient,
 )
-from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.importers import LoadedModel, example_path, load
-from nnfmq.runtime.burst import Burst, ExecutionInfo
-from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
-from nnfmq.runtime.prepared_model import PreparedModel
+
+if TYPE_CHECKING:
+    from nnfmq.hal.tensor_info import TensorInfo
+    from nnfmq.importers import LoadedModel, example_path, load
+    from nnfmq.runtime.burst import Burst, ExecutionInfo
+    from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
+    from nnfmq.runtime.prepared_model import PreparedModel
 
 __all__ = [
     "Burst",
@@ -60,3 +66,23 @@ __all__ = [
     "example_path",
     "load",
 ]
+
+if not TYPE_CHECKING:  # a checker would take any name that is asked of a module with a `__getattr__`
+    _PLACES = {
+        **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst"),
+        **dict.fromkeys(("Client", "Device", "DeviceInfo", "connect"), "nnfmq.runtime.client"),
+        **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
+        "PreparedModel": "nnfmq.runtime.prepared_model",
+        "TensorInfo": "nnfmq.hal.tensor_info",
+    }
+
+    def __getattr__(name):
+        """Import a public name at its first use, and keep it."""
+        if name not in _PLACES:
+            raise AttributeError(f"module 'nnfmq' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+        return value
+
+    def __dir__():
+        """Return what is here, or can be."""
+        return sorted({*globals(), *__all__})
