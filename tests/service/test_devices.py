@@ -219,6 +219,7 @@ def test_operations_can_be_left_out(configured: Any) -> None:
         ('[[device]]\nname = "a"\ncolour = 1\n', "colour"),
         ('[[device]]\nname = "a"\n[device.performance]\nall = { exec_time = 0, power_usage = 1.0 }\n', "exec_time"),
         ('[[device]]\nname = "a"\n[device.performance.types]\nX = { exec_time = 1.0, power_usage = 1.0 }\n', "'X'"),
+        ('[[device]]\nname = "a"\n[[device]]\nname = "a"\n', "'a' is listed twice"),
         ("no toml", "devices.toml"),
     ],
 )
