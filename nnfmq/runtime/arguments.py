@@ -78,10 +78,15 @@ def check_count(kind: str, wanted: Sequence[TensorInfo], given: int) -> None:
         raise InvalidArgument(f"the model has {len(wanted)} {kind}s ({names}); {given} were given")
 
 
+def is_open(info: TensorInfo) -> bool:
+    """Return True where extents, or even the rank, are unknown."""
+    return 0 in info.shape or not (info.shape or info.is_scalar)
+
+
 def require_known(kind: str, infos: Sequence[TensorInfo]) -> None:
     """Raise InvalidArgument where a shape is unknown: a burst lays its memory out once."""
     for info in infos:
-        if 0 in info.shape or not (info.shape or info.is_scalar):
+        if is_open(info):
             raise InvalidArgument(
                 f"{kind} {info.name!r} has the shape {_shown(info.shape)}, which is not fully known: "
                 "a burst needs fixed shapes; use PreparedModel.execute"
