@@ -9,16 +9,26 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
+
+from msgspec.structs import replace
 
 from nnfmq.channel import Channel
 from nnfmq.hal.device import Capabilities
-from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, error_for
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
-from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority
+from nnfmq.hal.types import (
+    DeviceStatus,
+    ExecutionPreference,
+    ExtensionNameAndPrefix,
+    Model,
+    Priority,
+    TokenValuePair,
+)
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
@@ -28,6 +38,9 @@ from nnfmq.runtime.prepared_model import PreparedModel, lent_fds
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.caching import CacheFolder
 
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
 
@@ -189,8 +202,7 @@ class Device:
 
     def supported_operations(self, model: Model | NamedModel, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can run it; blocks."""
-        bare = model if isinstance(model, Model) else model.model
-        data, pools = encode_model(bare)
+        data, pools = encode_model(_bare(model))
         fds = lent_fds(pools)
         message = messages.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
         answer = self._connection.ask(message, messages.SupportedOperations, fds, deadline_after(timeout))
@@ -204,31 +216,116 @@ class Device:
         *,
         preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
         priority: Priority = Priority.MEDIUM,
+        hints: Sequence[TokenValuePair] = (),
+        extensions: Sequence[ExtensionNameAndPrefix] = (),
+        cache_dir: str | os.PathLike[str] | None = None,
+        token: bytes | None = None,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
         timeout: float | None = None,
     ) -> PreparedModel:
         """Let the device validate and compile a model; blocks until it is ready. The caller closes the result.
 
-        `timeout` in seconds is also the preparation's deadline in the driver; None = no limit. Raises InvalidArgument
-        for an invalid model, GeneralFailure for one that the device cannot run, MissedDeadline, DeadObject.
+        With `cache_dir`, a folder that exists, the compilation is taken from its files there if they are what this
+        driver saved, else made anew and saved. `token`, 32 bytes of the application's, stands for this model then; by
+        default the model's content does. What goes wrong with a cache is logged, and changes nothing else.
+
+        `model_cache` and `data_cache` are the HAL's form instead: descriptors, the caller's, as many as `info` says, to
+        which the driver saves under `token`, and to nothing if anything is wrong with them.
+
+        `hints` are for devices that know their extensions, whose prefixes `extensions` names. `timeout` in seconds is
+        also the preparation's deadline in the driver; None = no limit. Raises InvalidArgument for an invalid model or
+        hints, GeneralFailure for a model that the device cannot run, MissedDeadline, DeadObject.
         """
-        bare = model if isinstance(model, Model) else model.model
-        data, pools = encode_model(bare)
-        fds = lent_fds(pools)
+        if cache_dir is not None and (model_cache or data_cache):
+            raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
+        data, pools = encode_model(_bare(model))
         deadline_ns = deadline_after(timeout)
+        files = messages.CachesData(token or b"", len(model_cache), len(data_cache))
         message = messages.PrepareModel(
-            self._connection.new_call(),
+            0,  # its number comes when it is sent
             self.info.name,
             preference,
             priority,
             -1 if deadline_ns is None else deadline_ns,
             data,
-            len(fds),
+            len(pools),
+            files,
+            *messages.hints_to_data(hints, extensions),
         )
-        inputs, outputs = _described(bare, self.info) if isinstance(model, Model) else (model.inputs, model.outputs)
-        prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
+        fds = [*lent_fds(pools), *model_cache, *data_cache]
+        if cache_dir is None:
+            return self._prepare(message, fds, model, deadline_ns)
+        from nnfmq.runtime.caching import CacheFolder, model_token
+
+        own = model_token(message, pools) if token is None else token
+        return self._prepare_in(CacheFolder.of(cache_dir, self.info, message, own), message, fds, model, deadline_ns)
+
+    def _prepare_in(
+        self,
+        folder: CacheFolder,
+        message: messages.PrepareModel,
+        fds: Sequence[int],
+        model: Model | NamedModel,
+        deadline_ns: int | None,
+    ) -> PreparedModel:
+        """Try the folder's files first, and on any failure prepare afresh, with fresh ones (CACHE-11)."""
+        with folder.saved_files() as saved:
+            if saved is not None:
+                try:
+                    return self._prepare_from_cache(folder.token, saved, model, deadline_ns)
+                except NnfmqError as error:
+                    _log.info("preparing afresh, since the cache cannot be used: %s", error)
+        with folder.fresh_files() as fresh:
+            files = messages.CachesData(folder.token, *map(len, fresh))
+            message = replace(message, caches=files)
+            return self._prepare(message, [*fds, *fresh.model, *fresh.data], model, deadline_ns)
+
+    def prepare_from_cache(
+        self,
+        token: bytes,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        *,
+        model: Model | NamedModel | None = None,
+        timeout: float | None = None,
+    ) -> PreparedModel:
+        """Prepare what was saved under `token`, as the HAL's prepareModelFromCache; blocks. The caller closes it.
+
+        The files are descriptors that stay the caller's: as many as `info` says, open for reading and writing. `model`
+        only describes the inputs and outputs: without it the result takes `execute_request` and `request_burst` alone.
+        Raises InvalidArgument for other files or a token that has not 32 bytes, GeneralFailure for whatever is not
+        exactly what this driver saved, MissedDeadline, DeadObject.
+        """
+        return self._prepare_from_cache(token, (model_cache, data_cache), model, deadline_after(timeout))
+
+    def _prepare_from_cache(
+        self,
+        token: bytes,
+        files: tuple[Sequence[int], Sequence[int]],
+        model: Model | NamedModel | None,
+        deadline_ns: int | None,
+    ) -> PreparedModel:
+        caches = messages.CachesData(token, *map(len, files))
+        message = messages.PrepareModelFromCache(0, self.info.name, -1 if deadline_ns is None else deadline_ns, caches)
+        return self._prepare(message, [*files[0], *files[1]], model, deadline_ns)
+
+    def _prepare(
+        self,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        fds: Sequence[int],
+        model: Model | NamedModel | None,
+        deadline_ns: int | None,
+    ) -> PreparedModel:
+        """Send either call, under a number of its own, and return what the driver made."""
+        prepared = PreparedModel(self._connection, None, *_described(model, self.info))
         try:
             self._connection.call(
-                message, messages.PreparedModelReady, fds, deadline_ns, on_answer=prepared.take_answer
+                replace(message, call=self._connection.new_call()),
+                messages.PreparedModelReady,
+                fds,
+                deadline_ns,
+                on_answer=prepared.take_answer,
             )
         except BaseException:
             prepared.close()  # the driver may have made it just before a signal came
@@ -236,7 +333,17 @@ class Device:
         return prepared
 
 
-def _described(model: Model, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+def _bare(model: Model | NamedModel) -> Model:
+    return model if isinstance(model, Model) else model.model
+
+
+def _described(
+    model: Model | NamedModel | None, device: DeviceInfo
+) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    if model is None:
+        return (), ()
+    if not isinstance(model, Model):
+        return tuple(model.inputs), tuple(model.outputs)
     main, types = model.main, extension_types(model, device)
     inputs = [describe(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
     outputs = [describe(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]

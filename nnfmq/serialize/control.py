@@ -41,6 +41,7 @@ from nnfmq.serialize.messages import (
     Message,
     PreparedModelReady,
     PrepareModel,
+    PrepareModelFromCache,
     Refused,
     ReleaseModel,
     Reply,
@@ -85,6 +86,7 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     SetDeviceStatus: (Reply,),
     GetSupportedOperations: (SupportedOperations,),
     PrepareModel: (PreparedModelReady, Reply),
+    PrepareModelFromCache: (PreparedModelReady, Reply),
     ReleaseModel: (Reply,),
     Execute: (Executed,),
     ConfigureBurst: (BurstConfigured,),
@@ -120,7 +122,8 @@ TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
 # How many descriptors come with a message: a number, or the field that says it (itself a number, or a list of them).
 FILE_DESCRIPTORS: dict[type[Message], int | str] = {
     GetSupportedOperations: "pool_count",
-    PrepareModel: "pool_count",
+    PrepareModel: "fd_count",
+    PrepareModelFromCache: "fd_count",
     ConfigureBurst: 2,
     Memories: "sizes",
     Execute: "pool_sizes",

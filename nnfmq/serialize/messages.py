@@ -14,18 +14,20 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from nnfmq.hal.device import Capabilities
+from nnfmq.hal.device import MAX_NUMBER_OF_CACHE_FILES, Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
     ExecutionConfig,
+    ExtensionNameAndPrefix,
     MeasureTiming,
     OperandType,
     OutputShape,
     Pool,
     Request,
     RequestArgument,
+    TokenValuePair,
 )
 from nnfmq.serialize.stages import STAGE_SLOTS
 
@@ -45,6 +47,7 @@ Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 FdCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FDS)]
 Sizes: TypeAlias = Annotated[tuple[U63, ...], Meta(max_length=MAX_FDS)]
+CacheFileCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER_OF_CACHE_FILES)]
 Dimensions: TypeAlias = Annotated[tuple[U32, ...], Meta(max_length=1024)]
 
 
@@ -72,7 +75,7 @@ class ExtensionData(_Data, frozen=True):
 
 
 class DeviceInfo(_Data, frozen=True):
-    """One device of the driver, with the extensions that it supports."""
+    """One device of the driver, with the extensions that it supports and how many cache files it needs."""
 
     name: Name
     type: DeviceType
@@ -80,6 +83,8 @@ class DeviceInfo(_Data, frozen=True):
     feature_level: U32
     status: DeviceStatus
     extensions: Annotated[tuple[ExtensionData, ...], Meta(max_length=1024)]
+    model_cache_files: CacheFileCount = 0
+    data_cache_files: CacheFileCount = 0
 
 
 class PerformanceData(_Data, frozen=True):
@@ -185,6 +190,14 @@ class ConfigData(_Data, frozen=True):
     extensions: Prefixes = ()
 
 
+class CachesData(_Data, frozen=True):
+    """The cache files beside a message, behind its pools: those of the model, then those of the data."""
+
+    token: Annotated[bytes, Meta(max_length=MAX_NAME)] = b""
+    model_count: FdCount = 0
+    data_count: FdCount = 0
+
+
 def request_to_data(request: Request) -> RequestData:
     """Return the wire form of a request, without its pools; raises InvalidArgument for numbers out of range."""
     sizes = tuple(pool.size_bytes for pool in request.pools)
@@ -218,6 +231,29 @@ def config_to_data(config: ExecutionConfig) -> ConfigData:
 def config_from_data(data: ConfigData) -> ExecutionConfig:
     """Return the hal form of a received configuration."""
     return msgspec.convert(data, ExecutionConfig, from_attributes=True)
+
+
+def hints_to_data(
+    hints: Sequence[TokenValuePair], extensions: Sequence[ExtensionNameAndPrefix]
+) -> tuple[Hints, Prefixes]:
+    """Return the wire form of hints and of the prefixes in them; raises InvalidArgument for what cannot be sent."""
+    try:
+        return (
+            msgspec.convert(tuple(hints), Hints, from_attributes=True),
+            msgspec.convert(tuple(extensions), Prefixes, from_attributes=True),
+        )
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the hints cannot be written: {error}") from error
+
+
+def hints_from_data(
+    hints: Hints, extensions: Prefixes
+) -> tuple[tuple[TokenValuePair, ...], tuple[ExtensionNameAndPrefix, ...]]:
+    """Return the hal form of received hints."""
+    return (
+        msgspec.convert(hints, tuple[TokenValuePair, ...], from_attributes=True),
+        msgspec.convert(extensions, tuple[ExtensionNameAndPrefix, ...], from_attributes=True),
+    )
 
 
 def capabilities_to_data(capabilities: Capabilities) -> CapabilitiesData:
@@ -338,7 +374,10 @@ class SupportedOperations(Call, frozen=True):
 
 
 class PrepareModel(Call, frozen=True):
-    """Prepare a model for execution; `deadline_ns` -1 = none; `pool_count` pools of the model come beside it."""
+    """Prepare a model for execution; `deadline_ns` -1 = none; `pool_count` pools of the model come beside it.
+
+    Its compilation is saved to the cache files that come after them, if any.
+    """
 
     device: Name
     preference: I32
@@ -346,6 +385,27 @@ class PrepareModel(Call, frozen=True):
     deadline_ns: I64
     model: bytes
     pool_count: FdCount = 0
+    caches: CachesData = CachesData()
+    hints: Hints = ()
+    extensions: Prefixes = ()
+
+    @property
+    def fd_count(self) -> int:
+        """Pools and cache files."""
+        return self.pool_count + self.caches.model_count + self.caches.data_count
+
+
+class PrepareModelFromCache(Call, frozen=True):
+    """Prepare the model whose compilation was saved to the files beside it; `deadline_ns` -1 = none."""
+
+    device: Name
+    deadline_ns: I64
+    caches: CachesData
+
+    @property
+    def fd_count(self) -> int:
+        """All cache files."""
+        return self.caches.model_count + self.caches.data_count
 
 
 class Reply(Answer, frozen=True):
@@ -353,7 +413,7 @@ class Reply(Answer, frozen=True):
 
 
 class PreparedModelReady(Answer, frozen=True):
-    """The callback of PrepareModel: exactly once, and before the Reply if that is an error; `model_id` is then 0."""
+    """The callback of both preparations: exactly once, before the Reply if that is an error; `model_id` is then 0."""
 
     model_id: U63
 

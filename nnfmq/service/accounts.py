@@ -57,6 +57,11 @@ class MemoryAccount:
         self._lock = threading.RLock()  # the collector may drop a memory in the thread that holds it
         self.held_bytes = 0
 
+    @property
+    def free_bytes(self) -> int:
+        """How much more may be charged, at this moment."""
+        return max(self._limit - self.held_bytes, 0)
+
     def adopt(self, fd: int, size_bytes: int | None = None) -> Memory:
         """Take over a received fd as `Memory.adopt` does, and charge it until it is closed.
 

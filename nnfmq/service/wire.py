@@ -19,7 +19,7 @@ NO_DEADLINE = -1
 class PrivatePool:
     """A pool's bytes where no peer can change them."""
 
-    data: bytes
+    data: bytes | memoryview
 
     @property
     def size_bytes(self) -> int:
@@ -29,7 +29,7 @@ class PrivatePool:
     @property
     def view(self) -> memoryview:
         """The bytes, read-only."""
-        return memoryview(self.data)
+        return memoryview(self.data).toreadonly()
 
 
 def private_pools(memories: Sequence[Memory]) -> tuple[PrivatePool, ...]:
