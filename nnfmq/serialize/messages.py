@@ -9,7 +9,7 @@ docs/protocol.md describes the same for readers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -198,16 +198,18 @@ class CachesData(_Data, frozen=True):
     data_count: FdCount = 0
 
 
+def _to_data(value: Any, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the {what} cannot be written: {error}") from error
+
+
 def request_to_data(request: Request) -> RequestData:
     """Return the wire form of a request, without its pools; raises InvalidArgument for numbers out of range."""
     sizes = tuple(pool.size_bytes for pool in request.pools)
-    try:
-        inputs, outputs = (
-            msgspec.convert(arguments, tuple[ArgumentData, ...], from_attributes=True)
-            for arguments in (request.inputs, request.outputs)
-        )
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the request cannot be written: {error}") from error
+    sides = (request.inputs, request.outputs)
+    inputs, outputs = (_to_data(arguments, tuple[ArgumentData, ...], "request") for arguments in sides)
     return RequestData(inputs, outputs, sizes)
 
 
@@ -222,10 +224,7 @@ def request_from_data(data: RequestData, pools: Sequence[Pool]) -> Request:
 
 def config_to_data(config: ExecutionConfig) -> ConfigData:
     """Return the wire form of a configuration; raises InvalidArgument for numbers out of range."""
-    try:
-        return msgspec.convert(config, ConfigData, from_attributes=True)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the configuration cannot be written: {error}") from error
+    return _to_data(config, ConfigData, "configuration")
 
 
 def config_from_data(data: ConfigData) -> ExecutionConfig:
@@ -236,14 +235,8 @@ def config_from_data(data: ConfigData) -> ExecutionConfig:
 def hints_to_data(
     hints: Sequence[TokenValuePair], extensions: Sequence[ExtensionNameAndPrefix]
 ) -> tuple[Hints, Prefixes]:
-    """Return the wire form of hints and of the prefixes in them; raises InvalidArgument for what cannot be sent."""
-    try:
-        return (
-            msgspec.convert(tuple(hints), Hints, from_attributes=True),
-            msgspec.convert(tuple(extensions), Prefixes, from_attributes=True),
-        )
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the hints cannot be written: {error}") from error
+    """Return the wire form of hints and of the prefixes in them; raises InvalidArgument for numbers out of range."""
+    return _to_data(tuple(hints), Hints, "hints"), _to_data(tuple(extensions), Prefixes, "extensions")
 
 
 def hints_from_data(
@@ -268,10 +261,7 @@ def capabilities_from_data(data: CapabilitiesData) -> Capabilities:
 
 def shapes_to_data(shapes: Sequence[OutputShape]) -> tuple[ShapeData, ...]:
     """Return the wire form of output shapes; raises InvalidArgument for numbers out of range."""
-    try:
-        return msgspec.convert(shapes, tuple[ShapeData, ...], from_attributes=True)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the output shapes cannot be written: {error}") from error
+    return _to_data(shapes, tuple[ShapeData, ...], "output shapes")
 
 
 def shapes_from_data(shapes: Sequence[ShapeData]) -> tuple[OutputShape, ...]:

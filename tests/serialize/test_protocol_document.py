@@ -32,6 +32,7 @@ DATA = (
     messages.ConfigData,
     messages.HintData,
     messages.PrefixData,
+    messages.CachesData,
     messages.ShapeData,
 )
 
