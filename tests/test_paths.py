@@ -89,7 +89,9 @@ def test_a_directory_that_others_may_enter_is_refused_with_the_remedy(mode: int,
     directory = tmp_path / "open"
     directory.mkdir()
     directory.chmod(mode)
-    with pytest.raises(DeviceUnavailable, match=f"mode {mode:04o}.*set XDG_RUNTIME_DIR, NNFMQ_SOCKET or XDG_STATE_HOME"):
+    with pytest.raises(
+        DeviceUnavailable, match=f"mode {mode:04o}.*set XDG_RUNTIME_DIR, NNFMQ_SOCKET or XDG_STATE_HOME"
+    ):
         paths.check_directory(directory)
 
 

@@ -110,7 +110,7 @@ class CacheFolder:
                 _log.warning("nothing is cached: there is no folder %s", path.parent)
             return None
         except OSError as error:
-            _log.warning("nothing is cached: %s", error)
+            _log.warning("cache files cannot be %s: %s", "made" if flags & os.O_CREAT else "opened", error)
             return None
         return Files(opened[: len(self.model)], opened[len(self.model) :])
 

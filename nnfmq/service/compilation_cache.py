@@ -159,6 +159,8 @@ def save(
     """Write what `contents` returns, None for nothing, to the client's files; blocks. Raises nothing of its own."""
     try:
         files.check(needed)
+        for fd in files.fds:
+            os.ftruncate(fd, 0)  # whatever comes now, what was there is not what is asked to be saved
         _save(files, identity, contents())
     except (NnfmqError, OSError) as error:
         _log.warning("a compilation for device %s was not saved: %s", identity.name, error)
@@ -167,8 +169,6 @@ def save(
 
 
 def _save(files: CacheFiles, identity: Identity, contents: CacheContents | None) -> None:
-    for fd in files.fds:
-        os.ftruncate(fd, 0)  # whatever comes now, what was there is not what is asked to be saved
     if contents is None:
         _log.info("device %s does not save this model", identity.name)
         return
@@ -217,8 +217,8 @@ def open_files(
     """
     if needed == NumberOfCacheFiles():
         raise GeneralFailure(f"device {identity.name!r} caches nothing")
-    files.check(needed)
     try:
+        files.check(needed)
         read = _read_all(files, limit_bytes)
     except OSError as error:
         raise GeneralFailure(f"a cache file cannot be read: {error}") from error

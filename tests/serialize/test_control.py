@@ -96,7 +96,8 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         CLIENT,
         {
             "call": 3, "device": "reference", "preference": 99, "priority": -1, "deadline_ns": -1, "model": b"m",
-            "pool_count": 1, "caches": [b"tk", 2, 1], "hints": [[0x10001, b"h"]], "extensions": [["com.example.one", 1]],
+            "pool_count": 1, "caches": [b"tk", 2, 1], "hints": [[0x10001, b"h"]],
+            "extensions": [["com.example.one", 1]],
         },
         messages.PrepareModel(
             3, "reference", 99, -1, -1, b"m", 1, messages.CachesData(b"tk", 2, 1), (messages.HintData(0x10001, b"h"),),

@@ -139,9 +139,7 @@ class CachingClient:
         self.speaker.say(messages.PrepareModel(next(self._calls), **fields), [*model_fds, *data_fds])
         return self._outcome()
 
-    def load(
-        self, files: Paths, token: bytes = TOKEN, modes: dict[int, int] | None = None, **changes: Any
-    ) -> Loaded:
+    def load(self, files: Paths, token: bytes = TOKEN, modes: dict[int, int] | None = None, **changes: Any) -> Loaded:
         """Prepare what was saved."""
         with ExitStack() as stack:
             return self.load_from(*files.open(stack, modes), token=token, **changes)
