@@ -224,7 +224,8 @@ def request_from_data(data: RequestData, pools: Sequence[Pool]) -> Request:
 
 def config_to_data(config: ExecutionConfig) -> ConfigData:
     """Return the wire form of a configuration; raises InvalidArgument for numbers out of range."""
-    return _to_data(config, ConfigData, "configuration")
+    data: ConfigData = _to_data(config, ConfigData, "configuration")
+    return data
 
 
 def config_from_data(data: ConfigData) -> ExecutionConfig:
@@ -261,7 +262,8 @@ def capabilities_from_data(data: CapabilitiesData) -> Capabilities:
 
 def shapes_to_data(shapes: Sequence[OutputShape]) -> tuple[ShapeData, ...]:
     """Return the wire form of output shapes; raises InvalidArgument for numbers out of range."""
-    return _to_data(shapes, tuple[ShapeData, ...], "output shapes")
+    data: tuple[ShapeData, ...] = _to_data(shapes, tuple[ShapeData, ...], "output shapes")
+    return data
 
 
 def shapes_from_data(shapes: Sequence[ShapeData]) -> tuple[OutputShape, ...]:
