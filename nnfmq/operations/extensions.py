@@ -99,13 +99,14 @@ def install(extension: VendorExtension) -> None:
         raise InvalidArgument(f"extension {extension.name} is installed already")
     _require_own(extension)
     place = _Place(extension.name, _numbers.prefix(extension.name))
-    for element in extension.types:
-        type = place.learn(element.type)
-        EXTENSION_ELEMENTS[type] = element.information
-        NUMPY_TYPES[type] = np.dtype(element.dtype)
-    for declaration in extension.declarations:
-        code = place.learn(declaration.code)  # first: the declaration below gets the name
-        REGISTRY[code] = place.declaration(declaration)
+    types = {place.learn(element.type): element for element in extension.types}
+    operations = {place.learn(declaration.code): declaration for declaration in extension.declarations}
+    elements = {code: element.information for code, element in types.items()}
+    dtypes = {code: np.dtype(element.dtype) for code, element in types.items()}
+    declarations = {code: place.declaration(declaration) for code, declaration in operations.items()}
+    EXTENSION_ELEMENTS.update(elements)  # all of it, or nothing where something above raised
+    NUMPY_TYPES.update(dtypes)
+    REGISTRY.update(declarations)
     INSTALLED[extension.name] = extension
 
 

@@ -19,7 +19,15 @@ from msgspec.structs import replace
 
 from nnfmq.channel import Channel
 from nnfmq.hal.device import Capabilities
-from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, error_for
+from nnfmq.hal.errors import (
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    NnfmqError,
+    ProtocolError,
+    error_for,
+)
 from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import (
     DeviceStatus,
@@ -32,7 +40,6 @@ from nnfmq.hal.types import (
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.extensions import extension_types
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel, lent_fds
 from nnfmq.serialize import messages
@@ -202,12 +209,16 @@ class Device:
 
     def supported_operations(self, model: Model | NamedModel, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can run it; blocks."""
-        data, pools = encode_model(_bare(model))
+        bare = _bare(model)
+        data, pools = encode_model(bare)
         fds = lent_fds(pools)
         message = messages.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
         answer = self._connection.ask(message, messages.SupportedOperations, fds, deadline_after(timeout))
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
+        if len(answer.supported) != len(bare.main.operations):
+            counts = f"{len(answer.supported)} operations of a model that has {len(bare.main.operations)}"
+            raise ProtocolError(f"the driver answers for {counts}")
         return list(answer.supported)
 
     def prepare(
@@ -334,7 +345,10 @@ class Device:
 
 
 def _bare(model: Model | NamedModel) -> Model:
-    return model if isinstance(model, Model) else model.model
+    bare = model if isinstance(model, Model) else getattr(model, "model", None)
+    if not isinstance(bare, Model):
+        raise InvalidArgument(f"N-VAL-24: a {type(model).__name__} is no model")
+    return bare
 
 
 def _described(
@@ -344,7 +358,11 @@ def _described(
         return (), ()
     if not isinstance(model, Model):
         return tuple(model.inputs), tuple(model.outputs)
-    main, types = model.main, extension_types(model, device)
+    main, types = model.main, None
+    if model.extensions:  # few models name any
+        from nnfmq.runtime.extensions import extension_types
+
+        types = extension_types(model, device)
     inputs = [describe(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
     outputs = [describe(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
     return tuple(inputs), tuple(outputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, ProtocolError
-from nnfmq.hal.extensions import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type
+from nnfmq.hal.extensions import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import Model, OperandType
 from nnfmq.serialize.messages import DeviceInfo, OperandTypeData
@@ -29,6 +29,7 @@ def extension_types(model: Model, device: DeviceInfo) -> dict[OperandType, Eleme
     known = {
         OperandType(extension_code(entry.prefix, kind.type, prefix_bits=HIDL_PREFIX_BITS)): _element(entry.name, kind)
         for entry in model.extensions
+        if entry.prefix  # what is wrong with the model, the driver says
         for kind in stated.get(entry.name, ())
     }
     _require_known(model, known, device)
@@ -39,7 +40,7 @@ def _require_known(model: Model, known: dict[OperandType, ElementInfo], device: 
     names = {entry.prefix: entry.name for entry in model.extensions}
     for index in (*model.main.input_indexes, *model.main.output_indexes):
         code = model.main.operands[index].type
-        name = names.get(extension_prefix(code))
+        name = names.get(extension_prefix(code)) if is_extension(code) else None
         if name is not None and code not in known:
             text = f"operand {index}: device {device.name} has no type {extension_type(code)} of extension {name}"
             raise GeneralFailure(f"{text}; its extensions are: {[extension.name for extension in device.extensions]}")

@@ -61,7 +61,7 @@ class _Data(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class OperandTypeData(_Data, frozen=True):
     """One operand type of an extension; `dtype` is numpy's name of its elements."""
 
-    type: U32
+    type: Annotated[int, Meta(ge=0, le=2**16 - 1)]
     is_tensor: bool
     byte_size: U32
     dtype: Name

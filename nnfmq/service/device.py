@@ -30,7 +30,6 @@ from nnfmq.hal.types import (
     Subgraph,
     TokenValuePair,
 )
-from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
 from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
@@ -83,9 +82,10 @@ class Device:
         return ()
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        """Return True if this device can execute `operation`, one of `subgraph`'s, in `model`; not IF or WHILE.
+        """Return True if this device can execute `operation`, one of `subgraph`'s, in `model`, which is valid.
 
-        The model is valid. False whenever unsure (SUP-1): types, parameters and sizes are all good reasons (SUP-3).
+        The driver itself looks at all that an IF or a WHILE calls (SUP-4). False whenever unsure (SUP-1): types,
+        parameters and sizes are all good reasons (SUP-3).
         """
         raise NotImplementedError
 
@@ -171,7 +171,7 @@ class Device:
         ]
 
     def _can(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        return operation.type in FIRST_OUTER_INPUT or bool(self.supports(model, subgraph, operation))
+        return bool(self.supports(model, subgraph, operation))
 
     def check_preparation(
         self,

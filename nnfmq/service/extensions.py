@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.operations.extensions import VendorExtension, install
-from nnfmq.operations.signature import Declaration, Plan, Run
+from nnfmq.operations.signature import Declaration, Plan
 from nnfmq.validation.values import validate_extension
 
 GROUP = "nnfmq.operations"
@@ -57,26 +58,30 @@ def _install_one(name: str, entries: Sequence[EntryPoint]) -> None:
 
 
 def _install(name: str, extension: VendorExtension, count: int) -> None:
-    try:
+    with _left_out_on_failure(name):
         install(_guarded(extension))
-    except InvalidArgument as error:
-        _log.warning("extension %s is left out: %s", name, error)
-    else:
         if count > 1:
             _log.warning("extension %s is given by %d plug-ins; the first one is used", name, count)
 
 
 def _loaded(entry: EntryPoint) -> VendorExtension | None:
-    """Return what a plug-in gives, or None and a log line: whatever its code does must not stop the driver."""
+    """Return what a plug-in gives, or None and a log line."""
     threads = _thread_count()
-    try:
+    with _left_out_on_failure(_origin(entry)):
         extension = _validated(entry.name, entry.load())
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a vendor's code may raise anything
-        _log.warning("extension %s is left out: %s: %s", _origin(entry), type(error).__name__, error)
-        return None
-    if _thread_count() > threads:  # a process that forks must have one, and there is no way to end another's
-        _log.error("extension %s started threads when it was imported: this driver cannot go on", _origin(entry))
-    return extension
+        if _thread_count() > threads:  # a process that forks must have one, and there is no way to end another's
+            _log.error("extension %s started threads when it was imported: this driver cannot go on", _origin(entry))
+        return extension
+    return None
+
+
+@contextmanager
+def _left_out_on_failure(what: str) -> Iterator[None]:
+    """Log whatever the block raises: nothing that a vendor's code does must stop the driver."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        _log.warning("extension %s is left out: %s: %s", what, type(error).__name__, error)
 
 
 def _origin(entry: EntryPoint) -> str:
@@ -101,32 +106,31 @@ def _validated(name: str, extension: object) -> VendorExtension:
 
 def _guarded(extension: VendorExtension) -> VendorExtension:
     """Return `extension` with functions that fail in the HAL's way, whatever they raise."""
-    return replace(extension, declarations=tuple(_guarded_declaration(d) for d in extension.declarations))
+    declarations = (_guarded_declaration(f"{extension.name}.{d.name}", d) for d in extension.declarations)
+    return replace(extension, declarations=tuple(declarations))
 
 
-def _guarded_declaration(declaration: Declaration) -> Declaration:
-    def plan_of(plan: Plan) -> Plan:
-        def guarded_plan(*tensors: Any, **controls: Any) -> Run:
-            return _guarded_call(declaration.name, _call(declaration.name, plan, *tensors, **controls))
-
-        return guarded_plan
-
+def _guarded_declaration(name: str, declaration: Declaration) -> Declaration:
     variants = tuple(
-        variant if variant.plan is None else replace(variant, plan=plan_of(variant.plan))
+        variant if variant.plan is None else replace(variant, plan=_guarded_plan(name, variant.plan))
         for variant in declaration.variants
     )
-    return replace(declaration, shape=_guarded_call(declaration.name, declaration.shape), variants=variants)
+    return replace(declaration, shape=_guarded_call(name, declaration.shape), variants=variants)
+
+
+def _guarded_plan(name: str, plan: Plan) -> Plan:
+    guarded = _guarded_call(name, plan)
+    return lambda *tensors, **controls: _guarded_call(name, guarded(*tensors, **controls))
 
 
 def _guarded_call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arguments, **named: _call(name, function, *arguments, **named)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except (NnfmqError, MemoryError):
+            raise
+        except Exception as error:
+            _log.exception("the plug-in of %s failed", name)
+            raise GeneralFailure(f"the plug-in of {name} failed: {error!r}") from error
 
-
-def _call(name: str, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-    try:
-        return function(*arguments, **named)
-    except (NnfmqError, MemoryError):
-        raise
-    except Exception as error:
-        _log.exception("%s failed", name)
-        raise GeneralFailure(f"{name} failed: {error!r}") from error
+    return call

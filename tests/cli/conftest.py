@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import nnfmq
+from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, PerformanceInfo, make_capabilities, update
+from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import DeviceStatus, OperandType
 
 
 @dataclass
@@ -66,6 +69,8 @@ class Fake(Managed):
     executed: list[tuple[np.ndarray[Any, Any], ...]] = field(default_factory=list)
     connected: list[tuple[Any, Any]] = field(default_factory=list)
     last: Last | None = None
+    made: list[tuple[str, DeviceStatus]] = field(default_factory=list)
+    asked: DeviceInfo | None = None
 
     def connect(self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0) -> Self:
         self.connected.append((path, embedded))
@@ -81,7 +86,19 @@ class Fake(Managed):
         return self.known
 
     def device(self, name: str) -> Self:
+        self.asked = next(info for info in self.known if info.name == name)
         return self
+
+    def set_device_status(self, name: str, status: DeviceStatus) -> None:
+        self.made.append((name, status))
+        for info in self.known:
+            info.status = status if info.name == name else info.status
+
+    def capabilities(self) -> Capabilities:
+        assert self.asked is not None
+        if self.asked.status:
+            raise DeviceUnavailable("busy")
+        return update(make_capabilities(CPU_PERFORMANCE), [OperandType.TENSOR_FLOAT32], PerformanceInfo(0.25, 2.0))
 
     def prepare(self, model: object, **_: object) -> Self:
         return self

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nnfmq.cli import main
+from nnfmq.hal.types import DeviceStatus
 
 
 def test_devices_are_listed_by_the_names_of_the_hal(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,3 +51,37 @@ def test_a_number_without_a_name_stays_a_number(fake: Any, capsys: pytest.Captur
     fake.known[0].type = 77
     assert main(["devices", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["devices"][0]["type"] == "77"
+
+
+def test_CAP_3_capabilities_are_told_together_where_they_are_equal(
+    fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", "--capabilities"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["reference", "1", "1", "everything", "else"] in lines
+    assert ["reference", "0.25", "2", "TENSOR_FLOAT32"] in lines
+
+
+def test_CAP_5_json_holds_every_figure(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--capabilities", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["devices"][0]["capabilities"]
+    assert figures["TENSOR_FLOAT32"] == {"exec_time": 0.25, "power_usage": 2.0}
+    assert figures["IF"] == figures["WHILE"] == figures["BOOL"] == {"exec_time": 1.0, "power_usage": 1.0}
+
+
+@pytest.mark.parametrize("status", ["BUSY", "offline"])
+def test_DEV_14_a_status_is_set_before_anything_is_printed(
+    fake: Any, status: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", "--set", f"reference={status}", "--capabilities"]) == 0
+    assert fake.made == [("reference", DeviceStatus[status.upper()])]
+    assert f"{status.upper()}: not to be asked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["reference", "=BUSY", "reference=UNKNOWN", "reference=ASLEEP"])
+def test_what_is_no_status_of_a_device_is_a_wrong_command(
+    fake: Any, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", "--set", text]) == 2
+    assert "is not DEVICE=STATUS with a status of AVAILABLE, BUSY, OFFLINE" in capsys.readouterr().err
+    assert fake.made == []

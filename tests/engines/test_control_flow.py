@@ -29,7 +29,17 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
 )
-from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OperationType, OutputShape
+from nnfmq.hal.types import (
+    ExtensionNameAndPrefix,
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    OutputShape,
+)
+from nnfmq.service.devices import load_devices
 from nnfmq.validation import validate_model
 
 IF, WHILE, ADD = OperationType.IF, OperationType.WHILE, OperationType.ADD
@@ -341,3 +351,18 @@ def test_a_condition_in_anothers_memory_is_read_once() -> None:
 
     assert result(prepared(branching()), YES.view(Flickering), X, Y) == [11, 22]
     assert Flickering.reads == 1
+
+
+def test_EXT_5_SUP_4_an_operand_of_an_unknown_type_cannot_be_handed_on() -> None:
+    """An extension's operand that no operation reads: nothing but IF says that it is not supported."""
+    parts, foreign = Parts(), Operand(OperandType(7 << 16))
+    none, raw = scalar(0)
+    operands = [*inputs(REAL, REAL, foreign), none, output(REAL)]
+    branches = [named(parts.add(operands, [Operation(ADD, (0, 1, 3), (4,))], c3=raw)) for _ in range(2)]
+    main = [*inputs(TRUTH), *branches, *inputs(REAL, REAL, foreign), output(REAL)]
+    model = parts.model(main, [Operation(IF, (0, 1, 2, 3, 4, 5), (6,))])
+    model = replace(model, extensions=(ExtensionNameAndPrefix("com.example.one", 7),))
+    assert validate_model(model) == 4
+    assert load_devices()["reference"]._supported(model) == [False]
+    with pytest.raises(GeneralFailure, match="operands of type EXTENSION_0x70000 are not supported"):
+        interpreter.prepare(model)

@@ -172,3 +172,21 @@ def test_a_result_larger_than_its_room_is_refused() -> None:
     arguments.check_room([OPEN], places, [(2, 3)])
     with pytest.raises(ProtocolError, match="states 3x3 for output 'open', which had 24 bytes"):
         arguments.check_room([OPEN], places, [(3, 3)])
+
+
+SCALAR = TensorInfo("n", (), "int64", is_scalar=True)
+
+
+def test_a_scalar_is_fully_known() -> None:
+    arguments.require_known("input", [SCALAR])
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.int8(3), np.array(3)])
+def test_a_scalar_takes_a_number(value: Any) -> None:
+    assert arguments.checked_array(SCALAR, value).shape == ()
+
+
+@pytest.mark.parametrize("value", [[3], np.int64([[3]]), []])
+def test_a_scalar_takes_no_array(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match="'n' has shape scalar"):
+        arguments.checked_array(SCALAR, value)

@@ -11,7 +11,16 @@ from support.control_flow_models import COUNT, REAL, TRUTH, branching, counting,
 from support.small_models import with_main, with_operand, with_operation
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import ChannelQuant, DataLocation, LifeTime, Model, OperandType, OperationType, Subgraph
+from nnfmq.hal.types import (
+    ChannelQuant,
+    DataLocation,
+    ExtensionNameAndPrefix,
+    LifeTime,
+    Model,
+    OperandType,
+    OperationType,
+    Subgraph,
+)
 from nnfmq.validation import validate_model
 
 Q8 = OperandType.TENSOR_QUANT8_ASYMM
@@ -52,6 +61,28 @@ def without_first_input(model: Model, number: int) -> Model:
 @pytest.mark.parametrize("make", [branching, counting])
 def test_VAL_2_control_flow_needs_1_3(make: Callable[[], Model]) -> None:
     assert validate_model(make()) == 4
+
+
+# -- operands of an extension's type, whose owner checks them ----------------------------------------------------------
+
+
+def with_extension(data: bytes) -> Model:
+    """Return IF whose last input is of an unknown extension's type, with `data`, and without in both branches."""
+    model, kind = branching(), OperandType(7 << 16)
+    model = with_operand(model, 4, type=kind, dimensions=(), extension_data=data)
+    for number in (0, 1):
+        model = in_subgraph(model, number, 1, type=kind, dimensions=())
+        operation = replace(model.referenced[number].operations[0], type=OperationType(7 << 16))
+        model = with_subgraph(model, number, operations=(operation,))
+    return replace(model, extensions=(ExtensionNameAndPrefix("com.example.one", 7),))
+
+
+def test_VAL_5_whether_an_unknown_type_is_a_scalar_is_not_known() -> None:
+    assert validate_model(with_extension(b"")) == 4
+
+
+def test_N_VAL_18_EXT_4_operands_with_other_bytes_are_not_of_one_kind() -> None:
+    refused(with_extension(b"\0"), "N-VAL-18")
 
 
 # -- MOD-11: how subgraphs are named ----------------------------------------------------------------------------------

@@ -1,0 +1,123 @@
+"""Which rows of docs/requirements.md have a test: `python tools/requirement_rows.py [--json] [GROUP...]`.
+
+A test covers a row by carrying its whole id in its name or in its parameters' names, with - or _ between the parts. The
+names come from pytest's own collection, so what is skipped everywhere or never collected does not count by its text.
+Exit status 0 only if every row of the groups asked for (default: all but TST) is covered or not applicable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "requirements.md"
+LATER = ("TST",)  # rows about how we test: their tests are the suites themselves
+
+_ROW = re.compile(r"^\| ((?:N-)?[A-Z]+-\d+) \|", re.MULTILINE)
+_ID = re.compile(r"(?<![A-Z0-9])(?<!N-)((?:N-)?[A-Z]{2,5}-\d+)(?!\d)")
+
+
+@dataclass
+class Group:
+    """The rows of one group: how many tests each has, and which need none."""
+
+    name: str
+    tests: dict[str, int] = field(default_factory=dict)
+    not_applicable: list[str] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[str]:
+        """The rows without a test."""
+        return [row for row, count in self.tests.items() if not count and row not in self.not_applicable]
+
+
+def rows_of(document: str) -> tuple[list[str], list[str]]:
+    """Return the ids of all rows, in their order, and of those that are not applicable."""
+    text, _, rest = document.partition("## Not applicable")
+    return _ROW.findall(text), _ROW.findall(rest)
+
+
+def ids_in(name: str) -> set[str]:
+    """Return the ids that a test's name carries."""
+    return set(_ID.findall(name.replace("_", "-")))
+
+
+def group_of(row: str) -> str:
+    """Return the group of a row: N-VAL of N-VAL-3."""
+    return row.rpartition("-")[0]
+
+
+def counted(document: str, names: Iterable[str]) -> list[Group]:
+    """Return the groups of the document with the number of tests that carry each row's id."""
+    rows, not_applicable = rows_of(document)
+    groups: dict[str, Group] = {}
+    for row in rows:
+        groups.setdefault(group_of(row), Group(group_of(row))).tests[row] = 0
+    for row in not_applicable:
+        groups[group_of(row)].not_applicable.append(row)
+    for name in names:
+        for row in ids_in(name):
+            tests = groups[group_of(row)].tests if group_of(row) in groups else {}
+            if row in tests:
+                tests[row] += 1
+    return list(groups.values())
+
+
+def collected() -> list[str]:
+    """Return the names of all tests. Blocks for as long as pytest needs to import them."""
+    command = [sys.executable, "-c", "import sys, pytest; sys.exit(pytest.console_main())", "--collect-only", "-q"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    if done.returncode or not names:
+        raise SystemExit(f"the tests cannot be collected:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return names
+
+
+def print_table(groups: Sequence[Group]) -> None:
+    """Print how many rows of each group are covered, and which are not."""
+    table = Table("rows", box=None)
+    for heading in ("all", "covered", "not applicable"):
+        table.add_column(heading, justify="right")
+    table.add_column("missing")
+    for group in groups:
+        covered = len(group.tests) - len(group.missing) - len(group.not_applicable)
+        numbers = (len(group.tests), covered, len(group.not_applicable))
+        table.add_row(group.name, *map(str, numbers), " ".join(group.missing))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    missing = sum(len(group.missing) for group in groups)
+    console.print(f"{sum(len(group.tests) for group in groups)} rows, {missing} without a test")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count, print, and say whether every row is covered."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("groups", metavar="GROUP", nargs="*", help="e.g. DEV N-VAL (default: all but TST)")
+    parser.add_argument("--json", action="store_true", help="print JSON: tests by row, for each group")
+    options = parser.parse_args(arguments)
+    groups = counted(DOCUMENT.read_text(), collected())
+    wanted = options.groups or [group.name for group in groups if group.name not in LATER]
+    unknown = set(wanted) - {group.name for group in groups}
+    if unknown:
+        parser.error(f"no group {', '.join(sorted(unknown))}: there are {', '.join(group.name for group in groups)}")
+    groups = [group for group in groups if group.name in wanted]
+    if options.json:
+        print(json.dumps({group.name: {"tests": group.tests, "missing": group.missing} for group in groups}, indent=1))
+    else:
+        print_table(groups)
+    return 1 if any(group.missing for group in groups) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
