@@ -220,12 +220,10 @@ def open_files(
     try:
         files.check(needed)
         read = _read_all(files, limit_bytes)
+        expected = _digest(find_key(), identity, files.token, [(header, data) for _, header, data in read])
     except OSError as error:
-        raise GeneralFailure(f"a cache file cannot be read: {error}") from error
-    digests = {digest for digest, _, _ in read}
-    unsealed = [(header, data) for _, header, data in read]
-    expected = _digest(find_key(), identity, files.token, unsealed)
-    if len(digests) != 1 or not hmac.compare_digest(expected, digests.pop()):
+        raise GeneralFailure(f"the cache cannot be read: {error}") from error
+    if not all(hmac.compare_digest(expected, digest) for digest, _, _ in read):
         raise GeneralFailure("the cache is not what was saved, by this driver, for this device and token")
     data = [content for _, _, content in read]
     count = len(files.model)

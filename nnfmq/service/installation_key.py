@@ -38,7 +38,7 @@ def is_key_possible() -> bool:
 
 
 def _is_writable(directory: Path) -> bool:
-    return os.access(directory, os.W_OK | os.X_OK)
+    return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
 
 
 def find_key() -> bytes:

@@ -83,7 +83,7 @@ def save(model: Model, groups: Groups) -> CacheContents | None:
 
 
 def restore(contents: CacheContents) -> tuple[Model, interpreter.Program]:
-    """Return what was saved, ready to run; its arrays look at `contents`."""
+    """Return what was saved, ready to run; its pools look at `contents`, and nothing else does."""
     saved = _decoder.decode(contents.model[0])
     data = memoryview(contents.data[0])
     pools = [PrivatePool(_array(data, place).data) for place in saved.pools]
@@ -93,7 +93,7 @@ def restore(contents: CacheContents) -> tuple[Model, interpreter.Program]:
 
 def _groups(data: memoryview, saved: _Saved) -> Iterator[tuple[Array, ...]]:
     for group in saved.groups:
-        yield tuple(_array(data, place) for place in group)
+        yield tuple(_array(data, place).copy() for place in group)  # a view would keep the whole file in memory
 
 
 def _array(data: memoryview, place: _Place) -> np.ndarray[Any, Any]:

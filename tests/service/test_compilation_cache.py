@@ -102,7 +102,7 @@ def test_N_CCH_16_CACHE_5_files_may_be_full_and_their_descriptors_stand_anywhere
     assert not any(b"old" in content for content in files.contents())
 
 
-def test_DEV_6_the_interpreter_s_devices_need_a_file_of_each_kind(client: CachingClient) -> None:
+def test_DEV_6_CACHE_1_the_interpreter_s_devices_need_a_file_of_each_kind(client: CachingClient) -> None:
     counts = {name: (d.info.model_cache_files, d.info.data_cache_files) for name, d in client.session.devices.items()}
     assert set(counts.values()) == {(1, 1)}
 
@@ -256,7 +256,7 @@ def test_N_VAL_22_hints_that_contradict_themselves_are_refused(
     assert files.contents() == [b"untouched"] * 2
 
 
-def test_PREP_6_a_deadline_that_has_passed_ends_a_preparation_from_the_cache(
+def test_PREP_6_CACHE_8_a_deadline_that_has_passed_ends_a_preparation_from_the_cache(
     client: CachingClient, files: Paths
 ) -> None:
     saved(client, files)
@@ -264,6 +264,19 @@ def test_PREP_6_a_deadline_that_has_passed_ends_a_preparation_from_the_cache(
     assert late.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
     assert client.load(files, deadline_ns=-2).status is INVALID  # N-VAL-23
     assert_right(client, client.load(files, deadline_ns=time.monotonic_ns() + 10**11))
+
+
+def test_PREP_11_CACHE_8_a_driver_without_memory_says_so_in_the_callback(
+    client: CachingClient, files: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    saved(client, files)
+    with monkeypatch.context() as patch:
+        patch.setattr(interpreter_cache, "restore", no_memory)
+        assert client.load(files).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert_right(client, client.load(files))
 
 
 def test_DEV_14_a_busy_device_loads_nothing(
@@ -301,7 +314,7 @@ def test_N_CCH_9_the_model_cache_of_another_model_is_refused(
 @every_type
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("number", EACH_FILE)
-def test_N_CCH_10_N_CCH_12_a_flipped_bit_is_refused(
+def test_N_CCH_10_N_CCH_12_CACHE_2_CACHE_3_a_flipped_bit_is_refused(
     number: int, seed: int, type: Any, client: CachingClient, files: Paths
 ) -> None:
     path = saved(client, files, chain(ADD, type)).all[number]
