@@ -76,7 +76,9 @@ def measure(device: nnfmq.Device, path: str, rounds: int = ROUNDS) -> tuple[Seri
             series["read"].append(_ns(lambda: nnfmq.load(path)))
             series["fresh"].append(_closing_ns(lambda: device.prepare(loaded)))
             series["save"].append(_closing_ns(save))
-            series["cache"].append(_closing_ns(lambda: device.prepare_from_cache(TOKEN, model_cache, data_cache)))
+            series["cache"].append(
+                _closing_ns(lambda: device.prepare_from_cache(TOKEN, model_cache, data_cache, model=loaded))
+            )
         return series, sum(os.fstat(fd).st_size for fd in fds)
 
 

@@ -55,13 +55,8 @@ CONNECT_SECONDS = 10.0
 _log = logging.getLogger("nnfmq.client")
 
 
-class NamedModel(Protocol):
-    """A model with names for its inputs and outputs: what `nnfmq.load` returns."""
-
-    @property
-    def model(self) -> Model:
-        """The HAL's model."""
-        ...
+class Described(Protocol):
+    """The inputs and outputs of a model: a NamedModel, a PreparedModel, or what an application has kept of one."""
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -71,6 +66,15 @@ class NamedModel(Protocol):
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
         """Its outputs, in order."""
+        ...
+
+
+class NamedModel(Described, Protocol):
+    """A model with names for its inputs and outputs: what `nnfmq.load` returns."""
+
+    @property
+    def model(self) -> Model:
+        """The HAL's model."""
         ...
 
 
@@ -298,15 +302,15 @@ class Device:
         model_cache: Sequence[int],
         data_cache: Sequence[int],
         *,
-        model: Model | NamedModel | None = None,
+        model: Model | Described,
         timeout: float | None = None,
     ) -> PreparedModel:
         """Prepare what was saved under `token`, as the HAL's prepareModelFromCache; blocks. The caller closes it.
 
         The files are descriptors that stay the caller's: as many as `info` says, open for reading and writing. `model`
-        only describes the inputs and outputs: without it the result takes `execute_request` and `request_burst` alone.
-        Raises InvalidArgument for other files or a token that has not 32 bytes, GeneralFailure for whatever is not
-        exactly what this driver saved, MissedDeadline, DeadObject.
+        only says what the inputs and outputs are, by which the driver's results are judged. Raises InvalidArgument for
+        other files or a token that has not 32 bytes, GeneralFailure for whatever is not exactly what this driver saved,
+        MissedDeadline, DeadObject.
         """
         return self._prepare_from_cache(token, (model_cache, data_cache), model, deadline_after(timeout))
 
@@ -314,7 +318,7 @@ class Device:
         self,
         token: bytes,
         files: tuple[Sequence[int], Sequence[int]],
-        model: Model | NamedModel | None,
+        model: Model | Described,
         deadline_ns: int | None,
     ) -> PreparedModel:
         caches = messages.CachesData(token, *map(len, files))
@@ -325,7 +329,7 @@ class Device:
         self,
         message: messages.PrepareModel | messages.PrepareModelFromCache,
         fds: Sequence[int],
-        model: Model | NamedModel | None,
+        model: Model | Described,
         deadline_ns: int | None,
     ) -> PreparedModel:
         """Send either call, under a number of its own, and return what the driver made."""
@@ -351,11 +355,7 @@ def _bare(model: Model | NamedModel) -> Model:
     return bare
 
 
-def _described(
-    model: Model | NamedModel | None, device: DeviceInfo
-) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-    if model is None:
-        return (), ()
+def _described(model: Model | Described, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     if not isinstance(model, Model):
         return tuple(model.inputs), tuple(model.outputs)
     main, types = model.main, None

@@ -44,7 +44,7 @@ _MAGIC = b"nnfmqCCH"
 _MODEL, _DATA = 1, 2
 _DIGEST_BYTES = 32
 _NO_DIGEST = bytes(_DIGEST_BYTES)
-_BUILD_PARTS = ("hal", "operations", "engines", "serialize/model.py", "service/interpreter_cache.py")
+_BUILD_PARTS = ("hal", "operations", "validation", "engines", "serialize/model.py", "service/interpreter_cache.py")
 _PACKAGE = Path(__file__).resolve().parent.parent
 _log = logging.getLogger("nnfmq.caching")
 

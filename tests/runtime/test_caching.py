@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,15 +21,12 @@ from support.models import unsupported_model
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline
 from nnfmq.hal.types import (
-    DataLocation,
     ExecutionPreference,
     ExtensionNameAndPrefix,
     LifeTime,
     Model,
     OperationType,
     Priority,
-    Request,
-    RequestArgument,
     TokenValuePair,
 )
 from nnfmq.memory import Memory
@@ -235,25 +233,29 @@ def test_descriptors_of_one_s_own_are_saved_to_and_loaded_from(
         assert prepared.execute(ONE)[0][0] == 101.0
     assert (served.compiled, served.restored) == (1, 1)
     with pytest.raises(GeneralFailure):
-        served.device.prepare_from_cache(bytes(32), model_cache, data_cache)
+        served.device.prepare_from_cache(bytes(32), model_cache, data_cache, model=ADD)
     with pytest.raises(InvalidArgument):
-        served.device.prepare_from_cache(TOKEN, model_cache, [])
+        served.device.prepare_from_cache(TOKEN, model_cache, [], model=ADD)
     with pytest.raises(InvalidArgument):
-        served.device.prepare_from_cache(TOKEN[1:], model_cache, data_cache)
+        served.device.prepare_from_cache(TOKEN[1:], model_cache, data_cache, model=ADD)
     with pytest.raises(MissedDeadline):
-        served.device.prepare_from_cache(TOKEN, model_cache, data_cache, timeout=0)
+        served.device.prepare_from_cache(TOKEN, model_cache, data_cache, model=ADD, timeout=0)
 
 
-def test_a_model_from_its_cache_alone_takes_requests(served: Counting, tmp_path: Path, stack: ExitStack) -> None:
+def test_a_model_from_its_cache_needs_no_more_than_what_its_inputs_and_outputs_are(
+    served: Counting, tmp_path: Path, stack: ExitStack
+) -> None:
     model_cache, data_cache = Paths.new(tmp_path).open(stack)
-    served.prepare(token=TOKEN, model_cache=model_cache, data_cache=data_cache)
-    pool = stack.enter_context(Memory.create(8))
-    np.frombuffer(pool.view, np.float32)[0] = 1
-    places = [RequestArgument(location=DataLocation(0, offset, 4)) for offset in (0, 4)]
-    with served.device.prepare_from_cache(TOKEN, model_cache, data_cache) as prepared:
-        assert prepared.inputs == ()
-        prepared.execute_request(Request((places[0],), (places[1],), (pool,)))
-    assert np.frombuffer(pool.view, np.float32)[1] == 101.0
+    with served.device.prepare(ADD, token=TOKEN, model_cache=model_cache, data_cache=data_cache) as first:
+        kept = SimpleNamespace(inputs=first.inputs, outputs=first.outputs)
+    with served.device.prepare_from_cache(TOKEN, model_cache, data_cache, model=kept) as prepared:
+        assert prepared.execute(ONE)[0][0] == 101.0
+    wrong = SimpleNamespace(inputs=first.inputs, outputs=first.outputs * 2)
+    with (
+        served.device.prepare_from_cache(TOKEN, model_cache, data_cache, model=wrong) as prepared,
+        pytest.raises(InvalidArgument),
+    ):
+        prepared.execute(ONE)
 
 
 def test_a_folder_and_files_are_not_taken_together(

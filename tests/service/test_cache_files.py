@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hmac
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +17,7 @@ from nnfmq.hal.device import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.service import compilation_cache
 from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
+from nnfmq.service.installation_key import find_key
 
 TOKEN = bytes(range(32))
 SELF = Identity("reference", "nnfmq-1")
@@ -47,6 +50,25 @@ def test_CACHE_6_what_was_saved_comes_back_in_its_order(saved: CacheContents) ->
     assert tuple(map(bytes, found.model)) == saved.model
     assert tuple(map(bytes, found.data)) == saved.data
     assert size == sum(map(len, saved.model + saved.data))
+
+
+def test_a_file_is_as_documented() -> None:
+    """docs/caching.md: a header of 64 bytes, and a digest over everything with its length, the headers' own part 0."""
+    saved = CacheContents((b"model",), (b"da", b"ta"))
+    with files_of(1, 2) as files:
+        save(files, counts(saved), SELF, lambda: saved)
+        written = [os.pread(fd, 1000, 0) for fd in files.fds]
+    headers = [
+        b"nnfmqCCH" + struct.pack("<HBBIQQ", 1, kind, index, 0, size, 0)
+        for kind, index, size in [(1, 0, 5), (2, 0, 2), (2, 1, 2)]
+    ]
+    mac = hmac.new(find_key(), digestmod="sha256")
+    for field in (b"reference", b"nnfmq-1", compilation_cache.build_identity(), TOKEN):
+        mac.update(struct.pack("<Q", len(field)) + field)
+    for header, content in zip(headers, (b"model", b"da", b"ta"), strict=True):
+        mac.update(header + bytes(32) + content)
+    expected = [h + mac.digest() + content for h, content in zip(headers, (b"model", b"da", b"ta"), strict=True)]
+    assert written == expected
 
 
 @settings(deadline=None)
