@@ -1,8 +1,9 @@
-"""Where driver and app meet in the file system: the runtime directory and the socket in it. A leaf; no sockets here.
+"""Places in the file system: the runtime directory, with the socket, and the state directory. A leaf; no sockets here.
 
 `$NNFMQ_SOCKET` names the socket outright. Else it is `nnfmq.sock` in `$XDG_RUNTIME_DIR/nnfmq`, in
 `/run/user/UID/nnfmq`, or in a per-uid directory under the system's temporary one. A directory that is not ours, or
-that others can enter, is refused: whoever can create files there could stand in for the driver.
+that others can enter, is refused: whoever can create files there could stand in for the driver. What a driver keeps
+from one run to the next is in `$XDG_STATE_HOME/nnfmq`, or `~/.local/state/nnfmq`, by the same rule.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def check_directory(directory: Path) -> None:
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
         raise DeviceUnavailable(
             f"{directory} must be a directory of uid {os.getuid()} with mode 0700; it has uid {info.st_uid}, "
-            f"mode {stat.S_IMODE(info.st_mode):04o}. Remove it, or set XDG_RUNTIME_DIR or NNFMQ_SOCKET"
+            f"mode {stat.S_IMODE(info.st_mode):04o}. Remove it, or set XDG_RUNTIME_DIR, NNFMQ_SOCKET or XDG_STATE_HOME"
         )
 
 
@@ -41,6 +42,24 @@ def make_runtime_directory() -> Path:
     """Create the runtime directory if need be, and check it. Raises DeviceUnavailable, OSError."""
     directory = runtime_directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_directory(directory)
+    return directory
+
+
+def state_directory() -> Path:
+    """Return the directory of what drivers of this user keep; it need not exist yet.
+
+    Raises RuntimeError for a user without a home.
+    """
+    xdg = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(xdg) if xdg.startswith("/") else Path.home() / ".local" / "state") / "nnfmq"
+
+
+def make_state_directory() -> Path:
+    """Create the state directory if need be, and check it. Raises DeviceUnavailable, OSError, RuntimeError."""
+    directory = state_directory()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
     check_directory(directory)
     return directory
 

@@ -50,6 +50,14 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep drivers, here and in children, from the key in the user's own state directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _nothing_left_behind_by_the_session() -> Iterator[None]:
     with leaks.watch():
         yield

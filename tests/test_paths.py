@@ -89,7 +89,9 @@ def test_a_directory_that_others_may_enter_is_refused_with_the_remedy(mode: int,
     directory = tmp_path / "open"
     directory.mkdir()
     directory.chmod(mode)
-    with pytest.raises(DeviceUnavailable, match=f"mode {mode:04o}.*set XDG_RUNTIME_DIR or NNFMQ_SOCKET"):
+    with pytest.raises(
+        DeviceUnavailable, match=f"mode {mode:04o}.*set XDG_RUNTIME_DIR, NNFMQ_SOCKET or XDG_STATE_HOME"
+    ):
         paths.check_directory(directory)
 
 
@@ -112,3 +114,24 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(DeviceUnavailable, match="directory of uid 12345"):
         paths.check_directory(tmp_path / "theirs")
+
+
+def test_state_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert paths.state_directory() == Path("/state/nnfmq")
+
+
+@pytest.mark.parametrize("named", ["", "relative/state"])
+def test_state_is_in_the_user_s_home_where_no_absolute_path_is_named(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", named)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert paths.state_directory() == Path("/home/somebody/.local/state/nnfmq")
+
+
+def test_the_state_directory_is_made_for_this_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "new" / "state"))
+    made = paths.make_state_directory()
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert paths.make_state_directory() == made

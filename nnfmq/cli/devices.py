@@ -77,6 +77,7 @@ def _as_dict(device: Any) -> dict[str, Any]:
         "feature_level": int(device.feature_level),
         "status": _name(DeviceStatus, device.status),
         "extensions": [_extension_as_dict(extension) for extension in device.extensions],
+        "cache_files": {"model": device.model_cache_files, "data": device.data_cache_files},
     }
 
 

@@ -38,6 +38,7 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, OutputInsufficient
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
+from nnfmq.operations.packing import Packing
 from nnfmq.operations.planning import Specialized, specialize, tensor_of
 from nnfmq.operations.shapes import FROM_DATA, require_countable
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
@@ -63,21 +64,30 @@ def _has_elements(operand: Operand) -> bool:
     return operand.type in NUMPY_TYPES or operand.type == OperandType.SUBGRAPH
 
 
-def prepare(model: Model) -> Program:
+def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
     """Return a Program that executes `model`'s main subgraph.
 
+    `packed` are an earlier Program's of the same model, which are used instead of being made again.
     Raises GeneralFailure naming the first operation that is not supported or whose arguments violate one of its
     constraints, as far as they are known; ResourceExhaustedTransient when memory runs out, or subgraphs nest too deep.
     """
+    packing = Packing(packed)
     try:
-        with np.errstate(all="ignore"):
-            return _Preparation(model, model.main, {}).program()
+        with np.errstate(all="ignore"), packing.in_use():
+            program = _Preparation(model, model.main, {}).program()
     except (MemoryError, RecursionError) as error:
         raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
+    program.packed = tuple(packing.groups)
+    return program
 
 
 class Program:
-    """A prepared model; made by `prepare`. Holds no file descriptor, mapping or thread."""
+    """A prepared model; made by `prepare`. Holds no file descriptor, mapping or thread.
+
+    `packed` is what its plans made of constants, for a cache.
+    """
+
+    packed: tuple[tuple[Array, ...], ...] = ()
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ __all__ = [
     "Capabilities",
     "DurationCode",
     "FenceState",
+    "NumberOfCacheFiles",
     "OperandPerformance",
     "PerformanceInfo",
     "PriorityCode",
@@ -152,6 +153,14 @@ def update(capabilities: Capabilities, types: Iterable[OperandType], info: Perfo
     entries = {entry.type: entry for entry in capabilities.operand_performance}
     entries.update({type: OperandPerformance(type, info) for type in types})
     return replace(capabilities, operand_performance=tuple(entries[type] for type in sorted(entries)))
+
+
+@dataclass(frozen=True, slots=True)
+class NumberOfCacheFiles:
+    """How many files of each kind a device needs to save one compilation; none of either: it saves nothing."""
+
+    model: int = 0
+    data: int = 0
 
 
 @dataclass(frozen=True, slots=True)

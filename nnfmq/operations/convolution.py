@@ -19,8 +19,14 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.fixed_point import Ints
-from nnfmq.operations.gemm import Product, exact_sums, float_finish, float_product, quantized_finish, quantized_product
+from nnfmq.operations.gemm import (
+    Product,
+    exact_matrix,
+    float_finish,
+    float_product,
+    quantized_finish,
+    quantized_product,
+)
 from nnfmq.operations.policies import half
 from nnfmq.operations.quantization import Finish, product_level
 from nnfmq.operations.shapes import Window, padded_shape, require, windows
@@ -84,8 +90,7 @@ def plan_quantized_convolution(
     """Plan an exact integer convolution and its requantization."""
     require_channel_dim(filter, 0)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    matrix = filter.array.astype(np.int64).reshape(filter.shape[0], -1).T - filter.zero_point
-    product = quantized_product(matrix, input, filter, bias, output, activation, columns.count)
+    product = quantized_product(input, filter, bias, output, activation, columns.count)
     return _convolve(product, input, rows, columns, filter.shape[0], input.zero_point)
 
 
@@ -200,12 +205,10 @@ def plan_quantized_depthwise(
     """Plan an exact integer depthwise convolution and its requantization."""
     require_channel_dim(filter, 3)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    taps: Ints = filter.array[0].astype(np.int64) - filter.zero_point
-    matrix = taps.reshape(-1, taps.shape[2])
-    bound, dtype = exact_sums(matrix, input)
-    finish = quantized_finish(matrix, bound, input, filter, bias, output, activation, columns.count)
-    exact = taps.astype(dtype)
-    return _accumulate_taps(exact, finish, output, input, rows, columns, depth_multiplier, input.zero_point)
+    matrix, sums, bound = exact_matrix(filter.array.reshape(-1, filter.shape[3]), filter.zero_point, input)
+    finish = quantized_finish(sums, bound, input, filter, bias, output, activation, columns.count)
+    taps = matrix.reshape(filter.shape[1:])
+    return _accumulate_taps(taps, finish, output, input, rows, columns, depth_multiplier, input.zero_point)
 
 
 def _accumulate_taps(

@@ -55,8 +55,7 @@ def plan_float(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, 
 
 def plan_quantized(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan the exact integer product and its requantization."""
-    matrix = weights.array.astype(np.int64).T - weights.zero_point
-    product = quantized_product(matrix, input, weights, bias, output, activation)
+    product = quantized_product(input, weights, bias, output, activation)
     return _flattened(product, weights.shape[1])
 
 

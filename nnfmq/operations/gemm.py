@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.packing import packed
 from nnfmq.operations.quantization import (
     EXACT_FLOAT32,
     Finish,
@@ -64,29 +65,48 @@ def float_product(matrix: Array, bias: Array, output: Tensor, activation: int, r
 
 
 def quantized_product(
-    matrix: Ints, input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int = 1
+    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int = 1
 ) -> Product:
-    """Pack an exact integer product; `matrix` is the filter less its zero point, (length, channels)."""
-    bound, dtype = exact_sums(matrix, input)
-    finish = quantized_finish(matrix, bound, input, filter, bias, output, activation, row)
-    return Product(np.ascontiguousarray(matrix, dtype=dtype), finish, output.dtype, row)
+    """Pack an exact integer product with `filter`, whose first dimension are the channels."""
+    matrix, sums, bound = exact_matrix(filter.array.reshape(filter.shape[0], -1).T, filter.zero_point, input)
+    finish = quantized_finish(sums, bound, input, filter, bias, output, activation, row)
+    return Product(matrix, finish, output.dtype, row)
 
 
-def exact_sums(matrix: Ints, input: Tensor) -> tuple[int, type[np.floating[Any]]]:
-    """Return a bound on |Σ x·w| over the columns of `matrix`, and the float type that holds it exactly."""
-    return exact_products(matrix, max(map(abs, type_range(input))))
+def exact_matrix(codes: Array, zero_point: int, input: Tensor) -> tuple[Array, Ints, int]:
+    """Return codes (length, channels) less their zero point, the sum of each channel, and a bound on |Σ x·w|.
+
+    The matrix is of the float type that holds the sums exactly. The bound and the sums take longer than the rest, and
+    little room in a cache.
+    """
+
+    def sum_up() -> tuple[Array, ...]:
+        weights = codes.astype(np.int64) - zero_point
+        bound, _ = exact_products(weights, max(map(abs, type_range(input))))
+        return weights.sum(axis=0), np.array(bound)
+
+    sums, bound = packed(sum_up)
+    matrix = np.subtract(codes, zero_point, dtype=_exact_type(int(bound)), order="C")
+    return matrix, ints(sums), int(bound)
+
+
+def _exact_type(bound: int) -> type[np.floating[Any]]:
+    return np.float32 if bound < EXACT_FLOAT32 else np.float64
 
 
 def exact_products(matrix: Ints, largest: int) -> tuple[int, type[np.floating[Any]]]:
     """Return a bound on |Σ x·w| for |x| ≤ `largest`, and the float type that holds it exactly."""
     bound = int(np.abs(matrix).sum(axis=0).max(initial=0)) * largest
-    return bound, np.float32 if bound < EXACT_FLOAT32 else np.float64
+    return bound, _exact_type(bound)
 
 
 def quantized_finish(
-    matrix: Ints, bound: int, input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
+    sums: Ints, bound: int, input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
 ) -> Finish:
-    """Return what adds the bias and the zero point's part to raw sums, and requantizes them."""
+    """Return what adds the bias and the zero point's part to raw sums, and requantizes them.
+
+    `sums` are the filter's, less its zero point, of each channel.
+    """
     multipliers = Multipliers.of(product_multipliers(input, filter, bias, output)).rows(row)
-    whole_bias = ints(bias.array) - input.zero_point * matrix.sum(axis=0)
+    whole_bias = ints(bias.array) - input.zero_point * sums
     return requantizer(multipliers, np.tile(whole_bias, row), bound, output, activation)

@@ -56,8 +56,7 @@ def plan_quantized_grouped(
     """Plan an exact integer grouped convolution and its requantization."""
     require_channel_dim(filter, 0)
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    matrix = filter.array.astype(np.int64).reshape(filter.shape[0], -1).T - filter.zero_point
-    product = quantized_product(matrix, input, filter, bias, output, activation, columns.count)
+    product = quantized_product(input, filter, bias, output, activation, columns.count)
     return _convolve(product, groups, output, rows, columns, input.zero_point)
 
 

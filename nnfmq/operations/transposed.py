@@ -121,7 +121,8 @@ def plan_quantized_transposed(
     taps = filter.array.astype(np.int64).transpose(1, 2, 3, 0) - filter.zero_point
     matrix = taps.reshape(-1, taps.shape[3])
     bound, dtype = exact_products(matrix, max(abs(code - input.zero_point) for code in type_range(input)))
-    finish = quantized_finish(matrix, bound, replace(input, zero_point=0), filter, bias, output, activation, 1)
+    sums, centred = matrix.sum(axis=0), replace(input, zero_point=0)
+    finish = quantized_finish(sums, bound, centred, filter, bias, output, activation, 1)
     return _scatter(np.ascontiguousarray(taps, dtype=dtype), finish, output, rows, columns, input.zero_point)
 
 

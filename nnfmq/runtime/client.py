@@ -6,20 +6,39 @@ ends with DEAD_OBJECT at once when the driver does.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+
+from msgspec.structs import replace
 
 from nnfmq.channel import Channel
 from nnfmq.hal.device import Capabilities
-from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, ProtocolError, error_for
+from nnfmq.hal.errors import (
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    NnfmqError,
+    ProtocolError,
+    error_for,
+)
 from nnfmq.hal.tensor_info import TensorInfo, describe
-from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority, joined
+from nnfmq.hal.types import (
+    DeviceStatus,
+    ExecutionPreference,
+    ExtensionNameAndPrefix,
+    Model,
+    Priority,
+    TokenValuePair,
+    joined,
+)
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.buffers import Buffer
@@ -31,6 +50,9 @@ from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model
 
+if TYPE_CHECKING:
+    from nnfmq.runtime.caching import CacheFolder
+
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
 
 CONNECT_SECONDS = 10.0
@@ -39,13 +61,8 @@ Role: TypeAlias = tuple[PreparedModel, int]
 _log = logging.getLogger("nnfmq.client")
 
 
-class NamedModel(Protocol):
-    """A model with names for its inputs and outputs: what `nnfmq.load` returns."""
-
-    @property
-    def model(self) -> Model:
-        """The HAL's model."""
-        ...
+class Described(Protocol):
+    """The inputs and outputs of a model: a NamedModel, a PreparedModel, or what an application has kept of one."""
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -55,6 +72,15 @@ class NamedModel(Protocol):
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
         """Its outputs, in order."""
+        ...
+
+
+class NamedModel(Described, Protocol):
+    """A model with names for its inputs and outputs: what `nnfmq.load` returns."""
+
+    @property
+    def model(self) -> Model:
+        """The HAL's model."""
         ...
 
 
@@ -212,31 +238,117 @@ class Device:
         *,
         preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
         priority: Priority = Priority.MEDIUM,
+        hints: Sequence[TokenValuePair] = (),
+        extensions: Sequence[ExtensionNameAndPrefix] = (),
+        cache_dir: str | os.PathLike[str] | None = None,
+        token: bytes | None = None,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
         timeout: float | None = None,
     ) -> PreparedModel:
         """Let the device validate and compile a model; blocks until it is ready. The caller closes the result.
 
-        `timeout` in seconds is also the preparation's deadline in the driver; None = no limit. Raises InvalidArgument
-        for an invalid model, GeneralFailure for one that the device cannot run, MissedDeadline, DeadObject.
+        With `cache_dir`, a folder that exists, the compilation is taken from its files there if they are what this
+        driver saved, else made anew and saved. `token`, 32 bytes of the application's, stands for this model then; by
+        default the model's content does. What goes wrong with a cache is logged, and changes nothing else.
+
+        `model_cache` and `data_cache` are the HAL's form instead: descriptors, the caller's, as many as `info` says, to
+        which the driver saves under `token`, and to nothing if anything is wrong with them.
+
+        `hints` are for devices that know their extensions, whose prefixes `extensions` names. `timeout` in seconds is
+        also the preparation's deadline in the driver; None = no limit. Raises InvalidArgument for an invalid model or
+        hints, GeneralFailure for a model that the device cannot run, MissedDeadline, DeadObject.
         """
-        bare = _bare(model)
-        data, pools = encode_model(bare)
+        if cache_dir is not None and (model_cache or data_cache):
+            raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
+        data, pools = encode_model(_bare(model))
         lent = tuple(map(messages.memory_to_data, pools))
         deadline_ns = deadline_after(timeout)
+        files = messages.CachesData(token or b"", len(model_cache), len(data_cache))
         message = messages.PrepareModel(
-            self._connection.new_call(),
+            0,  # its number comes when it is sent
             self.info.name,
             preference,
             priority,
             -1 if deadline_ns is None else deadline_ns,
             data,
             lent,
+            files,
+            *messages.hints_to_data(hints, extensions),
         )
-        inputs, outputs = _described(bare, self.info) if isinstance(model, Model) else (model.inputs, model.outputs)
-        prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
+        fds = [*lent_fds(pools), *model_cache, *data_cache]
+        if cache_dir is None:
+            return self._prepare(message, fds, model, deadline_ns)
+        from nnfmq.runtime.caching import CacheFolder, model_token
+
+        own = model_token(message, pools) if token is None else token
+        return self._prepare_in(CacheFolder.of(cache_dir, self.info, message, own), message, fds, model, deadline_ns)
+
+    def _prepare_in(
+        self,
+        folder: CacheFolder,
+        message: messages.PrepareModel,
+        fds: Sequence[int],
+        model: Model | NamedModel,
+        deadline_ns: int | None,
+    ) -> PreparedModel:
+        """Try the folder's files first, and on any failure prepare afresh, with fresh ones (CACHE-11)."""
+        with folder.saved_files() as saved:
+            if saved is not None:
+                try:
+                    return self._prepare_from_cache(folder.token, saved, model, deadline_ns)
+                except NnfmqError as error:
+                    _log.info("preparing afresh, since the cache cannot be used: %s", error)
+        with folder.fresh_files() as fresh:
+            files = messages.CachesData(folder.token, *map(len, fresh))
+            message = replace(message, caches=files)
+            return self._prepare(message, [*fds, *fresh.model, *fresh.data], model, deadline_ns)
+
+    def prepare_from_cache(
+        self,
+        token: bytes,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        *,
+        model: Model | Described,
+        timeout: float | None = None,
+    ) -> PreparedModel:
+        """Prepare what was saved under `token`, as the HAL's prepareModelFromCache; blocks. The caller closes it.
+
+        The files are descriptors that stay the caller's: as many as `info` says, open for reading and writing. `model`
+        only says what the inputs and outputs are, by which the driver's results are judged. Raises InvalidArgument for
+        other files or a token that has not 32 bytes, GeneralFailure for whatever is not exactly what this driver saved,
+        MissedDeadline, DeadObject.
+        """
+        return self._prepare_from_cache(token, (model_cache, data_cache), model, deadline_after(timeout))
+
+    def _prepare_from_cache(
+        self,
+        token: bytes,
+        files: tuple[Sequence[int], Sequence[int]],
+        model: Model | Described,
+        deadline_ns: int | None,
+    ) -> PreparedModel:
+        caches = messages.CachesData(token, *map(len, files))
+        message = messages.PrepareModelFromCache(0, self.info.name, -1 if deadline_ns is None else deadline_ns, caches)
+        return self._prepare(message, [*files[0], *files[1]], model, deadline_ns)
+
+    def _prepare(
+        self,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        fds: Sequence[int],
+        model: Model | Described,
+        deadline_ns: int | None,
+    ) -> PreparedModel:
+        """Send either call, under a number of its own, and return what the driver made."""
+        prepared = PreparedModel(self._connection, None, *_described(model, self.info))
         try:
             self._connection.call(
-                message, messages.PreparedModelReady, lent_fds(pools), deadline_ns, on_answer=prepared.take_answer
+                replace(message, call=self._connection.new_call()),
+                messages.PreparedModelReady,
+                fds,
+                deadline_ns,
+                on_answer=prepared.take_answer,
             )
         except BaseException:
             prepared.close()  # the driver may have made it just before a signal came
@@ -283,7 +395,7 @@ def _joined_info(inputs: Sequence[Role], outputs: Sequence[Role], dimensions: tu
         return TensorInfo("buffer", dimensions, "uint8")
     for info in infos:
         dimensions = joined(dimensions, info.shape) or dimensions
-    return replace(infos[0], name="buffer", shape=dimensions)
+    return dataclasses.replace(infos[0], name="buffer", shape=dimensions)
 
 
 def _bare(model: Model | NamedModel) -> Model:
@@ -293,7 +405,9 @@ def _bare(model: Model | NamedModel) -> Model:
     return bare
 
 
-def _described(model: Model, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+def _described(model: Model | Described, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    if not isinstance(model, Model):
+        return tuple(model.inputs), tuple(model.outputs)
     main, types = model.main, None
     if model.extensions:  # few models name any
         from nnfmq.runtime.extensions import extension_types

@@ -53,6 +53,7 @@ from nnfmq.serialize.messages import (
     Message,
     PreparedModelReady,
     PrepareModel,
+    PrepareModelFromCache,
     Refused,
     ReleaseBuffer,
     ReleaseCallback,
@@ -102,6 +103,7 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     SetDeviceStatus: (Reply,),
     GetSupportedOperations: (SupportedOperations,),
     PrepareModel: (PreparedModelReady, Reply),
+    PrepareModelFromCache: (PreparedModelReady, Reply),
     ReleaseModel: (Reply,),
     Execute: (Executed,),
     ExecuteAsynchronously: (ExecutionFinished, Reply),
@@ -149,7 +151,8 @@ TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
 # How many descriptors come with a message: a number, or the field or property that says it (a number, or their list).
 FILE_DESCRIPTORS: dict[type[Message], int | str] = {
     GetSupportedOperations: "pools",
-    PrepareModel: "pools",
+    PrepareModel: "fd_count",
+    PrepareModelFromCache: "fd_count",
     ConfigureBurst: 2,
     Memories: "memories",
     Execute: "memories",

@@ -9,18 +9,19 @@ docs/protocol.md describes the same for readers. Long because it is one table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
 
-from nnfmq.hal.device import Capabilities
+from nnfmq.hal.device import MAX_NUMBER_OF_CACHE_FILES, Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
     BufferToken,
     DeviceStatus,
     DeviceType,
     ExecutionConfig,
+    ExtensionNameAndPrefix,
     MeasureTiming,
     OperandType,
     OutputShape,
@@ -29,6 +30,7 @@ from nnfmq.hal.types import (
     Request,
     RequestArgument,
     SharedPool,
+    TokenValuePair,
 )
 from nnfmq.serialize.stages import STAGE_SLOTS
 
@@ -49,6 +51,7 @@ Word: TypeAlias = Annotated[int, Meta(ge=0)]
 Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 FdCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FDS)]
+CacheFileCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER_OF_CACHE_FILES)]
 Dimensions: TypeAlias = Annotated[tuple[U32, ...], Meta(max_length=1024)]
 
 
@@ -76,7 +79,7 @@ class ExtensionData(_Data, frozen=True):
 
 
 class DeviceInfo(_Data, frozen=True):
-    """One device of the driver, with the extensions that it supports."""
+    """One device of the driver, with the extensions that it supports and how many cache files it needs."""
 
     name: Name
     type: DeviceType
@@ -84,6 +87,8 @@ class DeviceInfo(_Data, frozen=True):
     feature_level: U32
     status: DeviceStatus
     extensions: Annotated[tuple[ExtensionData, ...], Meta(max_length=1024)]
+    model_cache_files: CacheFileCount = 0
+    data_cache_files: CacheFileCount = 0
 
 
 class PerformanceData(_Data, frozen=True):
@@ -215,18 +220,28 @@ class ConfigData(_Data, frozen=True):
     extensions: Prefixes = ()
 
 
+class CachesData(_Data, frozen=True):
+    """The cache files beside a message, behind its pools: those of the model, then those of the data."""
+
+    token: Annotated[bytes, Meta(max_length=MAX_NAME)] = b""
+    model_count: FdCount = 0
+    data_count: FdCount = 0
+
+
+def _to_data(value: Any, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"the {what} cannot be written: {error}") from error
+
+
 def request_to_data(request: Request) -> RequestData:
     """Return the wire form of a request, without its pools; raises InvalidArgument for numbers out of range."""
     pools = tuple(
         TokenData(pool.token) if isinstance(pool, BufferToken) else memory_to_data(pool) for pool in request.pools
     )
-    try:
-        inputs, outputs = (
-            msgspec.convert(arguments, tuple[ArgumentData, ...], from_attributes=True)
-            for arguments in (request.inputs, request.outputs)
-        )
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the request cannot be written: {error}") from error
+    sides = (request.inputs, request.outputs)
+    inputs, outputs = (_to_data(arguments, tuple[ArgumentData, ...], "request") for arguments in sides)
     return RequestData(inputs, outputs, pools)
 
 
@@ -251,15 +266,30 @@ def request_from_data(data: RequestData, memories: Sequence[Pool]) -> Request:
 
 def config_to_data(config: ExecutionConfig) -> ConfigData:
     """Return the wire form of a configuration; raises InvalidArgument for numbers out of range."""
-    try:
-        return msgspec.convert(config, ConfigData, from_attributes=True)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the configuration cannot be written: {error}") from error
+    data: ConfigData = _to_data(config, ConfigData, "configuration")
+    return data
 
 
 def config_from_data(data: ConfigData) -> ExecutionConfig:
     """Return the hal form of a received configuration."""
     return msgspec.convert(data, ExecutionConfig, from_attributes=True)
+
+
+def hints_to_data(
+    hints: Sequence[TokenValuePair], extensions: Sequence[ExtensionNameAndPrefix]
+) -> tuple[Hints, Prefixes]:
+    """Return the wire form of hints and of the prefixes in them; raises InvalidArgument for numbers out of range."""
+    return _to_data(tuple(hints), Hints, "hints"), _to_data(tuple(extensions), Prefixes, "extensions")
+
+
+def hints_from_data(
+    hints: Hints, extensions: Prefixes
+) -> tuple[tuple[TokenValuePair, ...], tuple[ExtensionNameAndPrefix, ...]]:
+    """Return the hal form of received hints."""
+    return (
+        msgspec.convert(hints, tuple[TokenValuePair, ...], from_attributes=True),
+        msgspec.convert(extensions, tuple[ExtensionNameAndPrefix, ...], from_attributes=True),
+    )
 
 
 def capabilities_to_data(capabilities: Capabilities) -> CapabilitiesData:
@@ -274,10 +304,8 @@ def capabilities_from_data(data: CapabilitiesData) -> Capabilities:
 
 def shapes_to_data(shapes: Sequence[OutputShape]) -> tuple[ShapeData, ...]:
     """Return the wire form of output shapes; raises InvalidArgument for numbers out of range."""
-    try:
-        return msgspec.convert(shapes, tuple[ShapeData, ...], from_attributes=True)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"the output shapes cannot be written: {error}") from error
+    data: tuple[ShapeData, ...] = _to_data(shapes, tuple[ShapeData, ...], "output shapes")
+    return data
 
 
 def shapes_from_data(shapes: Sequence[ShapeData]) -> tuple[OutputShape, ...]:
@@ -387,7 +415,10 @@ class SupportedOperations(Call, frozen=True):
 
 
 class PrepareModel(Call, frozen=True):
-    """Prepare a model for execution; `deadline_ns` -1 = none; the model's pools come beside it."""
+    """Prepare a model for execution; `deadline_ns` -1 = none; the model's pools come beside it.
+
+    Its compilation is saved to the cache files that come after them, if any.
+    """
 
     device: Name
     preference: I32
@@ -395,6 +426,27 @@ class PrepareModel(Call, frozen=True):
     deadline_ns: I64
     model: bytes
     pools: LentMemories = ()
+    caches: CachesData = CachesData()
+    hints: Hints = ()
+    extensions: Prefixes = ()
+
+    @property
+    def fd_count(self) -> int:
+        """Pools and cache files."""
+        return len(self.pools) + self.caches.model_count + self.caches.data_count
+
+
+class PrepareModelFromCache(Call, frozen=True):
+    """Prepare the model whose compilation was saved to the files beside it; `deadline_ns` -1 = none."""
+
+    device: Name
+    deadline_ns: I64
+    caches: CachesData
+
+    @property
+    def fd_count(self) -> int:
+        """All cache files."""
+        return self.caches.model_count + self.caches.data_count
 
 
 class Reply(Answer, frozen=True):
@@ -402,7 +454,7 @@ class Reply(Answer, frozen=True):
 
 
 class PreparedModelReady(Answer, frozen=True):
-    """The callback of PrepareModel: exactly once, and before the Reply if that is an error; `model_id` is then 0."""
+    """The callback of both preparations: exactly once, before the Reply if that is an error; `model_id` is then 0."""
 
     model_id: U63
 

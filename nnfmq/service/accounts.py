@@ -65,6 +65,11 @@ class MemoryAccount:
         self._lock = threading.RLock()  # the collector may drop a memory in the thread that holds it
         self.held_bytes = 0
 
+    @property
+    def free_bytes(self) -> int:
+        """How much more may be charged, at this moment."""
+        return max(self._limit - self.held_bytes, 0)
+
     def adopt_mapped(self, fds: Sequence[int]) -> list[Memory]:
         """Take over what must be mapped, a queue's memory, as `Memory.adopt` does; charge it until it is closed.
 

@@ -10,22 +10,34 @@ Numbers of extensions are each model's own, so they are translated first. docs/d
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from nnfmq.engines.control_flow import reached_by
 from nnfmq.engines.execution import Bindable
-from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, make_capabilities
+from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, make_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
-from nnfmq.hal.types import DeviceStatus, DeviceType, ExecutionPreference, Model, Operation, Priority, Subgraph
+from nnfmq.hal.types import (
+    DeviceStatus,
+    DeviceType,
+    ExecutionPreference,
+    ExtensionNameAndPrefix,
+    Model,
+    Operation,
+    Priority,
+    Subgraph,
+    TokenValuePair,
+)
 from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
+from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
 from nnfmq.service.faults import faults_as_errors
+from nnfmq.service.installation_key import is_key_possible
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
-from nnfmq.validation.values import validate_extensions
+from nnfmq.validation.values import validate_extensions, validate_hints
 
 __all__ = ["FEATURE_LEVEL", "Device"]
 
@@ -86,6 +98,23 @@ class Device:
         """
         raise NotImplementedError
 
+    @property
+    def cache_files_needed(self) -> NumberOfCacheFiles:
+        """How many files it needs to `save` a compilation (DEV-6); here none, so that nothing is ever saved."""
+        return NumberOfCacheFiles()
+
+    def save(self, model: Model, program: Bindable) -> CacheContents | None:
+        """Return what `restore` needs to make `program`, which `compile` made of `model`, again; None: not this one.
+
+        As many bytes as `cache_files_needed` says. The driver writes and seals them, so `restore` is given exactly what
+        was saved by this version of the device, or nothing.
+        """
+        raise NotImplementedError
+
+    def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
+        """Return the model and the program that were saved. `contents` is private, and lives as long as the result."""
+        raise NotImplementedError
+
     # -- what the driver calls ----------------------------------------------------------------------------------------
 
     @property
@@ -93,8 +122,20 @@ class Device:
         """What clients are told of it."""
         offered = sorted(self.extensions, key=lambda extension: extension.name)
         extensions = tuple(_extension_data(extension) for extension in offered)
-        level, status = self.feature_level, self.status
-        return messages.DeviceInfo(self.name, self.type, self.version_string, level, status, extensions)
+        level, status, caches = self.feature_level, self.status, self.number_of_cache_files
+        kind, version = self.type, self.version_string
+        return messages.DeviceInfo(self.name, kind, version, level, status, extensions, caches.model, caches.data)
+
+    @property
+    def number_of_cache_files(self) -> NumberOfCacheFiles:
+        """What it needs, and none where this driver has no key to seal them by."""
+        needed = self.cache_files_needed
+        return needed if needed != NumberOfCacheFiles() and is_key_possible() else NumberOfCacheFiles()
+
+    @property
+    def identity(self) -> Identity:
+        """What its caches are bound to, beside the driver's build."""
+        return Identity(self.name, self.version_string)
 
     @property
     def status(self) -> DeviceStatus:
@@ -132,7 +173,15 @@ class Device:
     def _can(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         return bool(self.supports(model, subgraph, operation))
 
-    def check_preparation(self, model: Model, preference: int, priority: int, deadline_ns: int | None) -> Model:
+    def check_preparation(
+        self,
+        model: Model,
+        preference: int,
+        priority: int,
+        deadline_ns: int | None,
+        hints: Sequence[TokenValuePair] = (),
+        extensions: Sequence[ExtensionNameAndPrefix] = (),
+    ) -> Model:
         """Judge the arguments of prepareModel, and return the model for `prepare_model`.
 
         Raises DeviceUnavailable, InvalidArgument, MissedDeadlinePersistent.
@@ -140,14 +189,14 @@ class Device:
         self.require_available()
         _check_code(ExecutionPreference, preference)
         _check_code(Priority, priority)
+        validate_hints(hints, extensions)  # which no device here knows, and which are ignored then (PREP-10)
         with faults_as_errors("looking at the model"):
             model = _checked(model)
-        if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-            raise MissedDeadlinePersistent("the deadline had passed before the preparation began")
+        _check_deadline(deadline_ns)
         return model
 
-    def prepare_model(self, model: Model) -> PreparedModel:
-        """Compile a model that `check_preparation` returned. Blocks.
+    def prepare_model(self, model: Model, caches: CacheFiles | None = None) -> PreparedModel:
+        """Compile a model that `check_preparation` returned, and save that to `caches`, if it can be. Blocks.
 
         Raises GeneralFailure for what is not supported, ResourceExhaustedTransient where memory runs out.
         """
@@ -157,7 +206,35 @@ class Device:
                 number = supported.index(False)
                 name = model.main.operations[number].type.name
                 raise GeneralFailure(f"device {self.name!r} does not support operation {number} ({name}) as it is here")
-            return PreparedModel(model, self.compile(model), status_byte=self.status_byte)
+            program = self.compile(model)
+        if caches:
+            save(caches, self.number_of_cache_files, self.identity, lambda: self.save(model, program))
+        return PreparedModel(model, program, status_byte=self.status_byte)
+
+    def check_caches(self, caches: CacheFiles, deadline_ns: int | None, limit_bytes: int) -> tuple[CacheContents, int]:
+        """Judge the arguments of prepareModelFromCache; return what is for `restore_model`, and its bytes. Blocks.
+
+        Raises DeviceUnavailable, InvalidArgument, MissedDeadlinePersistent, and GeneralFailure for files that are not
+        exactly what was saved.
+        """
+        self.require_available()
+        with faults_as_errors("reading the cache"):
+            contents = open_files(caches, self.number_of_cache_files, self.identity, limit_bytes)
+        _check_deadline(deadline_ns)
+        return contents
+
+    def restore_model(self, contents: CacheContents) -> PreparedModel:
+        """Make a model of what `check_caches` returned. Blocks. Raises as `prepare_model`."""
+        with faults_as_errors("preparing the model from its cache"):
+            model, program = self.restore(contents)
+            if not all(self._supported(model)):
+                raise GeneralFailure(f"device {self.name!r} does not support what it saved any more")
+        return PreparedModel(model, program, status_byte=self.status_byte)
+
+
+def _check_deadline(deadline_ns: int | None) -> None:
+    if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+        raise MissedDeadlinePersistent("the deadline had passed before the preparation began")
 
 
 def _checked(model: Model) -> Model:

@@ -18,12 +18,14 @@ from typing import Any
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable
-from nnfmq.hal.device import Capabilities
+from nnfmq.hal.device import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
 from nnfmq.serialize import control, messages
+from nnfmq.service import interpreter_cache
+from nnfmq.service.compilation_cache import CacheContents
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
 from nnfmq.service.faults import guarded
@@ -70,6 +72,20 @@ class InterpreterDevice(Device):
     def compile(self, model: Model) -> Bindable:
         """Prepare the model for the interpreter."""
         return interpreter.prepare(model)
+
+    @property
+    def cache_files_needed(self) -> NumberOfCacheFiles:
+        """The model's file, and the constants'."""
+        return NumberOfCacheFiles(1, 1)
+
+    def save(self, model: Model, program: Bindable) -> CacheContents | None:
+        """Return the model and its packed constants."""
+        assert isinstance(program, interpreter.Program)
+        return interpreter_cache.save(model, program.packed)
+
+    def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
+        """Bind the saved model, without validating or packing again."""
+        return interpreter_cache.restore(contents)
 
 
 def _is_one_of(code: IntEnum, allowed: frozenset[int] | None) -> bool:

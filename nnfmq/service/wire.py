@@ -24,7 +24,7 @@ class PrivatePool:
     They were copied from byte `offset` on of the file that has this identity, where it can be told from others.
     """
 
-    data: bytes
+    data: bytes | memoryview
     identity: tuple[int, int] | None = None
     offset: int = 0
 
@@ -36,7 +36,7 @@ class PrivatePool:
     @property
     def view(self) -> memoryview:
         """The bytes, read-only."""
-        return memoryview(self.data)
+        return memoryview(self.data).toreadonly()
 
 
 def private_pools(memories: Sequence[Received], account: MemoryAccount) -> tuple[PrivatePool, ...]:

@@ -45,6 +45,8 @@ class DeviceInfo:
     feature_level: int = 8
     status: int = 0
     extensions: tuple[ExtensionData, ...] = ()
+    model_cache_files: int = 1
+    data_cache_files: int = 2
 
 
 class Managed:

@@ -43,7 +43,7 @@ def test_DEV_5_json_holds_the_types_of_extensions(capsys: pytest.CaptureFixture[
 def test_json_holds_every_field(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--json"]) == 0
     expected: dict[str, Any] = {"name": "reference", "type": "CPU", "version": "0.1.0", "feature_level": 8}
-    expected |= {"status": "AVAILABLE", "extensions": []}
+    expected |= {"status": "AVAILABLE", "extensions": [], "cache_files": {"model": 1, "data": 2}}
     assert json.loads(capsys.readouterr().out) == {"devices": [expected]}
 
 

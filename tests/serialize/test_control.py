@@ -81,9 +81,10 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     (CLIENT, {"call": 1}, messages.ListDevices(1), 0),
     (
         DRIVER,
-        {"call": 1, "devices": [["reference", 2, "1.0", 8, 0, [["com.example.one", [[0, False, 8, "int64"]]]]]]},
+        {"call": 1, "devices": [["reference", 2, "1.0", 8, 0, [["com.example.one", [[0, False, 8, "int64"]]]], 1, 32]]},
         messages.DeviceList(
-            1, (messages.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE, (EXTENSION,)),)
+            1,
+            (messages.DeviceInfo("reference", DeviceType.CPU, "1.0", 8, DeviceStatus.AVAILABLE, (EXTENSION,), 1, 32),),
         ),
         0,
     ),
@@ -103,10 +104,20 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         CLIENT,
         {
             "call": 3, "device": "reference", "preference": 99, "priority": -1, "deadline_ns": -1, "model": b"m",
-            "pools": [MEMORY_WIRE],
+            "pools": [MEMORY_WIRE], "caches": [b"tk", 2, 1], "hints": [[0x10001, b"h"]],
+            "extensions": [["com.example.one", 1]],
         },
-        messages.PrepareModel(3, "reference", 99, -1, -1, b"m", (MEMORY,)),
-        1,
+        messages.PrepareModel(
+            3, "reference", 99, -1, -1, b"m", (MEMORY,), messages.CachesData(b"tk", 2, 1),
+            (messages.HintData(0x10001, b"h"),), (messages.PrefixData("com.example.one", 1),),
+        ),
+        4,
+    ),
+    (
+        CLIENT,
+        {"call": 3, "device": "reference", "deadline_ns": -1, "caches": [b"tk", 2, 1]},
+        messages.PrepareModelFromCache(3, "reference", -1, messages.CachesData(b"tk", 2, 1)),
+        3,
     ),
     (DRIVER, FAILED, messages.Reply(7, INVALID, "operand 3: no"), 0),
     (DRIVER, {**FAILED, "model_id": 0}, messages.PreparedModelReady(7, INVALID, "operand 3: no", 0), 0),
@@ -335,6 +346,8 @@ def test_a_field_of_the_wrong_type_is_refused(
 
 MAY_BE_ABSENT = {
     ("DeviceCapabilities", "capabilities"),
+    ("PrepareModel", "hints"),
+    ("PrepareModel", "extensions"),
     ("SupportedOperations", "status"),
     ("SupportedOperations", "message"),
     ("Executed", "shapes"),

@@ -35,6 +35,7 @@ DATA = (
     messages.RoleData,
     messages.HintData,
     messages.PrefixData,
+    messages.CachesData,
     messages.ShapeData,
 )
 

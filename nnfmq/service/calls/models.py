@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nnfmq.channel import close_all
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError
 from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
+    CachesData,
     GetSupportedOperations,
     Message,
     PreparedModelReady,
     PrepareModel,
+    PrepareModelFromCache,
     ReleaseModel,
     Reply,
     SupportedOperations,
+    hints_from_data,
 )
 from nnfmq.serialize.model import decode_model
 from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.arguments import constant_ranges
 from nnfmq.service.calls.answering import Handler, Pooled, reply
+from nnfmq.service.compilation_cache import CacheFiles
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.handles import NO_ID
+from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.service.wire import deadline_of, private_pools
 
 if TYPE_CHECKING:
@@ -42,22 +49,53 @@ def _refuse_supported(call: int, status: ErrorStatus, text: str) -> tuple[Messag
 
 def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: int) -> None:
     """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
-    model, charge = _received_model(session.account, message, fds)
-    with ExitStack() as undo:
-        undo.callback(charge.close)
+    with ExitStack() as files:
+        caches = _cache_files(message.caches, fds[len(message.pools) :], files)
+        model, charge = _received_model(session.account, message, fds[: len(message.pools)])
+        with ExitStack() as undo:
+            undo.callback(charge.close)
+            device = session.devices.find(message.device)
+            hints, extensions = hints_from_data(message.hints, message.extensions)
+            deadline_ns = deadline_of(message.deadline_ns)
+            model = device.check_preparation(
+                model, message.preference, message.priority, deadline_ns, hints, extensions
+            )
+            undo.pop_all()
+        session.send(reply(message.call))
+        _finish(session, message, charge, lambda: device.prepare_model(model, caches))
+
+
+def _prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: list[int], _seen_ns: int) -> None:
+    """Answer as `_prepare` does; what is wrong with a cache is a bad argument."""
+    with ExitStack() as files:
+        caches = _cache_files(message.caches, fds, files)
         device = session.devices.find(message.device)
         deadline_ns = deadline_of(message.deadline_ns)
-        model = device.check_preparation(model, message.preference, message.priority, deadline_ns)
-        undo.pop_all()
+        contents, size = device.check_caches(caches, deadline_ns, session.account.free_bytes)
+    charge = session.account.charge(size)
     session.send(reply(message.call))
+    _finish(session, message, charge, lambda: device.restore_model(contents))
+
+
+def _cache_files(data: CachesData, fds: list[int], stack: ExitStack) -> CacheFiles:
+    """Return the files that came with a message; `stack` closes them."""
+    stack.callback(close_all, fds)
+    return CacheFiles(data.token, fds[: data.model_count], fds[data.model_count :])
+
+
+def _finish(
+    session: Session, message: PrepareModel | PrepareModelFromCache, charge: Charge, make: Callable[[], PreparedModel]
+) -> None:
+    """Make a model, whose cost `charge` is, and say so, or why not: the callback."""
     try:
+        made = make()
         prepared = replace(
-            device.prepare_model(model),
+            made,
             charge=charge,
-            priority=message.priority,
-            device=device.name,
+            priority=_priority(session, message),
+            device=message.device,
             buffers=session.buffers,
-            constants=constant_ranges(model),
+            constants=constant_ranges(made.model),
         )
     except NnfmqError as error:
         charge.close()
@@ -66,9 +104,10 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
     session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
 
 
-def _priority(_session: Session, message: PrepareModel) -> int:
+def _priority(_session: Session, message: PrepareModel | PrepareModelFromCache) -> int:
     """Return how important a preparation is; what is no priority is refused when it is its turn."""
-    return message.priority if message.priority in list(Priority) else Priority.MEDIUM
+    priority = message.priority if isinstance(message, PrepareModel) else Priority.MEDIUM  # a cache says none
+    return priority if priority in list(Priority) else Priority.MEDIUM
 
 
 def _refuse_prepare(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
@@ -107,5 +146,6 @@ def _release_model(session: Session, message: ReleaseModel, _fds: list[int]) -> 
 HANDLERS: dict[type[Message], Handler | Pooled] = {
     GetSupportedOperations: Pooled(_supported, _refuse_supported),
     PrepareModel: Pooled(_prepare, _refuse_prepare, _priority),
+    PrepareModelFromCache: Pooled(_prepare_from_cache, _refuse_prepare),
     ReleaseModel: _release_model,
 }

@@ -1,0 +1,120 @@
+"""Compilation caches in a folder of the application's: which files, under which token, and when they are made anew.
+
+The token that the driver gets, and the files' names, come from a hash of the application's token and all that makes two
+compilations of one model differ. Files are opened for a try; for a fresh compilation they are made anew rather than
+emptied, so that another process which uses the same ones keeps what it has opened. Nothing here is trusted by anybody:
+the driver refuses files that are not what it saved. (REQUIREMENTS CACHE-10, CACHE-11; docs/caching.md)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from nnfmq.hal.types import Pool
+from nnfmq.serialize.messages import DeviceInfo, PrepareModel
+from nnfmq.validation.values import validate_cache_token
+
+__all__ = ["CacheFolder", "Files", "file_names", "model_token", "runtime_token"]
+
+_log = logging.getLogger("nnfmq.client")
+
+
+class Files(NamedTuple):
+    """Open cache files, in their order."""
+
+    model: list[int]
+    data: list[int]
+
+
+def model_token(prepare: PrepareModel, pools: Sequence[Pool]) -> bytes:
+    """Return a token that stands for a model by its content."""
+    digest = hashlib.sha256(prepare.model)
+    for pool in pools:
+        digest.update(pool.view)
+    return digest.digest()
+
+
+def runtime_token(token: bytes, device: DeviceInfo, prepare: PrepareModel) -> bytes:
+    """Return the token of one compilation: a SHA-256 of the application's and what the compilation depends on."""
+    digest = hashlib.sha256()
+    fields = [token, device.name.encode(), device.version.encode()]
+    fields.append(struct.pack("<iiI", prepare.preference, prepare.priority, len(prepare.hints)))
+    for hint in prepare.hints:
+        fields += [struct.pack("<i", hint.token), hint.value]
+    for extension in prepare.extensions:
+        fields += [extension.name.encode(), struct.pack("<I", extension.prefix)]
+    for field in fields:
+        digest.update(struct.pack("<Q", len(field)) + field)
+    return digest.digest()
+
+
+def file_names(token: bytes, model_count: int, data_count: int) -> tuple[list[str], list[str]]:
+    """Return the names of the model's and the data's files, as Android's runtime forms them.
+
+    Each byte is two letters, the low half first, counted from A; then 1 for the model or 2 for data, and a number.
+    """
+    letters = "".join(chr(ord("A") + half) for byte in token for half in (byte & 15, byte >> 4))
+    return [f"{letters}1{i}" for i in range(model_count)], [f"{letters}2{i}" for i in range(data_count)]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFolder:
+    """The files of one compilation in a folder."""
+
+    token: bytes
+    model: tuple[Path, ...]
+    data: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, folder: str | os.PathLike[str], device: DeviceInfo, prepare: PrepareModel, token: bytes) -> CacheFolder:
+        """Return the place of a compilation. Raises InvalidArgument for a token that has not 32 bytes."""
+        validate_cache_token(token)
+        hashed = runtime_token(token, device, prepare)
+        model, data = file_names(hashed, device.model_cache_files, device.data_cache_files)
+        return cls(hashed, tuple(Path(folder) / name for name in model), tuple(Path(folder) / name for name in data))
+
+    @contextmanager
+    def saved_files(self) -> Iterator[Files | None]:
+        """Open the files for a block; None where the device saves nothing, or one is not there."""
+        with ExitStack() as stack:
+            yield self._open(os.O_RDWR, stack) if self.model or self.data else None
+
+    @contextmanager
+    def fresh_files(self) -> Iterator[Files]:
+        """Make the files anew for a block, after which those that nothing was written to are removed."""
+        with ExitStack() as stack:
+            self._remove()
+            files = self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL, stack) or Files([], [])
+            try:
+                yield files
+            finally:
+                if not all(os.fstat(fd).st_size for fd in (*files.model, *files.data)):
+                    self._remove()
+
+    def _open(self, flags: int, stack: ExitStack) -> Files | None:
+        opened = []
+        try:
+            for path in (*self.model, *self.data):
+                opened.append(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+                stack.callback(os.close, opened[-1])
+        except FileNotFoundError:
+            if flags & os.O_CREAT:
+                _log.warning("nothing is cached: there is no folder %s", path.parent)
+            return None
+        except OSError as error:
+            _log.warning("cache files cannot be %s: %s", "made" if flags & os.O_CREAT else "opened", error)
+            return None
+        return Files(opened[: len(self.model)], opened[len(self.model) :])
+
+    def _remove(self) -> None:
+        for path in (*self.model, *self.data):
+            with suppress(OSError):  # what cannot be removed cannot be made anew either, which is logged then
+                path.unlink(missing_ok=True)

@@ -1,0 +1,183 @@
+"""What compilation caching is tried with: files in a folder, a client that saves and loads by hand, models that differ.
+
+The models are those of the HAL's own tests: a chain of a hundred ADDs of 1, whose answer is 101, and one of MULs by 1,
+whose answer is 1, so that it shows which of them was executed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnfmq.channel import Channel
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import ExecutionPreference, Model, Operand, OperandType, Operation, OperationType, Priority
+from nnfmq.operations.signature import NUMPY_TYPES
+from nnfmq.serialize import control, messages
+from nnfmq.serialize.control import Role
+from nnfmq.serialize.model import encode_model
+from nnfmq.service.session import Session
+from support.executors import LIMIT_S
+from support.protocol import Speaker
+from support.small_models import INPUT, OUTPUT, graph, scalar
+
+FLOAT, QUANT8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
+TYPES = [FLOAT, QUANT8]
+LENGTH = 100
+TOKEN = bytes(range(32))
+NONE = ErrorStatus.NONE
+
+
+def chain(code: OperationType, type: OperandType = FLOAT, length: int = LENGTH) -> Model:
+    """Return a model that adds 1 to its input, or multiplies it by 1, `length` times."""
+    is_coded = type == QUANT8
+    scale, second_scale = (1.0, 0.5 if code == OperationType.MUL else 1.0) if is_coded else (0.0, 0.0)
+    one = np.array([2 if is_coded and code == OperationType.MUL else 1], NUMPY_TYPES[type]).tobytes()
+    operands: list[Operand] = [scalar(0)[0]]
+    constants = {0: scalar(0)[1]}
+    operations = []
+    for _ in range(length):
+        given = len(operands)
+        operands += [Operand(type, (1,), scale), Operand(type, (1,), second_scale)]
+        constants[given + 1] = one
+        operations.append(Operation(code, (given, given + 1, 0), (given + 2,)))
+    operands.append(Operand(type, (1,), scale))
+    operands[1] = Operand(type, (1,), scale, lifetime=INPUT)
+    operands[-1] = Operand(type, (1,), scale, lifetime=OUTPUT)
+    return graph(operands, operations, constants)
+
+
+def answer(code: OperationType, length: int = LENGTH) -> float:
+    """Return what `chain(code)` makes of 1."""
+    return 1.0 + length if code == OperationType.ADD else 1.0
+
+
+class Paths(NamedTuple):
+    """Cache files by name, the model's and the data's."""
+
+    model: tuple[Path, ...]
+    data: tuple[Path, ...]
+
+    @classmethod
+    def new(cls, folder: Path, name: str = "cache", model: int = 1, data: int = 1) -> Paths:
+        """Create empty files, of which there may be one too many or too few."""
+        made = cls(
+            tuple(folder / f"{name}.model{i}" for i in range(model)),
+            tuple(folder / f"{name}.data{i}" for i in range(data)),
+        )
+        for path in made.all:
+            path.touch()
+        return made
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """All of them, those of the model first."""
+        return self.model + self.data
+
+    def open(self, stack: ExitStack, modes: dict[int, int] | None = None) -> tuple[list[int], list[int]]:
+        """Open them for reading and writing, or as `modes` says by their number in `all`."""
+        fds = [os.open(path, (modes or {}).get(i, os.O_RDWR) | os.O_CLOEXEC) for i, path in enumerate(self.all)]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        return fds[: len(self.model)], fds[len(self.model) :]
+
+    def contents(self) -> list[bytes]:
+        """Return what is in them."""
+        return [path.read_bytes() for path in self.all]
+
+
+class Loaded(NamedTuple):
+    """How a preparation ended: its status, the model's number (0 where there is none), and a text."""
+
+    status: ErrorStatus
+    model_id: int
+    message: str = ""
+
+
+class CachingClient:
+    """A client that speaks with a session in a thread of this process. Close it."""
+
+    def __init__(self) -> None:
+        theirs, ours = Channel.pair()
+        self.speaker = Speaker(ours, Role.CLIENT)
+        self.session = Session(theirs, "driver under test")
+        self._calls = itertools.count(1)
+        self._thread = threading.Thread(target=self.session.run, name="session under test")
+        self._thread.start()
+        self.speaker.say(messages.Hello(control.PROTOCOL, control.INTERFACE, "caching"))
+        self.speaker.hear(messages.HelloReply)
+
+    def save(
+        self, model: Model, files: Paths, token: bytes = TOKEN, modes: dict[int, int] | None = None, **changes: Any
+    ) -> Loaded:
+        """Prepare a model and have it saved."""
+        with ExitStack() as stack:
+            return self.save_to(model, *files.open(stack, modes), token=token, **changes)
+
+    def save_to(
+        self, model: Model, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes = TOKEN, **changes: Any
+    ) -> Loaded:
+        """Prepare a model and have it saved to descriptors."""
+        data, pools = encode_model(model)
+        assert not pools
+        fields: dict[str, Any] = {
+            "device": "reference",
+            "preference": ExecutionPreference.FAST_SINGLE_ANSWER,
+            "priority": Priority.MEDIUM,
+            "deadline_ns": -1,
+            "model": data,
+            "caches": messages.CachesData(token, len(model_fds), len(data_fds)),
+            **changes,
+        }
+        self.speaker.say(messages.PrepareModel(next(self._calls), **fields), [*model_fds, *data_fds])
+        return self._outcome()
+
+    def load(self, files: Paths, token: bytes = TOKEN, modes: dict[int, int] | None = None, **changes: Any) -> Loaded:
+        """Prepare what was saved."""
+        with ExitStack() as stack:
+            return self.load_from(*files.open(stack, modes), token=token, **changes)
+
+    def load_from(
+        self, model_fds: Sequence[int], data_fds: Sequence[int], token: bytes = TOKEN, **changes: Any
+    ) -> Loaded:
+        """Prepare what was saved to descriptors."""
+        caches = messages.CachesData(token, len(model_fds), len(data_fds))
+        fields: dict[str, Any] = {"device": "reference", "deadline_ns": -1, "caches": caches, **changes}
+        self.speaker.say(messages.PrepareModelFromCache(next(self._calls), **fields), [*model_fds, *data_fds])
+        return self._outcome()
+
+    def _outcome(self) -> Loaded:
+        """Hear both answers in the order that the HAL prescribes: one callback on every path (PREP-1 to PREP-3)."""
+        first = self.speaker.hear_any()
+        if isinstance(first, messages.Reply):
+            assert first.status is NONE
+            ready = self.speaker.hear(messages.PreparedModelReady)
+        else:
+            assert isinstance(first, messages.PreparedModelReady)
+            ready, reply = first, self.speaker.hear(messages.Reply)
+            assert (reply.status, reply.message) == (ready.status, ready.message) and reply.status is not NONE
+        assert (ready.model_id == 0) == (ready.status is not NONE)
+        return Loaded(ready.status, ready.model_id, ready.message)
+
+    def result(self, model_id: int, value: float = 1.0) -> float:
+        """Execute one of the chains."""
+        prepared = self.session.models.find(model_id)
+        main = prepared.model.main
+        dtype = NUMPY_TYPES[main.operands[main.input_indexes[0]].type]
+        out = np.zeros(1, dtype)
+        prepared.program.bind([np.array([value], dtype)], [out]).run()
+        return float(out[0])
+
+    def close(self) -> None:
+        """Hang up, and wait for the session's end."""
+        self.speaker.close()
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+        self.session.join()
