@@ -143,7 +143,7 @@ def test_arrays_that_do_not_fit_are_refused(given: tuple[Any, ...], said: str, a
         adding.execute(*given)
 
 
-def test_SHP_an_output_of_unknown_size_comes_as_large_as_it_is(device: Device) -> None:
+def test_SHP_5_an_output_of_unknown_size_comes_as_large_as_it_is(device: Device) -> None:
     model = device.prepare(models.unsized_relu_model((4,)))
     assert model.outputs[0].shape == (0,)
     assert model.execute(np.array([-1, 2, -3, 4], np.float32))[0].tolist() == [0, 2, 0, 4]
@@ -162,7 +162,7 @@ def test_QOS_2_an_execution_without_any_time_misses_its_deadline(adding: Prepare
     assert adding.execute(ONE, TEN)[0].tolist() == SUM
 
 
-def test_many_threads_may_execute_at_once(adding: PreparedModel, start: Start) -> None:
+def test_EXE_8_many_threads_may_execute_at_once(adding: PreparedModel, start: Start) -> None:
     futures = [start(adding.execute, ONE * number, TEN) for number in range(50)]
     for number, future in enumerate(futures):
         assert future.result(LIMIT_S)[0].tolist() == (ONE * number + TEN).tolist()
