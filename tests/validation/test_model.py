@@ -125,6 +125,12 @@ def test_N_MOD_6_a_temporary_of_another_lifetime_is_refused(lifetime: LifeTime) 
         validate_model(with_operand(two_adds(), 3, lifetime=lifetime))
 
 
+@pytest.mark.parametrize("code", [-1, 7, 1 << 20])
+def test_N_MOD_6_a_lifetime_that_is_none_is_refused(code: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"N-MOD-6: operand 3: lifetime code {code}"):
+        validate_model(with_operand(two_adds(), 3, lifetime=cast(LifeTime, code)))
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"input_indexes": (0,)}, {"output_indexes": ()}, {"input_indexes": (0, 1, 3)}, {"output_indexes": (4, 3)}],
