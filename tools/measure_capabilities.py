@@ -136,7 +136,7 @@ def measure(
     client: nnfmq.Client, folder: Path, device: str, reference: str, rounds: int, clocks: Clocks
 ) -> dict[tuple[str, ...], Spent]:
     """Return the figures of each kind of which `device` runs a model; says on stderr what each model gave."""
-    figures = {}
+    figures: dict[tuple[str, ...], Spent] = {}
     for types, patterns in KINDS.items():
         found = []
         for path in files_in(folder, patterns, quantized=types == CODES):
