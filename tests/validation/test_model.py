@@ -133,7 +133,13 @@ def test_N_MOD_6_a_lifetime_that_is_none_is_refused(code: int) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"input_indexes": (0,)}, {"output_indexes": ()}, {"input_indexes": (0, 1, 3)}, {"output_indexes": (4, 3)}],
+    [
+        {"input_indexes": (0,)},
+        {"input_indexes": (0, 3)},  # as many as there are, but not those
+        {"output_indexes": ()},
+        {"input_indexes": (0, 1, 3)},
+        {"output_indexes": (4, 3)},
+    ],
 )
 def test_N_MOD_7_index_lists_that_do_not_mirror_the_lifetimes_are_refused(changes: dict[str, Any]) -> None:
     refused(with_main(two_adds(), **changes), "N-MOD-7")
