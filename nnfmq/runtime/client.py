@@ -1,7 +1,7 @@
 """`connect`: the way in. A running driver, or an embedded one; whoever uses the client need not know which.
 
 A client is one connection. Its devices are the driver's; a device prepares models. Everything here is thread-safe and
-ends with DEAD_OBJECT at once when the driver does.
+ends with DEAD_OBJECT at once when the driver does; the client itself can then `reconnect`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import dataclasses
 import logging
 import os
 import subprocess
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
 
 CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 0.02  # between two looks for a driver that does not listen yet
+
 Role: TypeAlias = tuple[PreparedModel, int]
 """A prepared model and the number of one of its inputs, or of its outputs."""
 _log = logging.getLogger("nnfmq.client")
@@ -90,23 +95,27 @@ def connect(
     embedded: bool | None = None,
     timeout: float | None = CONNECT_SECONDS,
     server_uid: int | None = None,
+    wait: bool = False,
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks up to `timeout` seconds.
 
     Without arguments: the driver that listens at `$NNFMQ_SOCKET` or in the runtime directory, else an embedded one, a
     private process that ends with this one. `path` names a driver's socket. `embedded` True starts a private driver
     without looking for another, False never starts one. A driver must run as this user or as root; `server_uid` allows
-    one other user.
+    one other user. With `wait` a driver that does not listen yet is waited for, and none is started (DEV-11).
 
     Raises DeviceUnavailable, MissedDeadlineTransient, InvalidArgument.
     """
     deadline_ns = deadline_after(timeout)
-    if path is not None and embedded:
-        raise InvalidArgument("a driver is either listening at `path` or embedded, not both")
+    if embedded and (path is not None or wait):
+        raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
     if embedded:
         return _embedded(deadline_ns)
+    place = default_socket() if path is None else Path(path)
+    if wait:
+        return _listening_soon(place, server_uid, deadline_ns)
     try:
-        return _listening(default_socket() if path is None else Path(path), deadline_ns, server_uid)
+        return _listening(place, deadline_ns, server_uid)
     except DeviceUnavailable as error:
         if path is not None or embedded is False:
             raise
@@ -120,13 +129,24 @@ def _listening(path: Path, deadline_ns: int | None, server_uid: int | None) -> C
     if uid not in {os.getuid(), 0, server_uid}:
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
-    return Client(Connection.open(channel, deadline_ns), None)
+    return Client(Connection.open(channel, deadline_ns), None, partial(_listening_soon, path, server_uid))
+
+
+def _listening_soon(path: Path, server_uid: int | None, deadline_ns: int | None) -> Client:
+    """Connect as soon as a driver listens. Raises what the last try raised when the deadline has passed."""
+    while True:
+        try:
+            return _listening(path, deadline_ns, server_uid)
+        except DeviceUnavailable:
+            if deadline_ns is not None and time.monotonic_ns() + RETRY_SECONDS * 1e9 >= deadline_ns:
+                raise
+        time.sleep(RETRY_SECONDS)
 
 
 def _embedded(deadline_ns: int | None) -> Client:
     channel, process = start_embedded_driver()
     try:
-        return Client(Connection.open(channel, deadline_ns, process.pid), process)
+        return Client(Connection.open(channel, deadline_ns, process.pid), process, _embedded)
     except BaseException:
         process.kill()
         process.wait()
@@ -136,10 +156,20 @@ def _embedded(deadline_ns: int | None) -> Client:
 class Client:
     """A connection to a driver. Close it, or use `with`: models and bursts made through it end with it."""
 
-    def __init__(self, connection: Connection, process: subprocess.Popen[bytes] | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        process: subprocess.Popen[bytes] | None,
+        again: Callable[[int | None], Client] | None = None,
+    ) -> None:
         self._connection = connection
         self._process = process
+        self._again = again
         self._pid = os.getpid()
+        self._is_closed = False
+        self._reconnecting = threading.Lock()
+        self._known: dict[str, DeviceInfo] = {}  # devices that were asked for, as they were then
+        self._lost: set[str] = set()  # those that another driver has not, or has as something else
 
     @property
     def driver_pid(self) -> int:
@@ -174,12 +204,45 @@ class Client:
     def device(self, name: str, *, timeout: float | None = CONNECT_SECONDS) -> Device:
         """Return the device called `name`; blocks. Raises InvalidArgument that lists the known ones."""
         infos = {info.name: info for info in self.devices(timeout=timeout)}
+        if name in self._lost:
+            raise DeviceUnavailable(f"device {name!r} was another one before the driver died; connect anew to use it")
         if name not in infos:
             raise InvalidArgument(f"there is no device {name!r}; this driver has: {', '.join(sorted(infos))}")
+        self._known.setdefault(name, infos[name])
         return Device(infos[name], self._connection)
+
+    def reconnect(self, *, timeout: float | None = CONNECT_SECONDS) -> None:
+        """Reach the driver again that has died, or its successor; blocks until it listens, up to `timeout` seconds.
+
+        Devices, models and bursts of before stay dead: ask for the device and prepare again. A device that is no longer
+        what it was (its status aside) is unavailable to this client for good (LIFE-6). Nothing happens while the driver
+        lives. Raises DeviceUnavailable, MissedDeadlineTransient, and InvalidArgument for a closed client.
+        """
+        if os.getpid() != self._pid or self._again is None:
+            raise InvalidArgument("this client cannot reconnect: connect anew")
+        with self._reconnecting:
+            if self._is_closed:
+                raise InvalidArgument("this client is closed")
+            if not self._connection.is_open:
+                self._replace(self._again(deadline_after(timeout)))
+
+    def _replace(self, fresh: Client) -> None:
+        """Go on with the connection of `fresh`, which is ours."""
+        try:
+            infos = {info.name: info for info in fresh.devices()}
+        except BaseException:
+            fresh.close()
+            raise
+        self._lost |= {name for name, old in self._known.items() if not _is_same(old, infos.get(name))}
+        old, self._connection = self._connection, fresh._connection
+        process, self._process = self._process, fresh._process
+        old.close()
+        if process is not None:
+            end_embedded_driver(process)
 
     def close(self) -> None:
         """Hang up; an embedded driver ends and is reaped. Harmless when repeated, and in a forked child."""
+        self._is_closed = True
         self._connection.close()
         process, self._process = self._process, None
         if process is not None and os.getpid() == self._pid:
@@ -190,6 +253,12 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _is_same(old: DeviceInfo, new: DeviceInfo | None) -> bool:
+    """Return whether a driver's answers are still the same, whatever the device's status is."""
+    names = [name for name in old.__struct_fields__ if name != "status"]
+    return new is not None and all(getattr(old, name) == getattr(new, name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,11 @@ class BurstServer:
         self._executor.remove_cache_entry(slot)
         self._fetched = None
 
+    @property
+    def request_count(self) -> int:
+        """How many requests came so far, whatever they were."""
+        return self._sequence
+
     def close(self) -> None:
         """End the listener and give everything back. Blocks until a running execution is done."""
         watcher.bury(self.peer)

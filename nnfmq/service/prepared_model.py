@@ -52,6 +52,7 @@ from nnfmq.service.buffers import Buffers
 from nnfmq.service.faults import FAULTS, faults_as_errors
 from nnfmq.service.wire import deadline_of
 from nnfmq.validation import validate_request
+from nnfmq.validation.values import validate_hints
 
 Array = NDArray[np.generic]
 
@@ -72,9 +73,13 @@ class ExecutionResult:
 
 
 def result_of_error(error: NnfmqError) -> ExecutionResult:
-    """Return the answer that stands for an error: its status and text, shapes only for an insufficient output."""
+    """Return the answer that stands for an error: its status and text, shapes only for an insufficient output.
+
+    DEAD_OBJECT, which a plug-in's code may raise as well, is no status of an execution (EXE-9): this driver lives.
+    """
     shapes = error.output_shapes if isinstance(error, OutputInsufficientSize) else ()
-    return ExecutionResult(error.status, tuple(shapes), message=str(error))
+    status = ErrorStatus.GENERAL_FAILURE if error.status is ErrorStatus.DEAD_OBJECT else error.status
+    return ExecutionResult(status, tuple(shapes), message=str(error))
 
 
 def _unavailable() -> ExecutionResult:
@@ -82,7 +87,12 @@ def _unavailable() -> ExecutionResult:
 
 
 def execution_limits(config: ExecutionConfig, deadline_ns: int | None) -> Limits:
-    """Return what ends an execution early. Raises InvalidArgument for a loop timeout that is out of range."""
+    """Return what ends an execution early.
+
+    Raises InvalidArgument for a loop timeout that is out of range, and for wrong hints.
+    """
+    if config.hints or config.extensions:  # no device here knows any: they are judged, and ignored
+        validate_hints(config.hints, config.extensions)
     # -1 stands for none in a loop timeout, as it does in a deadline.
     return limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
 

@@ -1,11 +1,11 @@
 """One client's session in the driver: its control channel, and everything that it made. The same in every isolation.
 
 The watcher's thread reads one frame at a time and answers what is quick; preparing, executing and closing run on a
-small pool by priority, up to CALLS_MAX of them. The main thread does nothing but wait for the end, which is seen so
-even while all others send to a client that does not read. Whatever the client sends, the answer is a status; bytes that
-break the protocol end this connection and nothing else. On hang-up, the client's death or `end` every wait ends, and
-the process with it: the kernel frees what is left, so cleaning up is not a procedure that can be forgotten. What a call
-does is in `service.calls`. (ARCHITECTURE: Death and waiting; REQUIREMENTS LIFE)
+small pool by priority, up to CALLS_MAX of them. The main thread waits for the end, which is seen so even while all
+others send to a client that does not read, and gives back memory after REST_MS without work. Whatever the client sends,
+the answer is a status; bytes that break the protocol end this connection and nothing else. On hang-up, the client's
+death or `end` every wait ends, and the process with it: the kernel frees what is left, so cleaning up is not a
+procedure that can be forgotten. What a call does is in `service.calls`. (ARCHITECTURE: Death and waiting; REQUIREMENTS LIFE)
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ from nnfmq.service.devices import Devices, load_devices
 from nnfmq.service.fenced import FencedExecution
 from nnfmq.service.handles import Handles
 from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.rest import give_back_memory
 from nnfmq.service.reusable import ReusableExecution
 from nnfmq.service.scheduler import Scheduler
 
 POOL_THREADS = 4  # several executions and a preparation at once; a session is one client's
+REST_MS = 2000  # without work, until what it left is given back
 CALLS_MAX = 256  # of one client, queued or running; more are refused at once
 _PATIENCE_NS = 60_000_000_000  # with a client that has filled its socket with calls and reads no answer
 _log = logging.getLogger("nnfmq.session")
@@ -84,6 +86,8 @@ class Session:
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._calls = 0  # on the pool, queued or running
+        self._done = 0  # by the pool
+        self._is_resting = False  # what work left was given back, and nothing was done since
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def run(self) -> None:
@@ -102,12 +106,38 @@ class Session:
             stack.callback(bursts.bury, self)
             stack.callback(reusable.bury, self)
             stack.callback(fenced.bury, self)
-            poll.poll()
+            self._wait_for_end(poll)
             self.end()
+
+    def _wait_for_end(self, poll: select.poll) -> None:
+        """Return at the end. When there was no work for REST_MS, give back what earlier work left (EXE-13)."""
+        seen = rested = None
+        while not self.has_ended:
+            ready = {fd for fd, _ in poll.poll(None if self._is_resting else REST_MS)}
+            if ready - {self._bell}:
+                return
+            if ready:  # the end, or work after a rest
+                os.eventfd_read(self._bell)
+                self._is_resting = False
+                continue
+            before, seen = seen, self._work()
+            if before == seen != rested and not self._calls:
+                give_back_memory()
+                rested = seen
+            self._is_resting = rested == seen or bool(self.bursts.all())  # which keep what they need (BUR-1)
+            if self._work() != seen or self._calls:
+                self._is_resting = False
+
+    def _work(self) -> tuple[int, int]:
+        """Return what differs whenever something was executed."""
+        return self._done, sum(burst.server.request_count for burst in self.bursts.all())
 
     def end(self) -> None:
         """End the session: `run` returns. Takes no lock, for signal handlers. Harmless when repeated."""
         self.has_ended = True
+        self._ring()
+
+    def _ring(self) -> None:
         with suppress(OSError, ValueError):  # `run` has returned meanwhile
             os.eventfd_write(self._bell, 1)
 
@@ -129,6 +159,8 @@ class Session:
     def _submit(self, threads: Scheduler, priority: int, work: Callable[..., None], *arguments: Any) -> None:
         with self._lock:
             self._calls += 1
+        if self._is_resting:
+            self._ring()
         threads.submit(partial(self._guarded, work, *arguments), priority)
 
     def join(self) -> None:
@@ -179,6 +211,7 @@ class Session:
         finally:
             with self._lock:
                 self._calls -= 1
+                self._done += 1
 
     def _call(self, handler: Pooled, message: Any, fds: list[int], seen_ns: int) -> None:
         try:

@@ -184,7 +184,7 @@ def test_TST_12_a_pair_passes_where_both_models_do() -> None:
     assert outcomes(run_test(add_of_codes(), Interpreter()))[variants.INT8_COUPLING] == PASSED
 
 
-def test_TST_12_int8_must_be_supported_where_uint8_is() -> None:
+def test_TST_12_N_BAS_4_int8_must_be_supported_where_uint8_is() -> None:
     result = run_test(add_of_codes(), _Only(UINT8))
     assert outcomes(result)[MODEL] == PASSED
     assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
@@ -214,7 +214,7 @@ def test_outputs_that_are_not_specified_must_be_refused_fenced() -> None:
         assert "N-FEN-1 and N-FEN-2 have them refused" in reasons(result)[kind]
 
 
-def test_TST_12_uint8_must_be_supported_where_int8_is() -> None:
+def test_TST_12_N_BAS_4_uint8_must_be_supported_where_int8_is() -> None:
     result = run_test(add_of_codes(), _Only(INT8))
     assert outcomes(result)[MODEL] == SKIPPED
     assert reasons(result)[variants.INT8_COUPLING].startswith("the int8 model is supported, so the uint8 one must be")

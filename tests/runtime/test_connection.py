@@ -168,7 +168,7 @@ def test_PREP_3_a_preparation_waits_for_its_callback_in_whichever_order_the_answ
     assert waiting.result(LIMIT_S).model_id == 9
 
 
-def test_a_call_ends_at_its_deadline_and_its_late_answer_does_no_harm(
+def test_LIFE_5_a_call_ends_at_its_deadline_and_its_late_answer_does_no_harm(
     connection: Connection, driver: Speaker, start: Start
 ) -> None:
     deadline_ns = soon(0.03)
@@ -269,7 +269,7 @@ def test_memory_that_was_closed_meanwhile_is_an_answer_and_not_the_end(
 # ------------------------------------------------------------------------------------------------ the end
 
 
-def test_a_hang_up_fails_every_open_call_and_every_later_one(
+def test_LIFE_5_a_hang_up_fails_every_open_call_and_every_later_one(
     connection: Connection, driver: Speaker, start: Start
 ) -> None:
     waiting = [listing(connection, start) for _ in range(3)]

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support import models
-from support.executors import LIMIT_S, Held
+from support.executors import LIMIT_S, Held, until
 from support.protocol import Speaker
 
-from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, ProtocolError
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ProtocolError,
+)
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, DeviceStatus, DeviceType, Model, Request, RequestArgument
 from nnfmq.memory import Memory
@@ -71,6 +81,42 @@ def test_a_device_says_which_operations_it_supports(device: Device) -> None:
 def test_the_operations_of_an_invalid_model_are_not_judged(device: Device) -> None:
     with pytest.raises(InvalidArgument, match="N-MOD-12"):
         device.supported_operations(models.invalid_model())
+
+
+INFO = messages.DeviceInfo("fake", DeviceType.CPU, "1", 8, DeviceStatus.AVAILABLE, ())
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_lost"),
+    [
+        ({"version": "2"}, True),
+        ({"type": DeviceType.GPU}, True),
+        ({"feature_level": 7}, True),
+        ({"extensions": (messages.ExtensionData("com.example.more", ()),)}, True),
+        ({"name": "other"}, True),
+        ({"status": DeviceStatus.BUSY}, False),
+    ],
+    ids=lambda value: str(*value) if isinstance(value, dict) else "",
+)
+def test_LIFE_6_a_device_that_comes_back_as_another_one_is_unavailable_for_good(
+    changed: dict[str, Any],
+    is_lost: bool,
+    connection: Connection,
+    driver: Speaker,
+    real: tuple[Connection, Session],
+    start: Start,
+) -> None:
+    fresh = SimpleNamespace(devices=lambda: [replace(INFO, **changed)], _connection=real[0], _process=None)
+    client = Client(connection, None, lambda _deadline_ns: fresh)  # type: ignore[arg-type,return-value]
+    known = start(client.device, "fake")
+    driver.say(messages.DeviceList(driver.hear(messages.ListDevices).call, (INFO,)))
+    assert known.result(LIMIT_S).info == INFO
+    driver.close()
+    until(lambda: not connection.is_open)
+    client.reconnect()
+    with pytest.raises(DeviceUnavailable if is_lost else InvalidArgument):  # the second driver has no such device
+        client.device("fake")
+    assert client.device("reference").supported_operations(models.add_model()) == [True]
 
 
 @pytest.mark.parametrize("model", [None, b"", object(), models.add_model().main])
@@ -143,7 +189,7 @@ def test_arrays_that_do_not_fit_are_refused(given: tuple[Any, ...], said: str, a
         adding.execute(*given)
 
 
-def test_SHP_an_output_of_unknown_size_comes_as_large_as_it_is(device: Device) -> None:
+def test_SHP_5_an_output_of_unknown_size_comes_as_large_as_it_is(device: Device) -> None:
     model = device.prepare(models.unsized_relu_model((4,)))
     assert model.outputs[0].shape == (0,)
     assert model.execute(np.array([-1, 2, -3, 4], np.float32))[0].tolist() == [0, 2, 0, 4]
@@ -162,7 +208,7 @@ def test_QOS_2_an_execution_without_any_time_misses_its_deadline(adding: Prepare
     assert adding.execute(ONE, TEN)[0].tolist() == SUM
 
 
-def test_many_threads_may_execute_at_once(adding: PreparedModel, start: Start) -> None:
+def test_EXE_8_many_threads_may_execute_at_once(adding: PreparedModel, start: Start) -> None:
     futures = [start(adding.execute, ONE * number, TEN) for number in range(50)]
     for number, future in enumerate(futures):
         assert future.result(LIMIT_S)[0].tolist() == (ONE * number + TEN).tolist()

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from support import bursts, models
-from support.bursts import BAD_RECORDS, NO_TIME_US, RECORD_BYTES, BurstClient, packet_for, split
+from support.bursts import BAD_RECORDS, NO_TIME_US, RECORD_BYTES, BurstClient, packet_for, server_end, split
 from support.executors import LIMIT_S, Held, Summing, floats, prepared, until
 
 from nnfmq import watcher
@@ -26,7 +26,7 @@ from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, MeasureTiming, Out
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.queue.layout import READ_COUNTER, WRITE_COUNTER
-from nnfmq.serialize.codec import encode_request
+from nnfmq.serialize.codec import decode_result, encode_request
 from nnfmq.serialize.packet import RequestPacket, ResultPacket, result_packet_for_error
 from nnfmq.serialize.stages import StageSlots
 from nnfmq.service.burst import BindingExecutor, BurstServer
@@ -773,6 +773,66 @@ def test_N_BUX_3_a_burst_with_impossible_counters_can_be_closed(client: BurstCli
     client.receive()
     server.close()
     assert listeners() == []
+
+
+@pytest.mark.parametrize(
+    ("overlay", "published"),
+    [(BAD_RECORDS[1] * 2, len(split(ADD_PACKET))), (ADD_PACKET[RECORD_BYTES:], 3), (b"\xff" * 240, 10)],
+    ids=["its first records", "another packet's end, cut short", "noise"],
+)
+def test_N_BUX_7_two_writers_that_meet_are_found_out_by_both_ends_and_the_burst_lives_on(
+    overlay: bytes,
+    published: int,
+    client: BurstClient,
+    serve: Serve,
+    adding: tuple[Memory, Memory],
+    resources: ExitStack,
+) -> None:
+    serve(client, BindingExecutor(prepared(ADD)))
+    second = resources.enter_context(server_end(client.requests))
+    for queue, packet in ((client.requests, ADD_PACKET), (second, overlay)):
+        begun = queue.begin_write(max(published, len(packet) // RECORD_BYTES))  # at the same place: nobody committed
+        assert begun is not None
+        begun.copy_to(packet)
+    client.requests.commit_write(published)
+    with pytest.raises(QueueCorrupted, match="write counter"):
+        second.commit_write(len(overlay) // RECORD_BYTES)
+    client.requests.wake_all()
+    assert_failed(decode_result(client.receive()))
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_a_write_counter_that_another_writer_sets_back_is_an_error(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, BindingExecutor(prepared(ADD)))
+    assert_usable(client, adding[1])
+    until(lambda: server._requests.waiters == 1)
+    client.requests.memory.view[8:16] = struct.pack("<Q", RECORD_BYTES)  # where the other's first record ended
+    client.requests.wake_all()
+    assert_failed(decode_result(client.receive()))
+    until(lambda: server._requests.waiters == 1)
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_two_threads_that_write_without_a_lock_do_not_end_the_server(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack, start: Callable[..., Any]
+) -> None:
+    server = serve(client, BindingExecutor(prepared(ADD)))
+    second = resources.enter_context(server_end(client.requests))
+
+    def scribble(queue: MessageQueue) -> None:
+        for _ in range(300):
+            with suppress(QueueCorrupted):
+                queue.send(ADD_PACKET)
+            client.results.drain()
+
+    for running in [start(scribble, queue) for queue in (client.requests, second)]:
+        running.result(LIMIT_S)
+    until(lambda: server._requests.waiters == 1)
+    for queue in (client.requests, client.results):
+        queue.memory.view[:16] = bytes(16)
+    assert_usable(client, adding[1])
 
 
 @pytest.mark.parametrize("also", [False, True], ids=["alone", "and of the requests"])

@@ -118,7 +118,7 @@ def test_QOS_2_a_deadline_that_has_passed_ends_it_before_anything_is_written(
     assert floats(pools[1]) == [0.0] * 4
 
 
-def test_an_output_in_read_only_memory_is_refused(
+def test_N_RQX_12_an_output_in_read_only_memory_is_refused(
     request_: Request, pools: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     ours = resources.enter_context(Memory.create(16, one_writer=True))
@@ -163,7 +163,7 @@ def test_truth_values_are_bytes_of_which_any_but_zero_is_true(resources: ExitSta
     assert bytes(sink.view[:4]) == bytes([1, 0, 0, 0])
 
 
-def test_SHP_an_insufficient_output_says_its_shape(request_: Request) -> None:
+def test_SHP_3_SHP_4_an_insufficient_output_says_its_shape(request_: Request) -> None:
     shapes = (OutputShape((9,), is_sufficient=False),)
     result = failing(OutputInsufficientSize, "too small", shapes).execute_synchronously(
         request_, ExecutionConfig(MeasureTiming.YES)
@@ -184,9 +184,9 @@ def test_LIFE_8_a_kernel_that_fails_unforeseen_is_a_general_failure_with_a_log_l
     caplog.clear()  # the records hold the frames, and those the memory
 
 
-def test_any_other_error_of_the_driver_is_its_status(request_: Request) -> None:
+def test_EXE_9_a_driver_that_answers_is_not_dead(request_: Request) -> None:
     result = failing(DeadObject, "gone").execute_synchronously(request_)
-    assert (result.status, result.message) == (ErrorStatus.DEAD_OBJECT, "gone")
+    assert (result.status, result.message) == (ErrorStatus.GENERAL_FAILURE, "gone")
 
 
 def test_several_threads_may_execute_one_model(start: Any, resources: ExitStack, pools: tuple[Memory, Memory]) -> None:

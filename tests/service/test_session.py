@@ -438,7 +438,7 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
     until(lambda: running.session.account.held_bytes == 0)
 
 
-def test_a_model_beyond_the_limit_is_refused(client: Speaker, running: Running) -> None:
+def test_PREP_11_a_model_beyond_the_limit_is_refused(client: Speaker, running: Running) -> None:
     prepare(client)
     running.session.account._limit = running.session.account.held_bytes + 1
     client.say(prepare_message(4))
@@ -478,7 +478,7 @@ def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize(("error", "status"), FAULTS)
-def test_LIFE_8_a_model_that_fails_unforeseen_when_it_is_compiled_is_refused(
+def test_PREP_11_LIFE_8_a_model_that_fails_unforeseen_when_it_is_compiled_is_refused(
     error: type[Exception],
     status: ErrorStatus,
     client: Speaker,
@@ -666,7 +666,7 @@ def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
     assert account.held_bytes == held
 
 
-def test_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, Memory], running: Running) -> None:
+def test_EXE_8_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, Memory], running: Running) -> None:
     held = Held(ADD)
     running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     quick = prepare(client)
@@ -677,7 +677,7 @@ def test_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, M
     assert client.hear(messages.Executed).call == 40
 
 
-def test_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
+def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quick = Held(ADD), prepare(client)

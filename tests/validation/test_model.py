@@ -125,9 +125,21 @@ def test_N_MOD_6_a_temporary_of_another_lifetime_is_refused(lifetime: LifeTime) 
         validate_model(with_operand(two_adds(), 3, lifetime=lifetime))
 
 
+@pytest.mark.parametrize("code", [-1, 7, 1 << 20])
+def test_N_MOD_6_a_lifetime_that_is_none_is_refused(code: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"N-MOD-6: operand 3: lifetime code {code}"):
+        validate_model(with_operand(two_adds(), 3, lifetime=cast(LifeTime, code)))
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{"input_indexes": (0,)}, {"output_indexes": ()}, {"input_indexes": (0, 1, 3)}, {"output_indexes": (4, 3)}],
+    [
+        {"input_indexes": (0,)},
+        {"input_indexes": (0, 3)},  # as many as there are, but not those
+        {"output_indexes": ()},
+        {"input_indexes": (0, 1, 3)},
+        {"output_indexes": (4, 3)},
+    ],
 )
 def test_N_MOD_7_index_lists_that_do_not_mirror_the_lifetimes_are_refused(changes: dict[str, Any]) -> None:
     refused(with_main(two_adds(), **changes), "N-MOD-7")
@@ -283,9 +295,12 @@ def test_N_VAL_14_an_index_listed_twice_is_refused() -> None:
     refused(with_main(two_adds(), input_indexes=(0, 0)), "N-VAL-14")
 
 
-@pytest.mark.parametrize("changes", [{"operands": ()}, {"operations": ()}, {"input_indexes": (0, 5)}])
-def test_N_VAL_15_an_empty_graph_or_an_index_outside_is_refused(changes: dict[str, Any]) -> None:
-    refused(with_main(two_adds(), **changes), "N-VAL-15")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"operands": ()}, "no operands"), ({"operations": ()}, "no operations"), ({"input_indexes": (0, 5)}, ".*5")],
+)
+def test_N_VAL_15_an_empty_graph_or_an_index_outside_is_refused(changes: dict[str, Any], said: str) -> None:
+    refused(with_main(two_adds(), **changes), f"N-VAL-15: {said}")
 
 
 @pytest.mark.parametrize("lifetime", [TEMPORARY, OUTPUT])

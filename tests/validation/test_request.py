@@ -82,6 +82,12 @@ def test_N_RQX_6_dimensions_that_contradict_the_model_are_refused(dimensions: tu
     refused(with_first_input(argument(0, dimensions=dimensions)), "N-RQX-6")
 
 
+def test_N_RQX_6_extents_below_zero_are_refused_even_where_their_product_fits() -> None:
+    unknown_rank = with_operand(MODEL, 0, dimensions=())
+    validate_request(unknown_rank, with_first_input(argument(0, dimensions=(2, 2))))
+    refused(with_first_input(argument(0, dimensions=(-2, -2))), "N-RQX-6", unknown_rank)
+
+
 @pytest.mark.parametrize("dimensions", [(), (0, 2), (0, 0)])
 def test_N_RQX_7_an_input_of_unknown_shape_is_refused(dimensions: tuple[int, ...]) -> None:
     refused(with_first_input(argument(0, dimensions=dimensions)), "N-RQX-7", UNKNOWN_INPUT)

@@ -156,6 +156,13 @@ def test_CAP_3_a_list_of_types_out_of_order_or_with_a_type_that_has_no_figure_is
     refused("CAP-3", values.validate_capabilities, replace(GOOD, operand_performance=entries))
 
 
+def test_CAP_3_a_code_that_is_no_type_is_refused() -> None:
+    entries = (OperandPerformance(cast(OperandType, 99), PerformanceInfo(1.0, 1.0)),)
+
+    with pytest.raises(InvalidArgument, match="CAP-3: operand type 99"):
+        values.validate_capabilities(replace(GOOD, operand_performance=entries))
+
+
 def test_CAP_6_every_type_gets_a_figure_and_the_newest_needs_1_3() -> None:
     assert [int(e.type) for e in GOOD.operand_performance] == [*range(15), 10000, 10001]
     assert values.validate_capabilities(GOOD) == 4

@@ -50,7 +50,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "socketserver": (),
     "mmap": ("memory",),
     "posix_ipc": ("memory",),
-    "ctypes": ("queue",),
+    "ctypes": ("queue", "service.rest"),
     "multiprocess": ("service.supervisor",),
     "multiprocessing": (),
     "pickle": (),

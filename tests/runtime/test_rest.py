@@ -1,0 +1,121 @@
+"""A driver that rests gives back what executions left in the allocator, once, and then sleeps (EXE-13)."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import models
+from support.drivers import InThread
+from support.executors import LIMIT_S, Held, until
+
+from nnfmq.runtime.client import Client, Device
+from nnfmq.runtime.connection import Connection
+from nnfmq.service import prepared_model as service
+from nnfmq.service import session as session_module
+from nnfmq.service.session import Session
+
+ADD = models.add_model()
+ONE, TEN = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32)
+PIECES = """
+from nnfmq.service.rest import give_back_memory
+import os, re
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+pieces = [b"x" * 60_000 for _ in range(500)]  # too small for mappings of their own
+last, pieces = pieces[-1], None  # and the last one keeps the others' room from being given back unasked
+before = resident()
+give_back_memory()
+print(before - resident())
+"""
+
+
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Shorten the time to a rest, and note each."""
+    found: list[int] = []
+    monkeypatch.setattr(session_module, "REST_MS", 30)
+    monkeypatch.setattr(session_module, "give_back_memory", lambda: found.append(1))
+    return found
+
+
+@pytest.fixture
+def session(rests: list[int], real: tuple[Connection, Session]) -> Session:
+    return real[1]
+
+
+@pytest.fixture
+def device(session: Session, real: tuple[Connection, Session]) -> Device:
+    return Client(real[0], None).device("reference")
+
+
+def rested(session: Session, rests: list[int]) -> int:
+    """Wait until it rests, and return how often it did."""
+    until(lambda: session._is_resting)
+    return len(rests)
+
+
+def await_more(rests: list[int], than: int) -> None:
+    until(lambda: len(rests) > than)
+
+
+def let_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return when the session has looked several times whether it may rest."""
+    looks: list[int] = []
+    real = session._work
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_work", lambda: (looks.append(1), real())[1])
+        until(lambda: len(looks) > 8)
+
+
+def test_EXE_13_after_executions_memory_is_given_back_and_then_it_sleeps_until_there_are_more(
+    device: Device, session: Session, rests: list[int]
+) -> None:
+    with device.prepare(ADD) as model:
+        for _ in range(3):
+            before = rested(session, rests)
+            for _ in range(5):
+                model.execute(ONE, TEN)
+            await_more(rests, before)
+    assert rested(session, rests)
+
+
+def test_EXE_13_while_an_execution_runs_nothing_is_given_back(
+    device: Device, session: Session, rests: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = device.prepare(ADD)
+    held = Held(ADD)
+    session.models.add(service.PreparedModel(ADD, held), model.model_id)  # type: ignore[arg-type]
+    before = rested(session, rests)
+    running = InThread.start(lambda: model.execute(ONE, TEN))
+    assert held.begun.wait(LIMIT_S)
+    let_pass(session, monkeypatch)
+    assert len(rests) == before
+    held.go.set()
+    running.wait()
+    await_more(rests, before)
+
+
+def test_EXE_13_BUR_1_an_open_burst_lets_it_sleep_and_its_end_gives_back(
+    device: Device, session: Session, rests: list[int]
+) -> None:
+    with device.prepare(ADD) as model:
+        for _ in range(3):
+            with model.burst() as burst:
+                for _ in range(3):
+                    burst.execute(ONE, TEN)
+                until(lambda: session._is_resting)
+                before = len(rests)
+            await_more(rests, before)
+    assert rested(session, rests)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator than glibc's")
+def test_EXE_13_what_the_allocator_keeps_goes_back_to_the_kernel() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", PIECES], capture_output=True, text=True, timeout=60, check=False)
+    assert int(done.stdout or 0) > 20_000_000, done.stderr
