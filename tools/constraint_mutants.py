@@ -6,8 +6,8 @@
 
 A check is a call of a function whose name begins with `require` or `_require`, or a `raise InvalidArgument` under an
 `if`. It is taken out of the module's syntax tree when the tests import it; no file is changed. Each mutant runs in a
-fork of a process that has imported all but nnfmq. A check that no test misses is printed as it stands; exit status 0
-only if there is none.
+fork of a process that has imported all but nnfmq, with limits: a check may be what ends a loop. A check that no test
+misses is printed as it stands; exit status 0 only if there is none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import resource
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,10 @@ from rich.progress import track
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {"validation": ["tests/validation"], "operations": ["tests/operations"]}
 _RUN = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--hypothesis-seed=0"]
+
+
+_LIMIT_S = {"validation": 300, "operations": 3600}  # of a mutant; one that takes longer is missed by its tests
+_LIMIT_BYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -115,10 +121,12 @@ class _Finder(importlib.abc.MetaPathFinder):
         )
 
 
-def status_of_tests(tests: Sequence[str], check: Check | None, *, quiet: bool) -> int:
-    """Run tests in a fork, without `check`, and return pytest's exit status; blocks."""
+def status_of_tests(part: str, check: Check | None, *, quiet: bool) -> int:
+    """Run a part's tests in a fork, without `check`, and return pytest's exit status, or what ended it; blocks."""
     child = os.fork()
     if child == 0:
+        resource.setrlimit(resource.RLIMIT_AS, (_LIMIT_BYTES, _LIMIT_BYTES))
+        signal.alarm(_LIMIT_S[part])
         if quiet:
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, 1)
@@ -126,7 +134,7 @@ def status_of_tests(tests: Sequence[str], check: Check | None, *, quiet: bool) -
         if check is not None:
             sys.meta_path.insert(0, _Finder(check))
         os.chdir(ROOT)
-        os._exit(int(pytest.main([*_RUN, *tests])))
+        os._exit(int(pytest.main([*_RUN, *PARTS[part]])))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -143,11 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         checks = [check for check in checks if check.place == options.only] or parser.error(f"no {options.only}")
     if "nnfmq" in sys.modules:
         raise SystemExit("nnfmq was imported before the forks")
-    if status_of_tests(PARTS[options.part], None, quiet=True):
+    if status_of_tests(options.part, None, quiet=True):
         raise SystemExit("the tests fail as they are: nothing can be said of mutants")
     began, survivors = time.monotonic(), []
     for check in track(checks, "checks switched off", console=console, disable=not sys.stdout.isatty()):
-        if not status_of_tests(PARTS[options.part], check, quiet=not options.only):
+        if not status_of_tests(options.part, check, quiet=not options.only):
             survivors.append(check)
             console.print(f"[red]no test misses[/] {check.place}: {check.text}", highlight=False, soft_wrap=True)
     spent = time.monotonic() - began
