@@ -19,11 +19,12 @@ from nnfmq.hal.device import Capabilities
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority
+from nnfmq.hal.versions import interface_level, interface_name, is_aidl, number_of_consumers
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.connection import INTERFACE, Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
-from nnfmq.runtime.prepared_model import PreparedModel, lent_fds
+from nnfmq.runtime.prepared_model import PreparedModel, deadline_on_wire, lent_fds
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model
@@ -59,43 +60,46 @@ def connect(
     embedded: bool | None = None,
     timeout: float | None = CONNECT_SECONDS,
     server_uid: int | None = None,
+    interface: str = INTERFACE,
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks up to `timeout` seconds.
 
     Without arguments: the driver that listens at `$NNFMQ_SOCKET` or in the runtime directory, else an embedded one, a
     private process that ends with this one. `path` names a driver's socket. `embedded` True starts a private driver
     without looking for another, False never starts one. A driver must run as this user or as root; `server_uid` allows
-    one other user.
+    one other user. `interface` is the version of the HAL that is spoken: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to
+    "AIDL v4"; an older one has less to say, and newer models are refused (docs/dialects.md).
 
     Raises DeviceUnavailable, MissedDeadlineTransient, InvalidArgument.
     """
     deadline_ns = deadline_after(timeout)
+    interface_level(interface)  # before anything is started
     if path is not None and embedded:
         raise InvalidArgument("a driver is either listening at `path` or embedded, not both")
     if embedded:
-        return _embedded(deadline_ns)
+        return _embedded(deadline_ns, interface)
     try:
-        return _listening(default_socket() if path is None else Path(path), deadline_ns, server_uid)
+        return _listening(default_socket() if path is None else Path(path), deadline_ns, server_uid, interface)
     except DeviceUnavailable as error:
         if path is not None or embedded is False:
             raise
         _log.info("starting an embedded driver: %s", error)
-        return _embedded(deadline_ns)
+        return _embedded(deadline_ns, interface)
 
 
-def _listening(path: Path, deadline_ns: int | None, server_uid: int | None) -> Client:
+def _listening(path: Path, deadline_ns: int | None, server_uid: int | None, interface: str) -> Client:
     channel = Channel.connect(path, deadline_ns)
     uid = channel.peer().uid
     if uid not in {os.getuid(), 0, server_uid}:
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
-    return Client(Connection.open(channel, deadline_ns), None)
+    return Client(Connection.open(channel, deadline_ns, interface=interface), None)
 
 
-def _embedded(deadline_ns: int | None) -> Client:
+def _embedded(deadline_ns: int | None, interface: str) -> Client:
     channel, process = start_embedded_driver()
     try:
-        return Client(Connection.open(channel, deadline_ns, process.pid), process)
+        return Client(Connection.open(channel, deadline_ns, process.pid, interface), process)
     except BaseException:
         process.kill()
         process.wait()
@@ -119,6 +123,11 @@ class Client:
     def driver_core(self) -> str:
         """Which queue core the driver runs on: "compiled" or "twin"."""
         return self._connection.greeting.core
+
+    @property
+    def interface(self) -> str:
+        """The HAL's version that is spoken: "AIDL v4" unless `connect` was told otherwise."""
+        return interface_name(self._connection.level)
 
     @property
     def is_embedded(self) -> bool:
@@ -191,7 +200,9 @@ class Device:
         bare = model if isinstance(model, Model) else model.model
         data, pools = encode_model(bare)
         fds = lent_fds(pools)
-        message = messages.GetSupportedOperations(self._connection.new_call(), self.info.name, data, len(fds))
+        message = messages.GetSupportedOperations(
+            self._connection.new_call(), self.info.name, data, len(fds), self._consumers(bare)
+        )
         answer = self._connection.ask(message, messages.SupportedOperations, fds, deadline_after(timeout))
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
@@ -219,9 +230,10 @@ class Device:
             self.info.name,
             preference,
             priority,
-            -1 if deadline_ns is None else deadline_ns,
+            deadline_on_wire(self._connection, deadline_ns),
             data,
             len(fds),
+            self._consumers(bare),
         )
         inputs, outputs = _described(bare, self.info) if isinstance(model, Model) else (model.inputs, model.outputs)
         prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
@@ -233,6 +245,11 @@ class Device:
             prepared.close()  # the driver may have made it just before a signal came
             raise
         return prepared
+
+    def _consumers(self, model: Model) -> tuple[tuple[int, ...], ...]:
+        if is_aidl(self._connection.level):
+            return ()
+        return tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
 
 
 def _described(model: Model, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:

@@ -27,12 +27,14 @@ from nnfmq.hal.errors import (
     ProtocolError,
     error_for,
 )
+from nnfmq.hal.versions import FeatureLevel, interface_level
 from nnfmq.memory import Memory
 from nnfmq.runtime.answers import OneShot
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 
+INTERFACE = "AIDL v4"  # unless the application wants another
 _GONE = "the driver process is gone"
 _log = logging.getLogger("nnfmq.client")
 
@@ -63,7 +65,8 @@ class _Question(NamedTuple):
 class Connection:
     """A connection to a driver. Any thread may call. Made by `open`; the owner closes it."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, level: FeatureLevel = FeatureLevel.AIDL_V4) -> None:
+        self.level = level  # of the interface that is spoken here
         self._channel = channel
         self._conversation = Conversation()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
@@ -78,22 +81,33 @@ class Connection:
         self.driver: messages.HelloReply | None = None
 
     @classmethod
-    def open(cls, channel: Channel, deadline_ns: int | None, process: int | None = None) -> Connection:
+    def open(
+        cls,
+        channel: Channel,
+        deadline_ns: int | None,
+        process: int | None = None,
+        interface: str = INTERFACE,
+    ) -> Connection:
         """Greet the driver over `channel`, which the connection owns from now on; blocks until it answers.
 
         `process` is the pid of a driver that is our own child: its end is then seen even where a copy of its socket
-        lives on in another process.
+        lives on in another process. `interface` is the HAL's, from "HIDL 1.0" to "AIDL v4".
 
-        Raises DeviceUnavailable where the driver ends, the error of the status where it refuses (a driver with too many
-        clients: ResourceExhaustedTransient), MissedDeadlineTransient at the deadline.
+        Raises InvalidArgument for an unknown interface, DeviceUnavailable where the driver ends, the error of the
+        status where it refuses (a driver with too many clients: ResourceExhaustedTransient), MissedDeadlineTransient at
+        the deadline.
         """
-        connection = cls(channel)
+        try:
+            connection = cls(channel, interface_level(interface))
+        except BaseException:
+            channel.close()
+            raise
         _open_connections.add(connection)
         try:
             connection._watch_driver(process)
             name = f"pid {os.getpid()}"
             with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
-                connection._send(messages.Hello(control.PROTOCOL, control.INTERFACE, name), (), deadline_ns)
+                connection.tell(messages.Hello(control.PROTOCOL, interface, name), deadline_ns)
             connection.driver = connection._greeting.wait(deadline_ns)
         except DeadObject as error:
             connection.close()
@@ -166,6 +180,10 @@ class Connection:
             self._waiting.pop(key, None)
         assert isinstance(result, answer)
         return result
+
+    def tell(self, message: messages.Message, deadline_ns: int | None = None) -> None:
+        """Send a message that has no answer. Raises DeadObject, MissedDeadlineTransient."""
+        self._send(message, (), deadline_ns)
 
     def new_call(self) -> int:
         """Return a number for a new call."""

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize, error_for
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Pool, Request, Timing
+from nnfmq.hal.versions import FeatureLevel
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
@@ -26,6 +27,7 @@ from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
+    from nnfmq.runtime.aidl_burst import AidlBurst
     from nnfmq.runtime.burst import Burst
 
 _NO_LIMIT = -1
@@ -64,9 +66,18 @@ def execute_once(
         model_id,
         messages.request_to_data(request),
         messages.config_to_data(config),
-        _NO_LIMIT if deadline_ns is None else deadline_ns,
+        deadline_on_wire(connection, deadline_ns),
     )
-    answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
+    return outcome_of(connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns))
+
+
+def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
+    """Return a deadline as a message has it; -1 where the interface has none: then only the wait here ends."""
+    return _NO_LIMIT if deadline_ns is None or connection.level < FeatureLevel.V1_3 else deadline_ns
+
+
+def outcome_of(answer: messages.Executed) -> Outcome:
+    """Return what an execution answered, or raise the error that its status stands for."""
     shapes = messages.shapes_from_data(answer.shapes)
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise OutputInsufficientSize(answer.message, shapes)
@@ -188,6 +199,15 @@ class PreparedModel:
         from nnfmq.runtime.burst import Burst
 
         return Burst.configure(self._connection, self, None, deadline_after(timeout), with_memory=False)
+
+    def aidl_burst(self, *, timeout: float | None = 10.0) -> AidlBurst:
+        """Configure a burst as AIDL has it: without queues, over the control channel, with tokens for memories.
+
+        Blocks up to `timeout` seconds. The caller closes the burst.
+        """
+        from nnfmq.runtime.aidl_burst import AidlBurst
+
+        return AidlBurst.configure(self._connection, self.model_id, deadline_after(timeout))
 
     def burst(self, *, polling_window_us: float | None = None, timeout: float | None = 10.0) -> Burst:
         """Configure a burst: two queues and a memory for each direction, kept for a series of quick executions.

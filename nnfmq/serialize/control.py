@@ -23,10 +23,12 @@ from nnfmq.serialize.messages import (
     BurstError,
     Call,
     CloseBurst,
+    ConfigureAidlBurst,
     ConfigureBurst,
     DeviceCapabilities,
     DeviceList,
     Execute,
+    ExecuteAidlBurst,
     Executed,
     FreeMemory,
     GetBurstError,
@@ -42,6 +44,7 @@ from nnfmq.serialize.messages import (
     PreparedModelReady,
     PrepareModel,
     Refused,
+    ReleaseMemoryResource,
     ReleaseModel,
     Reply,
     SetDeviceStatus,
@@ -49,7 +52,6 @@ from nnfmq.serialize.messages import (
 )  # fmt: skip
 from nnfmq.serialize.packet import Buffer
 
-INTERFACE = "AIDL v4"  # the HAL interface that both sides speak
 PROTOCOL = 1  # of both files; HelloReply and Refused must stay readable for every other version
 MAX_BODY_BYTES = 256 << 20  # as the channel's own limits, which a test compares
 
@@ -90,6 +92,9 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ConfigureBurst: (BurstConfigured,),
     GetBurstError: (BurstError,),
     CloseBurst: (Reply,),
+    ConfigureAidlBurst: (BurstConfigured,),
+    ExecuteAidlBurst: (Executed,),
+    ReleaseMemoryResource: (Reply,),
     GetMemories: (Memories,),
 }
 _DRIVER_CALLS = (GetMemories,)  # all others are the client's
@@ -124,6 +129,7 @@ FILE_DESCRIPTORS: dict[type[Message], int | str] = {
     ConfigureBurst: 2,
     Memories: "sizes",
     Execute: "pool_sizes",
+    ExecuteAidlBurst: "pool_sizes",
 }
 
 

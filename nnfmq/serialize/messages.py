@@ -45,6 +45,8 @@ Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 FdCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FDS)]
 Sizes: TypeAlias = Annotated[tuple[U63, ...], Meta(max_length=MAX_FDS)]
+Consumers: TypeAlias = tuple[tuple[U32, ...], ...]
+Tokens: TypeAlias = Annotated[tuple[I64, ...], Meta(max_length=65536)]
 Dimensions: TypeAlias = Annotated[tuple[U32, ...], Meta(max_length=1024)]
 
 
@@ -322,11 +324,15 @@ class SetDeviceStatus(Call, frozen=True):
 
 
 class GetSupportedOperations(Call, frozen=True):
-    """Ask which operations of the main subgraph the device supports; `pool_count` pools of the model come beside it."""
+    """Ask which operations of the main subgraph the device supports; `pool_count` pools of the model come beside it.
+
+    `consumers` is HIDL's numberOfConsumers: the counts of each subgraph's operands, the main one's first; AIDL: none.
+    """
 
     device: Name
     model: bytes
     pool_count: FdCount = 0
+    consumers: Consumers = ()
 
 
 class SupportedOperations(Call, frozen=True):
@@ -338,7 +344,7 @@ class SupportedOperations(Call, frozen=True):
 
 
 class PrepareModel(Call, frozen=True):
-    """Prepare a model for execution; `deadline_ns` -1 = none; `pool_count` pools of the model come beside it."""
+    """Prepare a model for execution; `deadline_ns` -1 = none; the rest as in GetSupportedOperations."""
 
     device: Name
     preference: I32
@@ -346,6 +352,7 @@ class PrepareModel(Call, frozen=True):
     deadline_ns: I64
     model: bytes
     pool_count: FdCount = 0
+    consumers: Consumers = ()
 
 
 class Reply(Answer, frozen=True):
@@ -433,6 +440,34 @@ class Execute(_WithRequest, frozen=True):
     """Execute once and answer when it is done; `deadline_ns` -1 = none."""
 
     deadline_ns: I64
+
+
+class ConfigureAidlBurst(Call, frozen=True):
+    """Create a burst whose executions travel as messages, with their memories (AIDL IBurst); no queues."""
+
+    model_id: U63
+
+
+class ExecuteAidlBurst(Call, frozen=True):
+    """Execute once on such a burst; one token for each pool: from 0 on the memory's identity, -1 = it has none."""
+
+    burst_id: U63
+    request: RequestData
+    tokens: Tokens
+    config: ConfigData
+    deadline_ns: I64
+
+    @property
+    def pool_sizes(self) -> Sizes:
+        """The sizes of the memories that come beside the message, in bytes."""
+        return self.request.pool_sizes
+
+
+class ReleaseMemoryResource(Call, frozen=True):
+    """The driver may forget the memory of a token; an unknown token, and -1, are no error."""
+
+    burst_id: U63
+    token: I64
 
 
 class Executed(Answer, frozen=True):

@@ -20,16 +20,18 @@ from nnfmq.engines.execution import Bindable
 from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, make_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.types import DeviceStatus, DeviceType, ExecutionPreference, Model, Operation, Priority, Subgraph
+from nnfmq.hal.versions import FeatureLevel
 from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
+from nnfmq.validation.conversion import require_level, require_prefixes
 from nnfmq.validation.values import validate_extensions
 
 __all__ = ["FEATURE_LEVEL", "Device"]
 
-FEATURE_LEVEL = 8  # AIDL v4
+FEATURE_LEVEL = FeatureLevel.AIDL_V4
 
 
 @cache
@@ -111,14 +113,14 @@ class Device:
         self.require_available()
         return self.capabilities
 
-    def supported_operations(self, model: Model) -> list[bool]:
+    def supported_operations(self, model: Model, level: FeatureLevel = FeatureLevel.AIDL_V4) -> list[bool]:
         """Return one boolean per operation of the main subgraph; IF and WHILE need all that they call (SUP-4).
 
-        Raises DeviceUnavailable, and InvalidArgument for an invalid model.
+        Raises DeviceUnavailable, and InvalidArgument for a model that is invalid or newer than the interface `level`.
         """
         self.require_available()
         with faults_as_errors("looking at the model"):
-            return self._supported(_checked(model))
+            return self._supported(_checked(model, level))
 
     def _supported(self, model: Model) -> list[bool]:
         inner = [
@@ -132,7 +134,14 @@ class Device:
     def _can(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         return bool(self.supports(model, subgraph, operation))
 
-    def check_preparation(self, model: Model, preference: int, priority: int, deadline_ns: int | None) -> Model:
+    def check_preparation(
+        self,
+        model: Model,
+        preference: int,
+        priority: int,
+        deadline_ns: int | None,
+        level: FeatureLevel = FeatureLevel.AIDL_V4,
+    ) -> Model:
         """Judge the arguments of prepareModel, and return the model for `prepare_model`.
 
         Raises DeviceUnavailable, InvalidArgument, MissedDeadlinePersistent.
@@ -141,7 +150,7 @@ class Device:
         _check_code(ExecutionPreference, preference)
         _check_code(Priority, priority)
         with faults_as_errors("looking at the model"):
-            model = _checked(model)
+            model = _checked(model, level)
         if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
             raise MissedDeadlinePersistent("the deadline had passed before the preparation began")
         return model
@@ -160,11 +169,12 @@ class Device:
             return PreparedModel(model, self.compile(model), status_byte=self.status_byte)
 
 
-def _checked(model: Model) -> Model:
-    """Return `model`, which is valid, with this process's numbers of extensions. Raises InvalidArgument."""
+def _checked(model: Model, level: FeatureLevel) -> Model:
+    """Return `model`, which is valid at `level`, with this process's numbers of extensions. Raises InvalidArgument."""
     validate_extensions(model.extensions)
+    require_prefixes(model, level)
     model = translated(model)
-    validate_model(model)
+    require_level(validate_model(model), level)
     return model
 
 

@@ -145,13 +145,15 @@ class PreparedModel:
     """A model that is ready to run. Any number of threads may execute it at once.
 
     `charge` is what it costs its client: off the account when the last burst or execution has dropped the model. While
-    the device is BUSY or OFFLINE, which `status_byte` says, every execution is DEVICE_UNAVAILABLE (DEV-14).
+    the device is BUSY or OFFLINE, which `status_byte` says, every execution is DEVICE_UNAVAILABLE (DEV-14). Before HAL
+    1.2 outputs must be fully specified: `takes_unspecified` is False.
     """
 
     model: Model
     program: Bindable
     charge: Charge | None = None
     status_byte: memoryview = _AVAILABLE
+    takes_unspecified: bool = True
 
     def require_available(self) -> None:
         """Raise DeviceUnavailable while the device is BUSY or OFFLINE."""
@@ -161,7 +163,7 @@ class PreparedModel:
     def bind(self, request: Request) -> BoundExecution:
         """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument."""
         self.require_available()  # before anything that the request may have wrong
-        validate_request(self.model, request)
+        validate_request(self.model, request, allow_unspecified_output=self.takes_unspecified)
         main = self.model.main
         sources = zip([main.operands[index] for index in main.input_indexes], request.inputs, strict=True)
         sinks = zip([main.operands[index] for index in main.output_indexes], request.outputs, strict=True)

@@ -28,21 +28,25 @@ from nnfmq.channel import NOW, Channel, Frame
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
+    InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
     ResourceExhaustedTransient,
 )
+from nnfmq.hal.versions import FeatureLevel, interface_level
 from nnfmq.memory import Memory
 from nnfmq.queue import core
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 from nnfmq.service.accounts import MemoryAccount
-from nnfmq.service.calls import bursts, devices, executions, models
+from nnfmq.service.aidl_burst import AidlBurst
+from nnfmq.service.calls import aidl_bursts, bursts, devices, executions, models
 from nnfmq.service.calls.answering import Handler, Pooled
 from nnfmq.service.calls.bursts import OpenBurst
 from nnfmq.service.devices import load_devices
+from nnfmq.service.dialects import Dialect
 from nnfmq.service.handles import Handles
 from nnfmq.service.prepared_model import PreparedModel
 
@@ -62,9 +66,11 @@ class Session:
         self.account = MemoryAccount()
         self.devices = load_devices()
         self.conversation = Conversation()
+        self.dialect = Dialect(FeatureLevel.AIDL_V4)  # until the client says which
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
         self.models: Handles[PreparedModel] = Handles("model", numbers)
         self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
+        self.aidl_bursts: Handles[AidlBurst] = Handles("burst", numbers)
         self.questions: dict[int, Future[list[Memory]]] = {}  # what the client was asked, by the call's number
         self.has_ended = False
         self.client_uid = channel.peer().uid
@@ -101,6 +107,7 @@ class Session:
 
     def send(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
         """Send a message; the fds stay the caller's. Raises DeadObject, also where the client reads nothing."""
+        message = self.dialect.spoken(message)
         data = control.encode(message)
         deadline_ns = time.monotonic_ns() + _PATIENCE_NS
         with self._send_lock:  # the conversation must note messages in the order in which they are sent
@@ -143,6 +150,9 @@ class Session:
             frame.close()
             error = ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
             self._refuse(handler, message, error)
+        elif (refusal := self.dialect.refusal(message)) is not None:
+            frame.close()
+            self._refuse(handler, message, refusal)
         else:
             self.submit(Session._call, handler, message, frame.take_fds(), seen_ns)
 
@@ -176,12 +186,19 @@ class Session:
                 f"this driver speaks protocol {control.PROTOCOL}, the client {message.protocol}: "
                 "install the same nnfmq release on both sides"
             )
-            self.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, text))
-            self.end()
+            self._turn_away(text)
             return
-        self.send(
-            messages.HelloReply(control.PROTOCOL, control.INTERFACE, self._driver_name, os.getpid(), core.core_name)
-        )
+        try:
+            self.dialect = Dialect(interface_level(message.interface))
+        except InvalidArgument as error:
+            self._turn_away(str(error))
+            return
+        name, pid = self._driver_name, os.getpid()
+        self.send(messages.HelloReply(control.PROTOCOL, message.interface, name, pid, core.core_name))
+
+    def _turn_away(self, text: str) -> None:
+        self.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, text))
+        self.end()
 
     def _goodbye(self, _message: messages.Goodbye, _fds: list[int]) -> None:
         self.end()
@@ -194,6 +211,7 @@ _HANDLERS: dict[type[messages.Message], Handler | Pooled] = {
     **models.HANDLERS,
     **executions.HANDLERS,
     **bursts.HANDLERS,
+    **aidl_bursts.HANDLERS,
 }
 
 

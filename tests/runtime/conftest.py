@@ -68,7 +68,7 @@ def real(resources: ExitStack) -> tuple[Connection, Session]:
     def end() -> None:
         session.end()
         thread.join(LIMIT_S)
-        for burst in session.bursts.all():  # a driver process leaves them to the kernel
+        for burst in (*session.bursts.all(), *session.aidl_bursts.all()):  # a driver process leaves them to the kernel
             burst.close()
         session._pool.shutdown()
 

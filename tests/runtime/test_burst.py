@@ -22,11 +22,20 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     error_for,
 )
-from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, Request, RequestArgument
+from nnfmq.hal.types import (
+    NO_TIMING,
+    DataLocation,
+    ExecutionConfig,
+    LoopTimeoutDurationNs,
+    OutputShape,
+    Request,
+    RequestArgument,
+)
 from nnfmq.memory import Memory
-from nnfmq.runtime.burst import Burst, SlotTable
+from nnfmq.runtime.burst import Burst
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.memory_table import SlotTable
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.service import prepared_model as service
 from nnfmq.service.session import Session
@@ -391,6 +400,44 @@ def test_a_refused_request_leaves_the_burst_usable(adding: PreparedModel, pools:
         with pytest.raises(InvalidArgument):
             burst.execute_request(replace(request, inputs=request.inputs[:1]), timeout=LIMIT_S)
         assert burst.execute_request(request, timeout=LIMIT_S).shapes == (OutputShape((4,)),)
+
+
+def test_BUR_18_what_a_packet_cannot_say_goes_the_ordinary_way(
+    adding: PreparedModel, pools: tuple[Memory, Memory]
+) -> None:
+    request = a_request([ONE, TEN], 16, pools)
+    too_long = LoopTimeoutDurationNs.MAXIMUM + 1
+    with adding.request_burst() as burst:
+        for path in (burst, adding):
+            assert path.execute_request(request, ExecutionConfig(loop_timeout_ns=5)).shapes == (OutputShape((4,)),)
+            with pytest.raises(InvalidArgument, match=str(too_long)):  # so the driver was told
+                path.execute_request(request, ExecutionConfig(loop_timeout_ns=too_long))
+        assert burst._slots.gone() == []
+        assert burst._requests.counters()[0] == 0
+
+
+@pytest.mark.parametrize("way", ["closed", "dropped", "freed"])
+def test_N_REQ_4_BUR_12_a_memory_that_is_gone_is_freed_in_the_driver_and_its_slot_used_again(
+    way: str, adding: PreparedModel, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
+) -> None:
+    with adding.request_burst() as burst:
+        burst.execute_request(a_request([ONE, TEN], 16, pools), timeout=LIMIT_S)
+        held_bytes = real[1].account.held_bytes
+        for _ in range(3):
+            passing = Memory.create(16)
+            burst.execute_request(a_request([ONE, TEN], 16, (pools[0], passing)), timeout=LIMIT_S)
+            assert np.frombuffer(bytes(passing.view), np.float32).tolist() == SUM
+            assert burst._slots.number_of(passing) == 2
+            assert real[1].account.held_bytes == held_bytes + 16
+            if way == "freed":
+                for _ in range(2):
+                    burst.free_memory(passing)
+                assert real[1].account.held_bytes == held_bytes
+            passing.close()
+            if way == "dropped":
+                del passing
+        burst.execute_request(a_request([ONE, TEN], 16, pools), timeout=LIMIT_S)
+        assert real[1].account.held_bytes == held_bytes
 
 
 def test_a_burst_without_memory_of_its_own_takes_no_arrays(adding: PreparedModel) -> None:

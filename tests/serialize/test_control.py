@@ -81,8 +81,8 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     ),
     (
         CLIENT,
-        {"call": 2, "device": "reference", "model": b"\x00\xff", "pool_count": 3},
-        messages.GetSupportedOperations(2, "reference", b"\x00\xff", 3),
+        {"call": 2, "device": "reference", "model": b"\x00\xff", "pool_count": 3, "consumers": [[1, 0], []]},
+        messages.GetSupportedOperations(2, "reference", b"\x00\xff", 3, ((1, 0), ())),
         3,
     ),
     (
@@ -95,7 +95,7 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         CLIENT,
         {
             "call": 3, "device": "reference", "preference": 99, "priority": -1, "deadline_ns": -1, "model": b"m",
-            "pool_count": 1,
+            "pool_count": 1, "consumers": [],
         },
         messages.PrepareModel(3, "reference", 99, -1, -1, b"m", 1),
         1,
@@ -151,6 +151,19 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         ),
         1,
     ),
+    (CLIENT, {"call": 4, "model_id": 5}, messages.ConfigureAidlBurst(4, 5), 0),
+    (
+        CLIENT,
+        {
+            "call": 9, "burst_id": 8, "request": [[[False, [0, 64, 16, 0], [2, 2]]], [], [80]], "tokens": [-2],
+            "config": [0, -1, [], []], "deadline_ns": -1,
+        },
+        messages.ExecuteAidlBurst(
+            9, 8, messages.RequestData((INPUT,), (), (80,)), (-2,), messages.ConfigData(MeasureTiming.NO, -1), -1
+        ),
+        1,
+    ),
+    (CLIENT, {"call": 6, "burst_id": 8, "token": -2}, messages.ReleaseMemoryResource(6, 8, -2), 0),
     (
         DRIVER,
         {
@@ -255,6 +268,8 @@ def test_a_field_of_the_wrong_type_is_refused(
 
 
 MAY_BE_ABSENT = {
+    ("GetSupportedOperations", "consumers"),
+    ("PrepareModel", "consumers"),
     ("DeviceCapabilities", "capabilities"),
     ("SupportedOperations", "status"),
     ("SupportedOperations", "message"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from nnfmq.hal.errors import ErrorStatus
 from nnfmq.serialize.messages import (
     Execute,
     Executed,
@@ -14,7 +13,7 @@ from nnfmq.serialize.messages import (
     request_from_data,
     shapes_to_data,
 )
-from nnfmq.service.calls.answering import Handler, Pooled
+from nnfmq.service.calls.answering import Handler, Pooled, refuse_execute
 from nnfmq.service.prepared_model import ExecutionResult
 from nnfmq.service.wire import deadline_of
 
@@ -23,17 +22,13 @@ if TYPE_CHECKING:
 
 
 def _execute(session: Session, message: Execute, fds: list[int], seen_ns: int) -> None:
-    result = _result(session, message, fds, seen_ns)
-    session.send(
-        Executed(
-            message.call,
-            result.status,
-            result.message,
-            shapes_to_data(result.output_shapes),
-            result.timing.time_on_device_ns,
-            result.timing.time_in_driver_ns,
-        )
-    )
+    session.send(executed(message.call, _result(session, message, fds, seen_ns)))
+
+
+def executed(call: int, result: ExecutionResult) -> Executed:
+    """Return the answer that says how an execution went."""
+    shapes, timing = shapes_to_data(result.output_shapes), result.timing
+    return Executed(call, result.status, result.message, shapes, timing.time_on_device_ns, timing.time_in_driver_ns)
 
 
 def _result(session: Session, message: Execute, fds: list[int], seen_ns: int) -> ExecutionResult:
@@ -46,8 +41,4 @@ def _result(session: Session, message: Execute, fds: list[int], seen_ns: int) ->
         return prepared.execute_synchronously(request, config, deadline_of(message.deadline_ns), seen_ns)
 
 
-def _refuse_execute(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
-    return (Executed(call, status, text),)
-
-
-HANDLERS: dict[type[Message], Handler | Pooled] = {Execute: Pooled(_execute, _refuse_execute)}
+HANDLERS: dict[type[Message], Handler | Pooled] = {Execute: Pooled(_execute, refuse_execute)}

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 def _supported(session: Session, message: GetSupportedOperations, fds: list[int], _seen_ns: int) -> None:
     model, charge = _received_model(session.account, message.model, fds)
     with closing(charge):
-        supported = session.devices.find(message.device).supported_operations(model)
+        supported = session.devices.find(message.device).supported_operations(model, session.dialect.level)
+        session.dialect.check_consumers(model, message.consumers)
     session.send(SupportedOperations(message.call, tuple(supported)))
 
 
@@ -46,11 +47,13 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
         undo.callback(charge.close)
         device = session.devices.find(message.device)
         deadline_ns = deadline_of(message.deadline_ns)
-        model = device.check_preparation(model, message.preference, message.priority, deadline_ns)
+        preference, priority, dialect = message.preference, message.priority, session.dialect
+        model = device.check_preparation(model, preference, priority, deadline_ns, dialect.level)
+        dialect.check_consumers(model, message.consumers)
         undo.pop_all()
     session.send(reply(message.call))
     try:
-        prepared = replace(device.prepare_model(model), charge=charge)
+        prepared = replace(device.prepare_model(model), charge=charge, takes_unspecified=dialect.takes_unspecified)
     except NnfmqError as error:
         charge.close()
         session.send(PreparedModelReady(message.call, error.status, str(error), NO_ID))
