@@ -72,7 +72,7 @@ def _check_received(fd: int, size_bytes: int | None) -> int:
     """Return the size that may be mapped, or raise InvalidArgument with the reason."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a negative number
         raise InvalidArgument("received memory is no memfd: it cannot be sealed, so it is never mapped") from None
     if seals & SHARED_SEALS != SHARED_SEALS:
         raise InvalidArgument(f"received memory lacks the seals SHRINK and GROW (it has 0x{seals:x})")

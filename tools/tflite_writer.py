@@ -15,6 +15,7 @@ import flatbuffers
 import tflite
 
 IDENTIFIER = b"TFL3"
+_FIRST_VERSIONS = {"BROADCAST_TO": 2}  # of all others it is 1
 Code = tuple[str, int]  # an operator's name and version
 
 
@@ -34,13 +35,18 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator by its name in BuiltinOperator; `table` names its options, for example Conv2DOptions."""
+    """An operator by its name in BuiltinOperator; `table` names its options, for example Conv2DOptions.
+
+    Any other name is that of a custom operator, whose options are the bytes `custom`. `intermediates` are tensors.
+    """
 
     name: str
     inputs: Sequence[int]
     outputs: Sequence[int]
     table: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    custom: bytes = b""
+    intermediates: Sequence[int] = ()
     version: int = 1
 
 
@@ -102,15 +108,16 @@ def _buffer(builder: Any, data: bytes) -> int:
 
 
 def _code(operator: Operator) -> Code:
-    return operator.name, operator.version
+    return operator.name, max(operator.version, _FIRST_VERSIONS.get(operator.name, 1))
 
 
 def _operator_code(builder: Any, name: str, version: int) -> int:
-    number = getattr(tflite.BuiltinOperator, name)
+    number = getattr(tflite.BuiltinOperator, name, tflite.BuiltinOperator.CUSTOM)
     # Readers of both generations: the byte holds what fits, the other field the whole code.
-    return _table(
-        builder, "OperatorCode", {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": version}
-    )
+    fields = {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": version}
+    if number == tflite.BuiltinOperator.CUSTOM:
+        fields["CustomCode"] = builder.CreateString(name)
+    return _table(builder, "OperatorCode", fields)
 
 
 def _subgraph(
@@ -160,6 +167,10 @@ def _operator(builder: Any, operator: Operator, codes: Sequence[Code]) -> int:
         "Inputs": _numbers(builder, operator.inputs, "Int32"),
         "Outputs": _numbers(builder, operator.outputs, "Int32"),
     }
+    if operator.intermediates:
+        fields["Intermediates"] = _numbers(builder, operator.intermediates, "Int32")
+    if operator.custom:
+        fields["CustomOptions"] = builder.CreateByteVector(operator.custom)
     if operator.table:
         options = {
             key: _numbers(builder, value, "Int32") if isinstance(value, list) else value

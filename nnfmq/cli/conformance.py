@@ -1,7 +1,8 @@
 """`nnfmq conformance`: run test models through an engine or a driver, and say what did not pass.
 
 Files are looked at before anything runs: what is not in their format ends the command with status 2, its file and its
-line. A failure names the test, the operand, the index, and what was expected and came.
+line. A failure names the test, the operand, the index, and what was expected and came. Random graphs run beside the
+files, and those that fail become files.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nnfmq.conformance.results import Summary
-    from nnfmq.conformance.running import Settings
+    from nnfmq.conformance.running import Settings, Source
 
 EXAMPLES = """\
 examples:
@@ -28,16 +32,21 @@ examples:
   nnfmq conformance vts --path burst --jobs 4 --html report.html
   nnfmq conformance vts/V1_2 --filter 'conv2d.*nchw' --json report.json
   nnfmq conformance one.jsonl --path sync --connect embedded
+  nnfmq conformance --random-graphs --classes large --seeds 50-99 --dump failing
 
 A PATH is a file of test models (.jsonl, .jsonl.gz) or a folder of such.
 """
 
+_CLASSES = ("single", "small", "large", "quantized", "later")
+_USUAL_CLASSES = _CLASSES[:3]
+_MOST_SEED = (1 << 32) - 1
 _SHOWN_FAILURES = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `conformance`."""
-    parser.add_argument("paths", metavar="PATH", type=Path, nargs="+")
+    parser.usage = "%(prog)s [options] [PATH ...]"  # all of them would take half of the screen
+    parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
         "--path", choices=("interpreter", "sync", "burst"), default="interpreter",
         help="the interpreter in this process; a driver, one message an execution; or over a burst "
@@ -48,10 +57,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", metavar="N", type=at_least_one, default=1, help="processes that share the work (default: 1)"
     )
     parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name it finds")
+    _add_random_arguments(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the results")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the results as a page")
     parser.add_argument("--verbose", action="store_true", help="all failures, why tests were skipped, the slowest")
     add_connect_argument(parser)
+
+
+def _add_random_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--random-graphs", action="store_true", help="run random graphs, too")
+    parser.add_argument(
+        "--classes", metavar="NAME,...", type=_classes, default=_USUAL_CLASSES,
+        help=f"of these classes: {', '.join(_CLASSES)} (default: {','.join(_USUAL_CLASSES)})",
+    )  # fmt: skip
+    parser.add_argument("--seeds", metavar="A-B", type=_seeds, default=(0, 49), help="and these seeds (default: 0-49)")
+    parser.add_argument("--dump", metavar="DIR", type=Path, help="folder for those that fail (default: a new one)")
+
+
+def _classes(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(_CLASSES):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))!r}: the classes are {', '.join(_CLASSES)}")
+    return names
+
+
+def _seeds(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if not first <= last <= _MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a seed nor a range A-B of them, up to {_MOST_SEED}")
+    return first, last
 
 
 def _pattern(text: str) -> str:
@@ -70,7 +105,8 @@ def execute(arguments: argparse.Namespace) -> int:
     settings = Settings(arguments.path, arguments.device, arguments.connect, arguments.filter)
     began_ns = time.monotonic_ns()
     try:
-        summary = _run(arguments, settings)
+        with _dump_folder(arguments) as folder:
+            summary = _run(arguments, replace(settings, dump_to=folder))
     except BadFormat as error:
         print(f"nnfmq: error: {error}", file=sys.stderr)
         return 2
@@ -80,19 +116,47 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0 if summary.is_good else 1
 
 
-def _run(arguments: argparse.Namespace, settings: Settings) -> Summary:
-    from contextlib import closing
+@contextmanager
+def _dump_folder(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yield the folder for graphs that fail, empty without random graphs; a temporary one goes if nothing is in it."""
+    import tempfile
 
-    from nnfmq.conformance.results import Summary
-    from nnfmq.conformance.running import count, run_files
+    if not arguments.random_graphs:
+        yield ""
+        return
+    if arguments.dump is not None:
+        arguments.dump.mkdir(parents=True, exist_ok=True)
+        yield str(arguments.dump)
+        return
+    folder = tempfile.mkdtemp(prefix="nnfmq-random-graphs-")
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # it is not empty
+            Path(folder).rmdir()
+
+
+def _sources(arguments: argparse.Namespace) -> list[Source]:
+    from nnfmq.conformance.random_classes import batches
     from nnfmq.conformance.testmodels import BadFormat, find_files
 
-    files = find_files(arguments.paths)
-    total = count(files, settings.pattern)
+    if not arguments.paths and not arguments.random_graphs:
+        raise BadFormat("nothing to run: give a PATH, or --random-graphs")
+    graphs = batches(arguments.classes, *arguments.seeds) if arguments.random_graphs else []
+    return [*find_files(arguments.paths), *graphs]
+
+
+def _run(arguments: argparse.Namespace, settings: Settings) -> Summary:
+    from nnfmq.conformance.results import Summary
+    from nnfmq.conformance.running import count, run_sources
+    from nnfmq.conformance.testmodels import BadFormat
+
+    sources = _sources(arguments)
+    total = count(sources, settings.pattern)
     if not total:
-        raise BadFormat(f"no test model in {', '.join(map(str, arguments.paths))} has a name with {settings.pattern!r}")
+        raise BadFormat(f"no test model in {_what(arguments)} has a name with {settings.pattern!r}")
     summary = Summary()
-    with _progress(arguments.no_color) as bar, closing(run_files(files, settings, arguments.jobs)) as results:
+    with _progress(arguments.no_color) as bar, closing(run_sources(sources, settings, arguments.jobs)) as results:
         task = bar.add_task(settings.path, total=total, failed=0)
         for result in results:
             summary.add(result)
@@ -116,11 +180,19 @@ def _progress(no_color: bool) -> Any:
     return Progress(*columns, TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal)
 
 
+def _what(arguments: argparse.Namespace) -> str:
+    first, last = arguments.seeds
+    graphs = (
+        [f"random graphs ({', '.join(arguments.classes)}; seeds {first}-{last})"] if arguments.random_graphs else []
+    )
+    return ", ".join([*map(str, arguments.paths), *graphs])
+
+
 def _subject(arguments: argparse.Namespace) -> str:
     where = (
         "the interpreter" if arguments.path == "interpreter" else f"device {arguments.device}, path {arguments.path}"
     )
-    return f"{', '.join(map(str, arguments.paths))} on {where}"
+    return f"{_what(arguments)} on {where}"
 
 
 def _write(arguments: argparse.Namespace, summary: Summary, duration_ns: int) -> None:
@@ -142,6 +214,9 @@ def _print(screen: Console, summary: Summary, duration_ns: int, verbose: bool) -
     screen.print(counts)
     if verbose:
         _print_details(screen, summary)
+    if summary.dumped:
+        folder = Path(summary.dumped[0]).parent
+        screen.print(f"Random graphs that failed: {len(summary.dumped):,}, in {folder}", soft_wrap=True)
     verdict = "Everything passed" if summary.is_good else "Not everything passed"
     screen.print(f"{verdict}; {duration_ns / 1e9:.1f} s.")
 

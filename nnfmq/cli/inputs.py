@@ -25,11 +25,21 @@ Array = np.ndarray[Any, Any]
 
 
 def read_inputs(paths: Sequence[Path], tensors: Sequence[TensorInfo]) -> list[Array]:
-    """Read one file per input of the model. Raises InvalidArgument, or OSError for what cannot be opened."""
-    if len(paths) != len(tensors):
-        names = ", ".join(tensor.name for tensor in tensors)
-        raise InvalidArgument(f"{len(paths)} --input given; the model takes {len(tensors)}: {names}")
-    return [read_input(path, tensor.shape, np.dtype(tensor.dtype)) for path, tensor in zip(paths, tensors, strict=True)]
+    """Read one file per input of the model; states, which are the last, may all be left out and then start afresh.
+
+    Raises InvalidArgument, or OSError for what cannot be opened.
+    """
+    plain = [tensor for tensor in tensors if not tensor.is_state]
+    if len(paths) not in (len(plain), len(tensors)):
+        raise InvalidArgument(f"{len(paths)} --input given; the model takes {_wanted(plain, tensors)}")
+    given = [read_input(path, t.shape, np.dtype(t.dtype)) for path, t in zip(paths, tensors, strict=False)]
+    return given + [np.full(t.shape, t.zero_point, t.dtype) for t in tensors[len(paths) :]]
+
+
+def _wanted(plain: Sequence[TensorInfo], tensors: Sequence[TensorInfo]) -> str:
+    names = f"{len(plain)}: {', '.join(tensor.name for tensor in plain)}"
+    states = [tensor.name for tensor in tensors if tensor.is_state]
+    return names + (f"; or {len(tensors)}, with its states: {', '.join(states)}" if states else "")
 
 
 def read_input(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:

@@ -2,7 +2,8 @@
 
 Files are read and judged before any driver is contacted. An output whose elements all lie along its last dimension is
 taken for one score per class; others are summarized by their range. Quantized scores are printed as the real numbers
-that they stand for; `--output` keeps every element as it came.
+that they stand for; `--output` keeps every element as it came. States go from each execution to the next, beginning
+with zeros or what was given for them; they are not printed, and saved only in an .npz, behind the outputs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ examples:
   nnfmq run mobilenet.tflite --input photo.jpg --labels labels.txt
   nnfmq run mobilenet.tflite --input array.npy --repeat 200 --json
   nnfmq run model.tflite --input raw.bin --output scores.npy --connect embedded
+  nnfmq run speech.tflite --input step.npy --output step.npz
 
+States of recurrent models start from zeros, unless --input is given for each of them as well.
 Photos (extra `images`): central square of 87.5 %, bilinear; float inputs in [-1, 1], uint8 as it is.
 """
 
@@ -53,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.tflite", type=Path)
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", required=True,
-        help="photo, .npy array, or raw elements; once per input of the model",
+        help="photo, .npy array, or raw elements; once per input of the model (states may be left out)",
     )  # fmt: skip
     parser.add_argument("--labels", metavar="FILE", type=Path, help="one class name per line")
     parser.add_argument("--top", metavar="N", type=at_least_one, default=5, help="how many classes (default: 5)")
@@ -74,14 +77,13 @@ def execute(arguments: argparse.Namespace) -> int:
     inputs = read_inputs(arguments.input, model.inputs)
     labels = None if arguments.labels is None else read_labels(arguments.labels)
     outputs, times = _burst(arguments, model, inputs)
+    results = [pair for pair in zip(outputs, model.outputs, strict=True) if not pair[1].is_state]
     if arguments.output is not None:
-        _save(arguments.output, outputs)
+        _save(arguments.output, outputs, len(results))
     report = {
         "model": str(arguments.model),
         "device": arguments.device,
-        "outputs": [
-            _output(array, info, labels, arguments.top) for array, info in zip(outputs, model.outputs, strict=True)
-        ],
+        "outputs": [_output(array, info, labels, arguments.top) for array, info in results],
         "repeat": arguments.repeat,
         "p50_ns": times,
     }
@@ -111,22 +113,24 @@ def _burst(
         device = client.device(arguments.device)
         prepared = stack.enter_context(device.prepare(model, timeout=arguments.timeout))
         burst = stack.enter_context(prepared.burst())
-        executions = []
+        executions, states = [], sum(info.is_state for info in model.inputs)
         for _ in range(arguments.repeat):
             outputs = burst.execute(*inputs, timeout=arguments.timeout)
             executions.append(burst.last)
+            inputs = [*inputs[: len(inputs) - states], *outputs[len(outputs) - states :]]
     return outputs, {name: median_low(getattr(last, f"{name}_ns") for last in executions) for name in _STAGES}
 
 
-def _save(path: Path, outputs: Sequence[Array]) -> None:
+def _save(path: Path, outputs: Sequence[Array], count: int) -> None:
+    """Save the outputs, of which `count` are no states."""
     import numpy as np
 
     if path.suffix == ".npz":
         np.savez(path, *outputs)
-    elif path.suffix == ".npy" and len(outputs) == 1:
+    elif path.suffix == ".npy" and count == 1:
         np.save(path, outputs[0])
     else:
-        raise InvalidArgument(f"{path}: {len(outputs)} outputs are saved as .npz{' or .npy' * (len(outputs) == 1)}")
+        raise InvalidArgument(f"{path}: {count} outputs are saved as .npz{' or .npy' * (count == 1)}")
 
 
 def _output(array: Array, info: Any, labels: list[str] | None, top: int) -> dict[str, Any]:

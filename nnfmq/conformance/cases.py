@@ -1,8 +1,9 @@
 """One test model and what is derived from it, judged: passed, failed with a reason, or skipped with a reason.
 
 A test is skipped only where the vectors' rules allow it: it needs a newer feature level than the device has, the device
-declines an operation, or it has operands of unknown size at a control-flow boundary, which the HAL has refused with
-INVALID_ARGUMENT. A target that dies fails the test that it was running. Anything else that is raised is a failure, too.
+declines an operation (of a coupled pair: of both models), or it has operands of unknown size at a control-flow
+boundary, which the HAL has refused with INVALID_ARGUMENT. A target that dies fails the test that it was running.
+Anything else that is raised is a failure, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.conformance import variants
-from nnfmq.conformance.criteria import Complaint, complaints
+from nnfmq.conformance.criteria import Complaint, complaints, coupling_complaints
 from nnfmq.conformance.targets import Answered, Asked, Prepared, Target
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, Array, Line, TestModel, read
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadline, NnfmqError, OutputInsufficientSize
@@ -27,6 +28,7 @@ MODEL = "model"
 """The kind of the data's own test models; the others are `variants.KINDS`."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _ENDLESS_NS = 1_000_000
+_INT8_LEVEL = 4
 _UNSPECIFIED_BOUNDARY = "control-flow boundaries of unknown size, refused with INVALID_ARGUMENT (N-VAL-20)"
 
 
@@ -49,10 +51,21 @@ class Result:
     cells: tuple[tuple[str, str], ...]
     verdicts: tuple[Verdict, ...]
     duration_ns: int
+    dumped: str = ""
+    """The file that a failing random graph was written to."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Return True if the test model or one of its variants failed."""
+        return any(verdict.outcome == FAILED for verdict in self.verdicts)
 
 
 class _Skip(Exception):
     """Raised inside this module with the reason."""
+
+
+class _Declined(_Skip):
+    """The device declines an operation of the model."""
 
 
 class _Failure(Exception):
@@ -69,7 +82,7 @@ def run_test(test: TestModel, target: Target) -> Result:
     own = _judged(MODEL, test, target)
     verdicts = [own]
     for kind in variants.kinds_of(test):
-        skips = own.outcome == SKIPPED
+        skips = own.outcome == SKIPPED and kind != variants.INT8_COUPLING  # of a pair, both are declined or none
         verdicts.append(Verdict(kind, SKIPPED, own.reason) if skips else _judged(kind, test, target))
     spent_ns = time.monotonic_ns() - began_ns
     return Result(test.name, str(test.line["spec"]), tuple(cells(test.line)), tuple(verdicts), spent_ns)
@@ -165,11 +178,28 @@ def _run_passing(test: TestModel, target: Target) -> None:
 
 
 def _run_coupled(test: TestModel, target: Target) -> None:
+    """Run a uint8 model and its int8 form: both are supported or neither, and their outputs are 128 apart (TST-12)."""
+    _require_level(test, target)
+    if target.feature_level < _INT8_LEVEL:
+        raise _Skip(f"int8 came with feature level {_INT8_LEVEL}, the device has {target.feature_level}")
     coupled = read(variants.signed(test.line))
+    unsigned, signed = _answered_unless_declined(test, target), _answered_unless_declined(coupled, target)
+    if isinstance(unsigned, _Declined) and isinstance(signed, _Declined):
+        raise unsigned
+    if isinstance(unsigned, _Declined):
+        raise _Failure(Complaint(f"the int8 model is supported, so the uint8 one must be: {unsigned}"))
+    if isinstance(signed, _Declined):
+        raise _Failure(Complaint(f"the uint8 model is supported, so this one must be: {signed}"))
+    _compare(coupled, signed)
+    if apart := coupling_complaints(test, _arrays(test, unsigned), _arrays(coupled, signed)):
+        raise _Failure(*apart)
+
+
+def _answered_unless_declined(test: TestModel, target: Target) -> Answered | _Declined:
     try:
-        _compare(coupled, _answered(coupled, coupled.model, target))
-    except _Skip as skip:
-        raise _Failure(Complaint(f"the uint8 model is supported, so this one must be: {skip}")) from None
+        return _answered(test, test.model, target)
+    except _Declined as declined:
+        return declined
 
 
 def _run_unknown_shapes(test: TestModel, target: Target) -> None:
@@ -235,7 +265,7 @@ def _prepared(model: Model, target: Target) -> Iterator[Prepared]:
             raise
         except NnfmqError as error:
             if not target.supports(model):
-                raise _Skip(f"the device declines the model: {error.status.name}: {error}") from None
+                raise _Declined(f"the device declines the model: {error.status.name}: {error}") from None
             raise
         yield prepared
 
@@ -247,10 +277,14 @@ def _execute(prepared: Prepared, test: TestModel, loop_timeout_ns: int | None = 
 def _compare(test: TestModel, answered: Answered) -> None:
     """Raise what is wrong; where outputs were fully specified, no shapes may be reported at all."""
     shapes = answered.shapes or tuple(OutputShape(_stated(test, number)) for number in range(len(test.expected)))
-    pairs = zip(test.expected, answered.outputs, strict=True)
-    found = complaints(test, shapes, [_array(expected, raw) for expected, raw in pairs])
+    found = complaints(test, shapes, _arrays(test, answered))
     if found:
         raise _Failure(*found)
+
+
+def _arrays(test: TestModel, answered: Answered) -> list[Array]:
+    """Return the outputs in the expected types and shapes."""
+    return [_array(expected, raw) for expected, raw in zip(test.expected, answered.outputs, strict=True)]
 
 
 def _stated(test: TestModel, number: int) -> tuple[int, ...]:

@@ -4,6 +4,14 @@
 
 Every element has to pass, a NaN never does, and integers and quantized values are compared as stored. Every difference
 is named by output operand and index, with what was expected and what came.
+
+A test model may have criteria of its own, by the type of an output, as AOSP's random graphs have:
+
+    atol, rtol   in place of the usual tolerances
+    skipAbove    elements of which more is expected, or infinity, are not judged
+    bias, mse    limits of |mean difference| and of the mean squared difference, where 10 elements or more are judged;
+                 float differences are divided by max(1, |expected|)
+    wrongShare   of booleans, how many may be wrong: this share of all, rounded up
 """
 
 from __future__ import annotations
@@ -14,11 +22,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.conformance.testmodels import Array, Line, TestModel
+from nnfmq.conformance.testmodels import Array, Criterion, Line, TestModel
+from nnfmq.conformance.variants import is_unsigned
 from nnfmq.hal.types import OutputShape
 
 SHOWN = 8
 """Differences that are kept of one output; the count says how many there are."""
+LEAST_JUDGED = 10
+"""Elements from which bias and mean squared error are limited."""
 _COARSE = (5 * 2**-10, 5 * 2**-10)
 _FINE = (1e-5, 5 * 2**-23)
 
@@ -66,10 +77,50 @@ def value_complaints(test: TestModel, actual: Sequence[Array]) -> list[Complaint
         return list(_wrong_distribution(test, actual[0], tolerance))
     outputs = zip(_labels(test), test.output_operands, test.expected, actual, strict=True)
     return [
-        _complaint(label, want, got, wrong)
+        found
         for label, operand, want, got in outputs
-        if not operand["isIgnored"] and (wrong := _wrong_elements(test, operand, want, got)).any()
+        if not operand["isIgnored"]
+        for found in _judged(label, _criterion(test, operand["type"]), want, got, operand["type"])
     ]
+
+
+def coupling_complaints(test: TestModel, unsigned: Sequence[Array], signed: Sequence[Array]) -> list[Complaint]:
+    """Return the outputs in which a uint8 model and its int8 form differ, beside the 128 between their codes."""
+    outputs = zip(_labels(test), test.output_operands, unsigned, signed, strict=True)
+    found = []
+    for label, operand, first, second in outputs:
+        want = (first ^ 0x80).view(np.int8) if is_unsigned(operand) else first
+        wrong = np.asarray((want != second) & ~((want != want) & (second != second)))
+        if wrong.any() and not operand["isIgnored"]:
+            found.append(_complaint(f"{label}, of uint8 less 128 and of int8", want, second, wrong))
+    return found
+
+
+def _judged(label: str, rule: Criterion, want: Array, got: Array, type: str) -> Iterator[Complaint]:
+    if type == "TENSOR_BOOL8":
+        wrong = np.asarray((want != 0) != (got != 0))
+        if np.count_nonzero(wrong) > math.ceil(rule.wrong_share * want.size):
+            yield _complaint(label, want, got, wrong)
+        return
+    expected = want.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinities, which make NaN, and that never passes
+        differences = got.astype(np.float64) - expected
+        close = np.abs(differences) <= rule.atol + rule.rtol * np.abs(expected)
+    judged = np.abs(expected) <= rule.skip_above if rule.skip_above < math.inf else np.ones(want.shape, bool)
+    wrong = np.asarray(judged & ~close)
+    if wrong.any():
+        yield _complaint(label, want, got, wrong)
+    elif np.count_nonzero(judged) >= LEAST_JUDGED:
+        scale = np.maximum(1.0, np.abs(expected[judged])) if want.dtype.kind == "f" else 1.0
+        yield from _outside_means(label, rule, differences[judged] / scale)
+
+
+def _outside_means(label: str, rule: Criterion, differences: Array) -> Iterator[Complaint]:
+    bias, mse = float(np.mean(differences)), float(np.mean(np.square(differences)))
+    if not abs(bias) <= rule.bias:
+        yield Complaint(f"{label}: the mean difference is {bias:.3g}, at most {rule.bias:.3g} is allowed")
+    if not mse <= rule.mse:
+        yield Complaint(f"{label}: the mean squared difference is {mse:.3g}, at most {rule.mse:.3g} is allowed")
 
 
 def _labels(test: TestModel) -> list[str]:
@@ -94,17 +145,14 @@ def _difference(label: str, want: Array, got: Array, place: tuple[int, ...]) -> 
     return Difference(label, place if want.ndim else (), str(expected), str(actual))
 
 
-def _wrong_elements(test: TestModel, operand: Line, expected: Array, found: Array) -> Array:
-    if operand["type"] == "TENSOR_BOOL8":
-        return np.asarray((expected != 0) != (found != 0))
-    atol, rtol = tolerances(test, operand["type"])
-    want, got = expected.astype(np.float64), found.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(~(np.abs(got - want) <= atol + rtol * np.abs(want)))
+def _criterion(test: TestModel, operand_type: str) -> Criterion:
+    if operand_type in test.criteria:
+        return test.criteria[operand_type]
+    return Criterion() if operand_type == "TENSOR_BOOL8" else Criterion(*tolerances(test, operand_type))
 
 
 def tolerances(test: TestModel, operand_type: str) -> tuple[float, float]:
-    """Return atol and rtol for an output of this type."""
+    """Return the usual atol and rtol for an output of this type."""
     if operand_type == "TENSOR_FLOAT16":
         return _COARSE
     if operand_type == "TENSOR_FLOAT32":

@@ -61,6 +61,7 @@ class Summary:
     kinds: dict[str, Tally] = field(default_factory=lambda: {kind: Tally() for kind in (MODEL, *KINDS)})
     matrix: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     slowest: list[tuple[int, str]] = field(default_factory=list)
+    dumped: list[str] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
@@ -73,6 +74,7 @@ class Summary:
             self.kinds[verdict.kind].add(result.name, verdict)
         for cell in result.cells:
             self.matrix.setdefault(cell, Counter()).update(verdict.outcome for verdict in result.verdicts)
+        self.dumped += [result.dumped] if result.dumped else []
         self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, (result.duration_ns, result.name)])
 
     def as_json(self) -> dict[str, Any]:
@@ -82,6 +84,7 @@ class Summary:
             **self.kinds[MODEL].as_json(),
             "variants": {kind: self.kinds[kind].as_json() for kind in KINDS},
             "slowest": slowest,
+            "dumped": self.dumped,
         }
 
 

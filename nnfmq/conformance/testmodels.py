@@ -2,7 +2,8 @@
 
 A line becomes the model, the inputs and the expected outputs, built as AOSP's harness builds them: constants in order,
 each at a multiple of 4, those by reference in pool 0. What is not in the format raises BadFormat with file and line.
-Files are read a line at a time and nothing is kept. Fields mirror the `TestModel` of AOSP's TestHarness.h.
+Files are read a line at a time and nothing is kept. Fields mirror the `TestModel` of AOSP's TestHarness.h; one more,
+`criteria`, may say how the outputs of each operand type are judged, as in AOSP's AccuracyCriteria.
 """
 
 from __future__ import annotations
@@ -50,6 +51,37 @@ _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
 _MISFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """How outputs of one type are judged where a test model says so itself (`criteria` explains each).
+
+    The defaults set no limit, but for the two tolerances and the share of wrong booleans, which allow nothing.
+    """
+
+    atol: float = 0.0
+    rtol: float = 0.0
+    bias: float = math.inf
+    mse: float = math.inf
+    skip_above: float = math.inf
+    wrong_share: float = 0.0
+
+    def as_json(self) -> dict[str, float]:
+        """Return the fields of the format, without those that set no limit."""
+        limits = {name: getattr(self, field) for name, field in _CRITERION_FIELDS.items()}
+        return {name: limit for name, limit in limits.items() if 0 < limit < math.inf}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, float]) -> Criterion:
+        """Read them back. Raises KeyError or ValueError for what is no such field."""
+        return cls(**{_CRITERION_FIELDS[name]: float(limit) for name, limit in fields.items()})
+
+
+_CRITERION_FIELDS = {
+    "atol": "atol", "rtol": "rtol", "bias": "bias", "mse": "mse",
+    "skipAbove": "skip_above", "wrongShare": "wrong_share",
+}  # fmt: skip
+
+
 class BadFormat(InvalidArgument):
     """A file is not in the format; the message names it and the line."""
 
@@ -73,7 +105,10 @@ class BytesPool:
 
 @dataclass(frozen=True, slots=True)
 class TestModel:
-    """One line of a file: its JSON, the model, the inputs (None: omitted) and the expected outputs."""
+    """One line of a file: its JSON, the model, the inputs (None: omitted), the expected outputs, and its own criteria.
+
+    `criteria`: by operand type; outputs of other types are judged by the usual tolerances.
+    """
 
     __test__ = False  # not a class of tests
 
@@ -81,6 +116,7 @@ class TestModel:
     model: Model
     inputs: list[Array | None]
     expected: list[Array]
+    criteria: dict[str, Criterion]
 
     @property
     def name(self) -> str:
@@ -160,7 +196,8 @@ def read(line: Line) -> TestModel:
     model = Model(main, referenced, bytes(blobs[LifeTime.CONSTANT_COPY]), pools, line["isRelaxed"])
     operands = line["main"]["operands"]
     inputs = [_array(operands[i]) if operands[i]["data"] else None for i in main.input_indexes]
-    test = TestModel(line, model, inputs, [_array(operands[i]) for i in main.output_indexes])
+    criteria = {type: Criterion.from_json(fields) for type, fields in line.get("criteria", {}).items()}
+    test = TestModel(line, model, inputs, [_array(operands[i]) for i in main.output_indexes], criteria)
     _ = test.must_fail, line["expectedMultinomialDistributionTolerance"] > 0, line["minSupportedVersion"]
     return test
 

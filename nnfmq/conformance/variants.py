@@ -2,7 +2,8 @@
 
 unknown_output_shapes  all extents of main's outputs 0, rank kept; the shapes have to be reported
 insufficient_output    the same, and the first output's buffer one byte short
-int8_coupling          uint8 operands made int8: 128 taken from the zero point and from each value
+int8_coupling          uint8 operands made int8: 128 taken from the zero point and from each value; a device has both
+                       models or neither, and the outputs of both are the same, 128 apart
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def with_unknown_output_shapes(model: Model) -> Model:
     return replace(model, main=replace(model.main, operands=tuple(operands)))
 
 
+def is_unsigned(operand: Line) -> bool:
+    """Return True for an operand that `signed` moves by 128."""
+    return bool(operand["type"] == _UNSIGNED)
+
+
 def is_coupled(line: Line) -> bool:
     """Return True for test models that AOSP also runs with int8 in place of uint8."""
     graph = line["main"]
@@ -52,7 +58,8 @@ def is_coupled(line: Line) -> bool:
 def signed(line: Line) -> Line:
     """Return the line with int8 in place of uint8: 128 is taken from zero points and values."""
     main, *referenced = map(_signed_subgraph, (line["main"], *line["referenced"]))
-    return {**line, "main": main, "referenced": referenced}
+    criteria = {_SIGNED if type == _UNSIGNED else type: rule for type, rule in line.get("criteria", {}).items()}
+    return {**line, "main": main, "referenced": referenced, "criteria": criteria}
 
 
 def _signed_subgraph(graph: Line) -> Line:

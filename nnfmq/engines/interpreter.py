@@ -38,7 +38,7 @@ from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, Ou
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.planning import Specialized, specialize, tensor_of
-from nnfmq.operations.shapes import FROM_DATA
+from nnfmq.operations.shapes import FROM_DATA, require_countable
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
 
 __all__ = ["InputPlace", "Program", "constant", "prepare", "store", "supports"]
@@ -279,7 +279,7 @@ class _Preparation:
         if self._is_static(bound):
             arguments = [self._argument(index) for index in operation.inputs]
             special = bound.specialize(arguments)
-            step = _static_step(special.run, bound.data_indexes(), operation.outputs)
+            step = _static_step(label, special.run, bound.data_indexes(), operation.outputs)
             self._read.update(bound.data_indexes())
             self._learn(operation.outputs, special.shapes)
         else:
@@ -298,7 +298,7 @@ class _Preparation:
             try:
                 program = _Preparation(self._model, self._model.referenced[index], self._programs).program()
             except GeneralFailure as error:
-                raise GeneralFailure(f"{label}: {error}") from error
+                raise _named(label, error) from error
             self._programs[index] = program
         return self._programs[index]
 
@@ -331,6 +331,7 @@ def constant(model: Model, operand: Operand) -> Array | None:
     """Return a constant in private memory: pools may belong to another process."""
     if operand.lifetime not in _CONSTANTS:
         return None
+    require_countable(operand.dimensions, "a constant")
     place = operand.location
     copied = operand.lifetime == LifeTime.CONSTANT_COPY
     source = memoryview(model.operand_values) if copied else model.pools[place.pool_index].view
@@ -364,30 +365,45 @@ class _Bound:
         try:
             return specialize(self.match, arguments, self.outputs)
         except GeneralFailure as error:
-            raise GeneralFailure(f"{self.label}: {error}") from error
+            raise _named(self.label, error) from error
 
 
-def _static_step(run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Step:
+def _static_step(label: str, run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Step:
+    """Return the step that calls `run`; what it refuses in the data names the operation, which costs no success."""
     if len(outputs) > 1:
-        return lambda scope: _spread(scope, outputs, run(*[scope[i] for i in inputs]))
+
+        def step_of_many(scope: Scope) -> None:
+            try:
+                results = run(*[scope[i] for i in inputs])
+            except GeneralFailure as error:
+                raise _named(label, error) from error
+            for index, result in zip(outputs, results, strict=True):
+                scope[index] = result
+
+        return step_of_many
     output = outputs[0]
     if len(inputs) == 1:
         input = inputs[0]
 
         def step_of_one(scope: Scope) -> None:
-            scope[output] = run(scope[input])
+            try:
+                scope[output] = run(scope[input])
+            except GeneralFailure as error:
+                raise _named(label, error) from error
 
         return step_of_one
 
     def step(scope: Scope) -> None:
-        scope[output] = run(*[scope[i] for i in inputs])
+        try:
+            scope[output] = run(*[scope[i] for i in inputs])
+        except GeneralFailure as error:
+            raise _named(label, error) from error
 
     return step
 
 
-def _spread(scope: Scope, outputs: tuple[int, ...], results: Sequence[Array]) -> None:
-    for index, result in zip(outputs, results, strict=True):
-        scope[index] = result
+def _named(label: str, error: GeneralFailure) -> GeneralFailure:
+    return GeneralFailure(f"{label}: {error}")
 
 
 class _DynamicStep:
@@ -406,7 +422,8 @@ class _DynamicStep:
         kept = self._kept  # read once: another execution may replace it
         if kept is None or kept[0] != key:
             special = self._bound.specialize(arguments)
-            kept = (key, _static_step(special.run, self._bound.data_indexes(), self._bound.operation.outputs))
+            bound = self._bound
+            kept = (key, _static_step(bound.label, special.run, bound.data_indexes(), bound.operation.outputs))
             self._kept = kept if self._may_keep else None
         kept[1](scope)
 

@@ -36,7 +36,11 @@ _DTYPES: dict[OperandType, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One input or output: real value = scale × (element − zero_point); scale 0.0 means not quantized."""
+    """One input or output: real value = scale × (element − zero_point); scale 0.0 means not quantized.
+
+    `is_state` marks what the caller carries from an output of one execution to the same input of the next. It starts
+    with every element at `zero_point`. States are the last inputs and the last outputs, in the same order.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -44,6 +48,7 @@ class TensorInfo:
     scale: float = 0.0
     zero_point: int = 0
     is_scalar: bool = False
+    is_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)

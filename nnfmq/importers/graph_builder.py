@@ -9,7 +9,7 @@ the HAL asks: 2-3 bytes at 2, four or more at 4.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
@@ -27,7 +27,7 @@ class GraphBuilder:
         self._pieces: list[bytes | memoryview] = []
         self._constant_bytes = 0
         self._max_constant_bytes = max_constant_bytes
-        self._buffers: dict[int, DataLocation] = {}
+        self._known: dict[Hashable, DataLocation] = {}
         self._small: dict[tuple[OperandType, bytes], int] = {}
 
     def operand(self, operand: Operand) -> int:
@@ -56,9 +56,14 @@ class GraphBuilder:
 
     def constant_of(self, buffer_index: int, data: memoryview) -> DataLocation:
         """Take the value of a file's buffer, or find it again: tensors may share one."""
-        if buffer_index not in self._buffers:
-            self._buffers[buffer_index] = self.constant(data)
-        return self._buffers[buffer_index]
+        return self.converted(buffer_index, len(data), lambda: data)
+
+    def converted(self, key: Hashable, size_bytes: int, make: Callable[[], bytes | memoryview]) -> DataLocation:
+        """Take what `make` returns, which is `size_bytes` long, or find it again by its key."""
+        if key not in self._known:
+            self.reserve(size_bytes)  # before the bytes exist
+            self._known[key] = self.constant(make())
+        return self._known[key]
 
     def zeros(self, operand_type: OperandType, scale: float, count: int) -> int:
         """Add a constant vector of `count` zeros."""
@@ -69,7 +74,7 @@ class GraphBuilder:
 
     def int32(self, value: int) -> int:
         """Return a constant INT32 scalar."""
-        return self._shared(OperandType.INT32, (), struct.pack("<i", value))
+        return self._shared(OperandType.INT32, (), _packed([value]))
 
     def boolean(self, value: bool) -> int:
         """Return a constant BOOL scalar."""
@@ -86,15 +91,15 @@ class GraphBuilder:
 
     def int32_vector(self, values: Sequence[int]) -> int:
         """Return a constant TENSOR_INT32 of rank 1."""
-        return self._shared(OperandType.TENSOR_INT32, (len(values),), struct.pack(f"<{len(values)}i", *values))
+        return self._shared(OperandType.TENSOR_INT32, (len(values),), _packed(values))
 
     def omitted(self, operand_type: OperandType) -> int:
         """Return an operand that stands for an optional argument left out."""
         return self.operand(Operand(operand_type, lifetime=LifeTime.NO_VALUE))
 
-    def operation(self, operation_type: OperationType, inputs: Sequence[int], output: int) -> None:
-        """Add an operation of one output behind those added before."""
-        self._operations.append(Operation(operation_type, tuple(inputs), (output,)))
+    def operation(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
+        """Add an operation behind those added before."""
+        self._operations.append(Operation(operation_type, tuple(inputs), outputs))
 
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
         """Return the model; the constants are copied here, once."""
@@ -108,6 +113,13 @@ class GraphBuilder:
             operand = Operand(operand_type, dimensions, lifetime=LifeTime.CONSTANT_COPY, location=location)
             self._small[key] = self.operand(operand)
         return self._small[key]
+
+
+def _packed(values: Sequence[int]) -> bytes:
+    try:
+        return struct.pack(f"<{len(values)}i", *values)
+    except struct.error:
+        raise InvalidArgument(f"{max(values, key=abs)} does not fit 32 bits") from None
 
 
 def _alignment(size_bytes: int) -> int:

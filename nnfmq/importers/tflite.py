@@ -4,7 +4,7 @@
 
 The file is not trusted: a corrupt one is refused with InvalidArgument that says what is wrong and where, and the work
 and the memory are bounded by its size. What is well-formed but not supported is refused in the same way, naming
-operator and tensor. Not supported: several subgraphs, variable and sparse tensors, external buffers, custom operators.
+operator and tensor. Not supported: several subgraphs, sparse tensors, external buffers, custom operators.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import stat
 from pathlib import Path
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.loaded_model import LoadedModel
 from nnfmq.importers.tflite_file import File, read
-from nnfmq.importers.tflite_operators import Translation, translate
+from nnfmq.importers.tflite_operators import Translation, needed, translate
 
 __all__ = ["load"]
 
@@ -42,21 +41,16 @@ def _contents(path: Path) -> bytes:
 
 
 def _import(file: File) -> LoadedModel:
-    # Constants may outgrow the file a little: missing biases become zeros. Four times covers one byte per weight.
+    # Constants may outgrow the file: missing biases become zeros, and codes float32, of four times their size.
     builder = GraphBuilder(max_constant_bytes=4 * file.size_bytes + 65536)
     graph = Translation(file, builder)
     inputs = [graph.model_input(index) for index in file.inputs]
-    for operator in file.operators():
+    for operator in needed(file):
         translate(graph, operator)
     outputs = [graph.model_output(index) for index in file.outputs]
     if not inputs or not outputs:
         raise InvalidArgument(f"{len(inputs)} inputs and {len(outputs)} outputs: a model needs at least one of each")
+    inputs += [state.before for state in graph.states]
+    outputs += [state.after for state in graph.states]
     model = builder.build(inputs, outputs)
-    return LoadedModel(model, _infos(graph, file.inputs, inputs), _infos(graph, file.outputs, outputs))
-
-
-def _infos(graph: Translation, tensors: tuple[int, ...], operands: list[int]) -> tuple[TensorInfo, ...]:
-    return tuple(
-        describe(graph.builder[operand], graph.file.tensor(index).name)
-        for index, operand in zip(tensors, operands, strict=True)
-    )
+    return LoadedModel(model, graph.infos(file.inputs), graph.infos(file.outputs))

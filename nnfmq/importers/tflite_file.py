@@ -29,6 +29,7 @@ _PLAIN_TYPES = {
     "FLOAT32": OperandType.TENSOR_FLOAT32,
     "FLOAT16": OperandType.TENSOR_FLOAT16,
     "INT32": OperandType.TENSOR_INT32,
+    "INT64": OperandType.TENSOR_INT32,  # the HAL has no wider integers; constants are checked when they are used
     "BOOL": OperandType.TENSOR_BOOL8,
 }
 _QUANTIZED_TYPES = {
@@ -41,8 +42,12 @@ _ZERO_POINTS = {"UINT8": (0, 255), "INT8": (-128, 127), "INT16": (0, 0)}
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor; `data` is its constant value or None. `file_scale` is what the file says, also where an operand of
-    that type carries no scale (the INT32 bias of a quantized operation)."""
+    """A tensor; `data` is its constant value as the file has it, or None.
+
+    `file_scale` is what the file says, also where an operand of that type carries no scale (the INT32 bias of a
+    quantized operation). `rank` is the file's: a constant of rank 0 has the shape (1,). `is_int64`: `type` is
+    TENSOR_INT32, but `data` has eight bytes for each element.
+    """
 
     index: int
     name: str
@@ -54,6 +59,9 @@ class Tensor:
     file_scale: float
     buffer_index: int
     data: memoryview | None
+    rank: int
+    is_variable: bool
+    is_int64: bool
 
     def __str__(self) -> str:
         return f"tensor {self.index} ({self.name[:80]!r})"
@@ -154,20 +162,24 @@ class File:
             raise InvalidArgument(f"tensor {index} ({name[:80]!r}): {error}") from None
 
     def _tensor(self, index: int, name: str, raw: Any) -> Tensor:
-        if raw.IsVariable():
-            raise InvalidArgument("variable tensors (state kept between executions) are not supported")
         if raw.Sparsity() is not None:
             raise InvalidArgument("sparse tensors are not supported")
         shape = _checked_shape(self._ints(raw.ShapeLength(), raw.ShapeAsNumpy))
         type_name = _type_name(raw.Type())
         scales, zero_points, dimension = self._quantization(raw.Quantization())
         data = self._constant(raw.Buffer())
+        if data is not None and raw.IsVariable():
+            raise InvalidArgument("a variable tensor with a value: not supported, it starts from zeros")
+        rank, is_int64 = len(shape), type_name == "INT64"
         kind, scale, zero_point, channels = _operand_type(type_name, shape, scales, zero_points, dimension)
         if data is not None:
             shape = shape or (1,)  # a constant of rank 0: for an operand, () would be "unknown rank"
-        _check_size(kind, shape, data)
+        _check_size(kind, shape, data, 8 if is_int64 else element_bytes(kind))
         file_scale = scales[0] if len(scales) == 1 else 0.0
-        return Tensor(index, name, kind, shape, scale, zero_point, channels, file_scale, raw.Buffer(), data)
+        number, is_variable = raw.Buffer(), bool(raw.IsVariable())
+        return Tensor(
+            index, name, kind, shape, scale, zero_point, channels, file_scale, number, data, rank, is_variable, is_int64
+        )
 
     def _quantization(self, raw: Any) -> tuple[tuple[float, ...], tuple[int, ...], int]:
         if raw is None:
@@ -221,11 +233,11 @@ def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _check_size(kind: OperandType, shape: tuple[int, ...], data: memoryview | None) -> None:
+def _check_size(kind: OperandType, shape: tuple[int, ...], data: memoryview | None, stored_bytes: int) -> None:
     # An extent of 0 does not excuse the others: each is a number of 32 bits further on, and so are their products.
-    if math.prod(max(extent, 1) for extent in shape) * element_bytes(kind) > _MAX_TENSOR_BYTES:
+    if math.prod(max(extent, 1) for extent in shape) * stored_bytes > _MAX_TENSOR_BYTES:
         raise InvalidArgument(f"shape {list(shape)} takes more than {_MAX_TENSOR_BYTES} bytes")
-    size_bytes = math.prod(shape) * element_bytes(kind)
+    size_bytes = math.prod(shape) * stored_bytes
     if data is not None and len(data) != size_bytes:
         raise InvalidArgument(f"shape {list(shape)} of {kind.name} is {size_bytes} bytes, its buffer has {len(data)}")
 
@@ -242,6 +254,8 @@ def _operand_type(
         return plain, 0.0, 0, None
     if type_name not in _QUANTIZED_TYPES:
         raise InvalidArgument(f"tensor type {type_name} is not supported")
+    if not scales and type_name == "UINT8":
+        return OperandType.TENSOR_QUANT8_ASYMM, 1.0, 0, None  # plain bytes: each stands for itself
     if not scales:
         raise InvalidArgument(f"tensor type {type_name} without a quantization scale is not supported")
     if not all(math.isfinite(scale) and scale > 0 for scale in scales):

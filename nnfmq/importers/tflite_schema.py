@@ -35,27 +35,90 @@ _POOL_2D = Table("Pool2DOptions", (
 _FULLY_CONNECTED = Table("FullyConnectedOptions", (
     Field(4, "FusedActivationFunction", _BYTE), Field(6, "WeightsFormat", _BYTE), Field(8, "KeepNumDims", _BYTE),
 ))  # fmt: skip
+_TRANSPOSE_CONV = Table("TransposeConvOptions", (
+    Field(4, "Padding", _BYTE), Field(6, "StrideW", _INT), Field(8, "StrideH", _INT),
+    Field(10, "FusedActivationFunction", _BYTE),
+))  # fmt: skip
+_LOCAL_RESPONSE_NORMALIZATION = Table("LocalResponseNormalizationOptions", (
+    Field(4, "Radius", _INT), Field(6, "Bias", _INT), Field(8, "Alpha", _INT), Field(10, "Beta", _INT),
+))  # fmt: skip
+_STRIDED_SLICE = Table("StridedSliceOptions", (
+    Field(4, "BeginMask", _INT), Field(6, "EndMask", _INT), Field(8, "EllipsisMask", _INT),
+    Field(10, "NewAxisMask", _INT), Field(12, "ShrinkAxisMask", _INT), Field(14, "Offset", _BYTE),
+))  # fmt: skip
+_LSTM = Table("LSTMOptions", (
+    Field(4, "FusedActivationFunction", _BYTE), Field(6, "CellClip", _INT), Field(8, "ProjClip", _INT),
+    Field(10, "KernelType", _BYTE),
+))  # fmt: skip
+_UNIDIRECTIONAL_SEQUENCE_LSTM = Table("UnidirectionalSequenceLSTMOptions", (
+    Field(4, "FusedActivationFunction", _BYTE), Field(6, "CellClip", _INT), Field(8, "ProjClip", _INT),
+    Field(10, "TimeMajor", _BYTE), Field(14, "DiagonalRecurrentTensors", _BYTE),
+))  # fmt: skip
+_BIDIRECTIONAL_SEQUENCE_LSTM = Table("BidirectionalSequenceLSTMOptions", (
+    Field(4, "FusedActivationFunction", _BYTE), Field(6, "CellClip", _INT), Field(8, "ProjClip", _INT),
+    Field(10, "MergeOutputs", _BYTE), Field(12, "TimeMajor", _BYTE),
+))  # fmt: skip
+_SEQUENCE_RNN = Table("SequenceRNNOptions", (Field(4, "TimeMajor", _BYTE), Field(6, "FusedActivationFunction", _BYTE)))
+_BIDIRECTIONAL_SEQUENCE_RNN = Table("BidirectionalSequenceRNNOptions", (
+    Field(4, "TimeMajor", _BYTE), Field(6, "FusedActivationFunction", _BYTE), Field(8, "MergeOutputs", _BYTE),
+))  # fmt: skip
+_SVDF = Table("SVDFOptions", (Field(4, "Rank", _INT), Field(6, "FusedActivationFunction", _BYTE)))
 _SOFTMAX = Table("SoftmaxOptions", (Field(4, "Beta", _INT),))
 _CONCATENATION = Table("ConcatenationOptions", (Field(4, "Axis", _INT), Field(6, "FusedActivationFunction", _BYTE)))
-_ADD = Table("AddOptions", (Field(4, "FusedActivationFunction", _BYTE),))
-_MUL = Table("MulOptions", (Field(4, "FusedActivationFunction", _BYTE),))
 _RESHAPE = Table("ReshapeOptions", (Field(4, "NewShape", Vector(_INT)),))
 _REDUCER = Table("ReducerOptions", (Field(4, "KeepDims", _BYTE),))
 _SQUEEZE = Table("SqueezeOptions", (Field(4, "SqueezeDims", Vector(_INT)),))
+_GATHER = Table("GatherOptions", (Field(4, "Axis", _INT), Field(6, "BatchDims", _INT)))
+_RESIZE_BILINEAR = Table(
+    "ResizeBilinearOptions", (Field(8, "AlignCorners", _BYTE), Field(10, "HalfPixelCenters", _BYTE))
+)
+_RESIZE_NEAREST = Table("ResizeNearestNeighborOptions", (
+    Field(4, "AlignCorners", _BYTE), Field(6, "HalfPixelCenters", _BYTE),
+))  # fmt: skip
+_BATCH_MATMUL = Table("BatchMatMulOptions", (Field(4, "AdjX", _BYTE), Field(6, "AdjY", _BYTE)))
+
+
+def _activated(name: str) -> Table:
+    return Table(name, (Field(4, "FusedActivationFunction", _BYTE),))
+
 
 # By the number of the member in the union BuiltinOptions.
 OPTIONS: dict[int, Table] = {
     1: _CONV_2D,
     2: _DEPTHWISE_CONV_2D,
+    4: Table("LSHProjectionOptions", (Field(4, "Type", _BYTE),)),
     5: _POOL_2D,
+    6: _SVDF,
+    7: _activated("RNNOptions"),
     8: _FULLY_CONNECTED,
     9: _SOFTMAX,
     10: _CONCATENATION,
-    11: _ADD,
+    11: _activated("AddOptions"),
+    12: _activated("L2NormOptions"),
+    13: _LOCAL_RESPONSE_NORMALIZATION,
+    14: _LSTM,
+    15: _RESIZE_BILINEAR,
     17: _RESHAPE,
-    21: _MUL,
+    19: Table("SpaceToDepthOptions", (Field(4, "BlockSize", _INT),)),
+    21: _activated("MulOptions"),
+    23: _GATHER,
     27: _REDUCER,
+    28: _activated("SubOptions"),
+    29: _activated("DivOptions"),
     30: _SQUEEZE,
+    31: _SEQUENCE_RNN,
+    32: _STRIDED_SLICE,
+    49: _TRANSPOSE_CONV,
+    59: Table("PackOptions", (Field(6, "Axis", _INT),)),
+    64: Table("UnpackOptions", (Field(6, "Axis", _INT),)),
+    69: _BIDIRECTIONAL_SEQUENCE_LSTM,
+    70: _BIDIRECTIONAL_SEQUENCE_RNN,
+    71: _UNIDIRECTIONAL_SEQUENCE_LSTM,
+    74: _RESIZE_NEAREST,
+    75: Table("LeakyReluOptions", (Field(4, "Alpha", _INT),)),
+    77: Table("MirrorPadOptions", (Field(4, "Mode", _BYTE),)),
+    94: Table("DepthToSpaceOptions", (Field(4, "BlockSize", _INT),)),
+    101: _BATCH_MATMUL,
 }
 
 _OPERATOR = Table("Operator", (

@@ -37,6 +37,8 @@ from nnfmq.operations.signature import (
     form,
 )
 
+_BAND_ELEMENTS = 1 << 18  # sorted at once: numpy's indices have 8 bytes, where codes have one
+
 
 def _require_any(indices: Array) -> None:
     require(indices.size > 0, "R3", "an input has an extent of 0")
@@ -81,7 +83,7 @@ def hashtable_lookup_shape(values: Shape, *, lookups: Array, keys: Array) -> tup
     """Return the shapes of the rows that are found, and of the hits."""
     require(lookups.ndim == keys.ndim == 1, "C2", f"lookups {lookups.shape} and keys {keys.shape} are not vectors")
     _require_any(lookups)
-    require(len(keys) == values[0], "C3", f"{len(keys)} keys and {values[0]} values")
+    require(keys.shape == values[:1], "C3", f"{len(keys)} keys for values of shape {values}")
     return lookups.shape + values[1:], lookups.shape
 
 
@@ -104,6 +106,7 @@ def plan_hashtable_lookup(values: Tensor, *, output: tuple[Tensor, Tensor], look
 
 def topk_shape(input: Shape, *, k: int) -> tuple[Shape, Shape]:
     """Return the input's shape with `k` as the last extent, twice."""
+    require(bool(input), "R1", "the input has no dimensions")
     require(0 < k <= input[-1], "C4", f"k is {k}, allowed is 1 to {input[-1]}")
     shape = (*input[:-1], k)
     return shape, shape
@@ -117,9 +120,15 @@ def plan_topk(input: Tensor, *, output: tuple[Tensor, Tensor], k: int) -> Run:
 
 def topk(array: Array, k: int) -> tuple[Array, Array]:
     """Return the `k` largest values of each row, descending, and their indices; of equal ones the last comes first."""
-    private = array.copy()  # sorted and then read again: it must not change between
-    order = np.argsort(private, axis=-1, kind="stable")[..., : -k - 1 : -1]
-    return np.take_along_axis(private, order, axis=-1), order.astype(np.int32)
+    rows = array.copy().reshape(-1, array.shape[-1])  # sorted and then read again: it must not change between
+    values, indices = np.empty((len(rows), k), rows.dtype), np.empty((len(rows), k), np.int32)
+    count = max(1, _BAND_ELEMENTS // rows.shape[1])
+    for start in range(0, len(rows), count):
+        band = slice(start, start + count)
+        order = np.argsort(rows[band], axis=-1, kind="stable")[:, : -k - 1 : -1]
+        values[band], indices[band] = np.take_along_axis(rows[band], order, axis=-1), order
+    shape = (*array.shape[:-1], k)
+    return values.reshape(shape), indices.reshape(shape)
 
 
 DECLARATIONS = (

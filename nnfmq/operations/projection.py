@@ -48,6 +48,7 @@ class ProjectionType(IntEnum):
 def projection_shape(seeds: Shape, input: Shape, weights: Shape | None, *, type: int) -> Shape:
     """Return (hashes,), or (hashes times bits,) for DENSE."""
     require(len(seeds) == 2 and seeds[1] <= 32, "C1", f"seeds of shape {seeds}")
+    require(bool(input), "R1", "the input has no rows")
     require(type in tuple(ProjectionType), "C2", f"type {type} is not 1, 2 or 3")
     if type != ProjectionType.DENSE:
         require(weights is None, "C3", f"weights are given for a type of {type}")

@@ -143,13 +143,15 @@ def normal_axis(axis: int, rank: int) -> int:
     return axis % rank
 
 
+def require_countable(shape: Shape, name: str) -> None:
+    """Require that `shape` has no more dimensions than an array can have (R5)."""
+    message = f"{name} has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are allowed"
+    require(len(shape) <= MOST_DIMENSIONS, "R5", message)
+
+
 def require_size(shape: Shape, element_bytes: int) -> None:
     """Require that an array of `shape` fits 32 bits; the product is checked from left to right (R2, R5)."""
-    require(
-        len(shape) <= MOST_DIMENSIONS,
-        "R5",
-        f"an output of {len(shape)} dimensions, at most {MOST_DIMENSIONS} are allowed",
-    )
+    require_countable(shape, "an output")
     total, extents = element_bytes, [extent for extent in shape if extent != FROM_DATA]
     for extent in extents:
         total *= extent

@@ -87,7 +87,7 @@ def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: 
 
 def _exponentials(scale: float, beta: float) -> Ints:
     """Return e^(-beta·scale·d) in Q0 for d = 0..255; 0 beyond the radius."""
-    real = min(beta * scale * (1 << 26), float((1 << 31) - 1))
+    real = min(beta * scale * (1 << 26), float((1 << 30) - 1))  # above, e^-16 and less is 0 among codes anyway
     multiplier, shift = fixed_point.quantize_multiplier_above_one(real)
     differences = -np.arange(256, dtype=np.int64)
     inside = differences >= -fixed_point.input_radius(5, shift)

@@ -42,6 +42,7 @@ from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.memory_table import SlotTable
 from nnfmq.runtime.prepared_model import Outcome, PreparedModel, checked_pools
+from nnfmq.runtime.results import check_result
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
@@ -89,6 +90,8 @@ class Burst:
         self._packets: list[bytes] = []  # none where the burst has no memory of its own
         self._slots = SlotTable()
         self._decoder = Decoder(decode_result)
+        self._places: tuple[RequestArgument, ...] = ()  # of its own outputs
+        self._good: ResultPacket | None = None  # the last untimed result that is known to be true
         self._latency_ns = 0
         self._sequence = 0  # of that execution, as the driver counts
         self._timing = NO_TIMING
@@ -155,6 +158,7 @@ class Burst:
         output_shapes = [info.shape for info in self._model.outputs]
         inputs, input_bytes = arguments.layout(self._model.inputs, input_shapes, 0)
         outputs, output_bytes = arguments.layout(self._model.outputs, output_shapes, 1)
+        self._places = outputs
         source = self._resources.enter_context(Memory.create(input_bytes, _INPUTS, one_writer=True))
         sink = self._resources.enter_context(Memory.create(output_bytes, _OUTPUTS))
         self._pools = (source, sink)
@@ -225,6 +229,9 @@ class Burst:
             result = self._exchange(encode_request(request.inputs, request.outputs, slots, config.measure), deadline_ns)
             if result is None:
                 return self._model.execute_request(request, config, timeout=timeout)
+            self._judge(result, request.outputs, config.measure is MeasureTiming.YES)
+            if result.status is not _NONE:
+                self._raise(result, deadline_ns)
             return Outcome(result.output_shapes, result.timing)
 
     def free_memory(self, memory: Memory, *, timeout: float | None = 10.0) -> None:
@@ -316,6 +323,8 @@ class Burst:
         self._taken_bytes += len(packet)
         self._is_settled = True
         result = self._decoder.decode(packet)
+        if result is not self._good:
+            self._judge(result, self._places, measure)
         self._latency_ns, self._timing, self._info = time.monotonic_ns() - begin_ns, result.timing, None
         self._sequence = self._sent_bytes // len(request)  # both packets have the same length
         if result.status is not _NONE:
@@ -331,10 +340,13 @@ class Burst:
         self._sent_bytes += len(request)
         self._taken_bytes += len(packet)
         self._is_settled = True
-        result = self._decoder.decode(packet)
-        if result.status is not _NONE:
-            self._raise(result, deadline_ns)
-        return result
+        return self._decoder.decode(packet)
+
+    def _judge(self, result: ResultPacket, places: Sequence[RequestArgument], is_measured: bool) -> None:
+        """Raise ProtocolError for a result that no honest driver gives."""
+        check_result(self._model.outputs, places, result.status, result.output_shapes, result.timing, is_measured)
+        if places is self._places and result.timing == NO_TIMING:
+            self._good = result
 
     def _receive(self, deadline_ns: int | None) -> bytes:
         packet = self._results.receive(deadline_ns, self._window_ns)

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 from nnfmq.channel import Channel
 from nnfmq.hal.device import Capabilities
-from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, error_for
+from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, ProtocolError, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority
 from nnfmq.hal.versions import interface_level, interface_name, is_aidl, number_of_consumers
@@ -197,7 +197,7 @@ class Device:
 
     def supported_operations(self, model: Model | NamedModel, *, timeout: float | None = None) -> list[bool]:
         """Return for each operation of the main subgraph whether this device can run it; blocks."""
-        bare = model if isinstance(model, Model) else model.model
+        bare = _bare(model)
         data, pools = encode_model(bare)
         fds = lent_fds(pools)
         message = messages.GetSupportedOperations(
@@ -206,6 +206,9 @@ class Device:
         answer = self._connection.ask(message, messages.SupportedOperations, fds, deadline_after(timeout))
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
+        if len(answer.supported) != len(bare.main.operations):
+            counts = f"{len(answer.supported)} operations of a model that has {len(bare.main.operations)}"
+            raise ProtocolError(f"the driver answers for {counts}")
         return list(answer.supported)
 
     def prepare(
@@ -221,7 +224,7 @@ class Device:
         `timeout` in seconds is also the preparation's deadline in the driver; None = no limit. Raises InvalidArgument
         for an invalid model, GeneralFailure for one that the device cannot run, MissedDeadline, DeadObject.
         """
-        bare = model if isinstance(model, Model) else model.model
+        bare = _bare(model)
         data, pools = encode_model(bare)
         fds = lent_fds(pools)
         deadline_ns = deadline_after(timeout)
@@ -250,6 +253,13 @@ class Device:
         if is_aidl(self._connection.level):
             return ()
         return tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
+
+
+def _bare(model: Model | NamedModel) -> Model:
+    bare = model if isinstance(model, Model) else getattr(model, "model", None)
+    if not isinstance(bare, Model):
+        raise InvalidArgument(f"N-VAL-24: a {type(model).__name__} is no model")
+    return bare
 
 
 def _described(model: Model, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:

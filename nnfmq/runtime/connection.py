@@ -268,6 +268,7 @@ class Connection:
             self._on_answer(message)
 
     def _on_answer(self, answer: messages.Call) -> None:
+        _require_status(getattr(answer, "status", ErrorStatus.NONE))
         question = self._waiting.pop(_Key(answer.call, type(answer)), None)
         if question is not None:
             if question.on_answer is not None:
@@ -344,6 +345,12 @@ class Connection:
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
+
+
+def _require_status(status: ErrorStatus) -> None:
+    """Refuse a status that is in no version of the interface: only who lost a driver says DEAD_OBJECT (VAL-4)."""
+    if status is ErrorStatus.DEAD_OBJECT:
+        raise ProtocolError("the driver answers DEAD_OBJECT, which it cannot be")
 
 
 _open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -24,6 +24,7 @@ from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.results import check_result
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
@@ -56,11 +57,15 @@ class Outcome(NamedTuple):
 def execute_once(
     connection: Connection,
     model_id: int,
+    described: Sequence[TensorInfo],
     request: Request,
     config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
     deadline_ns: int | None = None,
 ) -> Outcome:
-    """Execute a request, whose pools stay the caller's; blocks. Raises the error that the status stands for."""
+    """Execute a request, whose pools stay the caller's; blocks. `described` are the model's outputs.
+
+    Raises the error that the status stands for, ProtocolError for an answer that no honest driver gives.
+    """
     message = messages.Execute(
         connection.new_call(),
         model_id,
@@ -79,11 +84,14 @@ def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
 def outcome_of(answer: messages.Executed) -> Outcome:
     """Return what an execution answered, or raise the error that its status stands for."""
     shapes = messages.shapes_from_data(answer.shapes)
+    timing = Timing(answer.time_on_device_ns, answer.time_in_driver_ns)
+    is_measured = config.measure is MeasureTiming.YES
+    check_result(described, request.outputs, answer.status, shapes, timing, is_measured)
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise OutputInsufficientSize(answer.message, shapes)
     if answer.status is not ErrorStatus.NONE:
         raise error_for(answer.status, answer.message)
-    return Outcome(shapes, Timing(answer.time_on_device_ns, answer.time_in_driver_ns))
+    return Outcome(shapes, timing)
 
 
 class PreparedModel:
@@ -147,7 +155,6 @@ class PreparedModel:
         except OutputInsufficientSize as error:
             # Outputs of unknown shape: the driver has now said what they need.
             known = [shape.dimensions for shape in error.output_shapes]
-            arguments.check_stated(self.outputs, known)
             if known == shapes or any(0 in shape for shape in known):
                 raise
             results = self._execute(model_id, given, known, asked, deadline_ns)
@@ -169,11 +176,9 @@ class PreparedModel:
             for info, argument, array in zip(self.inputs, inputs, given, strict=True):
                 np.copyto(arguments.view(source, argument, info, array.shape), array, casting="same_kind")
             request, config = Request(inputs, outputs, (source, sink)), ExecutionConfig(measure)
-            outcome = execute_once(self._connection, model_id, request, config, deadline_ns)
+            outcome = execute_once(self._connection, model_id, self.outputs, request, config, deadline_ns)
             self.last_timing = outcome.timing
             final = [shape.dimensions for shape in outcome.shapes] or shapes
-            arguments.check_stated(self.outputs, final)
-            arguments.check_room(self.outputs, outputs, final)
             triples = zip(self.outputs, outputs, final, strict=True)
             return tuple(arguments.view(sink, argument, info, shape).copy() for info, argument, shape in triples)
 
@@ -186,10 +191,12 @@ class PreparedModel:
     ) -> Outcome:
         """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
-        Return the shapes that the driver reports, none where it reports none, and the timing. Nothing is checked here:
-        what is wrong with the request, the driver says. Raises what it answers, MissedDeadline, DeadObject.
+        Return the shapes that the driver reports, none where it reports none, and the timing. What is wrong with the
+        request, the driver says. Raises what it answers, MissedDeadline, DeadObject, ProtocolError for what cannot be
+        true.
         """
-        return execute_once(self._connection, self.model_id, request, config, deadline_after(timeout))
+        asked = self._connection, self.model_id, self.outputs, request, config, deadline_after(timeout)
+        return execute_once(*asked)
 
     def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
         """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.

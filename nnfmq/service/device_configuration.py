@@ -21,7 +21,7 @@ __all__ = ["DEVICES_MAX", "VARIABLE", "DeviceEntry", "read_configuration"]
 
 VARIABLE = "NNFMQ_DEVICES"
 DEVICES_MAX = 256  # of one driver: its workers share a status byte for each
-_BUILT_IN = Path(__file__).resolve().parent.parent / "data" / "devices.toml"
+_BUILT_IN = Path(__file__).resolve().with_name("devices.toml")
 
 _Figure: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=LARGEST_FLOAT32)]
 CodeT = TypeVar("CodeT", bound=IntEnum)

@@ -39,6 +39,7 @@ from nnfmq.hal.types import (
     Timing,
     operand_bytes,
 )
+from nnfmq.operations.shapes import require_countable
 from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.accounts import Charge
 from nnfmq.service.faults import FAULTS
@@ -80,7 +81,11 @@ def _bytes_at(pools: Sequence[Pool], location: DataLocation) -> memoryview:
 
 
 def _dimensions(operand: Operand, argument: RequestArgument) -> tuple[int, ...]:
-    """Return the request's dimensions, with the model's where the request leaves them open."""
+    """Return the request's dimensions, with the model's where the request leaves them open.
+
+    Raises GeneralFailure where they are more than an array can have.
+    """
+    require_countable(argument.dimensions or operand.dimensions, "an argument")
     if not argument.dimensions or not operand.dimensions:
         return argument.dimensions or operand.dimensions
     return tuple(given or known for given, known in zip(argument.dimensions, operand.dimensions, strict=True))

@@ -1,7 +1,8 @@
 """validate_request: what one execution asks for, against the model it was prepared from.
 
 Ids: N-REQ-1/2 argument counts, N-RQX-1 ... N-RQX-8 one argument, N-RQX-13 overlapping ranges.
-All sums are Python ints: no offset or length of a hostile request wraps around.
+All sums are Python ints: no offset or length of a hostile request wraps around. Answer: the least feature level whose
+interface can say what the request says, whatever level its model needs.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ from collections.abc import Iterator, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import DataLocation, Model, Operand, Request, RequestArgument, is_scalar
+from nnfmq.hal.versions import FeatureLevel
 from nnfmq.validation.model import operand_size
 
 __all__ = ["validate_request"]
 
 
-def validate_request(model: Model, request: Request, *, allow_unspecified_output: bool = True) -> None:
-    """Raise InvalidArgument, naming the argument and the rule, unless `request` fits `model`.
+def validate_request(model: Model, request: Request, *, allow_unspecified_output: bool = True) -> FeatureLevel:
+    """Return the feature level that `request` needs. Raises InvalidArgument, naming the argument and the rule.
 
-    `allow_unspecified_output` is False for fenced executions and for interfaces up to HAL 1.1.
+    `model` has passed `validate_model`. `allow_unspecified_output` is False for fenced executions and for interfaces
+    up to HAL 1.1, which know no output that the model and the request together leave open.
     """
     main = model.main
     _validate_list(main.operands, main.input_indexes, request.inputs, request, "input", False)
-    _validate_list(main.operands, main.output_indexes, request.outputs, request, "output", allow_unspecified_output)
+    is_closed = _validate_list(
+        main.operands, main.output_indexes, request.outputs, request, "output", allow_unspecified_output
+    )
     _require_apart(request)
+    pads = any(argument.location.padding for argument in (*request.inputs, *request.outputs))
+    return FeatureLevel.AIDL_V1 if pads else FeatureLevel.V1_0 if is_closed else FeatureLevel.V1_2
 
 
 def _require(condition: bool, rule: str, message: str) -> None:
@@ -38,20 +45,25 @@ def _validate_list(
     request: Request,
     kind: str,
     may_be_unspecified: bool,
-) -> None:
+) -> bool:
+    """Check all arguments of one kind; return whether they are fully specified."""
     rule = "N-REQ-1" if kind == "input" else "N-REQ-2"
     _require(len(arguments) == len(indexes), rule, f"{len(arguments)} {kind}s given, the model has {len(indexes)}")
-    for number, (index, argument) in enumerate(zip(indexes, arguments, strict=True)):
+    known = [
         _validate_argument(operands[index], argument, request, f"{kind} {number}", may_be_unspecified)
+        for number, (index, argument) in enumerate(zip(indexes, arguments, strict=True))
+    ]
+    return all(known)
 
 
 def _validate_argument(
     operand: Operand, argument: RequestArgument, request: Request, where: str, may_be_unspecified: bool
-) -> None:
+) -> bool:
+    """Check one argument; return whether model and request together say all of its dimensions."""
     if argument.has_no_value:
         empty = argument.location == DataLocation() and not argument.dimensions
         _require(empty, "N-RQX-1", f"{where} has no value, but location {argument.location} {argument.dimensions}")
-        return
+        return True
     _validate_location(argument.location, request, where)
     dimensions = _combined(operand, argument, where)
     known = is_scalar(operand.type) or (bool(dimensions) and 0 not in dimensions)
@@ -62,6 +74,7 @@ def _validate_argument(
         _require(
             argument.location.length == needed, "N-RQX-5", f"{where} has {argument.location.length} bytes, not {needed}"
         )
+    return known
 
 
 def _validate_location(place: DataLocation, request: Request, where: str) -> None:

@@ -138,6 +138,54 @@ def test_outputs_that_do_not_fit_the_file_are_refused(
     assert "saved as .npz or .npy" in capsys.readouterr().err
 
 
+STATE = TensorInfo("memory:state", (2,), "int8", 0.5, 7, is_state=True)
+
+
+def remembers(fake: Any) -> None:
+    """Let the fake model have a state, which it answers with [8, 9]."""
+    fake.inputs, fake.outputs = (*fake.inputs, STATE), (*fake.outputs, STATE)
+    fake.answer = (*fake.answer, np.int8([8, 9]))
+
+
+def test_a_state_starts_at_its_zero_point_and_is_carried(run: Run, fake: Any) -> None:
+    remembers(fake)
+    assert run("--repeat", "3") == 0
+    states = [given[1] for given in fake.executed]
+    assert [state.tolist() for state in states] == [[7, 7], [8, 9], [8, 9]]
+    assert {state.dtype for state in states} == {np.dtype(np.int8)}
+
+
+def test_a_state_may_be_given(run: Run, fake: Any, tmp_path: Path) -> None:
+    remembers(fake)
+    np.save(tmp_path / "state.npy", np.int8([1, 2]))
+    assert run("--input", str(tmp_path / "state.npy")) == 0
+    assert fake.executed[0][1].tolist() == [1, 2]
+
+
+def test_a_state_is_no_output_to_be_shown(run: Run, fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    remembers(fake)
+    run("--json")
+    assert [output["name"] for output in report(capsys)["outputs"]] == ["scores"]
+
+
+def test_states_are_saved_behind_the_outputs_or_left_out(run: Run, fake: Any, tmp_path: Path) -> None:
+    remembers(fake)
+    assert (run("--output", str(tmp_path / "out.npz")), run("--output", str(tmp_path / "out.npy"))) == (0, 0)
+    with np.load(tmp_path / "out.npz") as saved:
+        assert [saved[name].shape for name in saved] == [(1, 4), (2,)]
+    assert np.load(tmp_path / "out.npy").shape == (1, 4)
+
+
+def test_an_input_for_some_of_the_states_is_refused(
+    run: Run, fake: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remembers(fake)
+    path = str(tmp_path / "input.npy")
+    assert run("--input", path, "--input", path) == 1
+    expected = "3 --input given; the model takes 1: image; or 2, with its states: memory:state"
+    assert expected in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--top", "--repeat"])
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
 def test_a_count_below_one_is_wrong_usage(run: Run, option: str, value: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from nnfmq.conformance.targets import Answered, Asked, Driver, Interpreter, Prep
 from nnfmq.hal.errors import GeneralFailure, OutputInsufficientSize
 from nnfmq.hal.types import Model, OperandType, OutputShape
 
+UINT8, INT8 = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 SUM = np.float32([11, 22, 33]).tobytes()
 Execute = Callable[[Asked], Answered]
 
@@ -148,31 +150,96 @@ def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(is_burst:
     }
 
 
-class _OnlyUint8(Interpreter):
-    """A target that declines int8."""
+class _Only(Interpreter):
+    """A target that declines all tensors but those of one type."""
+
+    def __init__(self, type: OperandType) -> None:
+        self.type = type
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
         if not self.supports(model):
-            raise GeneralFailure("no int8")
+            raise GeneralFailure(f"only {self.type.name}")
         with super().prepared(model) as prepared:
             yield prepared
 
     def supports(self, model: Model) -> bool:
-        return all(operand.type != OperandType.TENSOR_QUANT8_ASYMM_SIGNED for operand in model.main.operands)
+        return all(operand.type in (self.type, OperandType.INT32) for operand in model.main.operands)
 
 
-def test_int8_must_be_supported_where_uint8_is() -> None:
+def add_of_codes() -> testmodels.TestModel:
     line = model_lines.add()
     for operand, data in zip(line["main"]["operands"], ["AQID", "ChQe", None, "CxYh"], strict=True):
         if data is not None:
             operand.update(type="TENSOR_QUANT8_ASYMM", scale=1.0, data=data)
-    test = testmodels.read(line)
+    return testmodels.read(line)
 
-    assert outcomes(run_test(test, Interpreter()))[variants.INT8_COUPLING] == PASSED
-    result = run_test(test, _OnlyUint8())
+
+def test_TST_12_a_pair_passes_where_both_models_do() -> None:
+    assert outcomes(run_test(add_of_codes(), Interpreter()))[variants.INT8_COUPLING] == PASSED
+
+
+def test_TST_12_int8_must_be_supported_where_uint8_is() -> None:
+    result = run_test(add_of_codes(), _Only(UINT8))
     assert outcomes(result)[MODEL] == PASSED
     assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
+
+
+def test_TST_12_uint8_must_be_supported_where_int8_is() -> None:
+    result = run_test(add_of_codes(), _Only(INT8))
+    assert outcomes(result)[MODEL] == SKIPPED
+    assert reasons(result)[variants.INT8_COUPLING].startswith("the int8 model is supported, so the uint8 one must be")
+
+
+def test_TST_12_a_device_may_decline_both() -> None:
+    result = run_test(add_of_codes(), _Only(OperandType.TENSOR_FLOAT32))
+    assert set(outcomes(result).values()) == {SKIPPED}
+
+
+class _OneMore(Interpreter):
+    """A target whose int8 codes are one too high, which is inside the tolerance."""
+
+    @contextmanager
+    def prepared(self, model: Model) -> Iterator[Prepared]:
+        with super().prepared(model) as prepared:
+            yield _Raised(prepared) if INT8 in {operand.type for operand in model.main.operands} else prepared
+
+
+@dataclass(frozen=True)
+class _Raised:
+    prepared: Prepared
+
+    def execute(self, asked: Asked) -> Answered:
+        answered = self.prepared.execute(asked)
+        return replace(answered, outputs=tuple(bytes(code + 1 for code in raw) for raw in answered.outputs))
+
+
+def test_TST_12_outputs_that_are_not_128_apart_fail_even_within_the_tolerance() -> None:
+    result = run_test(add_of_codes(), _OneMore())
+    assert outcomes(result)[MODEL] == PASSED
+    assert reasons(result)[variants.INT8_COUPLING] == (
+        "operand 3 (c), of uint8 less 128 and of int8, index [0]: expected -117, actual -116"
+        " (3 of 3 elements are wrong)"
+    )
+
+
+def test_TST_12_a_device_older_than_int8_is_not_asked_for_it() -> None:
+    target = Interpreter()
+    target.feature_level = 3
+    result = run_test(add_of_codes(), target)
+    assert reasons(result) == {
+        MODEL: "",
+        variants.UNKNOWN_OUTPUT_SHAPES: "",
+        variants.INSUFFICIENT_OUTPUT: "",
+        variants.INT8_COUPLING: "int8 came with feature level 4, the device has 3",
+    }
+
+
+@pytest.mark.parametrize("operation", ["CAST", "PAD_V2", "HASHTABLE_LOOKUP", "LSH_PROJECTION", "QUANTIZED_16BIT_LSTM"])
+def test_SUP_5_operations_whose_int8_form_differs_or_is_missing_are_no_pairs(operation: str) -> None:
+    line = add_of_codes().line
+    line["main"]["operations"][0]["type"] = operation
+    assert not variants.is_coupled(line)
 
 
 @pytest.mark.parametrize("path", ["sync", "burst"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support import model_lines
 
-from nnfmq.conformance import testmodels
+from nnfmq.conformance import testmodels, variants
 from nnfmq.conformance.criteria import complaints, tolerances
 from nnfmq.hal.types import OutputShape
 
@@ -89,3 +91,89 @@ def test_a_wrong_distribution_is_named_by_class() -> None:
     first, second = multinomial(0, 0, 1, 1)
     assert "class 0: expected a share of 0.250000 ± 0.1, actual 0.500000" in first
     assert "class 1: expected a share of 0.750000 ± 0.1, actual 0.500000" in second
+
+
+# ------------------------------------------------------------------------------------------------ criteria of its own
+
+
+def own(criteria: dict[str, dict[str, float]], type: str = "TENSOR_FLOAT32") -> testmodels.TestModel:
+    """Return `add` with 12 outputs of a type, all expected to be 1, and its own criteria."""
+    dtype = np.dtype(testmodels.DTYPES[type])
+    data = base64.b64encode(np.ones(12, dtype).tobytes()).decode()
+    output = {"type": type, "dimensions": [12], "data": data}
+    line = model_lines.changed(lambda line: line["main"]["operands"][3].update(output))
+    return testmodels.read(line | {"criteria": {type: criteria}} if criteria else line)
+
+
+def judged_ones(test: testmodels.TestModel, *values: float) -> list[str]:
+    """Judge 12 elements, of which the first are given and the rest are 1."""
+    array = np.ones(12, test.expected[0].dtype)
+    array[: len(values)] = values
+    return [found.reason for found in complaints(test, [OutputShape((12,))], [array])]
+
+
+def test_TST_6_criteria_of_a_test_model_s_own_replace_the_tolerances() -> None:
+    assert judged_ones(own({"atol": 0.5}), 1.5, 0.5) == []
+    assert "expected 1.0, actual 1.75" in judged_ones(own({"atol": 0.5, "rtol": 0.125}), 1.625, 1.75)[0]
+
+
+def test_TST_6_types_without_criteria_keep_the_tolerances() -> None:
+    test = own({})
+    test.criteria["TENSOR_INT32"] = testmodels.Criterion(atol=100)
+    assert len(judged_ones(test, 2)) == 1
+
+
+def test_TST_6_a_bias_is_limited_where_each_element_is_within_its_tolerance() -> None:
+    test = own({"atol": 0.5, "bias": 0.125})
+    assert judged_ones(test, *[1.125] * 12) == []
+    assert judged_ones(test, *[1.25] * 12) == ["operand 3 (c): the mean difference is 0.25, at most 0.125 is allowed"]
+    assert judged_ones(test, *[1.25, 0.75] * 6) == []
+
+
+def test_TST_6_the_mean_squared_difference_is_limited() -> None:
+    assert judged_ones(own({"atol": 1, "mse": 0.0625}), *[1.25, 0.75] * 6) == []
+    assert judged_ones(own({"atol": 1, "mse": 0.0625}), *[1.5, 0.5] * 6) == [
+        "operand 3 (c): the mean squared difference is 0.25, at most 0.0625 is allowed"
+    ]
+
+
+@pytest.mark.parametrize(("wanted", "is_limited"), [([1.0] * 2, True), ([8.0] * 2, True), ([8.0] * 3, False)])
+def test_TST_6_means_are_limited_from_10_judged_elements_on(wanted: list[float], is_limited: bool) -> None:
+    test = own({"atol": 1, "bias": 0.125, "skipAbove": 4})
+    expected = np.array(wanted + [1.0] * (12 - len(wanted)), np.float32)
+    test.expected[0] = expected
+    found = complaints(test, [OutputShape((12,))], [expected + np.float32(0.25)])
+    assert bool(found) is is_limited
+
+
+def test_TST_6_differences_of_floats_above_1_count_relative_to_them() -> None:
+    test = own({"atol": 1, "bias": 0.25})
+    test.expected[0] = np.full(12, 4, np.float32)
+    assert complaints(test, [OutputShape((12,))], [np.full(12, 5, np.float32)]) == []
+
+
+def test_TST_6_elements_of_which_too_much_is_expected_are_not_judged() -> None:
+    test = own({"atol": 0.5, "skipAbove": 100})
+    test.expected[0] = np.array([np.inf, 101, -101, *[1.0] * 9], np.float32)
+    assert judged_ones(test, np.nan, 0, np.inf) == []
+    assert len(judged_ones(test, 0, 0, 0, np.nan)) == 1
+
+
+@pytest.mark.parametrize(("wrong", "passes"), [(1, True), (2, True), (3, False)])
+def test_TST_6_a_share_of_booleans_may_be_wrong_rounded_up(wrong: int, passes: bool) -> None:
+    test = own({"wrongShare": 0.1}, "TENSOR_BOOL8")  # 1.2 of 12
+    assert (judged_ones(test, *[0] * wrong) == []) is passes
+
+
+@pytest.mark.parametrize("criteria", [{"TENSOR_FLOAT32": {"atoll": 1}}, {"TENSOR_FLOAT32": {"atol": "much"}}, [1]])
+def test_TST_6_criteria_that_are_none_are_not_in_the_format(criteria: Any, tmp_path: Path) -> None:
+    line = model_lines.add() | {"criteria": criteria}
+    with pytest.raises(testmodels.BadFormat):
+        testmodels.read_at(tmp_path / "one.jsonl", 1, line)
+
+
+def test_TST_12_criteria_of_uint8_hold_for_its_int8_form() -> None:
+    line = own({"atol": 3, "bias": 0.5}, "TENSOR_QUANT8_ASYMM").line
+    assert testmodels.read(variants.signed(line)).criteria == {
+        "TENSOR_QUANT8_ASYMM_SIGNED": testmodels.Criterion(atol=3, bias=0.5)
+    }

@@ -91,7 +91,7 @@ def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memor
     inputs, _ = place([main.operands[index] for index in main.input_indexes], 0)
     outputs, _ = place([main.operands[index] for index in main.output_indexes], 1)
     request = Request(tuple(inputs), tuple(outputs), pools)  # type: ignore[arg-type]
-    execute_once(client._connection, model.model_id, request)
+    execute_once(client._connection, model.model_id, model.outputs, request)
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])

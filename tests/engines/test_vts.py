@@ -65,7 +65,7 @@ def test_SHP_4_a_buffer_that_is_one_byte_short_is_refused_with_all_shapes(spec: 
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_uint8_models_pass_as_int8_models(spec: str) -> None:
+def test_TST_12_uint8_models_pass_as_int8_models_with_the_same_outputs_128_lower(spec: str) -> None:
     assert not_passed(spec, variants.INT8_COUPLING) == []
 
 

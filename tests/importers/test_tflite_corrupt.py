@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.tflite_cases import CASES, Case
 from support.tflite_files import Operator, Tensor, everything, quantized, single, writer
 
 from nnfmq.hal.errors import InvalidArgument
@@ -19,7 +20,12 @@ from nnfmq.importers.tflite import load
 from nnfmq.validation import validate_model
 
 TINY = {"everything": everything, "quantized": quantized}
-REAL = ("mobilenet_v1_0.25_128_quant.tflite", "mobilenet_v2_1.0_224_quant.tflite")
+REAL = (
+    "mobilenet_v1_0.25_128_quant.tflite",
+    "mobilenet_v2_1.0_224_quant.tflite",
+    "tts_float.tflite",
+    "micro/trained_lstm.tflite",
+)
 SEED = 7
 WORDS = (0, 4, 8, 2**31 - 1, 2**31, 2**32 - 1)
 
@@ -73,6 +79,15 @@ def test_several_changes_at_random_places_do_no_harm(make: Callable[[], bytes]) 
     rng = random.Random(SEED)
     for _ in range(1000):
         attempt(spoiled(spoiled(make(), rng), rng))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_each_operator_s_options_and_arguments_may_be_wrong(case: Case) -> None:
+    content = case.content()
+    rng = random.Random(SEED)
+    assert attempt(content)
+    for _ in range(40):
+        attempt(spoiled(content, rng))
 
 
 @pytest.mark.parametrize("name", REAL)

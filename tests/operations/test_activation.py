@@ -107,6 +107,17 @@ def test_elu_is_exact_near_0_and_tends_to_minus_alpha(dtype: str, kind: OperandT
     np.testing.assert_allclose(found.astype(float), [-0.5, -5e-5, 0.0, 2.0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("scale", [15.9, 16.0, 20.0, 40.0, 1e4])
+def test_softmax_of_codes_takes_scales_at_which_only_the_largest_is_left(scale: float, dtype: str) -> None:
+    kind, zero = KINDS[dtype]
+    codes = np.array([[9, 8, 7, 0], [9, 9, 8, 0]]) + zero
+
+    found = result_of(OperationType.SOFTMAX, [tensor(codes, dtype, scale, zero), 1.0], Operand(kind, (), 1 / 256, zero))
+
+    assert (found.astype(int) - zero).tolist() == [[255, 0, 0, 0], [128, 128, 0, 0]]  # 256 does not fit
+
+
 def test_log_softmax_keeps_what_would_underflow_and_overflow() -> None:
     found = result_of(OperationType.LOG_SOFTMAX, [tensor([[1000.0, 1000.0, 0.0]]), 1.0, -1], Operand(F32))
 

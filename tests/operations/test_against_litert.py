@@ -1,8 +1,8 @@
 """Operations of codes that the HAL and TFLite define alike, bit for bit against LiteRT's reference kernels.
 
 LiteRT is an optional dependency; without it these tests are skipped. Scales and zero points are drawn at random.
-What has no quantization of its own, or shapes and windows, is in `test_shared_with_tflite`; what the two define
-differently is in `support.tflite_differences`.
+Shapes, windows and all other operations are in `test_shared_with_tflite`; what the two define differently is in
+`support.tflite_differences`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.litert import by_litert
 from support.one_result import result_of, tensor
-from support.tflite_files import Operator, Tensor, writer
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
-
-litert = pytest.importorskip("ai_edge_litert.interpreter")
 
 Array = npt.NDArray[Any]
 
@@ -44,25 +42,6 @@ class Draw:
         return self.rng.integers(0, 256, shape).astype(np.uint8).view(self.dtype)
 
 
-def by_litert(name: str, inputs: list[Any], output: Operand, dtype: str) -> Array:
-    """Run a model of one operator whose arguments are all inputs; ADD, SUB and MUL have their options."""
-    kind = dtype.upper()
-    tensors = [Tensor(f"i{n}", a.shape, kind, None, (o.scale,), (o.zero_point,)) for n, (o, a) in enumerate(inputs)]
-    tensors.append(Tensor("o", output.dimensions, kind, None, (output.scale,), (output.zero_point,)))
-    places, last = tuple(range(len(inputs))), len(inputs)
-    options = (f"{name.capitalize()}Options", {"FusedActivationFunction": 0}) if name in ("ADD", "SUB", "MUL") else ()
-    content = writer.write(tensors, [Operator(name, places, (last,), *options)], places, (last,))
-    runner = litert.Interpreter(
-        model_content=content, experimental_op_resolver_type=litert.OpResolverType.BUILTIN_REF, num_threads=1
-    )
-    runner.allocate_tensors()
-    for detail, (_, array) in zip(runner.get_input_details(), inputs, strict=True):
-        runner.set_tensor(detail["index"], array)
-    runner.invoke()
-    found: Array = runner.get_tensor(runner.get_output_details()[0]["index"])
-    return found
-
-
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize(("name", "steps", "middle"), [("HARD_SWISH", 0, 0), ("TANH", 128, 128), ("LOGISTIC", 256, 0)])
@@ -75,7 +54,8 @@ def test_a_function_of_codes_is_litert_s(name: str, steps: int, middle: int, see
 
     found = result_of(OperationType[name], [input], output)
 
-    np.testing.assert_array_equal(found, by_litert(name, [input], output, dtype), strict=True)
+    (theirs,) = by_litert(name, [input], [output])
+    np.testing.assert_array_equal(found, theirs, strict=True)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -91,4 +71,5 @@ def test_a_function_of_two_codes_is_litert_s(name: str, seed: int, dtype: str) -
 
     found = result_of(OperationType[name], [first, second, *([0] if name != "PRELU" else [])], output)
 
-    np.testing.assert_array_equal(found, by_litert(name, [first, second], output, dtype), strict=True)
+    (theirs,) = by_litert(name, [first, second], [output], f"{name.capitalize()}Options" if name != "PRELU" else "")
+    np.testing.assert_array_equal(found, theirs, strict=True)

@@ -309,7 +309,7 @@ def violation_id(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("rule", "changes"), CELL_VIOLATIONS, ids=violation_id)
-def test_lstm_c2_to_c10_a_violated_constraint_is_named(rule: str, changes: dict[str, Any]) -> None:
+def test_N_OPF_9_lstm_c2_to_c10_a_violated_constraint_is_named(rule: str, changes: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     values = cell_values(rng, FULL) | states(rng, FULL) | PLAIN | {"input": zeros(BATCH, INPUT)} | changes
 

@@ -173,6 +173,15 @@ def test_the_largest_codes_are_those_of_the_type() -> None:
     assert topk(np.array([-56, 100], np.int8), 1, Operand(INT8, (), 1.0, 0))[0] == [100]
 
 
+def test_topk_of_more_rows_than_are_sorted_at_once() -> None:
+    rows = np.random.default_rng(0).integers(0, 1000, (4, 100_000)).astype(np.int32)
+    values, indices = topk(rows, 2, ANY_I32)
+
+    for row, found, places in zip(rows.tolist(), values, indices, strict=True):
+        expected = sorted(range(len(row)), key=lambda i, row=row: (row[i], i), reverse=True)[:2]
+        assert (places, found) == (expected, [row[i] for i in expected])
+
+
 def test_a_missing_key_gives_bytes_of_0_whatever_the_zero_point() -> None:
     values = Operand(UINT8, (2, 2), 0.5, 128), np.array([[1, 2], [3, 4]], np.uint8)
     lookups, keys = tensor([7, 6, -1], "int32"), tensor([-1, 7], "int32")

@@ -20,6 +20,8 @@ from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadlineTransient,
+    OutputInsufficientSize,
+    ProtocolError,
     error_for,
 )
 from nnfmq.hal.types import (
@@ -221,11 +223,50 @@ class Failing:
 def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_could_not_carry(
     status: ErrorStatus, adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
-    failing = Failing(lambda: error_for(status, "what went wrong"))
+    def make() -> Exception:
+        error = error_for(status, "what went wrong")
+        if isinstance(error, OutputInsufficientSize):
+            error.output_shapes = (OutputShape((4,), False),)
+        return error
+
+    failing = Failing(make)
     real[1].models.add(service.PreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     expected = type(error_for(status, ""))
     with adding.burst() as burst, pytest.raises(expected, match="what went wrong"):
         burst.execute(ONE, TEN)
+
+
+class Lying(Failing):
+    """A program whose executions state `shapes`, whatever was computed."""
+
+    def __init__(self, *shapes: OutputShape) -> None:
+        self._shapes = shapes
+
+    def run(self, _limits: Any) -> Any:
+        return self._shapes
+
+
+TRUE = OutputShape((4,))
+
+
+@pytest.mark.parametrize("shapes", [(OutputShape((3,)),), (TRUE, TRUE), (OutputShape((4,), False),)])
+def test_VAL_7_a_burst_does_not_believe_shapes_that_cannot_be_true(
+    shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
+) -> None:
+    program: Any = Lying(*shapes)
+    real[1].models.add(service.PreparedModel(models.add_model(), program), adding.model_id)
+    with adding.burst() as burst, pytest.raises(ProtocolError):
+        burst.execute(ONE, TEN)
+
+
+@pytest.mark.parametrize("shapes", [(), (TRUE,)])
+def test_VAL_7_a_burst_takes_no_shapes_at_all_where_all_are_known(
+    shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
+) -> None:
+    program: Any = Lying(*shapes)
+    real[1].models.add(service.PreparedModel(models.add_model(), program), adding.model_id)
+    with adding.burst() as burst:
+        assert [burst.execute(ONE, TEN)[0].shape for _ in range(3)] == [(4,)] * 3
 
 
 def test_a_kernel_that_fails_in_a_way_nobody_foresaw_fails_one_execution(

@@ -14,7 +14,8 @@ from support.protocol import Speaker
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadline, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIME, Model
+from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, DeviceStatus, DeviceType, Model, Request, RequestArgument
+from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
@@ -70,6 +71,13 @@ def test_a_device_says_which_operations_it_supports(device: Device) -> None:
 def test_the_operations_of_an_invalid_model_are_not_judged(device: Device) -> None:
     with pytest.raises(InvalidArgument, match="N-MOD-12"):
         device.supported_operations(models.invalid_model())
+
+
+@pytest.mark.parametrize("model", [None, b"", object(), models.add_model().main])
+def test_N_VAL_24_what_is_no_model_at_all_is_refused_before_it_is_sent(model: Any, device: Device) -> None:
+    for ask in (device.supported_operations, device.prepare):
+        with pytest.raises(InvalidArgument, match="N-VAL-24"):
+            ask(model)
 
 
 def test_an_invalid_model_is_refused_with_the_driver_s_words(device: Device) -> None:
@@ -189,9 +197,10 @@ GIVEN = np.zeros(2, np.float32)
         (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(7, 7)]),
         (OPEN, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(2**32 - 1,)]),
         (TensorInfo("any", (), "float32"), ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [(2**31, 2**31, 4)]),
+        (OPEN, ErrorStatus.NONE, []),
     ],
 )
-def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
+def test_VAL_7_a_driver_that_states_impossible_shapes_breaks_the_protocol(
     output: TensorInfo,
     status: ErrorStatus,
     stated: list[tuple[int, ...]],
@@ -204,6 +213,75 @@ def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(
     call = driver.hear(messages.Execute).call
     shapes = tuple(messages.ShapeData(shape, status is ErrorStatus.NONE) for shape in stated)
     driver.say(messages.Executed(call, status, "", shapes))
+    assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_VAL_7_a_driver_that_states_impossible_times_breaks_the_protocol(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN, measure=True)
+    call = driver.hear(messages.Execute).call
+    driver.say(messages.Executed(call, ErrorStatus.NONE, "", (), 5, 4))
+
+    assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_VAL_7_times_that_nobody_asked_for_break_the_protocol(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN)
+    driver.say(messages.Executed(driver.hear(messages.Execute).call, ErrorStatus.NONE, "", (), 1, 2))
+
+    assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_VAL_7_shapes_and_times_beside_an_error_are_not_looked_at(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    model = PreparedModel(connection, 1, (KNOWN,), (KNOWN,))
+    running = start(model.execute, GIVEN)
+    shapes = (messages.ShapeData((9, 9), True),) * 2
+    driver.say(
+        messages.Executed(driver.hear(messages.Execute).call, ErrorStatus.GENERAL_FAILURE, "broken", shapes, 9, 3)
+    )
+
+    error = running.exception(LIMIT_S)
+    assert (type(error), str(error), model.last_timing) == (GeneralFailure, "broken", NO_TIMING)
+
+
+def test_VAL_7_an_execution_request_s_shapes_are_held_against_the_request(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    output = RequestArgument(location=DataLocation(0, 0, 8), dimensions=(2,))
+    with Memory.create(16) as pool:
+        request = Request((), (output,), (pool,))
+        running = start(PreparedModel(connection, 1, (), (OPEN,)).execute_request, request)
+        call = driver.hear(messages.Execute).call
+        driver.say(messages.Executed(call, ErrorStatus.NONE, "", (messages.ShapeData((1,), True),)))
+
+        assert isinstance(running.exception(LIMIT_S), ProtocolError)
+
+
+def test_VAL_7_a_status_that_no_driver_can_have_ends_the_connection(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    running = start(PreparedModel(connection, 1, (KNOWN,), (KNOWN,)).execute, GIVEN)
+    driver.say(messages.Executed(driver.hear(messages.Execute).call, ErrorStatus.DEAD_OBJECT, "I am dead"))
+
+    error = running.exception(LIMIT_S)
+    assert isinstance(error, DeadObject)
+    assert "given up: the driver answers DEAD_OBJECT" in str(error)
+
+
+def test_VAL_7_a_driver_that_answers_for_other_operations_than_it_was_asked_about_breaks_the_protocol(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    model = models.add_model()
+    info = messages.DeviceInfo("fake", DeviceType.CPU, "1", 8, DeviceStatus.AVAILABLE, ())
+    device = Device(info, connection)
+    running = start(device.supported_operations, model)
+    driver.say(messages.SupportedOperations(driver.hear(messages.GetSupportedOperations).call, (True, True)))
+
     assert isinstance(running.exception(LIMIT_S), ProtocolError)
 
 

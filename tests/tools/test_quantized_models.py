@@ -17,7 +17,7 @@ from quantize import Result, quantize
 from quantize_graph import parameters, quantized
 from quantize_runs import Estimator, measured, samples, shown
 from support.interpreted import codes_of, interpreted
-from support.litert import reference
+from support.litert_models import reference
 from support.places import ROOT
 from tflite_reader import read
 

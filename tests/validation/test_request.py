@@ -104,6 +104,33 @@ def test_N_RQX_13_an_output_over_an_input_is_refused(output: RequestArgument) ->
     refused(replace(GOOD, outputs=(output,)), "N-RQX-13")
 
 
+@pytest.mark.parametrize(
+    ("model", "output", "level"),
+    [
+        (MODEL, argument(1), 1),
+        (MODEL, argument(1, dimensions=(2, 2)), 1),
+        (MODEL, RequestArgument(has_no_value=True), 1),
+        (UNKNOWN_OUTPUT, argument(1, dimensions=(2, 2)), 1),
+        (UNKNOWN_OUTPUT, argument(1), 3),
+        (UNKNOWN_OUTPUT, argument(1, dimensions=(0, 2)), 3),
+        (with_operand(MODEL, 4, dimensions=()), argument(1), 3),
+        (with_operand(MODEL, 4, dimensions=()), argument(1, dimensions=(2, 2)), 1),
+        (MODEL, RequestArgument(location=DataLocation(1, 0, 16, 48)), 5),
+    ],
+)
+def test_VAL_3_a_request_needs_the_level_that_can_say_it(model: Any, output: RequestArgument, level: int) -> None:
+    assert validate_request(model, replace(GOOD, outputs=(output,))) == level
+
+
+@pytest.mark.parametrize("dimensions", [(), (0, 2), (0, 0)])
+def test_VAL_3_fenced_executions_and_HAL_1_1_know_no_open_outputs(dimensions: tuple[int, ...]) -> None:
+    request = replace(GOOD, outputs=(argument(1, dimensions=dimensions),))
+
+    refused(request, "N-RQX-8", UNKNOWN_OUTPUT, allow_unspecified_output=False)
+    whole = replace(GOOD, outputs=(argument(1, dimensions=(2, 2)),))
+    assert validate_request(UNKNOWN_OUTPUT, whole, allow_unspecified_output=False) == 1
+
+
 def test_N_RQX_13_arguments_side_by_side_in_one_pool_and_shared_inputs_are_legal() -> None:
     validate_request(MODEL, replace(GOOD, inputs=(argument(0), argument(0)), outputs=(argument(0, 16),)))
 

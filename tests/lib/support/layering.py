@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "service": BOTH_SIDES,
     "runtime": BOTH_SIDES,
     "importers": ("hal", "validation"),
-    "conformance": ("runtime", "engines", "validation", "memory", "hal"),
+    "conformance": ("runtime", "engines", "validation", "operations", "memory", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "cli": (EVERYTHING,),
     "observe": (),

@@ -1,4 +1,4 @@
-"""The result of one operation with one output, and the shortest way to write its arguments.
+"""The result of one operation, and the shortest way to write its arguments.
 
 An argument is an (operand, array) pair, which becomes an input of the model; an (operand, bytes) pair or a Python
 value, which becomes a constant. With `known=False` all are inputs, of unknown rank where they are tensors.
@@ -42,9 +42,16 @@ def truths(values: Any) -> tuple[Operand, Array]:
 
 def result_of(code: OperationType, arguments: Sequence[Any], output: Operand, *, known: bool = True) -> Array:
     """Return what `code` computes; `output` says its type and quantization, its shape comes from the execution."""
-    constants = [position for position, argument in enumerate(arguments) if not _is_input(argument)]
-    (result,) = executed(code, [_pair(argument) for argument in arguments], [output], constants, unknown=not known)
+    (result,) = results_of(code, arguments, [output], known=known)
     return result
+
+
+def results_of(
+    code: OperationType, arguments: Sequence[Any], outputs: Sequence[Operand], *, known: bool = True
+) -> list[Array]:
+    """Return all outputs of `code`, as `result_of` does the only one."""
+    constants = [position for position, argument in enumerate(arguments) if not _is_input(argument)]
+    return executed(code, [_pair(argument) for argument in arguments], outputs, constants, unknown=not known)
 
 
 def _is_input(argument: Any) -> bool:

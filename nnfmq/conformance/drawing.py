@@ -1,0 +1,175 @@
+"""What random graphs are drawn with: numbers, extents, values and scales, all from one seed.
+
+Everything is made of the raw bits of a PCG64, whose stream numpy promises to keep, and not of numpy's distributions,
+which may change: the same seed gives the same graph everywhere. Ranges follow AOSP's random graph generator: floats
+in [-2, 2), so that neither sums nor products run away, int32 in [0, 255], codes over their whole range, scales in
+[0.1, 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from nnfmq.conformance.testmodels import Array
+from nnfmq.hal.types import OperandType
+from nnfmq.operations.signature import NUMPY_TYPES, Shape
+
+Item = TypeVar("Item")
+
+_MOST_REAL = 2.0
+_MOST_INTEGER = 255
+_SCALES = (0.1, 2.0)
+
+
+class Sign(Enum):
+    """What an operation asks of the real values of an argument."""
+
+    ANY = "any"
+    NOT_NEGATIVE = "not negative"
+    NOT_ZERO = "not zero"
+    POSITIVE = "positive"
+
+    def holds(self, reals: Array) -> bool:
+        """Return True if all values have this sign."""
+        if self is Sign.NOT_ZERO:
+            return bool(np.all(reals != 0))
+        if self is Sign.POSITIVE:
+            return bool(np.all(reals > 0))
+        return self is Sign.ANY or bool(np.all(reals >= 0))
+
+
+class Rejected(Exception):
+    """A draw that is over the limits, or whose result is not to be judged; the caller draws again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large things get: an extent, the elements of a tensor, the multiply-adds of an operation."""
+
+    extent: int
+    elements: int = 10_000
+    products: int = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Scale, exact in float32, and zero point."""
+
+    scale: float = 0.0
+    zero_point: int = 0
+
+
+class Draw:
+    """A stream of random choices."""
+
+    def __init__(self, seed: Sequence[int], limits: Limits) -> None:
+        self._bits = np.random.PCG64(np.random.SeedSequence(list(seed)))
+        self.limits = limits
+
+    def fractions(self, count: int) -> Array:
+        """Return `count` float64 numbers in [0, 1)."""
+        raw = np.asarray(self._bits.random_raw(count), np.uint64)
+        return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def real(self, low: float, high: float) -> float:
+        """Return a number in [low, high), exact in float32."""
+        return float(np.float32(low + (high - low) * self.fractions(1)[0]))
+
+    def integer(self, low: int, high: int) -> int:
+        """Return an integer from `low` to `high`, both included."""
+        return low + int(self.fractions(1)[0] * (high - low + 1))
+
+    def chance(self, share: float = 0.5) -> bool:
+        """Return True with this probability."""
+        return bool(self.fractions(1)[0] < share)
+
+    def choice(self, items: Sequence[Item]) -> Item:
+        """Return one of the items."""
+        return items[self.integer(0, len(items) - 1)]
+
+    def order(self, count: int) -> list[int]:
+        """Return a permutation of 0 to `count` - 1."""
+        return [int(position) for position in np.argsort(self.fractions(count), kind="stable")]
+
+    def extent(self, most: int) -> int:
+        """Return an extent from 1 to `most`; every other time a logarithmic one, so that small ones are not rare."""
+        if self.chance():
+            return self.integer(1, most)
+        return max(1, min(most, int((most + 1) ** float(self.fractions(1)[0]))))
+
+    def shape(self, rank: int, most_elements: int | None = None) -> Shape:
+        """Return extents whose product keeps the limit; every other time none is much larger than the rest."""
+        room = self.limits.elements if most_elements is None else most_elements
+        even = 2 * math.ceil(room ** (1 / rank))
+        most = min(self.limits.extent, even) if self.chance() else self.limits.extent
+        extents = [1] * rank
+        for axis in self.order(rank):
+            extents[axis] = self.extent(max(1, min(most, room)))
+            room //= extents[axis]
+        return tuple(extents)
+
+    def activation(self) -> int:
+        """Return the code of a fused activation; every other time none, since the others hide much of a result."""
+        return 0 if self.chance() else self.integer(1, 3)
+
+    def divisor(self, number: int, most: int | None = None) -> int:
+        """Return one of the divisors of `number`, up to `most`."""
+        top = number if most is None else min(most, number)
+        return self.choice([d for d in range(1, top + 1) if number % d == 0])
+
+    def quantization(self, type: OperandType) -> Quantization:
+        """Return a scale and zero point for a tensor of this type; none for types that have none."""
+        if type in FIXED_QUANTIZATION:
+            return FIXED_QUANTIZATION[type]
+        scale = self.real(*_SCALES)
+        if type not in ASYMMETRIC:
+            return Quantization(scale)
+        zero = 0 if self.chance(1 / 8) else self.integer(0, 254)  # HAL 1.1 pads codes only around 0
+        return Quantization(scale, zero - (128 if type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED else 0))
+
+    def values(self, type: OperandType, shape: Shape, sign: Sign, zero_point: int) -> Array:
+        """Return an array of this type; the sign is that of the values less the zero point."""
+        dtype = NUMPY_TYPES[type]
+        fractions = self.fractions(math.prod(shape)).reshape(shape)
+        if dtype.kind == "f":
+            return _reals(fractions, sign).astype(dtype)
+        low, high = _bounds(type, dtype, sign, zero_point)
+        integers: Array = (low + np.floor(fractions * (high - low + 1))).astype(dtype)
+        if sign is Sign.NOT_ZERO and type != OperandType.TENSOR_BOOL8:
+            integers[integers == zero_point] += 1
+        return integers
+
+
+ASYMMETRIC = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+FIXED_QUANTIZATION = {
+    OperandType.TENSOR_QUANT16_ASYMM: Quantization(0.125),
+    **dict.fromkeys(
+        (type for type in OperandType if "QUANT" not in type.name or "PER_CHANNEL" in type.name), Quantization()
+    ),
+}
+"""Types without a scale of their own choice: boxes have theirs, the others none."""
+
+
+def _reals(fractions: Array, sign: Sign) -> Array:
+    low = 0.0 if sign in (Sign.NOT_NEGATIVE, Sign.POSITIVE) else -_MOST_REAL
+    reals: Array = low + (_MOST_REAL - low) * fractions
+    if sign in (Sign.POSITIVE, Sign.NOT_ZERO):
+        reals[np.abs(reals) < 2.0**-12] = 2.0**-12
+    return reals
+
+
+def _bounds(type: OperandType, dtype: np.dtype[Any], sign: Sign, zero_point: int) -> tuple[int, int]:
+    if type == OperandType.TENSOR_BOOL8:
+        return 0, 1
+    if type == OperandType.TENSOR_INT32:
+        return int(sign in (Sign.POSITIVE, Sign.NOT_ZERO)), _MOST_INTEGER
+    info = np.iinfo(dtype)
+    low = info.min + (type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL)
+    least = {Sign.NOT_NEGATIVE: zero_point, Sign.POSITIVE: zero_point + 1}.get(sign, low)
+    return int(least), int(info.max)

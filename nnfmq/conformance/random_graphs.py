@@ -1,0 +1,464 @@
+"""Random valid graphs as test models: the same class and seed give the same graph.
+
+A graph grows operation by operation, on concrete arrays: each takes results of earlier ones where type, rank and
+values fit, and draws the rest. So every graph is connected as far as it can be, its shapes are right by
+construction, and no operation gets values that it is not defined for. What a graph is drawn from, how large it is and
+how it is judged is a `GraphClass`, which is data (`random_classes` has those of the command). The expected outputs are
+the reference's; those of a single operation are computed in float32 (`golden`).
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nnfmq.conformance import golden
+from nnfmq.conformance.drawing import FIXED_QUANTIZATION, Draw, Limits, Quantization, Rejected, Sign
+from nnfmq.conformance.random_operations import RECIPES
+from nnfmq.conformance.random_recipes import Recipe, Request, Wanted
+from nnfmq.conformance.testmodels import FEATURE_LEVELS, FORMAT, Array, Criterion, Line
+from nnfmq.hal.errors import GeneralFailure
+from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType, is_scalar
+from nnfmq.operations import REGISTRY
+from nnfmq.operations.signature import NUMPY_TYPES, V1_2, V1_3, Declaration, Form, Parameter, Role, Shape, Variant
+
+_ATTEMPTS = 1000
+_JOINS = 0.7  # how often an argument is an earlier result, where one fits
+_CONSTANT = 0.5
+_MOST_BIAS = 4096
+_OUTPUT_SCALES = (0.25, 4.0)  # times that of the first input
+MOST_REAL = {OperandType.TENSOR_FLOAT32: 1e3, OperandType.TENSOR_FLOAT16: 1e2}
+"""A float result above is not judged, and feeds no other operation."""
+_FEEDING_SCALES = (2.0**-16, 2.0**10)
+"""Codes of other scales feed no other operation: in a chain of products, scales would run away."""
+_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+_VERSIONS = {level: name for name, level in FEATURE_LEVELS.items()}
+
+
+Criteria = Mapping[OperandType, Criterion]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphClass:
+    """A kind of random graph: how many operations of which sort, how large, and how its outputs are judged.
+
+    An operation's first array has the type `type` and, unless it is an earlier result, the rank `rank` (None: any).
+    `code` and `exact_level` choose one operation in the forms and types that came with one feature level; else all up
+    to `level` are drawn from.
+    """
+
+    name: str
+    family: str
+    limits: Limits
+    criteria: Criteria
+    operation_count: int = 1
+    type: OperandType | None = None
+    rank: int | None = None
+    code: OperationType | None = None
+    exact_level: int | None = None
+    level: int = V1_3
+
+    @property
+    def highest_level(self) -> int:
+        """Return the feature level that every graph keeps to."""
+        return self.level if self.exact_level is None else self.exact_level
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One way to call an operation: a form, how many of its parameters, and types."""
+
+    declaration: Declaration
+    form: Form
+    count: int
+    variant: Variant
+
+    @property
+    def level(self) -> int:
+        """Return the feature level that brought it."""
+        return max(self.declaration.since, self.form.arities[self.count], self.variant.level)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Return the parameters that are given; a repeated one once."""
+        return self.form.parameters[: self.count]
+
+    def type_of(self, column: Any) -> OperandType:
+        """Return the type of a parameter's or an output's column."""
+        kind = self.variant.types[column] if isinstance(column, str) else column
+        assert isinstance(kind, OperandType), "only control flow takes any type"
+        return kind
+
+    @property
+    def first(self) -> Parameter | None:
+        """Return the parameter that the operation is about, which gives it type and rank; FILL has none."""
+        arrays = [p for p in self.parameters if p.role is Role.DATA]
+        return next((p for p in arrays if p.type == "T"), arrays[0] if arrays else None)
+
+    @property
+    def first_type(self) -> OperandType:
+        """Return its type."""
+        return self.type_of("T" if self.first is None else self.first.type)
+
+
+def usages(graph_class: GraphClass) -> dict[OperationType, list[Usage]]:
+    """Return what the graphs of a class are drawn from, by operation."""
+    found: dict[OperationType, list[Usage]] = {}
+    for code in RECIPES if graph_class.code is None else (graph_class.code,):
+        chosen = [usage for usage in _all_usages(code) if _belongs(graph_class, usage)]
+        if chosen:
+            found[code] = chosen
+    return found
+
+
+@cache
+def _all_usages(code: OperationType) -> tuple[Usage, ...]:
+    declaration = REGISTRY[code]
+    calls = [(form, count) for form in declaration.forms for count in form.arities]
+    return tuple(Usage(declaration, *call, variant) for call in calls for variant in declaration.variants)
+
+
+def _belongs(graph_class: GraphClass, usage: Usage) -> bool:
+    recipe = RECIPES[usage.declaration.code]
+    fits = graph_class.type in (None, usage.first_type) and (graph_class.rank in (None, *recipe.ranks))
+    if graph_class.exact_level is not None:
+        return fits and usage.level == graph_class.exact_level
+    return fits and usage.level <= graph_class.level
+
+
+# ------------------------------------------------------------------------------------------------ growing a graph
+
+
+@dataclass(slots=True)
+class _Value:
+    """An operand with its array (None: omitted). `is_free`: its values may come from a request."""
+
+    operand: Operand
+    array: Array | None
+    is_free: bool = False
+    is_result: bool = False
+    consumers: int = 0
+
+    def can_feed(self, type: OperandType, sign: Sign) -> bool:
+        """Return True for a result that an operation may take: of this type, and with real values of this sign."""
+        if not self.is_result or self.operand.type != type or is_scalar(type) or self.array is None:
+            return False
+        if self.operand.scale and not _FEEDING_SCALES[0] <= self.operand.scale <= _FEEDING_SCALES[1]:
+            return False
+        reals = self.array.astype(np.float64) - self.operand.zero_point
+        most = MOST_REAL.get(type)
+        return (most is None or bool(np.all(np.abs(reals) <= most))) and sign.holds(reals)
+
+
+@dataclass(slots=True)
+class _Node:
+    """An operation under construction: the values that its parameters get, in order."""
+
+    usage: Usage
+    recipe: Recipe
+    nchw: bool
+    first: _Value | None = None
+    inputs: list[_Value] = field(default_factory=list)
+
+    @property
+    def first_name(self) -> str:
+        """Return the name of the parameter that the operation is about."""
+        return "" if self.usage.first is None else self.usage.first.name
+
+    def is_turned(self, name: str) -> bool:
+        """Return True for a parameter that NCHW turns."""
+        return self.nchw and name in self.usage.declaration.images
+
+
+class _Graph:
+    """A graph that grows. An operation that is rejected leaves nothing behind."""
+
+    def __init__(self, draw: Draw, highest_level: int) -> None:
+        self.draw = draw
+        self.highest_level = highest_level
+        self.level = 0
+        self.values: list[_Value] = []
+        self.operations: list[tuple[OperationType, list[_Value], list[_Value]]] = []
+        self.calls: list[golden.Call] = []
+
+    def add(self, usage: Usage, rank: int) -> None:
+        """Draw one operation and compute it. Raises Rejected."""
+        recipe, names = RECIPES[usage.declaration.code], [p.name for p in usage.parameters]
+        node = _Node(usage, recipe, "nchw" in names and self.draw.chance())
+        shape = self._choose_first(node, rank)
+        types = {p.name: usage.type_of(p.type) for p in usage.parameters}
+        arguments = recipe.arguments(self.draw, Request(shape, usage.first_type, types)) | {"nchw": node.nchw}
+        for parameter in usage.parameters:
+            node.inputs += self._given(node, parameter, arguments)
+        self._compute(node, arguments)
+
+    def _choose_first(self, node: _Node, rank: int) -> Shape:
+        """Choose the array that the operation is about; return its shape, NHWC."""
+        recipe, first, type = node.recipe, node.usage.first, node.usage.first_type
+        if first is None:
+            return recipe.shape(self.draw, rank)
+        turned = node.is_turned(first.name)
+        fitting = [
+            value
+            for value in self.values
+            if len(value.operand.dimensions) in recipe.ranks
+            and value.can_feed(type, recipe.sign)
+            and recipe.accepts(_turned(value.operand.dimensions, _TO_NHWC, turned))
+        ]
+        if fitting and self.draw.chance(_JOINS):
+            node.first = self._joined(fitting)
+            return _turned(node.first.operand.dimensions, _TO_NHWC, turned)
+        shape = recipe.shape(self.draw, rank)
+        wanted = Wanted(_turned(shape, _TO_NCHW, turned), recipe.sign)
+        node.first = self._new_array(node, first, type, wanted)
+        return shape
+
+    def _given(self, node: _Node, parameter: Parameter, arguments: Mapping[str, Any]) -> list[_Value]:
+        """Return the values of a parameter: one, or several where it is repeated."""
+        if parameter.name == node.first_name:
+            assert node.first is not None
+            others = arguments.get(parameter.name, ()) if parameter.repeated else ()
+            return [node.first, *(self._array(node, parameter, wanted) for wanted in others)]
+        given = arguments[parameter.name]
+        if isinstance(given, Wanted):
+            return [self._array(node, parameter, given)]
+        return [_control(node, node.usage.type_of(parameter.type), parameter.name, given)]
+
+    def _array(self, node: _Node, parameter: Parameter, wanted: Wanted) -> _Value:
+        type = node.usage.type_of(parameter.type)
+        turned = node.is_turned(parameter.name)
+        wanted = replace(wanted, shape=_turned(wanted.shape, _TO_NCHW, turned))
+        needed = self._needed_quantization(node, parameter, type)
+        fitting = [
+            value
+            for value in self.values
+            if value.operand.dimensions == wanted.shape
+            and value.can_feed(type, wanted.sign)
+            and needed in (None, _quantization_of(value.operand))
+        ]
+        if wanted.values is None and fitting and self.draw.chance(_JOINS):
+            return self._joined(fitting)
+        return self._new_array(node, parameter, type, wanted, needed)
+
+    def _joined(self, fitting: list[_Value]) -> _Value:
+        """Choose an earlier result; one that nothing has read is preferred."""
+        unread = [value for value in fitting if not value.consumers]
+        return self.draw.choice(unread if unread and self.draw.chance(_JOINS) else fitting)
+
+    def _needed_quantization(self, node: _Node, parameter: Parameter, type: OperandType) -> Quantization | None:
+        """Return the scale and zero point that an argument has to have, if any."""
+        if node.first is None or (type in FIXED_QUANTIZATION and parameter.name != "bias"):
+            return None
+        declaration, first = node.usage.declaration, node.first.operand
+        if parameter.name == "bias" and type == OperandType.TENSOR_INT32:
+            weights = node.inputs[1].operand  # 0 for per-channel weights, whose scales the bias takes
+            return Quantization(float(np.float32(first.scale) * np.float32(weights.scale)))
+        is_early = declaration.code == OperationType.CONCATENATION and self.highest_level < V1_2
+        return _quantization_of(first) if declaration.same_quantization or is_early else None
+
+    def _new_array(
+        self,
+        node: _Node,
+        parameter: Parameter,
+        type: OperandType,
+        wanted: Wanted,
+        needed: Quantization | None = None,
+    ) -> _Value:
+        if math.prod(wanted.shape) > self.draw.limits.elements:
+            raise Rejected("an argument with too many elements")
+        quant = self.draw.quantization(type) if needed is None else needed
+        channels = self._channel_quant(node, type, wanted.shape)
+        values = wanted.values
+        if values is None and parameter.name == "bias" and needed is not None:
+            values = self._bias(wanted.shape)
+        if values is None:
+            values = self.draw.values(type, wanted.shape, wanted.sign, quant.zero_point)
+        operand = Operand(type, wanted.shape, quant.scale, quant.zero_point, channel_quant=channels)
+        return _Value(operand, values, is_free=True)
+
+    def _bias(self, shape: Shape) -> Array:
+        spread = np.floor(self.draw.fractions(math.prod(shape)) * (2 * _MOST_BIAS)) - _MOST_BIAS
+        return np.asarray(spread.reshape(shape), np.int32)
+
+    def _channel_quant(self, node: _Node, type: OperandType, shape: Shape) -> ChannelQuant | None:
+        if type != OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+            return None
+        dimension = 3 if node.usage.declaration.code == OperationType.DEPTHWISE_CONV_2D else 0
+        return ChannelQuant(tuple(self.draw.real(0.1, 2.0) for _ in range(shape[dimension])), dimension)
+
+    def _compute(self, node: _Node, arguments: Mapping[str, Any]) -> None:
+        declaration = node.usage.declaration
+        count = arguments["count"] if declaration.repeated_outputs else len(declaration.outputs)
+        columns, _ = declaration.expand_outputs(count) or ((), 0)
+        outputs = tuple(self._output(node, number, column) for number, column in enumerate(columns))
+        operands, arrays = tuple(v.operand for v in node.inputs), tuple(v.array for v in node.inputs)
+        call = golden.Call(declaration.code, operands, arrays, outputs)
+        if node.recipe.fitted and outputs[0].scale:
+            call = replace(call, outputs=(golden.fitted(call, outputs[0]),))
+        results = golden.computed(call)
+        self._check_size(results)
+        shaped = tuple(replace(o, dimensions=array.shape) for o, array in zip(call.outputs, results, strict=True))
+        call = replace(call, outputs=shaped)
+        level = call.matched().level
+        if level > self.highest_level:
+            raise Rejected("values that need a newer feature level")
+        self._keep(node, call, results, level)
+
+    def _check_size(self, results: Sequence[Array]) -> None:
+        for array in results:
+            if not 0 < array.size <= self.draw.limits.elements:
+                raise Rejected("a result with no elements, or too many")
+            if array.dtype.kind == "f" and bool(np.isnan(array).any()):
+                raise Rejected("a result that is no number")
+
+    def _output(self, node: _Node, number: int, column: Any) -> Operand:
+        """Return an output without its shape."""
+        type = node.usage.type_of(column)
+        quant = self.draw.quantization(type)
+        is_fixed = type in FIXED_QUANTIZATION
+        if node.recipe.fixed_output is not None and not is_fixed:
+            scale, zero = node.recipe.fixed_output
+            quant = Quantization(scale, zero - 128 * (type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED))
+        elif node.usage.declaration.code == OperationType.HASHTABLE_LOOKUP and number == 1:
+            quant = Quantization(1.0)
+        elif node.first is not None and not is_fixed and self._keeps_quantization(node, number):
+            quant = _quantization_of(node.first.operand)
+        elif node.first is not None and not is_fixed and node.first.operand.scale:
+            factor = self.draw.real(*_OUTPUT_SCALES)
+            quant = replace(quant, scale=float(np.float32(node.first.operand.scale * factor)))
+        return Operand(type, (), quant.scale, quant.zero_point)
+
+    def _keeps_quantization(self, node: _Node, number: int) -> bool:
+        declaration = node.usage.declaration
+        is_early = declaration.code == OperationType.CONCATENATION and self.highest_level < V1_2
+        return declaration.same_quantization or number in node.recipe.keeps or is_early
+
+    def _keep(self, node: _Node, call: golden.Call, results: Sequence[Array], level: int) -> None:
+        self.level = max(self.level, level)
+        outputs = [_Value(o, array, is_result=True) for o, array in zip(call.outputs, results, strict=True)]
+        for value in node.inputs:
+            value.consumers += 1
+            if not any(value is known for known in self.values):
+                self.values.append(value)
+        self.values += outputs
+        self.operations.append((call.code, node.inputs, outputs))
+        self.calls.append(call)
+
+
+def _control(node: _Node, type: OperandType, name: str, given: Any) -> _Value:
+    if given is None:
+        return _Value(Operand(type, lifetime=LifeTime.NO_VALUE), None)
+    array = np.array(given).astype(NUMPY_TYPES[type])
+    if node.is_turned(name):
+        array = array[list(_TO_NCHW)]
+    return _Value(Operand(type, array.shape), array)
+
+
+def _turned(shape: Shape, order: tuple[int, ...], is_turned: bool) -> Shape:
+    return tuple(shape[axis] for axis in order) if is_turned else shape
+
+
+def _quantization_of(operand: Operand) -> Quantization:
+    return Quantization(operand.scale, operand.zero_point)
+
+
+# ------------------------------------------------------------------------------------------------ as a test model
+
+
+def name_of(graph_class: GraphClass, seed: int) -> str:
+    """Return the name of a graph's test model."""
+    return f"random_{graph_class.name}_seed_{seed}"
+
+
+def generate(graph_class: GraphClass, seed: int) -> Line:
+    """Return the test model of a class and seed.
+
+    Raises GeneralFailure where a class asks for what its limits do not allow.
+    """
+    draw = Draw([zlib.crc32(graph_class.name.encode()), seed], graph_class.limits)
+    graph = _Graph(draw, graph_class.highest_level)
+    choices = usages(graph_class)
+    for _ in range(graph_class.operation_count):
+        _grow(graph, graph_class, choices)
+    return _line(graph, graph_class, seed)
+
+
+def _grow(graph: _Graph, graph_class: GraphClass, choices: Mapping[OperationType, list[Usage]]) -> None:
+    for _ in range(_ATTEMPTS):
+        code = graph.draw.choice(list(choices))
+        usage = graph.draw.choice(choices[code])
+        rank = graph.draw.choice(RECIPES[code].ranks) if graph_class.rank is None else graph_class.rank
+        try:
+            graph.add(usage, rank)
+        except Rejected:
+            continue
+        return
+    raise GeneralFailure(f"{graph_class.name}: no operation fits its limits in {_ATTEMPTS} attempts")
+
+
+def _line(graph: _Graph, graph_class: GraphClass, seed: int) -> Line:
+    _expect(graph)
+    lifetimes = _lifetimes(graph)
+    places = {id(value): number for number, value in enumerate(graph.values)}
+    operands = [_operand(n, v, lifetimes[n]) for n, v in enumerate(graph.values)]
+    operations = [
+        {"type": code.name, "inputs": [places[id(v)] for v in inputs], "outputs": [places[id(v)] for v in outputs]}
+        for code, inputs, outputs in graph.operations
+    ]
+    listed = {
+        key: [number for number, lifetime in enumerate(lifetimes) if lifetime == wanted]
+        for key, wanted in (("inputIndexes", LifeTime.SUBGRAPH_INPUT), ("outputIndexes", LifeTime.SUBGRAPH_OUTPUT))
+    }
+    types = {operands[number]["type"] for number in listed["outputIndexes"]}
+    return {
+        "format": FORMAT, "name": name_of(graph_class, seed), "spec": f"random/{graph_class.name}",
+        "minSupportedVersion": _VERSIONS[graph.level], "isRelaxed": False, "expectFailure": False,
+        "expectedMultinomialDistributionTolerance": 0, "hasOemOrExtension": False,
+        "main": {"name": None, "operands": operands, "operations": operations, **listed}, "referenced": [],
+        "criteria": {name: graph_class.criteria[OperandType[name]].as_json() for name in sorted(types)},
+    }  # fmt: skip
+
+
+def _expect(graph: _Graph) -> None:
+    """Put what is expected of a single operation in the place of what it gave."""
+    if len(graph.calls) == 1:
+        _, _, outputs = graph.operations[0]
+        for value, array in zip(outputs, golden.expected(graph.calls[0]), strict=True):
+            value.array = array
+
+
+def _lifetimes(graph: _Graph) -> list[LifeTime]:
+    free = [number for number, value in enumerate(graph.values) if value.is_free]
+    if not free:  # a model has an input
+        free = [n for n, v in enumerate(graph.values) if not v.is_result and v.array is not None and v.array.ndim][:1]
+    asked = {number for number in free if not graph.draw.chance(_CONSTANT)} or {graph.draw.choice(free)}
+    return [_lifetime(graph, value, number in asked) for number, value in enumerate(graph.values)]
+
+
+def _lifetime(graph: _Graph, value: _Value, is_asked: bool) -> LifeTime:
+    if value.is_result:
+        return LifeTime.TEMPORARY_VARIABLE if value.consumers else LifeTime.SUBGRAPH_OUTPUT
+    if value.array is None:
+        return LifeTime.NO_VALUE
+    if is_asked:
+        return LifeTime.SUBGRAPH_INPUT
+    return graph.draw.choice((LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE))
+
+
+def _operand(number: int, value: _Value, lifetime: LifeTime) -> Line:
+    operand, quant = value.operand, value.operand.channel_quant
+    has_data = value.array is not None and lifetime != LifeTime.TEMPORARY_VARIABLE
+    extra = {"channelQuant": {"scales": list(quant.scales), "channelDim": quant.channel_dim}} if quant else None
+    return {
+        "name": f"op{number}", "type": operand.type.name, "dimensions": list(operand.dimensions),
+        "scale": operand.scale, "zeroPoint": operand.zero_point, "numberOfConsumers": value.consumers,
+        "lifetime": lifetime.name, "extraParams": extra, "isIgnored": False,
+        "data": base64.b64encode(np.asarray(value.array).tobytes()).decode() if has_data else None,
+    }  # fmt: skip

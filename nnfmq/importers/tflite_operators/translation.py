@@ -1,0 +1,226 @@
+"""Translation: which operand stands for which tensor of the file, and what is refused as no straight-line graph.
+
+A tensor is read after it was written, and written once. A variable tensor, TFLite's memory between executions, becomes
+an input and an output of the model named `<name>:state`, behind all others: whoever executes the model carries the
+value from the one to the other, and begins with zeros (quantized: the zero point). NNAPI has no other memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.operation_type import OperationType
+from nnfmq.hal.tensor_info import TensorInfo, describe
+from nnfmq.hal.types import LifeTime, Operand, OperandType, element_bytes
+from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.tflite_file import File, Operator, Tensor
+
+__all__ = ["CODES", "FLOATS", "PER_CHANNEL", "Rule", "State", "Translation"]
+
+FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+CODES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+_STORED = {
+    OperandType.TENSOR_QUANT8_ASYMM: "u1",
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "i1",
+    PER_CHANNEL: "i1",
+    OperandType.TENSOR_QUANT16_SYMM: "<i2",
+}
+_MOST_CONTROLS = 16  # elements of an argument that is read here: paddings of rank 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one operator is translated: how many inputs and outputs it may have, which options it needs or may have."""
+
+    input_counts: range
+    apply: Callable[[Translation, Operator], None]
+    options: str = ""
+    needs_options: bool = False
+    output_counts: range = range(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The operands of a variable tensor: the state before an execution and behind it."""
+
+    before: int
+    after: int
+
+
+class Translation:
+    """The state of one translation: the file's tensors, the builder, and the operand of each tensor seen so far."""
+
+    def __init__(self, file: File, builder: GraphBuilder) -> None:
+        self.file = file
+        self.builder = builder
+        self._operands: dict[int, int] = {}
+        self._states: dict[int, State] = {}
+        self._outputs = frozenset(file.outputs)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The states in the order in which operators use them."""
+        return tuple(self._states.values())
+
+    def infos(self, tensors: tuple[int, ...]) -> tuple[TensorInfo, ...]:
+        """Describe inputs or outputs of the model, and the states behind them."""
+        plain = [describe(self.builder[self._operands[index]], self.file.tensor(index).name) for index in tensors]
+        states = [
+            replace(describe(self.builder[state.before], f"{self.file.tensor(index).name}:state"), is_state=True)
+            for index, state in self._states.items()
+        ]
+        return (*plain, *states)
+
+    def model_input(self, index: int) -> int:
+        """Add tensor `index` as an input of the model."""
+        tensor = self.file.tensor(index)
+        if index in self._operands or tensor.data is not None or tensor.is_variable:
+            raise InvalidArgument(f"{tensor} cannot be a model input: it is listed twice, a constant, or a variable")
+        return self._add(tensor, LifeTime.SUBGRAPH_INPUT)
+
+    def model_output(self, index: int) -> int:
+        """Return the operand of tensor `index`, which must have been written by an operator."""
+        tensor = self.file.tensor(index)
+        operand = self._operands.get(index)
+        if operand is None or self.builder[operand].lifetime != LifeTime.SUBGRAPH_OUTPUT:
+            raise InvalidArgument(f"{tensor} cannot be a model output: no operator writes it")
+        return operand
+
+    def is_model_output(self, index: int) -> bool:
+        """Return True if the model gives tensor `index` to its caller."""
+        return index in self._outputs
+
+    def value(self, index: int) -> int:
+        """Return the operand of a tensor that an operator reads."""
+        if index not in self._operands:
+            tensor = self.file.tensor(index)
+            if tensor.is_variable:
+                raise InvalidArgument(
+                    f"{tensor} is a variable tensor: only the state of a recurrent operator may be one"
+                )
+            if tensor.data is None:
+                raise InvalidArgument(f"{tensor} is read before it is written")
+            self._operands[index] = self.constant(tensor, tensor.scale)
+        return self._operands[index]
+
+    def optional(self, operator: Operator, position: int, operand_type: OperandType) -> int:
+        """Return the operand of an input that may be omitted; `operand_type` is what it then would have."""
+        index = operator.inputs[position] if position < len(operator.inputs) else -1
+        return self.builder.omitted(operand_type) if index == -1 else self.value(index)
+
+    def state(self, index: int) -> State:
+        """Return the two operands of a variable tensor, which become input and output of the model."""
+        tensor = self.file.tensor(index)
+        if not tensor.is_variable:
+            raise InvalidArgument(f"{tensor} is not a variable tensor: a state must be one")
+        if index in self._states:
+            raise InvalidArgument(f"{tensor} is the state of two operators: that is not supported")
+        lifetimes = (LifeTime.SUBGRAPH_INPUT, LifeTime.SUBGRAPH_OUTPUT)
+        self._states[index] = State(*(self._operand(tensor, lifetime, tensor.shape) for lifetime in lifetimes))
+        return self._states[index]
+
+    def result(self, index: int, shape: tuple[int, ...] = ()) -> int:
+        """Return a new operand for a tensor that an operator writes; of `shape`, where the file states none."""
+        tensor = self.file.tensor(index)
+        self._check_unwritten(tensor)
+        lifetime = LifeTime.SUBGRAPH_OUTPUT if self.is_model_output(index) else LifeTime.TEMPORARY_VARIABLE
+        return self._add(tensor, lifetime, shape)
+
+    def temporary(self, tensor: Tensor, shape: tuple[int, ...]) -> int:
+        """Return a new operand between two operations of one operator, typed and quantized like `tensor`."""
+        return self._operand(tensor, LifeTime.TEMPORARY_VARIABLE, shape)
+
+    def constant(self, tensor: Tensor, scale: float, shape: tuple[int, ...] | None = None) -> int:
+        """Add an operand for a constant tensor; several operands of one file buffer share its bytes."""
+        data, number = self._data(tensor), tensor.buffer_index
+        location = (
+            self.builder.converted((number, tensor.type), len(data) // 2, lambda: _narrowed(tensor, data))
+            if tensor.is_int64
+            else self.builder.constant_of(number, data)
+        )
+        dimensions, copy = tensor.shape if shape is None else shape, LifeTime.CONSTANT_COPY
+        return self.builder.operand(
+            Operand(tensor.type, dimensions, scale, tensor.zero_point, copy, location, tensor.channel_quant)
+        )
+
+    def widened(self, tensor: Tensor) -> int:
+        """Add a FLOAT32 operand with the real numbers that a constant of codes or halves stands for."""
+        data, kind = self._data(tensor), OperandType.TENSOR_FLOAT32
+        size_bytes = 4 * len(data) // element_bytes(tensor.type)
+        with np.errstate(all="ignore"):  # a scale may be so large that codes become infinite
+            location = self.builder.converted((tensor.index, kind), size_bytes, lambda: _real(tensor, data))
+        return self.builder.operand(Operand(kind, tensor.shape, lifetime=LifeTime.CONSTANT_COPY, location=location))
+
+    def name(self, index: int, operand: int) -> None:
+        """Let tensor `index`, which no operation needs to write, be `operand` for all that read it."""
+        self._check_unwritten(self.file.tensor(index))
+        self._operands[index] = operand
+
+    def ints(self, index: int, most: int = _MOST_CONTROLS) -> list[int]:
+        """Return the elements of a constant of integers that says how, not what, to compute."""
+        tensor = self.file.tensor(index)
+        if tensor.data is None or tensor.type != OperandType.TENSOR_INT32:
+            raise InvalidArgument(f"{tensor} must be a constant of type INT32 or INT64")
+        count = len(tensor.data) // (8 if tensor.is_int64 else 4)
+        if count > most:
+            raise InvalidArgument(f"{tensor} has {count} elements: at most {most} make sense here")
+        return [int(value) for value in np.frombuffer(tensor.data, "<i8" if tensor.is_int64 else "<i4")]
+
+    def one_int(self, index: int) -> int:
+        """Return the only element of a constant of integers."""
+        values = self.ints(index)
+        if len(values) != 1:
+            raise InvalidArgument(f"{self.file.tensor(index)} has {len(values)} elements: one is needed")
+        return values[0]
+
+    def emit(
+        self, operation_type: OperationType, operator: Operator, *inputs: int, shape: tuple[int, ...] = ()
+    ) -> None:
+        """Add an operation that writes the operator's only output; `shape` is as for `result`."""
+        self.builder.operation(operation_type, inputs, self.result(operator.outputs[0], shape))
+
+    def _check_unwritten(self, tensor: Tensor) -> None:
+        if tensor.index in self._operands or tensor.data is not None or tensor.is_variable:
+            raise InvalidArgument(
+                f"{tensor} cannot be written: it is an input, constant, variable, or was written before"
+            )
+
+    def _data(self, tensor: Tensor) -> memoryview:
+        if tensor.data is None:
+            raise InvalidArgument(f"{tensor} must be a constant")
+        return tensor.data
+
+    def _add(self, tensor: Tensor, lifetime: LifeTime, shape: tuple[int, ...] = ()) -> int:
+        self._operands[tensor.index] = self._operand(tensor, lifetime, tensor.shape or shape)
+        return self._operands[tensor.index]
+
+    def _operand(self, tensor: Tensor, lifetime: LifeTime, shape: tuple[int, ...]) -> int:
+        if tensor.channel_quant is not None:
+            raise InvalidArgument(f"{tensor}: only constants may be quantized per channel")
+        return self.builder.operand(Operand(tensor.type, shape, tensor.scale, tensor.zero_point, lifetime))
+
+
+def _narrowed(tensor: Tensor, data: memoryview) -> bytes:
+    wide = np.frombuffer(data, "<i8")
+    narrow = wide.astype("<i4")
+    if not np.array_equal(wide, narrow):
+        raise InvalidArgument(f"{tensor} is INT64 and does not fit INT32, the widest that NNAPI has")
+    return narrow.tobytes()
+
+
+def _real(tensor: Tensor, data: memoryview) -> bytes:
+    if tensor.type == OperandType.TENSOR_FLOAT16:
+        return np.frombuffer(data, "<f2").astype("<f4").tobytes()
+    if tensor.type not in _STORED:
+        raise InvalidArgument(f"{tensor} is {tensor.type.name}: only codes and FLOAT16 are turned into FLOAT32")
+    codes = np.frombuffer(data, _STORED[tensor.type]).astype("<f4").reshape(tensor.shape)
+    if tensor.channel_quant is None:
+        return ((codes - np.float32(tensor.zero_point)) * np.float32(tensor.scale)).tobytes()
+    along = [-1 if axis == tensor.channel_quant.channel_dim else 1 for axis in range(len(tensor.shape))]
+    real: bytes = (codes * np.array(tensor.channel_quant.scales, "<f4").reshape(along)).tobytes()
+    return real

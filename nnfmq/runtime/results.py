@@ -1,0 +1,87 @@
+"""check_result: what a driver answers to an execution is judged before anything of it is used (VAL-7).
+
+The application trusts no driver: an answer that no honest one gives is a ProtocolError, which is a GENERAL_FAILURE to
+whoever looks at the status. Shapes and times beside an error must not be, but nobody looks at them. Times are compared
+here and not by `validation`, for whose import every application would wait.
+
+    SHP-2 success: a shape for every output, or none at all if all are known; each buffer sufficed
+    SHP-4 OUTPUT_INSUFFICIENT_SIZE: a shape for every output, and one that did not suffice at least
+    TIM-3 times only if they were asked for and all went well, -1 at least
+    TIM-4 the time in the driver includes the time on the device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nnfmq.hal.errors import ErrorStatus, ProtocolError
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import NO_TIME, NO_TIMING, OutputShape, RequestArgument, Timing
+from nnfmq.runtime.arguments import check_room, check_stated
+
+
+def check_result(
+    infos: Sequence[TensorInfo],
+    outputs: Sequence[RequestArgument],
+    status: ErrorStatus,
+    shapes: Sequence[OutputShape],
+    timing: Timing,
+    is_measured: bool,
+) -> None:
+    """Raise ProtocolError where a driver cannot have meant its answer.
+
+    `infos` are the model's outputs, `outputs` where the request has them.
+    """
+    if status is ErrorStatus.NONE:
+        _check_success(infos, outputs, shapes)
+        _check_timing(timing, is_measured)
+    elif status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        check_stated(_asked(infos, outputs), [shape.dimensions for shape in shapes])
+        if all(shape.is_sufficient for shape in shapes):
+            raise ProtocolError("SHP-4: the driver says that an output is too small, and that each one suffices")
+
+
+def _check_success(
+    infos: Sequence[TensorInfo], outputs: Sequence[RequestArgument], shapes: Sequence[OutputShape]
+) -> None:
+    wanted = _asked(infos, outputs)
+    if not shapes:
+        unknown = [info.name for info in wanted if 0 in info.shape]
+        if unknown:
+            raise ProtocolError(f"SHP-2: the driver states no shape for the outputs {unknown}, which have none")
+        return
+    stated = [shape.dimensions for shape in shapes]
+    check_stated(wanted, stated)
+    given = [triple for triple in zip(wanted, outputs, stated, strict=True) if not triple[1].has_no_value]
+    check_room([info for info, _, _ in given], [place for _, place, _ in given], [shape for _, _, shape in given])
+    if not all(shape.is_sufficient for shape in shapes):
+        raise ProtocolError("SHP-2: the driver says that all went well, and that an output did not suffice")
+
+
+def _asked(infos: Sequence[TensorInfo], outputs: Sequence[RequestArgument]) -> list[TensorInfo]:
+    """Return the outputs with what the request fills in of their dimensions."""
+    if len(outputs) != len(infos):
+        raise ProtocolError(f"the driver executed {len(outputs)} outputs of a model that has {len(infos)}")
+    return [_filled_in(info, place.dimensions) for info, place in zip(infos, outputs, strict=True)]
+
+
+def _filled_in(info: TensorInfo, given: tuple[int, ...]) -> TensorInfo:
+    if not given:
+        return info
+    if not info.shape:
+        return replace(info, shape=given)
+    if len(given) != len(info.shape):
+        raise ProtocolError(f"the driver executed output {info.name!r} of shape {info.shape} with shape {given}")
+    return replace(info, shape=tuple(known or asked for known, asked in zip(info.shape, given, strict=True)))
+
+
+def _check_timing(timing: Timing, is_measured: bool) -> None:
+    if timing == NO_TIMING:
+        return
+    if not is_measured:
+        raise ProtocolError(f"TIM-3: the driver states {timing}, which was not asked for")
+    device, driver = timing.time_on_device_ns, timing.time_in_driver_ns
+    is_ordered = NO_TIME in (device, driver) or device <= driver
+    if min(device, driver) < NO_TIME or not is_ordered:
+        raise ProtocolError(f"TIM-4: the driver states impossible times: {timing}")

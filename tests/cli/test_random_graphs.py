@@ -1,0 +1,125 @@
+"""`nnfmq conformance --random-graphs` as a user sees it: what runs, what fails and is dumped, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import model_lines
+
+from nnfmq.cli import main
+from nnfmq.conformance import targets
+from nnfmq.conformance.targets import Answered, Asked
+
+CHOSEN = ("--random-graphs", "--classes", "later", "--filter", "reverse.*seed_[0-3]$")
+
+
+def run(*words: object) -> int:
+    return main(["conformance", *map(str, words)])
+
+
+def report_of(path: Path, *words: object) -> dict[str, Any]:
+    run(*words, "--json", path)
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+@pytest.fixture
+def off_by_a_lot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the interpreter's outputs wrong."""
+    right = targets._InProcess.execute
+
+    def wrong(self: Any, asked: Asked) -> Answered:
+        answered = right(self, asked)
+        pairs = zip(asked.expected, answered.outputs, strict=True)
+        outputs = tuple((np.frombuffer(raw, e.dtype, e.size) + e.dtype.type(7)).tobytes() for e, raw in pairs)
+        return Answered(answered.shapes, outputs)
+
+    monkeypatch.setattr(targets._InProcess, "execute", wrong)
+
+
+@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+def test_random_graphs_run_on_every_path(path: str, tmp_path: Path) -> None:
+    report = report_of(tmp_path / "report.json", *CHOSEN, "--path", path, "--connect", "embedded")
+    assert (report["total"], report["passed"], report["failed"], report["dumped"]) == (4, 4, [], [])
+
+
+def test_files_and_random_graphs_run_in_one_go(tmp_path: Path) -> None:
+    file = model_lines.write(tmp_path / "one.jsonl", model_lines.add("a_reverse_of_seed_0"))
+    report = report_of(tmp_path / "report.json", file, *CHOSEN)
+    assert report["total"] == 5
+
+
+def test_jobs_do_not_change_the_order_or_the_results(tmp_path: Path) -> None:
+    chosen = ("--random-graphs", "--classes", "later,small", "--filter", "bool|pack", "--seeds", "5-7")
+    reports = [report_of(tmp_path / "report.json", *chosen, "--jobs", jobs) for jobs in (1, 3)]
+    counted = [{key: report[key] for key in ("total", "passed", "failed", "variants")} for report in reports]
+    assert counted[0] == counted[1]
+    assert counted[0]["total"] == counted[0]["passed"] == 5 * 3
+
+
+@pytest.mark.usefixtures("off_by_a_lot")
+def test_TST_7_a_graph_that_fails_is_dumped_as_a_file_that_fails_the_same_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = report_of(tmp_path / "first.json", *CHOSEN, "--dump", tmp_path / "failing" / "here")
+    assert len(first["failed"]) == 4
+    assert first["dumped"] == [
+        str(tmp_path / "failing" / "here" / f"random_later_reverse_aidl_v3_seed_{seed}.jsonl") for seed in range(4)
+    ]
+
+    again = report_of(tmp_path / "again.json", *first["dumped"])
+    for key in ("total", "passed", "failed", "skipped", "variants"):
+        assert again[key] == first[key]
+    monkeypatch.undo()
+    assert run(*first["dumped"]) == 0
+
+
+@pytest.mark.usefixtures("off_by_a_lot")
+def test_TST_7_the_folder_is_a_temporary_one_that_the_output_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run(*CHOSEN) == 1
+    said = re.search(r"^Random graphs that failed: 4, in (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert said is not None
+    assert len(list(Path(said[1]).iterdir())) == 4
+    assert Path(said[1]).parent == tmp_path
+
+
+def test_TST_7_nothing_is_left_where_nothing_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run(*CHOSEN) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    assert capsys.readouterr().err == "nnfmq: error: nothing to run: give a PATH, or --random-graphs\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--classes", "single,huge"), "'huge': the classes are single, small, large, quantized, later"),
+        (("--seeds", "5-2"), "'5-2' is neither a seed nor a range A-B of them"),
+        (("--seeds", "first"), "'first' is neither a seed nor a range A-B of them"),
+        (("--seeds", "4294967296"), "up to 4294967295"),
+    ],
+)
+def test_classes_and_seeds_that_do_not_exist_are_refused(
+    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--random-graphs", *words) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_command_s_classes_are_those_that_there_are() -> None:
+    from nnfmq.cli.conformance import _CLASSES, _USUAL_CLASSES
+    from nnfmq.conformance.random_classes import FAMILIES, SEEDS, USUAL_FAMILIES
+
+    assert (_CLASSES, _USUAL_CLASSES, SEEDS) == (FAMILIES, USUAL_FAMILIES, (0, 49))

@@ -1,0 +1,70 @@
+"""300 photos through the quantized MobileNet, prepared as MLTS does: what it sees in them is what LiteRT sees.
+
+MLTS judges classification by the share of photos whose label is the best class (top 1), or one of the best five.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.both_runners import Theirs, ours
+
+from nnfmq.cli.images import read_image
+
+pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+pytest.importorskip("PIL", reason="Pillow is not installed")
+
+Array = npt.NDArray[Any]
+
+COUNT = 300
+SHAPE = (1, 128, 128, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(data_dir: Path) -> Path:
+    return data_dir / "models" / "image_classification"
+
+
+@pytest.fixture(scope="module")
+def scores(folder: Path) -> tuple[Array, Array]:
+    """Our scores and LiteRT's: (photos, classes)."""
+    content = (folder.parent / "mobilenet_v1_0.25_128_quant.tflite").read_bytes()
+    mine, theirs = ours(content), Theirs(content)
+    photos = [read_image(folder / f"image-{number}.jpeg", SHAPE, np.dtype(np.uint8)) for number in range(COUNT)]
+    return np.concatenate([mine([photo])[0] for photo in photos]), np.concatenate(
+        [theirs([photo])[0] for photo in photos]
+    )
+
+
+@pytest.fixture(scope="module")
+def truth(folder: Path) -> Array:
+    """The class of each photo."""
+    names = (folder / "labels.txt").read_text().splitlines()
+    labels = (folder / "ground_truth_labels.txt").read_text().splitlines()[:COUNT]
+    return np.array([names.index(label) for label in labels])
+
+
+def best(scores: Array, count: int) -> Array:
+    """Return the best classes of each photo, best first; equal ones in the order of their numbers."""
+    return (-scores.astype(int)).argsort(axis=1, kind="stable")[:, :count]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_best_classes_of_every_photo_are_litert_s(scores: tuple[Array, Array], count: int) -> None:
+    mine, theirs = scores
+    np.testing.assert_array_equal(best(mine, count), best(theirs, count))
+
+
+def test_every_score_is_litert_s(scores: tuple[Array, Array]) -> None:
+    np.testing.assert_array_equal(*scores)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_as_many_photos_are_recognized_as_by_litert(scores: tuple[Array, Array], truth: Array, count: int) -> None:
+    mine, theirs = (np.count_nonzero((best(s, count) == truth[:, np.newaxis]).any(axis=1)) for s in scores)
+    assert mine == theirs
+    assert mine > COUNT / 4  # of 1,001 classes: the photos were prepared as the model expects

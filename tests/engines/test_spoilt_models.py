@@ -1,0 +1,115 @@
+"""Every operation with random arguments spoilt: refused with a status of the HAL or computed, never anything else.
+
+Nothing warns (that would be an error), and no execution may take more memory than a driver of a small machine has.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from support.depth import IS_DEEP
+from support.spoilt_models import Draft, SpoiltTest, spoilt_tests
+from support.vts_models import one_of_each
+
+from nnfmq.conformance.testmodels import TestModel
+from nnfmq.engines import interpreter
+from nnfmq.hal.errors import (
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    OutputInsufficientSize,
+    ResourceExhaustedTransient,
+)
+from nnfmq.hal.types import DataLocation, LifeTime, OperationType, is_scalar
+from nnfmq.operations import REGISTRY
+from nnfmq.validation import validate_model
+
+EXAMPLES = 500 if IS_DEEP else 20
+ROOM_BYTES = 2 << 30  # of addresses, over what the process has
+LOOP_NS = 5_000_000
+OUTPUT_BYTES = 1 << 18
+
+
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Let an allocation over ROOM_BYTES fail in this process instead of taking the machine's memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def judge(test: SpoiltTest) -> None:
+    """Take the model through all steps, as far as it comes: each has its own errors."""
+    try:
+        validate_model(test.model, allow_unspecified_boundaries=True)
+    except InvalidArgument:
+        return
+    try:
+        program = interpreter.prepare(test.model)
+    except (GeneralFailure, ResourceExhaustedTransient):
+        return
+    outputs = [bytearray(OUTPUT_BYTES) for _ in test.model.main.output_indexes]
+    try:
+        shapes = program.execute(list(test.inputs), outputs, loop_timeout_ns=LOOP_NS)
+    except (GeneralFailure, InvalidArgument, OutputInsufficientSize):
+        return
+    except (MissedDeadlineTransient, ResourceExhaustedTransient):
+        return
+
+    assert len(shapes) == len(outputs)
+    assert all(shape.is_sufficient for shape in shapes)
+
+
+@pytest.mark.parametrize("code", REGISTRY, ids=lambda code: code.name)
+def test_VAL_1_spoilt_arguments_are_refused_or_computed(code: OperationType, data_dir: Path) -> None:
+    @given(spoilt_tests([code]))
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=not IS_DEEP,  # the deep run searches at random
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    def run(test: SpoiltTest) -> None:
+        judge(test)
+
+    with limited_memory():
+        run()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,) * 5, (1,) * 32], ids=str)
+def test_VAL_1_inputs_of_ranks_that_nobody_expects_are_refused_or_computed(
+    shape: tuple[int, ...], data_dir: Path
+) -> None:
+    for test in one_of_each():
+        for index in sorted(Draft.of(test).arrays):
+            if not is_scalar(test.model.main.operands[index].type):
+                judge(with_shape(test, index, shape))
+
+
+def with_shape(test: TestModel, index: int, shape: tuple[int, ...]) -> SpoiltTest:
+    """Return the test with one argument an input of unknown rank that the request gives `shape`."""
+    draft = Draft.of(test)
+    operand = draft.operands[index]
+    is_open = operand.channel_quant is None  # scales of channels need a known rank
+    for other in test.model.main.output_indexes:
+        draft.operands[other] = replace(draft.operands[other], dimensions=())
+    draft.operands[index] = replace(
+        operand,
+        dimensions=() if is_open else operand.dimensions,
+        lifetime=LifeTime.SUBGRAPH_INPUT,
+        location=DataLocation(),
+    )
+    draft.arrays[index] = np.ones(shape, draft.arrays[index].dtype)
+    model, inputs = draft.finished()
+    return SpoiltTest(test.name, (("shape", index),), model, tuple(inputs))

@@ -1,0 +1,106 @@
+"""One TFLite file by us and by LiteRT's reference kernels: the same inputs, step by step, states carried between.
+
+LiteRT keeps variable tensors itself and begins with zeros; ours come in and go out as the last arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from nnfmq.engines import interpreter
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.importers import LoadedModel, load, tflite_file
+from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.importers.tflite_operators import Translation, translate
+from nnfmq.validation import validate_model
+
+Array = npt.NDArray[Any]
+Arrays = list[Array]
+
+
+def stored(array: Array) -> Array:
+    """Return truths as the bytes that the interpreter takes, and everything else as it is."""
+    return array.view(np.uint8) if array.dtype == bool else array
+
+
+def blank(info: TensorInfo) -> Array:
+    """Return an array for an output, or a state's first value."""
+    return stored(np.full(info.shape, info.zero_point, info.dtype))
+
+
+class Ours:
+    """A loaded model that is executed with its states carried from one execution to the next."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        validate_model(loaded.model)
+        self.loaded = loaded
+        self.states = [blank(info) for info in loaded.inputs if info.is_state]
+        self._program = interpreter.prepare(loaded.model)
+
+    def __call__(self, inputs: Sequence[Array]) -> Arrays:
+        outputs = [blank(info) for info in self.loaded.outputs]
+        given = [stored(array.astype(info.dtype)) for array, info in zip(inputs, self.loaded.inputs, strict=False)]
+        self._program.execute([*given, *self.states], outputs)
+        count = len(outputs) - len(self.states)
+        self.states = outputs[count:]
+        return outputs[:count]
+
+
+def ours(content: bytes) -> Ours:
+    """Load `content` and make it ready to run."""
+    return Ours(load(content))
+
+
+class Theirs:
+    """The same by LiteRT: by its reference kernels, or the `optimized` ones. `keep_all` keeps inner tensors."""
+
+    def __init__(self, content: bytes, *, keep_all: bool = False, optimized: bool = False) -> None:
+        litert: Any = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+        kernels = litert.OpResolverType
+        self.runner = litert.Interpreter(
+            model_content=content,
+            experimental_op_resolver_type=kernels.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+            if optimized
+            else kernels.BUILTIN_REF,
+            experimental_preserve_all_tensors=keep_all,
+            num_threads=1,
+        )
+        self.runner.allocate_tensors()
+
+    def __call__(self, inputs: Sequence[Array]) -> Arrays:
+        for detail, array in zip(self.runner.get_input_details(), inputs, strict=True):
+            self.runner.set_tensor(detail["index"], array.astype(detail["dtype"]))
+        self.runner.invoke()
+        return [stored(self.runner.get_tensor(detail["index"])) for detail in self.runner.get_output_details()]
+
+    def tensor(self, index: int) -> Array:
+        """Return an inner tensor of the last run."""
+        found: Array = self.runner.get_tensor(index)
+        return found
+
+
+class Layers:
+    """The operators of a file one by one, each on inputs that are given: no difference is carried to the next."""
+
+    def __init__(self, content: bytes) -> None:
+        self._size_bytes = len(content)
+        self._file = tflite_file.read(content)
+        self.operators = list(self._file.operators())
+
+    def run(self, operator: tflite_file.Operator, tensor: Callable[[int], Array]) -> Array:
+        """Return the only output of `operator`; `tensor` gives its inputs by their index in the file."""
+        self._file.outputs = operator.outputs
+        graph = Translation(self._file, GraphBuilder(max_constant_bytes=8 * self._size_bytes))
+        given = [index for index in operator.inputs if self._file.tensor(index).data is None]
+        inputs = [graph.model_input(index) for index in given]
+        translate(graph, operator)
+        outputs = [graph.model_output(index) for index in operator.outputs]
+        (found,) = (blank(info) for info in graph.infos(operator.outputs))
+        program = interpreter.prepare(graph.builder.build(inputs, outputs))
+        program.execute([tensor(index) for index in given], [found])
+        return found

@@ -1,0 +1,248 @@
+"""The HAL's own test models with random arguments spoilt: types, shapes, quantization, values, what is omitted or open.
+
+`spoilt_tests` draws one: a model that may be legal or not, and its inputs, which may fit it or not. Everything is
+small except where a size is what is spoilt, and nothing is allocated for that. Whoever is given one of them
+refuses or computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from nnfmq.conformance.testmodels import TestModel
+from nnfmq.hal.types import (
+    ChannelQuant,
+    DataLocation,
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    OperationType,
+    is_scalar,
+)
+from nnfmq.operations.signature import NUMPY_TYPES
+from support.vts_models import one_of_each
+
+Array = npt.NDArray[Any]
+
+_CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
+_INTEGERS = (0, 1, 2, 3, 4, 5, 6, 7, 63, 64, 65, 1 << 16, 1 << 30, (1 << 31) - 1)
+_REALS = (0.0, 1.0, 0.5, 100.0, 1e-45, 1e-38, 65504.0, 3e38, float("inf"), float("nan"))
+_SCALES = (1e-45, 1e-30, 1 / 256, 0.125, 0.5, 1.0, 3.0, 1e30, 3e38, 0.0, -1.0, float("nan"), float("inf"))
+_ZERO_POINTS = (0, 1, -1, 127, 128, -128, 255, 256, 32768, 65535, -(1 << 31))
+_EXTENTS = (0, 1, 2, 3, 5, 64, 1 << 16, (1 << 16) + 1, 1 << 24, 1 << 30, (1 << 31) - 1, (1 << 32) - 1, 1 << 32, -1)
+_MOST_ELEMENTS = 1 << 14
+
+
+@dataclass
+class Draft:
+    """A test model that is being spoilt: main's operands, and an array for each that has a value before a run."""
+
+    model: Model
+    operands: list[Operand]
+    arrays: dict[int, Array]
+
+    @classmethod
+    def of(cls, test: TestModel) -> Draft:
+        """Return what a test model says."""
+        main = test.model.main
+        arrays = {
+            index: array for index, array in zip(main.input_indexes, test.inputs, strict=True) if array is not None
+        }
+        for index, operand in enumerate(main.operands):
+            if operand.lifetime in _CONSTANTS:
+                arrays[index] = _constant(test.model, operand)
+        return cls(test.model, list(main.operands), arrays)
+
+    def finished(self) -> tuple[Model, list[Array | None]]:
+        """Return the model, whose constants are the arrays, and the inputs."""
+        values, operands = bytearray(self.model.operand_values), list(self.operands)
+        for index, operand in enumerate(operands):
+            if operand.lifetime in _CONSTANTS:
+                data = self.arrays[index].tobytes()
+                values += bytes(-len(values) % 4)
+                place = DataLocation(0, len(values), len(data))
+                operands[index] = replace(operand, lifetime=LifeTime.CONSTANT_COPY, location=place)
+                values += data
+        inputs = tuple(i for i, operand in enumerate(operands) if operand.lifetime is LifeTime.SUBGRAPH_INPUT)
+        main = replace(self.model.main, operands=tuple(operands), input_indexes=inputs)
+        called = (operand.lifetime for graph in self.model.referenced for operand in graph.operands)
+        pools = self.model.pools if LifeTime.CONSTANT_REFERENCE in called else ()
+        model = replace(self.model, main=main, operand_values=bytes(values), pools=pools)
+        return model, [self.arrays.get(i) for i in inputs]
+
+
+def _constant(model: Model, operand: Operand) -> Array:
+    place = operand.location
+    is_copy = operand.lifetime is LifeTime.CONSTANT_COPY
+    source = memoryview(model.operand_values) if is_copy else model.pools[place.pool_index].view
+    raw = bytes(source[place.offset : place.offset + place.length])
+    return np.frombuffer(raw, NUMPY_TYPES[operand.type]).reshape(operand.dimensions)
+
+
+# -- the ways to spoil an operand -------------------------------------------------------------------------------------
+
+
+def _value(draw: Any, draft: Draft, index: int) -> None:
+    array = draft.arrays.get(index)
+    if array is None or not array.size:
+        return
+    changed = array.copy()
+    place = draw(st.integers(0, array.size - 1)) if draw(st.booleans()) else slice(None)
+    changed.reshape(-1)[place] = _number(draw, array.dtype)
+    draft.arrays[index] = changed
+
+
+def _number(draw: Any, dtype: np.dtype[Any]) -> Any:
+    sign = draw(st.sampled_from((1, -1)))
+    if dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            return np.float64(sign * draw(st.sampled_from(_REALS))).astype(dtype)
+    info = np.iinfo(dtype)
+    return min(max(sign * draw(st.sampled_from(_INTEGERS)), int(info.min)), int(info.max))
+
+
+def _reshape(draft: Draft, index: int, dimensions: Sequence[int]) -> None:
+    """Give the operand other dimensions, and its array as well where that stays small."""
+    operand = draft.operands[index]
+    draft.operands[index] = replace(operand, dimensions=tuple(dimensions))
+    array = draft.arrays.get(index)
+    count = 1
+    for extent in dimensions:
+        count *= max(extent, 0)
+    if array is not None and count <= _MOST_ELEMENTS and min(dimensions, default=0) >= 0 and len(dimensions) <= 64:
+        draft.arrays[index] = (
+            np.resize(array, dimensions) if array.size and count else np.zeros(dimensions, array.dtype)
+        )
+
+
+def _extent(draw: Any, draft: Draft, index: int) -> None:
+    dimensions = list(draft.operands[index].dimensions)
+    if dimensions:
+        axis = draw(st.integers(0, len(dimensions) - 1))
+        dimensions[axis] = draw(st.sampled_from((*_EXTENTS, dimensions[axis] + 1, dimensions[axis] - 1)))
+        _reshape(draft, index, dimensions)
+
+
+def _rank(draw: Any, draft: Draft, index: int) -> None:
+    dimensions = draft.operands[index].dimensions
+    ones = draw(st.sampled_from((0, 0, 1, 2, 4, 60, 64, 70)))
+    _reshape(draft, index, (1,) * ones + dimensions if ones else dimensions[1:])
+
+
+def _open(draw: Any, draft: Draft, index: int) -> None:
+    operand = draft.operands[index]
+    dimensions = () if draw(st.booleans()) else (0,) * len(operand.dimensions)
+    if operand.lifetime not in _CONSTANTS:
+        draft.operands[index] = replace(operand, dimensions=dimensions)
+
+
+def _scale(draw: Any, draft: Draft, index: int) -> None:
+    operand, scale = draft.operands[index], draw(st.sampled_from(_SCALES))
+    if operand.channel_quant is not None:
+        quant = ChannelQuant((scale, *operand.channel_quant.scales[1:]), operand.channel_quant.channel_dim)
+        draft.operands[index] = replace(operand, channel_quant=quant)
+    elif operand.scale:
+        draft.operands[index] = replace(operand, scale=float(np.float32(scale)))
+
+
+def _zero_point(draw: Any, draft: Draft, index: int) -> None:
+    if draft.operands[index].scale:
+        draft.operands[index] = replace(draft.operands[index], zero_point=draw(st.sampled_from(_ZERO_POINTS)))
+
+
+def _type(draw: Any, draft: Draft, index: int) -> None:
+    operand = draft.operands[index]
+    kind = draw(st.sampled_from([kind for kind in NUMPY_TYPES if is_scalar(kind) == is_scalar(operand.type)]))
+    is_code = kind not in (OperandType.TENSOR_INT32, OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+    scale = (operand.scale or 0.5) if is_code and not is_scalar(kind) and kind is not OperandType.TENSOR_BOOL8 else 0.0
+    draft.operands[index] = replace(operand, type=kind, scale=scale, zero_point=0, channel_quant=None)
+    if index in draft.arrays:
+        with np.errstate(all="ignore"):
+            draft.arrays[index] = draft.arrays[index].astype(NUMPY_TYPES[kind])
+
+
+def _lifetime(draw: Any, draft: Draft, index: int) -> None:
+    """Make a constant an input, or the reverse."""
+    operand = draft.operands[index]
+    if index in draft.arrays:
+        to = LifeTime.SUBGRAPH_INPUT if operand.lifetime in _CONSTANTS else LifeTime.CONSTANT_COPY
+        draft.operands[index] = replace(operand, lifetime=to, location=DataLocation())
+
+
+def _omit(draw: Any, draft: Draft, index: int) -> None:
+    """Leave an argument out: in the model, or in the request alone."""
+    operand = draft.operands[index]
+    if index in draft.arrays:
+        if operand.lifetime is LifeTime.SUBGRAPH_INPUT and draw(st.booleans()):
+            del draft.arrays[index]
+        else:
+            draft.operands[index] = replace(operand, lifetime=LifeTime.NO_VALUE, location=DataLocation())
+
+
+_WAYS: Mapping[str, tuple[int, Callable[[Any, Draft, int], None]]] = {
+    "value": (6, _value),
+    "extent": (3, _extent),
+    "rank": (1, _rank),
+    "open": (2, _open),
+    "scale": (2, _scale),
+    "zero point": (1, _zero_point),
+    "type": (1, _type),
+    "lifetime": (3, _lifetime),
+    "omit": (1, _omit),
+}
+"""How often each way is taken, and what it does."""
+
+_CHOICES = [way for way, (weight, _) in _WAYS.items() for _ in range(weight)]
+
+
+_ALIKE = {OperationType.LESS_EQUAL: OperationType.GREATER_EQUAL}
+"""Operations that no test model has in its main subgraph, and ones that take the same arguments."""
+
+
+@dataclass(frozen=True)
+class SpoiltTest:
+    """A test model by its name, what was done to which operand, and what came of it."""
+
+    name: str
+    ways: tuple[tuple[str, int], ...]
+    model: Model
+    inputs: tuple[Array | None, ...]
+
+    def __repr__(self) -> str:
+        """Say how to make it again."""
+        operands = [self.model.main.operands[index] for _, index in self.ways]
+        return f"{self.name}: {self.ways} -> {operands}"
+
+
+@st.composite
+def spoilt_tests(draw: Any, codes: Sequence[OperationType]) -> SpoiltTest:
+    """Draw a test model of one of the operations, with up to four operands spoilt."""
+    code = draw(st.sampled_from(codes))
+    test = draw(st.sampled_from(_of(code)))
+    draft = Draft.of(test)
+    some = [index for operation in test.model.main.operations[:1] for index in (*operation.inputs, *operation.outputs)]
+    ways = draw(st.lists(st.tuples(st.sampled_from(_CHOICES), st.sampled_from(some)), min_size=1, max_size=4))
+    for way, index in ways:
+        _WAYS[way][1](draw, draft, index)
+    model, inputs = draft.finished()
+    return SpoiltTest(test.name, tuple(ways), model, tuple(inputs))
+
+
+def _of(code: OperationType) -> list[TestModel]:
+    """Return the test models whose first operation is `code`, or else those that have it anywhere in main."""
+    first = [test for test in one_of_each() if test.model.main.operations[0].type is code]
+    anywhere = (test for test in one_of_each() if code in {o.type for o in test.model.main.operations})
+    return first or list(anywhere) or [_with_code(test, code) for test in _of(_ALIKE[code])]
+
+
+def _with_code(test: TestModel, code: OperationType) -> TestModel:
+    main = test.model.main
+    operation = replace(main.operations[0], type=code)
+    return replace(test, model=replace(test.model, main=replace(main, operations=(operation,))))

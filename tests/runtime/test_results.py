@@ -1,0 +1,94 @@
+"""What a driver answers is held against the model and the request before it is used (VAL-7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nnfmq.hal.errors import ErrorStatus, ProtocolError
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, RequestArgument, Timing
+from nnfmq.runtime.results import check_result
+
+NONE, SHORT = ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+KNOWN, OPEN, ANY = (
+    TensorInfo("known", (2, 3), "float32"),
+    TensorInfo("open", (0, 3), "float32"),
+    TensorInfo("any", (), "float32"),
+)
+PLACE = RequestArgument(location=DataLocation(0, 0, 24))
+ASKED = RequestArgument(location=DataLocation(0, 0, 24), dimensions=(2, 3))
+OMITTED = RequestArgument(has_no_value=True)
+
+
+def shape(*dimensions: int, short: bool = False) -> OutputShape:
+    return OutputShape(dimensions, not short)
+
+
+@pytest.mark.parametrize(
+    ("info", "place", "status", "shapes"),
+    [
+        (KNOWN, PLACE, NONE, ()),
+        (KNOWN, PLACE, NONE, (shape(2, 3),)),
+        (OPEN, PLACE, NONE, (shape(1, 3),)),
+        (OPEN, PLACE, NONE, (shape(0, 3),)),
+        (OPEN, ASKED, NONE, ()),
+        (ANY, ASKED, NONE, (shape(2, 3),)),
+        (ANY, PLACE, NONE, (shape(6),)),
+        (OPEN, OMITTED, NONE, (shape(1000, 3),)),
+        (OPEN, PLACE, SHORT, (shape(9, 3, short=True),)),
+        (OPEN, PLACE, SHORT, (shape(0, 3, short=True),)),
+        (KNOWN, PLACE, ErrorStatus.GENERAL_FAILURE, (shape(7), shape(7))),
+    ],
+)
+def test_answers_that_can_be_true_are_believed(
+    info: TensorInfo, place: RequestArgument, status: ErrorStatus, shapes: tuple[OutputShape, ...]
+) -> None:
+    check_result([info], [place], status, shapes, NO_TIMING, False)
+
+
+@pytest.mark.parametrize(
+    ("info", "place", "status", "shapes", "said"),
+    [
+        (KNOWN, PLACE, NONE, (shape(2, 3), shape(2, 3)), "shapes of 2 outputs"),
+        (KNOWN, PLACE, NONE, (shape(3, 2),), "states the shape 3x2"),
+        (KNOWN, PLACE, NONE, (shape(6),), "states the shape 6"),
+        (KNOWN, PLACE, NONE, (shape(2, 3, short=True),), "SHP-2"),
+        (OPEN, PLACE, NONE, (), "SHP-2"),
+        (OPEN, PLACE, NONE, (shape(3, 3),), "which had 24 bytes"),
+        (OPEN, ASKED, NONE, (shape(1, 3),), "states the shape 1x3"),
+        (ANY, ASKED, NONE, (shape(6),), "states the shape 6"),
+        (KNOWN, RequestArgument(location=PLACE.location, dimensions=(6,)), NONE, (), "executed output 'known'"),
+        (OPEN, PLACE, SHORT, (), "shapes of 0 outputs"),
+        (OPEN, PLACE, SHORT, (shape(9, 3),), "SHP-4"),
+        (OPEN, PLACE, SHORT, (shape(9, 4, short=True),), "states the shape 9x4"),
+        (OPEN, PLACE, SHORT, (shape(2**31, 3, short=True),), "states the shape"),
+    ],
+)
+def test_VAL_7_answers_that_cannot_be_true_break_the_protocol(
+    info: TensorInfo, place: RequestArgument, status: ErrorStatus, shapes: tuple[OutputShape, ...], said: str
+) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        check_result([info], [place], status, shapes, NO_TIMING, False)
+
+
+def test_VAL_7_a_request_with_another_number_of_outputs_cannot_have_been_executed() -> None:
+    with pytest.raises(ProtocolError, match="2 outputs of a model that has 1"):
+        check_result([KNOWN], [PLACE, PLACE], NONE, (), NO_TIMING, False)
+
+
+@pytest.mark.parametrize("times", [(-1, -1), (3, 3), (3, 9), (-1, 9), (9, -1)])
+def test_TIM_4_times_that_can_be_true_are_believed(times: Any) -> None:
+    check_result([KNOWN], [PLACE], NONE, (), Timing(*times), True)
+
+
+@pytest.mark.parametrize("times", [(9, 3), (-2, 3), (3, -2)])
+def test_VAL_7_TIM_4_times_that_cannot_be_true_break_the_protocol(times: Any) -> None:
+    with pytest.raises(ProtocolError, match="impossible times"):
+        check_result([KNOWN], [PLACE], NONE, (), Timing(*times), True)
+
+
+def test_VAL_7_TIM_3_times_that_were_not_asked_for_break_the_protocol() -> None:
+    with pytest.raises(ProtocolError, match="not asked for"):
+        check_result([KNOWN], [PLACE], NONE, (), Timing(1, 2), False)

@@ -1,0 +1,83 @@
+"""The HAL's own test models, spoilt in every way in which its test suite spoils them: each is refused.
+
+The ordinary run takes a model for each operation, argument count and combination of types; NNFMQ_PROOF=deep takes all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.depth import needs_depth
+from support.model_mutations import FAMILIES, mutants
+from support.small_models import two_adds
+from support.vts_models import FOLDER, one_of_each
+
+from nnfmq.conformance import testmodels
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import Model
+from nnfmq.operations import REGISTRY
+from nnfmq.validation import validate_model
+
+SPECS = sorted(json.loads((FOLDER / "index.json").read_text())) if FOLDER.is_dir() else []
+
+
+def accepted(name: str, model: Model, *rules: str) -> Iterator[str]:
+    """Yield what passes of the spoilt forms of a legal model. An exception of any other kind ends the test."""
+    validate_model(model, allow_unspecified_boundaries=True)
+    for mutant in mutants(model, *rules):
+        try:
+            validate_model(mutant.model, allow_unspecified_boundaries=True)
+        except InvalidArgument:
+            continue
+        yield f"{mutant.rule}: {name}: {mutant.what}"
+
+
+@pytest.mark.parametrize("rule", FAMILIES)
+def test_every_operation_spoilt_as_the_hal_s_suite_spoils_it_is_refused(rule: str, data_dir: Path) -> None:
+    found = [what for test in one_of_each() for what in accepted(test.name, test.model, rule)]
+
+    assert found == []
+
+
+@needs_depth
+@pytest.mark.parametrize("spec", SPECS)
+def test_N_MOD_1_to_20_every_test_model_spoilt_as_the_hal_s_suite_spoils_it_is_refused(spec: str) -> None:
+    tests = [testmodels.read(line) for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz")]
+    found = [what for test in tests if not is_refused(test) for what in accepted(test.name, test.model)]
+
+    assert found == []
+
+
+def is_refused(test: testmodels.TestModel) -> bool:
+    """Return True for a model that is spoilt already; the vectors say so, too."""
+    try:
+        validate_model(test.model, allow_unspecified_boundaries=True)
+    except InvalidArgument:
+        assert test.must_fail
+        return True
+    return False
+
+
+def test_the_chosen_models_have_every_operation_and_are_spoilt_in_every_way(data_dir: Path) -> None:
+    operations = set().union(*(testmodels.operation_types(test.line) for test in one_of_each()))
+
+    assert operations == set(REGISTRY)
+    assert {mutant.rule for test in one_of_each()[::10] for mutant in mutants(test.model)} == set(FAMILIES)
+
+
+def test_a_spoilt_model_differs_from_the_legal_one_which_stays_as_it_was() -> None:
+    model = two_adds()
+    found = list(mutants(model))
+
+    assert model == two_adds()
+    assert all(mutant.model != model for mutant in found)
+    assert {mutant.rule for mutant in found} == set(FAMILIES)
+
+
+def test_N_MOD_10_where_a_type_is_replaced_the_operand_by_itself_stays_legal() -> None:
+    for mutant in mutants(two_adds(), "N-MOD-10"):
+        with pytest.raises(InvalidArgument, match=r"\(ADD\) S[24]|N-VAL-1\b"):  # SUBGRAPH goes with its own lifetime
+            validate_model(mutant.model)
