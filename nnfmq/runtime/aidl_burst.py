@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Self
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.memory_table import TokenTable
-from nnfmq.runtime.prepared_model import Outcome, checked_pools, deadline_on_wire, outcome_of
+from nnfmq.runtime.prepared_model import Outcome, PreparedModel, checked_pools, deadline_on_wire, outcome_of
 from nnfmq.serialize import messages
 
 NO_TOKEN = -1
@@ -27,17 +28,18 @@ _CLOSE_NS = 5_000_000_000  # the driver ends a running execution first
 class AidlBurst:
     """A burst of one prepared model. Close it, or use `with`. One execution at a time: a second one is refused."""
 
-    def __init__(self, connection: Connection, burst_id: int) -> None:
+    def __init__(self, connection: Connection, described: Sequence[TensorInfo]) -> None:
         self._connection = connection
-        self._burst_id = burst_id
+        self._described = described  # the model's outputs
+        self._burst_id = 0
         self._tokens = TokenTable()
         self._running = threading.Lock()
 
     @classmethod
-    def configure(cls, connection: Connection, model_id: int, deadline_ns: int | None) -> Self:
+    def configure(cls, connection: Connection, model: PreparedModel, deadline_ns: int | None) -> Self:
         """Create the burst in the driver (configureExecutionBurst); blocks."""
-        burst = cls(connection, 0)
-        message = messages.ConfigureAidlBurst(connection.new_call(), model_id)
+        burst = cls(connection, model.outputs)
+        message = messages.ConfigureAidlBurst(connection.new_call(), model.model_id)
         connection.call(message, messages.BurstConfigured, (), deadline_ns, on_answer=burst._configured)
         return burst
 
@@ -82,7 +84,8 @@ class AidlBurst:
                 deadline_on_wire(self._connection, deadline_ns),
             )
             fds = [pool.fileno() for pool in pools]
-            return outcome_of(self._connection.ask(message, messages.Executed, fds, deadline_ns))
+            answer = self._connection.ask(message, messages.Executed, fds, deadline_ns)
+            return outcome_of(answer, self._described, request, config)
         finally:
             self._running.release()
 

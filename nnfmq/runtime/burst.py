@@ -245,7 +245,7 @@ class Burst:
         if not slots:
             return
         for slot in slots:
-            self._connection.tell(messages.FreeMemory(self._burst_id, slot), deadline_ns)
+            self._connection.send(messages.FreeMemory(self._burst_id, slot), deadline_ns)
         # Requests travel another way: a slot may stand for something else only once the driver has answered this.
         message = messages.GetBurstError(self._connection.new_call(), self._burst_id)
         self._connection.ask(message, messages.BurstError, (), deadline_ns)

@@ -107,7 +107,7 @@ class Connection:
             connection._watch_driver(process)
             name = f"pid {os.getpid()}"
             with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
-                connection.tell(messages.Hello(control.PROTOCOL, interface, name), deadline_ns)
+                connection.send(messages.Hello(control.PROTOCOL, interface, name), deadline_ns)
             connection.driver = connection._greeting.wait(deadline_ns)
         except DeadObject as error:
             connection.close()
@@ -181,7 +181,7 @@ class Connection:
         assert isinstance(result, answer)
         return result
 
-    def tell(self, message: messages.Message, deadline_ns: int | None = None) -> None:
+    def send(self, message: messages.Message, deadline_ns: int | None = None) -> None:
         """Send a message that has no answer. Raises DeadObject, MissedDeadlineTransient."""
         self._send(message, (), deadline_ns)
 

@@ -73,7 +73,8 @@ def execute_once(
         messages.config_to_data(config),
         deadline_on_wire(connection, deadline_ns),
     )
-    return outcome_of(connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns))
+    answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
+    return outcome_of(answer, described, request, config)
 
 
 def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
@@ -81,8 +82,10 @@ def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
     return _NO_LIMIT if deadline_ns is None or connection.level < FeatureLevel.V1_3 else deadline_ns
 
 
-def outcome_of(answer: messages.Executed) -> Outcome:
-    """Return what an execution answered, or raise the error that its status stands for."""
+def outcome_of(
+    answer: messages.Executed, described: Sequence[TensorInfo], request: Request, config: ExecutionConfig
+) -> Outcome:
+    """Return what an execution answered, or raise the error that its status stands for, as `execute_once`."""
     shapes = messages.shapes_from_data(answer.shapes)
     timing = Timing(answer.time_on_device_ns, answer.time_in_driver_ns)
     is_measured = config.measure is MeasureTiming.YES
@@ -214,7 +217,7 @@ class PreparedModel:
         """
         from nnfmq.runtime.aidl_burst import AidlBurst
 
-        return AidlBurst.configure(self._connection, self.model_id, deadline_after(timeout))
+        return AidlBurst.configure(self._connection, self, deadline_after(timeout))
 
     def burst(self, *, polling_window_us: float | None = None, timeout: float | None = 10.0) -> Burst:
         """Configure a burst: two queues and a memory for each direction, kept for a series of quick executions.
