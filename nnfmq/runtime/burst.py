@@ -135,8 +135,8 @@ class Burst:
         message = messages.ConfigureBurst(
             self._connection.new_call(),
             self._model.model_id,
-            _descriptor_data(self._requests),
-            _descriptor_data(self._results),
+            descriptor_data(self._requests),
+            descriptor_data(self._results),
         )
         fds = [self._requests.memory.fileno(), self._results.memory.fileno()]
         self._connection.call(message, messages.BurstConfigured, fds, deadline_ns, on_answer=self._configured)
@@ -439,7 +439,8 @@ def _views(memory: Memory, places: Sequence[RequestArgument], infos: Sequence[Te
     return tuple(arguments.view(memory, place, info, info.shape) for place, info in pairs)
 
 
-def _descriptor_data(queue: MessageQueue) -> messages.MQDescriptorData:
+def descriptor_data(queue: MessageQueue) -> messages.MQDescriptorData:
+    """Return a queue's descriptor as it travels; its memory goes beside it."""
     described = queue.descriptor
     grantors = tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
     return messages.MQDescriptorData(grantors, described.quantum, described.flags)

@@ -125,6 +125,11 @@ class Client:
         return self._connection.greeting.core
 
     @property
+    def connection(self) -> Connection:
+        """What `runtime.hidl` sends its calls over."""
+        return self._connection
+
+    @property
     def interface(self) -> str:
         """The HAL's version that is spoken: "AIDL v4" unless `connect` was told otherwise."""
         return interface_name(self._connection.level)

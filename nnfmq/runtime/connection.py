@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from nnfmq import watcher
 from nnfmq.channel import NOW, Channel, Frame
@@ -180,6 +180,29 @@ class Connection:
             self._waiting.pop(key, None)
         assert isinstance(result, answer)
         return result
+
+    def launch(
+        self,
+        message: messages.Call,
+        callback: type[CallT],
+        taker: OneShot[CallT],
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+    ) -> messages.Reply:
+        """Send a call that has a callback and return its Reply; blocks. The fds stay the caller's.
+
+        `taker` is given the callback's answer, or the error that stands for it, unless this raises: DeadObject,
+        MissedDeadlineTransient.
+        """
+        key = _Key(message.call, callback)
+        with self._lock:
+            self.raise_if_ended()
+            self._waiting[key] = _Question(cast(OneShot[messages.Call], taker), None)
+        try:
+            return self.ask(message, messages.Reply, fds, deadline_ns)
+        except BaseException:
+            self._waiting.pop(key, None)
+            raise
 
     def send(self, message: messages.Message, deadline_ns: int | None = None) -> None:
         """Send a message that has no answer. Raises DeadObject, MissedDeadlineTransient."""
