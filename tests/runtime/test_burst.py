@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -152,6 +153,20 @@ def test_arrays_that_do_not_fit_are_refused_and_the_burst_goes_on(
     with pytest.raises(InvalidArgument, match=said):
         burst.execute(*given)
     assert burst.execute(ONE, TEN)[0].tolist() == SUM
+
+
+def test_BUR_3_the_queues_have_1024_records_each_and_lie_in_shared_memory(burst: Burst) -> None:
+    for queue in (burst._requests, burst._results):
+        assert (queue.count, queue.quantum) == (1024, 24)
+        assert queue.descriptor.quantum == 24
+        assert fcntl.fcntl(queue.memory.fileno(), fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    assert burst._requests.memory is not burst._results.memory
+
+
+@pytest.mark.parametrize("window_us", [0, 50, 10_000])
+def test_BUR_4_a_burst_works_with_any_polling_window(window_us: float, adding: PreparedModel) -> None:
+    with adding.burst(polling_window_us=window_us) as burst:
+        assert [burst.execute(ONE, TEN)[0].tolist() for _ in range(3)] == [SUM] * 3
 
 
 def test_several_bursts_of_one_model_do_not_meet(adding: PreparedModel) -> None:
