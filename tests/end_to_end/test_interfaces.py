@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from queue import Queue
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from support.drivers import LIMIT_S, Daemon, InThread, Process, until
 from support.models import add_model, pool_bytes, request_for, slow_model
+from support.places import ROOT
 
 import nnfmq
 from nnfmq.hal.types import MeasureTiming, OutputShape
@@ -29,6 +31,15 @@ def resources() -> Iterator[ExitStack]:
 
 def lent(resources: ExitStack, model: Any = ADD) -> tuple[Memory, ...]:
     return tuple(resources.enter_context(Memory.create(size)) for size in pool_bytes(model))
+
+
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "dialects.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_examples_of_the_document_run(number: int, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+    exec(compile(EXAMPLES[number], "docs/dialects.md", "exec"), {})
 
 
 @pytest.mark.parametrize("level", FeatureLevel, ids=interface_name)

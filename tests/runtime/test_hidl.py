@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import control_flow_models, models
+from support import control_flow_models, models, places
 from support.bursts import packet_for
 from support.executors import LIMIT_S, floats, until
 
@@ -153,6 +154,18 @@ def test_a_method_of_a_later_interface_is_said_to_be_missing_by_its_name(
     device = device_of(L.V1_1)
     with pytest.raises(AttributeError, match=r"IDevice of HIDL 1\.1 has no getType"):
         device.getType()
+
+
+def test_the_document_lists_every_form_where_it_begins() -> None:
+    text = (places.ROOT / "docs" / "dialects.md").read_text()
+    listed = {
+        (owner, name): since
+        for owner, since, names in re.findall(r"^\| `(I\w+)` \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    tables = {"IDevice": hidl.DEVICE, "IPreparedModel": hidl.PREPARED_MODEL}
+    there = {(owner, name): form.level for owner, forms in tables.items() for name, form in forms.items()}
+    assert listed == {key: interface_name(level) for key, level in there.items()}
 
 
 def test_a_client_that_speaks_aidl_has_no_hidl_forms(speaking: Speaking) -> None:

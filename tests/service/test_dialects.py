@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support import places
 
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.versions import FeatureLevel as L
@@ -18,6 +19,21 @@ from nnfmq.service.session import _HANDLERS
 def test_every_call_of_the_table_can_be_refused() -> None:
     assert set(dialects.CALLS) <= set(REPLIES) & set(messages_of(Role.CLIENT))
     assert [call for call in dialects.CALLS if not isinstance(_HANDLERS[call], Pooled)] == []
+
+
+def rows(columns: int) -> list[tuple[str, ...]]:
+    """Return the rows of the document's tables of so many columns, without its marks of code."""
+    lines = (places.ROOT / "docs" / "dialects.md").read_text().replace("`", "").splitlines()
+    found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines if line.startswith("|")]
+    return [row for row in found if len(row) == columns and not row[0].startswith("---")][1:]
+
+
+def test_the_document_has_the_tables() -> None:
+    assert rows(4) == [
+        (kind.__name__, span.name, interface_name(span.first), interface_name(span.last))
+        for kind, span in dialects.CALLS.items()
+    ]
+    assert rows(2) == [(value.what, interface_name(value.first)) for value in dialects.VALUES]
 
 
 def test_no_call_is_in_every_interface_and_in_the_table() -> None:
