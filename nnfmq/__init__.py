@@ -9,6 +9,7 @@
 Importing this is cheap: what is heavy is imported by the call that needs it.
 """
 
+from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -28,11 +29,14 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.importers import LoadedModel, example_path, load
+from nnfmq.memory import Memory
+from nnfmq.runtime.buffers import Buffer, copy
 from nnfmq.runtime.burst import Burst, ExecutionInfo
 from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
 from nnfmq.runtime.prepared_model import PreparedModel
 
 __all__ = [
+    "Buffer",
     "Burst",
     "Client",
     "DeadObject",
@@ -41,9 +45,11 @@ __all__ = [
     "DeviceUnavailable",
     "ErrorStatus",
     "ExecutionInfo",
+    "FileMemory",
     "GeneralFailure",
     "InvalidArgument",
     "LoadedModel",
+    "Memory",
     "MissedDeadline",
     "MissedDeadlinePersistent",
     "MissedDeadlineTransient",
@@ -57,6 +63,7 @@ __all__ = [
     "ResourceExhaustedTransient",
     "TensorInfo",
     "connect",
+    "copy",
     "example_path",
     "load",
 ]

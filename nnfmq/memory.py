@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Self
 
 from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
+from nnfmq.hal.types import Protection
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python 3.11 has no name for it
 SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -68,7 +69,37 @@ def _shortage(error: BaseException, size_bytes: int) -> ResourceExhaustedTransie
     return None
 
 
-def _check_received(fd: int, size_bytes: int | None) -> int:
+def can_be_mapped(fd: int) -> bool:
+    """Return whether a received descriptor may be mapped, as `Memory.adopt` has it, and opened for reading.
+
+    The seals cannot be taken off again. Raises InvalidArgument for a number that is no open descriptor.
+    """
+    try:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    except OSError as error:
+        raise InvalidArgument(f"N-VAL-13: {fd} is no open descriptor: {error.strerror}") from error
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    is_readable = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_PATH
+    return is_readable and seals & SHARED_SEALS == SHARED_SEALS and os.fstatvfs(fd).f_bsize == _PAGE
+
+
+def identity_of(fd: int) -> tuple[int, int] | None:
+    """Return what tells a memfd's bytes from all others, whichever descriptor leads to them; None for other files.
+
+    Other files' numbers come back: they mean nothing once the file may be gone.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
+    file = os.fstat(fd)
+    return file.st_dev, file.st_ino
+
+
+def _check_received(fd: int, size_bytes: int | None, offset: int) -> int:
     """Return the size that may be mapped, or raise InvalidArgument with the reason."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -80,8 +111,11 @@ def _check_received(fd: int, size_bytes: int | None) -> int:
         raise InvalidArgument("received memory is hugetlb, whose pages may be missing; use an ordinary memfd")
     actual = os.fstat(fd).st_size
     wanted = actual if size_bytes is None else size_bytes
-    if not 0 < wanted <= actual:
-        raise InvalidArgument(f"received memory has {actual} bytes, announced are {wanted}; both must be above 0")
+    if not 0 < wanted <= actual or not 0 <= offset <= actual - wanted:
+        where = f" from byte {offset} on" if offset else ""
+        raise InvalidArgument(
+            f"received memory has {actual} bytes, announced are {wanted}{where}; both must be above 0"
+        )
     return wanted
 
 
@@ -164,12 +198,24 @@ def unlink(name: str) -> None:
         raise PermissionError(errno.EACCES, "no permission to remove it", str(named_path(name))) from None
 
 
-def _map(fd: int, size_bytes: int) -> tuple[mmap.mmap, bool]:
+def _map(fd: int, size_bytes: int, offset: int = 0, may_write: bool = True) -> tuple[memoryview, bool]:
     """Map read-write, or read-only where the writer sealed it against other writers (F_SEAL_FUTURE_WRITE)."""
+    begin = offset % mmap.ALLOCATIONGRANULARITY
     try:
-        return mmap.mmap(fd, size_bytes), True
+        mapping, is_writable = _mapping(fd, begin + size_bytes, offset - begin, may_write)
+    except PermissionError as error:
+        raise InvalidArgument("received memory was opened for writing only: it cannot be mapped") from error
+    return memoryview(mapping)[begin:], is_writable
+
+
+def _mapping(fd: int, size_bytes: int, offset: int, may_write: bool) -> tuple[mmap.mmap, bool]:
+    try:
+        if may_write:
+            with suppress(PermissionError):
+                return mmap.mmap(fd, size_bytes, offset=offset), True
+        return mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ, offset=offset), False
     except PermissionError:
-        return mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ), False
+        raise
     except OSError as error:  # a sparse file costs its sender nothing, whatever its size
         raise ResourceExhaustedTransient(f"{size_bytes} bytes cannot be mapped: {error}") from error
 
@@ -177,13 +223,18 @@ def _map(fd: int, size_bytes: int) -> tuple[mmap.mmap, bool]:
 class Memory:
     """A shared region: owns a sealed memfd and its mapping. Satisfies `hal.types.Pool`. Close it, or use `with`.
 
-    `view` is the region as bytes; `is_writable` is False where the other side kept writing for itself.
+    `view` is the region as bytes; `is_writable` is False where the other side kept writing for itself, `is_readable`
+    where it asks that nothing be read here.
     """
+
+    offset = 0  # what is lent of our own is all of it, for reading and writing
+    protection = Protection.READ_WRITE
 
     def __init__(self) -> None:
         self._fds: list[int] = []  # the one fd while it is ours; its pop gives it to one closer only
         self._view = memoryview(b"")
         self.on_close: Callable[[], object] | None = None  # whoever keeps account of it
+        self.is_readable = True
         self.is_writable = False
         self.size_bytes = 0
 
@@ -209,16 +260,23 @@ class Memory:
             raise
 
     @classmethod
-    def adopt(cls, fd: int, size_bytes: int | None = None) -> Self:
+    def adopt(
+        cls,
+        fd: int,
+        size_bytes: int | None = None,
+        offset: int = 0,
+        protection: Protection = Protection.READ_WRITE,
+    ) -> Self:
         """Take over a received fd and map it (`size_bytes` of it, or all); it is closed whatever happens.
 
-        Raises InvalidArgument where it is unsealed, too short, hugetlb, or no memfd; ResourceExhaustedTransient where
-        it does not fit into the address space.
+        `protection` says what it was lent for. Raises InvalidArgument where it is unsealed, too short, hugetlb, or no
+        memfd; ResourceExhaustedTransient where it does not fit into the address space.
         """
         memory = cls()
         memory._fds.append(fd)
         try:
-            memory._map(_check_received(fd, size_bytes))
+            memory._map(_check_received(fd, size_bytes, offset), offset, Protection.WRITE in protection)
+            memory.offset, memory.is_readable = offset, Protection.READ in protection
             return memory
         except BaseException:
             with suppress(OSError):  # a number that is no open descriptor is refused like any other
@@ -266,9 +324,9 @@ class Memory:
             memory.close()
             raise
 
-    def _map(self, size_bytes: int) -> None:
-        mapping, self.is_writable = _map(self.fileno(), size_bytes)
-        self._view, self.size_bytes = memoryview(mapping), size_bytes
+    def _map(self, size_bytes: int, offset: int = 0, may_write: bool = True) -> None:
+        self._view, self.is_writable = _map(self.fileno(), size_bytes, offset, may_write)
+        self.size_bytes = size_bytes
 
     @property
     def view(self) -> memoryview:

@@ -16,6 +16,7 @@ import pytest
 import nnfmq
 
 NAMES = [
+    "Buffer",
     "Burst",
     "Client",
     "DeadObject",
@@ -24,9 +25,11 @@ NAMES = [
     "DeviceUnavailable",
     "ErrorStatus",
     "ExecutionInfo",
+    "FileMemory",
     "GeneralFailure",
     "InvalidArgument",
     "LoadedModel",
+    "Memory",
     "MissedDeadline",
     "MissedDeadlinePersistent",
     "MissedDeadlineTransient",
@@ -40,6 +43,7 @@ NAMES = [
     "ResourceExhaustedTransient",
     "TensorInfo",
     "connect",
+    "copy",
     "example_path",
     "load",
 ]

@@ -1,8 +1,9 @@
-"""Where a test model runs: the interpreter in this process, or a driver, over the ordinary path or over a burst.
+"""Where a test model runs: the interpreter in this process, or a driver, over one of its paths.
 
 A target prepares a model and executes requests built as AOSP's harness builds them: arguments without dimensions,
 inputs in pool 0 and outputs in pool 1, each at a multiple of 64, an omitted input without a value, and one byte where
-an output is empty. Outputs start as 0xA5, so that what nobody wrote does not pass for zeros.
+an output is empty. Outputs start as 0xA5, so that what nobody wrote does not pass for zeros. On the path memory-domain
+every argument with a value is a buffer of the driver's of its own, filled and read by copies.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from nnfmq.conformance.testmodels import Array
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import DataLocation, ExecutionConfig, Model, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.runtime.client import Client, Device, connect
+from nnfmq.runtime.buffers import Buffer
+from nnfmq.runtime.client import Client, Device, Role, connect
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
-PATHS = ("interpreter", "sync", "burst")
+MEMORY_DOMAIN = "memory-domain"
+PATHS = ("interpreter", "sync", "burst", MEMORY_DOMAIN)
 INTERPRETER_LEVEL = 8
 TIMEOUT_S = 60.0
 _ALIGNMENT = 64
@@ -75,6 +78,11 @@ class Target(Protocol):
         """Return True where IF and WHILE may not have operands of unknown size at their boundaries (N-VAL-20)."""
         ...
 
+    @property
+    def can_be_short(self) -> bool:
+        """Return False where no output can be given less room than it needs: buffers have what they hold."""
+        ...
+
     def prepared(self, model: Model) -> AbstractContextManager[Prepared]:
         """Prepare a model for the length of a `with`; blocks. Raises what it refuses with."""
         ...
@@ -93,6 +101,7 @@ class Interpreter:
 
     feature_level = INTERPRETER_LEVEL
     refuses_unspecified_boundaries = False
+    can_be_short = True
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
@@ -130,10 +139,11 @@ class Driver:
 
     refuses_unspecified_boundaries = True
 
-    def __init__(self, device: str, connect_to: str | None, is_burst: bool) -> None:
+    def __init__(self, device: str, connect_to: str | None, path: str) -> None:
         self._name = device
         self._connect_to = connect_to
-        self._is_burst = is_burst
+        self._path = path
+        self.can_be_short = path != MEMORY_DOMAIN
         self._client: Client | None = None
         self._device: Device | None = None
 
@@ -164,8 +174,10 @@ class Driver:
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
         """Let the device prepare the model, and configure a burst where that is the path."""
-        with _sendable(model) as sent, self._connected().prepare(sent, timeout=TIMEOUT_S) as prepared:
-            yield _InDriver(prepared, self._is_burst)
+        device = self._connected()
+        with _sendable(model) as sent, device.prepare(sent, timeout=TIMEOUT_S) as prepared:
+            in_buffers = self._path == MEMORY_DOMAIN
+            yield _InBuffers(device, prepared) if in_buffers else _InDriver(prepared, self._path == "burst")
 
     def close(self) -> None:
         """Hang up; an embedded driver ends."""
@@ -204,15 +216,57 @@ class _InDriver:
                 if array is not None:
                     source.view[at.offset : at.offset + array.nbytes] = np.ascontiguousarray(array).tobytes()
             request = Request(tuple(inputs), tuple(outputs), (source, sink))
-            shapes = self._execute(request, asked.loop_timeout_ns)
+            shapes = self._execute(request, _config(asked))
             return Answered(shapes, tuple(bytes(sink.view[at.offset : at.offset + at.length]) for at in output_places))
 
-    def _execute(self, request: Request, loop_timeout_ns: int | None) -> tuple[OutputShape, ...]:
-        config = ExecutionConfig() if loop_timeout_ns is None else ExecutionConfig(loop_timeout_ns=loop_timeout_ns)
+    def _execute(self, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
         if self.is_burst:
             with self.prepared.request_burst(timeout=TIMEOUT_S) as burst:
                 return burst.execute_request(request, config, timeout=TIMEOUT_S).shapes
         return self.prepared.execute_request(request, config, timeout=TIMEOUT_S).shapes
+
+
+@dataclass(frozen=True, slots=True)
+class _InBuffers:
+    device: Device
+    prepared: PreparedModel
+
+    def execute(self, asked: Asked) -> Answered:
+        with ExitStack() as stack:
+            given = enumerate(asked.inputs)
+            filled = [None if array is None else self._filled(stack, i, array) for i, array in given]
+            made = [self._allocated(stack, outputs=[(self.prepared, i)]) for i in range(len(asked.expected))]
+            buffers = [buffer for buffer in (*filled, *made) if buffer is not None]
+            places = (RequestArgument(location=DataLocation(index)) for index in range(len(buffers)))
+            inputs = tuple(RequestArgument(True) if buffer is None else next(places) for buffer in filled)
+            request = Request(inputs, tuple(places), tuple(buffer.pool for buffer in buffers))
+            shapes = self.prepared.execute_request(request, _config(asked), timeout=TIMEOUT_S).shapes
+            pairs = zip(made, asked.expected, strict=True)
+            return Answered(shapes, tuple(_content(buffer, array) for buffer, array in pairs))
+
+    def _allocated(self, stack: ExitStack, *, inputs: Sequence[Role] = (), outputs: Sequence[Role] = ()) -> Buffer:
+        return stack.enter_context(self.device.allocate(inputs=inputs, outputs=outputs, timeout=TIMEOUT_S))
+
+    def _filled(self, stack: ExitStack, index: int, array: Array) -> Buffer:
+        buffer = self._allocated(stack, inputs=[(self.prepared, index)])
+        with Memory.create(max(array.nbytes, _SHORTEST), "nnfmq-inputs") as source:
+            source.view[: array.nbytes] = np.ascontiguousarray(array).tobytes()
+            buffer.copy_from(source, array.shape, timeout=TIMEOUT_S)
+        return buffer
+
+
+def _content(buffer: Buffer, expected: Array) -> bytes:
+    """Return as many bytes as are expected: a buffer of another size fails. One of no bytes cannot be copied."""
+    if not expected.nbytes:
+        return b""
+    with Memory.create(expected.nbytes, "nnfmq-outputs") as sink:
+        buffer.copy_to(sink, timeout=TIMEOUT_S)
+        return bytes(sink.view)
+
+
+def _config(asked: Asked) -> ExecutionConfig:
+    limit = asked.loop_timeout_ns
+    return ExecutionConfig() if limit is None else ExecutionConfig(loop_timeout_ns=limit)
 
 
 def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], int]:
@@ -227,4 +281,4 @@ def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], 
 
 def open_target(path: str, device: str, connect_to: str | None) -> Target:
     """Return the target of an execution path; it is connected when first asked. The caller closes it."""
-    return Interpreter() if path == "interpreter" else Driver(device, connect_to, path == "burst")
+    return Interpreter() if path == "interpreter" else Driver(device, connect_to, path)

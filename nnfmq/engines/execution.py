@@ -17,6 +17,7 @@ import numpy as np
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, ResourceExhaustedTransient
 from nnfmq.hal.types import LoopTimeoutDurationNs, OutputShape
 
+Array: TypeAlias = np.ndarray[Any, Any]
 Scope: TypeAlias = list[Any]  # an array per operand, None while it has no value; then the execution's Limits
 Step: TypeAlias = Callable[[Scope], None]
 Store: TypeAlias = Callable[[Scope], tuple[OutputShape, ...]]
@@ -36,6 +37,16 @@ class Limits:
             raise MissedDeadlineTransient("the deadline passed before the model was executed")
         if self.is_cancelled is not None and self.is_cancelled():
             raise GeneralFailure("the execution was cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """An output without a shape of its own: `room_for` is told the result's and returns the array to fill.
+
+    It raises what keeps the result from being taken, and the execution ends with that.
+    """
+
+    room_for: Callable[[tuple[int, ...]], Array]
 
 
 NO_LIMITS = Limits()

@@ -24,6 +24,7 @@ from nnfmq.engines.control_flow import called_by, control_flow_step, extends
 from nnfmq.engines.execution import (
     NO_LIMITS,
     Execution,
+    Growing,
     Limits,
     Scope,
     Step,
@@ -105,8 +106,8 @@ class Program:
         """Run once: read `inputs`, fill `outputs`, and return the shape of each output.
 
         `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
-        dtype and shape, or writable buffers of at least the output's bytes (None: not wanted); they must not overlap
-        the inputs. Deadline and cancellation are looked at between operations, and each WHILE ends after
+        dtype and shape, writable buffers of at least the output's bytes, or Growing (None: not wanted); they must not
+        overlap the inputs. Deadline and cancellation are looked at between operations, and each WHILE ends after
         `loop_timeout_ns` (None: LoopTimeoutDurationNs.DEFAULT). Raises InvalidArgument for inputs that do not fit the
         model and for a timeout above the maximum, OutputInsufficientSize (with all shapes; nothing was written),
         MissedDeadlineTransient, ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when
@@ -193,15 +194,15 @@ def store(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape
     if len(results) != len(outputs):
         raise InvalidArgument(f"{len(outputs)} outputs given, the model has {len(results)}")
     pairs = list(zip(results, outputs, strict=True))
-    shapes = tuple(
-        _output_shape(result.shape, out is None or _byte_count(out) >= result.nbytes) for result, out in pairs
-    )
+    shapes = tuple(_output_shape(result.shape, out is None or _suffices(out, result.nbytes)) for result, out in pairs)
     if not all(shape.is_sufficient for shape in shapes):
         short = [position for position, shape in enumerate(shapes) if not shape.is_sufficient]
         raise OutputInsufficientSize(f"the buffers of outputs {short} are too small", shapes)
-    for result, out in pairs:
-        if out is not None and result.size:
-            np.copyto(_destination(out, result), result)
+    # All places before the first copy: a Growing output may refuse.
+    places = [None if out is None else _destination(out, result) for result, out in pairs]
+    for result, place in zip(results, places, strict=True):
+        if place is not None and result.size:
+            np.copyto(place, result)
     return shapes
 
 
@@ -211,12 +212,16 @@ def _output_shape(dimensions: Shape, is_sufficient: bool) -> OutputShape:
     return OutputShape(dimensions, is_sufficient)
 
 
-def _byte_count(out: Any) -> int:
-    return out.nbytes if isinstance(out, _SIZED) else memoryview(out).nbytes
+def _suffices(out: Any, byte_count: int) -> bool:
+    if isinstance(out, Growing):
+        return True
+    return (out.nbytes if isinstance(out, _SIZED) else memoryview(out).nbytes) >= byte_count
 
 
 def _destination(out: Any, result: Array) -> Array:
     """Return `out` as an array like `result`; arrays of that shape and dtype are taken as they are."""
+    if isinstance(out, Growing):
+        return out.room_for(result.shape)
     if isinstance(out, np.ndarray) and out.dtype == result.dtype and out.shape == result.shape:
         return out
     return np.frombuffer(memoryview(out).cast("B"), result.dtype, result.size).reshape(result.shape)

@@ -8,8 +8,9 @@ judges these values, `serialize` moves them. OperationType lives in `hal.operati
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Protocol
 
 from nnfmq.hal.operation_type import OperationType
@@ -19,6 +20,7 @@ __all__ = [
     "EXTENSION_ELEMENTS",
     "NO_TIME",
     "NO_TIMING",
+    "BufferToken",
     "ChannelQuant",
     "DataLocation",
     "DeviceStatus",
@@ -40,13 +42,16 @@ __all__ = [
     "PaddingScheme",
     "Pool",
     "Priority",
+    "Protection",
     "Request",
     "RequestArgument",
+    "SharedPool",
     "Subgraph",
     "Timing",
     "TokenValuePair",
     "element_bytes",
     "is_scalar",
+    "joined",
     "operand_bytes",
 ]
 
@@ -154,6 +159,15 @@ class MeasureTiming(IntEnum):
     YES = 1
 
 
+class Protection(IntFlag):
+    """What may be done with a memory, as mmap counts it; the HAL knows no more than these two."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    READ_WRITE = 3
+
+
 class LoopTimeoutDurationNs(IntEnum):
     """How long one WHILE may run: unless the request says otherwise, and at most."""
 
@@ -229,6 +243,31 @@ class Pool(Protocol):
     def view(self) -> memoryview:
         """The region as bytes ("B"); valid while the pool is open."""
         ...
+
+
+class SharedPool(Pool, Protocol):
+    """A pool that can be lent to another process: its bytes are `size_bytes` of a file, from `offset` on."""
+
+    @property
+    def offset(self) -> int:
+        """Where in the file it begins."""
+        ...
+
+    @property
+    def protection(self) -> Protection:
+        """What may be done with it."""
+        ...
+
+    def fileno(self) -> int:
+        """Lend the file's descriptor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BufferToken:
+    """A buffer that the driver holds, as a request lists it among its pools (AIDL RequestMemoryPool); above 0."""
+
+    token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +355,14 @@ class RequestArgument:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Where one execution reads its inputs and writes its outputs; location.pool_index counts in `pools`."""
+    """Where one execution reads its inputs and writes its outputs; location.pool_index counts in `pools`.
+
+    An argument in a buffer of the driver's is all of it: its location has offset, length and padding 0.
+    """
 
     inputs: tuple[RequestArgument, ...]
     outputs: tuple[RequestArgument, ...]
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[Pool | BufferToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +400,14 @@ class Timing:
 
 
 NO_TIMING = Timing()
+
+
+def joined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
+    """Return dimensions that are both: 0 is an unknown extent, () an unknown rank. None where they contradict."""
+    if not first or not second:
+        return tuple(first or second)
+    agree = len(first) == len(second) and all(a == b or 0 in (a, b) for a, b in zip(first, second, strict=True))
+    return tuple(a or b for a, b in zip(first, second, strict=True)) if agree else None
 
 
 def operand_bytes(operand: Operand, dimensions: tuple[int, ...] = ()) -> int:

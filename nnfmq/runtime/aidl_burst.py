@@ -13,12 +13,11 @@ from typing import Self
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionConfig, Request
-from nnfmq.memory import Memory
+from nnfmq.hal.types import BufferToken, ExecutionConfig, Pool, Request
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.memory_table import TokenTable
-from nnfmq.runtime.prepared_model import Outcome, PreparedModel, checked_pools, deadline_on_wire, outcome_of
+from nnfmq.runtime.prepared_model import Outcome, PreparedModel, ask_execution, deadline_on_wire
 from nnfmq.serialize import messages
 
 NO_TOKEN = -1
@@ -46,7 +45,7 @@ class AidlBurst:
     def _configured(self, answer: messages.BurstConfigured) -> None:
         self._burst_id = answer.burst_id
 
-    def cache_memory(self, memory: Memory) -> int:
+    def cache_memory(self, memory: Pool) -> int:
         """Let the driver keep its mapping of `memory` from the next execution with it on; return its token.
 
         The memory stays the caller's. Its token is released by `release_memory_resource`, or at the next execution
@@ -73,8 +72,7 @@ class AidlBurst:
             raise GeneralFailure("this burst is executing in another thread; make one burst for each")
         try:
             self._release(self._tokens.gone(), deadline_ns)
-            pools = checked_pools(request.pools)
-            given = self._tokens_of(pools) if tokens is None else tuple(tokens)
+            given = self._tokens_of(request.pools) if tokens is None else tuple(tokens)
             message = messages.ExecuteAidlBurst(
                 self._connection.new_call(),
                 self._open_id(),
@@ -83,14 +81,12 @@ class AidlBurst:
                 messages.config_to_data(config),
                 deadline_on_wire(self._connection, deadline_ns),
             )
-            fds = [pool.fileno() for pool in pools]
-            answer = self._connection.ask(message, messages.Executed, fds, deadline_ns)
-            return outcome_of(answer, self._described, request, config)
+            return ask_execution(self._connection, message, self._described, request, config, deadline_ns)
         finally:
             self._running.release()
 
-    def _tokens_of(self, pools: Sequence[Memory]) -> tuple[int, ...]:
-        known = [self._tokens.known(pool) for pool in pools]
+    def _tokens_of(self, pools: Sequence[Pool | BufferToken]) -> tuple[int, ...]:
+        known = [None if isinstance(pool, BufferToken) else self._tokens.known(pool) for pool in pools]
         return tuple(NO_TOKEN if token is None else token for token in known)
 
     def release_memory_resource(self, token: int, *, timeout: float | None = 10.0) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +19,16 @@ from nnfmq.hal.types import DataLocation, RequestArgument
 from nnfmq.memory import Memory
 
 Array = NDArray[Any]
-ALIGNMENT = 64
+ALIGNMENT = PADDING = 64
 _LENGTH_MAX = 2**32 - 1  # of a DataLocation
+
+
+class MemoryPreference(NamedTuple):
+    """Where an argument of a request lies best: it begins at a multiple of `alignment`, and its length is padded to a
+    multiple of `padding`, both in bytes."""
+
+    alignment: int
+    padding: int
 
 
 def size_bytes(info: TensorInfo, shape: tuple[int, ...]) -> int:

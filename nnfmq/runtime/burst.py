@@ -33,7 +33,16 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIMING, ExecutionConfig, MeasureTiming, Request, RequestArgument, Timing
+from nnfmq.hal.types import (
+    NO_TIMING,
+    BufferToken,
+    ExecutionConfig,
+    MeasureTiming,
+    Pool,
+    Request,
+    RequestArgument,
+    Timing,
+)
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
 from nnfmq.queue.waiting import deadline_after
@@ -41,7 +50,7 @@ from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.memory_table import SlotTable
-from nnfmq.runtime.prepared_model import Outcome, PreparedModel, checked_pools
+from nnfmq.runtime.prepared_model import Outcome, PreparedModel
 from nnfmq.runtime.results import check_result
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
@@ -167,7 +176,7 @@ class Burst:
         slots = [self._slots.add(memory) for memory in self._pools]
         self._packets = [encode_request(inputs, outputs, slots, measure) for measure in MeasureTiming]
 
-    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
         """Answer the driver's question (IBurstCallback.getMemories)."""
         return self._slots.memories_of(slots)
 
@@ -214,10 +223,13 @@ class Burst:
         """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
         Return the shapes that the driver reports, none where it reports none, and the timing. Pools get slots that they
-        keep until `free_memory`, or until they are closed or dropped. What a packet cannot say (a loop timeout, hints)
-        goes the ordinary way (BUR-18). Raises as `execute`; what is wrong with the request, the driver says.
+        keep until `free_memory`, or until they are closed or dropped. What a packet cannot say (a loop timeout, hints,
+        buffers of the driver's) goes the ordinary way (BUR-18). Raises as `execute`; what is wrong with the request,
+        the driver says.
         """
-        if replace(config, measure=MeasureTiming.NO) != ExecutionConfig():
+        memories = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
+        says_more = replace(config, measure=MeasureTiming.NO) != ExecutionConfig()
+        if says_more or len(memories) < len(request.pools):
             return self._model.execute_request(request, config, timeout=timeout)
         self._connection.raise_if_ended()
         with self._only_user():
@@ -225,7 +237,7 @@ class Burst:
             if not self._is_settled:
                 self._settle(deadline_ns)
             self._free(self._slots.gone(), deadline_ns)
-            slots = [self._slots.number_of(pool) for pool in checked_pools(request.pools)]
+            slots = [self._slots.number_of(pool) for pool in memories]
             result = self._exchange(encode_request(request.inputs, request.outputs, slots, config.measure), deadline_ns)
             if result is None:
                 return self._model.execute_request(request, config, timeout=timeout)
@@ -234,7 +246,7 @@ class Burst:
                 self._raise(result, deadline_ns)
             return Outcome(result.output_shapes, result.timing)
 
-    def free_memory(self, memory: Memory, *, timeout: float | None = 10.0) -> None:
+    def free_memory(self, memory: Pool, *, timeout: float | None = 10.0) -> None:
         """Let the driver forget a memory that was a pool of `execute_request`; an unknown one is no error. Blocks."""
         with self._only_user():
             slot = self._slots.known(memory)

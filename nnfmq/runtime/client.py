@@ -9,19 +9,21 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 from nnfmq.channel import Channel
 from nnfmq.hal.device import Capabilities
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, ProtocolError, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
-from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority
+from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority, joined
 from nnfmq.hal.versions import interface_level, interface_name, is_aidl, number_of_consumers
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
+from nnfmq.runtime.buffers import Buffer
 from nnfmq.runtime.connection import INTERFACE, Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.prepared_model import PreparedModel, deadline_on_wire, lent_fds
@@ -32,6 +34,8 @@ from nnfmq.serialize.model import encode_model
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
 
 CONNECT_SECONDS = 10.0
+Role: TypeAlias = tuple[PreparedModel, int]
+"""A prepared model and the number of one of its inputs, or of its outputs."""
 _log = logging.getLogger("nnfmq.client")
 
 
@@ -204,11 +208,11 @@ class Device:
         """Return for each operation of the main subgraph whether this device can run it; blocks."""
         bare = _bare(model)
         data, pools = encode_model(bare)
-        fds = lent_fds(pools)
-        message = messages.GetSupportedOperations(
-            self._connection.new_call(), self.info.name, data, len(fds), self._consumers(bare)
-        )
-        answer = self._connection.ask(message, messages.SupportedOperations, fds, deadline_after(timeout))
+        lent = tuple(map(messages.memory_to_data, pools))
+        call, consumers = self._connection.new_call(), self._consumers(bare)
+        message = messages.GetSupportedOperations(call, self.info.name, data, lent, consumers)
+        deadline_ns = deadline_after(timeout)
+        answer = self._connection.ask(message, messages.SupportedOperations, lent_fds(pools), deadline_ns)
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
         if len(answer.supported) != len(bare.main.operations):
@@ -231,7 +235,7 @@ class Device:
         """
         bare = _bare(model)
         data, pools = encode_model(bare)
-        fds = lent_fds(pools)
+        lent = tuple(map(messages.memory_to_data, pools))
         deadline_ns = deadline_after(timeout)
         message = messages.PrepareModel(
             self._connection.new_call(),
@@ -240,14 +244,14 @@ class Device:
             priority,
             deadline_on_wire(self._connection, deadline_ns),
             data,
-            len(fds),
+            lent,
             self._consumers(bare),
         )
         inputs, outputs = _described(bare, self.info) if isinstance(model, Model) else (model.inputs, model.outputs)
         prepared = PreparedModel(self._connection, None, tuple(inputs), tuple(outputs))
         try:
             self._connection.call(
-                message, messages.PreparedModelReady, fds, deadline_ns, on_answer=prepared.take_answer
+                message, messages.PreparedModelReady, lent_fds(pools), deadline_ns, on_answer=prepared.take_answer
             )
         except BaseException:
             prepared.close()  # the driver may have made it just before a signal came
@@ -258,6 +262,48 @@ class Device:
         if is_aidl(self._connection.level):
             return ()
         return tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
+
+    def allocate(
+        self,
+        *,
+        inputs: Sequence[Role] = (),
+        outputs: Sequence[Role] = (),
+        dimensions: Sequence[int] = (),
+        timeout: float | None = CONNECT_SECONDS,
+    ) -> Buffer:
+        """Let the device keep a tensor that is to be these inputs and outputs of these models; blocks.
+
+        A role is a prepared model of this device and the number of one of its inputs or outputs; all have the same
+        type, scale and zero point. `dimensions` fix what the models leave open; an extent of 0, or no dimensions, stays
+        open, and the buffer then takes any. The caller closes the result.
+
+        Raises InvalidArgument for no role, one that does not exist or is given twice, and roles that disagree;
+        GeneralFailure for a type that has no arrays; ResourceExhausted, MissedDeadline, DeadObject.
+        """
+        models = list(dict.fromkeys(model for model, _ in (*inputs, *outputs)))
+        roles = [tuple(messages.RoleData(models.index(m), i, 1.0) for m, i in part) for part in (inputs, outputs)]
+        numbers = tuple(model.model_id for model in models)
+        message = messages.Allocate(self._connection.new_call(), self.info.name, tuple(dimensions), numbers, *roles)
+        buffer = Buffer(self._connection, _joined_info(inputs, outputs, tuple(dimensions)))
+        try:
+            self._connection.call(
+                message, messages.Allocated, (), deadline_after(timeout), on_answer=buffer.take_answer
+            )
+        except BaseException:
+            buffer.close()  # the driver may have made it just before a signal came
+            raise
+        return buffer
+
+
+def _joined_info(inputs: Sequence[Role], outputs: Sequence[Role], dimensions: tuple[int, ...]) -> TensorInfo:
+    """Return what a buffer holds, as far as its roles exist and agree: the driver judges them."""
+    infos = [model.inputs[i] for model, i in inputs if i < len(model.inputs)]
+    infos += [model.outputs[i] for model, i in outputs if i < len(model.outputs)]
+    if not infos:
+        return TensorInfo("buffer", dimensions, "uint8")
+    for info in infos:
+        dimensions = joined(dimensions, info.shape) or dimensions
+    return replace(infos[0], name="buffer", shape=dimensions)
 
 
 def _bare(model: Model | NamedModel) -> Model:

@@ -27,8 +27,8 @@ from nnfmq.hal.errors import (
     ProtocolError,
     error_for,
 )
+from nnfmq.hal.types import Pool, SharedPool
 from nnfmq.hal.versions import FeatureLevel, interface_level
-from nnfmq.memory import Memory
 from nnfmq.runtime.answers import OneShot
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
@@ -47,7 +47,7 @@ class MemoryProvider(Protocol):
 
     peer: watcher.Peer
 
-    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
         """Return the memories of `slots`; they stay the burst's. Raises InvalidArgument for an unknown slot."""
         ...
 
@@ -74,6 +74,7 @@ class Connection:
         self._greeting: OneShot[messages.HelloReply] = OneShot()
         self._bursts: dict[int, MemoryProvider] = {}
         self._peers: list[watcher.Peer] = []
+        self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by token
         self._end: str | None = None
         self._pid = os.getpid()
         self._watches: list[watcher.Watch] = []
@@ -302,6 +303,8 @@ class Connection:
             self._send(messages.ReleaseModel(self.new_call(), answer.model_id), (), NOW)
         elif isinstance(answer, messages.BurstConfigured) and answer.status is ErrorStatus.NONE:
             self._send(messages.CloseBurst(self.new_call(), answer.burst_id), (), NOW)
+        elif isinstance(answer, messages.Allocated) and answer.status is ErrorStatus.NONE:
+            self._send(messages.ReleaseBuffer(self.new_call(), answer.buffer_id), (), NOW)
 
     def _give_memories(self, question: messages.GetMemories) -> None:
         burst = self._bursts.get(question.burst_id)
@@ -309,12 +312,12 @@ class Connection:
             if burst is None:
                 raise InvalidArgument(f"burst {question.burst_id} is closed")
             memories = burst.memories_of(question.slots)
-            fds = [memory.fileno() for memory in memories]
+            lent = tuple(map(messages.memory_to_data, memories))
+            fds = [cast(SharedPool, memory).fileno() for memory in memories]
         except NnfmqError as error:
             self._send(messages.Memories(question.call, error.status, str(error), ()), (), NOW)
             return
-        sizes = tuple(memory.size_bytes for memory in memories)
-        self._send(messages.Memories(question.call, ErrorStatus.NONE, "", sizes), fds, NOW)
+        self._send(messages.Memories(question.call, ErrorStatus.NONE, "", lent), fds, NOW)
 
     # ------------------------------------------------------------------------------------------------ the end
 

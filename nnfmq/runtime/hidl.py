@@ -36,11 +36,11 @@ from nnfmq.hal.types import (
     Model,
     OperandType,
     OutputShape,
+    Pool,
     Priority,
     Request,
 )
 from nnfmq.hal.versions import HIDL_NO_TIME, FeatureLevel, interface_name, is_aidl, microseconds, number_of_consumers
-from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue
 from nnfmq.runtime.answers import OneShot
 from nnfmq.runtime.burst import descriptor_data
@@ -193,9 +193,9 @@ def _get_supported_operations(
     if _fault(device, level, model) is not None:
         return ErrorStatus.INVALID_ARGUMENT, []
     data, pools = encode_model(model)
-    fds, call = lent_fds(pools), device.connection.new_call()
-    message = messages.GetSupportedOperations(call, device.name, data, len(fds), _consumers(model, consumers))
-    answer = device.connection.ask(message, messages.SupportedOperations, fds)
+    lent, call = tuple(map(messages.memory_to_data, pools)), device.connection.new_call()
+    message = messages.GetSupportedOperations(call, device.name, data, lent, _consumers(model, consumers))
+    answer = device.connection.ask(message, messages.SupportedOperations, lent_fds(pools))
     return _status(answer.status, level), list(answer.supported)
 
 
@@ -218,7 +218,7 @@ def _prepare_model(
         callback(ErrorStatus.INVALID_ARGUMENT, None)
         return ErrorStatus.INVALID_ARGUMENT
     data, pools = encode_model(model)
-    fds, deadline_ns = lent_fds(pools), given.get("deadline")
+    deadline_ns = given.get("deadline")
     message = messages.PrepareModel(
         device.connection.new_call(),
         device.name,
@@ -226,7 +226,7 @@ def _prepare_model(
         given.get("priority", Priority.MEDIUM),
         NO_TIME if deadline_ns is None else deadline_ns,
         data,
-        len(fds),
+        tuple(map(messages.memory_to_data, pools)),
         _consumers(model, consumers),
     )
 
@@ -237,7 +237,7 @@ def _prepare_model(
             callback(NONE, IPreparedModel(device.connection, answer.model_id))
 
     waiting: OneShot[messages.PreparedModelReady] = OneShot()
-    reply = device.connection.launch(message, messages.PreparedModelReady, waiting, fds)
+    reply = device.connection.launch(message, messages.PreparedModelReady, waiting, lent_fds(pools))
     _after(reply, waiting, notify)
     return _status(reply.status, level)
 
@@ -340,7 +340,7 @@ class BurstContext:
         if answer.status is NONE:
             self._connection.add_burst(answer.burst_id, self)
 
-    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
         """Ask the callback, as the driver wants."""
         status, memories = self._callback.getMemories(list(slots))
         if status is not NONE:

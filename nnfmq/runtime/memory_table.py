@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.memory import Memory
+from nnfmq.hal.types import Pool
 
 
 class SlotTable:
@@ -20,23 +20,23 @@ class SlotTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._memories: dict[int, weakref.ref[Memory]] = {}
+        self._memories: dict[int, weakref.ref[Pool]] = {}
         self._free: list[int] = []
         self._new = itertools.count()
 
-    def add(self, memory: Memory) -> int:
+    def add(self, memory: Pool) -> int:
         """Return the number that stands for `memory` from now on; the memory stays the caller's."""
         with self._lock:
             number = self._free.pop() if self._free else next(self._new)
             self._memories[number] = weakref.ref(memory)
             return number
 
-    def known(self, memory: Memory) -> int | None:
+    def known(self, memory: Pool) -> int | None:
         """Return the number that stands for `memory`, None where there is none."""
         with self._lock:
             return next((number for number, other in self._memories.items() if other() is memory), None)
 
-    def number_of(self, memory: Memory) -> int:
+    def number_of(self, memory: Pool) -> int:
         """Return the number that stands for `memory`, a new one where there is none yet."""
         known = self.known(memory)
         return self.add(memory) if known is None else known
@@ -54,9 +54,9 @@ class SlotTable:
         """Return the numbers whose memory was closed or dropped, and that are not freed yet."""
         with self._lock:
             found = [(number, other()) for number, other in self._memories.items()]
-        return [number for number, memory in found if memory is None or memory.closed]
+        return [number for number, memory in found if memory is None or getattr(memory, "closed", False)]
 
-    def memories_of(self, numbers: Sequence[int]) -> list[Memory]:
+    def memories_of(self, numbers: Sequence[int]) -> list[Pool]:
         """Return what the slots stand for. Raises InvalidArgument for one that is out of range, freed or dropped."""
         with self._lock:
             found = [self._memories[number]() if number in self._memories else None for number in numbers]

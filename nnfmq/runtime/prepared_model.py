@@ -10,19 +10,31 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize, error_for
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Pool, Request, Timing
+from nnfmq.hal.types import (
+    BufferToken,
+    DataLocation,
+    ExecutionConfig,
+    MeasureTiming,
+    OutputShape,
+    Pool,
+    Request,
+    RequestArgument,
+    SharedPool,
+    Timing,
+)
 from nnfmq.hal.versions import FeatureLevel
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
+from nnfmq.runtime.buffers import Buffer, note_outputs
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.results import check_result
 from nnfmq.serialize import messages
@@ -34,17 +46,9 @@ if TYPE_CHECKING:
 _NO_LIMIT = -1
 
 
-def checked_pools(pools: Sequence[Pool]) -> list[Memory]:
-    """Return pools as the memories that they must be to be lent to a driver. Raises InvalidArgument."""
-    for pool in pools:
-        if not hasattr(pool, "fileno"):  # a stand-in for tests, or a driver's private copy
-            raise InvalidArgument(f"pools must be nnfmq memory to be sent, not {type(pool).__name__}")
-    return [cast(Memory, pool) for pool in pools]
-
-
-def lent_fds(pools: Sequence[Pool]) -> list[int]:
-    """Return the descriptors of memory pools, which stay their owners'. Raises InvalidArgument for other pools."""
-    return [pool.fileno() for pool in checked_pools(pools)]
+def lent_fds(pools: Sequence[Pool | BufferToken]) -> list[int]:
+    """Return the descriptors of the memories among pools, judged by `memory_to_data`; they stay their owners'."""
+    return [cast(SharedPool, pool).fileno() for pool in pools if not isinstance(pool, BufferToken)]
 
 
 class Outcome(NamedTuple):
@@ -73,8 +77,7 @@ def execute_once(
         messages.config_to_data(config),
         deadline_on_wire(connection, deadline_ns),
     )
-    answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
-    return outcome_of(answer, described, request, config)
+    return ask_execution(connection, message, described, request, config, deadline_ns)
 
 
 def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
@@ -82,19 +85,49 @@ def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
     return _NO_LIMIT if deadline_ns is None or connection.level < FeatureLevel.V1_3 else deadline_ns
 
 
-def outcome_of(
-    answer: messages.Executed, described: Sequence[TensorInfo], request: Request, config: ExecutionConfig
+def ask_execution(
+    connection: Connection,
+    message: messages.Call,
+    described: Sequence[TensorInfo],
+    request: Request,
+    config: ExecutionConfig,
+    deadline_ns: int | None,
 ) -> Outcome:
-    """Return what an execution answered, or raise the error that its status stands for, as `execute_once`."""
+    """Send a call that Executed answers, with the request's memories, and judge the answer; as `execute_once`."""
+    try:
+        answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
+    except NnfmqError:
+        note_outputs(connection, request, None)
+        raise
     shapes = messages.shapes_from_data(answer.shapes)
     timing = Timing(answer.time_on_device_ns, answer.time_in_driver_ns)
     is_measured = config.measure is MeasureTiming.YES
     check_result(described, request.outputs, answer.status, shapes, timing, is_measured)
+    note_outputs(connection, request, shapes if answer.status is ErrorStatus.NONE else None)
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise OutputInsufficientSize(answer.message, shapes)
     if answer.status is not ErrorStatus.NONE:
         raise error_for(answer.status, answer.message)
     return Outcome(shapes, timing)
+
+
+def _check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
+    given: Any = out  # whatever the application gave
+    if not isinstance(given, Sequence) or not any(isinstance(target, Buffer) for target in given):
+        arguments.check_out(infos, given)
+        return
+    if len(given) != len(infos):
+        raise InvalidArgument(f"the model has {len(infos)} outputs, `out` has {len(given)} arrays or buffers")
+    arrays = [pair for pair in zip(infos, given, strict=True) if not isinstance(pair[1], Buffer)]
+    arguments.check_out([info for info, _ in arrays], [target for _, target in arrays])
+
+
+def _copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
+    """Copy results into the caller's arrays, and return what the caller gave."""
+    pairs = zip(targets, results, strict=True)
+    arrays = [(t, r) for t, r in pairs if isinstance(t, np.ndarray) and isinstance(r, np.ndarray)]
+    arguments.copy_out([target for target, _ in arrays], [result for _, result in arrays])
+    return tuple(targets)
 
 
 class PreparedModel:
@@ -124,66 +157,126 @@ class PreparedModel:
             raise InvalidArgument("this prepared model is closed")
         return self._model_id
 
+    def memory_preference(self, kind: Literal["input", "output"], index: int) -> arguments.MemoryPreference:
+        """Return where in a memory of the application's one input or output lies best (MEM-6).
+
+        Padding counts nothing where a result is too large, and nothing is written there. Raises InvalidArgument where
+        there is no such input or output.
+        """
+        count = len(self.inputs if kind == "input" else self.outputs)
+        if not 0 <= index < count:
+            raise InvalidArgument(f"the model has {count} {kind}s, there is no {kind} {index}")
+        return arguments.MemoryPreference(arguments.ALIGNMENT, arguments.PADDING)
+
     def take_answer(self, answer: messages.PreparedModelReady) -> None:
         """Note what the driver made; for a model that is created before its number is known."""
         if answer.status is ErrorStatus.NONE:
             self._model_id = answer.model_id
 
+    @overload
     def execute(
         self,
-        *inputs: ArrayLike,
+        *inputs: ArrayLike | Buffer,
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
-    ) -> tuple[Array, ...]:
+    ) -> tuple[Array, ...]: ...
+
+    @overload
+    def execute(
+        self,
+        *inputs: ArrayLike | Buffer,
+        out: Sequence[Array | Buffer],
+        measure: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Array | Buffer, ...]: ...
+
+    def execute(
+        self,
+        *inputs: ArrayLike | Buffer,
+        out: Sequence[Array | Buffer] | None = None,
+        measure: bool = False,
+        timeout: float | None = None,
+    ) -> tuple[Array | Buffer, ...]:
         """Run the model once over the control channel and return its outputs; blocks.
 
-        Takes one array per input, in order, of the input's shape and dtype. Returns new arrays that the caller owns,
-        or fills and returns those of `out`. With `measure`, `last_timing` then holds the times in ns. `timeout` is in
-        seconds and becomes the execution's deadline: None = no limit, 0 = has passed.
+        Takes one array per input, in order, of the input's shape and dtype, or a Buffer that holds it. Returns new
+        arrays that the caller owns, or fills and returns those of `out`, among which may be Buffers, too. With
+        `measure`, `last_timing` then holds the times in ns. `timeout` is in seconds and becomes the execution's
+        deadline: None = no limit, 0 = has passed.
 
         Raises InvalidArgument (shape, dtype, count, closed), MissedDeadline, DeadObject, ProtocolError where the driver
         states impossible shapes, or what the driver answered.
         """
         model_id = self.model_id
         arguments.check_count("input", self.inputs, len(inputs))
-        given = [arguments.checked_array(info, value) for info, value in zip(self.inputs, inputs, strict=True)]
+        given = [
+            value if isinstance(value, Buffer) else arguments.checked_array(info, value)
+            for info, value in zip(self.inputs, inputs, strict=True)
+        ]
         if out is not None:
-            arguments.check_out(self.outputs, out)
+            _check_out(self.outputs, out)
+        targets = out if out is not None else [None] * len(self.outputs)
         deadline_ns = deadline_after(timeout)
         shapes = [info.shape for info in self.outputs]
         asked = MeasureTiming.YES if measure else MeasureTiming.NO
         try:
-            results = self._execute(model_id, given, shapes, asked, deadline_ns)
+            results = self._execute(model_id, given, targets, shapes, asked, deadline_ns)
         except OutputInsufficientSize as error:
             # Outputs of unknown shape: the driver has now said what they need.
             known = [shape.dimensions for shape in error.output_shapes]
             if known == shapes or any(0 in shape for shape in known):
                 raise
-            results = self._execute(model_id, given, known, asked, deadline_ns)
-        return results if out is None else arguments.copy_out(out, results)
+            results = self._execute(model_id, given, targets, known, asked, deadline_ns)
+        return results if out is None else _copy_out(out, results)
 
     def _execute(
         self,
         model_id: int,
-        given: Sequence[Array],
+        given: Sequence[Array | Buffer],
+        targets: Sequence[Array | Buffer | None],
         shapes: Sequence[tuple[int, ...]],
         measure: MeasureTiming,
         deadline_ns: int | None,
-    ) -> tuple[Array, ...]:
-        inputs, input_bytes = arguments.layout(self.inputs, [array.shape for array in given], 0)
+    ) -> tuple[Array | Buffer, ...]:
+        here = [value.shape if isinstance(value, np.ndarray) else () for value in given]
+        inputs, input_bytes = arguments.layout(self.inputs, here, 0)
         outputs, output_bytes = arguments.layout(self.outputs, shapes, 1)
         with ExitStack() as stack:
             source = stack.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
             sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
-            for info, argument, array in zip(self.inputs, inputs, given, strict=True):
-                np.copyto(arguments.view(source, argument, info, array.shape), array, casting="same_kind")
-            request, config = Request(inputs, outputs, (source, sink)), ExecutionConfig(measure)
+            for info, argument, value in zip(self.inputs, inputs, given, strict=True):
+                if isinstance(value, np.ndarray):
+                    np.copyto(arguments.view(source, argument, info, value.shape), value, casting="same_kind")
+            pools: list[Memory | BufferToken] = [source, sink]
+            asked = self._in_buffers(inputs, given, pools), self._in_buffers(outputs, targets, pools)
+            request, config = Request(*asked, tuple(pools)), ExecutionConfig(measure)
             outcome = execute_once(self._connection, model_id, self.outputs, request, config, deadline_ns)
             self.last_timing = outcome.timing
             final = [shape.dimensions for shape in outcome.shapes] or shapes
-            triples = zip(self.outputs, outputs, final, strict=True)
-            return tuple(arguments.view(sink, argument, info, shape).copy() for info, argument, shape in triples)
+            results: list[Array | Buffer] = []
+            for info, place, shape, target in zip(self.outputs, outputs, final, targets, strict=True):
+                if isinstance(target, Buffer):
+                    results.append(target)
+                    continue
+                results.append(arguments.view(sink, place, info, shape).copy())
+            return tuple(results)
+
+    def _in_buffers(
+        self,
+        places: Sequence[RequestArgument],
+        values: Sequence[Array | Buffer | None],
+        pools: list[Memory | BufferToken],
+    ) -> tuple[RequestArgument, ...]:
+        """Return `places` with those of Buffers, which are added to `pools`, in place of the others."""
+        found = []
+        for place, value in zip(places, values, strict=True):
+            if isinstance(value, Buffer):
+                found.append(RequestArgument(location=DataLocation(len(pools))))
+                pools.append(value.pool_on(self._connection))
+            else:
+                found.append(place)
+        return tuple(found)
 
     def execute_request(
         self,

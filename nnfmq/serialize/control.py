@@ -19,12 +19,16 @@ from nnfmq.hal.errors import InvalidArgument, ProtocolError
 from nnfmq.serialize.messages import (
     MAX_NAME,
     MAX_TEXT,
+    Allocate,
+    Allocated,
     BurstConfigured,
     BurstError,
     Call,
     CloseBurst,
     ConfigureAidlBurst,
     ConfigureBurst,
+    CopyFrom,
+    CopyTo,
     DeviceCapabilities,
     DeviceList,
     Execute,
@@ -44,6 +48,7 @@ from nnfmq.serialize.messages import (
     PreparedModelReady,
     PrepareModel,
     Refused,
+    ReleaseBuffer,
     ReleaseMemoryResource,
     ReleaseModel,
     Reply,
@@ -95,6 +100,10 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ConfigureAidlBurst: (BurstConfigured,),
     ExecuteAidlBurst: (Executed,),
     ReleaseMemoryResource: (Reply,),
+    Allocate: (Allocated,),
+    CopyFrom: (Reply,),
+    CopyTo: (Reply,),
+    ReleaseBuffer: (Reply,),
     GetMemories: (Memories,),
 }
 _DRIVER_CALLS = (GetMemories,)  # all others are the client's
@@ -122,14 +131,16 @@ TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
     },
 }
 
-# How many descriptors come with a message: a number, or the field that says it (itself a number, or a list of them).
+# How many descriptors come with a message: a number, or the field or property that lists what they are.
 FILE_DESCRIPTORS: dict[type[Message], int | str] = {
-    GetSupportedOperations: "pool_count",
-    PrepareModel: "pool_count",
+    GetSupportedOperations: "pools",
+    PrepareModel: "pools",
     ConfigureBurst: 2,
-    Memories: "sizes",
-    Execute: "pool_sizes",
-    ExecuteAidlBurst: "pool_sizes",
+    Memories: "memories",
+    Execute: "memories",
+    ExecuteAidlBurst: "memories",
+    CopyFrom: 1,
+    CopyTo: 1,
 }
 
 
@@ -141,10 +152,7 @@ def messages_of(sender: Role) -> tuple[type[Message], ...]:
 def fd_count(message: Message) -> int:
     """Return how many file descriptors must come beside `message`."""
     count = FILE_DESCRIPTORS.get(type(message), 0)
-    if isinstance(count, str):
-        value = getattr(message, count)
-        return value if isinstance(value, int) else len(value)
-    return count
+    return len(getattr(message, count)) if isinstance(count, str) else count
 
 
 # ------------------------------------------------------------------------------------------------ bytes

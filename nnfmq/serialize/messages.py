@@ -3,13 +3,13 @@
 A message is a msgpack map of its fields and its type's name; the data inside are arrays. Numbers that the HAL judges
 by INVALID_ARGUMENT (preference, priority, deadlines) pass; those that no HAL type can hold do not. Who may send which
 when, with how many file descriptors, is `control`'s business; what the calls mean, that of `service` and `runtime`.
-docs/protocol.md describes the same for readers.
+docs/protocol.md describes the same for readers. Long because it is one table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, cast
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,7 @@ from msgspec import Meta
 from nnfmq.hal.device import Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
+    BufferToken,
     DeviceStatus,
     DeviceType,
     ExecutionConfig,
@@ -24,12 +25,16 @@ from nnfmq.hal.types import (
     OperandType,
     OutputShape,
     Pool,
+    Protection,
     Request,
     RequestArgument,
+    SharedPool,
 )
 from nnfmq.serialize.stages import STAGE_SLOTS
 
 MAX_FDS = 250  # per message: Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
+MAX_POOLS = 65536  # of a request, driver's buffers among them
+MAX_ROLES = 65536  # of a buffer, of each kind
 MAX_NAME = 256
 MAX_HINTS = 256  # of each kind
 MAX_HINT_BYTES = 64 * 1024
@@ -43,8 +48,6 @@ Duration: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Word: TypeAlias = Annotated[int, Meta(ge=0)]
 Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
-FdCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FDS)]
-Sizes: TypeAlias = Annotated[tuple[U63, ...], Meta(max_length=MAX_FDS)]
 Consumers: TypeAlias = tuple[tuple[U32, ...], ...]
 Tokens: TypeAlias = Annotated[tuple[I64, ...], Meta(max_length=65536)]
 Dimensions: TypeAlias = Annotated[tuple[U32, ...], Meta(max_length=1024)]
@@ -152,12 +155,34 @@ Arguments: TypeAlias = Annotated[tuple[ArgumentData, ...], Meta(max_length=65536
 Shapes: TypeAlias = Annotated[tuple[ShapeData, ...], Meta(max_length=65536)]
 
 
+class MemoryData(_Data, frozen=True, tag="memory"):
+    """A memory whose descriptor comes beside the message: which bytes of it, and what may be done with them."""
+
+    size_bytes: U63
+    offset: U63 = 0
+    protection: U32 = Protection.READ_WRITE.value
+
+
+class TokenData(_Data, frozen=True, tag="buffer"):
+    """hal BufferToken."""
+
+    token: I32
+
+
+LentMemories: TypeAlias = Annotated[tuple[MemoryData, ...], Meta(max_length=MAX_FDS)]
+
+
 class RequestData(_Data, frozen=True):
-    """hal Request, see `request_to_data`; its pools are memories of `pool_sizes` bytes, sent beside the message."""
+    """hal Request, see `request_to_data`; the memories among its pools are sent beside the message."""
 
     inputs: Arguments
     outputs: Arguments
-    pool_sizes: Sizes
+    pools: Annotated[tuple[MemoryData | TokenData, ...], Meta(max_length=MAX_POOLS)]
+
+    @property
+    def memories(self) -> LentMemories:
+        """Those of its pools that come beside the message."""
+        return tuple(pool for pool in self.pools if isinstance(pool, MemoryData))
 
 
 class HintData(_Data, frozen=True):
@@ -174,6 +199,15 @@ class PrefixData(_Data, frozen=True):
     prefix: U32
 
 
+class RoleData(_Data, frozen=True):
+    """hal BufferRole."""
+
+    model_index: U32
+    io_index: U32
+    probability: float
+
+
+Roles: TypeAlias = Annotated[tuple[RoleData, ...], Meta(max_length=MAX_ROLES)]
 Hints: TypeAlias = Annotated[tuple[HintData, ...], Meta(max_length=MAX_HINTS)]
 Prefixes: TypeAlias = Annotated[tuple[PrefixData, ...], Meta(max_length=MAX_HINTS)]
 
@@ -189,7 +223,9 @@ class ConfigData(_Data, frozen=True):
 
 def request_to_data(request: Request) -> RequestData:
     """Return the wire form of a request, without its pools; raises InvalidArgument for numbers out of range."""
-    sizes = tuple(pool.size_bytes for pool in request.pools)
+    pools = tuple(
+        TokenData(pool.token) if isinstance(pool, BufferToken) else memory_to_data(pool) for pool in request.pools
+    )
     try:
         inputs, outputs = (
             msgspec.convert(arguments, tuple[ArgumentData, ...], from_attributes=True)
@@ -197,11 +233,21 @@ def request_to_data(request: Request) -> RequestData:
         )
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"the request cannot be written: {error}") from error
-    return RequestData(inputs, outputs, sizes)
+    return RequestData(inputs, outputs, pools)
 
 
-def request_from_data(data: RequestData, pools: Sequence[Pool]) -> Request:
-    """Return the hal form of a received request over the memories that came with it."""
+def memory_to_data(pool: Pool) -> MemoryData:
+    """Return the wire form of a memory that is lent. Raises InvalidArgument for a pool that cannot be."""
+    if not hasattr(pool, "fileno"):  # a stand-in for tests, or a driver's private copy
+        raise InvalidArgument(f"pools must be nnfmq memory to be sent, not {type(pool).__name__}")
+    shared = cast(SharedPool, pool)
+    return MemoryData(shared.size_bytes, shared.offset, int(shared.protection))
+
+
+def request_from_data(data: RequestData, memories: Sequence[Pool]) -> Request:
+    """Return the hal form of a received request over the memories that came with it, in their order."""
+    received = iter(memories)
+    pools = (BufferToken(pool.token) if isinstance(pool, TokenData) else next(received) for pool in data.pools)
     inputs, outputs = (
         msgspec.convert(arguments, tuple[RequestArgument, ...], from_attributes=True)
         for arguments in (data.inputs, data.outputs)
@@ -243,6 +289,13 @@ def shapes_to_data(shapes: Sequence[OutputShape]) -> tuple[ShapeData, ...]:
 def shapes_from_data(shapes: Sequence[ShapeData]) -> tuple[OutputShape, ...]:
     """Return the hal form of received output shapes."""
     return msgspec.convert(shapes, tuple[OutputShape, ...], from_attributes=True)
+
+
+# msgspec looks at a dataclass when it is converted to for the first time. A second thread that comes in the middle of
+# that finds it half done, and the process dies; so it is done here, while there is one thread.
+msgspec.convert((), tuple[RequestArgument, ...])
+msgspec.convert((), tuple[OutputShape, ...])
+msgspec.convert((), tuple[ExecutionConfig, ...])
 
 
 # ------------------------------------------------------------------------------------------------ messages
@@ -324,14 +377,14 @@ class SetDeviceStatus(Call, frozen=True):
 
 
 class GetSupportedOperations(Call, frozen=True):
-    """Ask which operations of the main subgraph the device supports; `pool_count` pools of the model come beside it.
+    """Ask which operations of the main subgraph the device supports; the model's pools come beside it.
 
     `consumers` is HIDL's numberOfConsumers: the counts of each subgraph's operands, the main one's first; AIDL: none.
     """
 
     device: Name
     model: bytes
-    pool_count: FdCount = 0
+    pools: LentMemories = ()
     consumers: Consumers = ()
 
 
@@ -351,7 +404,7 @@ class PrepareModel(Call, frozen=True):
     priority: I32
     deadline_ns: I64
     model: bytes
-    pool_count: FdCount = 0
+    pools: LentMemories = ()
     consumers: Consumers = ()
 
 
@@ -393,9 +446,9 @@ class GetMemories(Call, frozen=True):
 
 
 class Memories(Answer, frozen=True):
-    """One memory for each slot, in order, beside it, with its size in bytes; none after an error."""
+    """One memory for each slot, in order, beside it; none after an error."""
 
-    sizes: Sizes = ()
+    memories: LentMemories = ()
 
 
 class FreeMemory(Message, frozen=True):
@@ -431,9 +484,9 @@ class _WithRequest(Call, frozen=True):
     config: ConfigData
 
     @property
-    def pool_sizes(self) -> Sizes:
-        """The sizes of the memories that come beside the message, in bytes."""
-        return self.request.pool_sizes
+    def memories(self) -> LentMemories:
+        """Those of the request's pools that come beside the message."""
+        return self.request.memories
 
 
 class Execute(_WithRequest, frozen=True):
@@ -458,9 +511,9 @@ class ExecuteAidlBurst(Call, frozen=True):
     deadline_ns: I64
 
     @property
-    def pool_sizes(self) -> Sizes:
-        """The sizes of the memories that come beside the message, in bytes."""
-        return self.request.pool_sizes
+    def memories(self) -> LentMemories:
+        """Those of the request's pools that come beside the message."""
+        return self.request.memories
 
 
 class ReleaseMemoryResource(Call, frozen=True):
@@ -477,6 +530,44 @@ class Executed(Answer, frozen=True):
     time_on_device_ns: Duration = -1
     time_in_driver_ns: Duration = -1
     stages: Annotated[tuple[Word, ...], Meta(max_length=STAGE_SLOTS)] = ()
+
+
+class Allocate(Call, frozen=True):
+    """Ask for a buffer of the driver's; `model_ids` are prepared models of the device, `model_index` counts in them."""
+
+    device: Name
+    dimensions: Dimensions
+    model_ids: Annotated[tuple[U63, ...], Meta(max_length=MAX_ROLES)]
+    inputs: Roles
+    outputs: Roles
+
+
+class Allocated(Answer, frozen=True):
+    """The buffer, and the token that stands for it in requests; or why not: both are then 0."""
+
+    buffer_id: U63
+    token: I32
+
+
+class CopyFrom(Call, frozen=True):
+    """Fill a buffer from the memory that comes beside it; `dimensions` () = those of the buffer."""
+
+    buffer_id: U63
+    memory: MemoryData
+    dimensions: Dimensions
+
+
+class CopyTo(Call, frozen=True):
+    """Copy a buffer into the memory that comes beside it."""
+
+    buffer_id: U63
+    memory: MemoryData
+
+
+class ReleaseBuffer(Call, frozen=True):
+    """The client needs the buffer no more: its token is worth nothing from now on."""
+
+    buffer_id: U63
 
 
 class Goodbye(Message, frozen=True):

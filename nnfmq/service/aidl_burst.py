@@ -15,9 +15,8 @@ from contextlib import ExitStack
 from nnfmq.channel import close_all
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import ExecutionConfig
-from nnfmq.memory import Memory
-from nnfmq.serialize.messages import RequestData, request_from_data
-from nnfmq.service.accounts import MemoryAccount
+from nnfmq.serialize.messages import MemoryData, RequestData, request_from_data
+from nnfmq.service.accounts import MemoryAccount, Received
 from nnfmq.service.prepared_model import ExecutionResult, PreparedModel
 
 NO_TOKEN = -1
@@ -31,8 +30,8 @@ class AidlBurst:
         self._account = account
         self._running = threading.Lock()
         self._lock = threading.Lock()
-        self._memories: dict[int, Memory] = {}  # by token
-        self._released: list[Memory] = []  # that the running execution may use (BUR-21)
+        self._memories: dict[int, Received] = {}  # by token
+        self._released: list[Received] = []  # that the running execution may use (BUR-21)
 
     def execute_synchronously(
         self,
@@ -51,22 +50,24 @@ class AidlBurst:
         rest = list(fds)
         with ExitStack() as stack:
             stack.callback(lambda: close_all(rest))
-            _check_tokens(tokens, len(data.pool_sizes))
+            _check_tokens(tokens, len(data.pools))
             if not self._running.acquire(blocking=False):
                 raise GeneralFailure("this burst is executing already; make one burst for each thread")
             stack.callback(self._end_execution)
-            pools = [
-                self._pool(token, rest.pop(0), size, stack) for token, size in zip(tokens, data.pool_sizes, strict=True)
+            memories = [
+                self._memory(token, rest.pop(0), pool, stack)
+                for token, pool in zip(tokens, data.pools, strict=True)
+                if isinstance(pool, MemoryData)  # a buffer of the driver's needs no token
             ]
-            request = request_from_data(data, pools)
+            request = request_from_data(data, memories)
             return self._prepared.execute_synchronously(request, config, deadline_ns, begin_ns)
 
-    def _pool(self, token: int, fd: int, size_bytes: int, stack: ExitStack) -> Memory:
+    def _memory(self, token: int, fd: int, lent: MemoryData, stack: ExitStack) -> Received:
         known = self._memories.get(token)
         if known is not None:
             os.close(fd)
             return known
-        memory = self._account.adopt(fd, size_bytes)
+        (memory,) = self._account.adopt_all([fd], [lent])
         if token == NO_TOKEN:
             stack.callback(memory.close)
         else:

@@ -25,15 +25,21 @@ import numpy as np
 from nnfmq import watcher
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, QueueCorrupted
 from nnfmq.hal.types import NO_TIMING, ExecutionConfig, OutputShape, Request
-from nnfmq.memory import Memory
 from nnfmq.queue import NOT_EMPTY, DeadFlag, MessageQueue, PollingWindow
 from nnfmq.serialize.codec import Decoder, decode_request, encode_result
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.packet import RequestPacket, result_packet_for_error
 from nnfmq.serialize.stages import StageSlots
+from nnfmq.service.accounts import Received
 from nnfmq.service.faults import FAULTS
 from nnfmq.service.memory_cache import MemoryCache
-from nnfmq.service.prepared_model import BoundExecution, ExecutionResult, PreparedModel, result_of_error
+from nnfmq.service.prepared_model import (
+    BoundExecution,
+    ExecutionResult,
+    PreparedModel,
+    StagedExecution,
+    result_of_error,
+)
 
 RING_BYTES_MAX = 1 << 20  # a packet is the ring's length at most, and is copied and decoded
 _NONE = ErrorStatus.NONE  # an attribute of an enum costs more than a record through the ring
@@ -44,7 +50,7 @@ _log = logging.getLogger("nnfmq.burst")
 class BurstCallback(Protocol):
     """The client as the burst needs it (IBurstCallback)."""
 
-    def get_memories(self, slots: Sequence[int]) -> list[Memory]:
+    def get_memories(self, slots: Sequence[int]) -> list[Received]:
         """Return one memory per slot, in order; the caller owns them. Blocks. Raises NnfmqError with the status."""
         ...
 
@@ -56,7 +62,7 @@ class BurstExecutorWithCache(Protocol):
         """Return those of `slots` for which there is no cache entry."""
         ...
 
-    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+    def add_cache_entry(self, memory: Received, slot: int) -> None:
         """Take over `memory` as `slot`."""
         ...
 
@@ -82,7 +88,7 @@ class _CachingSlots:
     def unknown_slots(self, slots: Sequence[int]) -> list[int]:
         return self._cache.unknown(slots)
 
-    def add_cache_entry(self, memory: Memory, slot: int) -> None:
+    def add_cache_entry(self, memory: Received, slot: int) -> None:
         self._cache.add(slot, memory)
 
     def remove_cache_entry(self, slot: int) -> None:
@@ -117,7 +123,7 @@ class BindingExecutor(_CachingSlots):
         self._prepared_model = prepared_model
         self._packet: RequestPacket | None = None
         self._generation = -1
-        self._bound: BoundExecution | None = None
+        self._bound: BoundExecution | StagedExecution | None = None
 
     def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionResult:
         """See `BurstExecutorWithCache.execute`."""
@@ -129,7 +135,7 @@ class BindingExecutor(_CachingSlots):
                 return result_of_error(error)
         return bound.run(packet.measure, begin_ns)
 
-    def _bind(self, packet: RequestPacket) -> BoundExecution:
+    def _bind(self, packet: RequestPacket) -> BoundExecution | StagedExecution:
         self._forget()
         generation, memories = self._cache.memories(packet.slots)
         bound = self._prepared_model.bind(Request(packet.inputs, packet.outputs, memories))

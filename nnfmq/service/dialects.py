@@ -26,9 +26,12 @@ from nnfmq.hal.types import (
 )
 from nnfmq.hal.versions import FeatureLevel, interface_name, is_aidl
 from nnfmq.serialize.messages import (
+    Allocate,
     ConfigData,
     ConfigureAidlBurst,
     ConfigureBurst,
+    CopyFrom,
+    CopyTo,
     DeviceCapabilities,
     DeviceList,
     ExecuteAidlBurst,
@@ -57,6 +60,9 @@ class Span(NamedTuple):
 
 # Calls that not every interface has. FMQ bursts are HIDL's; here AIDL has them too, as its own are slower.
 CALLS: dict[type[Message], Span] = {
+    Allocate: Span("allocate", V1_3),
+    CopyFrom: Span("IBuffer.copyFrom", V1_3),
+    CopyTo: Span("IBuffer.copyTo", V1_3),
     ConfigureBurst: Span("configureExecutionBurst", V1_2),
     ConfigureAidlBurst: Span("configureExecutionBurst without queues", AIDL_V1),
     ExecuteAidlBurst: Span("IBurst.executeSynchronously", AIDL_V1),

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.memory import Memory
+from nnfmq.service.accounts import Received
 
 
 class MemoryCache:
@@ -19,7 +19,7 @@ class MemoryCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._memories: dict[int, Memory] = {}
+        self._memories: dict[int, Received] = {}
         self.generation = 0
 
     def unknown(self, slots: Iterable[int]) -> list[int]:
@@ -28,7 +28,7 @@ class MemoryCache:
         missing = {slot for slot in slots if slot not in memories}
         return sorted(missing) if missing else []
 
-    def add(self, slot: int, memory: Memory) -> None:
+    def add(self, slot: int, memory: Received) -> None:
         """Take over `memory` as `slot`, in place of what was there."""
         with self._lock:
             old = self._memories.pop(slot, None)
@@ -45,7 +45,7 @@ class MemoryCache:
         if memory is not None:
             memory.close()
 
-    def memories(self, slots: Sequence[int]) -> tuple[int, tuple[Memory, ...]]:
+    def memories(self, slots: Sequence[int]) -> tuple[int, tuple[Received, ...]]:
         """Return the generation and the memories of `slots`, in order. Raises InvalidArgument for an unknown slot."""
         with self._lock:
             missing = [slot for slot in slots if slot not in self._memories]

@@ -3,13 +3,14 @@
 An execution has two halves. `bind` checks a request against the model and makes arrays over its memory, once; `run`
 executes what was bound, any number of times. The ordinary path does both for each call; a burst binds a packet once.
 Arrays keep the mappings that they look at alive, so memory may be freed while an execution uses it (BUR-21, LIFE-2).
+What lies in files or in buffers of the driver's is staged, for each run anew: `arguments`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
@@ -18,39 +19,40 @@ from numpy.typing import NDArray
 
 from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable, limits_of
 from nnfmq.hal.errors import (
-    DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
-    InvalidArgument,
     NnfmqError,
     OutputInsufficientSize,
 )
 from nnfmq.hal.types import (
     NO_TIMING,
-    DataLocation,
     ExecutionConfig,
     MeasureTiming,
     Model,
-    Operand,
     OutputShape,
-    Pool,
     Request,
-    RequestArgument,
     Timing,
-    operand_bytes,
 )
-from nnfmq.operations.shapes import require_countable
-from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.accounts import Charge
-from nnfmq.service.faults import FAULTS
+from nnfmq.service.arguments import (
+    ConstantRange,
+    Sink,
+    Source,
+    Staging,
+    input_array,
+    needs_staging,
+    output_buffer,
+    require_apart_from,
+)
+from nnfmq.service.availability import ALWAYS, UNAVAILABLE, require_available
+from nnfmq.service.buffers import Buffers
+from nnfmq.service.faults import FAULTS, faults_as_errors
 from nnfmq.service.wire import deadline_of
 from nnfmq.validation import validate_request
 
 Array = NDArray[np.generic]
 
 _YES = MeasureTiming.YES  # an attribute of an enum costs more than a record through the ring
-_UNAVAILABLE = "the device is busy or offline"
-_AVAILABLE = memoryview(bytes(1))
 _log = logging.getLogger("nnfmq.execution")
 
 
@@ -73,42 +75,7 @@ def result_of_error(error: NnfmqError) -> ExecutionResult:
 
 
 def _unavailable() -> ExecutionResult:
-    return ExecutionResult(ErrorStatus.DEVICE_UNAVAILABLE, message=_UNAVAILABLE)
-
-
-def _bytes_at(pools: Sequence[Pool], location: DataLocation) -> memoryview:
-    return pools[location.pool_index].view[location.offset : location.offset + location.length]
-
-
-def _dimensions(operand: Operand, argument: RequestArgument) -> tuple[int, ...]:
-    """Return the request's dimensions, with the model's where the request leaves them open.
-
-    Raises GeneralFailure where they are more than an array can have.
-    """
-    require_countable(argument.dimensions or operand.dimensions, "an argument")
-    if not argument.dimensions or not operand.dimensions:
-        return argument.dimensions or operand.dimensions
-    return tuple(given or known for given, known in zip(argument.dimensions, operand.dimensions, strict=True))
-
-
-def _input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Pool]) -> Array | None:
-    if argument.has_no_value:
-        return None
-    array = np.frombuffer(_bytes_at(pools, argument.location), NUMPY_TYPES[operand.type])
-    return array.reshape(_dimensions(operand, argument))
-
-
-def _output_buffer(index: int, operand: Operand, argument: RequestArgument, pools: Sequence[Pool]) -> Any:
-    """Return where an output goes: an array where its shape is known, which is the engine's short way; else bytes."""
-    if argument.has_no_value:
-        return None
-    data = _bytes_at(pools, argument.location)
-    if data.readonly:
-        raise InvalidArgument(f"output {index} lies in pool {argument.location.pool_index}, which is sealed read-only")
-    dimensions = _dimensions(operand, argument)
-    if operand_bytes(operand, dimensions) != len(data) or not dimensions:
-        return data
-    return np.frombuffer(data, NUMPY_TYPES[operand.type]).reshape(dimensions)
+    return ExecutionResult(ErrorStatus.DEVICE_UNAVAILABLE, message=UNAVAILABLE)
 
 
 class BoundExecution:
@@ -145,36 +112,108 @@ class BoundExecution:
         return result
 
 
+class StagedExecution:
+    """As a BoundExecution, of a request with arguments in files or in buffers of the driver's."""
+
+    __slots__ = ("_bound", "_given", "_program", "_sinks", "_sources", "_status_byte")
+
+    def __init__(
+        self, program: Bindable, sources: Sequence[Source], sinks: Sequence[Sink], status_byte: memoryview
+    ) -> None:
+        self._program = program
+        self._status_byte = status_byte
+        self._sources = sources
+        self._sinks = sinks
+        self._given: list[Any] = []  # what is bound
+        self._bound: BoundExecution | None = None
+
+    def run(self, measure: MeasureTiming, begin_ns: int, limits: Limits = NO_LIMITS) -> ExecutionResult:
+        """As `BoundExecution.run`; may block for a file as long as that does."""
+        try:
+            result = self._run(measure, begin_ns, limits)
+        except NnfmqError as error:
+            result = result_of_error(error)
+        if result.status is not ErrorStatus.NONE:
+            for sink in self._sinks:
+                sink.fail()
+        return result
+
+    def _run(self, measure: MeasureTiming, begin_ns: int, limits: Limits) -> ExecutionResult:
+        inputs = [source.array() for source in self._sources]
+        outputs = [sink.begin() for sink in self._sinks]
+        result = self._bound_to(inputs, outputs).run(measure, begin_ns, limits)
+        if result.status is ErrorStatus.NONE:
+            for sink, shape in zip(self._sinks, result.output_shapes, strict=True):
+                sink.end(shape.dimensions)
+            if measure is _YES:
+                result.timing = Timing(result.timing.time_on_device_ns, monotonic_ns() - begin_ns)
+        return result
+
+    def _bound_to(self, inputs: list[Any], outputs: list[Any]) -> BoundExecution:
+        given = inputs + outputs
+        is_same = len(given) == len(self._given) and all(a is b for a, b in zip(given, self._given, strict=True))
+        if self._bound is None or not is_same:
+            self._bound = BoundExecution(self._program.bind(inputs, outputs), self._status_byte)
+            self._given = given
+        return self._bound
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
     """A model that is ready to run. Any number of threads may execute it at once.
 
     `charge` is what it costs its client: off the account when the last burst or execution has dropped the model. While
     the device is BUSY or OFFLINE, which `status_byte` says, every execution is DEVICE_UNAVAILABLE (DEV-14). Before HAL
-    1.2 outputs must be fully specified: `takes_unspecified` is False.
+    1.2 outputs must be fully specified: `takes_unspecified` is False. `buffers` are its client's, `device` is what
+    prepared it, and `key` stands for it in the roles of buffers.
     """
 
     model: Model
     program: Bindable
     charge: Charge | None = None
-    status_byte: memoryview = _AVAILABLE
+    status_byte: memoryview = ALWAYS
     takes_unspecified: bool = True
+    device: str = ""
+    buffers: Buffers | None = None
+    constants: tuple[ConstantRange, ...] = ()
+    key: object = field(default_factory=object)
 
     def require_available(self) -> None:
         """Raise DeviceUnavailable while the device is BUSY or OFFLINE."""
-        if self.status_byte[0]:
-            raise DeviceUnavailable(_UNAVAILABLE)
+        require_available(self.status_byte)
 
-    def bind(self, request: Request) -> BoundExecution:
-        """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument."""
+    def bind(self, request: Request) -> BoundExecution | StagedExecution:
+        """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument.
+
+        Where that fails, the buffers of the driver's that are outputs of the request are uninitialized (DOM-7).
+        """
+        try:
+            with faults_as_errors("binding the request"):
+                return self._bind(request)
+        except NnfmqError:
+            self.spoil_outputs(request)
+            raise
+
+    def _bind(self, request: Request) -> BoundExecution | StagedExecution:
         self.require_available()  # before anything that the request may have wrong
         validate_request(self.model, request, allow_unspecified_output=self.takes_unspecified)
+        if self.constants:
+            require_apart_from(self.constants, request)
         main = self.model.main
-        sources = zip([main.operands[index] for index in main.input_indexes], request.inputs, strict=True)
-        sinks = zip([main.operands[index] for index in main.output_indexes], request.outputs, strict=True)
-        inputs = tuple(_input_array(operand, argument, request.pools) for operand, argument in sources)
-        outputs = tuple(_output_buffer(i, *sink, request.pools) for i, sink in enumerate(sinks))
+        taken = [main.operands[index] for index in main.input_indexes]
+        made = [main.operands[index] for index in main.output_indexes]
+        if needs_staging(request):
+            staging = Staging(self.key, request, self.buffers)
+            return StagedExecution(self.program, staging.sources(taken), staging.sinks(made), self.status_byte)
+        sources, sinks = zip(taken, request.inputs, strict=True), zip(made, request.outputs, strict=True)
+        inputs = tuple(input_array(operand, argument, request.pools) for operand, argument in sources)
+        outputs = tuple(output_buffer(i, *sink, request.pools) for i, sink in enumerate(sinks))
         return BoundExecution(self.program.bind(inputs, outputs), self.status_byte)
+
+    def spoil_outputs(self, request: Request) -> None:
+        """An execution of `request` failed before it was bound: its outputs in buffers of the driver's are lost."""
+        if self.buffers is not None:
+            self.buffers.spoil_outputs(request)
 
     def execute_synchronously(
         self,
@@ -193,6 +232,7 @@ class PreparedModel:
             limits = limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
             bound = self.bind(request)
         except NnfmqError as error:
+            self.spoil_outputs(request)
             return result_of_error(error)
         with np.errstate(all="ignore"):
             return bound.run(config.measure, begin_ns, limits)

@@ -35,16 +35,16 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.versions import FeatureLevel, interface_level
-from nnfmq.memory import Memory
 from nnfmq.queue import core
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 from nnfmq.service.accounts import MemoryAccount
 from nnfmq.service.aidl_burst import AidlBurst
-from nnfmq.service.calls import aidl_bursts, bursts, devices, executions, models
+from nnfmq.service.buffers import Buffers
+from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, models
 from nnfmq.service.calls.answering import Handler, Pooled
-from nnfmq.service.calls.bursts import OpenBurst
+from nnfmq.service.calls.bursts import Given, OpenBurst
 from nnfmq.service.devices import load_devices
 from nnfmq.service.dialects import Dialect
 from nnfmq.service.handles import Handles
@@ -71,7 +71,8 @@ class Session:
         self.models: Handles[PreparedModel] = Handles("model", numbers)
         self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
         self.aidl_bursts: Handles[AidlBurst] = Handles("burst", numbers)
-        self.questions: dict[int, Future[list[Memory]]] = {}  # what the client was asked, by the call's number
+        self.buffers = Buffers(self.account, numbers)
+        self.questions: dict[int, Future[Given]] = {}  # what the client was asked, by the call's number
         self.has_ended = False
         self.client_uid = channel.peer().uid
         self._channel = channel
@@ -212,6 +213,7 @@ _HANDLERS: dict[type[messages.Message], Handler | Pooled] = {
     **executions.HANDLERS,
     **bursts.HANDLERS,
     **aidl_bursts.HANDLERS,
+    **buffers.HANDLERS,
 }
 
 

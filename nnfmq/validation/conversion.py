@@ -16,7 +16,16 @@ from typing import Any, Generic, TypeVar
 from nnfmq.hal.device import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extensions import is_extension
-from nnfmq.hal.types import ExecutionPreference, Model, OperandType, Priority, Request, RequestArgument, Timing
+from nnfmq.hal.types import (
+    BufferToken,
+    ExecutionPreference,
+    Model,
+    OperandType,
+    Priority,
+    Request,
+    RequestArgument,
+    Timing,
+)
 from nnfmq.hal.versions import FeatureLevel, interface_name, is_aidl, microseconds, nanoseconds, prefix_bits, since
 from nnfmq.validation.model import validate_model
 
@@ -101,6 +110,9 @@ def _argument(argument: RequestArgument, level: FeatureLevel) -> tuple[RequestAr
 
 
 def _request(request: Request, level: FeatureLevel) -> tuple[Request, list[str]]:
+    if level < FeatureLevel.V1_3 and any(isinstance(pool, BufferToken) for pool in request.pools):
+        needed, given = interface_name(FeatureLevel.V1_3), interface_name(level)
+        raise InvalidArgument(f"BUR-18: buffers of the driver's need {needed}, the interface is {given}")
     inputs, outputs = ([_argument(a, level) for a in list] for list in (request.inputs, request.outputs))
     lost = [sentence for _, sentences in (*inputs, *outputs) for sentence in sentences]
     return replace(request, inputs=tuple(a for a, _ in inputs), outputs=tuple(a for a, _ in outputs)), lost

@@ -1,6 +1,7 @@
 """validate_request: what one execution asks for, against the model it was prepared from.
 
-Ids: N-REQ-1/2 argument counts, N-RQX-1 ... N-RQX-8 one argument, N-RQX-13 overlapping ranges.
+Ids: N-REQ-1/2 argument counts, N-RQX-1 ... N-RQX-10 one argument, N-RQX-13 overlapping ranges. What a buffer of the
+driver's holds and was allocated for, only the driver knows.
 All sums are Python ints: no offset or length of a hostile request wraps around. Answer: the least feature level whose
 interface can say what the request says, whatever level its model needs.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import DataLocation, Model, Operand, Request, RequestArgument, is_scalar
+from nnfmq.hal.types import BufferToken, DataLocation, Model, Operand, Request, RequestArgument, is_scalar
 from nnfmq.hal.versions import FeatureLevel
 from nnfmq.validation.model import operand_size
 
@@ -64,26 +65,35 @@ def _validate_argument(
         empty = argument.location == DataLocation() and not argument.dimensions
         _require(empty, "N-RQX-1", f"{where} has no value, but location {argument.location} {argument.dimensions}")
         return True
-    _validate_location(argument.location, request, where)
+    is_token = _validate_location(argument.location, request, where)
     dimensions = _combined(operand, argument, where)
     known = is_scalar(operand.type) or (bool(dimensions) and 0 not in dimensions)
     rule = "N-RQX-7" if where.startswith("input") else "N-RQX-8"
-    _require(known or may_be_unspecified, rule, f"{where} is not fully specified: {dimensions}")
+    knows_its_shape = is_token and rule == "N-RQX-7"  # a buffer has that of what was written into it
+    _require(known or may_be_unspecified or knows_its_shape, rule, f"{where} is not fully specified: {dimensions}")
     needed = operand_size(operand.type, dimensions, where)
-    if known:
+    if known and not is_token:
         _require(
             argument.location.length == needed, "N-RQX-5", f"{where} has {argument.location.length} bytes, not {needed}"
         )
     return known
 
 
-def _validate_location(place: DataLocation, request: Request, where: str) -> None:
+def _validate_location(place: DataLocation, request: Request, where: str) -> bool:
+    """Check where an argument lies; return whether that is a buffer of the driver's."""
     count = len(request.pools)
     _require(0 <= place.pool_index < count, "N-RQX-2", f"{where}: pool {place.pool_index} of {count}")
+    pool = request.pools[place.pool_index]
+    if isinstance(pool, BufferToken):
+        _require(pool.token > 0, "N-RQX-9", f"{where}: token {pool.token}, tokens are above 0")
+        whole = place == DataLocation(place.pool_index)
+        _require(whole, "N-RQX-10", f"{where}: {place} in a buffer, of which an argument is always all")
+        return True
     _require(place.length > 0, "N-RQX-4", f"{where}: length {place.length}")
-    size = request.pools[place.pool_index].size_bytes
+    size = pool.size_bytes
     inside = place.offset >= 0 and place.padding >= 0 and place.offset + place.length + place.padding <= size
     _require(inside, "N-RQX-3", f"{where}: {place.length} bytes at {place.offset} of {size}")
+    return False
 
 
 def _combined(operand: Operand, argument: RequestArgument, where: str) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def run(*words: object) -> int:
     return main(["conformance", *map(str, words)])
 
 
-@pytest.mark.parametrize("path", ["interpreter", "sync", "burst"])
+@pytest.mark.parametrize("path", ["interpreter", "sync", "burst", "memory-domain"])
 def test_the_status_is_0_only_if_everything_passed(folder: Path, path: str) -> None:
     assert run(folder / "V1_0" / "good.jsonl", "--path", path, "--connect", "embedded") == 0
     assert run(folder, "--path", path, "--connect", "embedded") == 1

@@ -1,4 +1,7 @@
-"""What a client lends is judged by the driver: bad memory is refused with a status, and the connection works on."""
+"""What a client lends is judged by the driver: bad memory is refused with a status, and the connection works on.
+
+What is sealed is mapped; what is a file without seals is read and written, and never mapped; all else is refused.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from support.drivers import Process, one, until
 from support.models import null_model, place
 
 import nnfmq
-from nnfmq.hal.types import MeasureTiming, Request
+from nnfmq.hal.types import MeasureTiming, Protection, Request
 from nnfmq.memory import Memory
 from nnfmq.runtime.prepared_model import execute_once
 from nnfmq.serialize import messages
@@ -23,10 +26,12 @@ NEEDED_BYTES = 4  # of the null model's input, and of its output
 
 @dataclass
 class Lent:
-    """An fd and the size that is announced for it: what the client's side asks of a Memory."""
+    """An fd and what is announced of it: what the client's side asks of a Memory."""
 
     fd: int
     size_bytes: int
+    offset: int = 0
+    protection: Protection = Protection.READ_WRITE
 
     def fileno(self) -> int:
         return self.fd
@@ -61,11 +66,42 @@ def sized(fd: int) -> int:
     return fd
 
 
-BAD_MEMORY = [unsealed, never_sealable, sealed_against_shrinking_only, ordinary_file, pipe]
+def sealed() -> int:
+    with Memory.create(NEEDED_BYTES) as memory:
+        return os.dup(memory.fileno())
+
+
+def huge_pages() -> int:
+    fd = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_HUGETLB)
+    os.ftruncate(fd, 2 << 20)
+    return fd
+
+
+def folder() -> int:
+    return os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY)
+
+
+def device() -> int:
+    return os.open("/dev/zero", os.O_RDWR)
+
+
+UNSEALED = [unsealed, never_sealable, sealed_against_shrinking_only, ordinary_file]
+BAD_MEMORY = [pipe, folder, device]
+
+
+@pytest.fixture(params=UNSEALED, ids=lambda make: make.__name__)
+def loose(request: pytest.FixtureRequest) -> Iterator[Lent]:
+    """Yield memory that can be read and written, but must not be mapped."""
+    yield from _lent(request)
 
 
 @pytest.fixture(params=BAD_MEMORY, ids=lambda make: make.__name__)
 def bad(request: pytest.FixtureRequest) -> Iterator[Lent]:
+    """Yield what is no memory at all."""
+    yield from _lent(request)
+
+
+def _lent(request: pytest.FixtureRequest) -> Iterator[Lent]:
     make: Callable[[], int] = request.param
     fd = make()
     yield Lent(fd, NEEDED_BYTES)
@@ -85,17 +121,172 @@ def short() -> Iterator[Memory]:
         yield memory
 
 
-def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memory | Lent) -> None:
-    """Execute the ordinary way with the input in the first pool and the output in the second."""
+def null_request(*pools: Memory | Lent) -> Request:
+    """Return the request with the input in the first pool and the output in the second."""
     main = null_model().main
     inputs, _ = place([main.operands[index] for index in main.input_indexes], 0)
     outputs, _ = place([main.operands[index] for index in main.output_indexes], 1)
-    request = Request(tuple(inputs), tuple(outputs), pools)  # type: ignore[arg-type]
-    execute_once(client._connection, model.model_id, model.outputs, request)
+    return Request(tuple(inputs), tuple(outputs), pools)  # type: ignore[arg-type]
+
+
+def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memory | Lent) -> None:
+    """Execute that the ordinary way."""
+    execute_once(client._connection, model.model_id, model.outputs, null_request(*pools))
+
+
+def floats_in(fd: int) -> bytes:
+    return os.pread(fd, NEEDED_BYTES, 0)
+
+
+def test_MEM_1_an_input_in_memory_that_is_not_sealed_is_read(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, loose: Lent
+) -> None:
+    os.pwrite(loose.fd, one(7).tobytes(), 0)
+    execute_over(client, model, loose, good)
+    assert bytes(good.view) == one(7).tobytes()
+
+
+def test_MEM_1_an_output_in_memory_that_is_not_sealed_is_written(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, loose: Lent
+) -> None:
+    good.view[:] = one(8).tobytes()
+    execute_over(client, model, good, loose)
+    assert floats_in(loose.fd) == one(8).tobytes()
+
+
+def test_memory_that_is_not_sealed_is_never_mapped_and_leaves_nothing(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, loose: Lent
+) -> None:
+    with Process(client.driver_pid) as worker:
+        execute_over(client, model, loose, Lent(loose.fd, NEEDED_BYTES))
+        before = worker.descriptors(), worker.shared_mappings()
+        for _ in range(20):
+            execute_over(client, model, loose, Lent(loose.fd, NEEDED_BYTES))
+        until(lambda: (worker.descriptors(), worker.shared_mappings()) == before, "the worker has closed what came")
+        with model.request_burst() as burst:
+            mapped = worker.shared_mappings()
+            burst.execute_request(null_request(loose, Lent(loose.fd, NEEDED_BYTES)))
+            assert worker.shared_mappings() == mapped
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])
-def test_memory_that_is_not_sealed_is_refused_on_the_ordinary_path(
+def test_N_RQX_16_a_file_that_became_short_is_refused_and_kills_nobody(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, position: int
+) -> None:
+    fd = unsealed()
+    pools: list[Memory | Lent] = [good, good]
+    pools[position] = Lent(fd, NEEDED_BYTES)
+    with model.request_burst() as burst:
+        burst.execute_request(null_request(*pools))  # the slot keeps it
+        os.ftruncate(fd, NEEDED_BYTES - 1)
+        with pytest.raises(nnfmq.InvalidArgument, match="ends"):
+            burst.execute_request(null_request(*pools))
+        assert os.fstat(fd).st_size == NEEDED_BYTES - 1  # a result does not make it longer
+        os.ftruncate(fd, NEEDED_BYTES)
+        burst.execute_request(null_request(*pools))
+    os.close(fd)
+
+
+def test_BUR_21_a_file_whose_slot_was_freed_is_used_no_more(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory
+) -> None:
+    fds = unsealed(), unsealed()
+    with model.burst() as burst:
+        for number, fd in enumerate(fds):
+            put_in_slot(client, burst, Lent(fd, NEEDED_BYTES))
+            burst.execute(one(number + 1))
+        put_in_slot(client, burst, burst._pools[1])
+    assert [floats_in(fd) for fd in fds] == [one(1).tobytes(), one(2).tobytes()]
+    for fd in fds:
+        os.close(fd)
+
+
+def test_sealed_huge_pages_are_read_and_not_mapped(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory
+) -> None:
+    try:
+        fd = huge_pages()
+        os.pread(fd, 1, 0)
+    except OSError as error:
+        pytest.skip(f"this machine has no huge pages: {error}")
+    execute_over(client, model, Lent(fd, NEEDED_BYTES), good)
+    assert bytes(good.view) == one(0).tobytes()
+    os.close(fd)
+
+
+OPENED = [("reading", os.O_RDONLY, 0), ("writing", os.O_WRONLY, 1), ("appending", os.O_RDWR | os.O_APPEND, 0)]
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW], ids=["unsealed", "sealed"])
+@pytest.mark.parametrize(("flags", "right"), [row[1:] for row in OPENED], ids=[row[0] for row in OPENED])
+def test_N_RQX_12_memory_can_be_used_as_it_was_opened_and_not_otherwise(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, flags: int, right: int, seals: int
+) -> None:
+    whole = unsealed()
+    fcntl.fcntl(whole, fcntl.F_ADD_SEALS, seals)
+    fd = os.open(f"/proc/self/fd/{whole}", flags)
+    pools: list[Memory | Lent] = [good, good]
+    pools[right] = Lent(fd, NEEDED_BYTES)
+    execute_over(client, model, *pools)
+    if not (seals and flags & os.O_APPEND):  # a mapping does not append
+        with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-12"):
+            execute_over(client, model, *reversed(pools))
+    os.close(fd)
+    os.close(whole)
+
+
+@pytest.mark.parametrize("make", [unsealed, sealed], ids=["unsealed", "sealed"])
+@pytest.mark.parametrize(("protection", "allowed"), [(1, [0]), (2, [1]), (0, []), (3, [0, 1])])
+def test_MEM_4_memory_can_be_used_as_its_protection_says_and_not_otherwise(
+    client: nnfmq.Client,
+    model: nnfmq.PreparedModel,
+    good: Memory,
+    make: Callable[[], int],
+    protection: int,
+    allowed: list[int],
+) -> None:
+    fd = make()
+    for position in (0, 1):
+        pools: list[Memory | Lent] = [good, good]
+        pools[position] = Lent(fd, NEEDED_BYTES, 0, Protection(protection))
+        if position in allowed:
+            execute_over(client, model, *pools)
+        else:
+            with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-12"):
+                execute_over(client, model, *pools)
+    os.close(fd)
+
+
+def test_N_VAL_13_protection_bits_of_no_meaning_are_refused(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory
+) -> None:
+    lent = Lent(good.fileno(), NEEDED_BYTES, 0, Protection(7))
+    with pytest.raises(nnfmq.InvalidArgument, match="N-VAL-13: protection 0x7"):
+        execute_over(client, model, lent, good)
+    assert model.execute(one(2)) == (one(2),)
+
+
+@pytest.mark.parametrize("offset", [4, 4096, 5000])
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["unsealed", "sealed"])
+def test_MEM_1_memory_may_begin_anywhere_in_its_file(
+    client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, offset: int, is_sealed: bool
+) -> None:
+    fd = os.memfd_create("offset", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 10_000)
+    os.pwrite(fd, one(9).tobytes(), offset)
+    if is_sealed:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    execute_over(client, model, Lent(fd, NEEDED_BYTES, offset), good)
+    assert bytes(good.view) == one(9).tobytes()
+    execute_over(client, model, good, Lent(fd, NEEDED_BYTES, offset + 8))
+    assert os.pread(fd, NEEDED_BYTES, offset + 8) == one(9).tobytes()
+    with pytest.raises(nnfmq.InvalidArgument, match=r"10000 bytes, announced are 4 from byte 9997 on"):
+        execute_over(client, model, good, Lent(fd, NEEDED_BYTES, 9997))
+    os.close(fd)
+
+
+@pytest.mark.parametrize("position", [0, 1], ids=["input", "output"])
+def test_N_VAL_13_what_is_no_memory_is_refused_on_the_ordinary_path(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory, bad: Lent, position: int
 ) -> None:
     pools: list[Memory | Lent] = [good, good]
@@ -175,9 +366,7 @@ def test_the_same_packet_writes_to_the_memory_that_its_slot_stands_for_now(
     assert burst.outputs == (one(1),)
 
 
-def test_N_BUX_5_memory_that_is_not_sealed_is_refused_over_a_burst(
-    client: nnfmq.Client, burst: nnfmq.Burst, bad: Lent
-) -> None:
+def test_N_BUX_5_what_is_no_memory_is_refused_over_a_burst(client: nnfmq.Client, burst: nnfmq.Burst, bad: Lent) -> None:
     put_in_slot(client, burst, bad)
     with pytest.raises(nnfmq.GeneralFailure, match="received memory"):
         burst.execute(one(2))
@@ -207,13 +396,13 @@ def test_freeing_slots_again_and_again_gives_the_same_results(
 def test_memory_that_the_driver_may_only_read_is_refused_for_outputs(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
     with Memory.create(NEEDED_BYTES, one_writer=True) as memory:
         put_in_slot(client, burst, memory)
-        with pytest.raises(nnfmq.InvalidArgument, match="sealed read-only"):
+        with pytest.raises(nnfmq.InvalidArgument, match="may only be read"):
             burst.execute(one(2))
         put_in_slot(client, burst, burst._pools[1])
     assert burst.execute(one(3)) == (one(3),)
 
 
-def test_queues_in_unsealed_memory_are_refused(client: nnfmq.Client, model: nnfmq.PreparedModel, bad: Lent) -> None:
+def test_queues_in_unsealed_memory_are_refused(client: nnfmq.Client, model: nnfmq.PreparedModel, loose: Lent) -> None:
     with model.burst() as burst:
         described = messages.MQDescriptorData(
             tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in burst._requests.descriptor.grantors),
@@ -222,7 +411,7 @@ def test_queues_in_unsealed_memory_are_refused(client: nnfmq.Client, model: nnfm
         )
     message = messages.ConfigureBurst(client._connection.new_call(), model.model_id, described, described)
     with pytest.raises(nnfmq.InvalidArgument, match="received memory"):
-        client._connection.call(message, messages.BurstConfigured, [bad.fd, bad.fd])
+        client._connection.call(message, messages.BurstConfigured, [loose.fd, loose.fd])
     assert model.execute(one(2)) == (one(2),)
 
 

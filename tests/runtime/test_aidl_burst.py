@@ -18,6 +18,8 @@ from support.executors import LIMIT_S, Held, floats, until
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
 from nnfmq.hal.types import (
     NO_TIMING,
+    BufferToken,
+    DataLocation,
     DeviceStatus,
     ExecutionConfig,
     ExtensionNameAndPrefix,
@@ -25,6 +27,7 @@ from nnfmq.hal.types import (
     MeasureTiming,
     OutputShape,
     Request,
+    RequestArgument,
     TokenValuePair,
 )
 from nnfmq.memory import Memory
@@ -270,6 +273,18 @@ def test_a_memory_that_was_closed_or_dropped_is_released_at_the_next_execution(
     passing.close()
     burst.execute_synchronously(request_of(pools))
     assert held_bytes(real) == before
+
+
+def test_a_buffer_of_the_driver_s_needs_no_token(
+    burst: AidlBurst, client: Client, adding: PreparedModel, pools: tuple[Memory, Memory]
+) -> None:
+    with client.device("reference").allocate(outputs=[(adding, 0)]) as buffer:
+        request = request_of(pools)
+        place = RequestArgument(location=DataLocation(1))
+        request = replace(request, outputs=(place,), pools=(pools[0], BufferToken(buffer.token)))
+        for tokens in (None, (0, -1), (0, -1)):
+            burst.execute_synchronously(request, tokens=tokens)
+            assert buffer.array().tolist() == SUM
 
 
 def test_a_table_of_tokens_keeps_no_memory_alive() -> None:

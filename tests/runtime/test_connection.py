@@ -239,7 +239,7 @@ def test_a_driver_is_given_the_memories_that_it_asks_for(
     driver.say(messages.GetMemories(1, 3, (7, 4)))
     with driver.channel.receive(soon()) as frame:
         answer = control.decode(frame.data, sender=control.Role.CLIENT, fds=len(frame.fds))
-        assert answer == messages.Memories(1, NONE, "", (8, 5))
+        assert answer == messages.Memories(1, NONE, "", (messages.MemoryData(8), messages.MemoryData(5)))
         assert [os.fstat(fd).st_size for fd in frame.fds] == [8, 5]
 
 
@@ -251,7 +251,7 @@ def test_a_driver_that_asks_for_what_is_not_there_is_told_so(
     driver.say(messages.GetMemories(1, burst_id, (0,)))
     answer = driver.hear(messages.Memories)
     assert answer.status is ErrorStatus.INVALID_ARGUMENT
-    assert answer.sizes == ()
+    assert answer.memories == ()
     assert_alive(connection, driver, start)
 
 

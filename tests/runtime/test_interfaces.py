@@ -124,9 +124,9 @@ def with_consumers(connection: Connection, kind: Any, model: Model, consumers: A
     data, _ = encode_model(model)
     call = connection.new_call()
     if kind is messages.GetSupportedOperations:
-        said = kind(call, "reference", data, 0, consumers)
+        said = kind(call, "reference", data, (), consumers)
         return connection.ask(said, messages.SupportedOperations).status
-    said = kind(call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, -1, data, 0, consumers)
+    said = kind(call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, -1, data, (), consumers)
     return connection.ask(said, messages.PreparedModelReady).status
 
 

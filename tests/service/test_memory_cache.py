@@ -10,6 +10,7 @@ import pytest
 
 from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
 from nnfmq.memory import Memory
+from nnfmq.serialize.messages import MemoryData
 from nnfmq.service import accounts
 from nnfmq.service.accounts import MemoryAccount
 from nnfmq.service.memory_cache import MemoryCache
@@ -86,7 +87,7 @@ def sealed(size_bytes: int) -> int:
 
 def test_received_memory_is_charged_by_the_size_of_its_file_until_it_is_closed() -> None:
     account = MemoryAccount(10_000)
-    with account.adopt(sealed(6000), 100) as memory:
+    with account.adopt_all([sealed(6000)], [MemoryData(100)])[0] as memory:
         assert memory.size_bytes == 100
         assert account.held_bytes == 6000
     assert account.held_bytes == 0
@@ -94,10 +95,10 @@ def test_received_memory_is_charged_by_the_size_of_its_file_until_it_is_closed()
 
 def test_memory_beyond_the_limit_is_refused_and_costs_nothing() -> None:
     account = MemoryAccount(10_000)
-    with account.adopt(sealed(6000)):
+    with account.adopt_mapped([sealed(6000)])[0]:
         with pytest.raises(ResourceExhaustedTransient, match=r"would make 10001 .* the limit is 10000"):
-            account.adopt(sealed(4001))
-        with account.adopt(sealed(4000)):
+            account.adopt_mapped([sealed(4001)])
+        with account.adopt_mapped([sealed(4000)])[0]:
             assert account.held_bytes == 10_000
     assert account.held_bytes == 0
 
@@ -106,7 +107,7 @@ def test_of_several_memories_all_are_taken_or_none() -> None:
     account = MemoryAccount(10_000)
     fds = [sealed(size) for size in (1000, 2000, 9000, 10)]
     with pytest.raises(ResourceExhaustedTransient):
-        account.adopt_all(fds, [None] * 4)
+        account.adopt_mapped(fds)
     assert account.held_bytes == 0
     assert [os.path.lexists(f"/proc/self/fd/{fd}") for fd in fds] == [False] * 4
 

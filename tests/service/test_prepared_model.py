@@ -125,7 +125,7 @@ def test_an_output_in_read_only_memory_is_refused(
     theirs = resources.enter_context(Memory.adopt(os.dup(ours.fileno())))
     result = prepared(ADD).execute_synchronously(replace(request_, pools=(pools[0], theirs)))
     assert result.status is ErrorStatus.INVALID_ARGUMENT
-    assert "output 0 lies in pool 1, which is sealed read-only" in result.message
+    assert "output 0 lies in pool 1, which may only be read" in result.message
 
 
 def test_an_output_that_is_omitted_is_computed_and_dropped(request_: Request) -> None:

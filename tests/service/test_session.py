@@ -57,6 +57,7 @@ NONE = ErrorStatus.NONE
 UNKNOWN = 12345
 HELLO = messages.Hello(control.PROTOCOL, "AIDL v4", "test")
 NO_LIMIT = -1
+LENT = (messages.MemoryData(64),)  # what a model's pool is said to be
 RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -235,7 +236,7 @@ def test_descriptors_that_no_message_has_end_the_connection_and_are_closed(runni
 
 
 def test_fewer_descriptors_than_a_message_says_end_the_connection(running: Running, client: Speaker) -> None:
-    client.say_bytes(control.encode(prepare_message(pool_count=2)), [0])
+    client.say_bytes(control.encode(prepare_message(pools=LENT * 2)), [0])
     assert client.hears_the_end()
 
 
@@ -329,7 +330,7 @@ def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
     model: Model, device: str, client: Speaker, resources: ExitStack
 ) -> None:
     data, fds = pooled(model, resources)
-    client.say(messages.GetSupportedOperations(3, device, data, 1), fds)
+    client.say(messages.GetSupportedOperations(3, device, data, LENT), fds)
     answer = client.hear(messages.SupportedOperations)
     assert answer.status is ErrorStatus.INVALID_ARGUMENT
     assert answer.supported == ()
@@ -341,7 +342,7 @@ def test_no_operation_is_supported_of_an_invalid_model_or_by_an_unknown_device(
 
 def test_PREP_2_a_good_model_is_answered_at_once_and_then_ready(client: Speaker, resources: ExitStack) -> None:
     data, fds = pooled(ADD, resources)
-    client.say(prepare_message(8, data, pool_count=1), fds)
+    client.say(prepare_message(8, data, pools=LENT), fds)
     assert client.hear(messages.Reply) == messages.Reply(8, NONE, "")
     ready = client.hear(messages.PreparedModelReady)
     assert (ready.call, ready.status) == (8, NONE)
@@ -430,7 +431,7 @@ def test_a_bad_preparation_keeps_none_of_its_pools(
 ) -> None:
     data, fds = pooled(ADD, resources)
     before = len(os.listdir("/proc/self/fd"))
-    client.say(prepare_message(4, **{"model": data, "pool_count": 1, **changes}), fds)
+    client.say(prepare_message(4, **{"model": data, "pools": LENT, **changes}), fds)
     client.hear(messages.PreparedModelReady)
     client.hear(messages.Reply)
     assert len(os.listdir("/proc/self/fd")) == before
@@ -443,6 +444,12 @@ def unsealed() -> int:
     return fd
 
 
+def pipe() -> int:
+    reader, writer = os.pipe()
+    os.close(writer)
+    return reader
+
+
 def sparse() -> int:
     fd = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 1 << 60)
@@ -450,12 +457,12 @@ def sparse() -> int:
     return fd
 
 
-@pytest.mark.parametrize(("make", "status"), [(unsealed, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
-def test_a_model_in_memory_that_must_not_be_mapped_is_refused(
+@pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
+def test_a_model_in_memory_that_has_no_bytes_or_too_many_is_refused(
     make: Callable[[], int], status: ErrorStatus, client: Speaker
 ) -> None:
     fd = make()
-    client.say(prepare_message(4, pool_count=1), [fd])
+    client.say(prepare_message(4, pools=LENT), [fd])
     os.close(fd)
     assert client.hear(messages.PreparedModelReady).status is status
     assert client.hear(messages.Reply).status is status
@@ -488,7 +495,7 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
 ) -> None:
     data, fds = pooled(ADD, resources)
     for model_id, number in ((1, 10), (2, 11)):
-        client.say(prepare_message(number, data, pool_count=1), fds)
+        client.say(prepare_message(number, data, pools=LENT), fds)
         client.hear(messages.Reply)
         assert client.hear(messages.PreparedModelReady).model_id == model_id
         assert running.session.account.held_bytes == model_id * (len(data) + 64)
@@ -568,6 +575,10 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
     return source, sink
 
 
+def lent(*sizes: int) -> tuple[messages.MemoryData, ...]:
+    return tuple(messages.MemoryData(size) for size in sizes)
+
+
 EMPTY = messages.RequestData((), (), ())
 
 
@@ -577,7 +588,9 @@ def execute_message(model_id: int, pools: tuple[Memory, ...], call: int = 30, **
 
 
 def execute_request_message(model_id: int, request: Request, call: int = 30, **changes: Any) -> messages.Execute:
-    """Return an Execute; `changes` are fields of it, of its request or of its configuration."""
+    """Return an Execute; `changes` are fields of it, of its request or configuration, or `lent`, its pools' sizes."""
+    if "lent" in changes:
+        changes["pools"] = lent(*changes["lent"])
     parts: list[Any] = [
         messages.request_to_data(request),
         messages.config_to_data(ExecutionConfig()),
@@ -690,17 +703,17 @@ def test_a_model_that_was_released_or_never_made_cannot_be_executed(
 def test_a_pool_shorter_than_announced_is_refused(
     announced: int, client: Speaker, pools: tuple[Memory, Memory]
 ) -> None:
-    answer = execute(client, prepare(client), pools, pool_sizes=(80, announced))
+    answer = execute(client, prepare(client), pools, lent=(80, announced))
     assert answer.status is INVALID
 
 
-@pytest.mark.parametrize(("make", "status"), [(unsealed, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
-def test_a_pool_that_must_not_be_mapped_is_refused(
+@pytest.mark.parametrize(("make", "status"), [(pipe, INVALID), (sparse, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)])
+def test_a_pool_that_has_no_bytes_or_too_many_is_refused(
     make: Callable[[], int], status: ErrorStatus, client: Speaker, pools: tuple[Memory, Memory]
 ) -> None:
     model_id, fd = prepare(client), make()
     size = os.fstat(fd).st_size
-    client.say(execute_message(model_id, pools, pool_sizes=(80, size)), [pools[0].fileno(), fd])
+    client.say(execute_message(model_id, pools, lent=(80, size)), [pools[0].fileno(), fd])
     os.close(fd)
     assert client.hear(messages.Executed).status is status
     assert_alive(client)
@@ -762,8 +775,8 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
     until(lambda: (running.session._calls, running.session.account.held_bytes) == (6, mapped_bytes))
     before = len(os.listdir("/proc/self/fd"))
     refused = execute(client, UNKNOWN, pools, call=46)
-    client.say(prepare_message(47, pool_count=1), fds[:1])
-    client.say(messages.GetSupportedOperations(48, "reference", b"", 1), fds[:1])
+    client.say(prepare_message(47, pools=LENT), fds[:1])
+    client.say(messages.GetSupportedOperations(48, "reference", b"", LENT), fds[:1])
     ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
     answers: list[Any] = [refused, ready, reply, client.hear(messages.SupportedOperations)]
     assert [answer.call for answer in answers] == [46, 47, 47, 48]
@@ -798,7 +811,7 @@ def configure(client: Speaker, model_id: int, queues: BurstClient, **changes: An
 
 
 def give(client: Speaker, question: messages.GetMemories, *memories: Memory) -> None:
-    sizes = tuple(memory.size_bytes for memory in memories)
+    sizes = lent(*(memory.size_bytes for memory in memories))
     client.say(messages.Memories(question.call, NONE, "", sizes), [memory.fileno() for memory in memories])
 
 
@@ -862,7 +875,7 @@ def test_N_BUX_5_memories_beside_an_error_are_closed(
     before = len(os.listdir("/proc/self/fd"))
     assert queues.requests.send(ADD_PACKET)
     question = client.hear(messages.GetMemories)
-    client.say(messages.Memories(question.call, INVALID, "no", (80, 16)), [pool.fileno() for pool in pools])
+    client.say(messages.Memories(question.call, INVALID, "no", lent(80, 16)), [pool.fileno() for pool in pools])
     assert status_of(queues.receive()) == INVALID
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -892,17 +905,17 @@ def test_a_queue_of_more_than_a_mebibyte_is_refused(client: Speaker, running: Ru
         assert client.hear(messages.Reply).status is NONE
 
 
-def test_N_BUX_5_memory_that_must_not_be_mapped_is_a_failure(
+def test_N_BUX_5_memory_that_has_no_bytes_is_a_failure(
     client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     assert queues.requests.send(ADD_PACKET)
     question = client.hear(messages.GetMemories)
-    fd = unsealed()
-    client.say(messages.Memories(question.call, NONE, "", (80, 4096)), [pools[0].fileno(), fd])
+    fd = pipe()
+    client.say(messages.Memories(question.call, NONE, "", lent(80, 4096)), [pools[0].fileno(), fd])
     os.close(fd)
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
     client.say(messages.GetBurstError(60, burst_id))
-    assert "seals" in client.hear(messages.BurstError).message
+    assert "no file that has bytes in places" in client.hear(messages.BurstError).message
 
 
 def test_N_BUX_5_fewer_memories_than_slots_are_a_failure(

@@ -8,6 +8,7 @@ import pytest
 
 from nnfmq.hal.errors import ResourceExhaustedTransient
 from nnfmq.memory import Memory
+from nnfmq.service.accounts import MemoryAccount
 from nnfmq.service.wire import private_pools
 
 
@@ -22,7 +23,7 @@ class Huge(Memory):
 def test_memories_are_copied_and_closed(resources: ExitStack) -> None:
     memories = [resources.enter_context(Memory.create(size)) for size in (3, 5)]
     memories[1].view[:] = b"later"
-    pools = private_pools(memories)
+    pools = private_pools(memories, MemoryAccount())
     assert [bytes(pool.view) for pool in pools] == [bytes(3), b"later"]
     assert [memory.closed for memory in memories] == [True, True]
 
@@ -30,5 +31,5 @@ def test_memories_are_copied_and_closed(resources: ExitStack) -> None:
 def test_memory_that_cannot_be_copied_is_refused_and_all_are_closed(resources: ExitStack) -> None:
     memories = [resources.enter_context(kind.create(3)) for kind in (Memory, Huge, Memory)]
     with pytest.raises(ResourceExhaustedTransient, match="not enough memory"):
-        private_pools(memories)
+        private_pools(memories, MemoryAccount())
     assert [memory.closed for memory in memories] == [True, True, True]

@@ -11,6 +11,7 @@ from support.small_models import F32, one_operation, two_adds, with_main
 from nnfmq.hal.device import UNKNOWN_PERFORMANCE, PerformanceInfo, make_capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
+    BufferToken,
     DataLocation,
     ExecutionPreference,
     ExtensionNameAndPrefix,
@@ -169,6 +170,16 @@ def test_wishes_that_an_interface_has_no_place_for_become_the_default() -> None:
     assert compliant_with(Priority.MEDIUM, L.V1_0)
     assert convert_to(ExecutionPreference.LOW_POWER, L.V1_0).value == ExecutionPreference.FAST_SINGLE_ANSWER
     assert compliant_with(ExecutionPreference.LOW_POWER, L.V1_1)
+
+
+@pytest.mark.parametrize("level", [L.V1_0, L.V1_1, L.V1_2])
+def test_BUR_18_a_request_with_a_buffer_of_the_driver_s_needs_1_3(level: FeatureLevel) -> None:
+    argument = RequestArgument(location=DataLocation(0))
+    request = Request((argument,), (RequestArgument(has_no_value=True),), (BufferToken(1),))
+    with pytest.raises(InvalidArgument, match="BUR-18"):
+        convert_to(request, level)
+    assert not compliant_with(request, level)
+    assert convert_to(request, L.V1_3).value == request
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from support.small_models import two_adds, with_main, with_operand
 
 from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import DataLocation, Request, RequestArgument
+from nnfmq.hal.types import BufferToken, DataLocation, Request, RequestArgument
 from nnfmq.validation import validate_request
 
 MODEL = two_adds()
@@ -140,3 +140,33 @@ def test_N_RQX_13_outputs_over_each_other_are_refused() -> None:
     model = with_main(MODEL, operands=operands, output_indexes=(3, 4))
 
     refused(replace(GOOD, outputs=(argument(1), argument(1, 15))), "N-RQX-13", model)
+
+
+def in_buffer(token: int, place: DataLocation = DataLocation(2), **fields: Any) -> Request:  # noqa: B008  frozen
+    """Return the good request with its first input in a buffer of the driver's."""
+    return replace(with_first_input(RequestArgument(location=place, **fields)), pools=(*GOOD.pools, BufferToken(token)))
+
+
+def test_DOM_9_an_argument_may_be_all_of_a_buffer() -> None:
+    validate_request(MODEL, in_buffer(1))
+    validate_request(UNKNOWN_INPUT, in_buffer(1))  # the driver knows the shape of what is in it
+    validate_request(MODEL, replace(in_buffer(1), outputs=(RequestArgument(location=DataLocation(2)),)))
+
+
+@pytest.mark.parametrize("token", [0, -1, -(2**31)])
+def test_N_RQX_9_a_token_below_one_is_refused(token: int) -> None:
+    refused(in_buffer(token), "N-RQX-9")
+
+
+@pytest.mark.parametrize("place", [DataLocation(2, 1), DataLocation(2, 0, 16), DataLocation(2, 0, 0, 1)])
+def test_N_RQX_10_a_part_of_a_buffer_is_refused(place: DataLocation) -> None:
+    refused(in_buffer(1, place), "N-RQX-10")
+
+
+def test_N_RQX_6_dimensions_that_contradict_the_model_are_refused_of_a_buffer_too() -> None:
+    refused(in_buffer(1, dimensions=(2, 3)), "N-RQX-6")
+
+
+def test_N_RQX_8_a_buffer_is_no_output_of_unknown_shape_where_that_is_not_allowed() -> None:
+    request = replace(in_buffer(1), outputs=(RequestArgument(location=DataLocation(2)),))
+    refused(request, "N-RQX-8", UNKNOWN_OUTPUT, allow_unspecified_output=False)

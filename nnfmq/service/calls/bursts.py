@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq import watcher
 from nnfmq.channel import close_all
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, error_for
-from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.datum import DATUM_BYTES
@@ -24,8 +23,10 @@ from nnfmq.serialize.messages import (
     GetBurstError,
     GetMemories,
     Memories,
+    MemoryData,
     Message,
 )
+from nnfmq.service.accounts import Received
 from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.burst import BindingExecutor, BurstServer
 from nnfmq.service.calls.answering import Handler, Pooled, refuse_configure, reply
@@ -35,18 +36,25 @@ if TYPE_CHECKING:
     from nnfmq.service.session import Session
 
 
+class Given(NamedTuple):
+    """What a client has given for slots; whoever takes it owns the descriptors."""
+
+    lent: tuple[MemoryData, ...]
+    fds: list[int]
+
+
 class _Callback:
     """A burst's way to ask the client for memories (IBurstCallback)."""
 
     def __init__(self, session: Session, burst_id: int) -> None:
         self._session = session
         self._burst_id = burst_id
-        self._waiting: Future[list[Memory]] | None = None
+        self._waiting: Future[Given] | None = None
         self._is_cancelled = False
 
-    def get_memories(self, slots: Sequence[int]) -> list[Memory]:
+    def get_memories(self, slots: Sequence[int]) -> list[Received]:
         """Ask once for all slots; only more than a message can carry take several."""
-        memories: list[Memory] = []
+        memories: list[Received] = []
         with ExitStack() as undo:
             for start in range(0, len(slots), MAX_FDS):
                 given = self._ask(slots[start : start + MAX_FDS])
@@ -56,14 +64,18 @@ class _Callback:
             undo.pop_all()
         return memories
 
-    def _ask(self, slots: Sequence[int]) -> list[Memory]:
+    def _ask(self, slots: Sequence[int]) -> list[Received]:
         waiting = self._waiting = _ask_for_memories(self._session, self._burst_id, slots)
         if self._is_cancelled:  # `cancel` may have looked before there was anything to cancel
             _settle(waiting, _closed())
         try:
-            return waiting.result()
+            given = waiting.result()
         finally:
             self._waiting = None
+        try:  # here, not where it was received: a file may take its time to say how large it is
+            return self._session.account.adopt_all(given.fds, given.lent)
+        except InvalidArgument as error:
+            raise GeneralFailure(str(error)) from error  # not the request's mistake: N-BUX-5
 
     def cancel(self) -> None:
         """The burst is being closed: nobody needs the answer."""
@@ -103,7 +115,7 @@ def _configure_burst(session: Session, message: ConfigureBurst, fds: list[int], 
 
 
 def _create_burst(session: Session, message: ConfigureBurst, fds: list[int]) -> int:
-    memories = session.account.adopt_all(fds, [None, None])
+    memories = session.account.adopt_mapped(fds)
     with ExitStack() as undo:
         for memory in memories:
             undo.callback(memory.close)
@@ -154,10 +166,10 @@ def _free_memory(session: Session, message: FreeMemory, _fds: list[int]) -> None
         burst.server.free_memory(message.slot)
 
 
-def _ask_for_memories(session: Session, burst_id: int, slots: Sequence[int]) -> Future[list[Memory]]:
+def _ask_for_memories(session: Session, burst_id: int, slots: Sequence[int]) -> Future[Given]:
     """Ask the client what `slots` stand for; the answer comes through the future. Raises DeadObject."""
     call = session.conversation.new_call(Role.DRIVER)
-    question: Future[list[Memory]] = Future()
+    question: Future[Given] = Future()
     session.questions[call] = question
     session.send(GetMemories(call, burst_id, tuple(slots)))
     if session.has_ended:
@@ -175,23 +187,12 @@ def _memories(session: Session, message: Memories, fds: list[int]) -> None:
         status = ErrorStatus.GENERAL_FAILURE if is_dead else message.status
         _settle(question, error_for(status, message.message))
     else:
-        _answer(session, question, message.sizes, fds)
+        given = Given(message.memories, fds)
+        if not _settle(question, given):
+            close_all(fds)
 
 
-def _answer(session: Session, question: Future[list[Memory]], sizes: Sequence[int], fds: list[int]) -> None:
-    try:
-        memories = session.account.adopt_all(fds, sizes)
-    except InvalidArgument as error:
-        _settle(question, GeneralFailure(str(error)))  # not the request's mistake: N-BUX-5
-    except NnfmqError as error:
-        _settle(question, error)
-    else:
-        if not _settle(question, memories):
-            for memory in memories:
-                memory.close()
-
-
-def _settle(question: Future[list[Memory]], answer: list[Memory] | NnfmqError) -> bool:
+def _settle(question: Future[Given], answer: Given | NnfmqError) -> bool:
     """Answer a question, unless another thread was faster: then return False, and the answer stays the caller's."""
     try:
         if isinstance(answer, NnfmqError):

@@ -33,7 +33,7 @@ def executed(call: int, result: ExecutionResult) -> Executed:
 
 def _result(session: Session, message: Execute, fds: list[int], seen_ns: int) -> ExecutionResult:
     with ExitStack() as stack:
-        pools = session.account.adopt_all(fds, message.pool_sizes)
+        pools = session.account.adopt_all(fds, message.memories)
         for pool in pools:
             stack.callback(pool.close)
         prepared = session.models.find(message.model_id)

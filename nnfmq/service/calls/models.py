@@ -19,6 +19,7 @@ from nnfmq.serialize.messages import (
 )
 from nnfmq.serialize.model import decode_model
 from nnfmq.service.accounts import Charge, MemoryAccount
+from nnfmq.service.arguments import constant_ranges
 from nnfmq.service.calls.answering import Handler, Pooled, reply
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.handles import NO_ID
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _supported(session: Session, message: GetSupportedOperations, fds: list[int], _seen_ns: int) -> None:
-    model, charge = _received_model(session.account, message.model, fds)
+    model, charge = _received_model(session.account, message, fds)
     with closing(charge):
         supported = session.devices.find(message.device).supported_operations(model, session.dialect.level)
         session.dialect.check_consumers(model, message.consumers)
@@ -42,7 +43,7 @@ def _refuse_supported(call: int, status: ErrorStatus, text: str) -> tuple[Messag
 
 def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: int) -> None:
     """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
-    model, charge = _received_model(session.account, message.model, fds)
+    model, charge = _received_model(session.account, message, fds)
     with ExitStack() as undo:
         undo.callback(charge.close)
         device = session.devices.find(message.device)
@@ -53,7 +54,14 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
         undo.pop_all()
     session.send(reply(message.call))
     try:
-        prepared = replace(device.prepare_model(model), charge=charge, takes_unspecified=dialect.takes_unspecified)
+        prepared = replace(
+            device.prepare_model(model),
+            charge=charge,
+            device=device.name,
+            buffers=session.buffers,
+            takes_unspecified=dialect.takes_unspecified,
+            constants=constant_ranges(model),
+        )
     except NnfmqError as error:
         charge.close()
         session.send(PreparedModelReady(message.call, error.status, str(error), NO_ID))
@@ -65,18 +73,20 @@ def _refuse_prepare(call: int, status: ErrorStatus, text: str) -> tuple[Message,
     return PreparedModelReady(call, status, text, NO_ID), Reply(call, status, text)
 
 
-def _received_model(account: MemoryAccount, data: bytes, fds: list[int]) -> tuple[Model, Charge]:
+def _received_model(
+    account: MemoryAccount, message: PrepareModel | GetSupportedOperations, fds: list[int]
+) -> tuple[Model, Charge]:
     """Return the model over private copies of its pools, as the client can write to its own, and what it costs.
 
     Takes over the fds, whatever is wrong with the rest, so call it first.
     """
-    pools = private_pools(account.adopt_all(fds, [None] * len(fds)))
-    charge = account.charge(len(data) + sum(pool.size_bytes for pool in pools))
+    pools = private_pools(account.adopt_all(fds, message.pools), account)
+    charge = account.charge(len(message.model) + sum(pool.size_bytes for pool in pools))
     with ExitStack() as undo:
         undo.callback(charge.close)
         try:
             with faults_as_errors("reading the model"):
-                model = decode_model(data, pools)
+                model = decode_model(message.model, pools)
         except ProtocolError as error:
             raise InvalidArgument(str(error)) from error
         undo.pop_all()

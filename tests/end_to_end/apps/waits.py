@@ -1,7 +1,7 @@
 """An application that waits for its driver in a given way, says so, and never comes back.
 
-waits.py SOCKET burst|preparation|execution|computation|nothing: prints the driver's pid, reads a line, begins, prints
-"waiting".
+waits.py SOCKET burst|preparation|execution|computation|copy|copies|buffers|nothing: prints the driver's pid, reads a
+line, begins, prints "waiting".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from support.drivers import one, until, wait_until_waiting
-from support.models import null_model, slow_model
+from support.models import null_model, relu_model, slow_model
 
 import nnfmq
 
@@ -24,6 +24,16 @@ model = device.prepare(null_model())
 burst = model.burst(polling_window_us=0)
 burst.execute(one(1))
 slow = device.prepare(slow_model()) if sys.argv[2] == "computation" else model
+wide = device.prepare(relu_model((1 << 22,))) if sys.argv[2] == "copies" else model
+buffers = [device.allocate(inputs=[(each, 0)], outputs=[(each, 0)]) for each in (model, model, wide)]
+buffers[0].copy_from(one(1))
+
+
+def copies() -> None:
+    """Copy 16 MiB, again and again."""
+    with nnfmq.Memory.create(1 << 24) as memory:
+        while True:
+            buffers[2].copy_from(memory)
 
 
 def when_called() -> None:
@@ -43,6 +53,9 @@ WAYS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
     "preparation": (lambda: device.prepare(null_model()), when_called),
     "execution": (lambda: model.execute(one(2)), when_called),
     "computation": (lambda: slow.execute(np.zeros(slow.inputs[0].shape, np.float32)), when_called),
+    "copy": (lambda: buffers[0].copy_from(one(2)), when_called),
+    "copies": (copies, when_called),
+    "buffers": (lambda: model.execute(buffers[0], out=[buffers[1]]), when_called),
     "nothing": (signal.pause, lambda: print("waiting", flush=True)),
 }
 

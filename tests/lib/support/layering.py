@@ -16,11 +16,11 @@ from pathlib import Path
 
 PACKAGE = "nnfmq"
 EVERYTHING = "*"
-_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths", "cores")
+_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths", "cores", "file_memory")
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": ("runtime", "importers", "queue", "hal"),
+    "": ("runtime", "importers", "queue", "memory", "file_memory", "hal"),
     "__main__": ("cli", "service.embedded"),
     "hal": (),
     "cores": (),
@@ -28,6 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "operations": ("hal",),
     "validation": ("hal", "operations"),
     "memory": ("hal",),
+    "file_memory": ("hal",),
     "channel": ("memory", "hal"),
     "queue": ("memory", "cores", "hal.errors"),
     "serialize": ("cores", "hal"),

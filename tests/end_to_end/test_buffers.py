@@ -1,0 +1,163 @@
+"""Buffers of a real driver's: what stays there, what comes back, and that nothing is left when either side dies."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import places
+from support.drivers import Daemon, InThread, Process, app, one, running_daemon, until
+from support.models import add_model, null_model, relu_model
+
+import nnfmq
+from nnfmq.hal.types import DataLocation, Request, RequestArgument
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", (places.ROOT / "docs" / "memory.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["shared memory", "buffers"])
+def test_the_document_s_examples_work(example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(example, {})
+    assert capsys.readouterr().out.count(".") == 10  # a score for each digit
+
+
+@pytest.fixture
+def adding(client: nnfmq.Client) -> Iterator[nnfmq.PreparedModel]:
+    with client.device("reference").prepare(add_model()) as made:
+        yield made
+
+
+FOUR = np.array([1, 2, 3, 4], np.float32)
+
+
+def test_DOM_6_a_chain_of_executions_stays_in_the_driver(client: nnfmq.Client, adding: nnfmq.PreparedModel) -> None:
+    """Two models take turns on two buffers; the application sees the last result alone."""
+    device = client.device("reference")
+    with device.prepare(relu_model()) as relu:
+        roles = [(adding, 0), (relu, 0)]
+        with (
+            device.allocate(inputs=roles, outputs=roles) as first,
+            device.allocate(inputs=roles, outputs=roles) as second,
+        ):
+            first.copy_from(-FOUR)
+            for _ in range(3):
+                adding.execute(first, FOUR, out=[second])
+                relu.execute(second, out=[first])
+            assert first.array().tolist() == [2, 4, 6, 8]
+            with Process(client.driver_pid) as worker:
+                request = Request((in_buffer(0),), (in_buffer(1),), (first.pool, second.pool))
+                before = worker.shared_mappings(), worker.descriptors()
+                relu.execute_request(request)
+                assert (worker.shared_mappings(), worker.descriptors()) == before
+
+
+def in_buffer(index: int) -> RequestArgument:
+    return RequestArgument(location=DataLocation(index))
+
+
+def test_arrays_and_buffers_can_be_mixed(client: nnfmq.Client, adding: nnfmq.PreparedModel) -> None:
+    with client.device("reference").allocate(inputs=[(adding, 1)], outputs=[(adding, 0)]) as buffer:
+        assert adding.execute(FOUR, FOUR, out=[buffer], timeout=10) == (buffer,)
+        (result,) = adding.execute(FOUR, buffer)
+        assert result.tolist() == [3, 6, 9, 12]
+        out = np.zeros(4, np.float32)
+        assert adding.execute(FOUR, buffer, out=[out])[0] is out
+        with pytest.raises(nnfmq.InvalidArgument, match="1 outputs, `out` has 2"):
+            adding.execute(FOUR, buffer, out=[buffer, out])
+        with pytest.raises(nnfmq.InvalidArgument, match="DOM-9"):
+            adding.execute(buffer, FOUR)
+
+
+def test_LIFE_9_thousands_of_copies_and_executions_leave_nothing(
+    client: nnfmq.Client, adding: nnfmq.PreparedModel, tmp_path: Path
+) -> None:
+    device = client.device("reference")
+    (tmp_path / "four").write_bytes(FOUR.tobytes())
+    fd = os.open(tmp_path / "four", os.O_RDWR)
+    with Process(client.driver_pid) as worker, nnfmq.FileMemory.from_fd(fd, 16) as file:
+        os.close(fd)
+
+        def once() -> None:
+            with device.allocate(inputs=[(adding, 0)], outputs=[(adding, 0)]) as buffer:
+                buffer.copy_from(file)
+                adding.execute(buffer, FOUR)
+                buffer.copy_to(file)
+                with pytest.raises(nnfmq.InvalidArgument):
+                    buffer.copy_from(file, (5,))
+
+        once()
+        before = worker.descriptors(), worker.shared_mappings(), len(os.listdir("/proc/self/fd"))
+        for _ in range(250):  # of each, with what an array takes: some two thousand descriptors
+            once()
+        now = lambda: (worker.descriptors(), worker.shared_mappings(), len(os.listdir("/proc/self/fd")))  # noqa: E731
+        until(lambda: now() == before, "both processes hold what they held")
+
+
+def test_DOM_4_buffers_are_limited_and_come_back_when_they_are_freed(folder: Path) -> None:
+    shape = (4 << 20,)  # 16 MiB of the 40 that are allowed
+    with ExitStack() as stack:
+        daemon = stack.enter_context(running_daemon(folder / "d.sock", environment={"NNFMQ_CLIENT_MEMORY_MIB": "40"}))
+        device = stack.enter_context(daemon.connect()).device("reference")
+        model = stack.enter_context(device.prepare(relu_model(shape)))
+        for _ in range(5):
+            held = [device.allocate(inputs=[(model, 0)]), device.allocate(outputs=[(model, 0)])]
+            with pytest.raises(nnfmq.ResourceExhausted, match="the limit is"):
+                device.allocate(outputs=[(model, 0)])
+            for buffer in held:
+                buffer.close()
+
+
+@pytest.mark.parametrize("way", ["copy", "buffers"])
+def test_LIFE_3_SIGKILL_of_a_client_in_the_middle_of_a_copy_or_execution_ends_its_worker(
+    daemon: Daemon, way: str
+) -> None:
+    with app("waits", daemon.path, way) as client, Process(int(client.line())) as worker:
+        with worker.stopped():
+            client.tell()
+            assert client.line() == "waiting"
+            client.popen.kill()
+            client.wait()
+        worker.wait_for_end()
+
+
+def test_SIGKILL_of_a_client_ends_its_worker_while_that_copies(daemon: Daemon) -> None:
+    with app("waits", daemon.path, "copies") as client, Process(int(client.line())) as worker:
+        client.tell()
+        assert client.line() == "waiting"
+        until(lambda: "R" in worker.states(), "the worker copies")
+        client.popen.kill()
+        worker.wait_for_end()
+
+
+def test_LIFE_4_the_driver_s_death_ends_a_copy_at_once_and_a_buffer_can_still_be_closed(
+    client: nnfmq.Client, model: nnfmq.PreparedModel
+) -> None:
+    with Process(client.driver_pid) as worker:
+        buffer = client.device("reference").allocate(inputs=[(model, 0)])
+        worker.stop()
+        copying = InThread.start(lambda: buffer.copy_from(one(1)))
+        until(lambda: bool(client._connection._waiting), "the copy is asked for")
+        worker.kill()
+        assert isinstance(copying.wait().error, nnfmq.DeadObject)
+        with pytest.raises(nnfmq.DeadObject):
+            buffer.array()
+        buffer.close()
+
+
+def test_a_buffer_of_one_client_is_nothing_to_another(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
+    with ExitStack() as stack:
+        device = stack.enter_context(daemon.connect()).device("reference")
+        theirs = stack.enter_context(device.prepare(null_model()))
+        buffer = stack.enter_context(device.allocate(inputs=[(theirs, 0)], outputs=[(theirs, 0)]))
+        buffer.copy_from(one(5))
+        request = Request((in_buffer(0),), (RequestArgument(has_no_value=True),), (buffer.pool,))
+        theirs.execute_request(request)
+        with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-9"):
+            model.execute_request(request)
+        with pytest.raises(nnfmq.InvalidArgument, match="another client"):
+            model.execute(buffer)
