@@ -20,7 +20,6 @@ from nnfmq.hal.device import Capabilities
 from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument, ProtocolError, error_for
 from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import DeviceStatus, ExecutionPreference, Model, Priority, joined
-from nnfmq.hal.versions import interface_level, interface_name, is_aidl, number_of_consumers
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.buffers import Buffer
@@ -77,7 +76,10 @@ def connect(
     Raises DeviceUnavailable, MissedDeadlineTransient, InvalidArgument.
     """
     deadline_ns = deadline_after(timeout)
-    interface_level(interface)  # before anything is started
+    if interface != INTERFACE:  # judge it before anything is started
+        from nnfmq.hal.versions import interface_level
+
+        interface_level(interface)
     if path is not None and embedded:
         raise InvalidArgument("a driver is either listening at `path` or embedded, not both")
     if embedded:
@@ -136,7 +138,7 @@ class Client:
     @property
     def interface(self) -> str:
         """The HAL's version that is spoken: "AIDL v4" unless `connect` was told otherwise."""
-        return interface_name(self._connection.level)
+        return self._connection.greeting.interface
 
     @property
     def is_embedded(self) -> bool:
@@ -259,8 +261,10 @@ class Device:
         return prepared
 
     def _consumers(self, model: Model) -> tuple[tuple[int, ...], ...]:
-        if is_aidl(self._connection.level):
+        if self._connection.is_aidl:
             return ()
+        from nnfmq.hal.versions import number_of_consumers
+
         return tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
 
     def allocate(

@@ -28,13 +28,13 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.hal.types import Pool, SharedPool
-from nnfmq.hal.versions import FeatureLevel, interface_level
 from nnfmq.runtime.answers import OneShot
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 
 INTERFACE = "AIDL v4"  # unless the application wants another
+_LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES = 8, 5, 4  # of `hal.versions`, for which no application shall wait
 _GONE = "the driver process is gone"
 _log = logging.getLogger("nnfmq.client")
 
@@ -65,8 +65,10 @@ class _Question(NamedTuple):
 class Connection:
     """A connection to a driver. Any thread may call. Made by `open`; the owner closes it."""
 
-    def __init__(self, channel: Channel, level: FeatureLevel = FeatureLevel.AIDL_V4) -> None:
-        self.level = level  # of the interface that is spoken here
+    def __init__(self, channel: Channel, level: int = _LEVEL) -> None:
+        self.level = level  # the feature level of the interface that is spoken here
+        self.is_aidl = level >= _FIRST_AIDL
+        self.has_deadlines = level >= _FIRST_WITH_DEADLINES
         self._channel = channel
         self._conversation = Conversation()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
@@ -99,7 +101,7 @@ class Connection:
         the deadline.
         """
         try:
-            connection = cls(channel, interface_level(interface))
+            connection = cls(channel, _level_of(interface))
         except BaseException:
             channel.close()
             raise
@@ -371,6 +373,14 @@ class Connection:
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
+
+
+def _level_of(interface: str) -> int:
+    if interface == INTERFACE:
+        return _LEVEL
+    from nnfmq.hal.versions import interface_level
+
+    return interface_level(interface)
 
 
 def _require_status(status: ErrorStatus) -> None:

@@ -40,7 +40,7 @@ from nnfmq.hal.types import (
     Priority,
     Request,
 )
-from nnfmq.hal.versions import HIDL_NO_TIME, FeatureLevel, interface_name, is_aidl, microseconds, number_of_consumers
+from nnfmq.hal.versions import HIDL_NO_TIME, FeatureLevel, interface_name, microseconds, number_of_consumers
 from nnfmq.queue import DeadFlag, MessageQueue
 from nnfmq.runtime.answers import OneShot
 from nnfmq.runtime.burst import descriptor_data
@@ -117,12 +117,13 @@ class IDevice:
         self._client = client
         self.name = client.device(name).info.name
         self.connection = client.connection
-        if is_aidl(self.connection.level):
-            spoken = interface_name(self.connection.level)
-            raise InvalidArgument(f"this client speaks {spoken}; connect with interface='HIDL 1.3' or an older one")
+        if self.connection.is_aidl:
+            raise InvalidArgument(
+                f"this client speaks {client.interface}; connect with interface='HIDL 1.3' or an older one"
+            )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return _form(DEVICE, self, self.connection.level, name)
+        return _form(DEVICE, self, FeatureLevel(self.connection.level), name)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name, form in DEVICE.items() if form.level <= self.connection.level)]
@@ -274,7 +275,7 @@ class IPreparedModel:
         self.model_id = model_id
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return _form(PREPARED_MODEL, self, self.connection.level, name)
+        return _form(PREPARED_MODEL, self, FeatureLevel(self.connection.level), name)
 
     def __dir__(self) -> list[str]:
         level = self.connection.level

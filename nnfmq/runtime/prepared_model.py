@@ -29,7 +29,6 @@ from nnfmq.hal.types import (
     SharedPool,
     Timing,
 )
-from nnfmq.hal.versions import FeatureLevel
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
@@ -82,7 +81,7 @@ def execute_once(
 
 def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
     """Return a deadline as a message has it; -1 where the interface has none: then only the wait here ends."""
-    return _NO_LIMIT if deadline_ns is None or connection.level < FeatureLevel.V1_3 else deadline_ns
+    return _NO_LIMIT if deadline_ns is None or not connection.has_deadlines else deadline_ns
 
 
 def ask_execution(

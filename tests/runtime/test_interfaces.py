@@ -67,6 +67,8 @@ def pools(resources: ExitStack) -> tuple[Memory, Memory]:
 def test_DEV_9_the_feature_level_follows_from_the_interface(level: L, client_of: Callable[[L], Client]) -> None:
     client = client_of(level)
     assert client.interface == interface_name(level)
+    spoken = client.connection
+    assert (spoken.level, spoken.is_aidl, spoken.has_deadlines) == (level, is_aidl(level), level >= L.V1_3)
     assert {info.feature_level for info in client.devices()} == {level}
 
 
