@@ -9,6 +9,9 @@
 Importing this is cheap: what is heavy is imported by the call that needs it.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import (
     DeadObject,
@@ -28,12 +31,19 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import FenceState
 from nnfmq.importers import LoadedModel, example_path, load
 from nnfmq.memory import Memory
 from nnfmq.runtime.buffers import Buffer, copy
 from nnfmq.runtime.burst import Burst, ExecutionInfo
 from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
 from nnfmq.runtime.prepared_model import PreparedModel
+
+if TYPE_CHECKING:
+    from nnfmq.fence import Fence
+    from nnfmq.runtime.fenced import FencedExecution
+    from nnfmq.runtime.pending import PendingExecution
+    from nnfmq.runtime.reusable import Execution
 
 __all__ = [
     "Buffer",
@@ -44,7 +54,11 @@ __all__ = [
     "DeviceInfo",
     "DeviceUnavailable",
     "ErrorStatus",
+    "Execution",
     "ExecutionInfo",
+    "Fence",
+    "FenceState",
+    "FencedExecution",
     "FileMemory",
     "GeneralFailure",
     "InvalidArgument",
@@ -55,6 +69,7 @@ __all__ = [
     "MissedDeadlineTransient",
     "NnfmqError",
     "OutputInsufficientSize",
+    "PendingExecution",
     "PreparedModel",
     "ProtocolError",
     "QueueCorrupted",
@@ -67,3 +82,17 @@ __all__ = [
     "example_path",
     "load",
 ]
+
+_LATER = {
+    "Execution": "nnfmq.runtime.reusable",
+    "Fence": "nnfmq.fence",
+    "FencedExecution": "nnfmq.runtime.fenced",
+    "PendingExecution": "nnfmq.runtime.pending",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what few programs need when it is asked for."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

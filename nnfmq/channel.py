@@ -333,6 +333,57 @@ class Channel:
         self.close()
 
 
+class StateSender:
+    """The sending end of a fence: one byte, once; closed without it, the other end sees the end of the connection.
+
+    A forked child closes its copy at once, so that the end of the process that has the sender is seen.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    def send(self, state: int) -> None:
+        """Send the state and close; harmless once closed."""
+        with contextlib.suppress(OSError):  # closed already, or nobody is left to see it
+            self._socket.send(bytes([state]), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        self.close()
+
+    def close(self) -> None:
+        """Close it. Harmless when repeated."""
+        self._socket.close()
+
+
+def open_state_pair() -> tuple[StateSender, int]:
+    """Return a sender and the fd of the end where its state is seen, by any number of holders; the caller owns both."""
+    with _creating:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.shutdown(socket.SHUT_RD)  # what is written into the other end goes nowhere
+        return StateSender(_remembered(ours)), theirs.detach()
+
+
+def peek_state(fd: int) -> bytes | None:
+    """Return what lies in a SEQPACKET socket, at most two bytes, and leave it there: b"" at the end, None for nothing.
+
+    The fd stays the caller's. Raises InvalidArgument for anything else than such a socket.
+    """
+    try:
+        sock = socket.socket(fileno=fd)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"descriptor {fd} is no socket: {error}") from None
+    try:
+        if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
+            raise InvalidArgument(f"descriptor {fd} is a socket of another kind than AF_UNIX SEQPACKET")
+        return sock.recv(2, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except ConnectionResetError:
+        return b""
+    except OSError as error:
+        raise InvalidArgument(f"descriptor {fd} is a socket without a connection: {error}") from None
+    finally:
+        sock.detach()
+
+
 def _remove_stale(path: Path) -> None:
     """Remove the socket of a driver that is gone, and nothing else."""
     try:

@@ -4,25 +4,30 @@ A fast message queue cannot tell whether its peer lives; the kernel can. The wat
 readable one is handed to its owner, a hang-up ends it) and pidfds. When a peer dies, its dead flag goes up first and
 then every event word registered for it is woken, again each millisecond until no waiter is left, since a waiter may
 be between its look at the flag and its sleep. No heartbeat, no periodic time-out: an idle process sleeps for good.
+It also keeps alarms, for what must end at a deadline while no thread waits for it.
 
-The thread starts with the first watch and ends with the last. Callbacks run on it and must be short; one that raises
-ends its own watch only, with a log line, and its owner is told. It takes no signals, and neither do the threads that
-it starts: a handler runs on the main thread, which would sleep on if another had been interrupted in its place.
+The thread starts with the first watch or alarm and ends with the last. Callbacks run on it and must be short; one that
+raises ends its own watch only, with a log line, and its owner is told. It takes no signals, and neither do the threads
+that it starts: a handler runs on the main thread, which would sleep on if another had been interrupted in its place.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
 THREAD_NAME = "nnfmq-watcher"
 _REPEAT_SECONDS = 0.001
+_LONGEST_SECONDS = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}  # belong to the thread itself
 _SIGNALS = signal.valid_signals() - _FAULTS
 _log = logging.getLogger("nnfmq.watcher")
@@ -94,6 +99,16 @@ class Watch:
         self.on_failure = on_failure
 
 
+class Alarm:
+    """An action that runs on the watcher's thread at a time, unless it is cancelled before."""
+
+    __slots__ = ("action", "at_ns")
+
+    def __init__(self, at_ns: int, action: Callable[[], None]) -> None:
+        self.at_ns = at_ns
+        self.action: Callable[[], None] | None = action
+
+
 def _nobody_to_tell(_error: Exception) -> None:
     """Stand for an owner whom nobody waits for."""
 
@@ -105,6 +120,8 @@ class Watcher:
         self._lock = threading.Lock()
         self._watches: dict[int, Watch] = {}
         self._dying: list[Peer] = []
+        self._alarms: list[tuple[int, int, Alarm]] = []  # a heap; cancelled ones stay until they are due or outnumber
+        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._epoll: select.epoll | None = None
         self._bell = -1
@@ -137,6 +154,25 @@ class Watcher:
             if self._epoll is not None:
                 self._epoll.unregister(watch.fd)
             self._ring()
+
+    def alarm(self, at_ns: int, action: Callable[[], None]) -> Alarm:
+        """Call `action` on the watcher's thread at a monotonic time (ns), up to some milliseconds late."""
+        alarm = Alarm(at_ns, action)
+        with self._lock:
+            self._started()
+            heapq.heappush(self._alarms, (at_ns, next(self._numbers), alarm))
+            if self._alarms[0][2] is alarm:
+                self._ring()
+        return alarm
+
+    def cancel(self, alarm: Alarm) -> None:
+        """Forget an alarm. Harmless when repeated, or when it went off."""
+        with self._lock:
+            alarm.action = None
+            self._alarms = [entry for entry in self._alarms if entry[2].action is not None]
+            heapq.heapify(self._alarms)
+            if not self._alarms:
+                self._ring()  # the thread may have been there for nothing else
 
     def bury(self, peer: Peer) -> None:
         """A peer is dead: raise its flag now, and wake its waiters until none is left. Any thread may call it."""
@@ -179,19 +215,47 @@ class Watcher:
 
     def _run(self, epoll: select.epoll, bell: int) -> None:
         while not self._ended(epoll):
-            for fd, _ in epoll.poll(_REPEAT_SECONDS if self._dying else -1):
+            for fd, _ in epoll.poll(self._patience()):
                 if fd == bell:
                     os.eventfd_read(bell)
                 else:
                     self._serve(fd)
             self._wake_the_dying()
+            self._sound_alarms()
+
+    def _patience(self) -> float:
+        """Return how many seconds there is nothing to do unasked; -1 = for ever."""
+        if self._dying:
+            return _REPEAT_SECONDS
+        with self._lock:
+            if not self._alarms:
+                return -1
+            left_ns = self._alarms[0][0] - time.monotonic_ns()
+        return min(max(0, left_ns) / 1e9, _LONGEST_SECONDS)
+
+    def _sound_alarms(self) -> None:
+        while True:
+            with self._lock:
+                if not self._alarms or self._alarms[0][0] > time.monotonic_ns():
+                    return
+                alarm = heapq.heappop(self._alarms)[2]
+            self._sound(alarm)
+
+    @staticmethod
+    def _sound(alarm: Alarm) -> None:
+        action, alarm.action = alarm.action, None
+        try:
+            if action is not None:
+                action()
+        except Exception:  # noqa: BLE001  one owner's bug must not end the thread that all others rely on
+            _log.exception("an alarm failed")
 
     def _ended(self, epoll: select.epoll) -> bool:
         """Close up when nothing is left to watch: decided under the lock, so that `watch` starts anew after it."""
         with self._lock:
             if self._epoll is not epoll:
                 return True  # its start was interrupted, and undone
-            if self._watches or self._dying:
+            if self._watches or self._dying or self._alarms:
                 return False
             epoll.close()
             os.close(self._bell)
@@ -222,6 +286,8 @@ _watcher = Watcher()
 watch = _watcher.watch
 unwatch = _watcher.unwatch
 bury = _watcher.bury
+alarm = _watcher.alarm
+cancel = _watcher.cancel
 
 
 def thread() -> threading.Thread | None:

@@ -486,3 +486,64 @@ def test_a_peer_can_be_buried_from_the_watcher_s_own_thread(
     until(lambda: queue.waiters)
     theirs.close()
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
+
+
+# ------------------------------------------------------------------------------------------------ alarms
+
+
+def test_an_alarm_goes_off_on_the_watcher_s_thread_not_before_its_time() -> None:
+    rung, seen = threading.Event(), list[tuple[int, threading.Thread]]()
+
+    def action() -> None:
+        seen.append((time.monotonic_ns(), threading.current_thread()))
+        rung.set()
+
+    at_ns = time.monotonic_ns() + 20_000_000
+    watcher.alarm(at_ns, action)
+    assert rung.wait(LIMIT_S)
+    assert seen[0][0] >= at_ns
+    assert seen[0][1].name == watcher.THREAD_NAME
+    until(lambda: watcher.thread() is None)
+
+
+def test_alarms_go_off_in_the_order_of_their_times_whenever_they_were_set() -> None:
+    rung, order = threading.Event(), list[int]()
+    now = time.monotonic_ns()
+    watcher.alarm(now + 60_000_000, rung.set)
+    for milliseconds in (40, 20, 30):
+        watcher.alarm(now + milliseconds * 1_000_000, lambda ms=milliseconds: order.append(ms))  # type: ignore[misc]
+    assert rung.wait(LIMIT_S)
+    assert order == [20, 30, 40]
+
+
+def test_an_alarm_that_is_due_already_goes_off_at_once() -> None:
+    rung = threading.Event()
+    watcher.alarm(0, rung.set)
+    assert rung.wait(LIMIT_S)
+
+
+def test_a_cancelled_alarm_does_not_go_off_and_keeps_no_thread() -> None:
+    rung, later = threading.Event(), threading.Event()
+    alarm = watcher.alarm(time.monotonic_ns() + 10_000_000, rung.set)
+    watcher.cancel(alarm)
+    watcher.cancel(alarm)
+    watcher.alarm(time.monotonic_ns() + 20_000_000, later.set)
+    assert later.wait(LIMIT_S)
+    assert not rung.is_set()
+    distant = watcher.alarm(2**63 - 1, rung.set)
+    thread = running()
+    watcher.cancel(distant)
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+def test_an_alarm_with_a_bug_is_logged_and_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    rung = threading.Event()
+
+    def action() -> None:
+        raise ZeroDivisionError
+
+    watcher.alarm(0, action)
+    watcher.alarm(time.monotonic_ns() + 1_000_000, rung.set)
+    assert rung.wait(LIMIT_S)
+    assert "an alarm failed" in caplog.text

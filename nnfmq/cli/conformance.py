@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] [PATH ...]"  # all of them would take half of the screen
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
-        "--path", choices=("interpreter", "sync", "burst", "memory-domain"), default="interpreter",
-        help="the interpreter in this process; a driver, one message an execution; over a burst; or one message, with "
-        "inputs and outputs in buffers of the driver's (default: interpreter)",
+        "--path", choices=("interpreter", "sync", "async", "fenced", "reusable", "burst", "memory-domain"),
+        default="interpreter",
+        help="the interpreter in this process, or one of a driver's ways to execute (default: interpreter)",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", default="reference", help="default: reference")
     parser.add_argument(

@@ -1,9 +1,9 @@
 """One test model and what is derived from it, judged: passed, failed with a reason, or skipped with a reason.
 
 A test is skipped only where the vectors' rules allow it: it needs a newer feature level than the device has, the device
-declines an operation (of a coupled pair: of both models), or it has operands of unknown size at a control-flow
-boundary, which the HAL has refused with INVALID_ARGUMENT. A target that dies fails the test that it was running.
-Anything else that is raised is a failure, too.
+declines an operation (of a coupled pair: of both models), or the HAL has it refused with INVALID_ARGUMENT, and it was:
+operands of unknown size at a control-flow boundary, or outputs that are not fully specified in a fenced execution. A
+target that dies fails the test that it was running. Anything else that is raised is a failure, too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MODEL = "model"
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _ENDLESS_NS = 1_000_000
 _INT8_LEVEL = 4
+_UNSPECIFIED_OUTPUT = "outputs not fully specified, refused with INVALID_ARGUMENT when fenced (N-FEN-1, N-FEN-2)"
 _UNSPECIFIED_BOUNDARY = "control-flow boundaries of unknown size, refused with INVALID_ARGUMENT (N-VAL-20)"
 
 
@@ -213,6 +214,8 @@ def _run_unknown_shapes(test: TestModel, target: Target) -> None:
 
 def _run_short(test: TestModel, target: Target) -> None:
     with _prepared(variants.with_unknown_output_shapes(test.model), target) as prepared:
+        if target.refuses_unspecified_outputs:
+            _require_refused_execution(prepared, test)
         try:
             prepared.execute(Asked(test.inputs, test.expected, short_bytes=1))
         except OutputInsufficientSize as error:
@@ -254,7 +257,22 @@ _RUN = {
 
 def _answered(test: TestModel, model: Model, target: Target) -> Answered:
     with _prepared(model, target) as prepared:
+        if target.refuses_unspecified_outputs and not _has_specified_outputs(model):
+            _require_refused_execution(prepared, test)
         return _execute(prepared, test)
+
+
+def _has_specified_outputs(model: Model) -> bool:
+    outputs = (model.main.operands[index] for index in model.main.output_indexes)
+    return all(is_scalar(output.type) or (output.dimensions and 0 not in output.dimensions) for output in outputs)
+
+
+def _require_refused_execution(prepared: Prepared, test: TestModel) -> None:
+    try:
+        _execute(prepared, test)
+    except InvalidArgument:
+        raise _Skip(_UNSPECIFIED_OUTPUT) from None
+    raise _Failure(Complaint("outputs not fully specified were accepted; N-FEN-1 and N-FEN-2 have them refused"))
 
 
 @contextmanager

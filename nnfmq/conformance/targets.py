@@ -1,4 +1,4 @@
-"""Where a test model runs: the interpreter in this process, or a driver, over one of its paths.
+"""Where a test model runs: the interpreter in this process, or a driver, over one of the paths that it offers.
 
 A target prepares a model and executes requests built as AOSP's harness builds them: arguments without dimensions,
 inputs in pool 0 and outputs in pool 1, each at a multiple of 64, an omitted input without a value, and one byte where
@@ -8,15 +8,16 @@ every argument with a value is a buffer of the driver's of its own, filled and r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from nnfmq.conformance.testmodels import Array
 from nnfmq.engines import interpreter
+from nnfmq.fence import Fence
 from nnfmq.hal.types import DataLocation, ExecutionConfig, Model, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.buffers import Buffer
@@ -25,7 +26,7 @@ from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
 MEMORY_DOMAIN = "memory-domain"
-PATHS = ("interpreter", "sync", "burst", MEMORY_DOMAIN)
+PATHS = ("interpreter", "sync", "async", "fenced", "reusable", "burst", MEMORY_DOMAIN)
 INTERPRETER_LEVEL = 8
 TIMEOUT_S = 60.0
 _ALIGNMENT = 64
@@ -83,6 +84,11 @@ class Target(Protocol):
         """Return False where no output can be given less room than it needs: buffers have what they hold."""
         ...
 
+    @property
+    def refuses_unspecified_outputs(self) -> bool:
+        """Return True where every output must be fully specified (FEN-7)."""
+        ...
+
     def prepared(self, model: Model) -> AbstractContextManager[Prepared]:
         """Prepare a model for the length of a `with`; blocks. Raises what it refuses with."""
         ...
@@ -102,6 +108,7 @@ class Interpreter:
     feature_level = INTERPRETER_LEVEL
     refuses_unspecified_boundaries = False
     can_be_short = True
+    refuses_unspecified_outputs = False
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
@@ -148,6 +155,11 @@ class Driver:
         self._device: Device | None = None
 
     @property
+    def refuses_unspecified_outputs(self) -> bool:
+        """True for fenced executions."""
+        return self._path == "fenced"
+
+    @property
     def driver_pid(self) -> int:
         """The process that serves now; one is started where there is none."""
         self._connected()
@@ -173,11 +185,11 @@ class Driver:
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
-        """Let the device prepare the model, and configure a burst where that is the path."""
+        """Let the device prepare the model."""
         device = self._connected()
         with _sendable(model) as sent, device.prepare(sent, timeout=TIMEOUT_S) as prepared:
             in_buffers = self._path == MEMORY_DOMAIN
-            yield _InBuffers(device, prepared) if in_buffers else _InDriver(prepared, self._path == "burst")
+            yield _InBuffers(device, prepared) if in_buffers else _InDriver(prepared, _EXECUTE[self._path])
 
     def close(self) -> None:
         """Hang up; an embedded driver ends."""
@@ -199,7 +211,7 @@ def _sendable(model: Model) -> Iterator[Model]:
 @dataclass(frozen=True, slots=True)
 class _InDriver:
     prepared: PreparedModel
-    is_burst: bool
+    run: _Run
 
     def execute(self, asked: Asked) -> Answered:
         sizes = [0 if array is None else array.nbytes for array in asked.inputs]
@@ -216,14 +228,54 @@ class _InDriver:
                 if array is not None:
                     source.view[at.offset : at.offset + array.nbytes] = np.ascontiguousarray(array).tobytes()
             request = Request(tuple(inputs), tuple(outputs), (source, sink))
-            shapes = self._execute(request, _config(asked))
+            shapes = self.run(self.prepared, request, _config(asked))
             return Answered(shapes, tuple(bytes(sink.view[at.offset : at.offset + at.length]) for at in output_places))
 
-    def _execute(self, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
-        if self.is_burst:
-            with self.prepared.request_burst(timeout=TIMEOUT_S) as burst:
-                return burst.execute_request(request, config, timeout=TIMEOUT_S).shapes
-        return self.prepared.execute_request(request, config, timeout=TIMEOUT_S).shapes
+
+_Run: TypeAlias = Callable[[PreparedModel, Request, ExecutionConfig], tuple[OutputShape, ...]]
+
+
+def _execute_sync(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    return prepared.execute_request(request, config, timeout=TIMEOUT_S).shapes
+
+
+def _execute_async(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    return prepared.execute_request_async(request, config, timeout=TIMEOUT_S).result(TIMEOUT_S).shapes
+
+
+def _execute_fenced(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    """Execute behind a fence that is signalled after the launch; no shapes are reported, since all were specified."""
+    with (
+        Fence.create() as begin,
+        prepared.execute_request_fenced(request, config, wait_for=[begin], timeout=TIMEOUT_S) as launched,
+    ):
+        begin.signal()
+        launched.result(TIMEOUT_S)
+    return ()
+
+
+def _execute_reusable(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    """Run it twice: what counts is what the second run leaves."""
+    with prepared.create_reusable_request(request, config, timeout=TIMEOUT_S) as execution:
+        execution.compute(timeout=TIMEOUT_S)
+        sink = request.pools[1]
+        assert isinstance(sink, Memory)
+        sink.view[:] = bytes([_UNWRITTEN]) * sink.size_bytes
+        return execution.compute(timeout=TIMEOUT_S).shapes
+
+
+def _execute_burst(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    with prepared.request_burst(timeout=TIMEOUT_S) as burst:
+        return burst.execute_request(request, config, timeout=TIMEOUT_S).shapes
+
+
+_EXECUTE: dict[str, _Run] = {
+    "sync": _execute_sync,
+    "async": _execute_async,
+    "fenced": _execute_fenced,
+    "reusable": _execute_reusable,
+    "burst": _execute_burst,
+}
 
 
 @dataclass(frozen=True, slots=True)

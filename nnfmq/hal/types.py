@@ -29,6 +29,7 @@ __all__ = [
     "ExecutionPreference",
     "ExtensionNameAndPrefix",
     "ExtensionOperandTypeInformation",
+    "FenceState",
     "FusedActivationFunc",
     "LifeTime",
     "LoopTimeoutDurationNs",
@@ -166,6 +167,15 @@ class Protection(IntFlag):
     READ = 1
     WRITE = 2
     READ_WRITE = 3
+
+
+class FenceState(IntEnum):
+    """What `fence.sync_wait` finds: work goes on, is done, has failed; or it is no fence."""
+
+    ACTIVE = 0
+    SIGNALED = 1
+    ERROR = 2
+    UNKNOWN = 3
 
 
 class LoopTimeoutDurationNs(IntEnum):

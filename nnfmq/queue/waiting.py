@@ -37,7 +37,12 @@ def deadline_after(timeout: float | None) -> int | None:
         return None
     if not timeout >= 0:  # nor a NaN
         raise InvalidArgument(f"a timeout is 0 or more seconds, or None for no limit; got {timeout}")
-    return min(_END_OF_CLOCK_NS, time.monotonic_ns() + round(min(timeout, 1e10) * 1e9))
+    return deadline_in(round(min(timeout, 1e10) * 1e9))
+
+
+def deadline_in(duration_ns: int) -> int:
+    """Return the monotonic deadline (ns) of a duration, at most the clock's end (QOS-6)."""
+    return min(_END_OF_CLOCK_NS, time.monotonic_ns() + duration_ns)
 
 
 class DeadFlag:

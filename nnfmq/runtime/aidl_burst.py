@@ -17,7 +17,8 @@ from nnfmq.hal.types import BufferToken, ExecutionConfig, Pool, Request
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.memory_table import TokenTable
-from nnfmq.runtime.prepared_model import Outcome, PreparedModel, ask_execution, deadline_on_wire
+from nnfmq.runtime.outcomes import Outcome, deadline_on_wire
+from nnfmq.runtime.prepared_model import PreparedModel, ask_execution
 from nnfmq.serialize import messages
 
 NO_TOKEN = -1

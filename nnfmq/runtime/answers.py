@@ -1,8 +1,9 @@
-"""OneShot: an answer that one thread waits for and another gives.
+"""OneShot: an answer that threads wait for and another gives.
 
 `concurrent.futures` would do, but for signals: its condition is entered by Python code, and an exception from a signal
 handler at the wrong instruction leaves the lock behind it held for ever, with the giver, the watcher's thread, waiting
-for it. `SimpleQueue` is C: it has no such instruction, and giving never blocks.
+for it. `SimpleQueue` is C: it has no such instruction, and giving never blocks. Each waiter has one of his own; the two
+lists are only appended to, which is atomic, and whoever waits looks at the answer after he has put his name down.
 """
 
 from __future__ import annotations
@@ -19,22 +20,40 @@ AnswerT = TypeVar("AnswerT")
 class OneShot(Generic[AnswerT]):
     """One answer, or the error that stands for it. Whoever gives first wins; later ones are never looked at."""
 
-    __slots__ = ("_given",)
+    __slots__ = ("_given", "_waiters")
 
     def __init__(self) -> None:
-        self._given: SimpleQueue[AnswerT | NnfmqError] = SimpleQueue()
+        self._given: list[AnswerT | NnfmqError] = []
+        self._waiters: list[SimpleQueue[None]] = []
 
     def give(self, answer: AnswerT | NnfmqError) -> None:
         """Give the answer; never blocks."""
-        self._given.put(answer)
+        self._given.append(answer)
+        for waiter in list(self._waiters):
+            waiter.put(None)
+
+    @property
+    def is_given(self) -> bool:
+        """Return True once there is an answer."""
+        return bool(self._given)
 
     def wait(self, deadline_ns: int | None) -> AnswerT:
         """Return the answer or raise the error that was given; blocks. Raises MissedDeadlineTransient."""
-        left = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
-        try:
-            answer = self._given.get(timeout=left)
-        except Empty:
-            raise MissedDeadlineTransient("the deadline passed before the driver answered") from None
+        if not self._given:
+            self._sleep(deadline_ns)
+        answer = self._given[0]
         if isinstance(answer, NnfmqError):
             raise answer
         return answer
+
+    def _sleep(self, deadline_ns: int | None) -> None:
+        waiter: SimpleQueue[None] = SimpleQueue()
+        self._waiters.append(waiter)
+        if self._given:
+            return
+        left = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+        try:
+            waiter.get(timeout=left)
+        except Empty:
+            if not self._given:
+                raise MissedDeadlineTransient("the deadline passed before the driver answered") from None

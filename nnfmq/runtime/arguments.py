@@ -86,13 +86,19 @@ def check_count(kind: str, wanted: Sequence[TensorInfo], given: int) -> None:
         raise InvalidArgument(f"the model has {len(wanted)} {kind}s ({names}); {given} were given")
 
 
-def require_known(kind: str, infos: Sequence[TensorInfo]) -> None:
-    """Raise InvalidArgument where a shape is unknown: a burst lays its memory out once."""
+def checked_arrays(infos: Sequence[TensorInfo], values: Sequence[ArrayLike]) -> list[Array]:
+    """Return all inputs of an execution as arrays. Raises InvalidArgument that says why not."""
+    check_count("input", infos, len(values))
+    return [checked_array(info, value) for info, value in zip(infos, values, strict=True)]
+
+
+def require_known(kind: str, infos: Sequence[TensorInfo], who: str = "a burst") -> None:
+    """Raise InvalidArgument where a shape is unknown: `who` lays its memory out once."""
     for info in infos:
         if 0 in info.shape or not (info.shape or info.is_scalar):
             raise InvalidArgument(
                 f"{kind} {info.name!r} has the shape {_shown(info.shape)}, which is not fully known: "
-                "a burst needs fixed shapes; use PreparedModel.execute"
+                f"{who} needs fixed shapes; use PreparedModel.execute"
             )
 
 

@@ -50,7 +50,8 @@ from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.memory_table import SlotTable
-from nnfmq.runtime.prepared_model import Outcome, PreparedModel
+from nnfmq.runtime.outcomes import Outcome
+from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.results import check_result
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request

@@ -25,7 +25,8 @@ from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.buffers import Buffer
 from nnfmq.runtime.connection import INTERFACE, Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
-from nnfmq.runtime.prepared_model import PreparedModel, deadline_on_wire, lent_fds
+from nnfmq.runtime.outcomes import deadline_on_wire, lent_fds
+from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model

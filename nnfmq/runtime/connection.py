@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -36,6 +37,7 @@ from nnfmq.serialize.conversation import Conversation
 INTERFACE = "AIDL v4"  # unless the application wants another
 _LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES = 8, 5, 4  # of `hal.versions`, for which no application shall wait
 _GONE = "the driver process is gone"
+_TELL_NS = 1_000_000_000  # for a driver that reads nothing, before it is left alone
 _log = logging.getLogger("nnfmq.client")
 
 AnswerT = TypeVar("AnswerT", bound=messages.Answer)
@@ -57,9 +59,28 @@ class _Key(NamedTuple):
     kind: type[messages.Call]
 
 
+class Taker(Protocol):
+    """Who waits for an answer: it is given that, or the error that stands for it, exactly once."""
+
+    def give(self, answer: Any) -> None:
+        """Take it; on the watcher's thread, or on that of whoever closes the connection."""
+        ...
+
+
 class _Question(NamedTuple):
-    answer: OneShot[messages.Call]
-    on_answer: Callable[[Any], None] | None
+    answer: Taker
+    on_answer: Callable[[Any], None] | None = None
+    on_fds: Callable[[list[int]], None] | None = None
+
+
+# What the driver made for somebody who has stopped waiting, and how it is undone.
+_UNDONE: dict[type[messages.Call], Callable[[int, Any], messages.Call]] = {
+    messages.PreparedModelReady: lambda call, answer: messages.ReleaseModel(call, answer.model_id),
+    messages.BurstConfigured: lambda call, answer: messages.CloseBurst(call, answer.burst_id),
+    messages.FencedLaunched: lambda call, answer: messages.ReleaseCallback(call, answer.callback_id),
+    messages.ExecutionCreated: lambda call, answer: messages.ReleaseExecution(call, answer.execution_id),
+    messages.Allocated: lambda call, answer: messages.ReleaseBuffer(call, answer.buffer_id),
+}
 
 
 class Connection:
@@ -145,14 +166,15 @@ class Connection:
         deadline_ns: int | None = None,
         *,
         on_answer: Callable[[AnswerT], None] | None = None,
+        on_fds: Callable[[list[int]], None] | None = None,
     ) -> AnswerT:
         """Send a call (its number from `new_call`) and return its answer; blocks. The fds stay the caller's.
 
         `on_answer` runs on the watcher's thread before this returns, so that what the driver made for us is known even
-        where a signal interrupts the very return. Raises the error that the answer's status stands for, DeadObject,
-        MissedDeadlineTransient.
+        where a signal interrupts the very return; `on_fds` before it, and takes over the descriptors that came with the
+        answer. Raises the error that the answer's status stands for, DeadObject, MissedDeadlineTransient.
         """
-        result = self.ask(message, answer, fds, deadline_ns, on_answer=on_answer)
+        result = self.ask(message, answer, fds, deadline_ns, on_answer=on_answer, on_fds=on_fds)
         if result.status is not ErrorStatus.NONE:
             raise error_for(result.status, result.message)
         return result
@@ -165,20 +187,19 @@ class Connection:
         deadline_ns: int | None = None,
         *,
         on_answer: Callable[[CallT], None] | None = None,
+        on_fds: Callable[[list[int]], None] | None = None,
     ) -> CallT:
         """As `call`, but return the answer whatever its status says."""
         key = _Key(message.call, answer)
-        question = _Question(OneShot(), on_answer)
-        with self._lock:
-            self.raise_if_ended()
-            self._waiting[key] = question
+        given: OneShot[CallT] = OneShot()
+        self._expect(key, _Question(given, on_answer, on_fds))
         try:
             self._send(message, fds, deadline_ns)
-            result = question.answer.wait(deadline_ns)
+            result = given.wait(deadline_ns)
         except MissedDeadlineTransient:
             if self._waiting.pop(key, None) is not None:
                 raise  # a late answer finds nobody, and is undone
-            result = question.answer.wait(None)  # it came just now
+            result = given.wait(None)  # it came just now
         finally:
             self._waiting.pop(key, None)
         assert isinstance(result, answer)
@@ -198,11 +219,33 @@ class Connection:
         MissedDeadlineTransient.
         """
         key = _Key(message.call, callback)
-        with self._lock:
-            self.raise_if_ended()
-            self._waiting[key] = _Question(cast(OneShot[messages.Call], taker), None)
+        self._expect(key, _Question(taker))
         try:
             return self.ask(message, messages.Reply, fds, deadline_ns)
+        except BaseException:
+            self._waiting.pop(key, None)
+            raise
+
+    def begin(
+        self,
+        message: messages.Call,
+        answer: type[messages.Call],
+        taker: Taker,
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+    ) -> None:
+        """Send a call whose answer `taker` will be given: exactly once, unless this raises. The fds stay the caller's.
+
+        Raises DeadObject, MissedDeadlineTransient where it cannot be sent in time.
+        """
+        key = _Key(message.call, answer)
+        self._expect(key, _Question(taker))
+        try:
+            self._send(message, fds, deadline_ns)
+        except NnfmqError:
+            if self._waiting.pop(key, None) is not None:
+                raise
+            # Else the driver died just now, and the taker knows.
         except BaseException:
             self._waiting.pop(key, None)
             raise
@@ -210,6 +253,16 @@ class Connection:
     def send(self, message: messages.Message, deadline_ns: int | None = None) -> None:
         """Send a message that has no answer. Raises DeadObject, MissedDeadlineTransient."""
         self._send(message, (), deadline_ns)
+
+    def tell(self, message: messages.Call) -> None:
+        """Send a call whose answer nobody needs, if the driver is still there."""
+        with contextlib.suppress(DeadObject, MissedDeadlineTransient):
+            self._send(message, (), time.monotonic_ns() + _TELL_NS)
+
+    def _expect(self, key: _Key, question: _Question) -> None:
+        with self._lock:
+            self.raise_if_ended()
+            self._waiting[key] = question
 
     def new_call(self) -> int:
         """Return a number for a new call."""
@@ -291,22 +344,27 @@ class Connection:
             self._give_memories(message)
         else:
             assert isinstance(message, messages.Call)
-            self._on_answer(message)
+            self._on_answer(message, frame)
 
-    def _on_answer(self, answer: messages.Call) -> None:
+    def _on_answer(self, answer: messages.Call, frame: Frame) -> None:
         _require_status(getattr(answer, "status", ErrorStatus.NONE))
-        question = self._waiting.pop(_Key(answer.call, type(answer)), None)
+        key = _Key(answer.call, type(answer))
+        question = self._waiting.pop(key, None)
         if question is not None:
-            if question.on_answer is not None:
-                question.on_answer(answer)
-            question.answer.give(answer)
-        # Else whoever asked has stopped waiting.
-        elif isinstance(answer, messages.PreparedModelReady) and answer.status is ErrorStatus.NONE:
-            self._send(messages.ReleaseModel(self.new_call(), answer.model_id), (), NOW)
-        elif isinstance(answer, messages.BurstConfigured) and answer.status is ErrorStatus.NONE:
-            self._send(messages.CloseBurst(self.new_call(), answer.burst_id), (), NOW)
-        elif isinstance(answer, messages.Allocated) and answer.status is ErrorStatus.NONE:
-            self._send(messages.ReleaseBuffer(self.new_call(), answer.buffer_id), (), NOW)
+            try:
+                if question.on_fds is not None:
+                    question.on_fds(frame.take_fds())
+                if question.on_answer is not None:
+                    question.on_answer(answer)
+                question.answer.give(answer)
+            except Exception:
+                self._waiting[key] = question  # a bug, which ends the connection: whoever waits will be told so
+                raise
+            return
+        # Whoever asked has stopped waiting.
+        undone = _UNDONE.get(type(answer))
+        if undone is not None and isinstance(answer, messages.Answer) and answer.status is ErrorStatus.NONE:
+            self._send(undone(self.new_call(), answer), (), NOW)
 
     def _give_memories(self, question: messages.GetMemories) -> None:
         burst = self._bursts.get(question.burst_id)

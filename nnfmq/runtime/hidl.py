@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from nnfmq import watcher
+from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.device import Capabilities, PerformanceInfo, lookup
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError, error_for
 from nnfmq.hal.types import (
@@ -46,12 +47,13 @@ from nnfmq.runtime.answers import OneShot
 from nnfmq.runtime.burst import descriptor_data
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.prepared_model import lent_fds
+from nnfmq.runtime.fenced import FencedExecution, FencedTiming, fence_fds
+from nnfmq.runtime.outcomes import lent_fds
 from nnfmq.serialize import messages
 from nnfmq.serialize.model import encode_model
 from nnfmq.validation.conversion import convert_to
 
-__all__ = ["NO_TIMING", "UINT64_MAX", "BurstContext", "IDevice", "IPreparedModel", "Timing"]
+__all__ = ["NO_TIMING", "UINT64_MAX", "BurstContext", "FencedCallback", "IDevice", "IPreparedModel", "Timing"]
 
 UINT64_MAX = HIDL_NO_TIME
 V1_0, V1_1, V1_2, V1_3 = FeatureLevel.V1_0, FeatureLevel.V1_1, FeatureLevel.V1_2, FeatureLevel.V1_3
@@ -315,8 +317,88 @@ def _execute_synchronously(
     return _status(answer.status, level), list(messages.shapes_from_data(answer.shapes)), _timing(answer)
 
 
-def _timing(answer: messages.Executed) -> Timing:
+def _timing(answer: messages.Executed | messages.ExecutionFinished) -> Timing:
     return Timing(microseconds(answer.time_on_device_ns), microseconds(answer.time_in_driver_ns))
+
+
+_EXECUTE: dict[FeatureLevel, tuple[str, ...]] = {  # what comes after the request
+    V1_0: ("callback",),
+    V1_2: ("measure", "callback"),
+    V1_3: ("measure", "deadline", "loopTimeoutDuration", "callback"),
+}
+
+
+def _execute(model: IPreparedModel, level: FeatureLevel, request: Request, *arguments: Any) -> ErrorStatus:
+    given = dict(zip(_EXECUTE[level], arguments, strict=True))
+    measure, callback = given.get("measure", MeasureTiming.NO), given["callback"]
+    fields, fds = _execution(model, request, measure, given.get("deadline"), given.get("loopTimeoutDuration"))
+
+    def notify(answer: messages.ExecutionFinished | None) -> None:
+        status = ErrorStatus.GENERAL_FAILURE if answer is None else _status(answer.status, level)
+        if level < V1_2:
+            callback(status)
+        elif answer is None:
+            callback(status, [], NO_TIMING)
+        else:
+            callback(status, list(messages.shapes_from_data(answer.shapes)), _timing(answer))
+
+    waiting: OneShot[messages.ExecutionFinished] = OneShot()
+    message = messages.ExecuteAsynchronously(**fields)
+    reply = model.connection.launch(message, messages.ExecutionFinished, waiting, fds)
+    _after(reply, waiting, notify)
+    return _status(reply.status, level)
+
+
+class FencedCallback:
+    """IFencedExecutionCallback, and the owner of the fence that came with it. Close it."""
+
+    def __init__(self, execution: FencedExecution[FencedTiming]) -> None:
+        self._execution = execution
+
+    def getExecutionInfo(self) -> tuple[ErrorStatus, Timing, Timing]:
+        """Return the status and the times from the launch and from the last fence on."""
+        try:
+            times = self._execution.info()
+        except DeadObject:
+            raise
+        except NnfmqError as error:
+            return error.status, NO_TIMING, NO_TIMING
+        launched, fenced = (
+            Timing(microseconds(timing.time_on_device_ns), microseconds(timing.time_in_driver_ns)) for timing in times
+        )
+        return NONE, launched, fenced
+
+    def close(self) -> None:
+        """Drop the reference, and close the fence."""
+        self._execution.close()
+
+
+def _execute_fenced(
+    model: IPreparedModel,
+    level: FeatureLevel,
+    request: Request,
+    wait_for: Sequence[HasFileno | int | None],
+    measure: MeasureTiming,
+    deadline: int | None,
+    loop_timeout: int | None,
+    duration: int | None,
+) -> tuple[ErrorStatus, Fence | None, FencedCallback | None]:
+    """A handle without a descriptor is None, which is INVALID_ARGUMENT (N-REQ-3)."""
+    fences = [fence for fence in wait_for if fence is not None]
+    if len(fences) < len(wait_for):
+        return ErrorStatus.INVALID_ARGUMENT, None, None
+    fields, fds = _execution(model, request, measure, deadline, loop_timeout)
+    duration_ns = NO_TIME if duration is None else duration
+    message = messages.ExecuteFenced(**fields, duration_ns=duration_ns, fence_count=len(fences))
+    try:
+        launched = FencedExecution.launch(
+            model.connection, message, [*fds, *fence_fds(fences)], None, lambda times: times
+        )
+    except DeadObject:
+        raise
+    except NnfmqError as error:
+        return _status(error.status, level), None, None
+    return NONE, launched.fence, FencedCallback(launched)
 
 
 # -- bursts -----------------------------------------------------------------------------------------------------------
@@ -384,6 +466,10 @@ def _configure_burst(
 
 
 PREPARED_MODEL: dict[str, Form] = {
+    "execute": Form(V1_0, _execute),
+    "execute_1_2": Form(V1_2, _execute),
+    "execute_1_3": Form(V1_3, _execute),
+    "executeFenced": Form(V1_3, _execute_fenced),
     "executeSynchronously": Form(V1_2, _execute_synchronously),
     "executeSynchronously_1_3": Form(V1_3, _execute_synchronously),
     "configureExecutionBurst": Form(V1_2, _configure_burst),

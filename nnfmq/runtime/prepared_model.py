@@ -1,60 +1,42 @@
-"""A model that the driver holds ready, as the application sees it, and its ordinary execution.
+"""A model that the driver holds ready, as the application sees it, and the ways to execute it.
 
 `execute` is the HAL's executeSynchronously over the control channel: any shapes, deadlines, any number of threads at
-once, some hundred microseconds. `burst` makes what is fast.
+once, some hundred microseconds. `execute_async` returns at once; `execute_fenced` waits for fences in the driver;
+`create_reusable_execution` has the driver check and bind a request once. `burst` makes what is fast.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize, error_for
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import (
-    BufferToken,
-    DataLocation,
-    ExecutionConfig,
-    MeasureTiming,
-    OutputShape,
-    Pool,
-    Request,
-    RequestArgument,
-    SharedPool,
-    Timing,
-)
-from nnfmq.memory import Memory
+from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Request, Timing
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.buffers import Buffer, note_outputs
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.outcomes import Outcome, as_sent, config_of, deadline_on_wire, duration_of, lent_fds, outcome_of
 from nnfmq.runtime.results import check_result
+from nnfmq.runtime.workspace import Workspace, checked_values
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
+    from nnfmq.fence import HasFileno
     from nnfmq.runtime.aidl_burst import AidlBurst
     from nnfmq.runtime.burst import Burst
+    from nnfmq.runtime.fenced import FencedExecution, FencedTiming
+    from nnfmq.runtime.pending import Launch, PendingExecution
+    from nnfmq.runtime.reusable import Execution, RequestExecution
 
-_NO_LIMIT = -1
-
-
-def lent_fds(pools: Sequence[Pool | BufferToken]) -> list[int]:
-    """Return the descriptors of the memories among pools, judged by `memory_to_data`; they stay their owners'."""
-    return [cast(SharedPool, pool).fileno() for pool in pools if not isinstance(pool, BufferToken)]
-
-
-class Outcome(NamedTuple):
-    """What an execution over the control channel answered."""
-
-    shapes: tuple[OutputShape, ...]
-    timing: Timing
+ResultT = TypeVar("ResultT")
 
 
 def execute_once(
@@ -79,11 +61,6 @@ def execute_once(
     return ask_execution(connection, message, described, request, config, deadline_ns)
 
 
-def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
-    """Return a deadline as a message has it; -1 where the interface has none: then only the wait here ends."""
-    return _NO_LIMIT if deadline_ns is None or not connection.has_deadlines else deadline_ns
-
-
 def ask_execution(
     connection: Connection,
     message: messages.Call,
@@ -103,11 +80,7 @@ def ask_execution(
     is_measured = config.measure is MeasureTiming.YES
     check_result(described, request.outputs, answer.status, shapes, timing, is_measured)
     note_outputs(connection, request, shapes if answer.status is ErrorStatus.NONE else None)
-    if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        raise OutputInsufficientSize(answer.message, shapes)
-    if answer.status is not ErrorStatus.NONE:
-        raise error_for(answer.status, answer.message)
-    return Outcome(shapes, timing)
+    return outcome_of(answer)
 
 
 def _check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
@@ -179,6 +152,7 @@ class PreparedModel:
         out: Sequence[Array] | None = None,
         measure: bool = False,
         timeout: float | None = None,
+        loop_timeout: float | None = None,
     ) -> tuple[Array, ...]: ...
 
     @overload
@@ -188,6 +162,7 @@ class PreparedModel:
         out: Sequence[Array | Buffer],
         measure: bool = False,
         timeout: float | None = None,
+        loop_timeout: float | None = None,
     ) -> tuple[Array | Buffer, ...]: ...
 
     def execute(
@@ -196,86 +171,132 @@ class PreparedModel:
         out: Sequence[Array | Buffer] | None = None,
         measure: bool = False,
         timeout: float | None = None,
+        loop_timeout: float | None = None,
     ) -> tuple[Array | Buffer, ...]:
         """Run the model once over the control channel and return its outputs; blocks.
 
         Takes one array per input, in order, of the input's shape and dtype, or a Buffer that holds it. Returns new
         arrays that the caller owns, or fills and returns those of `out`, among which may be Buffers, too. With
         `measure`, `last_timing` then holds the times in ns. `timeout` is in seconds and becomes the execution's
-        deadline: None = no limit, 0 = has passed.
+        deadline: None = no limit, 0 = has passed. `loop_timeout` bounds each WHILE, in seconds: by default 2, at most
+        15.
 
         Raises InvalidArgument (shape, dtype, count, closed), MissedDeadline, DeadObject, ProtocolError where the driver
         states impossible shapes, or what the driver answered.
         """
-        model_id = self.model_id
-        arguments.check_count("input", self.inputs, len(inputs))
-        given = [
-            value if isinstance(value, Buffer) else arguments.checked_array(info, value)
-            for info, value in zip(self.inputs, inputs, strict=True)
-        ]
+        model_id, config = self.model_id, config_of(measure, loop_timeout)
+        given = checked_values(self.inputs, inputs)
         if out is not None:
             _check_out(self.outputs, out)
         targets = out if out is not None else [None] * len(self.outputs)
         deadline_ns = deadline_after(timeout)
-        shapes = [info.shape for info in self.outputs]
-        asked = MeasureTiming.YES if measure else MeasureTiming.NO
-        try:
-            results = self._execute(model_id, given, targets, shapes, asked, deadline_ns)
-        except OutputInsufficientSize as error:
-            # Outputs of unknown shape: the driver has now said what they need.
-            known = [shape.dimensions for shape in error.output_shapes]
-            if known == shapes or any(0 in shape for shape in known):
-                raise
-            results = self._execute(model_id, given, targets, known, asked, deadline_ns)
+        with Workspace.create(self.inputs, self.outputs, given, targets, self._connection) as workspace:
+            asked = self._connection, model_id, self.outputs
+            try:
+                outcome = execute_once(*asked, workspace.request, config, deadline_ns)
+            except OutputInsufficientSize as error:
+                workspace.grow(error)  # outputs of unknown shape: the driver has now said what they need
+                outcome = execute_once(*asked, workspace.request, config, deadline_ns)
+            self.last_timing = outcome.timing
+            results = workspace.results(outcome.shapes)
         return results if out is None else _copy_out(out, results)
 
-    def _execute(
+    def execute_async(
         self,
-        model_id: int,
-        given: Sequence[Array | Buffer],
-        targets: Sequence[Array | Buffer | None],
-        shapes: Sequence[tuple[int, ...]],
-        measure: MeasureTiming,
-        deadline_ns: int | None,
-    ) -> tuple[Array | Buffer, ...]:
-        here = [value.shape if isinstance(value, np.ndarray) else () for value in given]
-        inputs, input_bytes = arguments.layout(self.inputs, here, 0)
-        outputs, output_bytes = arguments.layout(self.outputs, shapes, 1)
-        with ExitStack() as stack:
-            source = stack.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
-            sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
-            for info, argument, value in zip(self.inputs, inputs, given, strict=True):
-                if isinstance(value, np.ndarray):
-                    np.copyto(arguments.view(source, argument, info, value.shape), value, casting="same_kind")
-            pools: list[Memory | BufferToken] = [source, sink]
-            asked = self._in_buffers(inputs, given, pools), self._in_buffers(outputs, targets, pools)
-            request, config = Request(*asked, tuple(pools)), ExecutionConfig(measure)
-            outcome = execute_once(self._connection, model_id, self.outputs, request, config, deadline_ns)
-            self.last_timing = outcome.timing
-            final = [shape.dimensions for shape in outcome.shapes] or shapes
-            results: list[Array | Buffer] = []
-            for info, place, shape, target in zip(self.outputs, outputs, final, targets, strict=True):
-                if isinstance(target, Buffer):
-                    results.append(target)
-                    continue
-                results.append(arguments.view(sink, place, info, shape).copy())
-            return tuple(results)
+        *inputs: ArrayLike,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> PendingExecution[tuple[Array, ...]]:
+        """Begin to run the model and return at once with what will have its outputs.
 
-    def _in_buffers(
+        Arguments as for `execute`; they are copied before this returns. Raises InvalidArgument for what is wrong with
+        the arrays, DeadObject; everything else comes with the result.
+        """
+        from nnfmq.runtime.pending import begin_arrays
+
+        launch = self._launch(config_of(measure, loop_timeout), timeout)
+        given = arguments.checked_arrays(self.inputs, inputs)
+        return begin_arrays(launch, Workspace.create(self.inputs, self.outputs, given), self._note_timing)
+
+    def execute_fenced(
         self,
-        places: Sequence[RequestArgument],
-        values: Sequence[Array | Buffer | None],
-        pools: list[Memory | BufferToken],
-    ) -> tuple[RequestArgument, ...]:
-        """Return `places` with those of Buffers, which are added to `pools`, in place of the others."""
-        found = []
-        for place, value in zip(places, values, strict=True):
-            if isinstance(value, Buffer):
-                found.append(RequestArgument(location=DataLocation(len(pools))))
-                pools.append(value.pool_on(self._connection))
-            else:
-                found.append(place)
-        return tuple(found)
+        *inputs: ArrayLike,
+        wait_for: Sequence[HasFileno | int] = (),
+        measure: bool = False,
+        timeout: float | None = None,
+        duration: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> FencedExecution[tuple[Array, ...]]:
+        """Run the model once all fences of `wait_for` are signalled; returns when that was launched.
+
+        Fences are nnfmq's own, those of other executions among them, eventfds or sync_files; they stay the caller's.
+        `timeout` (seconds) is the deadline from now on, `duration` counts from the last fence on. The other arguments
+        as for `execute`; inputs are copied before this returns. The caller closes the result.
+
+        Raises InvalidArgument (also for outputs of unknown shape, for what is no fence and for a fence in error),
+        MissedDeadline, DeadObject, or what the driver answered.
+        """
+        given = arguments.checked_arrays(self.inputs, inputs)
+        workspace = Workspace.create(self.inputs, self.outputs, given)
+        try:
+            launched = self._launch_fenced(
+                workspace.request,
+                config_of(measure, loop_timeout),
+                (wait_for, timeout, duration),
+                lambda _times: workspace.arrays(()),
+            )
+        except BaseException:
+            workspace.close()
+            raise
+        launched.keep(workspace.close)
+        return launched
+
+    def create_reusable_execution(
+        self, *, measure: bool = False, loop_timeout: float | None = None, timeout: float | None = 10.0
+    ) -> Execution:
+        """Have the driver make memory-bound arrays into an execution that runs again and again; blocks.
+
+        Shapes must be fully known. The caller closes it; it outlives this model. `loop_timeout` as for `execute`;
+        `timeout` (seconds) bounds the making alone. Raises InvalidArgument, DeadObject.
+        """
+        from nnfmq.runtime.reusable import Execution
+
+        config, deadline_ns = config_of(measure, loop_timeout), deadline_after(timeout)
+        return Execution.create(self._connection, self.model_id, self.inputs, self.outputs, config, deadline_ns)
+
+    def _launch(self, config: ExecutionConfig, timeout: float | None) -> Launch:
+        from nnfmq.runtime.pending import Launch
+
+        return Launch(self._connection, self.model_id, config, deadline_after(timeout))
+
+    def _launch_fenced(
+        self,
+        request: Request,
+        config: ExecutionConfig,
+        limits: tuple[Sequence[HasFileno | int], float | None, float | None],
+        collect: Callable[[FencedTiming], ResultT],
+    ) -> FencedExecution[ResultT]:
+        """Launch a request behind `limits`: the fences, the timeout and the duration."""
+        from nnfmq.runtime.fenced import FencedExecution, fence_fds
+
+        fences, deadline_ns = fence_fds(limits[0]), deadline_after(limits[1])
+        message = messages.ExecuteFenced(
+            self._connection.new_call(),
+            self.model_id,
+            messages.request_to_data(request),
+            messages.config_to_data(config),
+            as_sent(deadline_ns),
+            as_sent(duration_of(limits[2])),
+            len(fences),
+        )
+        fds = [*lent_fds(request.pools), *fences]
+        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect)
+
+    def _note_timing(self, timing: Timing) -> None:
+        self.last_timing = timing
+
+    # ------------------------------------------------------------------------------------------------ as the HAL has it
 
     def execute_request(
         self,
@@ -292,6 +313,45 @@ class PreparedModel:
         """
         asked = self._connection, self.model_id, self.outputs, request, config, deadline_after(timeout)
         return execute_once(*asked)
+
+    def execute_request_async(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        timeout: float | None = None,
+    ) -> PendingExecution[Outcome]:
+        """Begin to execute one request as the HAL has it, and return at once. Its pools must not be closed before.
+
+        Raises DeadObject, InvalidArgument for what cannot be sent; all else comes with the result.
+        """
+        from nnfmq.runtime.pending import begin_request
+
+        return begin_request(self._launch(config, timeout), request)
+
+    def execute_request_fenced(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        wait_for: Sequence[HasFileno | int] = (),
+        timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution[FencedTiming]:
+        """Execute one request as the HAL has it, once all fences are signalled; as `execute_fenced` otherwise."""
+        return self._launch_fenced(request, config, (wait_for, timeout, duration), lambda times: times)
+
+    def create_reusable_request(
+        self,
+        request: Request,
+        config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
+        *,
+        timeout: float | None = 10.0,
+    ) -> RequestExecution:
+        """Have the driver check one request as the HAL has it and keep it, to be run often. The caller closes it."""
+        from nnfmq.runtime.reusable import RequestExecution
+
+        return RequestExecution.create(self._connection, self.model_id, request, config, deadline_after(timeout))
 
     def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
         """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.

@@ -29,14 +29,22 @@ from nnfmq.serialize.messages import (
     ConfigureBurst,
     CopyFrom,
     CopyTo,
+    CreateExecution,
     DeviceCapabilities,
     DeviceList,
     Execute,
     ExecuteAidlBurst,
+    ExecuteAsynchronously,
     Executed,
+    ExecuteFenced,
+    ExecutionCreated,
+    ExecutionFinished,
+    FencedExecutionInfo,
+    FencedLaunched,
     FreeMemory,
     GetBurstError,
     GetCapabilities,
+    GetExecutionInfo,
     GetMemories,
     GetSupportedOperations,
     Goodbye,
@@ -49,9 +57,13 @@ from nnfmq.serialize.messages import (
     PrepareModel,
     Refused,
     ReleaseBuffer,
+    ReleaseCallback,
+    ReleaseExecution,
     ReleaseMemoryResource,
     ReleaseModel,
     Reply,
+    RunExecution,
+    RunExecutionFenced,
     SetDeviceStatus,
     SupportedOperations,
 )  # fmt: skip
@@ -94,6 +106,14 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     PrepareModel: (PreparedModelReady, Reply),
     ReleaseModel: (Reply,),
     Execute: (Executed,),
+    ExecuteAsynchronously: (ExecutionFinished, Reply),
+    ExecuteFenced: (FencedLaunched,),
+    GetExecutionInfo: (FencedExecutionInfo,),
+    ReleaseCallback: (Reply,),
+    CreateExecution: (ExecutionCreated,),
+    RunExecution: (Executed,),
+    RunExecutionFenced: (FencedLaunched,),
+    ReleaseExecution: (Reply,),
     ConfigureBurst: (BurstConfigured,),
     GetBurstError: (BurstError,),
     CloseBurst: (Reply,),
@@ -131,7 +151,7 @@ TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
     },
 }
 
-# How many descriptors come with a message: a number, or the field or property that lists what they are.
+# How many descriptors come with a message: a number, or the field or property that says it (a number, or their list).
 FILE_DESCRIPTORS: dict[type[Message], int | str] = {
     GetSupportedOperations: "pools",
     PrepareModel: "pools",
@@ -141,6 +161,11 @@ FILE_DESCRIPTORS: dict[type[Message], int | str] = {
     ExecuteAidlBurst: "memories",
     CopyFrom: 1,
     CopyTo: 1,
+    ExecuteAsynchronously: "memories",
+    ExecuteFenced: "memories_and_fences",
+    FencedLaunched: "fence_count",
+    CreateExecution: "memories",
+    RunExecutionFenced: "fence_count",
 }
 
 
@@ -152,7 +177,10 @@ def messages_of(sender: Role) -> tuple[type[Message], ...]:
 def fd_count(message: Message) -> int:
     """Return how many file descriptors must come beside `message`."""
     count = FILE_DESCRIPTORS.get(type(message), 0)
-    return len(getattr(message, count)) if isinstance(count, str) else count
+    if isinstance(count, str):
+        value = getattr(message, count)
+        return value if isinstance(value, int) else len(value)
+    return count
 
 
 # ------------------------------------------------------------------------------------------------ bytes

@@ -48,6 +48,7 @@ Duration: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Word: TypeAlias = Annotated[int, Meta(ge=0)]
 Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
+FdCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FDS)]
 Consumers: TypeAlias = tuple[tuple[U32, ...], ...]
 Tokens: TypeAlias = Annotated[tuple[I64, ...], Meta(max_length=65536)]
 Dimensions: TypeAlias = Annotated[tuple[U32, ...], Meta(max_length=1024)]
@@ -523,13 +524,104 @@ class ReleaseMemoryResource(Call, frozen=True):
     token: I64
 
 
-class Executed(Answer, frozen=True):
-    """How it went; times -1 = not measured; `stages` = the stage slots as beside a ring, from slot 0 on."""
+class _Result(Answer, frozen=True):
+    """Base of what says how an execution went; times -1 = not measured."""
 
     shapes: Shapes = ()
     time_on_device_ns: Duration = -1
     time_in_driver_ns: Duration = -1
+
+
+class Executed(_Result, frozen=True):
+    """How it went; `stages` = the stage slots as beside a ring, from slot 0 on."""
+
     stages: Annotated[tuple[Word, ...], Meta(max_length=STAGE_SLOTS)] = ()
+
+
+class ExecuteAsynchronously(_WithRequest, frozen=True):
+    """Execute once: the Reply says at once whether it will be done, ExecutionFinished how it went."""
+
+    deadline_ns: I64
+
+
+class ExecutionFinished(_Result, frozen=True):
+    """The callback of ExecuteAsynchronously: exactly once, and before the Reply if that is an error."""
+
+
+class ExecuteFenced(_WithRequest, frozen=True):
+    """Execute once all of `fence_count` fences are signalled, which come beside the message behind the memories.
+
+    `duration_ns` counts from that moment; -1 = no limit, as in `deadline_ns`.
+    """
+
+    deadline_ns: I64
+    duration_ns: I64
+    fence_count: FdCount = 0
+
+    @property
+    def memories_and_fences(self) -> int:
+        """How many descriptors come beside the message."""
+        return len(self.memories) + self.fence_count
+
+
+class FencedLaunched(Answer, frozen=True):
+    """A fence, beside the message, that tells when the execution is done; `callback_id` knows more. None on error."""
+
+    callback_id: U63
+    fence_count: FdCount = 0
+
+
+class GetExecutionInfo(Call, frozen=True):
+    """Ask how a fenced execution went."""
+
+    callback_id: U63
+
+
+class FencedExecutionInfo(Answer, frozen=True):
+    """Its status, GENERAL_FAILURE before its end; times from the call and from the last fence on; -1 = not measured."""
+
+    launched_on_device_ns: Duration = -1
+    launched_in_driver_ns: Duration = -1
+    fenced_on_device_ns: Duration = -1
+    fenced_in_driver_ns: Duration = -1
+
+
+class ReleaseCallback(Call, frozen=True):
+    """The client will not ask about this fenced execution any more; it goes on."""
+
+    callback_id: U63
+
+
+class CreateExecution(_WithRequest, frozen=True):
+    """Check a request and keep it, to be run any number of times."""
+
+
+class ExecutionCreated(Answer, frozen=True):
+    """The reusable execution, or why not; `execution_id` is then 0."""
+
+    execution_id: U63
+
+
+class RunExecution(Call, frozen=True):
+    """Run a reusable execution and answer when it is done; one run at a time."""
+
+    execution_id: U63
+    deadline_ns: I64
+
+
+class RunExecutionFenced(Call, frozen=True):
+    """Run a reusable execution once all fences are signalled; as ExecuteFenced."""
+
+    execution_id: U63
+    deadline_ns: I64
+    duration_ns: I64
+    fence_count: FdCount = 0
+
+
+class ReleaseExecution(Call, frozen=True):
+    """The client needs the reusable execution no more; a run that was begun goes on."""
+
+    execution_id: U63
 
 
 class Allocate(Call, frozen=True):

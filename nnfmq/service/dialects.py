@@ -32,9 +32,11 @@ from nnfmq.serialize.messages import (
     ConfigureBurst,
     CopyFrom,
     CopyTo,
+    CreateExecution,
     DeviceCapabilities,
     DeviceList,
     ExecuteAidlBurst,
+    ExecuteFenced,
     Message,
     ReleaseMemoryResource,
     RequestData,
@@ -58,8 +60,11 @@ class Span(NamedTuple):
     last: FeatureLevel = AIDL_V4
 
 
-# Calls that not every interface has. FMQ bursts are HIDL's; here AIDL has them too, as its own are slower.
+# Calls that not every interface has. FMQ bursts are HIDL's; here AIDL has them too, as its own are slower. So has it
+# ExecuteAsynchronously, which came with HIDL 1.0 and went with it.
 CALLS: dict[type[Message], Span] = {
+    ExecuteFenced: Span("executeFenced", V1_3),
+    CreateExecution: Span("createReusableExecution", AIDL_V4),
     Allocate: Span("allocate", V1_3),
     CopyFrom: Span("IBuffer.copyFrom", V1_3),
     CopyTo: Span("IBuffer.copyTo", V1_3),

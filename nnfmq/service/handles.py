@@ -53,6 +53,12 @@ class Handles(Generic[T]):
             raise self.unknown(number)
         return found
 
+    def take_all(self) -> list[T]:
+        """Remove the objects of this moment and return them."""
+        with self._lock:
+            objects, self._objects = self._objects, {}
+        return list(objects.values())
+
     def all(self) -> list[T]:
         """Return the objects of this moment."""
         with self._lock:

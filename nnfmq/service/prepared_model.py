@@ -9,7 +9,8 @@ What lies in files or in buffers of the driver's is staged, for each run anew: `
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
@@ -21,6 +22,7 @@ from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable, limit
 from nnfmq.hal.errors import (
     ErrorStatus,
     GeneralFailure,
+    MissedDeadlinePersistent,
     NnfmqError,
     OutputInsufficientSize,
 )
@@ -30,6 +32,7 @@ from nnfmq.hal.types import (
     MeasureTiming,
     Model,
     OutputShape,
+    Priority,
     Request,
     Timing,
 )
@@ -76,6 +79,18 @@ def result_of_error(error: NnfmqError) -> ExecutionResult:
 
 def _unavailable() -> ExecutionResult:
     return ExecutionResult(ErrorStatus.DEVICE_UNAVAILABLE, message=UNAVAILABLE)
+
+
+def execution_limits(config: ExecutionConfig, deadline_ns: int | None) -> Limits:
+    """Return what ends an execution early. Raises InvalidArgument for a loop timeout that is out of range."""
+    # -1 stands for none in a loop timeout, as it does in a deadline.
+    return limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
+
+
+def refuse_what_is_late(deadline_ns: int | None) -> None:
+    """Raise MissedDeadlinePersistent where the deadline has passed before anything was done (QOS-2)."""
+    if deadline_ns is not None and monotonic_ns() >= deadline_ns:
+        raise MissedDeadlinePersistent("the deadline had passed before the execution began")
 
 
 class BoundExecution:
@@ -177,26 +192,29 @@ class PreparedModel:
     buffers: Buffers | None = None
     constants: tuple[ConstantRange, ...] = ()
     key: object = field(default_factory=object)
+    priority: int = Priority.MEDIUM
 
     def require_available(self) -> None:
         """Raise DeviceUnavailable while the device is BUSY or OFFLINE."""
         require_available(self.status_byte)
 
-    def bind(self, request: Request) -> BoundExecution | StagedExecution:
+    def bind(self, request: Request, *, is_fenced: bool = False) -> BoundExecution | StagedExecution:
         """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument.
 
-        Where that fails, the buffers of the driver's that are outputs of the request are uninitialized (DOM-7).
+        Where that fails, the buffers of the driver's that are outputs of the request are uninitialized (DOM-7). The
+        outputs of a fenced execution must be fully specified (FEN-7).
         """
         try:
             with faults_as_errors("binding the request"):
-                return self._bind(request)
+                return self._bind(request, is_fenced)
         except NnfmqError:
             self.spoil_outputs(request)
             raise
 
-    def _bind(self, request: Request) -> BoundExecution | StagedExecution:
+    def _bind(self, request: Request, is_fenced: bool) -> BoundExecution | StagedExecution:
         self.require_available()  # before anything that the request may have wrong
-        validate_request(self.model, request, allow_unspecified_output=self.takes_unspecified)
+        allows_unspecified = self.takes_unspecified and not is_fenced
+        validate_request(self.model, request, allow_unspecified_output=allows_unspecified)
         if self.constants:
             require_apart_from(self.constants, request)
         main = self.model.main
@@ -209,6 +227,15 @@ class PreparedModel:
         inputs = tuple(input_array(operand, argument, request.pools) for operand, argument in sources)
         outputs = tuple(output_buffer(i, *sink, request.pools) for i, sink in enumerate(sinks))
         return BoundExecution(self.program.bind(inputs, outputs), self.status_byte)
+
+    @contextmanager
+    def spoiling(self, request: Request) -> Iterator[None]:
+        """Lose the outputs of `request` in the driver's buffers where an error keeps it from being executed (DOM-7)."""
+        try:
+            yield
+        except NnfmqError:
+            self.spoil_outputs(request)
+            raise
 
     def spoil_outputs(self, request: Request) -> None:
         """An execution of `request` failed before it was bound: its outputs in buffers of the driver's are lost."""
@@ -228,9 +255,9 @@ class PreparedModel:
         """
         begin_ns = monotonic_ns() if begin_ns is None else begin_ns
         try:
-            # -1 stands for none in a loop timeout, as it does in a deadline.
-            limits = limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
+            limits = execution_limits(config, deadline_ns)
             bound = self.bind(request)
+            refuse_what_is_late(deadline_ns)
         except NnfmqError as error:
             self.spoil_outputs(request)
             return result_of_error(error)

@@ -1,11 +1,11 @@
 """One client's session in the driver: its control channel, and everything that it made. The same in every isolation.
 
 The watcher's thread reads one frame at a time and answers what is quick; preparing, executing and closing run on a
-small pool, up to CALLS_MAX of them. The main thread does nothing but wait for the end, which is seen so even while all
-others send to a client that does not read. Whatever the client sends, the answer is a status; bytes that break the
-protocol end this connection and nothing else. On hang-up, the client's death or `end` every wait ends, and the process
-with it: the kernel frees what is left, so cleaning up is not a procedure that can be forgotten. What a call does is in
-`service.calls`. (ARCHITECTURE: Death and waiting; REQUIREMENTS LIFE)
+small pool by priority, up to CALLS_MAX of them. The main thread does nothing but wait for the end, which is seen so
+even while all others send to a client that does not read. Whatever the client sends, the answer is a status; bytes that
+break the protocol end this connection and nothing else. On hang-up, the client's death or `end` every wait ends, and
+the process with it: the kernel frees what is left, so cleaning up is not a procedure that can be forgotten. What a call
+does is in `service.calls`. (ARCHITECTURE: Death and waiting; REQUIREMENTS LIFE)
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from nnfmq import watcher
@@ -34,6 +35,7 @@ from nnfmq.hal.errors import (
     ProtocolError,
     ResourceExhaustedTransient,
 )
+from nnfmq.hal.types import Priority
 from nnfmq.hal.versions import FeatureLevel, interface_level
 from nnfmq.queue import core
 from nnfmq.serialize import control, messages
@@ -42,13 +44,16 @@ from nnfmq.serialize.conversation import Conversation
 from nnfmq.service.accounts import MemoryAccount
 from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.buffers import Buffers
-from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, models
+from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, fenced, models, reusable
 from nnfmq.service.calls.answering import Handler, Pooled
 from nnfmq.service.calls.bursts import Given, OpenBurst
 from nnfmq.service.devices import load_devices
 from nnfmq.service.dialects import Dialect
+from nnfmq.service.fenced import FencedExecution
 from nnfmq.service.handles import Handles
 from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.reusable import ReusableExecution
+from nnfmq.service.scheduler import Scheduler
 
 POOL_THREADS = 4  # several executions and a preparation at once; a session is one client's
 CALLS_MAX = 256  # of one client, queued or running; more are refused at once
@@ -71,13 +76,17 @@ class Session:
         self.models: Handles[PreparedModel] = Handles("model", numbers)
         self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
         self.aidl_bursts: Handles[AidlBurst] = Handles("burst", numbers)
+        self.executions: Handles[ReusableExecution] = Handles("execution", numbers)
+        self.callbacks: Handles[FencedExecution] = Handles("fenced execution", numbers)
+        self.launched: set[FencedExecution] = set()  # those that are not over
         self.buffers = Buffers(self.account, numbers)
         self.questions: dict[int, Future[Given]] = {}  # what the client was asked, by the call's number
         self.has_ended = False
         self.client_uid = channel.peer().uid
         self._channel = channel
         self._driver_name = driver_name
-        self._pool = ThreadPoolExecutor(POOL_THREADS, "nnfmq-session")
+        self._pool = Scheduler(POOL_THREADS, "nnfmq-session")
+        self._launches = Scheduler(1, "nnfmq-launches")
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._calls = 0  # on the pool, queued or running
@@ -97,6 +106,8 @@ class Session:
             watch = watcher.watch(self._channel.fileno(), self._on_ready, die_of_a_bug)
             stack.callback(watcher.unwatch, watch)
             stack.callback(bursts.bury, self)
+            stack.callback(reusable.bury, self)
+            stack.callback(fenced.bury, self)
             poll.poll()
             self.end()
 
@@ -118,11 +129,19 @@ class Session:
             except MissedDeadlineTransient:
                 raise DeadObject("the client has not read its answers for a long time and is given up") from None
 
-    def submit(self, work: Callable[..., None], *arguments: Any) -> None:
+    def submit(self, work: Callable[..., None], *arguments: Any, priority: int = Priority.MEDIUM) -> None:
         """Run `work(session, *arguments)` on the pool; what it raises but DeadObject is a bug."""
+        self._submit(self._pool, priority, work, *arguments)
+
+    def _submit(self, threads: Scheduler, priority: int, work: Callable[..., None], *arguments: Any) -> None:
         with self._lock:
             self._calls += 1
-        self._pool.submit(self._guarded, work, *arguments)
+        threads.submit(partial(self._guarded, work, *arguments), priority)
+
+    def join(self) -> None:
+        """Return when no thread of the pool runs any more: for sessions that do not end with their process."""
+        self._launches.shutdown()
+        self._pool.shutdown()
 
     def _close_bell(self) -> None:
         bell, self._bell = self._bell, -1
@@ -147,7 +166,7 @@ class Session:
         handler = _HANDLERS[type(message)]
         if not isinstance(handler, Pooled):
             handler(self, message, frame.take_fds())
-        elif self._calls >= CALLS_MAX:  # only this thread lets it grow
+        elif self._calls + len(self.launched) >= CALLS_MAX:
             frame.close()
             error = ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
             self._refuse(handler, message, error)
@@ -155,7 +174,9 @@ class Session:
             frame.close()
             self._refuse(handler, message, refusal)
         else:
-            self.submit(Session._call, handler, message, frame.take_fds(), seen_ns)
+            threads = self._launches if handler.is_launch else self._pool
+            priority = handler.priority(self, message)
+            self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), seen_ns)
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         """Run work on the pool. A bug in it ends this worker, visibly, rather than leaving a call unanswered."""
@@ -211,6 +232,8 @@ _HANDLERS: dict[type[messages.Message], Handler | Pooled] = {
     **devices.HANDLERS,
     **models.HANDLERS,
     **executions.HANDLERS,
+    **fenced.HANDLERS,
+    **reusable.HANDLERS,
     **bursts.HANDLERS,
     **aidl_bursts.HANDLERS,
     **buffers.HANDLERS,

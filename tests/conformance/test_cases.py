@@ -59,7 +59,7 @@ def judged(target: Any, **fields: Any) -> Result:
     return run_test(testmodels.read(model_lines.add() | fields), target)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["interpreter", "sync", "async", "reusable", "burst", "memory-domain"])
 def test_a_model_and_its_variants_pass_on_every_path(path: str) -> None:
     with closing(open_target(path, "reference", "embedded")) as target:
         result = judged(target)
@@ -143,9 +143,9 @@ class _Dying(Driver):
             yield prepared
 
 
-@pytest.mark.parametrize("is_burst", [False, True])
-def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(is_burst: bool) -> None:
-    with closing(_Dying("reference", "embedded", is_burst)) as target:
+@pytest.mark.parametrize("path", ["sync", "async", "reusable", "burst"])
+def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(path: str) -> None:
+    with closing(_Dying("reference", "embedded", path)) as target:
         result = judged(target)
     assert reasons(result)[MODEL].startswith("the driver died: ")
     assert outcomes(result) == {
@@ -188,6 +188,30 @@ def test_TST_12_int8_must_be_supported_where_uint8_is() -> None:
     result = run_test(add_of_codes(), _Only(UINT8))
     assert outcomes(result)[MODEL] == PASSED
     assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
+
+
+def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refused_fenced() -> None:
+    with closing(open_target("fenced", "reference", "embedded")) as target:
+        result = judged(target)
+    assert outcomes(result) == {
+        MODEL: PASSED,
+        variants.UNKNOWN_OUTPUT_SHAPES: SKIPPED,
+        variants.INSUFFICIENT_OUTPUT: SKIPPED,
+    }
+    assert "N-FEN-1" in reasons(result)[variants.UNKNOWN_OUTPUT_SHAPES]
+
+
+class _LenientFenced(Interpreter):
+    """The interpreter, which takes such outputs, where a fenced execution has to stand."""
+
+    refuses_unspecified_outputs = True
+
+
+def test_outputs_that_are_not_specified_must_be_refused_fenced() -> None:
+    result = judged(_LenientFenced())
+    assert outcomes(result)[MODEL] == PASSED
+    for kind in (variants.UNKNOWN_OUTPUT_SHAPES, variants.INSUFFICIENT_OUTPUT):
+        assert "N-FEN-1 and N-FEN-2 have them refused" in reasons(result)[kind]
 
 
 def test_TST_12_uint8_must_be_supported_where_int8_is() -> None:

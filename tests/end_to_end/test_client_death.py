@@ -30,6 +30,14 @@ def test_SIGKILL_of_a_client_ends_its_worker_in_the_middle_of_a_computation(daem
         worker.wait_for_end()
 
 
+def test_LIFE_3_SIGKILL_of_a_client_whose_own_fence_is_waited_for_ends_its_worker(daemon: Daemon) -> None:
+    with app("waits", daemon.path, "fenced") as client, Process(int(client.line())) as worker:
+        client.tell()
+        assert client.line() == "waiting"
+        client.popen.kill()
+        worker.wait_for_end()
+
+
 def test_SIGKILL_of_a_client_leaves_the_others_alone(daemon: Daemon, model: nnfmq.PreparedModel) -> None:
     with app("waits", daemon.path, "nothing") as client, Process(int(client.line())) as worker:
         client.popen.kill()

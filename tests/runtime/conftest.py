@@ -81,7 +81,7 @@ def connected(resources: ExitStack, interface: str) -> tuple[Connection, Session
         thread.join(LIMIT_S)
         for burst in (*session.bursts.all(), *session.aidl_bursts.all()):  # a driver process leaves them to the kernel
             burst.close()
-        session._pool.shutdown()
+        session.join()
 
     resources.callback(end)
     connection = Connection.open(ours, time.monotonic_ns() + LIMIT_S * 10**9, interface=interface)

@@ -21,6 +21,7 @@ from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
     ExecutionPreference,
+    FenceState,
     MeasureTiming,
     Model,
     OperandType,
@@ -66,8 +67,9 @@ METHODS = {
     L.V1_3: "getCapabilities_1_3 getSupportedOperations_1_3 prepareModel_1_3",
 }
 EXECUTIONS = {
-    L.V1_2: "executeSynchronously configureExecutionBurst",
-    L.V1_3: "executeSynchronously_1_3",
+    L.V1_0: "execute",
+    L.V1_2: "execute_1_2 executeSynchronously configureExecutionBurst",
+    L.V1_3: "execute_1_3 executeSynchronously_1_3 executeFenced",
 }
 
 Speaking = Callable[[str], tuple[Connection, Session]]
@@ -363,6 +365,49 @@ def test_EXE_15_a_synchronous_execution_generates_status_shapes_and_timing(
     assert hidl.NO_TIMING == (2**64 - 1, 2**64 - 1)
     missing = Request(request_.inputs[1:], request_.outputs, request_.pools)
     assert execute(missing, YES, *more) == (INVALID, [], hidl.NO_TIMING)
+
+
+ASYNCHRONOUS: dict[str, tuple[Any, ...]] = {"execute": (), "execute_1_2": (NO,), "execute_1_3": (NO, None, None)}
+
+
+@every_interface
+@pytest.mark.parametrize("form", ASYNCHRONOUS)
+def test_EXE_15_EXE_6_every_form_of_execute_calls_back_once(
+    form: str, level: L, device_of: Callable[[L], hidl.IDevice], request_: Request, pools: tuple[Memory, Memory]
+) -> None:
+    model = prepared(device_of(level), level)
+    if form not in dir(model):
+        return
+    callback, more = Callback(), ASYNCHRONOUS[form]
+    assert getattr(model, form)(request_, *more, callback) is NONE
+    assert callback.only() == ((NONE,) if form == "execute" else (NONE, [OutputShape((4,))], hidl.NO_TIMING))
+    assert floats(pools[1]) == SUM
+    missing = Request(request_.inputs[1:], request_.outputs, request_.pools)
+    assert getattr(model, form)(missing, *more, callback) is INVALID
+    assert callback.threads[-1] is threading.current_thread()
+    assert callback.only() == ((INVALID,) if form == "execute" else (INVALID, [], hidl.NO_TIMING))
+
+
+def test_EXE_15_a_fenced_execution_has_a_fence_and_two_timings(
+    device_of: Callable[[L], hidl.IDevice], request_: Request, pools: tuple[Memory, Memory]
+) -> None:
+    model = prepared(device_of(L.V1_3), L.V1_3)
+    status, fence, callback = model.executeFenced(request_, [], YES, None, None, None)
+    assert status is NONE
+    assert fence.wait(LIMIT_S) is FenceState.SIGNALED
+    assert floats(pools[1]) == SUM
+    status, launched, fenced = callback.getExecutionInfo()
+    assert status is NONE
+    assert fenced.timeInDriver <= launched.timeInDriver < 10**7
+    callback.close()
+
+
+def test_N_REQ_3_a_fence_without_a_descriptor_is_refused(
+    device_of: Callable[[L], hidl.IDevice], request_: Request, pools: tuple[Memory, Memory]
+) -> None:
+    model = prepared(device_of(L.V1_3), L.V1_3)
+    for wait_for in ([None], [pools[0]]):
+        assert model.executeFenced(request_, wait_for, NO, None, None, None) == (INVALID, None, None)
 
 
 def test_TIM_2_EXE_15_times_are_microseconds(device_of: Callable[[L], hidl.IDevice], request_: Request) -> None:

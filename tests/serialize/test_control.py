@@ -54,6 +54,9 @@ CAPABILITIES = messages.CapabilitiesData(
 )
 MEMORY, MEMORY_WIRE = messages.MemoryData(16, 4096, 1), ["memory", 16, 4096, 1]
 INPUT = messages.ArgumentData(False, messages.LocationData(0, 64, 16, 0), (2, 2))
+REQUEST = messages.RequestData((INPUT,), (), (messages.TokenData(-7), MEMORY))
+REQUEST_WIRE = [[[False, [0, 64, 16, 0], [2, 2]]], [], [["buffer", -7], MEMORY_WIRE]]
+CONFIG = messages.ConfigData(MeasureTiming.NO, -1)
 
 # Who sends it, its fields on the wire, what it is read as, and how many descriptors come with it.
 SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
@@ -183,6 +186,59 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     ),
     (
         CLIENT,
+        {"call": 9, "model_id": 5, "request": REQUEST_WIRE, "config": [0, -1, [], []], "deadline_ns": -2},
+        messages.ExecuteAsynchronously(9, 5, REQUEST, CONFIG, -2),
+        1,
+    ),
+    (
+        DRIVER,
+        {**FAILED, "shapes": [[[2], False]], "time_on_device_ns": -1, "time_in_driver_ns": 6},
+        messages.ExecutionFinished(7, INVALID, "operand 3: no", (messages.ShapeData((2,), False),), -1, 6),
+        0,
+    ),
+    (
+        CLIENT,
+        {
+            "call": 9, "model_id": 5, "request": REQUEST_WIRE, "config": [0, -1, [], []], "deadline_ns": -2,
+            "duration_ns": 5, "fence_count": 2,
+        },
+        messages.ExecuteFenced(9, 5, REQUEST, CONFIG, -2, 5, 2),
+        3,
+    ),
+    (
+        DRIVER,
+        {**FAILED, "callback_id": 8, "fence_count": 1},
+        messages.FencedLaunched(7, INVALID, "operand 3: no", 8, 1),
+        1,
+    ),
+    (CLIENT, {"call": 6, "callback_id": 8}, messages.GetExecutionInfo(6, 8), 0),
+    (
+        DRIVER,
+        {
+            **FAILED, "launched_on_device_ns": 1, "launched_in_driver_ns": 4, "fenced_on_device_ns": -1,
+            "fenced_in_driver_ns": 3,
+        },
+        messages.FencedExecutionInfo(7, INVALID, "operand 3: no", 1, 4, -1, 3),
+        0,
+    ),
+    (CLIENT, {"call": 6, "callback_id": 8}, messages.ReleaseCallback(6, 8), 0),
+    (
+        CLIENT,
+        {"call": 9, "model_id": 5, "request": REQUEST_WIRE, "config": [0, -1, [], []]},
+        messages.CreateExecution(9, 5, REQUEST, CONFIG),
+        1,
+    ),
+    (DRIVER, {**FAILED, "execution_id": 8}, messages.ExecutionCreated(7, INVALID, "operand 3: no", 8), 0),
+    (CLIENT, {"call": 9, "execution_id": 5, "deadline_ns": -2}, messages.RunExecution(9, 5, -2), 0),
+    (
+        CLIENT,
+        {"call": 9, "execution_id": 5, "deadline_ns": -2, "duration_ns": 5, "fence_count": 2},
+        messages.RunExecutionFenced(9, 5, -2, 5, 2),
+        2,
+    ),
+    (CLIENT, {"call": 6, "execution_id": 8}, messages.ReleaseExecution(6, 8), 0),
+    (
+        CLIENT,
         {
             "call": 10, "device": "reference", "dimensions": [0, 2], "model_ids": [0, 5],
             "inputs": [[1, 0, 0.5]], "outputs": [],
@@ -301,6 +357,13 @@ MAY_BE_ABSENT = {
     ("Executed", "time_on_device_ns"),
     ("Executed", "time_in_driver_ns"),
     ("Executed", "stages"),
+    ("ExecutionFinished", "shapes"),
+    ("ExecutionFinished", "time_on_device_ns"),
+    ("ExecutionFinished", "time_in_driver_ns"),
+    ("FencedExecutionInfo", "launched_on_device_ns"),
+    ("FencedExecutionInfo", "launched_in_driver_ns"),
+    ("FencedExecutionInfo", "fenced_on_device_ns"),
+    ("FencedExecutionInfo", "fenced_in_driver_ns"),
 }
 
 

@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support import bursts, models
+from support.protocol import Speaker
+from support.sessions import HELLO, Running
 
 from nnfmq.memory import Memory
+from nnfmq.serialize import messages
+from nnfmq.service import session as session_module
 from nnfmq.service.burst import BindingExecutor, BurstServer
 from nnfmq.service.prepared_model import PreparedModel
 
@@ -32,6 +36,30 @@ def start() -> Iterator[Callable[..., Future[Any]]]:
 @pytest.fixture
 def client(resources: ExitStack) -> bursts.BurstClient:
     return resources.enter_context(bursts.BurstClient.create())
+
+
+@pytest.fixture
+def bugs(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What would have ended the driver process as a bug of its own."""
+    found: list[BaseException | None] = []
+    monkeypatch.setattr(session_module, "die_of_a_bug", found.append)
+    return found
+
+
+@pytest.fixture
+def running(bugs: list[BaseException | None]) -> Iterator[Running]:
+    running = Running()
+    yield running
+    running.close()
+    assert bugs == []
+
+
+@pytest.fixture
+def greeted(running: Running) -> Speaker:
+    """The client's end of a session after the greeting."""
+    running.client.say(HELLO)
+    running.client.hear(messages.HelloReply)
+    return running.client
 
 
 Serve = Callable[..., BurstServer]

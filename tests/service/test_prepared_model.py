@@ -113,7 +113,7 @@ def test_QOS_2_a_deadline_that_has_passed_ends_it_before_anything_is_written(
     request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
     result = prepared(ADD).execute_synchronously(request_, ExecutionConfig(MeasureTiming.YES), deadline_ns=1)
-    assert result.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    assert result.status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
     assert (result.output_shapes, result.timing) == ((), NO_TIMING)
     assert floats(pools[1]) == [0.0] * 4
 

@@ -11,13 +11,14 @@ from nnfmq.serialize.messages import (
     BurstConfigured,
     ConfigureAidlBurst,
     ExecuteAidlBurst,
+    Executed,
     Message,
     ReleaseMemoryResource,
     config_from_data,
 )
 from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.calls.answering import Handler, Pooled, refuse_by_reply, refuse_configure, refuse_execute, reply
-from nnfmq.service.calls.executions import executed
+from nnfmq.service.calls.executions import result_message
 from nnfmq.service.wire import deadline_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def _execute(session: Session, message: ExecuteAidlBurst, fds: list[int], seen_n
         config, deadline_ns = config_from_data(message.config), deadline_of(message.deadline_ns)
         undo.pop_all()
     result = burst.execute_synchronously(message.request, message.tokens, fds, config, deadline_ns, seen_ns)
-    session.send(executed(message.call, result))
+    session.send(result_message(Executed, message.call, result))
 
 
 def _release(session: Session, message: ReleaseMemoryResource, _fds: list[int], _seen_ns: int) -> None:

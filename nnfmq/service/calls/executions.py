@@ -1,44 +1,110 @@
-"""Calls that execute a model the ordinary way (IPreparedModel)."""
+"""Calls that execute a prepared model once: the ordinary one, and the one with a callback (IPreparedModel)."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
+from nnfmq.engines.execution import Limits
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import ExecutionConfig, Priority, Request
 from nnfmq.serialize.messages import (
+    CreateExecution,
     Execute,
+    ExecuteAsynchronously,
     Executed,
+    ExecuteFenced,
+    ExecutionFinished,
     Message,
+    Reply,
     config_from_data,
     request_from_data,
     shapes_to_data,
 )
-from nnfmq.service.calls.answering import Handler, Pooled, refuse_execute
-from nnfmq.service.prepared_model import ExecutionResult
+from nnfmq.service.calls.answering import Handler, Pooled, refuse_execute, reply
+from nnfmq.service.prepared_model import (
+    BoundExecution,
+    ExecutionResult,
+    PreparedModel,
+    StagedExecution,
+    execution_limits,
+    refuse_what_is_late,
+)
 from nnfmq.service.wire import deadline_of
 
 if TYPE_CHECKING:
     from nnfmq.service.session import Session
 
+ResultT = TypeVar("ResultT", Executed, ExecutionFinished)
+WithRequest = Execute | ExecuteAsynchronously | ExecuteFenced | CreateExecution
+
+
+def received(
+    session: Session, message: WithRequest, fds: list[int], held: ExitStack
+) -> tuple[PreparedModel, Request, ExecutionConfig]:
+    """Return what a call is about; the memories that came with it stay open until `held` is closed."""
+    pools = session.account.adopt_all(fds, message.memories)
+    for pool in pools:
+        held.callback(pool.close)
+    prepared = session.models.find(message.model_id)
+    return prepared, request_from_data(message.request, pools), config_from_data(message.config)
+
+
+def result_message(kind: type[ResultT], call: int, result: ExecutionResult) -> ResultT:
+    """Return the answer that says how an execution went."""
+    timing = result.timing
+    shapes = shapes_to_data(result.output_shapes)
+    return kind(call, result.status, result.message, shapes, timing.time_on_device_ns, timing.time_in_driver_ns)
+
+
+def model_priority(session: Session, message: WithRequest) -> int:
+    """Return the priority of the model that a call is about."""
+    prepared = session.models.get(message.model_id)
+    return Priority.MEDIUM if prepared is None else prepared.priority
+
 
 def _execute(session: Session, message: Execute, fds: list[int], seen_ns: int) -> None:
-    session.send(executed(message.call, _result(session, message, fds, seen_ns)))
+    with ExitStack() as held:
+        prepared, request, config = received(session, message, fds, held)
+        result = prepared.execute_synchronously(request, config, deadline_of(message.deadline_ns), seen_ns)
+    session.send(result_message(Executed, message.call, result))
 
 
-def executed(call: int, result: ExecutionResult) -> Executed:
-    """Return the answer that says how an execution went."""
-    shapes, timing = shapes_to_data(result.output_shapes), result.timing
-    return Executed(call, result.status, result.message, shapes, timing.time_on_device_ns, timing.time_in_driver_ns)
+def _execute_asynchronously(session: Session, message: ExecuteAsynchronously, fds: list[int], seen_ns: int) -> None:
+    """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
+    with ExitStack() as undo:
+        prepared, request, config = received(session, message, fds, undo)
+        with prepared.spoiling(request):
+            deadline_ns = deadline_of(message.deadline_ns)
+            limits = execution_limits(config, deadline_ns)
+            bound = prepared.bind(request)
+            refuse_what_is_late(deadline_ns)
+        held = undo.pop_all()
+    session.send(reply(message.call))
+    session.submit(_finish, message.call, bound, config, limits, seen_ns, held, priority=prepared.priority)
 
 
-def _result(session: Session, message: Execute, fds: list[int], seen_ns: int) -> ExecutionResult:
-    with ExitStack() as stack:
-        pools = session.account.adopt_all(fds, message.memories)
-        for pool in pools:
-            stack.callback(pool.close)
-        prepared = session.models.find(message.model_id)
-        request, config = request_from_data(message.request, pools), config_from_data(message.config)
-        return prepared.execute_synchronously(request, config, deadline_of(message.deadline_ns), seen_ns)
+def _finish(
+    session: Session,
+    call: int,
+    bound: BoundExecution | StagedExecution,
+    config: ExecutionConfig,
+    limits: Limits,
+    seen_ns: int,
+    held: ExitStack,
+) -> None:
+    with held, np.errstate(all="ignore"):
+        result = bound.run(config.measure, seen_ns, limits)
+    session.send(result_message(ExecutionFinished, call, result))
 
 
-HANDLERS: dict[type[Message], Handler | Pooled] = {Execute: Pooled(_execute, refuse_execute)}
+def _refuse_asynchronous(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    return ExecutionFinished(call, status, text), Reply(call, status, text)
+
+
+HANDLERS: dict[type[Message], Handler | Pooled] = {
+    Execute: Pooled(_execute, refuse_execute, model_priority),
+    ExecuteAsynchronously: Pooled(_execute_asynchronously, _refuse_asynchronous, is_launch=True),
+}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError
-from nnfmq.hal.types import Model
+from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
     GetSupportedOperations,
     Message,
@@ -57,6 +57,7 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
         prepared = replace(
             device.prepare_model(model),
             charge=charge,
+            priority=message.priority,
             device=device.name,
             buffers=session.buffers,
             takes_unspecified=dialect.takes_unspecified,
@@ -67,6 +68,11 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
         session.send(PreparedModelReady(message.call, error.status, str(error), NO_ID))
         return
     session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
+
+
+def _priority(_session: Session, message: PrepareModel) -> int:
+    """Return how important a preparation is; what is no priority is refused when it is its turn."""
+    return message.priority if message.priority in list(Priority) else Priority.MEDIUM
 
 
 def _refuse_prepare(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
@@ -104,6 +110,6 @@ def _release_model(session: Session, message: ReleaseModel, _fds: list[int]) -> 
 
 HANDLERS: dict[type[Message], Handler | Pooled] = {
     GetSupportedOperations: Pooled(_supported, _refuse_supported),
-    PrepareModel: Pooled(_prepare, _refuse_prepare),
+    PrepareModel: Pooled(_prepare, _refuse_prepare, _priority),
     ReleaseModel: _release_model,
 }

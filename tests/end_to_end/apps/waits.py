@@ -1,7 +1,7 @@
 """An application that waits for its driver in a given way, says so, and never comes back.
 
-waits.py SOCKET burst|preparation|execution|computation|copy|copies|buffers|nothing: prints the driver's pid, reads a
-line, begins, prints "waiting".
+waits.py SOCKET burst|preparation|execution|computation|fenced|copy|copies|buffers|nothing: prints the driver's pid,
+reads a line, begins, prints "waiting".
 """
 
 from __future__ import annotations
@@ -48,6 +48,23 @@ def when_in_burst() -> None:
     print("waiting", flush=True)
 
 
+def when_fenced() -> None:
+    """Say that an execution waits for a fence of our own, in the driver."""
+    until(lambda: bool(launched), "it is launched")
+    print("waiting", flush=True)
+
+
+launched: list[nnfmq.FencedExecution[Any]] = []
+
+
+def wait_for_a_fence_of_our_own() -> None:
+    """Launch two executions, the second of which waits for the first, and never signal what that waits for."""
+    own = nnfmq.Fence.create()
+    first = model.execute_fenced(one(2), wait_for=[own])
+    launched.append(model.execute_fenced(one(3), wait_for=[first.fence, own]))
+    launched[0].wait()
+
+
 WAYS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
     "burst": (lambda: burst.execute(one(2)), when_in_burst),
     "preparation": (lambda: device.prepare(null_model()), when_called),
@@ -56,6 +73,7 @@ WAYS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
     "copy": (lambda: buffers[0].copy_from(one(2)), when_called),
     "copies": (copies, when_called),
     "buffers": (lambda: model.execute(buffers[0], out=[buffers[1]]), when_called),
+    "fenced": (wait_for_a_fence_of_our_own, when_fenced),
     "nothing": (signal.pause, lambda: print("waiting", flush=True)),
 }
 

@@ -219,7 +219,13 @@ class Program:
         self._received = b""
 
     @classmethod
-    def start(cls, arguments: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Self:
+    def start(
+        cls,
+        arguments: Sequence[str | Path],
+        environment: Mapping[str, str] | None = None,
+        *,
+        pass_fds: Sequence[int] = (),
+    ) -> Self:
         """Start Python with `arguments` in a session of its own; `support` can be imported there."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (the Program owns it)
         path = os.pathsep.join([str(ROOT / "tests" / "lib"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
@@ -231,6 +237,7 @@ class Program:
                 stderr=errors,
                 env={**os.environ, "PYTHONPATH": path, **(environment or {})},
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
         except BaseException:
             errors.close()

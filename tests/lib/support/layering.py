@@ -16,11 +16,11 @@ from pathlib import Path
 
 PACKAGE = "nnfmq"
 EVERYTHING = "*"
-_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths", "cores", "file_memory")
+_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths", "cores", "file_memory", "fence")
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "": ("runtime", "importers", "queue", "memory", "file_memory", "hal"),
+    "": ("runtime", "importers", "queue", "memory", "file_memory", "fence", "hal"),
     "__main__": ("cli", "service.embedded"),
     "hal": (),
     "cores": (),
@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "memory": ("hal",),
     "file_memory": ("hal",),
     "channel": ("memory", "hal"),
+    "fence": ("channel", "hal"),
     "queue": ("memory", "cores", "hal.errors"),
     "serialize": ("cores", "hal"),
     "watcher": ("hal.errors",),
@@ -37,7 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "service": BOTH_SIDES,
     "runtime": BOTH_SIDES,
     "importers": ("hal", "validation"),
-    "conformance": ("runtime", "engines", "validation", "operations", "memory", "hal"),
+    "conformance": ("runtime", "engines", "validation", "operations", "memory", "fence", "hal"),
     "compat": ("runtime", "importers", "hal"),
     "cli": (EVERYTHING,),
     "observe": (),

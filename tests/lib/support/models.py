@@ -44,6 +44,9 @@ class _Builder:
     def input(self, shape: Shape) -> int:
         return self.tensor(shape, LifeTime.SUBGRAPH_INPUT)
 
+    def integer_input(self, shape: Shape) -> int:
+        return self._add(Operand(OperandType.TENSOR_INT32, shape, lifetime=LifeTime.SUBGRAPH_INPUT))
+
     def output(self, shape: Shape) -> int:
         return self.tensor(shape, LifeTime.SUBGRAPH_OUTPUT)
 
@@ -126,6 +129,14 @@ def unsized_relu_model(shape: Shape = (4,)) -> Model:
     builder = _Builder()
     given, answer = builder.input(shape), builder.output((0,) * len(shape))
     builder.operation(OperationType.RELU, [given], [answer])
+    return builder.model()
+
+
+def gather_model() -> Model:
+    """GATHER from four floats by one index, which an input holds: an index out of range fails the execution."""
+    builder = _Builder()
+    values, index, answer = builder.input((4,)), builder.integer_input((1,)), builder.output((1,))
+    builder.operation(OperationType.GATHER, [values, builder.scalar(0), index], [answer])
     return builder.model()
 
 

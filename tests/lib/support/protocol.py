@@ -47,6 +47,13 @@ class Speaker:
         assert isinstance(message, kind), f"expected {kind.__name__}, heard {message}"
         return message
 
+    def hear_with_fds(self, kind: type[MessageT]) -> tuple[MessageT, list[int]]:
+        """Return the next message, which must be a `kind`, and what came with it, which is the caller's."""
+        with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
+            message = control.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
+            assert isinstance(message, kind), f"expected {kind.__name__}, heard {message}"
+            return message, frame.take_fds()
+
     def hears_nothing(self) -> bool:
         """Return True where nothing is there now."""
         try:

@@ -1,0 +1,161 @@
+"""Executions that go on while their caller does something else: executeAsynchronously and its callback.
+
+The callback comes on the watcher's thread, exactly once: with what the driver says, or with DEAD_OBJECT when it dies.
+It turns the answer into a result there and then, so that nothing is left to be closed by whoever asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from nnfmq.channel import NOW
+from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.types import ExecutionConfig, Request, Timing
+from nnfmq.queue.waiting import deadline_after
+from nnfmq.runtime.answers import OneShot
+from nnfmq.runtime.arguments import Array
+from nnfmq.runtime.connection import Connection, Taker
+from nnfmq.runtime.outcomes import Outcome, deadline_on_wire, lent_fds, outcome_of
+from nnfmq.runtime.workspace import Workspace
+from nnfmq.serialize import messages
+
+ResultT = TypeVar("ResultT")
+
+
+class PendingExecution(Generic[ResultT]):
+    """An execution that was begun. Any thread may wait for it, and any number of times; nothing has to be closed."""
+
+    def __init__(self) -> None:
+        self._answer: OneShot[ResultT] = OneShot()
+
+    def done(self) -> bool:
+        """Return True once it is over, well or not. Never blocks."""
+        return self._answer.is_given
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is over and return True, or False after `timeout` seconds (None = no limit)."""
+        try:
+            self._answer.wait(deadline_after(timeout))
+        except NnfmqError:
+            return self.done()
+        return True
+
+    def result(self, timeout: float | None = None) -> ResultT:
+        """Return the result; blocks up to `timeout` seconds (None = no limit).
+
+        Raises MissedDeadlineTransient where the wait ends first (the execution goes on), or why the execution failed:
+        what the driver answered, DeadObject where it died.
+        """
+        deadline_ns = deadline_after(timeout)
+        try:
+            return self._answer.wait(deadline_ns)
+        except MissedDeadlineTransient:
+            if self.done():
+                raise
+            raise MissedDeadlineTransient("the timeout passed before the execution was over; it goes on") from None
+
+
+class Launch:
+    """What every asynchronous execution of one model is begun with."""
+
+    def __init__(self, connection: Connection, model_id: int, config: ExecutionConfig, deadline_ns: int | None) -> None:
+        self._connection = connection
+        self._model_id = model_id
+        self._config = messages.config_to_data(config)
+        self._deadline_ns = deadline_ns
+
+    def begin(self, request: Request, taker: Taker, patience_ns: int | None) -> None:
+        """Send a request, whose pools stay the caller's; `patience_ns` bounds the sending alone."""
+        message = messages.ExecuteAsynchronously(
+            self._connection.new_call(),
+            self._model_id,
+            messages.request_to_data(request),
+            self._config,
+            deadline_on_wire(self._connection, self._deadline_ns),
+        )
+        self._connection.begin(message, messages.ExecutionFinished, taker, lent_fds(request.pools), patience_ns)
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """When the execution is to be over."""
+        return self._deadline_ns
+
+
+class _OutcomeTaker:
+    """Turns the driver's answer into an outcome, and gives it to whoever waits."""
+
+    def __init__(self, pending: PendingExecution[Outcome]) -> None:
+        self._answer = pending._answer
+
+    def give(self, answer: messages.ExecutionFinished | NnfmqError) -> None:
+        try:
+            if isinstance(answer, NnfmqError):
+                raise answer
+            self._answer.give(outcome_of(answer))
+        except NnfmqError as error:
+            self._answer.give(error)
+
+
+class _ArraysTaker:
+    """Turns the driver's answer into arrays, and asks again where an output needed more room than the model says."""
+
+    def __init__(
+        self,
+        pending: PendingExecution[tuple[Array, ...]],
+        launch: Launch,
+        workspace: Workspace,
+        note_timing: Callable[[Timing], None],
+    ) -> None:
+        self._pending = pending
+        self._launch = launch
+        self._workspace = workspace
+        self._note_timing = note_timing
+        self._may_grow = True
+
+    def give(self, answer: messages.ExecutionFinished | NnfmqError) -> None:
+        try:
+            results = self._results(answer)
+        except NnfmqError as error:
+            self._workspace.close()
+            self._pending._answer.give(error)
+            return
+        if results is not None:
+            self._workspace.close()
+            self._pending._answer.give(results)
+
+    def _results(self, answer: messages.ExecutionFinished | NnfmqError) -> tuple[Array, ...] | None:
+        """Return the outputs, None where they were asked for anew."""
+        if isinstance(answer, NnfmqError):
+            raise answer
+        try:
+            outcome = outcome_of(answer)
+        except OutputInsufficientSize as error:
+            if not self._may_grow:
+                raise
+            self._may_grow = False
+            self._workspace.grow(error)
+            self._launch.begin(self._workspace.request, self, NOW)
+            return None
+        self._note_timing(outcome.timing)
+        return self._workspace.arrays(outcome.shapes)
+
+
+def begin_request(launch: Launch, request: Request) -> PendingExecution[Outcome]:
+    """Begin an execution as the HAL has it."""
+    pending: PendingExecution[Outcome] = PendingExecution()
+    launch.begin(request, _OutcomeTaker(pending), launch.deadline_ns)
+    return pending
+
+
+def begin_arrays(
+    launch: Launch, workspace: Workspace, note_timing: Callable[[Timing], None]
+) -> PendingExecution[tuple[Array, ...]]:
+    """Begin an execution over a workspace, which it takes over."""
+    pending: PendingExecution[tuple[Array, ...]] = PendingExecution()
+    try:
+        launch.begin(workspace.request, _ArraysTaker(pending, launch, workspace, note_timing), launch.deadline_ns)
+    except BaseException:
+        workspace.close()
+        raise
+    return pending

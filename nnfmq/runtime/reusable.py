@@ -1,0 +1,262 @@
+"""Reusable executions: a request that the driver has checked and bound once, and runs again and again.
+
+`Execution` has arrays of its own in shared memory, as a burst has; `RequestExecution` is the HAL's, over the caller's
+memory. Both run once at a time, and cost the control channel's round trip: where that is too much, take a burst.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nnfmq.fence import Fence, HasFileno
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import ExecutionConfig, FenceState, Request, RequestArgument, Timing
+from nnfmq.memory import Memory
+from nnfmq.queue.waiting import deadline_after
+from nnfmq.runtime import arguments
+from nnfmq.runtime.arguments import Array
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.fenced import FencedExecution, FencedTiming, fence_fds
+from nnfmq.runtime.outcomes import Outcome, as_sent, duration_of, lent_fds, outcome_of
+from nnfmq.serialize import messages
+
+ResultT = TypeVar("ResultT")
+
+
+class RequestExecution:
+    """A request to be run any number of times, once at a time. Close it, or use `with`. It outlives its model."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._execution_id: int | None = None
+
+    @classmethod
+    def create(
+        cls,
+        connection: Connection,
+        model_id: int,
+        request: Request,
+        config: ExecutionConfig,
+        deadline_ns: int | None,
+    ) -> Self:
+        """Let the driver check a request, whose pools stay the caller's, and keep it; blocks."""
+        execution = cls(connection)
+        message = messages.CreateExecution(
+            connection.new_call(), model_id, messages.request_to_data(request), messages.config_to_data(config)
+        )
+        fds = lent_fds(request.pools)
+        try:
+            connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_answer=execution._created)
+        except BaseException:
+            execution.close()
+            raise
+        return execution
+
+    def _created(self, answer: messages.ExecutionCreated) -> None:
+        self._execution_id = answer.execution_id or None
+
+    @property
+    def _id(self) -> int:
+        if self._execution_id is None:
+            raise InvalidArgument("this execution is closed")
+        return self._execution_id
+
+    def compute(self, *, timeout: float | None = None) -> Outcome:
+        """Run it and return the shapes and times that the driver reports; blocks. `timeout` is the run's deadline.
+
+        Raises what the driver answers (InvalidArgument while another run goes on), MissedDeadline, DeadObject.
+        """
+        deadline_ns = deadline_after(timeout)
+        message = messages.RunExecution(self._connection.new_call(), self._id, as_sent(deadline_ns))
+        return outcome_of(self._connection.ask(message, messages.Executed, (), deadline_ns))
+
+    def compute_fenced(
+        self,
+        wait_for: Sequence[HasFileno | int] = (),
+        *,
+        timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution[FencedTiming]:
+        """Run it when all fences of `wait_for` are signalled; blocks for the launch. The caller closes the result.
+
+        `timeout` (seconds) is the deadline from now on, `duration` counts from the last fence on. Raises as `compute`,
+        and InvalidArgument for what is no fence or in error already, or outputs that are not fully specified.
+        """
+        return self.launch(lambda times: times, wait_for, timeout, duration)
+
+    def launch(
+        self,
+        collect: Callable[[FencedTiming], ResultT],
+        wait_for: Sequence[HasFileno | int],
+        timeout: float | None,
+        duration: float | None,
+    ) -> FencedExecution[ResultT]:
+        """As `compute_fenced`, with another result: `collect` makes it of the times when it is asked for."""
+        fds, deadline_ns = fence_fds(wait_for), deadline_after(timeout)
+        message = messages.RunExecutionFenced(
+            self._connection.new_call(), self._id, as_sent(deadline_ns), as_sent(duration_of(duration)), len(fds)
+        )
+        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect)
+
+    def close(self) -> None:
+        """Release it in the driver; a run that was begun goes on. Harmless when repeated."""
+        execution_id, self._execution_id = self._execution_id, None
+        if execution_id is not None:
+            self._connection.tell(messages.ReleaseExecution(self._connection.new_call(), execution_id))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class Execution:
+    """A reusable execution with arrays of its own. Close it, or use `with`. One run at a time. It outlives its model.
+
+    `inputs` and `outputs` are arrays over the shared memory itself: write the former, call `compute()` without
+    arguments, read the latter, and nothing is copied. They must not be written or believed while it runs.
+    `last_timing` is that of the run that ended last, if the execution was made to measure.
+    """
+
+    def __init__(self, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> None:
+        self._infos = inputs, outputs
+        self._resources = ExitStack()
+        self._user: object = None  # the call that runs it now
+        self._last_fence: Fence | None = None  # of the last fenced run
+        self._execution: RequestExecution
+        self.inputs: tuple[Array, ...] = ()
+        self.outputs: tuple[Array, ...] = ()
+        self.last_timing = Timing()
+
+    @classmethod
+    def create(
+        cls,
+        connection: Connection,
+        model_id: int,
+        inputs: tuple[TensorInfo, ...],
+        outputs: tuple[TensorInfo, ...],
+        config: ExecutionConfig,
+        deadline_ns: int | None,
+    ) -> Self:
+        """Make the memory and let the driver bind it. Raises InvalidArgument where a shape is not fully known."""
+        execution = cls(inputs, outputs)
+        try:
+            request = execution._make_memory()
+            made = RequestExecution.create(connection, model_id, request, config, deadline_ns)
+            execution._execution = execution._resources.enter_context(made)
+        except BaseException:
+            execution.close()
+            raise
+        return execution
+
+    def _make_memory(self) -> Request:
+        inputs, source, self.inputs = self._laid_out("input", self._infos[0], 0)
+        outputs, sink, self.outputs = self._laid_out("output", self._infos[1], 1)
+        return Request(inputs, outputs, (source, sink))
+
+    def _laid_out(
+        self, kind: str, infos: Sequence[TensorInfo], pool_index: int
+    ) -> tuple[tuple[RequestArgument, ...], Memory, tuple[Array, ...]]:
+        """Make memory for arrays of one kind; return their places, the memory, and the arrays over it."""
+        arguments.require_known(kind, infos, "a reusable execution")
+        places, size_bytes = arguments.layout(infos, [info.shape for info in infos], pool_index)
+        memory = Memory.create(size_bytes, f"nnfmq-{kind}s", one_writer=kind == "input")
+        self._resources.callback(memory.close)
+        pairs = zip(places, infos, strict=True)
+        return places, memory, tuple(arguments.view(memory, place, info, info.shape) for place, info in pairs)
+
+    def compute(
+        self, *inputs: ArrayLike, out: Sequence[Array] | None = None, timeout: float | None = None
+    ) -> tuple[Array, ...]:
+        """Run it once and return the outputs; blocks.
+
+        Takes one array per input, of its shape and dtype, or none at all where `inputs` were filled in place. Returns
+        new arrays that the caller owns, or fills and returns those of `out`, which may be the `outputs` of this: then
+        nothing is copied. `timeout` in seconds becomes the run's deadline: None = no limit.
+
+        Raises InvalidArgument (shape, dtype, count, another run goes on), MissedDeadline, DeadObject, or what the
+        driver answered.
+        """
+        if out is not None and out is not self.outputs:
+            arguments.check_out(self._infos[1], out)
+        with self._only_run():
+            self._copy_in(inputs)
+            self.last_timing = self._execution.compute(timeout=timeout).timing
+            if out is self.outputs:
+                return self.outputs
+            return self._results() if out is None else arguments.copy_out(out, self.outputs)
+
+    def compute_fenced(
+        self,
+        *inputs: ArrayLike,
+        wait_for: Sequence[HasFileno | int] = (),
+        timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution[tuple[Array, ...]]:
+        """Run it when all fences of `wait_for` are signalled; blocks for the launch. The caller closes the result.
+
+        Arguments as for `compute`, `wait_for`, `timeout` and `duration` as for `PreparedModel.execute_fenced`. The
+        result's `result()` returns copies of the outputs; ask before the next run begins.
+        """
+        with self._only_run():
+            self._copy_in(inputs)
+            launched = self._execution.launch(lambda _times: self._results(), wait_for, timeout, duration)
+            self._last_fence = Fence.adopt(os.dup(launched.fence.fileno()))
+            return launched
+
+    @contextmanager
+    def _only_run(self) -> Iterator[None]:
+        me = object()
+        try:
+            # Plain assignments, and inside the try: a lock taken just before it stays taken if a signal comes between.
+            if self._user is None:
+                self._user = me
+            if self._user is not me or self._is_under_way():
+                raise InvalidArgument("this execution is running; one run at a time, or make one for each thread")
+            yield
+        finally:
+            if self._user is me:
+                self._user = None
+
+    def _is_under_way(self) -> bool:
+        """Return True while a fenced run goes on, whoever still holds its fence."""
+        if self._last_fence is None:
+            return False
+        if self._last_fence.state is FenceState.ACTIVE:
+            return True
+        self._forget_fence()
+        return False
+
+    def _forget_fence(self) -> None:
+        fence, self._last_fence = self._last_fence, None
+        if fence is not None:
+            fence.close()
+
+    def _copy_in(self, given: Sequence[ArrayLike]) -> None:
+        if given:
+            for target, array in zip(self.inputs, arguments.checked_arrays(self._infos[0], given), strict=True):
+                np.copyto(target, array, casting="same_kind")
+
+    def _results(self) -> tuple[Array, ...]:
+        return tuple(output.copy() for output in self.outputs)
+
+    def close(self) -> None:
+        """Release it on both sides; a run that was begun goes on. Harmless when repeated."""
+        self.inputs = self.outputs = ()
+        self._forget_fence()
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,22 @@
+"""The examples of docs/executions.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.drivers import Program
+from support.places import ROOT
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "executions.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) == 2
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["ways", "fences"])
+def test_an_example_runs(example: str, folder: Path) -> None:
+    with Program.start(["-P", "-c", example], {"NNFMQ_SOCKET": str(folder / "none")}) as program:
+        assert (program.wait(), program.errors()) == (0, "")

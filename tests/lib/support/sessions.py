@@ -1,0 +1,136 @@
+"""A driver's session that runs in a thread of this process, spoken to message by message."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from nnfmq.channel import Channel
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import ExecutionConfig, ExecutionPreference, Model, Priority, Request
+from nnfmq.memory import Memory
+from nnfmq.serialize import control, messages
+from nnfmq.serialize.control import Role
+from nnfmq.serialize.model import encode_model
+from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.session import Session
+from support import control_flow_models, models
+from support.executors import LIMIT_S, Held
+from support.protocol import Speaker
+
+ADD = models.add_model()
+NONE = ErrorStatus.NONE
+HELLO = messages.Hello(control.PROTOCOL, "AIDL v4", "test")
+NO_LIMIT = -1
+
+
+class Running:
+    """A session that runs in a thread of this process, and its client's end of the channel."""
+
+    def __init__(self) -> None:
+        theirs, ours = Channel.pair()
+        self.client = Speaker(ours, Role.CLIENT)
+        self.session = Session(theirs, "driver under test")
+        self.thread = threading.Thread(target=self.session.run, name="session under test")
+        self.thread.start()
+
+    def ends(self) -> bool:
+        self.thread.join(LIMIT_S)
+        return not self.thread.is_alive()
+
+    def close(self) -> None:
+        self.client.close()
+        assert self.ends()
+        for burst in self.session.bursts.all():  # a driver process leaves them to the kernel
+            burst.close()
+        self.session.join()
+
+
+def assert_alive(client: Speaker) -> None:
+    """The driver answers, and had nothing else to say before."""
+    client.say(messages.ListDevices(999_999))
+    assert client.hear(messages.DeviceList).call == 999_999
+
+
+def prepare(client: Speaker, model: Model = ADD, call: int = 500) -> int:
+    data, pools = encode_model(model)
+    assert not pools
+    client.say(prepare_message(call, data))
+    assert client.hear(messages.Reply).status is NONE
+    ready = client.hear(messages.PreparedModelReady)
+    assert ready.status is NONE
+    return ready.model_id
+
+
+def prepare_message(call: int = 1, model: bytes | None = None, **changes: Any) -> messages.PrepareModel:
+    data = encode_model(ADD)[0] if model is None else model
+    message = messages.PrepareModel(
+        call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, NO_LIMIT, data
+    )
+    replaced: messages.PrepareModel = replace_message(message, **changes)
+    return replaced
+
+
+def replace_message(message: Any, **changes: Any) -> Any:
+    fields = {name: getattr(message, name) for name in message.__struct_fields__}
+    return type(message)(**{**fields, **changes})
+
+
+# ------------------------------------------------------------------------------------------------ what is executed
+
+CallT = TypeVar("CallT", bound=messages.Call)
+HELD_ID = 777_777  # of the model whose executions wait until a test lets them go
+
+
+@dataclass(frozen=True)
+class Lent:
+    """A model's request over memories of a test's, ready to be said."""
+
+    request: Request
+    pools: tuple[Memory, ...]
+
+    @property
+    def fds(self) -> list[int]:
+        """The memories' descriptors."""
+        return [pool.fileno() for pool in self.pools]
+
+    def call(self, kind: Callable[..., CallT], call: int, model_id: int, config: Any = None, **rest: Any) -> CallT:
+        """Return a call with this request."""
+        data = messages.config_to_data(config or ExecutionConfig())
+        return kind(call, model_id=model_id, request=messages.request_to_data(self.request), config=data, **rest)
+
+    def result(self, count: int = 4) -> list[float]:
+        """Return what the first output holds."""
+        return [float(value) for value in np.frombuffer(self.pools[1].view, np.float32, count)]
+
+
+def lend(resources: ExitStack, model: Model, *inputs: Sequence[float]) -> Lent:
+    """Return a request of `model` over new memories, with floats in its first inputs."""
+    sizes = models.pool_bytes(model)
+    source = resources.enter_context(Memory.create(sizes[0], one_writer=True))
+    sink = resources.enter_context(Memory.create(sizes[1]))
+    request = models.request_for(model, (source, sink))
+    for argument, values in zip(request.inputs, inputs, strict=False):
+        np.frombuffer(source.view, np.float32, len(values), argument.location.offset)[:] = values
+    return Lent(request, (source, sink))
+
+
+def lend_endless(resources: ExitStack) -> tuple[Model, Lent]:
+    """Return a WHILE and a request that lets it count for hours."""
+    loop = control_flow_models.counting()
+    lent = lend(resources, loop)
+    rounds = lent.request.inputs[1].location
+    lent.pools[0].view[rounds.offset : rounds.offset + 4] = (2**31 - 1).to_bytes(4, "little")
+    return loop, lent
+
+
+def hold(running: Running, model: Model = ADD, **fields: Any) -> Held:
+    """Let the session have a model, HELD_ID, whose executions wait in their middle until they are let go."""
+    held = Held(model)
+    running.session.models.add(PreparedModel(model, held, **fields), HELD_ID)
+    return held
