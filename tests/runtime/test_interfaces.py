@@ -190,7 +190,11 @@ def test_an_execution_says_what_the_interface_can(
     outcome = prepared.execute_request(models.request_for(ADD, pools), timeout=20)
     assert floats(pools[1]) == SUM
     assert outcome == ((OutputShape((4,)),) if level >= L.V1_2 else (), NO_TIMING)
-    (result,) = prepared.execute([1, 2, 3, 4], [10, 20, 30, 40])
+    given = [1, 2, 3, 4], [10, 20, 30, 40]
+    (result,) = prepared.execute(*given)
+    assert result.tolist() == SUM
+    pending = prepared.execute_async(*given, timeout=20)  # a deadline where there is one, else only a wait
+    (result,) = pending.result(20)
     assert result.tolist() == SUM
 
 
