@@ -6,13 +6,13 @@
         with model.burst() as burst:
             scores, = burst.execute(image)
 
-Importing this is cheap: what is heavy is imported by the call that needs it.
+Importing this is cheap: all but the errors is imported when its name is first used, and what is heavy by the call that
+needs it.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -30,19 +30,20 @@ from nnfmq.hal.errors import (
     ResourceExhaustedPersistent,
     ResourceExhaustedTransient,
 )
-from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import FenceState
-from nnfmq.importers import LoadedModel, example_path, load
-from nnfmq.memory import Memory
-from nnfmq.runtime.buffers import Buffer, copy
-from nnfmq.runtime.burst import Burst, ExecutionInfo
-from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
-from nnfmq.runtime.prepared_model import PreparedModel
 
 if TYPE_CHECKING:
     from nnfmq.fence import Fence
+    from nnfmq.file_memory import FileMemory
+    from nnfmq.hal.tensor_info import TensorInfo
+    from nnfmq.hal.types import FenceState
+    from nnfmq.importers import LoadedModel, example_path, load
+    from nnfmq.memory import Memory
+    from nnfmq.runtime.buffers import Buffer, copy
+    from nnfmq.runtime.burst import Burst, ExecutionInfo
+    from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
     from nnfmq.runtime.fenced import FencedExecution
     from nnfmq.runtime.pending import PendingExecution
+    from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.runtime.reusable import Execution
 
 __all__ = [
@@ -83,16 +84,30 @@ __all__ = [
     "load",
 ]
 
-_LATER = {
-    "Execution": "nnfmq.runtime.reusable",
-    "Fence": "nnfmq.fence",
-    "FencedExecution": "nnfmq.runtime.fenced",
-    "PendingExecution": "nnfmq.runtime.pending",
-}
+if not TYPE_CHECKING:  # a checker would take any name that is asked of a module with a `__getattr__`
+    _PLACES = {
+        **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst"),
+        **dict.fromkeys(("Client", "Device", "DeviceInfo", "connect"), "nnfmq.runtime.client"),
+        **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
+        **dict.fromkeys(("Buffer", "copy"), "nnfmq.runtime.buffers"),
+        "Execution": "nnfmq.runtime.reusable",
+        "Fence": "nnfmq.fence",
+        "FenceState": "nnfmq.hal.types",
+        "FencedExecution": "nnfmq.runtime.fenced",
+        "FileMemory": "nnfmq.file_memory",
+        "Memory": "nnfmq.memory",
+        "PendingExecution": "nnfmq.runtime.pending",
+        "PreparedModel": "nnfmq.runtime.prepared_model",
+        "TensorInfo": "nnfmq.hal.tensor_info",
+    }
 
+    def __getattr__(name):
+        """Import a public name at its first use, and keep it."""
+        if name not in _PLACES:
+            raise AttributeError(f"module 'nnfmq' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+        return value
 
-def __getattr__(name: str) -> Any:
-    """Import what few programs need when it is asked for."""
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
+    def __dir__():
+        """Return what is here, or can be."""
+        return sorted({*globals(), *__all__})

@@ -123,6 +123,18 @@ def test_importing_it_loads_nothing_heavy(tmp_path: Path) -> None:
     assert [name for name in HEAVY if name in loaded] == []
 
 
+def test_importing_it_loads_neither_numpy_nor_what_talks_to_drivers(tmp_path: Path) -> None:
+    loaded = in_a_new_python("import json, sys, nnfmq; print(json.dumps(list(sys.modules)))", tmp_path)
+    assert [name for name in ("numpy", "msgspec", "nnfmq.channel", "nnfmq.runtime") if name in loaded] == []
+
+
+def test_what_is_not_imported_yet_is_listed_and_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    code = "import json, nnfmq; print(json.dumps([dir(nnfmq), hasattr(nnfmq, 'nothing')]))"
+    listed, has_nothing = in_a_new_python(code, tmp_path)
+    assert set(NAMES) <= set(listed)
+    assert not has_nothing
+
+
 def test_importing_it_costs_little_beyond_numpy(tmp_path: Path) -> None:
     code = (
         "import numpy, time; begin = time.thread_time_ns(); import nnfmq;print((time.thread_time_ns() - begin) / 1e6)"

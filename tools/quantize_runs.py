@@ -74,7 +74,7 @@ def samples(arrays: Mapping[str, Array], graph: Graph) -> list[Sample]:
     columns = [_column(arrays[tensor.name], tensor.name, tuple(tensor.shape)) for tensor in tensors]
     if len({len(column) for column in columns}) != 1 or not len(columns[0]):
         raise InvalidArgument(
-            f"calibration inputs of {[len(column) for column in columns]} executions: as many of each"
+            f"calibration inputs of {[len(column) for column in columns]} executions: as many of each, and one at least"
         )
     return list(zip(*columns, strict=True))
 

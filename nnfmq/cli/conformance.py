@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="interpreter",
         help="the interpreter in this process, or one of a driver's ways to execute (default: interpreter)",
     )  # fmt: skip
-    parser.add_argument("--device", metavar="NAME", default="reference", help="default: reference")
+    parser.add_argument("--device", metavar="NAME", help="of the driver (default: reference)")
     parser.add_argument(
         "--jobs", metavar="N", type=at_least_one, default=1, help="processes that share the work (default: 1)"
     )
@@ -102,6 +102,10 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.conformance.running import Settings
     from nnfmq.conformance.testmodels import BadFormat
 
+    if arguments.path == "interpreter" and (arguments.device or arguments.connect):
+        print("nnfmq: error: --device and --connect are for --path sync or --path burst", file=sys.stderr)
+        return 2
+    arguments.device = arguments.device or "reference"
     settings = Settings(arguments.path, arguments.device, arguments.connect, arguments.filter)
     began_ns = time.monotonic_ns()
     try:

@@ -90,12 +90,12 @@ def load_digits() -> tuple[Array, Array]:
 
 def classify(images: Array, name: str, screen: Console | None) -> Outcome:
     """Classify `images` by the packaged model `name`, over one burst with an embedded driver that ends before this."""
-    import nnfmq
+    from nnfmq import connect, example_path, load
 
     begin = time.monotonic_ns()
     with (
-        nnfmq.connect(embedded=True) as client,
-        client.device("reference").prepare(nnfmq.load(nnfmq.example_path(name))) as model,
+        connect(embedded=True) as client,
+        client.device("reference").prepare(load(example_path(name))) as model,
         model.burst() as burst,
     ):
         inputs = as_inputs(images, model.inputs[0])

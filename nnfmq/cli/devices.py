@@ -114,6 +114,7 @@ def _name(names: type[IntEnum], number: int) -> str:
 
 def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
     listing = table("device", "type", "version", ">feature level", "status", "extensions")
+    listing.columns[0].no_wrap = True  # what users copy
     for device in devices:
         names = "\n".join(extension["name"] for extension in device["extensions"])
         listing.add_row(*(str(value) for value in [*device.values()][:5]), names or "none")
@@ -123,6 +124,7 @@ def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
 def _print_capabilities(devices: list[dict[str, Any]], no_color: bool) -> None:
     """Print a row for each pair of figures, with what it is about: equal ones are told together."""
     listing = table("device", ">time", ">power", "of")
+    listing.columns[0].no_wrap = True
     for device in devices:
         if device["capabilities"] is None:
             listing.add_row(device["name"], "", "", f"{device['status']}: not to be asked")

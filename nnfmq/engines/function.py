@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from nnfmq.engines.execution import NO_LIMITS, Limits
 from nnfmq.engines.interpreter import InputPlace, store
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.types import Model, OutputShape
+from nnfmq.hal.types import Model, Operand, OutputShape, is_scalar
 from nnfmq.operations.signature import NUMPY_TYPES, Array
 
 Function = Callable[[Sequence[Array | None]], Sequence[Array]]
@@ -43,13 +45,22 @@ class FunctionProgram:
 
     def run(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
         """Call the function and copy its results. Raises GeneralFailure for results that are not the model's."""
-        results = list(self._function(inputs))
+        results = [np.asarray(result) for result in self._function(inputs)]
         if len(results) != len(self._outputs):
             raise GeneralFailure(f"the device computed {len(results)} outputs, the model has {len(self._outputs)}")
         for operand, result in zip(self._outputs, results, strict=True):
-            if result.dtype != NUMPY_TYPES[operand.type]:
-                raise GeneralFailure(f"the device computed {result.dtype}, the model says {operand.type.name}")
+            if result.dtype != NUMPY_TYPES[operand.type] or not _agree(operand, result.shape):
+                computed = f"{result.dtype} {list(result.shape)}"
+                known = f"{operand.type.name} {list(operand.dimensions)}"
+                raise GeneralFailure(f"the device computed {computed}, the model says {known}")
         return store(results, outputs)
+
+
+def _agree(operand: Operand, shape: tuple[int, ...]) -> bool:
+    known = operand.dimensions
+    if not known:
+        return not (is_scalar(operand.type) and shape)  # a tensor of unknown rank takes any
+    return len(known) == len(shape) and all(extent in (0, given) for extent, given in zip(known, shape, strict=True))
 
 
 class _Call:

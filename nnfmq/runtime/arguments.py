@@ -92,10 +92,15 @@ def checked_arrays(infos: Sequence[TensorInfo], values: Sequence[ArrayLike]) -> 
     return [checked_array(info, value) for info, value in zip(infos, values, strict=True)]
 
 
+def is_open(info: TensorInfo) -> bool:
+    """Return True where extents, or even the rank, are unknown."""
+    return 0 in info.shape or not (info.shape or info.is_scalar)
+
+
 def require_known(kind: str, infos: Sequence[TensorInfo], who: str = "a burst") -> None:
     """Raise InvalidArgument where a shape is unknown: `who` lays its memory out once."""
     for info in infos:
-        if 0 in info.shape or not (info.shape or info.is_scalar):
+        if is_open(info):
             raise InvalidArgument(
                 f"{kind} {info.name!r} has the shape {_shown(info.shape)}, which is not fully known: "
                 f"{who} needs fixed shapes; use PreparedModel.execute"

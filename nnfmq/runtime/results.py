@@ -18,7 +18,7 @@ from dataclasses import replace
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import NO_TIME, NO_TIMING, OutputShape, RequestArgument, Timing
-from nnfmq.runtime.arguments import check_room, check_stated
+from nnfmq.runtime.arguments import check_room, check_stated, is_open
 
 
 def check_result(
@@ -47,7 +47,7 @@ def _check_success(
 ) -> None:
     wanted = _asked(infos, outputs)
     if not shapes:
-        unknown = [info.name for info in wanted if 0 in info.shape]
+        unknown = [info.name for info in wanted if is_open(info)]
         if unknown:
             raise ProtocolError(f"SHP-2: the driver states no shape for the outputs {unknown}, which have none")
         return

@@ -142,7 +142,7 @@ TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
         },
     },
     Role.DRIVER: {
-        # The supervisor refuses without having read the greeting.
+        # Before it has read the greeting: the supervisor, or an embedded driver that has no devices to offer.
         State.NEW: {Refused: State.CLOSED},
         State.GREETED: {HelloReply: State.OPEN, Refused: State.CLOSED},
         State.OPEN: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), State.OPEN),

@@ -100,9 +100,16 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
         entries = msgspec.toml.decode(path.read_bytes(), type=_Configuration).device
         for entry in entries:
             entry.check()
+        _require_unique([entry.name for entry in entries])
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidArgument) as error:
         raise InvalidArgument(f"the devices in {path} cannot be used: {error}") from error
     return entries
+
+
+def _require_unique(names: list[str]) -> None:
+    again = [name for number, name in enumerate(names) if name in names[:number]]
+    if again:
+        raise InvalidArgument(f"device {again[0]!r} is listed twice")
 
 
 def _codes(kind: type[CodeT], names: list[str] | None, device: str) -> frozenset[int] | None:

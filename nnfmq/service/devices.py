@@ -1,32 +1,35 @@
 """The devices of this driver: those that its configuration lists, and those that plug-ins bring.
 
 The configuration is a TOML file, `$NNFMQ_DEVICES` or the one that comes with the package (docs/devices.md has its
-keys). A plug-in is an entry point of the group `nnfmq.devices` that names a subclass of `Device`. A device that cannot
-be loaded, or whose answers are impossible, is left out with a log line and does not break the others (DEV-10); a
-configuration that cannot be read stops the driver. Devices are loaded once, before the process has a client; their
-status is one byte each, which all workers of a driver share and an administrator sets (DEV-14).
+keys), read once for all workers of a driver: one that cannot be read stops the driver. A plug-in is an entry point of
+the group `nnfmq.devices` that names a subclass of `Device`; each worker makes its own, as hardware does not survive a
+fork. One that cannot be loaded, or whose answers are impossible, is left out with a log line and does not break the
+others (DEV-10). A device's status is one byte, which all workers share and an administrator sets (DEV-14).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import Bindable
+from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable
 from nnfmq.hal.device import Capabilities
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extensions import is_extension
-from nnfmq.hal.types import DeviceStatus, Model, Operation, OperationType, Subgraph
+from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
-from nnfmq.service.device import Device
+from nnfmq.serialize import control, messages
+from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
-from nnfmq.validation.values import validate_capabilities
+from nnfmq.service.faults import guarded
+from nnfmq.validation.values import validate_capabilities, validate_extension
 
-__all__ = ["Devices", "InterpreterDevice", "load_devices"]
+__all__ = ["Devices", "InterpreterDevice", "PlugInDevice", "load_devices", "make_devices"]
 
 GROUP = "nnfmq.devices"
 _log = logging.getLogger("nnfmq.devices")
@@ -73,6 +76,60 @@ def _is_one_of(code: IntEnum, allowed: frozenset[int] | None) -> bool:
     return allowed is None or code in allowed
 
 
+class PlugInDevice(Device):
+    """A plug-in's device: it is asked once what it is, and what it raises later fails one call (LIFE-8)."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.name, self.type, self.feature_level = device.name, DeviceType(device.type), device.feature_level
+        self._version, self._capabilities = device.version_string, device.capabilities
+        self._extensions = tuple(device.extensions)
+        what = f"device {device.name!r}"
+        self._supports, self._compile = guarded(what, device.supports), guarded(what, device.compile)
+
+    @property
+    def version_string(self) -> str:
+        """What the plug-in said."""
+        return self._version
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the plug-in said."""
+        return self._capabilities
+
+    @property
+    def extensions(self) -> Iterable[VendorExtension]:
+        """What the plug-in said."""
+        return self._extensions
+
+    def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+        """Ask the plug-in. Raises GeneralFailure where it fails."""
+        return bool(self._supports(model, subgraph, operation))
+
+    def compile(self, model: Model) -> Bindable:
+        """Let the plug-in make the model ready. Raises GeneralFailure where it fails, then and whenever it is used."""
+        return _PlugInProgram(f"device {self.name!r}", self._compile(model))
+
+
+class _PlugInProgram:
+    def __init__(self, name: str, program: Bindable) -> None:
+        self._name = name
+        self._program = program
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Runnable:
+        return _PlugInExecution(self._name, guarded(self._name, lambda: self._program.bind(inputs, outputs))())
+
+
+class _PlugInExecution:
+    def __init__(self, name: str, execution: Runnable) -> None:
+        self._name = name
+        self._execution = execution
+
+    def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
+        shapes: tuple[OutputShape, ...] = guarded(self._name, lambda: self._execution.run(limits))()
+        return shapes
+
+
 class Devices(Mapping[str, Device]):
     """The devices of a driver by name, in the order in which it lists them."""
 
@@ -110,9 +167,14 @@ class Devices(Mapping[str, Device]):
 
 @cache
 def load_devices() -> Devices:
-    """Return this process's devices, loaded at the first call. Raises InvalidArgument for a bad configuration."""
+    """Return this process's devices, loaded at the first call. Raises as `read_configuration`."""
+    return make_devices(read_configuration())
+
+
+def make_devices(configured: Iterable[DeviceEntry]) -> Devices:
+    """Return the devices that a configuration lists, and those of plug-ins."""
     found: dict[str, Device] = {}
-    for device in (*map(InterpreterDevice, read_configuration()), *_plugged_in()):
+    for device in (*map(InterpreterDevice, configured), *_plugged_in()):
         if device.name in found:
             _log.warning("a second device called %r is left out", device.name)
         elif len(found) == DEVICES_MAX:
@@ -136,14 +198,19 @@ def _made(kind: Callable[[], object]) -> Device:
     device = kind()
     if not isinstance(device, Device):
         raise InvalidArgument(f"a plug-in names a subclass of nnfmq.service.device.Device, not {kind!r}")
-    return device
+    return PlugInDevice(device)
 
 
 def _checked(device: Device) -> Device:
-    """Return a plug-in's device, whose answers are possible. Raises InvalidArgument."""
+    """Return a plug-in's device, whose answers are possible, and can be sent. Raises InvalidArgument."""
     if not device.name or not device.name.isprintable():
         raise InvalidArgument(f"a device's name is printable and not empty, not {device.name!r}")
     if not device.version_string:
         raise InvalidArgument("a version string must not be empty (DEV-4)")
+    if not 1 <= device.feature_level <= FEATURE_LEVEL:
+        raise InvalidArgument(f"feature level {device.feature_level}; this driver has 1 to {FEATURE_LEVEL}")
+    for extension in device.extensions:
+        validate_extension(extension.described)
     validate_capabilities(device.capabilities)
+    control.encode(messages.DeviceList(0, (device.info,)))
     return device

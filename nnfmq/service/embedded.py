@@ -8,14 +8,26 @@ start is part of the time to the first result.
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from typing import NoReturn
 
-from nnfmq.channel import Channel
+from nnfmq.channel import NOW, Channel
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.serialize import control, messages
+from nnfmq.service.devices import load_devices
 from nnfmq.service.extensions import load_extensions
 from nnfmq.service.session import run_session
 
 
 def main(control_fd: int) -> NoReturn:
-    """Serve the client at the other end of `control_fd` until it is gone."""
+    """Serve the client at the other end of `control_fd` until it is gone; refuse it where devices cannot be read."""
     load_extensions()
-    run_session(Channel.adopt(control_fd), driver_name="embedded")
+    channel = Channel.adopt(control_fd)
+    try:
+        devices = load_devices()
+    except (InvalidArgument, OSError) as error:
+        with suppress(NnfmqError):  # it may be gone already
+            channel.send(control.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error))), (), NOW)
+        sys.exit(1)
+    run_session(channel, "embedded", devices)

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.extensions import VendorExtension, install
 from nnfmq.operations.signature import Declaration, Plan
+from nnfmq.service.faults import guarded
 from nnfmq.validation.values import validate_extension
 
 GROUP = "nnfmq.operations"
@@ -115,22 +115,9 @@ def _guarded_declaration(name: str, declaration: Declaration) -> Declaration:
         variant if variant.plan is None else replace(variant, plan=_guarded_plan(name, variant.plan))
         for variant in declaration.variants
     )
-    return replace(declaration, shape=_guarded_call(name, declaration.shape), variants=variants)
+    return replace(declaration, shape=guarded(name, declaration.shape), variants=variants)
 
 
 def _guarded_plan(name: str, plan: Plan) -> Plan:
-    guarded = _guarded_call(name, plan)
-    return lambda *tensors, **controls: _guarded_call(name, guarded(*tensors, **controls))
-
-
-def _guarded_call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, **named: Any) -> Any:
-        try:
-            return function(*arguments, **named)
-        except (NnfmqError, MemoryError):
-            raise
-        except Exception as error:
-            _log.exception("the plug-in of %s failed", name)
-            raise GeneralFailure(f"the plug-in of {name} failed: {error!r}") from error
-
-    return call
+    planned = guarded(name, plan)
+    return lambda *tensors, **controls: guarded(name, planned(*tensors, **controls))

@@ -47,7 +47,7 @@ from nnfmq.service.buffers import Buffers
 from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, fenced, models, reusable
 from nnfmq.service.calls.answering import Handler, Pooled
 from nnfmq.service.calls.bursts import Given, OpenBurst
-from nnfmq.service.devices import load_devices
+from nnfmq.service.devices import Devices, load_devices
 from nnfmq.service.dialects import Dialect
 from nnfmq.service.fenced import FencedExecution
 from nnfmq.service.handles import Handles
@@ -67,9 +67,9 @@ class Session:
     The handlers of `service.calls` use what has no underscore here.
     """
 
-    def __init__(self, channel: Channel, driver_name: str) -> None:
+    def __init__(self, channel: Channel, driver_name: str, devices: Devices | None = None) -> None:
         self.account = MemoryAccount()
-        self.devices = load_devices()
+        self.devices = load_devices() if devices is None else devices
         self.conversation = Conversation()
         self.dialect = Dialect(FeatureLevel.AIDL_V4)  # until the client says which
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
@@ -240,11 +240,14 @@ _HANDLERS: dict[type[messages.Message], Handler | Pooled] = {
 }
 
 
-def run_session(channel: Channel, driver_name: str) -> NoReturn:
-    """Be the driver of the client at the other end until it is gone, or until SIGTERM; ends the process."""
+def run_session(channel: Channel, driver_name: str, devices: Devices | None = None) -> NoReturn:
+    """Be the driver of the client at the other end until it is gone, or until SIGTERM; ends the process.
+
+    It offers `devices`, by default those that this process loads for itself.
+    """
     sys.setswitchinterval(50e-6)  # a listener takes the GIL back from a preparing thread in 50 µs, not 5 ms
     threading.excepthook = lambda arguments: die_of_a_bug(arguments.exc_value)
-    session = Session(channel, driver_name)
+    session = Session(channel, driver_name, devices)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the application, or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.end())
     session.run()

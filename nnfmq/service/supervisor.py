@@ -34,7 +34,7 @@ from nnfmq.memory import Memory
 from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
 from nnfmq.serialize import control, messages
 from nnfmq.service import worker
-from nnfmq.service.device_configuration import DEVICES_MAX, VARIABLE, read_configuration
+from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
 from nnfmq.service.extensions import ALLOWED
 
 CLIENTS_MAX = 64
@@ -64,9 +64,12 @@ class _Passed:
 class Supervisor:
     """A listening driver. `run` serves until the eventfd `bell` is rung; bell and listener stay their owners'."""
 
-    def __init__(self, listener: Listener, context: Any, bell: int, status: Memory) -> None:
+    def __init__(
+        self, listener: Listener, context: Any, bell: int, configured: Sequence[DeviceEntry], status: Memory
+    ) -> None:
         self._listener = listener
-        self._status = status  # of the devices; all workers map it
+        self._configured = configured
+        self._status = status  # of the devices, by their place; all workers map it
         self._context = context
         self._workers: dict[int, Any] = {}  # pidfd, which is ours → multiprocess.Process
         self._bell = bell
@@ -124,8 +127,8 @@ class Supervisor:
             channel.send(control.encode(messages.Refused(status, text)), (), NOW)
 
     def _start_worker(self, channel: Channel) -> None:
-        fds = _Passed(channel.fileno()), _Passed(self._status.fileno())
-        process = self._context.Process(target=worker.main, args=fds, name="nnfmq-worker")
+        given = _Passed(channel.fileno()), _Passed(self._status.fileno()), self._configured
+        process = self._context.Process(target=worker.main, args=given, name="nnfmq-worker")
         try:
             process.start()
         except _SPAWN_ERRORS as error:
@@ -190,9 +193,9 @@ def serve(
     """
     if extensions is not None:
         os.environ[ALLOWED] = ",".join(extensions)  # for the forkserver, which loads them
-    if devices is not None:
-        os.environ[VARIABLE] = str(devices.absolute())  # the same
-    read_configuration()  # here, where somebody sees what is wrong with it
+    configured = read_configuration(
+        devices
+    )  # here, where somebody sees what is wrong with it, and once for all workers
     if path is None:
         path = default_socket()
         if path.parent == runtime_directory():
@@ -206,7 +209,7 @@ def serve(
         listener = stack.enter_context(Listener.create(path))
         context = stack.enter_context(_forkserver(Path(f"{path}.d")))
         ready(path)
-        Supervisor(listener, context, bell, status).run()
+        Supervisor(listener, context, bell, configured, status).run()
     return 0
 
 

@@ -7,11 +7,13 @@ in a page that all workers of a driver map.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from nnfmq.channel import Channel
 from nnfmq.memory import Memory
-from nnfmq.service.devices import load_devices
+from nnfmq.service.device_configuration import DeviceEntry
+from nnfmq.service.devices import make_devices
 from nnfmq.service.session import run_session
 
 
@@ -20,8 +22,11 @@ def take_fd(passed: Any) -> int:
     return int(passed.detach())
 
 
-def main(control_fd: int, status_fd: int) -> NoReturn:
-    """Serve the client at the other end of `control_fd`; `status_fd` is the page with the devices' status."""
-    status = Memory.adopt(status_fd)
-    load_devices().share_status(status.view)
-    run_session(Channel.adopt(control_fd), driver_name="nnfmq")
+def main(control_fd: int, status_fd: int, configured: Sequence[DeviceEntry]) -> NoReturn:
+    """Serve the client at the other end of `control_fd`, with the configured devices and those of plug-ins.
+
+    `status_fd` is the page with the devices' status.
+    """
+    devices = make_devices(configured)
+    devices.share_status(Memory.adopt(status_fd).view)
+    run_session(Channel.adopt(control_fd), "nnfmq", devices)

@@ -33,8 +33,9 @@ def run(*words: object) -> int:
 
 @pytest.mark.parametrize("path", ["interpreter", "sync", "burst", "memory-domain"])
 def test_the_status_is_0_only_if_everything_passed(folder: Path, path: str) -> None:
-    assert run(folder / "V1_0" / "good.jsonl", "--path", path, "--connect", "embedded") == 0
-    assert run(folder, "--path", path, "--connect", "embedded") == 1
+    driver = [] if path == "interpreter" else ["--connect", "embedded"]
+    assert run(folder / "V1_0" / "good.jsonl", "--path", path, *driver) == 0
+    assert run(folder, "--path", path, *driver) == 1
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -174,6 +175,14 @@ def test_a_path_without_test_models_is_an_error(tmp_path: Path, capsys: pytest.C
 def test_a_filter_that_finds_nothing_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--filter", "sub_") == 2
     assert "'sub_'" in error(capsys)
+
+
+@pytest.mark.parametrize("option", [["--device", "mine"], ["--connect", "embedded"]], ids=lambda option: option[0])
+def test_a_driver_that_the_path_would_not_ask_is_an_error(
+    option: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, *option) == 2
+    assert "--path sync or --path burst" in error(capsys)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

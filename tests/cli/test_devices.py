@@ -85,3 +85,13 @@ def test_what_is_no_status_of_a_device_is_a_wrong_command(
     assert main(["devices", "--set", text]) == 2
     assert "is not DEVICE=STATUS with a status of AVAILABLE, BUSY, OFFLINE" in capsys.readouterr().err
     assert fake.made == []
+
+
+@pytest.mark.parametrize("option", [[], ["--capabilities"]], ids=["list", "capabilities"])
+def test_a_narrow_terminal_breaks_no_name_of_a_device(
+    option: list[str], fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    fake.known[0].name = "sample-float_fast"
+    assert main(["devices", *option]) == 0
+    assert "sample-float_fast" in capsys.readouterr().out

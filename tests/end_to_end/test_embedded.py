@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from support.drivers import APPS, InThread, Process, Program, app, one, thread_state, until
@@ -89,3 +90,14 @@ def test_two_clients_have_a_driver_each() -> None:
         assert first.is_embedded and second.is_embedded
         first.close()
         assert second.devices()
+
+
+def test_devices_that_cannot_be_read_are_what_the_application_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    listed = tmp_path / "devices.toml"
+    listed.write_text('[[device]]\nname = "a"\ncolour = 1\n')
+    monkeypatch.setenv("NNFMQ_DEVICES", str(listed))
+    with pytest.raises(nnfmq.GeneralFailure, match=r"devices\.toml cannot be used: .*colour"):
+        nnfmq.connect(embedded=True)
+    assert capfd.readouterr().err == ""

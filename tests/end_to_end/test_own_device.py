@@ -62,3 +62,13 @@ def test_conformance_passes_for_what_it_supports(driver: Daemon, tmp_path: Path)
     (row,) = (line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["model"])
     total, passed, failed, skipped = map(int, row[1:])
     assert passed >= 2 and failed == 0 and passed + skipped == total
+
+
+def test_workers_have_the_devices_that_were_configured_when_their_driver_started(tmp_path: Path) -> None:
+    listed = tmp_path / "devices.toml"
+    listed.write_text('[[device]]\nname = "first"\n')
+    variables = {"NNFMQ_DEVICES": str(listed)}
+    with short_folder() as made, running_daemon(made / "d.sock", environment=variables) as daemon:
+        listed.write_text('[[device]]\nname = "second"\n')
+        with daemon.connect() as client:
+            assert [device.name for device in client.devices()] == ["first"]

@@ -12,10 +12,11 @@ from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, RequestArgumen
 from nnfmq.runtime.results import check_result
 
 NONE, SHORT = ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-KNOWN, OPEN, ANY = (
+KNOWN, OPEN, ANY, SCALAR = (
     TensorInfo("known", (2, 3), "float32"),
     TensorInfo("open", (0, 3), "float32"),
     TensorInfo("any", (), "float32"),
+    TensorInfo("scalar", (), "float32", is_scalar=True),
 )
 PLACE = RequestArgument(location=DataLocation(0, 0, 24))
 ASKED = RequestArgument(location=DataLocation(0, 0, 24), dimensions=(2, 3))
@@ -35,6 +36,8 @@ def shape(*dimensions: int, short: bool = False) -> OutputShape:
         (OPEN, PLACE, NONE, (shape(0, 3),)),
         (OPEN, ASKED, NONE, ()),
         (ANY, ASKED, NONE, (shape(2, 3),)),
+        (ANY, ASKED, NONE, ()),
+        (SCALAR, PLACE, NONE, ()),
         (ANY, PLACE, NONE, (shape(6),)),
         (OPEN, OMITTED, NONE, (shape(1000, 3),)),
         (OPEN, PLACE, SHORT, (shape(9, 3, short=True),)),
@@ -56,6 +59,7 @@ def test_answers_that_can_be_true_are_believed(
         (KNOWN, PLACE, NONE, (shape(6),), "states the shape 6"),
         (KNOWN, PLACE, NONE, (shape(2, 3, short=True),), "SHP-2"),
         (OPEN, PLACE, NONE, (), "SHP-2"),
+        (ANY, PLACE, NONE, (), "SHP-2"),
         (OPEN, PLACE, NONE, (shape(3, 3),), "which had 24 bytes"),
         (OPEN, ASKED, NONE, (shape(1, 3),), "states the shape 1x3"),
         (ANY, ASKED, NONE, (shape(6),), "states the shape 6"),

@@ -22,12 +22,12 @@ from nnfmq.hal.device import (
     lookup,
     make_capabilities,
 )
-from nnfmq.hal.errors import DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
+from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, OperandType, Operation, OperationType, Subgraph
 from nnfmq.service import devices as devices_module
 from nnfmq.service.device import Device
 from nnfmq.service.device_configuration import DEVICES_MAX, read_configuration
-from nnfmq.service.devices import Devices, InterpreterDevice, load_devices
+from nnfmq.service.devices import Devices, InterpreterDevice, load_devices, make_devices
 from nnfmq.service.prepared_model import BoundExecution
 from nnfmq.validation.values import validate_capabilities
 
@@ -145,7 +145,9 @@ class TestFunctions:
             FunctionProgram(ADD, lambda inputs: inputs).bind([np.zeros(4, np.int32)] * 2, [None])
 
     @pytest.mark.parametrize(
-        "result", [[], [np.zeros(4, np.float32)] * 2, [np.zeros(4, np.float64)]], ids=["none", "two", "float64"]
+        "result",
+        [[], [np.zeros(4, np.float32)] * 2, [np.zeros(4, np.float64)], [np.zeros(3, np.float32)], [[0.0] * 4]],
+        ids=["none", "two", "float64", "short", "list"],
     )
     def test_results_that_are_not_the_model_s_are_a_failure(self, result: list[Any]) -> None:
         with pytest.raises(GeneralFailure, match="the device computed"):
@@ -217,6 +219,7 @@ def test_operations_can_be_left_out(configured: Any) -> None:
         ('[[device]]\nname = "a"\ncolour = 1\n', "colour"),
         ('[[device]]\nname = "a"\n[device.performance]\nall = { exec_time = 0, power_usage = 1.0 }\n', "exec_time"),
         ('[[device]]\nname = "a"\n[device.performance.types]\nX = { exec_time = 1.0, power_usage = 1.0 }\n', "'X'"),
+        ('[[device]]\nname = "a"\n[[device]]\nname = "a"\n', "'a' is listed twice"),
         ("no toml", "devices.toml"),
     ],
 )
@@ -237,8 +240,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, configured: Any) -> Iterator[Any]:
             SimpleNamespace(name=name, value=name, load=lambda kind=kind: kind()) for name, kind in plug_ins.items()
         ]
         monkeypatch.setattr(devices_module, "entry_points", lambda *, group: entries)
-        monkeypatch.setattr(devices_module, "read_configuration", lambda: read_configuration()[:1])
-        return load_devices.__wrapped__()
+        return make_devices(read_configuration()[:1])
 
     return loaded
 
@@ -259,16 +261,92 @@ class Versionless(Plain):
         return ""
 
 
+class TypedOddly(Plain):
+    type = 9  # type: ignore[assignment]
+
+
+class VersionedOddly(Plain):
+    @property
+    def version_string(self) -> str:
+        return 7  # type: ignore[return-value]
+
+
+class LongNamed(Plain):
+    name = "n" * 257
+
+
+class OfTheFuture(Plain):
+    feature_level = 9
+
+
+class Undecided(Plain):
+    @property
+    def extensions(self) -> Any:
+        raise RuntimeError("no hardware")
+
+
 def test_a_plug_in_s_device_comes_after_the_configured_ones(loaded: Any) -> None:
     assert list(loaded(mine=lambda: Plain)) == ["reference", "plain"]
 
 
-@pytest.mark.parametrize("kind", [Nameless, Impossible, Versionless, dict, lambda: 1 / 0], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Nameless, Impossible, Versionless, TypedOddly, VersionedOddly, LongNamed, OfTheFuture, Undecided),
+        *(dict, lambda: 1 / 0),
+    ],
+    ids=str,
+)
 def test_DEV_10_a_device_whose_answers_are_impossible_is_left_out(
     kind: Any, loaded: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert list(loaded(bad=lambda: kind, good=lambda: Plain)) == ["reference", "plain"]
     assert "device bad (bad) is left out" in caplog.text
+
+
+class Broken(Plain):
+    """Fails as the libraries of hardware do, in one of its methods; forgets what `Device` needs."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def fail(self, here: str) -> None:
+        if self.where == here:
+            raise OSError("the hardware is gone")
+        if self.where == f"{here} of another driver":
+            raise DeadObject("the other driver is gone")
+
+    def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
+        self.fail("supports")
+        return True
+
+    def compile(self, model: Model) -> Any:
+        self.fail("compile")
+        return None if self.where == "bind" else FunctionProgram(model, self.run)
+
+    def run(self, inputs: Any) -> list[Any]:
+        self.fail("run")
+        return [inputs[0] + inputs[1]]
+
+
+@pytest.mark.parametrize("where", ["supports", "compile", "bind", "run", "run of another driver", "nowhere"])
+def test_LIFE_8_whatever_a_plug_in_s_device_raises_fails_the_call_alone(
+    where: str, loaded: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = loaded(bad=lambda: lambda: Broken(where))["plain"]
+
+    def executed() -> list[float]:
+        prepared = device.prepare_model(device.check_preparation(ADD, 0, 0, None))
+        out = np.zeros(4, np.float32)
+        prepared.program.bind([np.full(4, value, np.float32) for value in (1, 2)], [out]).run()
+        return out.tolist()
+
+    if where == "nowhere":
+        assert executed() == [3.0] * 4
+        return
+    with pytest.raises(GeneralFailure, match="the plug-in of device 'plain' failed"):
+        executed()
+    assert "the plug-in of device 'plain' failed" in caplog.text
 
 
 def test_DEV_10_a_plug_in_that_cannot_be_imported_is_left_out(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
