@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extensions import AIDL_PREFIX_BITS, HIDL_PREFIX_BITS, is_extension
 from nnfmq.hal.types import (
     NO_TIME,
@@ -23,17 +23,20 @@ from nnfmq.hal.types import (
     OperandType,
     OperationType,
     Priority,
+    Subgraph,
 )
 
 __all__ = [
     "HIDL_NO_TIME",
     "FeatureLevel",
     "api_level",
+    "interface_level",
     "interface_name",
     "is_aidl",
     "lifetime_name",
     "microseconds",
     "nanoseconds",
+    "number_of_consumers",
     "prefix_bits",
     "since",
 ]
@@ -54,13 +57,20 @@ class FeatureLevel(IntEnum):
     AIDL_V4 = 8
 
 
-_NAMES = ("1.0", "1.1", "1.2", "1.3", "AIDL v1", "AIDL v2", "AIDL v3", "AIDL v4")
+_NAMES = ("HIDL 1.0", "HIDL 1.1", "HIDL 1.2", "HIDL 1.3", "AIDL v1", "AIDL v2", "AIDL v3", "AIDL v4")
 _API_LEVELS = (27, 28, 29, 30, 31, 1_000_006, 1_000_007, 1_000_008)
 
 
 def interface_name(level: FeatureLevel) -> str:
-    """Return the interface version's usual name: "1.2", "AIDL v4"."""
+    """Return the interface version's name: "HIDL 1.2", "AIDL v4"."""
     return _NAMES[level - 1]
+
+
+def interface_level(name: str) -> FeatureLevel:
+    """Return the level of the interface that `interface_name` calls so. Raises InvalidArgument with all names."""
+    if name not in _NAMES:
+        raise InvalidArgument(f"there is no interface {name!r}; there are {', '.join(_NAMES)}")
+    return FeatureLevel(_NAMES.index(name) + 1)
 
 
 def api_level(level: FeatureLevel) -> int:
@@ -152,3 +162,13 @@ def microseconds(duration_ns: int) -> int:
 def nanoseconds(duration_us: int) -> int:
     """Return a HIDL duration in the canonical form."""
     return NO_TIME if duration_us == HIDL_NO_TIME else duration_us * 1000
+
+
+def number_of_consumers(subgraph: Subgraph) -> list[int]:
+    """Return what HIDL states with each operand: how often operations read it. Indexes of no operand do not count."""
+    counts = [0] * len(subgraph.operands)
+    for operation in subgraph.operations:
+        for index in operation.inputs:
+            if index < len(counts):
+                counts[index] += 1
+    return counts

@@ -12,7 +12,6 @@ packet carries no text: what went wrong is asked for over the control channel.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,6 +49,7 @@ from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.memory_table import SlotTable
 from nnfmq.runtime.outcomes import Outcome
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.runtime.results import check_result
@@ -78,42 +78,6 @@ class ExecutionInfo:
     driver_ns: int
     engine_ns: int
     timing: Timing = NO_TIMING
-
-
-class SlotTable:
-    """Numbers that stand for memories within a burst: 0, 1, 2, ...; freed numbers come back last in, first out."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._memories: dict[int, Pool] = {}
-        self._free: list[int] = []
-
-    def add(self, memory: Pool) -> int:
-        """Return the slot that stands for `memory` from now on; the memory stays the caller's."""
-        with self._lock:
-            slot = self._free.pop() if self._free else len(self._memories)
-            self._memories[slot] = memory
-            return slot
-
-    def slot_of(self, memory: Pool) -> int:
-        """Return the slot that stands for `memory`, a new one where there is none yet."""
-        with self._lock:
-            known = [slot for slot, other in self._memories.items() if other is memory]
-        return known[0] if known else self.add(memory)
-
-    def free(self, slot: int) -> None:
-        """Forget a slot; an unknown one is no error."""
-        with self._lock:
-            if self._memories.pop(slot, None) is not None:
-                self._free.append(slot)
-
-    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
-        """Return what the slots stand for. Raises InvalidArgument for one that is out of range or freed."""
-        with self._lock:
-            unknown = [slot for slot in slots if slot not in self._memories]
-            if unknown:
-                raise InvalidArgument(f"slot {unknown[0]} stands for no memory of this burst")
-            return [self._memories[slot] for slot in slots]
 
 
 class Burst:
@@ -181,8 +145,8 @@ class Burst:
         message = messages.ConfigureBurst(
             self._connection.new_call(),
             self._model.model_id,
-            _descriptor_data(self._requests),
-            _descriptor_data(self._results),
+            descriptor_data(self._requests),
+            descriptor_data(self._results),
         )
         fds = [self._requests.memory.fileno(), self._results.memory.fileno()]
         self._connection.call(message, messages.BurstConfigured, fds, deadline_ns, on_answer=self._configured)
@@ -260,8 +224,9 @@ class Burst:
         """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
         Return the shapes that the driver reports, none where it reports none, and the timing. Pools get slots that they
-        keep until the burst ends. What a packet cannot say (a loop timeout, hints, buffers of the
-        driver's) goes the ordinary way (BUR-18). Raises as `execute`; what is wrong with the request, the driver says.
+        keep until `free_memory`, or until they are closed or dropped. What a packet cannot say (a loop timeout, hints,
+        buffers of the driver's) goes the ordinary way (BUR-18). Raises as `execute`; what is wrong with the request,
+        the driver says.
         """
         memories = [pool for pool in request.pools if not isinstance(pool, BufferToken)]
         says_more = replace(config, measure=MeasureTiming.NO) != ExecutionConfig()
@@ -272,7 +237,8 @@ class Burst:
             deadline_ns = deadline_after(timeout)
             if not self._is_settled:
                 self._settle(deadline_ns)
-            slots = [self._slots.slot_of(pool) for pool in memories]
+            self._free(self._slots.gone(), deadline_ns)
+            slots = [self._slots.number_of(pool) for pool in memories]
             result = self._exchange(encode_request(request.inputs, request.outputs, slots, config.measure), deadline_ns)
             if result is None:
                 return self._model.execute_request(request, config, timeout=timeout)
@@ -280,6 +246,24 @@ class Burst:
             if result.status is not _NONE:
                 self._raise(result, deadline_ns)
             return Outcome(result.output_shapes, result.timing)
+
+    def free_memory(self, memory: Pool, *, timeout: float | None = 10.0) -> None:
+        """Let the driver forget a memory that was a pool of `execute_request`; an unknown one is no error. Blocks."""
+        with self._only_user():
+            slot = self._slots.known(memory)
+            if slot is not None:
+                self._free([slot], deadline_after(timeout))
+
+    def _free(self, slots: Sequence[int], deadline_ns: int | None) -> None:
+        if not slots:
+            return
+        for slot in slots:
+            self._connection.send(messages.FreeMemory(self._burst_id, slot), deadline_ns)
+        # Requests travel another way: a slot may stand for something else only once the driver has answered this.
+        message = messages.GetBurstError(self._connection.new_call(), self._burst_id)
+        self._connection.ask(message, messages.BurstError, (), deadline_ns)
+        for slot in slots:
+            self._slots.free(slot)
 
     @contextmanager
     def _only_user(self) -> Iterator[None]:
@@ -468,7 +452,8 @@ def _views(memory: Memory, places: Sequence[RequestArgument], infos: Sequence[Te
     return tuple(arguments.view(memory, place, info, info.shape) for place, info in pairs)
 
 
-def _descriptor_data(queue: MessageQueue) -> messages.MQDescriptorData:
+def descriptor_data(queue: MessageQueue) -> messages.MQDescriptorData:
+    """Return a queue's descriptor as it travels; its memory goes beside it."""
     described = queue.descriptor
     grantors = tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)
     return messages.MQDescriptorData(grantors, described.quantum, described.flags)

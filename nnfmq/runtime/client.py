@@ -45,9 +45,9 @@ from nnfmq.hal.types import (
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.buffers import Buffer
-from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.connection import INTERFACE, Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
-from nnfmq.runtime.outcomes import lent_fds
+from nnfmq.runtime.outcomes import deadline_on_wire, lent_fds
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
@@ -96,6 +96,7 @@ def connect(
     timeout: float | None = CONNECT_SECONDS,
     server_uid: int | None = None,
     wait: bool = False,
+    interface: str = INTERFACE,
 ) -> Client:
     """Connect to a driver and return a client, which the caller closes; blocks up to `timeout` seconds.
 
@@ -103,50 +104,61 @@ def connect(
     private process that ends with this one. `path` names a driver's socket. `embedded` True starts a private driver
     without looking for another, False never starts one. A driver must run as this user or as root; `server_uid` allows
     one other user. With `wait` a driver that does not listen yet is waited for, and none is started (DEV-11).
+    `interface` is the version of the HAL that is spoken: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4"; an older one
+    has less to say, and newer models are refused (docs/dialects.md).
 
     Raises DeviceUnavailable, MissedDeadlineTransient, InvalidArgument.
     """
     deadline_ns = deadline_after(timeout)
+    if interface != INTERFACE:  # judge it before anything is started
+        from nnfmq.hal.versions import interface_level
+
+        interface_level(interface)
     if embedded and (path is not None or wait):
         raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
     if embedded:
-        return _embedded(deadline_ns)
+        return _embedded(deadline_ns, interface)
     place = default_socket() if path is None else Path(path)
     if wait:
-        return _listening_soon(place, server_uid, deadline_ns)
+        return _listening_soon(place, server_uid, interface, deadline_ns)
     try:
-        return _listening(place, deadline_ns, server_uid)
+        return _listening(place, deadline_ns, server_uid, interface)
     except DeviceUnavailable as error:
         if path is not None or embedded is False:
             raise
         _log.info("starting an embedded driver: %s", error)
-        return _embedded(deadline_ns)
+        return _embedded(deadline_ns, interface)
 
 
-def _listening(path: Path, deadline_ns: int | None, server_uid: int | None) -> Client:
+def _listening(path: Path, deadline_ns: int | None, server_uid: int | None, interface: str) -> Client:
     channel = Channel.connect(path, deadline_ns)
     uid = channel.peer().uid
     if uid not in {os.getuid(), 0, server_uid}:
         channel.close()
         raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
-    return Client(Connection.open(channel, deadline_ns), None, partial(_listening_soon, path, server_uid))
+    return Client(
+        Connection.open(channel, deadline_ns, interface=interface),
+        None,
+        partial(_listening_soon, path, server_uid, interface),
+    )
 
 
-def _listening_soon(path: Path, server_uid: int | None, deadline_ns: int | None) -> Client:
+def _listening_soon(path: Path, server_uid: int | None, interface: str, deadline_ns: int | None) -> Client:
     """Connect as soon as a driver listens. Raises what the last try raised when the deadline has passed."""
     while True:
         try:
-            return _listening(path, deadline_ns, server_uid)
+            return _listening(path, deadline_ns, server_uid, interface)
         except DeviceUnavailable:
             if deadline_ns is not None and time.monotonic_ns() + RETRY_SECONDS * 1e9 >= deadline_ns:
                 raise
         time.sleep(RETRY_SECONDS)
 
 
-def _embedded(deadline_ns: int | None) -> Client:
+def _embedded(deadline_ns: int | None, interface: str) -> Client:
     channel, process = start_embedded_driver()
     try:
-        return Client(Connection.open(channel, deadline_ns, process.pid), process, _embedded)
+        again = partial(_embedded, interface=interface)
+        return Client(Connection.open(channel, deadline_ns, process.pid, interface), process, again)
     except BaseException:
         process.kill()
         process.wait()
@@ -180,6 +192,16 @@ class Client:
     def driver_core(self) -> str:
         """Which queue core the driver runs on: "compiled" or "twin"."""
         return self._connection.greeting.core
+
+    @property
+    def connection(self) -> Connection:
+        """What `runtime.hidl` sends its calls over."""
+        return self._connection
+
+    @property
+    def interface(self) -> str:
+        """The HAL's version that is spoken: "AIDL v4" unless `connect` was told otherwise."""
+        return self._connection.greeting.interface
 
     @property
     def is_embedded(self) -> bool:
@@ -291,7 +313,8 @@ class Device:
         bare = _bare(model)
         data, pools = encode_model(bare)
         lent = tuple(map(messages.memory_to_data, pools))
-        message = messages.GetSupportedOperations(self._connection.new_call(), self.info.name, data, lent)
+        call, consumers = self._connection.new_call(), self._consumers(bare)
+        message = messages.GetSupportedOperations(call, self.info.name, data, lent, consumers)
         deadline_ns = deadline_after(timeout)
         answer = self._connection.ask(message, messages.SupportedOperations, lent_fds(pools), deadline_ns)
         if answer.status is not ErrorStatus.NONE:
@@ -339,9 +362,10 @@ class Device:
             self.info.name,
             preference,
             priority,
-            -1 if deadline_ns is None else deadline_ns,
+            deadline_on_wire(self._connection, deadline_ns),
             data,
             lent,
+            self._consumers(_bare(model)),
             files,
             *messages.hints_to_data(hints, extensions),
         )
@@ -423,6 +447,13 @@ class Device:
             prepared.close()  # the driver may have made it just before a signal came
             raise
         return prepared
+
+    def _consumers(self, model: Model) -> tuple[tuple[int, ...], ...]:
+        if self._connection.is_aidl:
+            return ()
+        from nnfmq.hal.versions import number_of_consumers
+
+        return tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
 
     def allocate(
         self,

@@ -34,6 +34,8 @@ from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 
+INTERFACE = "AIDL v4"  # unless the application wants another
+_LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES = 8, 5, 4  # of `hal.versions`, for which no application shall wait
 _GONE = "the driver process is gone"
 _TELL_NS = 1_000_000_000  # for a driver that reads nothing, before it is left alone
 _log = logging.getLogger("nnfmq.client")
@@ -84,7 +86,10 @@ _UNDONE: dict[type[messages.Call], Callable[[int, Any], messages.Call]] = {
 class Connection:
     """A connection to a driver. Any thread may call. Made by `open`; the owner closes it."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, level: int = _LEVEL) -> None:
+        self.level = level  # the feature level of the interface that is spoken here
+        self.is_aidl = level >= _FIRST_AIDL
+        self.has_deadlines = level >= _FIRST_WITH_DEADLINES
         self._channel = channel
         self._conversation = Conversation()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
@@ -100,22 +105,33 @@ class Connection:
         self.driver: messages.HelloReply | None = None
 
     @classmethod
-    def open(cls, channel: Channel, deadline_ns: int | None, process: int | None = None) -> Connection:
+    def open(
+        cls,
+        channel: Channel,
+        deadline_ns: int | None,
+        process: int | None = None,
+        interface: str = INTERFACE,
+    ) -> Connection:
         """Greet the driver over `channel`, which the connection owns from now on; blocks until it answers.
 
         `process` is the pid of a driver that is our own child: its end is then seen even where a copy of its socket
-        lives on in another process.
+        lives on in another process. `interface` is the HAL's, from "HIDL 1.0" to "AIDL v4".
 
-        Raises DeviceUnavailable where the driver ends, the error of the status where it refuses (a driver with too many
-        clients: ResourceExhaustedTransient), MissedDeadlineTransient at the deadline.
+        Raises InvalidArgument for an unknown interface, DeviceUnavailable where the driver ends, the error of the
+        status where it refuses (a driver with too many clients: ResourceExhaustedTransient), MissedDeadlineTransient at
+        the deadline.
         """
-        connection = cls(channel)
+        try:
+            connection = cls(channel, _level_of(interface))
+        except BaseException:
+            channel.close()
+            raise
         _open_connections.add(connection)
         try:
             connection._watch_driver(process)
             name = f"pid {os.getpid()}"
             with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
-                connection._send(messages.Hello(control.PROTOCOL, control.INTERFACE, name), (), deadline_ns)
+                connection.send(messages.Hello(control.PROTOCOL, interface, name), deadline_ns)
             connection.driver = connection._greeting.wait(deadline_ns)
         except DeadObject as error:
             connection.close()
@@ -189,6 +205,27 @@ class Connection:
         assert isinstance(result, answer)
         return result
 
+    def launch(
+        self,
+        message: messages.Call,
+        callback: type[CallT],
+        taker: OneShot[CallT],
+        fds: Sequence[int] = (),
+        deadline_ns: int | None = None,
+    ) -> messages.Reply:
+        """Send a call that has a callback and return its Reply; blocks. The fds stay the caller's.
+
+        `taker` is given the callback's answer, or the error that stands for it, unless this raises: DeadObject,
+        MissedDeadlineTransient.
+        """
+        key = _Key(message.call, callback)
+        self._expect(key, _Question(taker))
+        try:
+            return self.ask(message, messages.Reply, fds, deadline_ns)
+        except BaseException:
+            self._waiting.pop(key, None)
+            raise
+
     def begin(
         self,
         message: messages.Call,
@@ -212,6 +249,10 @@ class Connection:
         except BaseException:
             self._waiting.pop(key, None)
             raise
+
+    def send(self, message: messages.Message, deadline_ns: int | None = None) -> None:
+        """Send a message that has no answer. Raises DeadObject, MissedDeadlineTransient."""
+        self._send(message, (), deadline_ns)
 
     def tell(self, message: messages.Call) -> None:
         """Send a call whose answer nobody needs, if the driver is still there."""
@@ -390,6 +431,14 @@ class Connection:
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
+
+
+def _level_of(interface: str) -> int:
+    if interface == INTERFACE:
+        return _LEVEL
+    from nnfmq.hal.versions import interface_level
+
+    return interface_level(interface)
 
 
 def _require_status(status: ErrorStatus) -> None:

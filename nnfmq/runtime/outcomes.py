@@ -17,6 +17,7 @@ from nnfmq.hal.types import (
     SharedPool,
     Timing,
 )
+from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 
 NO_LIMIT = -1
@@ -43,6 +44,11 @@ def outcome_of(answer: messages.Executed | messages.ExecutionFinished) -> Outcom
 def as_sent(limit_ns: int | None) -> int:
     """Return a deadline or a duration as messages have it."""
     return NO_LIMIT if limit_ns is None else limit_ns
+
+
+def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
+    """Return a deadline as a message has it; -1 where the interface has none: then only the wait here ends."""
+    return as_sent(deadline_ns if connection.has_deadlines else None)
 
 
 def config_of(measure: bool, loop_timeout: float | None) -> ExecutionConfig:

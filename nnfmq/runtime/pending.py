@@ -16,7 +16,7 @@ from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.answers import OneShot
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection, Taker
-from nnfmq.runtime.outcomes import Outcome, as_sent, lent_fds, outcome_of
+from nnfmq.runtime.outcomes import Outcome, deadline_on_wire, lent_fds, outcome_of
 from nnfmq.runtime.workspace import Workspace
 from nnfmq.serialize import messages
 
@@ -72,7 +72,7 @@ class Launch:
             self._model_id,
             messages.request_to_data(request),
             self._config,
-            as_sent(self._deadline_ns),
+            deadline_on_wire(self._connection, self._deadline_ns),
         )
         self._connection.begin(message, messages.ExecutionFinished, taker, lent_fds(request.pools), patience_ns)
 

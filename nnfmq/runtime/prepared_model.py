@@ -23,13 +23,14 @@ from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.buffers import Buffer, note_outputs
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.outcomes import Outcome, as_sent, config_of, duration_of, lent_fds, outcome_of
+from nnfmq.runtime.outcomes import Outcome, as_sent, config_of, deadline_on_wire, duration_of, lent_fds, outcome_of
 from nnfmq.runtime.results import check_result
 from nnfmq.runtime.workspace import Workspace, checked_values
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
     from nnfmq.fence import HasFileno
+    from nnfmq.runtime.aidl_burst import AidlBurst
     from nnfmq.runtime.burst import Burst
     from nnfmq.runtime.fenced import FencedExecution, FencedTiming
     from nnfmq.runtime.pending import Launch, PendingExecution
@@ -55,8 +56,20 @@ def execute_once(
         model_id,
         messages.request_to_data(request),
         messages.config_to_data(config),
-        as_sent(deadline_ns),
+        deadline_on_wire(connection, deadline_ns),
     )
+    return ask_execution(connection, message, described, request, config, deadline_ns)
+
+
+def ask_execution(
+    connection: Connection,
+    message: messages.Call,
+    described: Sequence[TensorInfo],
+    request: Request,
+    config: ExecutionConfig,
+    deadline_ns: int | None,
+) -> Outcome:
+    """Send a call that Executed answers, with the request's memories, and judge the answer; as `execute_once`."""
     try:
         answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
     except NnfmqError:
@@ -348,6 +361,15 @@ class PreparedModel:
         from nnfmq.runtime.burst import Burst
 
         return Burst.configure(self._connection, self, None, deadline_after(timeout), with_memory=False)
+
+    def aidl_burst(self, *, timeout: float | None = 10.0) -> AidlBurst:
+        """Configure a burst as AIDL has it: without queues, over the control channel, with tokens for memories.
+
+        Blocks up to `timeout` seconds. The caller closes the burst.
+        """
+        from nnfmq.runtime.aidl_burst import AidlBurst
+
+        return AidlBurst.configure(self._connection, self, deadline_after(timeout))
 
     def burst(self, *, polling_window_us: float | None = None, timeout: float | None = 10.0) -> Burst:
         """Configure a burst: two queues and a memory for each direction, kept for a series of quick executions.

@@ -25,6 +25,7 @@ from nnfmq.serialize.messages import (
     BurstError,
     Call,
     CloseBurst,
+    ConfigureAidlBurst,
     ConfigureBurst,
     CopyFrom,
     CopyTo,
@@ -32,6 +33,7 @@ from nnfmq.serialize.messages import (
     DeviceCapabilities,
     DeviceList,
     Execute,
+    ExecuteAidlBurst,
     ExecuteAsynchronously,
     Executed,
     ExecuteFenced,
@@ -58,6 +60,7 @@ from nnfmq.serialize.messages import (
     ReleaseBuffer,
     ReleaseCallback,
     ReleaseExecution,
+    ReleaseMemoryResource,
     ReleaseModel,
     Reply,
     RunExecution,
@@ -67,7 +70,6 @@ from nnfmq.serialize.messages import (
 )  # fmt: skip
 from nnfmq.serialize.packet import Buffer
 
-INTERFACE = "AIDL v4"  # the HAL interface that both sides speak
 PROTOCOL = 1  # of both files; HelloReply and Refused must stay readable for every other version
 MAX_BODY_BYTES = 256 << 20  # as the channel's own limits, which a test compares
 
@@ -117,6 +119,9 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ConfigureBurst: (BurstConfigured,),
     GetBurstError: (BurstError,),
     CloseBurst: (Reply,),
+    ConfigureAidlBurst: (BurstConfigured,),
+    ExecuteAidlBurst: (Executed,),
+    ReleaseMemoryResource: (Reply,),
     Allocate: (Allocated,),
     CopyFrom: (Reply,),
     CopyTo: (Reply,),
@@ -156,6 +161,7 @@ FILE_DESCRIPTORS: dict[type[Message], int | str] = {
     ConfigureBurst: 2,
     Memories: "memories",
     Execute: "memories",
+    ExecuteAidlBurst: "memories",
     CopyFrom: 1,
     CopyTo: 1,
     ExecuteAsynchronously: "memories",

@@ -52,6 +52,8 @@ Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 FdCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FDS)]
 CacheFileCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER_OF_CACHE_FILES)]
+Consumers: TypeAlias = tuple[tuple[U32, ...], ...]
+Tokens: TypeAlias = Annotated[tuple[I64, ...], Meta(max_length=65536)]
 Dimensions: TypeAlias = Annotated[tuple[U32, ...], Meta(max_length=1024)]
 
 
@@ -182,6 +184,11 @@ class RequestData(_Data, frozen=True):
     inputs: Arguments
     outputs: Arguments
     pools: Annotated[tuple[MemoryData | TokenData, ...], Meta(max_length=MAX_POOLS)]
+
+    @property
+    def memories(self) -> LentMemories:
+        """Those of its pools that come beside the message."""
+        return tuple(pool for pool in self.pools if isinstance(pool, MemoryData))
 
 
 class HintData(_Data, frozen=True):
@@ -399,11 +406,15 @@ class SetDeviceStatus(Call, frozen=True):
 
 
 class GetSupportedOperations(Call, frozen=True):
-    """Ask which operations of the main subgraph the device supports; the model's pools come beside it."""
+    """Ask which operations of the main subgraph the device supports; the model's pools come beside it.
+
+    `consumers` is HIDL's numberOfConsumers: the counts of each subgraph's operands, the main one's first; AIDL: none.
+    """
 
     device: Name
     model: bytes
     pools: LentMemories = ()
+    consumers: Consumers = ()
 
 
 class SupportedOperations(Call, frozen=True):
@@ -426,6 +437,7 @@ class PrepareModel(Call, frozen=True):
     deadline_ns: I64
     model: bytes
     pools: LentMemories = ()
+    consumers: Consumers = ()
     caches: CachesData = CachesData()
     hints: Hints = ()
     extensions: Prefixes = ()
@@ -527,13 +539,41 @@ class _WithRequest(Call, frozen=True):
     @property
     def memories(self) -> LentMemories:
         """Those of the request's pools that come beside the message."""
-        return tuple(pool for pool in self.request.pools if isinstance(pool, MemoryData))
+        return self.request.memories
 
 
 class Execute(_WithRequest, frozen=True):
     """Execute once and answer when it is done; `deadline_ns` -1 = none."""
 
     deadline_ns: I64
+
+
+class ConfigureAidlBurst(Call, frozen=True):
+    """Create a burst whose executions travel as messages, with their memories (AIDL IBurst); no queues."""
+
+    model_id: U63
+
+
+class ExecuteAidlBurst(Call, frozen=True):
+    """Execute once on such a burst; one token for each pool: from 0 on the memory's identity, -1 = it has none."""
+
+    burst_id: U63
+    request: RequestData
+    tokens: Tokens
+    config: ConfigData
+    deadline_ns: I64
+
+    @property
+    def memories(self) -> LentMemories:
+        """Those of the request's pools that come beside the message."""
+        return self.request.memories
+
+
+class ReleaseMemoryResource(Call, frozen=True):
+    """The driver may forget the memory of a token; an unknown token, and -1, are no error."""
+
+    burst_id: U63
+    token: I64
 
 
 class _Result(Answer, frozen=True):

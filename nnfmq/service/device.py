@@ -30,6 +30,7 @@ from nnfmq.hal.types import (
     Subgraph,
     TokenValuePair,
 )
+from nnfmq.hal.versions import FeatureLevel
 from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
 from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
@@ -37,11 +38,12 @@ from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.installation_key import is_key_possible
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
+from nnfmq.validation.conversion import require_level, require_prefixes
 from nnfmq.validation.values import validate_extensions, validate_hints
 
 __all__ = ["FEATURE_LEVEL", "Device"]
 
-FEATURE_LEVEL = 8  # AIDL v4
+FEATURE_LEVEL = FeatureLevel.AIDL_V4
 
 
 @cache
@@ -152,14 +154,14 @@ class Device:
         self.require_available()
         return self.capabilities
 
-    def supported_operations(self, model: Model) -> list[bool]:
+    def supported_operations(self, model: Model, level: FeatureLevel = FeatureLevel.AIDL_V4) -> list[bool]:
         """Return one boolean per operation of the main subgraph; IF and WHILE need all that they call (SUP-4).
 
-        Raises DeviceUnavailable, and InvalidArgument for an invalid model.
+        Raises DeviceUnavailable, and InvalidArgument for a model that is invalid or newer than the interface `level`.
         """
         self.require_available()
         with faults_as_errors("looking at the model"):
-            return self._supported(_checked(model))
+            return self._supported(_checked(model, level))
 
     def _supported(self, model: Model) -> list[bool]:
         inner = [
@@ -179,6 +181,7 @@ class Device:
         preference: int,
         priority: int,
         deadline_ns: int | None,
+        level: FeatureLevel = FeatureLevel.AIDL_V4,
         hints: Sequence[TokenValuePair] = (),
         extensions: Sequence[ExtensionNameAndPrefix] = (),
     ) -> Model:
@@ -191,7 +194,7 @@ class Device:
         _check_code(Priority, priority)
         validate_hints(hints, extensions)  # which no device here knows, and which are ignored then (PREP-10)
         with faults_as_errors("looking at the model"):
-            model = _checked(model)
+            model = _checked(model, level)
         _check_deadline(deadline_ns)
         return model
 
@@ -237,11 +240,12 @@ def _check_deadline(deadline_ns: int | None) -> None:
         raise MissedDeadlinePersistent("the deadline had passed before the preparation began")
 
 
-def _checked(model: Model) -> Model:
-    """Return `model`, which is valid, with this process's numbers of extensions. Raises InvalidArgument."""
+def _checked(model: Model, level: FeatureLevel) -> Model:
+    """Return `model`, which is valid at `level`, with this process's numbers of extensions. Raises InvalidArgument."""
     validate_extensions(model.extensions)
+    require_prefixes(model, level)
     model = translated(model)
-    validate_model(model)
+    require_level(validate_model(model), level)
     return model
 
 

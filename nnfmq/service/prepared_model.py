@@ -188,14 +188,16 @@ class PreparedModel:
     """A model that is ready to run. Any number of threads may execute it at once.
 
     `charge` is what it costs its client: off the account when the last burst or execution has dropped the model. While
-    the device is BUSY or OFFLINE, which `status_byte` says, every execution is DEVICE_UNAVAILABLE (DEV-14). `buffers`
-    are its client's, `device` is what prepared it, and `key` stands for it in the roles of buffers.
+    the device is BUSY or OFFLINE, which `status_byte` says, every execution is DEVICE_UNAVAILABLE (DEV-14). Before HAL
+    1.2 outputs must be fully specified: `takes_unspecified` is False. `buffers` are its client's, `device` is what
+    prepared it, and `key` stands for it in the roles of buffers.
     """
 
     model: Model
     program: Bindable
     charge: Charge | None = None
     status_byte: memoryview = ALWAYS
+    takes_unspecified: bool = True
     device: str = ""
     buffers: Buffers | None = None
     constants: tuple[ConstantRange, ...] = ()
@@ -221,7 +223,8 @@ class PreparedModel:
 
     def _bind(self, request: Request, is_fenced: bool) -> BoundExecution | StagedExecution:
         self.require_available()  # before anything that the request may have wrong
-        validate_request(self.model, request, allow_unspecified_output=not is_fenced)
+        allows_unspecified = self.takes_unspecified and not is_fenced
+        validate_request(self.model, request, allow_unspecified_output=allows_unspecified)
         if self.constants:
             require_apart_from(self.constants, request)
         main = self.model.main

@@ -5,7 +5,8 @@ small pool by priority, up to CALLS_MAX of them. The main thread waits for the e
 others send to a client that does not read, and gives back memory after REST_MS without work. Whatever the client sends,
 the answer is a status; bytes that break the protocol end this connection and nothing else. On hang-up, the client's
 death or `end` every wait ends, and the process with it: the kernel frees what is left, so cleaning up is not a
-procedure that can be forgotten. What a call does is in `service.calls`. (ARCHITECTURE: Death and waiting; REQUIREMENTS LIFE)
+procedure that can be forgotten. What a call does is in `service.calls`. (ARCHITECTURE: Death and waiting;
+REQUIREMENTS LIFE)
 """
 
 from __future__ import annotations
@@ -29,22 +30,26 @@ from nnfmq.channel import NOW, Channel, Frame
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
+    InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.types import Priority
+from nnfmq.hal.versions import FeatureLevel, interface_level
 from nnfmq.queue import core
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 from nnfmq.service.accounts import MemoryAccount
+from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.buffers import Buffers
-from nnfmq.service.calls import buffers, bursts, devices, executions, fenced, models, reusable
+from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, fenced, models, reusable
 from nnfmq.service.calls.answering import Handler, Pooled
 from nnfmq.service.calls.bursts import Given, OpenBurst
 from nnfmq.service.devices import Devices, load_devices
+from nnfmq.service.dialects import Dialect
 from nnfmq.service.fenced import FencedExecution
 from nnfmq.service.handles import Handles
 from nnfmq.service.prepared_model import PreparedModel
@@ -69,9 +74,11 @@ class Session:
         self.account = MemoryAccount()
         self.devices = load_devices() if devices is None else devices
         self.conversation = Conversation()
+        self.dialect = Dialect(FeatureLevel.AIDL_V4)  # until the client says which
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
         self.models: Handles[PreparedModel] = Handles("model", numbers)
         self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
+        self.aidl_bursts: Handles[AidlBurst] = Handles("burst", numbers)
         self.executions: Handles[ReusableExecution] = Handles("execution", numbers)
         self.callbacks: Handles[FencedExecution] = Handles("fenced execution", numbers)
         self.launched: set[FencedExecution] = set()  # those that are not over
@@ -143,6 +150,7 @@ class Session:
 
     def send(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
         """Send a message; the fds stay the caller's. Raises DeadObject, also where the client reads nothing."""
+        message = self.dialect.spoken(message)
         data = control.encode(message)
         deadline_ns = time.monotonic_ns() + _PATIENCE_NS
         with self._send_lock:  # the conversation must note messages in the order in which they are sent
@@ -195,6 +203,9 @@ class Session:
             frame.close()
             error = ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
             self._refuse(handler, message, error)
+        elif (refusal := self.dialect.refusal(message)) is not None:
+            frame.close()
+            self._refuse(handler, message, refusal)
         else:
             threads = self._launches if handler.is_launch else self._pool
             priority = handler.priority(self, message)
@@ -231,12 +242,19 @@ class Session:
                 f"this driver speaks protocol {control.PROTOCOL}, the client {message.protocol}: "
                 "install the same nnfmq release on both sides"
             )
-            self.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, text))
-            self.end()
+            self._turn_away(text)
             return
-        self.send(
-            messages.HelloReply(control.PROTOCOL, control.INTERFACE, self._driver_name, os.getpid(), core.core_name)
-        )
+        try:
+            self.dialect = Dialect(interface_level(message.interface))
+        except InvalidArgument as error:
+            self._turn_away(str(error))
+            return
+        name, pid = self._driver_name, os.getpid()
+        self.send(messages.HelloReply(control.PROTOCOL, message.interface, name, pid, core.core_name))
+
+    def _turn_away(self, text: str) -> None:
+        self.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, text))
+        self.end()
 
     def _goodbye(self, _message: messages.Goodbye, _fds: list[int]) -> None:
         self.end()
@@ -251,6 +269,7 @@ _HANDLERS: dict[type[messages.Message], Handler | Pooled] = {
     **fenced.HANDLERS,
     **reusable.HANDLERS,
     **bursts.HANDLERS,
+    **aidl_bursts.HANDLERS,
     **buffers.HANDLERS,
 }
 

@@ -29,7 +29,7 @@ from nnfmq.hal.types import (
 from nnfmq.hal.versions import FeatureLevel, interface_name, is_aidl, microseconds, nanoseconds, prefix_bits, since
 from nnfmq.validation.model import validate_model
 
-__all__ = ["Converted", "compliant_with", "convert_to"]
+__all__ = ["Converted", "compliant_with", "convert_to", "require_level", "require_prefixes"]
 
 T = TypeVar("T")
 _FIRST_FIGURES = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM)  # what 1.0 and 1.1 have figures for
@@ -77,14 +77,20 @@ def _model(model: Model, level: FeatureLevel) -> tuple[Model, list[str]]:
     if level < FeatureLevel.V1_2 and model.extensions and not _uses_extensions(model):
         model = replace(model, extensions=())
         lost.append("the names of extensions that no operand or operation uses")
-    _require_level(validate_model(model), level)
-    for extension in model.extensions:
-        if extension.prefix >= 1 << prefix_bits(level):
-            raise InvalidArgument(f"N-VAL-12: extension {extension.name}: prefix {extension.prefix} is HIDL's only")
+    require_level(validate_model(model), level)
+    require_prefixes(model, level)
     return model, lost
 
 
-def _require_level(needed: int, level: FeatureLevel) -> None:
+def require_prefixes(model: Model, level: FeatureLevel) -> None:
+    """Raise InvalidArgument for a prefix of an extension that is too large for the interface."""
+    for extension in model.extensions:
+        if extension.prefix >= 1 << prefix_bits(level):
+            raise InvalidArgument(f"N-VAL-12: extension {extension.name}: prefix {extension.prefix} is HIDL's only")
+
+
+def require_level(needed: int, level: FeatureLevel) -> None:
+    """Raise InvalidArgument where a model, valid at level `needed`, is too new for an interface."""
     if needed > level:
         names = interface_name(FeatureLevel(needed)), interface_name(level)
         raise InvalidArgument(f"N-VAL-21: the model needs {names[0]}, the interface is {names[1]}")

@@ -39,7 +39,7 @@ from nnfmq.hal.types import (
     Timing,
     TokenValuePair,
 )
-from nnfmq.hal.versions import FeatureLevel, since
+from nnfmq.hal.versions import FeatureLevel, number_of_consumers, since
 
 __all__ = [
     "validate_buffer_desc",
@@ -184,10 +184,7 @@ def validate_buffer_roles(inputs: Sequence[BufferRole], outputs: Sequence[Buffer
 
 def validate_consumers(subgraph: Subgraph, counts: Sequence[int]) -> FeatureLevel:
     """Refuse HIDL's numberOfConsumers where it is not how often operations read each operand."""
-    expected = [0] * len(subgraph.operands)
-    for operation in subgraph.operations:
-        for index in operation.inputs:
-            expected[index] += 1
+    expected = number_of_consumers(subgraph)
     _require(list(counts) == expected, "N-MOD-8", f"numberOfConsumers {list(counts)}, it is {expected}")
     return V1_0
 

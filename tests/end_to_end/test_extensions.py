@@ -185,13 +185,19 @@ def test_MOD_15_each_model_has_prefixes_of_its_own(device: nnfmq.Device) -> None
         assert one_model.execute(np.int64(3))[0].tolist() == other.execute(np.int64(3))[0].tolist() == CODES[:3]
 
 
-def test_MOD_15_a_prefix_of_16_bits_is_taken(device: nnfmq.Device) -> None:
+def test_MOD_15_a_prefix_of_16_bits_is_taken_over_hidl(extended: Daemon) -> None:
     code = extension_code(0xFFFF, 0, prefix_bits=16)
     model = Fibonacci().model(FLOAT_N, FLOATS)
     operation = replace(model.main.operations[0], type=OperationType(code))
     model = replace(model, main=replace(model.main, operations=(operation,)))
-    with device.prepare(replace(model, extensions=(ExtensionNameAndPrefix(NAME, 0xFFFF),))) as prepared:
+    model = replace(model, extensions=(ExtensionNameAndPrefix(NAME, 0xFFFF),))
+    with (
+        nnfmq.connect(extended.path, interface="HIDL 1.3") as client,
+        client.device("reference").prepare(model) as prepared,
+    ):
         assert prepared.execute(np.float32([3]))[0].tolist() == NUMBERS[:3]
+    with extended.connect() as client, pytest.raises(nnfmq.InvalidArgument, match="N-VAL-12"):
+        client.device("reference").prepare(model)
 
 
 def test_MOD_15_an_operation_within_a_subgraph_is_the_extensions_too(device: nnfmq.Device) -> None:

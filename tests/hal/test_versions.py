@@ -30,7 +30,7 @@ def test_VAL_2_every_declaration_is_since_the_level_of_its_code() -> None:
 
 def test_DEV_9_levels_have_their_names_and_numbers() -> None:
     assert [interface_name(level) for level in L] == [
-        "1.0", "1.1", "1.2", "1.3", "AIDL v1", "AIDL v2", "AIDL v3", "AIDL v4",
+        "HIDL 1.0", "HIDL 1.1", "HIDL 1.2", "HIDL 1.3", "AIDL v1", "AIDL v2", "AIDL v3", "AIDL v4",
     ]  # fmt: skip
     assert [api_level(level) for level in L] == [27, 28, 29, 30, 31, 1000006, 1000007, 1000008]
     assert [is_aidl(level) for level in L] == [False] * 4 + [True] * 4

@@ -26,18 +26,20 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 @pytest.mark.parametrize(
     ("text", "ns"), [("0", 0), ("7", 7000), ("50", 50_000), ("-1", 50_000), ("often", 50_000), ("", 50_000)]
 )
-def test_the_window_is_read_from_the_environment_in_microseconds(
+def test_BUR_4_the_window_is_read_from_the_environment_in_microseconds(
     window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch, text: str, ns: int
 ) -> None:
     monkeypatch.setenv(window[0], text)
     assert window[1]().ns == ns
 
 
-def test_the_window_is_50_microseconds_where_nothing_is_set(window: tuple[str, Callable[..., PollingWindow]]) -> None:
+def test_BUR_4_the_window_is_50_microseconds_where_nothing_is_set(
+    window: tuple[str, Callable[..., PollingWindow]],
+) -> None:
     assert window[1]().ns == 50_000
 
 
-def test_a_window_that_is_given_wins(
+def test_BUR_4_a_window_that_is_given_wins(
     window: tuple[str, Callable[..., PollingWindow]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(window[0], "9")

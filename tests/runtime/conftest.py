@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,8 +59,18 @@ def connection(driver: Speaker, resources: ExitStack) -> Connection:
 
 
 @pytest.fixture
-def real(resources: ExitStack) -> tuple[Connection, Session]:
+def real(speaking: Callable[[str], tuple[Connection, Session]]) -> tuple[Connection, Session]:
     """A connection to a real session, which runs in a thread of this process, and that session."""
+    return speaking("AIDL v4")
+
+
+@pytest.fixture
+def speaking(resources: ExitStack) -> Callable[[str], tuple[Connection, Session]]:
+    """Make a connection to a real session that speaks some interface."""
+    return partial(connected, resources)
+
+
+def connected(resources: ExitStack, interface: str) -> tuple[Connection, Session]:
     theirs, ours = Channel.pair()
     session = Session(theirs, "real")
     thread = threading.Thread(target=session.run, name="session under test")
@@ -68,11 +79,11 @@ def real(resources: ExitStack) -> tuple[Connection, Session]:
     def end() -> None:
         session.end()
         thread.join(LIMIT_S)
-        for burst in session.bursts.all():  # a driver process leaves them to the kernel
+        for burst in (*session.bursts.all(), *session.aidl_bursts.all()):  # a driver process leaves them to the kernel
             burst.close()
         session.join()
 
     resources.callback(end)
-    connection = Connection.open(ours, time.monotonic_ns() + LIMIT_S * 10**9)
+    connection = Connection.open(ours, time.monotonic_ns() + LIMIT_S * 10**9, interface=interface)
     resources.callback(connection.close)
     return connection, session

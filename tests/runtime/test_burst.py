@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,11 +25,20 @@ from nnfmq.hal.errors import (
     ProtocolError,
     error_for,
 )
-from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, Request, RequestArgument
+from nnfmq.hal.types import (
+    NO_TIMING,
+    DataLocation,
+    ExecutionConfig,
+    LoopTimeoutDurationNs,
+    OutputShape,
+    Request,
+    RequestArgument,
+)
 from nnfmq.memory import Memory
-from nnfmq.runtime.burst import Burst, SlotTable
+from nnfmq.runtime.burst import Burst
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.memory_table import SlotTable
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.service import prepared_model as service
 from nnfmq.service.session import Session
@@ -143,6 +153,20 @@ def test_arrays_that_do_not_fit_are_refused_and_the_burst_goes_on(
     with pytest.raises(InvalidArgument, match=said):
         burst.execute(*given)
     assert burst.execute(ONE, TEN)[0].tolist() == SUM
+
+
+def test_BUR_3_the_queues_have_1024_records_each_and_lie_in_shared_memory(burst: Burst) -> None:
+    for queue in (burst._requests, burst._results):
+        assert (queue.count, queue.quantum) == (1024, 24)
+        assert queue.descriptor.quantum == 24
+        assert fcntl.fcntl(queue.memory.fileno(), fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    assert burst._requests.memory is not burst._results.memory
+
+
+@pytest.mark.parametrize("window_us", [0, 50, 10_000])
+def test_BUR_4_a_burst_works_with_any_polling_window(window_us: float, adding: PreparedModel) -> None:
+    with adding.burst(polling_window_us=window_us) as burst:
+        assert [burst.execute(ONE, TEN)[0].tolist() for _ in range(3)] == [SUM] * 3
 
 
 def test_several_bursts_of_one_model_do_not_meet(adding: PreparedModel) -> None:
@@ -432,6 +456,44 @@ def test_a_refused_request_leaves_the_burst_usable(adding: PreparedModel, pools:
         with pytest.raises(InvalidArgument):
             burst.execute_request(replace(request, inputs=request.inputs[:1]), timeout=LIMIT_S)
         assert burst.execute_request(request, timeout=LIMIT_S).shapes == (OutputShape((4,)),)
+
+
+def test_BUR_18_what_a_packet_cannot_say_goes_the_ordinary_way(
+    adding: PreparedModel, pools: tuple[Memory, Memory]
+) -> None:
+    request = a_request([ONE, TEN], 16, pools)
+    too_long = LoopTimeoutDurationNs.MAXIMUM + 1
+    with adding.request_burst() as burst:
+        for path in (burst, adding):
+            assert path.execute_request(request, ExecutionConfig(loop_timeout_ns=5)).shapes == (OutputShape((4,)),)
+            with pytest.raises(InvalidArgument, match=str(too_long)):  # so the driver was told
+                path.execute_request(request, ExecutionConfig(loop_timeout_ns=too_long))
+        assert burst._slots.gone() == []
+        assert burst._requests.counters()[0] == 0
+
+
+@pytest.mark.parametrize("way", ["closed", "dropped", "freed"])
+def test_N_REQ_4_BUR_12_a_memory_that_is_gone_is_freed_in_the_driver_and_its_slot_used_again(
+    way: str, adding: PreparedModel, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
+) -> None:
+    with adding.request_burst() as burst:
+        burst.execute_request(a_request([ONE, TEN], 16, pools), timeout=LIMIT_S)
+        held_bytes = real[1].account.held_bytes
+        for _ in range(3):
+            passing = Memory.create(16)
+            burst.execute_request(a_request([ONE, TEN], 16, (pools[0], passing)), timeout=LIMIT_S)
+            assert np.frombuffer(bytes(passing.view), np.float32).tolist() == SUM
+            assert burst._slots.number_of(passing) == 2
+            assert real[1].account.held_bytes == held_bytes + 16
+            if way == "freed":
+                for _ in range(2):
+                    burst.free_memory(passing)
+                assert real[1].account.held_bytes == held_bytes
+            passing.close()
+            if way == "dropped":
+                del passing
+        burst.execute_request(a_request([ONE, TEN], 16, pools), timeout=LIMIT_S)
+        assert real[1].account.held_bytes == held_bytes
 
 
 def test_a_burst_without_memory_of_its_own_takes_no_arrays(adding: PreparedModel) -> None:

@@ -90,8 +90,8 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     ),
     (
         CLIENT,
-        {"call": 2, "device": "reference", "model": b"\x00\xff", "pools": [MEMORY_WIRE] * 3},
-        messages.GetSupportedOperations(2, "reference", b"\x00\xff", (MEMORY,) * 3),
+        {"call": 2, "device": "reference", "model": b"\x00\xff", "pools": [MEMORY_WIRE] * 3, "consumers": [[1, 0], []]},
+        messages.GetSupportedOperations(2, "reference", b"\x00\xff", (MEMORY,) * 3, ((1, 0), ())),
         3,
     ),
     (
@@ -104,11 +104,11 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         CLIENT,
         {
             "call": 3, "device": "reference", "preference": 99, "priority": -1, "deadline_ns": -1, "model": b"m",
-            "pools": [MEMORY_WIRE], "caches": [b"tk", 2, 1], "hints": [[0x10001, b"h"]],
+            "pools": [MEMORY_WIRE], "consumers": [[1, 2]], "caches": [b"tk", 2, 1], "hints": [[0x10001, b"h"]],
             "extensions": [["com.example.one", 1]],
         },
         messages.PrepareModel(
-            3, "reference", 99, -1, -1, b"m", (MEMORY,), messages.CachesData(b"tk", 2, 1),
+            3, "reference", 99, -1, -1, b"m", (MEMORY,), ((1, 2),), messages.CachesData(b"tk", 2, 1),
             (messages.HintData(0x10001, b"h"),), (messages.PrefixData("com.example.one", 1),),
         ),
         4,
@@ -170,6 +170,20 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         ),
         1,
     ),
+    (CLIENT, {"call": 4, "model_id": 5}, messages.ConfigureAidlBurst(4, 5), 0),
+    (
+        CLIENT,
+        {
+            "call": 9, "burst_id": 8, "request": [[[False, [0, 64, 16, 0], [2, 2]]], [], [MEMORY_WIRE]],
+            "tokens": [-2],
+            "config": [0, -1, [], []], "deadline_ns": -1,
+        },
+        messages.ExecuteAidlBurst(
+            9, 8, messages.RequestData((INPUT,), (), (MEMORY,)), (-2,), messages.ConfigData(MeasureTiming.NO, -1), -1
+        ),
+        1,
+    ),
+    (CLIENT, {"call": 6, "burst_id": 8, "token": -2}, messages.ReleaseMemoryResource(6, 8, -2), 0),
     (
         DRIVER,
         {
@@ -345,6 +359,8 @@ def test_a_field_of_the_wrong_type_is_refused(
 
 
 MAY_BE_ABSENT = {
+    ("GetSupportedOperations", "consumers"),
+    ("PrepareModel", "consumers"),
     ("DeviceCapabilities", "capabilities"),
     ("PrepareModel", "hints"),
     ("PrepareModel", "extensions"),

@@ -324,7 +324,7 @@ def test_what_was_wrong_with_the_last_packet_is_kept_with_its_number(
 
 
 @pytest.mark.parametrize("measure", MeasureTiming)
-def test_N_BUR_4_a_result_longer_than_its_queue_is_an_error_without_shapes_and_times(
+def test_N_BUR_4_BUR_10_a_result_longer_than_its_queue_is_an_error_without_shapes_and_times(
     measure: MeasureTiming, serve: Serve, form: Form
 ) -> None:
     model = models.relus_model(4)  # 10 records
@@ -346,7 +346,7 @@ def test_N_BUR_4_the_same_result_fits_into_a_longer_queue(client: BurstClient, s
     assert result.output_shapes == (OutputShape((1,)),) * 4
 
 
-def test_N_BUR_4_a_result_that_does_not_fit_beside_an_unread_one_is_an_error(serve: Serve) -> None:
+def test_N_BUR_4_BUR_10_a_result_that_does_not_fit_beside_an_unread_one_is_an_error(serve: Serve) -> None:
     with BurstClient.create(result_records=6) as client:
         bursts.give_pools(client, ADD)
         server = serve(client, BindingExecutor(prepared(ADD)))
@@ -488,7 +488,7 @@ def test_BUR_12_a_freed_slot_is_asked_for_again(
     assert client.asked == [[0, 1], [1]]
 
 
-def test_BUR_12_freeing_an_unknown_slot_or_one_twice_does_no_harm(
+def test_BUR_12_N_REQ_4_freeing_an_unknown_slot_or_one_twice_does_no_harm(
     client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
@@ -854,6 +854,49 @@ def test_N_BUX_3_nobody_waits_for_a_result_that_cannot_be_written(
     for queue in (client.requests, client.results):
         queue.memory.view[:16] = bytes(16)
     assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_two_writers_that_took_the_same_place_leave_one_malformed_packet(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    ours, theirs = split(ADD_PACKET), split(packet_for(models.relus_model(4)))
+    for cut in range(1, len(ours)):  # one overtook the other there; the counter is that of who came last
+        for mixed in (ours[:cut] + theirs[cut:], theirs[:cut] + ours[cut:]):
+            assert client.execute(b"".join(mixed)) == FAILURE
+            assert server.last_failure.status is ErrorStatus.GENERAL_FAILURE
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_a_counter_that_two_writers_have_moved_is_one_malformed_packet(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    assert_usable(client, adding[1])
+    place = slice(WRITE_COUNTER * 8, WRITE_COUNTER * 8 + 8)
+    (count,) = struct.unpack("<Q", client.requests.memory.view[place])
+    client.requests.memory.view[place] = struct.pack("<Q", count + 2 * len(ADD_PACKET))  # over what neither has written
+    client.requests.wake_all()
+    assert client.receive() == result_packet_for_error(ErrorStatus.GENERAL_FAILURE)
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_packets_of_two_writers_in_turn_are_each_answered_or_refused(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    rival = bursts.server_end(client.requests)  # attached before the server: it writes where we do
+    with rival:
+        server = serve(client, form(prepared(ADD)))
+        for _ in range(50):
+            assert client.requests.send(ADD_PACKET)
+            assert rival.send(ADD_PACKET)
+            until(lambda: client.requests.available_to_read() == 0)
+            until(lambda: client.results.available_to_read() > 0)
+            # Two results where the server was quick, else one for both packets.
+            assert len(client.receive()) >= 2 * RECORD_BYTES
+        until(lambda: server._requests.waiters == 1)
+        client.results.drain()
+        assert_usable(client, adding[1])
 
 
 class Broken(Summing):

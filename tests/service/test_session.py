@@ -88,6 +88,25 @@ def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(v
     assert running.ends()
 
 
+@pytest.mark.parametrize("interface", ["", "HIDL 1.4", "AIDL v9"])
+def test_an_interface_that_the_driver_does_not_speak_is_refused_with_all_that_it_does(
+    interface: str, running: Running
+) -> None:
+    running.client.say(messages.Hello(control.PROTOCOL, interface, "new"))
+    refused = running.client.hear(messages.Refused)
+    assert refused.status is ErrorStatus.GENERAL_FAILURE
+    assert repr(interface) in refused.message
+    assert "HIDL 1.0" in refused.message and "AIDL v4" in refused.message
+    assert running.client.hears_the_end()
+    assert running.ends()
+
+
+@pytest.mark.parametrize("interface", ["HIDL 1.0", "HIDL 1.3", "AIDL v1"])
+def test_the_driver_agrees_to_the_interface_that_the_client_speaks(interface: str, running: Running) -> None:
+    running.client.say(messages.Hello(control.PROTOCOL, interface, "test"))
+    assert running.client.hear(messages.HelloReply).interface == interface
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nnfmq.hal.errors import ErrorStatus, NnfmqError, status_of
 from nnfmq.hal.types import Priority
-from nnfmq.serialize.messages import Message, Reply
+from nnfmq.serialize.messages import BurstConfigured, Executed, Message, Reply
+from nnfmq.service.handles import NO_ID
 
 if TYPE_CHECKING:
     from nnfmq.service.session import Session
@@ -49,3 +50,13 @@ def reply(call: int, error: NnfmqError | None = None) -> Reply:
 def refuse_by_reply(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
     """Refuse a call that is answered by a Reply alone."""
     return (Reply(call, status, text),)
+
+
+def refuse_execute(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    """Refuse a call that executes and waits."""
+    return (Executed(call, status, text),)
+
+
+def refuse_configure(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+    """Refuse a call that creates a burst."""
+    return (BurstConfigured(call, status, text, NO_ID),)

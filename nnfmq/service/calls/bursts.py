@@ -27,9 +27,9 @@ from nnfmq.serialize.messages import (
     Message,
 )
 from nnfmq.service.accounts import Received
+from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.burst import BindingExecutor, BurstServer
-from nnfmq.service.calls.answering import Handler, Pooled, reply
-from nnfmq.service.handles import NO_ID
+from nnfmq.service.calls.answering import Handler, Pooled, refuse_configure, reply
 from nnfmq.service.wire import descriptor_of
 
 if TYPE_CHECKING:
@@ -132,21 +132,18 @@ def _create_burst(session: Session, message: ConfigureBurst, fds: list[int]) -> 
     return session.bursts.add(OpenBurst(server, callback), burst_id)
 
 
-def _refuse_configure(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
-    return (BurstConfigured(call, status, text, NO_ID),)
-
-
 def _close_burst(session: Session, message: CloseBurst, _fds: list[int]) -> None:
     """Leave the closing to the pool, which may have to wait. Never refused: there are as many as bursts."""
+    is_aidl = session.aidl_bursts.get(message.burst_id) is not None
     try:
-        burst = session.bursts.take(message.burst_id)
+        burst: OpenBurst | AidlBurst = (session.aidl_bursts if is_aidl else session.bursts).take(message.burst_id)
     except InvalidArgument as error:
         session.send(reply(message.call, error))
     else:
         session.submit(_finish_burst, message, burst)
 
 
-def _finish_burst(session: Session, message: CloseBurst, burst: OpenBurst) -> None:
+def _finish_burst(session: Session, message: CloseBurst, burst: OpenBurst | AidlBurst) -> None:
     burst.close()
     session.send(reply(message.call))
 
@@ -212,7 +209,7 @@ def _closed() -> DeadObject:
 
 
 HANDLERS: dict[type[Message], Handler | Pooled] = {
-    ConfigureBurst: Pooled(_configure_burst, _refuse_configure),
+    ConfigureBurst: Pooled(_configure_burst, refuse_configure),
     CloseBurst: _close_burst,
     GetBurstError: _burst_error,
     FreeMemory: _free_memory,

@@ -23,7 +23,7 @@ from nnfmq.serialize.messages import (
     request_from_data,
     shapes_to_data,
 )
-from nnfmq.service.calls.answering import Handler, Pooled, reply
+from nnfmq.service.calls.answering import Handler, Pooled, refuse_execute, reply
 from nnfmq.service.prepared_model import (
     BoundExecution,
     ExecutionResult,
@@ -72,10 +72,6 @@ def _execute(session: Session, message: Execute, fds: list[int], seen_ns: int) -
     session.send(result_message(Executed, message.call, result))
 
 
-def _refuse_execute(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
-    return (Executed(call, status, text),)
-
-
 def _execute_asynchronously(session: Session, message: ExecuteAsynchronously, fds: list[int], seen_ns: int) -> None:
     """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
     with ExitStack() as undo:
@@ -109,6 +105,6 @@ def _refuse_asynchronous(call: int, status: ErrorStatus, text: str) -> tuple[Mes
 
 
 HANDLERS: dict[type[Message], Handler | Pooled] = {
-    Execute: Pooled(_execute, _refuse_execute, model_priority),
+    Execute: Pooled(_execute, refuse_execute, model_priority),
     ExecuteAsynchronously: Pooled(_execute_asynchronously, _refuse_asynchronous, is_launch=True),
 }

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 def _supported(session: Session, message: GetSupportedOperations, fds: list[int], _seen_ns: int) -> None:
     model, charge = _received_model(session.account, message, fds)
     with closing(charge):
-        supported = session.devices.find(message.device).supported_operations(model)
+        supported = session.devices.find(message.device).supported_operations(model, session.dialect.level)
+        session.dialect.check_consumers(model, message.consumers)
     session.send(SupportedOperations(message.call, tuple(supported)))
 
 
@@ -57,9 +58,9 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
             device = session.devices.find(message.device)
             hints, extensions = hints_from_data(message.hints, message.extensions)
             deadline_ns = deadline_of(message.deadline_ns)
-            model = device.check_preparation(
-                model, message.preference, message.priority, deadline_ns, hints, extensions
-            )
+            preference, priority, dialect = message.preference, message.priority, session.dialect
+            model = device.check_preparation(model, preference, priority, deadline_ns, dialect.level, hints, extensions)
+            dialect.check_consumers(model, message.consumers)
             undo.pop_all()
         session.send(reply(message.call))
         _finish(session, message, charge, lambda: device.prepare_model(model, caches))
@@ -95,6 +96,7 @@ def _finish(
             priority=_priority(session, message),
             device=message.device,
             buffers=session.buffers,
+            takes_unspecified=session.dialect.takes_unspecified,
             constants=constant_ranges(made.model),
         )
     except NnfmqError as error:

@@ -1,0 +1,111 @@
+"""Older interfaces, HIDL's call forms and AIDL's bursts, through a driver process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+from support.drivers import LIMIT_S, Daemon, InThread, Process, until
+from support.models import add_model, pool_bytes, request_for, slow_model
+from support.places import ROOT
+
+import nnfmq
+from nnfmq.hal.types import MeasureTiming, OutputShape
+from nnfmq.hal.versions import FeatureLevel, interface_name
+from nnfmq.memory import Memory
+from nnfmq.runtime import hidl
+
+ADD = add_model()
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def lent(resources: ExitStack, model: Any = ADD) -> tuple[Memory, ...]:
+    return tuple(resources.enter_context(Memory.create(size)) for size in pool_bytes(model))
+
+
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "dialects.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_the_examples_of_the_document_run(number: int, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
+    exec(compile(EXAMPLES[number], "docs/dialects.md", "exec"), {})
+
+
+@pytest.mark.parametrize("level", FeatureLevel, ids=interface_name)
+def test_DEV_9_a_model_runs_over_every_interface(level: FeatureLevel, daemon: Daemon) -> None:
+    with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=interface_name(level)) as client:
+        assert client.device("reference").info.feature_level == level
+        with client.device("reference").prepare(ADD) as model:
+            assert model.execute([1] * 4, [2] * 4)[0].tolist() == [3.0] * 4
+
+
+def test_an_unknown_interface_starts_no_driver() -> None:
+    with pytest.raises(nnfmq.InvalidArgument, match="there is no interface 'HIDL 2'"):
+        nnfmq.connect(embedded=True, interface="HIDL 2")
+
+
+def test_DEV_13_EXE_15_hidl_s_forms_prepare_and_execute(daemon: Daemon, resources: ExitStack) -> None:
+    calls: Queue[tuple[Any, Any]] = Queue()
+    with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.2") as client:
+        device = hidl.IDevice(client, "reference")
+        assert device.prepareModel_1_1(ADD, 1, lambda *given: calls.put(given)) == 0
+        status, model = calls.get(timeout=LIMIT_S)
+        assert status == 0
+        pools = lent(resources)
+        status, shapes, timing = model.executeSynchronously(request_for(ADD, pools), MeasureTiming.YES)
+        assert (status, shapes) == (0, [OutputShape((4,))])
+        assert timing.timeOnDevice <= timing.timeInDriver < 10**7
+        model.close()
+
+
+def test_DEV_13_a_callback_is_called_once_when_the_driver_dies(daemon: Daemon) -> None:
+    calls: Queue[tuple[Any, Any]] = Queue()
+    with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.3") as client:
+        with Process(client.driver_pid) as worker:
+            device = hidl.IDevice(client, "reference")
+            worker.stop()
+            call = InThread.start(lambda: device.prepareModel(ADD, lambda *given: calls.put(given)))
+            until(lambda: len(client.connection._waiting) == 2, "the launch waits for its reply")
+            worker.kill()
+            assert isinstance(call.wait().error, nnfmq.DeadObject)  # not launched, as far as anybody knows
+        assert calls.empty()
+
+
+def test_BUR_19_an_aidl_burst_keeps_its_memory_in_the_driver(client: nnfmq.Client, resources: ExitStack) -> None:
+    source, sink = lent(resources)
+    with Process(client.driver_pid) as worker, client.device("reference").prepare(ADD) as model:
+        before = len(worker.shared_mappings())
+        with model.aidl_burst() as burst:
+            for pool in (source, sink):
+                burst.cache_memory(pool)
+            for value in range(3):
+                np.frombuffer(source.view, np.float32, 4)[:] = value
+                burst.execute_synchronously(request_for(ADD, (source, sink)), timeout=LIMIT_S)
+                assert np.frombuffer(sink.view, np.float32, 4).tolist() == [value] * 4
+                assert len(worker.shared_mappings()) == before + 2
+        until(lambda: len(worker.shared_mappings()) == before, "the driver has unmapped what the burst kept")
+
+
+def test_BUR_15_BUR_19_SIGKILL_of_the_worker_ends_an_execution_on_an_aidl_burst(
+    client: nnfmq.Client, resources: ExitStack
+) -> None:
+    slow = slow_model()
+    pools = lent(resources, slow)
+    with Process(client.driver_pid) as worker, closing(client.device("reference").prepare(slow).aidl_burst()) as burst:
+        call = InThread.start(lambda: burst.execute_synchronously(request_for(slow, pools)))
+        until(lambda: bool(client.connection._waiting), "the call waits for its answer")
+        worker.kill()
+        assert isinstance(call.wait().error, nnfmq.DeadObject)
+        with pytest.raises(nnfmq.DeadObject):
+            burst.execute_synchronously(request_for(slow, pools))
