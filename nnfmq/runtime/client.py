@@ -353,7 +353,8 @@ class Device:
         """
         if cache_dir is not None and (model_cache or data_cache):
             raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
-        data, pools = encode_model(_bare(model))
+        bare = _bare(model)
+        data, pools = encode_model(bare)
         lent = tuple(map(messages.memory_to_data, pools))
         deadline_ns = deadline_after(timeout)
         files = messages.CachesData(token or b"", len(model_cache), len(data_cache))
@@ -365,7 +366,7 @@ class Device:
             deadline_on_wire(self._connection, deadline_ns),
             data,
             lent,
-            self._consumers(_bare(model)),
+            self._consumers(bare),
             files,
             *messages.hints_to_data(hints, extensions),
         )

@@ -52,7 +52,6 @@ from nnfmq.service.buffers import Buffers
 from nnfmq.service.faults import FAULTS, faults_as_errors
 from nnfmq.service.wire import deadline_of
 from nnfmq.validation import validate_request
-from nnfmq.validation.values import validate_hints
 
 Array = NDArray[np.generic]
 
@@ -87,12 +86,7 @@ def _unavailable() -> ExecutionResult:
 
 
 def execution_limits(config: ExecutionConfig, deadline_ns: int | None) -> Limits:
-    """Return what ends an execution early.
-
-    Raises InvalidArgument for a loop timeout that is out of range, and for wrong hints.
-    """
-    if config.hints or config.extensions:  # no device here knows any: they are judged, and ignored
-        validate_hints(config.hints, config.extensions)
+    """Return what ends an execution early. Raises InvalidArgument for a loop timeout that is out of range."""
     # -1 stands for none in a loop timeout, as it does in a deadline.
     return limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
 

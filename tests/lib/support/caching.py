@@ -111,7 +111,7 @@ class CachingClient:
         self._calls = itertools.count(1)
         self._thread = threading.Thread(target=self.session.run, name="session under test")
         self._thread.start()
-        self.speaker.say(messages.Hello(control.PROTOCOL, control.INTERFACE, "caching"))
+        self.speaker.say(messages.Hello(control.PROTOCOL, "AIDL v4", "caching"))
         self.speaker.hear(messages.HelloReply)
 
     def save(
