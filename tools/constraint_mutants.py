@@ -121,8 +121,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         )
 
 
-def status_of_tests(part: str, check: Check | None, *, quiet: bool) -> int:
-    """Run a part's tests in a fork, without `check`, and return pytest's exit status, or what ended it; blocks."""
+def status_of_tests(part: str, tests: Sequence[str], check: Check | None, *, quiet: bool) -> int:
+    """Run tests of a part in a fork, without `check`, and return pytest's exit status, or what ended it; blocks."""
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_AS, (_LIMIT_BYTES, _LIMIT_BYTES))
@@ -134,7 +134,7 @@ def status_of_tests(part: str, check: Check | None, *, quiet: bool) -> int:
         if check is not None:
             sys.meta_path.insert(0, _Finder(check))
         os.chdir(ROOT)
-        os._exit(int(pytest.main([*_RUN, *PARTS[part]])))
+        os._exit(int(pytest.main([*_RUN, *tests])))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -144,18 +144,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--part", choices=PARTS, default="validation")
     parser.add_argument("--only", metavar="FILE:LINE", help="one check, with the tests' output")
+    parser.add_argument("--tests", metavar="PATH", nargs="+", help="run these alone (default: all of the part)")
     options = parser.parse_args(arguments)
+    tests = options.tests or PARTS[options.part]
     console = Console()
     checks = [check for path in sorted((ROOT / "nnfmq" / options.part).glob("*.py")) for check in checks_in(path)]
     if options.only:
         checks = [check for check in checks if check.place == options.only] or parser.error(f"no {options.only}")
     if "nnfmq" in sys.modules:
         raise SystemExit("nnfmq was imported before the forks")
-    if status_of_tests(options.part, None, quiet=True):
+    if status_of_tests(options.part, tests, None, quiet=True):
         raise SystemExit("the tests fail as they are: nothing can be said of mutants")
     began, survivors = time.monotonic(), []
     for check in track(checks, "checks switched off", console=console, disable=not sys.stdout.isatty()):
-        if not status_of_tests(options.part, check, quiet=not options.only):
+        if not status_of_tests(options.part, tests, check, quiet=not options.only):
             survivors.append(check)
             console.print(f"[red]no test misses[/] {check.place}: {check.text}", highlight=False, soft_wrap=True)
     spent = time.monotonic() - began

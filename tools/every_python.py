@@ -21,7 +21,11 @@ from pathlib import Path
 from wheels import pythons
 from wheels.pythons import ROOT, Failed, Python, environment, run
 
-SLOW = ("tests/end_to_end", "tests/queue_proof", "tests/engines/test_vts.py")
+SLOW = (
+    "tests/end_to_end", "tests/queue_proof", "tests/engines/test_vts.py", "tests/engines/test_spoilt_models.py",
+    "tests/conformance", "tests/cli", "tests/tools", "tests/validation/test_model_mutations.py",
+    "tests/operations/test_shared_with_tflite.py", "tests/operations/test_against_onnxruntime.py",
+)  # fmt: skip
 TIMED = ("tests/test_public_api.py::test_importing_it_costs_little_beyond_numpy",)
 """Budgets of processor time, which differ by interpreter; the full run keeps them."""
 _LIMIT_S = 1200

@@ -325,6 +325,9 @@ def shapes_from_data(shapes: Sequence[ShapeData]) -> tuple[OutputShape, ...]:
 msgspec.convert((), tuple[RequestArgument, ...])
 msgspec.convert((), tuple[OutputShape, ...])
 msgspec.convert((), tuple[ExecutionConfig, ...])
+msgspec.convert((), tuple[TokenValuePair, ...])
+msgspec.convert((), tuple[ExtensionNameAndPrefix, ...])
+msgspec.convert((), tuple[Capabilities, ...])
 
 
 # ------------------------------------------------------------------------------------------------ messages

@@ -91,6 +91,7 @@ class _Model(_Wire, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+msgspec.convert((), tuple[Subgraph, ...])  # while there is one thread, see `messages`
 _decoder = msgspec.msgpack.Decoder(_Model)
 
 
