@@ -22,9 +22,11 @@ from wheels import pythons
 from wheels.pythons import ROOT, Failed, Python, environment, run
 
 SLOW = (
-    "tests/end_to_end", "tests/queue_proof", "tests/engines/test_vts.py", "tests/engines/test_spoilt_models.py",
-    "tests/conformance", "tests/cli", "tests/tools", "tests/validation/test_model_mutations.py",
+    "tests/end_to_end", "tests/queue_proof", "tests/conformance", "tests/cli", "tests/tools", "tests/queue/parity",
+    "tests/engines/test_vts.py", "tests/engines/test_spoilt_models.py", "tests/engines/test_photos.py",
+    "tests/validation/test_model_mutations.py", "tests/importers/test_tflite_corrupt.py",
     "tests/operations/test_shared_with_tflite.py", "tests/operations/test_against_onnxruntime.py",
+    "tests/service/test_buffers.py", "tests/service/test_compilation_cache.py",
 )  # fmt: skip
 TIMED = ("tests/test_public_api.py::test_importing_it_costs_little_beyond_numpy",)
 """Budgets of processor time, which differ by interpreter; the full run keeps them."""

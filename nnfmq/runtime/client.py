@@ -2,6 +2,8 @@
 
 A client is one connection. Its devices are the driver's; a device prepares models. Everything here is thread-safe and
 ends with DEAD_OBJECT at once when the driver does; the client itself can then `reconnect`.
+
+Long because the ways to reach a driver again need the ways to reach one.
 """
 
 from __future__ import annotations

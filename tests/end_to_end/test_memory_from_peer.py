@@ -193,7 +193,8 @@ def test_BUR_21_a_file_whose_slot_was_freed_is_used_no_more(
     fds = unsealed(), unsealed()
     with model.burst() as burst:
         for number, fd in enumerate(fds):
-            put_in_slot(client, burst, Lent(fd, NEEDED_BYTES))
+            lent = Lent(fd, NEEDED_BYTES)  # a slot does not keep it
+            put_in_slot(client, burst, lent)
             burst.execute(one(number + 1))
         put_in_slot(client, burst, burst._pools[1])
     assert [floats_in(fd) for fd in fds] == [one(1).tobytes(), one(2).tobytes()]
