@@ -31,6 +31,7 @@ _ENDLESS_NS = 1_000_000
 _INT8_LEVEL = 4
 _UNSPECIFIED_OUTPUT = "outputs not fully specified, refused with INVALID_ARGUMENT when fenced (N-FEN-1, N-FEN-2)"
 _UNSPECIFIED_BOUNDARY = "control-flow boundaries of unknown size, refused with INVALID_ARGUMENT (N-VAL-20)"
+_REFUSED = (_UNSPECIFIED_BOUNDARY, _UNSPECIFIED_OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def run_test(test: TestModel, target: Target) -> Result:
     for kind in variants.kinds_of(test):
         if kind == variants.INSUFFICIENT_OUTPUT and not target.can_be_short:
             continue
-        skips = own.outcome == SKIPPED and kind != variants.INT8_COUPLING  # of a pair, both are declined or none
+        # Of a pair, both are declined or none; but what the HAL has refused is refused in either form.
+        skips = own.outcome == SKIPPED and (kind != variants.INT8_COUPLING or own.reason in _REFUSED)
         verdicts.append(Verdict(kind, SKIPPED, own.reason) if skips else _judged(kind, test, target))
     spent_ns = time.monotonic_ns() - began_ns
     return Result(test.name, str(test.line["spec"]), tuple(cells(test.line)), tuple(verdicts), spent_ns)

@@ -282,6 +282,16 @@ def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_r
     assert "N-VAL-20" in reasons(result)[MODEL]
 
 
+def test_TST_12_a_pair_that_the_hal_has_refused_is_skipped_in_both_forms(data_dir: Path) -> None:
+    folder = data_dir / "vts" / "V1_3_cts_only"
+    tests = (testmodels.read(line) for path in sorted(folder.glob("*.gz")) for _, line in testmodels.lines(path))
+    pair = next(test for test in tests if variants.INT8_COUPLING in variants.kinds_of(test))
+    with closing(open_target("sync", "reference", "embedded")) as target:
+        result = run_test(pair, target)
+    assert outcomes(result)[MODEL] == outcomes(result)[variants.INT8_COUPLING] == SKIPPED
+    assert "N-VAL-20" in reasons(result)[variants.INT8_COUPLING]
+
+
 class _Lenient(Interpreter):
     """The interpreter, which takes such boundaries, where a driver has to stand."""
 
