@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ from nnfmq.operations.planning import Specialized, specialize, tensor_of
 from nnfmq.operations.shapes import FROM_DATA, require_countable
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
 
-__all__ = ["InputPlace", "Program", "constant", "prepare", "store", "supports"]
+__all__ = ["Bound", "InputPlace", "Preparation", "Program", "constant", "prepare", "prepare_by", "store", "supports"]
 
 _SIZED = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would be built anew at each call
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
@@ -71,10 +72,15 @@ def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> 
     Raises GeneralFailure naming the first operation that is not supported or whose arguments violate one of its
     constraints, as far as they are known; ResourceExhaustedTransient when memory runs out, or subgraphs nest too deep.
     """
+    return prepare_by(Preparation, model, packed)
+
+
+def prepare_by(kind: type[Preparation], model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
+    """Return a Program as `prepare`, made by `kind`: how an engine of its own shares the interpreter's way."""
     packing = Packing(packed)
     try:
         with np.errstate(all="ignore"), packing.in_use():
-            program = _Preparation(model, model.main, {}).program()
+            program = kind(model, model.main, {}).program()
     except (MemoryError, RecursionError) as error:
         raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
     program.packed = tuple(packing.groups)
@@ -250,15 +256,18 @@ def _find(subgraph: Subgraph, operation: Operation) -> Match | None:
     return found if found.variant.plan is not None else None
 
 
-class _Preparation:
+class Preparation:
     """The way from a subgraph to its Program: constants, then each operation in order, with the shapes known so far.
 
-    `programs` are those of referenced subgraphs that were prepared already, by index.
+    `programs` are those of referenced subgraphs that were prepared already, by index. An engine of its own overrides
+    `static_step` and `joined`, and may ask for `extra_slots` behind the operands of a scope for states of its steps.
     """
+
+    extra_slots = 0
 
     def __init__(self, model: Model, subgraph: Subgraph, programs: dict[int, Program]) -> None:
         self._model = model
-        self._subgraph = subgraph
+        self.subgraph = subgraph
         self._programs = programs
         self._scope: Scope = [constant(model, operand) for operand in subgraph.operands]
         self._shapes = [_known_shape(operand) for operand in subgraph.operands]
@@ -267,51 +276,59 @@ class _Preparation:
 
     def program(self) -> Program:
         """Bind all operations."""
-        steps = [self._step(number, operation) for number, operation in enumerate(self._subgraph.operations)]
-        released = _with_releases(self._subgraph, steps)
-        omittable = frozenset(self._subgraph.input_indexes) - self._required
-        return Program(self._subgraph, self._runtime_scope(), released, omittable, self._output_shapes())
+        steps = [self._step(number, operation) for number, operation in enumerate(self.subgraph.operations)]
+        released = _with_releases(self.subgraph, self.joined(steps))
+        omittable = frozenset(self.subgraph.input_indexes) - self._required
+        return Program(self.subgraph, self._runtime_scope(), released, omittable, self._output_shapes())
+
+    def joined(self, steps: Sequence[Step]) -> list[tuple[int, Step]]:
+        """Return the steps, each with the number of its last operation; an engine may make one of several."""
+        return list(enumerate(steps))
+
+    def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized) -> Step:
+        """Return the step of an operation of which everything is known."""
+        return _static_step(bound.label, special.run, bound.data_indexes(), bound.operation.outputs)
 
     def _output_shapes(self) -> tuple[OutputShape, ...] | None:
-        shapes = [self._shapes[index] for index in self._subgraph.output_indexes]
+        shapes = [self._shapes[index] for index in self.subgraph.output_indexes]
         return None if None in shapes else tuple(OutputShape(shape) for shape in shapes if shape is not None)
 
     def _runtime_scope(self) -> Scope:
         """Return the scope without the constants that no step reads again, since a binding has packed them."""
         values = [value if index in self._read else None for index, value in enumerate(self._scope)]
-        return [*values, NO_LIMITS]
+        return [*values, *[None] * self.extra_slots, NO_LIMITS]
 
     def _step(self, number: int, operation: Operation) -> Step:
         label = f"operation {number} ({operation.type.name})"
         if operation.type in FIRST_OUTER_INPUT:
             return self._control_flow_step(label, operation)
-        found = _find(self._subgraph, operation)
+        found = _find(self.subgraph, operation)
         if found is None:
             raise GeneralFailure(f"{label} is not supported with these operand types")
-        bound = _Bound(label, found, operation, tuple(self._subgraph.operands[i] for i in operation.outputs))
+        bound = Bound(label, found, operation, tuple(self.subgraph.operands[i] for i in operation.outputs))
         self._required.update(bound.required())
         step: Step
         if self._is_static(bound):
             arguments = [self._argument(index) for index in operation.inputs]
             special = bound.specialize(arguments)
-            step = _static_step(label, special.run, bound.data_indexes(), operation.outputs)
             self._read.update(bound.data_indexes())
             self._learn(operation.outputs, special.shapes)
+            step = self.static_step(bound, arguments, special)
         else:
-            step = _DynamicStep(bound, self._subgraph.operands, self._scope)
+            step = _DynamicStep(bound, self.subgraph.operands, self._scope)
             self._read.update(operation.inputs)
         return step
 
     def _control_flow_step(self, label: str, operation: Operation) -> Step:
         self._read.update(operation.inputs)
         self._required.update(operation.inputs[: FIRST_OUTER_INPUT[operation.type]])
-        callees = [self._program_of(label, index) for index in called_by(self._subgraph, operation)]
-        return control_flow_step(label, operation, callees, [self._subgraph.operands[i] for i in operation.outputs])
+        callees = [self._program_of(label, index) for index in called_by(self.subgraph, operation)]
+        return control_flow_step(label, operation, callees, [self.subgraph.operands[i] for i in operation.outputs])
 
     def _program_of(self, label: str, index: int) -> Program:
         if index not in self._programs:
             try:
-                program = _Preparation(self._model, self._model.referenced[index], self._programs).program()
+                program = Preparation(self._model, self._model.referenced[index], self._programs).program()
             except GeneralFailure as error:
                 raise _named(label, error) from error
             self._programs[index] = program
@@ -319,20 +336,20 @@ class _Preparation:
 
     def _learn(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
         for index, shape in zip(indexes, shapes, strict=True):
-            declared = _known_shape(self._subgraph.operands[index])
+            declared = _known_shape(self.subgraph.operands[index])
             self._shapes[index] = declared if FROM_DATA in shape else shape
 
     def _argument(self, index: int) -> Tensor | None:
-        operand, shape = self._subgraph.operands[index], self._shapes[index]
+        operand, shape = self.subgraph.operands[index], self._shapes[index]
         if operand.lifetime == LifeTime.NO_VALUE:
             return None
         assert shape is not None, "_is_static asked for it"
         return tensor_of(operand, shape, self._scope[index])
 
-    def _is_static(self, bound: _Bound) -> bool:
+    def _is_static(self, bound: Bound) -> bool:
         """Return True if nothing that the binding needs comes with the request."""
         for parameter, index in bound.arguments():
-            operand = self._subgraph.operands[index]
+            operand = self.subgraph.operands[index]
             if operand.lifetime == LifeTime.NO_VALUE:
                 continue
             from_request = operand.lifetime == LifeTime.SUBGRAPH_INPUT and parameter.optional
@@ -355,7 +372,7 @@ def constant(model: Model, operand: Operand) -> Array | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
+class Bound:
     """An operation of the model, matched."""
 
     label: str
@@ -424,7 +441,7 @@ def _named(label: str, error: GeneralFailure) -> GeneralFailure:
 class _DynamicStep:
     """An operation that is bound when its shapes and controls are there; the last binding is kept."""
 
-    def __init__(self, bound: _Bound, operands: Sequence[Operand], constants: Scope) -> None:
+    def __init__(self, bound: Bound, operands: Sequence[Operand], constants: Scope) -> None:
         self._bound = bound
         self._operands = operands
         weights = [index for parameter, index in bound.arguments() if parameter.role is Role.WEIGHT]
@@ -459,16 +476,20 @@ def _identity(parameter: Parameter, argument: Tensor | None) -> Any:
     return argument.shape, argument.array.tobytes()
 
 
-def _with_releases(subgraph: Subgraph, steps: Sequence[Step]) -> tuple[Step, ...]:
+def _with_releases(subgraph: Subgraph, steps: Sequence[tuple[int, Step]]) -> tuple[Step, ...]:
     """Let each step drop the temporaries that no later one reads, so that their memory is reused while warm."""
     last_reader: dict[int, int] = {}
     for number, operation in enumerate(subgraph.operations):
         last_reader.update(dict.fromkeys((*operation.inputs, *operation.outputs), number))
-    dropped: list[list[int]] = [[] for _ in steps]
+    dropped: list[list[int]] = [[] for _ in subgraph.operations]
     for index, number in last_reader.items():
         if subgraph.operands[index].lifetime == LifeTime.TEMPORARY_VARIABLE:
             dropped[number].append(index)
-    return tuple(_releasing(step, tuple(indexes)) for step, indexes in zip(steps, dropped, strict=True))
+    first, released = 0, []
+    for last, step in steps:
+        released.append(_releasing(step, tuple(chain.from_iterable(dropped[first : last + 1]))))
+        first = last + 1
+    return tuple(released)
 
 
 def _releasing(step: Step, indexes: tuple[int, ...]) -> Step:

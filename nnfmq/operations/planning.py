@@ -46,11 +46,7 @@ def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequen
     Raises GeneralFailure with the number of the constraint that the arguments violate.
     """
     assert match.variant.plan is not None, "the engine asks `is_computed` first"
-    controls = _controls(match, arguments)
-    nchw = bool(controls.pop("nchw", False))
-    if nchw:
-        controls = _shapes_as_nhwc(match, controls)
-    tensors = _tensors(match, arguments, nchw)
+    tensors, controls, nchw = sorted_arguments(match, arguments)
     _check_extents(match, tensors)
     if match.declaration.is_variadic:
         controls["output_count"] = len(outputs)
@@ -66,6 +62,17 @@ def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequen
         return Specialized(final, _first_of(run))
     run = _transposed(match, run) if nchw else run
     return Specialized(final, _checked(run, outputs) if any(FROM_DATA in shape for shape in final) else run)
+
+
+def sorted_arguments(
+    match: Match, arguments: Sequence[Tensor | None]
+) -> tuple[list[Tensor | None], dict[str, Any], bool]:
+    """Return DATA and WEIGHT tensors in order, the controls by name, all as for NHWC, and whether it is NCHW."""
+    controls = _controls(match, arguments)
+    nchw = bool(controls.pop("nchw", False))
+    if nchw:
+        controls = _shapes_as_nhwc(match, controls)
+    return _tensors(match, arguments, nchw), controls, nchw
 
 
 def _is_single(match: Match) -> bool:

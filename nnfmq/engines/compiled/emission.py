@@ -1,0 +1,235 @@
+"""Emission: LLVM's instruction builder with the few forms that kernels are written in.
+
+A kernel is a function of a table of addresses: `void kernel(ptr table, i64 begin, i64 end, ptr scratch)` computes the
+units of work from `begin` to `end`. Addresses are bytes; vectors are loaded and stored at any alignment. Loops whose
+values change carry them explicitly, so that sums stay in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from llvmlite import ir
+
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["F32", "I8", "I16", "I32", "I64", "POINTER", "Emitter", "Value", "vector"]
+
+Value: TypeAlias = Any  # llvmlite is not typed
+Index: TypeAlias = "int | Value"
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F32, F64 = ir.FloatType(), ir.DoubleType()
+POINTER = ir.PointerType()
+_KERNEL = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64, POINTER])
+
+
+def vector(element: Any, lanes: int) -> Any:
+    """Return the type of `lanes` elements."""
+    return ir.VectorType(element, lanes)
+
+
+class Emitter:
+    """Writes one kernel into a module."""
+
+    def __init__(self, module: ir.Module, name: str, target: Target) -> None:
+        self.target = target
+        self.module = module
+        self.function = ir.Function(module, _KERNEL, name)
+        self.table, self.begin, self.end, self.scratch = self.function.args
+        self.b = ir.IRBuilder(self.function.append_basic_block("entry"))
+        self._stack: dict[tuple[str, int], Value] = {}
+
+    # -- numbers ------------------------------------------------------------------------------------------------------
+
+    def i64(self, value: Index) -> Value:
+        """Return a constant, or `value` itself where it is one already."""
+        return ir.Constant(I64, value) if isinstance(value, int) else value
+
+    def add(self, first: Index, second: Index) -> Value:
+        """Return the sum of two 64-bit numbers; what is known is added here."""
+        if isinstance(first, int) and isinstance(second, int):
+            return first + second
+        if second == 0 and isinstance(second, int):
+            return first
+        if first == 0 and isinstance(first, int):
+            return second
+        return self.b.add(self.i64(first), self.i64(second))
+
+    def mul(self, first: Index, second: Index) -> Value:
+        """Return the product of two 64-bit numbers."""
+        if isinstance(first, int) and isinstance(second, int):
+            return first * second
+        if second == 1 and isinstance(second, int):
+            return first
+        return self.b.mul(self.i64(first), self.i64(second))
+
+    def splat(self, element: Any, value: Any, lanes: int) -> Value:
+        """Return a vector of one constant."""
+        return ir.Constant(vector(element, lanes), [value] * lanes)
+
+    def broadcast(self, value: Value, lanes: int) -> Value:
+        """Return a vector of one value that is known at run time."""
+        kind = vector(value.type, lanes)
+        single = self.b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(single, ir.Constant(kind, ir.Undefined), self.splat(I32, 0, lanes))
+
+    def shuffle(self, first: Value, second: Value, order: Sequence[int]) -> Value:
+        """Return the elements of `first` and then `second` at the places in `order`."""
+        return self.b.shuffle_vector(first, second, ir.Constant(vector(I32, len(order)), list(order)))
+
+    def call(self, name: str, result: Any, *arguments: Value) -> Value:
+        """Call one of LLVM's intrinsics, by its full name."""
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        function = self.module.globals.get(name) or ir.Function(self.module, kind, name)
+        return self.b.call(function, arguments)
+
+    def intrinsic(self, name: str, *arguments: Value) -> Value:
+        """Call an intrinsic that is made for each type, and returns the type of its first argument."""
+        return self.call(f"{name}.{_mangled(arguments[0].type)}", arguments[0].type, *arguments)
+
+    def clamp(self, value: Value, low: Value, high: Value) -> Value:
+        """Return whole numbers held between two others."""
+        return self.intrinsic("llvm.smin", self.intrinsic("llvm.smax", value, low), high)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def argument(self, number: int) -> Value:
+        """Return the address at place `number` of the table."""
+        return self.b.load(self.at(self.table, 8 * number), typ=POINTER)
+
+    def at(self, base: Value, offset: Index) -> Value:
+        """Return the address `offset` bytes after `base`."""
+        if isinstance(offset, int) and offset == 0:
+            return base
+        return self.b.gep(base, [self.i64(offset)], source_etype=I8)
+
+    def load(self, kind: Any, address: Value, offset: Index = 0) -> Value:
+        """Return what lies at an address."""
+        return self.b.load(self.at(address, offset), typ=kind, align=1)
+
+    def store(self, value: Value, address: Value, offset: Index = 0) -> None:
+        """Put a value at an address."""
+        self.b.store(value, self.at(address, offset), align=1)
+
+    def store_first(self, value: Value, count: int, address: Value, offset: Index = 0) -> None:
+        """Put the first `count` elements of a vector at an address, and touch nothing behind them."""
+        place, element = self.at(address, offset), value.type.element
+        done = 0
+        while done < count:
+            part = 1 << ((count - done).bit_length() - 1)
+            piece = value if part == value.type.count else self.shuffle(value, value, range(done, done + part))
+            self.b.store(piece, self.at(place, done * size_of(element)), align=1)
+            done += part
+
+    def store_panel(
+        self, vectors: Sequence[Value], place: Value, size: int, channels: int, panel_channels: int, panel: Value
+    ) -> None:
+        """Put the vectors of one panel of channels at an address; of the last panel only what it has."""
+        lanes = vectors[0].type.count
+
+        def store(width: int) -> None:
+            for number, value in enumerate(vectors):
+                count = min(lanes, width - number * lanes)
+                if count > 0:
+                    self.store_first(value, count, place, number * lanes * size)
+
+        rest, panels = channels % panel_channels, -(-channels // panel_channels)
+        if not rest or panels == 1:
+            store(rest or panel_channels)
+            return
+        with self.b.if_else(self.b.icmp_signed("==", panel, self.i64(panels - 1))) as (last, other):
+            with last:
+                store(rest)
+            with other:
+                store(panel_channels)
+
+    @contextmanager
+    def rows_of(self, values: Sequence[Value], width: int) -> Iterator[tuple[Value, list[Value]]]:
+        """Emit a loop around the block's instructions over rows of `width` of the values: number of the row, the row."""
+        if len(values) == width:
+            yield self.i64(0), list(values)
+            return
+        kind = values[0].type
+        size = kind.count * size_of(kind.element)
+        memory = self._on_stack(kind, len(values))
+        for number, value in enumerate(values):
+            self.b.store(value, self.at(memory, number * size), align=size)
+        with self.loop(0, len(values) // width) as row:
+            first = self.at(memory, self.mul(row, width * size))
+            yield row, [self.b.load(self.at(first, v * size), typ=kind, align=size) for v in range(width)]
+
+    def _on_stack(self, kind: Any, count: int) -> Value:
+        """Return memory that lives as long as the kernel runs; the same for all that ask for as much."""
+        key = (str(kind), count)
+        if key not in self._stack:
+            with self.b.goto_entry_block():
+                self._stack[key] = self.b.alloca(kind, size=count)
+                self._stack[key].align = 64
+        return self._stack[key]
+
+    # -- loops --------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def loop(self, begin: Index, end: Index, step: int = 1) -> Iterator[Value]:
+        """Emit a loop around the block's instructions; the index is known to it. An empty range runs it not once."""
+        body, after, index = self._open(begin, end)
+        yield index
+        self._close(body, after, index, end, step)
+
+    def _open(self, begin: Index, end: Index) -> tuple[Value, Value, Value]:
+        body, after = (self.function.append_basic_block(name) for name in ("body", "after"))
+        begin, entered = self.i64(begin), self.b.block
+        self.b.cbranch(self.b.icmp_signed("<", begin, self.i64(end)), body, after)
+        self.b.position_at_end(body)
+        index = self.b.phi(I64)
+        index.add_incoming(begin, entered)
+        return body, after, index
+
+    def _close(self, body: Value, after: Value, index: Value, end: Index, step: int) -> None:
+        following = self.b.add(index, self.i64(step))
+        index.add_incoming(following, self.b.block)
+        self.b.cbranch(self.b.icmp_signed("<", following, self.i64(end)), body, after)
+        self.b.position_at_end(after)
+
+    def carry(
+        self, count: int, values: Sequence[Value], step: Callable[[Value, Sequence[Value]], Sequence[Value]]
+    ) -> Sequence[Value]:
+        """Emit a loop of `count` (at least 1) rounds over `values`, and return them after the last.
+
+        `step` is called once with the index and the values, and returns the next ones.
+        """
+        if count == 1:
+            return step(self.i64(0), values)
+        body, after = (self.function.append_basic_block(name) for name in ("carried", "after"))
+        entered = self.b.block
+        self.b.branch(body)
+        self.b.position_at_end(body)
+        index, carried = self.b.phi(I64), [self.b.phi(value.type) for value in values]
+        results = step(index, carried)
+        following = self.b.add(index, self.i64(1))
+        index.add_incoming(self.i64(0), entered)
+        index.add_incoming(following, self.b.block)
+        for phi, first, result in zip(carried, values, results, strict=True):
+            phi.add_incoming(first, entered)
+            phi.add_incoming(result, self.b.block)
+        self.b.cbranch(self.b.icmp_signed("<", following, self.i64(count)), body, after)
+        self.b.position_at_end(after)
+        return results
+
+    def finish(self) -> None:
+        """End the kernel."""
+        self.b.ret_void()
+
+
+def size_of(kind: Any) -> int:
+    """Return the bytes of an element."""
+    return 4 if kind == F32 else 8 if kind == F64 else int(kind.width) // 8
+
+
+def _mangled(kind: Any) -> str:
+    if isinstance(kind, ir.VectorType):
+        return f"v{kind.count}{_mangled(kind.element)}"
+    return {F32: "f32", F64: "f64"}.get(kind) or f"i{kind.width}"

@@ -1,0 +1,214 @@
+"""The two arithmetics of products: codes in pairs of 16 bits with sums of 32, and float32 with fused multiply-add.
+
+Both multiply rows of an image, widened into *cells* in a thread's scratch memory, with packed weights. The zero points
+are subtracted while widening and packing, so that padding is 0 and sums need no correction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["Arithmetic", "Codes", "FloatCodes", "Floats"]
+
+Array = npt.NDArray[Any]
+
+
+class Arithmetic(Protocol):
+    """How a product is computed. A cell is what an element becomes in scratch memory; `group` cells are multiplied at
+    once, by as many weights for each lane."""
+
+    item_bytes: int
+    output_bytes: int
+    cell_bytes: int
+    group: int
+
+    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+        """Load `count` elements and return them as cells."""
+        ...
+
+    def zeros(self, e: Emitter, count: int) -> Value:
+        """Return cells of 0."""
+        ...
+
+    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+        """Return what sums begin with."""
+        ...
+
+    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+        """Return `sums` plus a group of cells, for all lanes the same, times weights."""
+        ...
+
+    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+        """Load a group of cells for all lanes."""
+        ...
+
+    def weights_type(self, lanes: int) -> Any:
+        """Return the type of the weights of one group for `lanes` channels."""
+        ...
+
+    def results(self, e: Emitter, sums: Value, finish: Value, channel: Value) -> Value:
+        """Return what is stored."""
+        ...
+
+    def pack(self, weights: Array, lanes: int) -> bytes:
+        """Return weights (blocks of `lanes` channels, taps, cells of a tap) in the order in which they are read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """float32. `low` and `high` clamp the results."""
+
+    low: float
+    high: float
+
+    item_bytes = output_bytes = cell_bytes = 4
+    group = 1
+
+    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+        """Load them as they are."""
+        return e.load(vector(F32, count), source, offset)
+
+    def zeros(self, e: Emitter, count: int) -> Value:
+        """Return cells of 0."""
+        return e.splat(F32, 0.0, count)
+
+    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+        """Return the bias."""
+        return e.load(vector(F32, lanes), finish, e.mul(channel, 4))
+
+    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+        """Load one number for all lanes."""
+        return e.broadcast(e.load(F32, address, offset), lanes)
+
+    def weights_type(self, lanes: int) -> Any:
+        """Return a vector of float32."""
+        return vector(F32, lanes)
+
+    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+        """Return sums + cells · weights, rounded once."""
+        return e.intrinsic("llvm.fma", cells, weights, sums)
+
+    def results(self, e: Emitter, sums: Value, finish: Value, channel: Value) -> Value:
+        """Return the sums, clamped; NaN stays."""
+        lanes = sums.type.count
+        if self.low > -np.inf:
+            low = e.splat(F32, self.low, lanes)
+            sums = e.b.select(e.b.fcmp_ordered("<", sums, low), low, sums)
+        if self.high < np.inf:
+            high = e.splat(F32, self.high, lanes)
+            sums = e.b.select(e.b.fcmp_ordered(">", sums, high), high, sums)
+        return sums
+
+    def pack(self, weights: Array, lanes: int) -> bytes:
+        """Return them with the channels of a block last."""
+        return weights.transpose(0, 2, 3, 1).astype(np.float32).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """8-bit codes, centred to 16 bits and multiplied in pairs."""
+
+    signed: bool
+    zero_point: int
+    requantization: Requantization
+
+    item_bytes = output_bytes = 1
+    cell_bytes = 2
+    group = 2
+
+    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+        """Load codes, less their zero point."""
+        raw = e.load(vector(I8, count), source, offset)
+        wide = (e.b.sext if self.signed else e.b.zext)(raw, vector(I16, count))
+        return e.b.sub(wide, e.splat(I16, self.zero_point, count)) if self.zero_point else wide
+
+    def zeros(self, e: Emitter, count: int) -> Value:
+        """Return cells of 0."""
+        return e.splat(I16, 0, count)
+
+    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+        """Return the bias."""
+        return self.requantization.bias(e, finish, channel, lanes)
+
+    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+        """Load two cells for all lanes."""
+        return e.b.bitcast(e.broadcast(e.load(I32, address, offset), lanes), vector(I16, 2 * lanes))
+
+    def weights_type(self, lanes: int) -> Any:
+        """Return a vector of pairs."""
+        return vector(I16, 2 * lanes)
+
+    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+        """Return sums + both products."""
+        return e.b.add(sums, pair_products(e, cells, weights))
+
+    def results(self, e: Emitter, sums: Value, finish: Value, channel: Value) -> Value:
+        """Return the codes of the sums."""
+        return self.requantization.narrowed(e, self.requantization.codes(e, sums, finish, channel))
+
+    def pack(self, weights: Array, lanes: int) -> bytes:
+        """Return pairs of cells of one channel side by side; an odd cell's partner is 0."""
+        blocks, _, taps, cells = weights.shape
+        even = np.zeros((blocks, lanes, taps, cells + cells % 2), np.int16)
+        even[..., :cells] = weights
+        pairs = even.reshape(blocks, lanes, taps, -1, 2)
+        return pairs.transpose(0, 2, 3, 1, 4).tobytes()
+
+
+def pair_products(e: Emitter, cells: Value, weights: Value) -> Value:
+    """Return the sums of products of neighbours of 16 bits."""
+    lanes = weights.type.count // 2
+    sums = vector(I32, lanes)
+    if e.target.pair_product is not None and lanes == e.target.lanes:
+        return e.call(e.target.pair_product, sums, cells, weights)
+    wide = vector(I32, 2 * lanes)
+    products = e.b.mul(e.b.sext(cells, wide), e.b.sext(weights, wide))
+    even, odd = (e.shuffle(products, products, range(first, 2 * lanes, 2)) for first in (0, 1))
+    return e.b.add(even, odd)
+
+
+@dataclass(frozen=True, slots=True)
+class FloatCodes:
+    """8-bit codes whose sums float32 holds exactly, for filters that are as wide as the image is deep."""
+
+    signed: bool
+    zero_point: int
+    requantization: Requantization
+
+    item_bytes = output_bytes = 1
+    cell_bytes = 4
+
+    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+        """Load codes, less their zero point, as float32."""
+        raw = e.load(vector(I8, count), source, offset)
+        whole_numbers = (e.b.sext if self.signed else e.b.zext)(raw, vector(I32, count))
+        centred = e.b.sub(whole_numbers, e.splat(I32, self.zero_point, count))
+        return e.b.sitofp(centred, vector(F32, count))
+
+    def zeros(self, e: Emitter, count: int) -> Value:
+        """Return cells of 0."""
+        return e.splat(F32, 0.0, count)
+
+    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+        """Return 0: a bias may be too large for float32."""
+        return e.splat(F32, 0.0, lanes)
+
+    def results(self, e: Emitter, sums: Value, finish: Value, channel: Value) -> Value:
+        """Return the codes of the sums and the bias."""
+        bias = self.requantization.bias(e, finish, channel, sums.type.count)
+        total = e.b.add(whole(e, sums), bias)
+        return self.requantization.narrowed(e, self.requantization.codes(e, total, finish, channel))
+
+
+def vector_of_cells(target: Target, cell_bytes: int) -> int:
+    """Return how many cells fill a vector."""
+    return 4 * target.lanes // cell_bytes

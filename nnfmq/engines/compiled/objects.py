@@ -1,0 +1,67 @@
+"""From kernels to machine code: modules, object code, addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from llvmlite import binding as llvm
+from llvmlite import ir
+
+from nnfmq.engines.compiled.emission import Emitter
+from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
+from nnfmq.engines.compiled.target import Target, chosen_target
+
+__all__ = ["Linker", "compile_kernels", "host_target", "object_of_assembly"]
+
+
+@cache
+def _initialized() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@cache
+def host_target() -> Target:
+    """Return the target that this process generates code for. Raises InvalidArgument."""
+    return chosen_target(llvm.get_process_triple(), llvm.get_host_cpu_features())
+
+
+def _machine(target: Target) -> llvm.TargetMachine:
+    _initialized()
+    cpu = llvm.get_host_cpu_name() if target.name in ("avx512", "avx2") else ""
+    triple = llvm.Target.from_triple(target.triple)
+    return triple.create_target_machine(cpu=cpu, features=target.flags, opt=2, reloc="pic", codemodel="small")
+
+
+def object_of_assembly(text: str, target: Target) -> bytes:
+    """Return the object code of a module in LLVM's assembly."""
+    machine = _machine(target)
+    parsed = llvm.parse_assembly(text)
+    parsed.triple = target.triple
+    parsed.data_layout = str(machine.target_data)
+    parsed.verify()
+    code: bytes = machine.emit_object(parsed)
+    return code
+
+
+def compile_kernels(kernels: Iterable[Kernel], target: Target) -> bytes:
+    """Return object code with a function for each kernel, by its name."""
+    module = ir.Module("kernels")
+    for name, kernel in {name_of(kernel): kernel for kernel in kernels}.items():
+        kernel.emit(Emitter(module, name, target))
+    return object_of_assembly(str(module), target)
+
+
+class Linker:
+    """Object code, linked into this process as long as this lives."""
+
+    def __init__(self, code: bytes, target: Target) -> None:
+        module = llvm.parse_assembly("")
+        self._engine = llvm.create_mcjit_compiler(module, _machine(target))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Return where a function lies."""
+        return int(self._engine.get_function_address(name))

@@ -1,0 +1,159 @@
+"""Preparation for the compiling engine: the interpreter's way through a model, with kernels where there are some.
+
+Operations whose shapes and controls are known at preparation, and for which `lowering` has a kernel, are gathered into
+segments; all others stay the interpreter's steps. So every rule of the reference holds here as well: the same
+arguments are checked by the same code, and what no kernel computes is computed as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
+from nnfmq.engines.compiled.lowering import RULES, Alias, Lowered
+from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
+from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
+from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.team import the_team
+from nnfmq.engines.execution import Step
+from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
+from nnfmq.hal.types import LifeTime, Model
+from nnfmq.operations.planning import Specialized, sorted_arguments, tensor_of
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
+
+__all__ = ["prepare"]
+
+
+def prepare(model: Model) -> Program:
+    """Return a Program that executes `model`'s main subgraph. Raises as `interpreter.prepare`."""
+    return prepare_by(CompiledPreparation, model)
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """An operation that a kernel computes, in the place of its step."""
+
+    lowered: Lowered | Alias
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    reference: Step
+
+
+@dataclass(slots=True)
+class _Constants:
+    """All constants of a program, one after the other."""
+
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, data: bytes) -> int:
+        """Return the offset of `data`."""
+        offset = self.size
+        padding = aligned(len(data)) - len(data)
+        self.parts += [data, bytes(padding)]
+        self.size += len(data) + padding
+        return offset
+
+    def array(self) -> Array:
+        """Return them at a cache line."""
+        memory = np.zeros(self.size + ALIGNMENT, np.uint8)
+        skip = -memory.ctypes.data % ALIGNMENT
+        joined = np.frombuffer(b"".join(self.parts), np.uint8)
+        memory[skip : skip + self.size] = joined
+        return memory[skip:]
+
+
+class CompiledPreparation(Preparation):
+    """The way from a subgraph to its Program."""
+
+    target: Target
+
+    def program(self) -> Program:
+        """Bind all operations."""
+        self.target = host_target()
+        self._constants = _Constants()
+        return super().program()
+
+    def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized) -> Any:
+        """Return the operation's kernel, if there is one."""
+        rule = RULES.get(bound.match.declaration.code)
+        if rule is not None and len(special.shapes) == 1:
+            found = self._lowered(rule, bound, arguments, special)
+            if found is not None:
+                return found
+        return super().static_step(bound, arguments, special)
+
+    def _lowered(
+        self, rule: Any, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized
+    ) -> _Generated | None:
+        tensors, controls, nchw = sorted_arguments(bound.match, arguments)
+        data = bound.data_indexes()
+        if nchw or any(self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE for index in data):
+            return None
+        output = tensor_of(bound.outputs[0], special.shapes[0])
+        lowered = rule(*tensors, output=output, target=self.target, **controls)
+        if lowered is None:
+            return None
+        fallback = super().static_step(bound, arguments, special)
+        return _Generated(lowered, data, bound.operation.outputs, fallback)
+
+    def joined(self, steps: Sequence[Any]) -> list[tuple[int, Step]]:
+        """Gather neighbours that kernels compute; return each step with the number of its last operation."""
+        result: list[tuple[int, Step | list[int]]] = []
+        for number, step in enumerate(steps):
+            group = result[-1][1] if result and isinstance(result[-1][1], list) else None
+            if not isinstance(step, _Generated):
+                result.append((number, step))
+            elif isinstance(step.lowered, Alias) and not (group and self._makes(group, steps, step.inputs[0])):
+                result.append((number, step.reference))  # what it renames is not in an arena
+            elif group is not None:
+                result[-1] = (number, [*group, number])
+            else:
+                result.append((number, [number]))
+        plans = [self._plan(numbers, steps) for _, numbers in result if isinstance(numbers, list)]
+        segments = iter(self._linked(plans))
+        return [(number, next(segments) if isinstance(step, list) else step) for number, step in result]
+
+    def _makes(self, numbers: Sequence[int], steps: Sequence[Any], index: int) -> bool:
+        return any(index in steps[number].outputs for number in numbers)
+
+    def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> SegmentPlan:
+        generated = [steps[number] for number in numbers]
+        made = {index for one in generated for index in one.outputs}
+        read_later = self._read_outside(numbers)
+        inputs = list(dict.fromkeys(index for one in generated for index in one.inputs if index not in made))
+        outputs = [index for one in generated for index in one.outputs if index in read_later]
+        aliases = {one.outputs[0]: one.inputs[0] for one in generated if isinstance(one.lowered, Alias)}
+        values = {index: self._value(index) for one in generated for index in (*one.inputs, *one.outputs)}
+        calls = [self._call(one) for one in generated if isinstance(one.lowered, Lowered)]
+        return plan_segment(calls, values, aliases, inputs, outputs, self.target)
+
+    def _read_outside(self, numbers: Sequence[int]) -> set[int]:
+        within = set(numbers)
+        others = (o for n, o in enumerate(self.subgraph.operations) if n not in within)
+        return {index for operation in others for index in operation.inputs} | set(self.subgraph.output_indexes)
+
+    def _value(self, index: int) -> Value:
+        shape = self._shapes[index]
+        assert shape is not None, "only static operations are generated"
+        return Value(NUMPY_TYPES[self.subgraph.operands[index].type], shape)
+
+    def _call(self, one: _Generated) -> Call:
+        lowered = one.lowered
+        assert isinstance(lowered, Lowered)
+        places = tuple(self._constants.add(data) for data in lowered.constants)
+        return Call(lowered.kernel, one.inputs, one.outputs, places, lowered.work)
+
+    def _linked(self, plans: Sequence[SegmentPlan]) -> list[Segment]:
+        kernels = [call.kernel for plan in plans for call in plan.calls]
+        if not kernels:
+            return []
+        linker = Linker(compile_kernels(kernels, self.target), self.target)
+        constants = self._constants.array()
+        first = len(self.subgraph.operands)
+        self.extra_slots = len(plans)
+        return [Segment(plan, constants, linker, the_team(), first + n) for n, plan in enumerate(plans)]

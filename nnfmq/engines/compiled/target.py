@@ -1,0 +1,75 @@
+"""Targets: the instruction sets that code is generated for, and which of them this machine has.
+
+A target says how wide vectors are, how many registers hold them, and which LLVM features may be used. Results do not
+depend on it: quantized ones are exact integers everywhere. `$NNFMQ_TARGET` forces one that this machine can run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nnfmq.hal.errors import InvalidArgument
+
+__all__ = ["TARGETS", "TARGET_VARIABLE", "Target", "chosen_target"]
+
+TARGET_VARIABLE = "NNFMQ_TARGET"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One instruction set. `lanes` are of 32 bits; `pair_product` names LLVM's sum of two products of 16 bits."""
+
+    name: str
+    triple: str
+    features: tuple[str, ...]
+    lanes: int
+    registers: int
+    pair_product: str | None
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and vectors of the block of sums that the registers hold beside what is multiplied."""
+        return (4, 3) if self.registers == 16 else (6, 4)
+
+    @property
+    def flags(self) -> str:
+        """The features as LLVM is told of them."""
+        return ",".join(f"+{feature}" for feature in self.features)
+
+
+_X86 = "x86_64-unknown-linux-gnu"
+_AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("avx512", _X86, _AVX512, 16, 32, "llvm.x86.avx512.pmaddw.d.512"),
+        Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd"),
+        Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd"),
+        Target("neon", "aarch64-unknown-linux-gnu", ("neon",), 4, 32, None),
+    )
+}
+"""By name, the best first."""
+
+
+def runnable(target: Target, host: str, features: Mapping[str, bool]) -> bool:
+    """Return True where a machine of LLVM's triple `host` with these `features` runs `target`'s code."""
+    return host.split("-")[0] == target.triple.split("-")[0] and all(features.get(name) for name in target.features)
+
+
+def chosen_target(host: str, features: Mapping[str, bool]) -> Target:
+    """Return the best target of a machine, or the one that `$NNFMQ_TARGET` names. Raises InvalidArgument."""
+    here = [target for target in TARGETS.values() if runnable(target, host, features)]
+    known = ", ".join(target.name for target in here) or "none"
+    forced = os.environ.get(TARGET_VARIABLE)
+    if forced:
+        found = TARGETS.get(forced)
+        if found not in here:
+            raise InvalidArgument(f"{TARGET_VARIABLE} is {forced!r}; this machine runs: {known}")
+        return found
+    if not here:
+        raise InvalidArgument(f"no code is generated for machines like {host}")
+    return here[0]
