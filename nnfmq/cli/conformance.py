@@ -43,14 +43,18 @@ _MOST_SEED = (1 << 32) - 1
 _SHOWN_FAILURES = 20
 
 
+_ENGINES = {"interpreter": "the interpreter", "compiled": "the compiling engine"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `conformance`."""
     parser.usage = "%(prog)s [options] [PATH ...]"  # all of them would take half of the screen
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
-        "--path", choices=("interpreter", "sync", "async", "fenced", "reusable", "burst", "memory-domain"),
+        "--path", choices=("interpreter", "compiled", "sync", "async", "fenced", "reusable", "burst", "memory-domain"),
         default="interpreter",
-        help="the interpreter in this process, or one of a driver's ways to execute (default: interpreter)",
+        help="the interpreter or the compiling engine in this process, or one of a driver's ways to execute "
+        "(default: interpreter)",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", help="of the driver (default: reference)")
     parser.add_argument(
@@ -102,7 +106,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.conformance.running import Settings
     from nnfmq.conformance.testmodels import BadFormat
 
-    if arguments.path == "interpreter" and (arguments.device or arguments.connect):
+    if arguments.path in _ENGINES and (arguments.device or arguments.connect):
         print("nnfmq: error: --device and --connect are for --path sync or --path burst", file=sys.stderr)
         return 2
     arguments.device = arguments.device or "reference"
@@ -193,9 +197,7 @@ def _what(arguments: argparse.Namespace) -> str:
 
 
 def _subject(arguments: argparse.Namespace) -> str:
-    where = (
-        "the interpreter" if arguments.path == "interpreter" else f"device {arguments.device}, path {arguments.path}"
-    )
+    where = _ENGINES.get(arguments.path) or f"device {arguments.device}, path {arguments.path}"
     return f"{_what(arguments)} on {where}"
 
 

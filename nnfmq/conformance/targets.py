@@ -26,7 +26,7 @@ from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
 MEMORY_DOMAIN = "memory-domain"
-PATHS = ("interpreter", "sync", "async", "fenced", "reusable", "burst", MEMORY_DOMAIN)
+PATHS = ("interpreter", "compiled", "sync", "async", "fenced", "reusable", "burst", MEMORY_DOMAIN)
 INTERPRETER_LEVEL = 8
 TIMEOUT_S = 60.0
 _ALIGNMENT = 64
@@ -103,18 +103,21 @@ class Target(Protocol):
 
 
 class Interpreter:
-    """The reference engine in this process, as a framework uses it: boundaries of unknown size are allowed."""
+    """An engine in this process, as a framework uses it: boundaries of unknown size are allowed."""
 
     feature_level = INTERPRETER_LEVEL
     refuses_unspecified_boundaries = False
     can_be_short = True
     refuses_unspecified_outputs = False
 
+    def __init__(self, prepare: Callable[[Model], interpreter.Program] = interpreter.prepare) -> None:
+        self._prepare = prepare
+
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
         """Validate and prepare."""
         validate_model(model, allow_unspecified_boundaries=True)
-        yield _InProcess(interpreter.prepare(model))
+        yield _InProcess(self._prepare(model))
 
     def supports(self, model: Model) -> bool:
         """Return True: it has every operation, and declines none."""
@@ -333,4 +336,8 @@ def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], 
 
 def open_target(path: str, device: str, connect_to: str | None) -> Target:
     """Return the target of an execution path; it is connected when first asked. The caller closes it."""
+    if path == "compiled":
+        from nnfmq.engines.compiled.program import prepare  # needs the extra `compiled`
+
+        return Interpreter(prepare)
     return Interpreter() if path == "interpreter" else Driver(device, connect_to, path)

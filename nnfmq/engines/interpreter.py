@@ -90,10 +90,12 @@ def prepare_by(kind: type[Preparation], model: Model, packed: Sequence[tuple[Arr
 class Program:
     """A prepared model; made by `prepare`. Holds no file descriptor, mapping or thread.
 
-    `packed` is what its plans made of constants, for a cache.
+    `packed` is what its plans made of constants, for a cache; `generated` are the numbers of the operations for which
+    another engine has code of its own.
     """
 
     packed: tuple[tuple[Array, ...], ...] = ()
+    generated: frozenset[int] = frozenset()
 
     def __init__(
         self,

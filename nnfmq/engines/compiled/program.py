@@ -23,6 +23,7 @@ from nnfmq.engines.execution import Step
 from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
 from nnfmq.hal.types import LifeTime, Model
 from nnfmq.operations.planning import Specialized, sorted_arguments, tensor_of
+from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
 
 __all__ = ["prepare"]
@@ -76,12 +77,15 @@ class CompiledPreparation(Preparation):
         """Bind all operations."""
         self.target = host_target()
         self._constants = _Constants()
-        return super().program()
+        self._generated: frozenset[int] = frozenset()
+        program = super().program()
+        program.generated = self._generated
+        return program
 
     def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized) -> Any:
         """Return the operation's kernel, if there is one."""
         rule = RULES.get(bound.match.declaration.code)
-        if rule is not None and len(special.shapes) == 1:
+        if rule is not None:
             found = self._lowered(rule, bound, arguments, special)
             if found is not None:
                 return found
@@ -94,8 +98,10 @@ class CompiledPreparation(Preparation):
         data = bound.data_indexes()
         if nchw or any(self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE for index in data):
             return None
-        output = tensor_of(bound.outputs[0], special.shapes[0])
-        lowered = rule(*tensors, output=output, target=self.target, **controls)
+        outputs = tuple(tensor_of(o, shape) for o, shape in zip(bound.outputs, special.shapes, strict=True))
+        if any(0 in output.shape or FROM_DATA in output.shape for output in outputs):
+            return None
+        lowered = rule(*tensors, output=outputs[0] if len(outputs) == 1 else outputs, target=self.target, **controls)
         if lowered is None:
             return None
         fallback = super().static_step(bound, arguments, special)
@@ -114,7 +120,9 @@ class CompiledPreparation(Preparation):
                 result[-1] = (number, [*group, number])
             else:
                 result.append((number, [number]))
-        plans = [self._plan(numbers, steps) for _, numbers in result if isinstance(numbers, list)]
+        groups = [numbers for _, numbers in result if isinstance(numbers, list)]
+        self._generated = frozenset(number for numbers in groups for number in numbers)
+        plans = [self._plan(numbers, steps) for numbers in groups]
         segments = iter(self._linked(plans))
         return [(number, next(segments) if isinstance(step, list) else step) for number, step in result]
 

@@ -106,9 +106,7 @@ class Depthwise:
                 place = e.at(out, e.mul(e.add(e.mul(position, self.channels), channel), a.output_bytes))
                 self._emit_store(e, sums, place, finish, channel, panel)
 
-    def _emit_tile(
-        self, e: Emitter, cells: Value, filters: Value, finish: Value, channel: Value
-    ) -> Sequence[Value]:
+    def _emit_tile(self, e: Emitter, cells: Value, filters: Value, finish: Value, channel: Value) -> Sequence[Value]:
         (positions, vectors), lanes = self.tile, self.lanes
         starts = [self.arithmetic.first_sums(e, finish, e.add(channel, v * lanes), lanes) for v in range(vectors)]
         sums = starts * positions

@@ -118,7 +118,9 @@ class Product:
         tap_rows, tap_columns, cells = self.shape.taps
         filled = np.zeros((self.panels * self._panel, tap_rows * tap_columns, cells), weights.dtype)
         filled[: self.shape.filters] = weights.reshape(self.shape.filters, tap_rows * tap_columns, cells)
-        return self.arithmetic.pack(filled.reshape(self.panels, self._panel, tap_rows * tap_columns, cells), self._panel)
+        return self.arithmetic.pack(
+            filled.reshape(self.panels, self._panel, tap_rows * tap_columns, cells), self._panel
+        )
 
     def emit(self, e: Emitter) -> None:
         """Table: input, output, weights, what finishes sums."""
@@ -160,9 +162,7 @@ class Product:
 
     def _panels(self, e: Emitter, group: Value) -> Value:
         """Return the loop over the panels of a group."""
-        begin, end = (
-            e.b.sdiv(e.mul(e.add(group, more), self.panels), e.i64(self.groups)) for more in (0, 1)
-        )
+        begin, end = (e.b.sdiv(e.mul(e.add(group, more), self.panels), e.i64(self.groups)) for more in (0, 1))
         return e.loop(begin, end)
 
     def _emit_row(
@@ -206,9 +206,14 @@ class Product:
             first = e.at(cells, e.add(e.mul(i, self.shape.rows.dilation * pitch), e.mul(j, across)))
             number = e.add(e.mul(i, tap_columns), j)
             panel = e.at(matrix, e.mul(number, groups * vectors * vector_bytes))
-            return _rounds(e, groups, sums, lambda k, s: multiply(
-                e.at(first, e.mul(k, group_bytes)), e.at(panel, e.mul(k, vectors * vector_bytes)), s
-            ))
+            return _rounds(
+                e,
+                groups,
+                sums,
+                lambda k, s: multiply(
+                    e.at(first, e.mul(k, group_bytes)), e.at(panel, e.mul(k, vectors * vector_bytes)), s
+                ),
+            )
 
         sums = starts * rows
         return e.carry(tap_rows, sums, lambda i, s: e.carry(tap_columns, s, lambda j, inner: tap(i, j, inner)))

@@ -1,23 +1,17 @@
-"""Which kernel computes an operation: one function for each, from what is known at preparation to a `Lowered`.
-
-A rule gets the operation's DATA and WEIGHT tensors and its controls by name, as plans of `operations` do, and returns
-None for what no kernel computes: the reference kernel runs there. The model is valid and all constraints hold.
-"""
+"""Products: CONV_2D, DEPTHWISE_CONV_2D and FULLY_CONNECTED."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, FloatCodes, Floats
+from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
-from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
 from nnfmq.engines.compiled.kernels.requantize import Requantization
+from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import Ints, ints
@@ -25,24 +19,8 @@ from nnfmq.operations.quantization import EXACT_FLOAT32, Multipliers, code_range
 from nnfmq.operations.shapes import Window, windows
 from nnfmq.operations.signature import Array, Tensor
 
-__all__ = ["Alias", "Lowered", "RULES"]
+__all__ = ["RULES"]
 
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A kernel and the constants that follow inputs and output in its table; `work` in nanoseconds, roughly."""
-
-    kernel: Kernel
-    constants: tuple[bytes, ...]
-    work: int
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    """The output is the input under another shape."""
-
-
-Rule = Callable[..., "Lowered | Alias | None"]
 _FLOAT, _CODES = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
 _ONE = Window(1, 1, 1, 0, 0, 1)
 
@@ -179,18 +157,8 @@ def _taps(kernel: Depthwise) -> int:
     return positions * kernel.channels * kernel.rows.size * kernel.columns.size
 
 
-def reshaped(input: Tensor, *_: Tensor | None, output: Tensor, target: Target, **controls: Any) -> Alias | None:
-    """Operations that move nothing."""
-    return Alias() if 0 not in input.shape else None
-
-
 RULES: Mapping[OperationType, Rule] = {
     OperationType.CONV_2D: convolution,
     OperationType.DEPTHWISE_CONV_2D: depthwise,
     OperationType.FULLY_CONNECTED: fully_connected,
-    OperationType.RESHAPE: reshaped,
-    OperationType.SQUEEZE: reshaped,
-    OperationType.EXPAND_DIMS: reshaped,
 }
-
-_ = (Sequence, Arithmetic)

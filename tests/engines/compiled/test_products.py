@@ -1,0 +1,107 @@
+"""Convolutions and FULLY_CONNECTED by generated kernels, against the interpreter, over the shapes that cut work oddly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.compiled import assert_kernels_agree
+from support.small_models import one_operation
+
+from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
+
+F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+PC, I32 = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, OperandType.TENSOR_INT32
+SAME, VALID = 1, 2
+KINDS = ("float", "uint8", "int8", "uint8 per channel", "int8 per channel")
+IMAGES = [  # batch, height, width, channels, filters
+    (1, 8, 8, 8, 16),
+    (2, 7, 5, 3, 1),
+    (1, 13, 11, 17, 33),
+    (3, 1, 1, 64, 100),
+    (1, 2, 3, 1, 7),
+]
+FILTERS = [  # height, width, stride, dilation, padding, activation
+    (1, 1, 1, 1, SAME, 0),
+    (3, 3, 1, 1, SAME, 1),
+    (3, 2, 2, 1, SAME, 3),
+    (2, 3, 1, 2, SAME, 2),
+    (1, 1, 2, 1, VALID, 0),
+]
+
+
+def weights(kind: str, shape: tuple[int, ...], channels: int, axis: int, random: np.random.Generator) -> list[Any]:
+    """Return filter and bias as constants of an operation whose input has scale 0.5."""
+    if kind == "float":
+        filter, bias = random.normal(size=shape).astype("<f4"), random.normal(size=channels).astype("<f4")
+        return [(Operand(F32, shape), filter.tobytes()), (Operand(F32, (channels,)), bias.tobytes())]
+    bias = random.integers(-2000, 2000, channels).astype("<i4")
+    if "per channel" in kind:
+        scales = tuple(map(float, random.uniform(0.001, 0.02, channels).astype(np.float32)))
+        codes = random.integers(-127, 128, shape).astype(np.int8)
+        filter = Operand(PC, shape, channel_quant=ChannelQuant(scales, axis))
+        return [(filter, codes.tobytes()), (Operand(I32, (channels,)), bias.tobytes())]
+    signed = kind == "int8"
+    codes = random.integers(-128 if signed else 0, 128 if signed else 256, shape).astype("i1" if signed else "u1")
+    filter = Operand(Q8S if signed else Q8, shape, 0.0078125, -3 if signed else 131)
+    return [(filter, codes.tobytes()), (Operand(I32, (channels,), 0.5 * 0.0078125), bias.tobytes())]
+
+
+def image(kind: str, shape: tuple[int, ...], scale: float, zero_point: int) -> Operand:
+    if kind == "float":
+        return Operand(F32, shape)
+    signed = kind.startswith("int8")
+    return Operand(Q8S if signed else Q8, shape, scale, zero_point - 128 * signed)
+
+
+def extents(size: tuple[int, int], filter: tuple[int, ...]) -> tuple[int, int]:
+    rows, columns, stride, dilation, padding, _ = filter
+    reaches = ((rows - 1) * dilation + 1, (columns - 1) * dilation + 1)
+    spans = [s if padding == SAME else s - reach + 1 for s, reach in zip(size, reaches, strict=True)]
+    return -(-spans[0] // stride), -(-spans[1] // stride)
+
+
+def convolution(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> Model:
+    batch, height, width, channels, filters = size
+    rows, columns, stride, dilation, padding, activation = filter
+    constants = weights(kind, (filters, rows, columns, channels), filters, 0, np.random.default_rng(1))
+    out = image(kind, (batch, *extents((height, width), filter), filters), 2.0, 120)
+    source = image(kind, (batch, height, width, channels), 0.5, 115)
+    arguments = [source, *constants, padding, stride, stride, activation, False, dilation, dilation]
+    return one_operation(OperationType.CONV_2D, arguments, out)
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+@pytest.mark.parametrize("size", IMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_convolutions_are_the_interpreter_s(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
+    assert_kernels_agree(convolution(kind, size, filter))
+
+
+@pytest.mark.parametrize("filter", [*FILTERS, (5, 7, 1, 1, SAME, 0)])
+@pytest.mark.parametrize("size", IMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_depthwise_convolutions_are_the_interpreter_s(
+    kind: str, size: tuple[int, ...], filter: tuple[int, ...]
+) -> None:
+    batch, height, width, channels, _ = size
+    rows, columns, stride, dilation, padding, activation = filter
+    constants = weights(kind, (1, rows, columns, channels), channels, 3, np.random.default_rng(2))
+    out = image(kind, (batch, *extents((height, width), filter), channels), 0.25, 110)
+    source = image(kind, (batch, height, width, channels), 0.5, 115)
+    arguments = [source, *constants, padding, stride, stride, 1, activation, False, dilation, dilation]
+
+    assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out))
+
+
+@pytest.mark.parametrize("size", [(1, 16, 8), (1, 1000, 1001), (5, 3, 17), (7, 64, 1)])
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_fully_connected_is_the_interpreter_s(kind: str, size: tuple[int, int, int]) -> None:
+    batch, length, units = size
+    constants = weights(kind, (units, length), units, 0, np.random.default_rng(3))
+    arguments = [image(kind, (batch, length), 0.5, 115), *constants, 0]
+
+    assert_kernels_agree(
+        one_operation(OperationType.FULLY_CONNECTED, arguments, image(kind, (batch, units), 2.0, 120)), tolerance=1e-4
+    )

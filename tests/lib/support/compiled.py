@@ -1,0 +1,57 @@
+"""One operation through the compiling engine and through the interpreter, on the same random arguments.
+
+Codes must be equal bit by bit; floats within 1e-5, relative and absolute (sums are in another order). The test fails, too,
+where no kernel computed the operation: comparing the interpreter with itself would show nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnfmq.engines import interpreter
+from nnfmq.engines.compiled.program import prepare
+from nnfmq.hal.types import Model, is_scalar
+from nnfmq.operations.signature import NUMPY_TYPES, Array
+from nnfmq.validation import validate_model
+
+FLOAT_TOLERANCE = 1e-5
+
+
+def random_inputs(model: Model, seed: int) -> list[Array]:
+    """Return an array for each input of a model whose input shapes are known."""
+    random = np.random.default_rng(seed)
+    return [_random(random, model.main.operands[index]) for index in model.main.input_indexes]
+
+
+def _random(random: np.random.Generator, operand: object) -> Array:
+    dtype, shape = NUMPY_TYPES[operand.type], operand.dimensions  # type: ignore[attr-defined]
+    if dtype.kind == "f":
+        return random.normal(size=shape).astype(dtype)
+    info = np.iinfo(dtype)
+    low, high = (info.min, info.max) if dtype.itemsize == 1 else (-1000, 1000)
+    return random.integers(low, high, size=shape, endpoint=True).astype(dtype)
+
+
+def outputs_of(program: interpreter.Program, model: Model, inputs: Sequence[Array]) -> list[Array]:
+    """Execute once and return the outputs."""
+    operands = [model.main.operands[index] for index in model.main.output_indexes]
+    outputs = [np.empty(() if is_scalar(o.type) else o.dimensions, NUMPY_TYPES[o.type]) for o in operands]
+    program.execute(inputs, outputs)
+    return outputs
+
+
+def assert_kernels_agree(model: Model, seed: int = 0, runs: int = 2, tolerance: float = FLOAT_TOLERANCE) -> None:
+    """Compare both engines on random inputs, and require that kernels computed every operation of the model."""
+    validate_model(model)
+    compiled, reference = prepare(model), interpreter.prepare(model)
+    assert compiled.generated == frozenset(range(len(model.main.operations)))
+    for run in range(runs):
+        inputs = random_inputs(model, seed + run)
+        pairs = zip(outputs_of(compiled, model, inputs), outputs_of(reference, model, inputs), strict=True)
+        for ours, expected in pairs:
+            if expected.dtype.kind == "f":
+                np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance)
+            else:
+                np.testing.assert_array_equal(ours, expected)
