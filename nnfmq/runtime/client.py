@@ -51,6 +51,7 @@ from nnfmq.runtime.connection import INTERFACE, Connection
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.outcomes import deadline_on_wire, lent_fds
 from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.results import possible_devices
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model
@@ -211,10 +212,13 @@ class Client:
         return self._process is not None
 
     def devices(self, *, timeout: float | None = CONNECT_SECONDS) -> list[DeviceInfo]:
-        """Return the driver's devices: name, type, version, feature level, status, extensions; blocks."""
+        """Return the driver's devices: name, type, version, feature level, status, extensions; blocks.
+
+        One whose description cannot be true is left out, and logged (DEV-10).
+        """
         message = messages.ListDevices(self._connection.new_call())
         answer = self._connection.ask(message, messages.DeviceList, (), deadline_after(timeout))
-        return list(answer.devices)
+        return possible_devices(answer.devices)
 
     def set_device_status(self, name: str, status: DeviceStatus, *, timeout: float | None = CONNECT_SECONDS) -> None:
         """Make a device AVAILABLE, BUSY or OFFLINE for all clients of this driver; blocks.

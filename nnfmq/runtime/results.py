@@ -1,8 +1,9 @@
-"""check_result: what a driver answers to an execution is judged before anything of it is used (VAL-7).
+"""What a driver answers is judged before anything of it is used (VAL-7): check_result, and possible_devices.
 
-The application trusts no driver: an answer that no honest one gives is a ProtocolError, which is a GENERAL_FAILURE to
-whoever looks at the status. Shapes and times beside an error must not be, but nobody looks at them. Times are compared
-here and not by `validation`, for whose import every application would wait.
+The application trusts no driver. A device whose description cannot be true is left out (DEV-10). An answer to an
+execution that no honest driver gives is a ProtocolError, which is a GENERAL_FAILURE to whoever looks at the status.
+Shapes and times beside an error must not be, but nobody looks at them. All is compared here and not by `validation`,
+for whose import every application would wait.
 
     SHP-2 success: a shape for every output, or none at all if all are known; each buffer sufficed
     SHP-4 OUTPUT_INSUFFICIENT_SIZE: a shape for every output, and one that did not suffice at least
@@ -12,13 +13,47 @@ here and not by `validation`, for whose import every application would wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from nnfmq.hal.device import MAX_NUMBER_OF_CACHE_FILES
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import NO_TIME, NO_TIMING, OutputShape, RequestArgument, Timing
 from nnfmq.runtime.arguments import check_room, check_stated, is_open
+from nnfmq.serialize.messages import DeviceInfo
+
+_log = logging.getLogger("nnfmq.client")
+
+
+def possible_devices(stated: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    """Return the devices that can be as they are described; the others are logged (DEV-10)."""
+    found = []
+    for info in stated:
+        wrong = next(_impossible(info), None)
+        if wrong is None:
+            found.append(info)
+        else:
+            _log.warning("device %r of the driver is left out: %s", info.name, wrong)
+    return found
+
+
+def _impossible(info: DeviceInfo) -> Iterator[str]:
+    if not info.version:
+        yield "its version string is empty (DEV-4)"
+    for count in (info.model_cache_files, info.data_cache_files):
+        if count > MAX_NUMBER_OF_CACHE_FILES:
+            yield f"it wants {count} cache files of a kind, {MAX_NUMBER_OF_CACHE_FILES} are allowed (DEV-6)"
+    if info.extensions:  # few devices have any, and the module costs a millisecond
+        from nnfmq.hal.extensions import is_extension_name
+
+        for extension in info.extensions:
+            types = [element.type for element in extension.operand_types]
+            if not is_extension_name(extension.name):
+                yield f"no extension is called {extension.name!r} (EXT-1)"
+            if len(set(types)) != len(types) or not all(element.byte_size for element in extension.operand_types):
+                yield f"extension {extension.name} has a type twice, or one of no bytes (EXT-1)"
 
 
 def check_result(
