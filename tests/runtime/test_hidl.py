@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -22,6 +23,7 @@ from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
     DeviceStatus,
     ExecutionPreference,
+    ExtensionNameAndPrefix,
     FenceState,
     MeasureTiming,
     Model,
@@ -323,6 +325,27 @@ def test_DEV_13_N_VAL_21_a_refused_model_calls_back_before_the_same_status_is_re
     assert getattr(device, form)(LOOP, *PREPARE[form], callback) is INVALID
     assert callback.only() == (INVALID, None)
     assert callback.threads == [threading.current_thread()]
+
+
+RELAXED = replace(ADD, relax_computation_float32_to_float16=True)
+NAMING = replace(ADD, extensions=(ExtensionNameAndPrefix("com.example.fibonacci", 1),))
+
+
+@every_interface
+@pytest.mark.parametrize(
+    ("model", "since"), [(RELAXED, L.V1_1), (NAMING, L.V1_2)], ids=["relaxed", "with names of extensions"]
+)
+def test_MOD_13_N_VAL_21_a_form_takes_what_its_version_s_models_have_whatever_is_spoken(
+    model: Model, since: L, level: L, device_of: Callable[[L], hidl.IDevice]
+) -> None:
+    device = device_of(level)
+    for number, form in enumerate(list(PREPARE)[:level]):
+        status = NONE if L(number + 1) >= since else INVALID
+        callback = Callback()
+        assert getattr(device, form)(model, *PREPARE[form], callback) is status
+        assert callback.only()[0] is status
+        supported = getattr(device, form.replace("prepareModel", "getSupportedOperations"))
+        assert supported(model) == ((NONE, [True]) if status is NONE else (INVALID, []))
 
 
 @every_interface
