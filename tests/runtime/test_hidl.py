@@ -364,9 +364,10 @@ def test_N_MOD_8_a_wrong_number_of_consumers_is_refused(level: L, device_of: Cal
     [
         ((99, MEDIUM, None, [], [], TOKEN), INVALID),
         ((FAST, 99, None, [], [], TOKEN), INVALID),
+        ((1 << 40, MEDIUM, None, [], [], TOKEN), INVALID),
         ((FAST, MEDIUM, PASSED, [], [], TOKEN), ErrorStatus.MISSED_DEADLINE_PERSISTENT),
     ],
-    ids=["preference", "priority", "deadline"],
+    ids=["preference", "priority", "no 32 bits", "deadline"],
 )
 def test_prepareModel_1_3_judges_what_it_is_given(
     arguments: tuple[Any, ...], status: ErrorStatus, device_of: Callable[[L], hidl.IDevice]
@@ -478,6 +479,7 @@ def test_EXE_15_EXE_6_every_form_of_execute_calls_back_once(
     if form not in dir(model):
         return
     callback, more = Callback(), ASYNCHRONOUS[form]
+    assert getattr(model, form)(request_, *more, None) is INVALID  # N-VAL-24
     assert getattr(model, form)(request_, *more, callback) is NONE
     assert callback.only() == ((NONE,) if form == "execute" else (NONE, [OutputShape((4,))], hidl.NO_TIMING))
     assert floats(pools[1]) == SUM

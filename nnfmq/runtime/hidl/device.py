@@ -214,7 +214,10 @@ def _launch(
             callback(NONE, IPreparedModel(device.connection, answer.model_id))
 
     waiting: OneShot[messages.PreparedModelReady] = OneShot()
-    reply = device.connection.launch(message, messages.PreparedModelReady, waiting, fds)
+    try:
+        reply = device.connection.launch(message, messages.PreparedModelReady, waiting, fds)
+    except InvalidArgument:  # what no message carries: numbers of other types, too many pools
+        return refused(callback, None)
     call_back(reply, waiting, notify)
     return status_of(reply.status, level)
 

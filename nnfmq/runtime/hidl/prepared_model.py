@@ -66,9 +66,9 @@ def _execute_synchronously(
 ) -> tuple[ErrorStatus, list[OutputShape], Timing]:
     try:
         fields, fds = _execution(model, level, request, measure, deadline, loop_timeout)
+        answer = model.connection.ask(messages.Execute(**fields), messages.Executed, fds)
     except InvalidArgument:
         return INVALID, [], NO_TIMING
-    answer = model.connection.ask(messages.Execute(**fields), messages.Executed, fds)
     return status_of(answer.status, level), list(messages.shapes_from_data(answer.shapes)), _timing(answer)
 
 
@@ -88,10 +88,8 @@ def _execute(model: IPreparedModel, level: FeatureLevel, request: Request, *argu
     given = dict(zip(_EXECUTE[level], arguments, strict=True))
     measure, callback = given.get("measure", MeasureTiming.NO), given["callback"]
     limits = given.get("deadline"), given.get("loopTimeoutDuration")
-    try:
-        fields, fds = _execution(model, level, request, measure, *limits)
-    except InvalidArgument:
-        return refused(callback, *_NO_RESULT[level])
+    if callback is None:
+        return INVALID
 
     def notify(answer: messages.ExecutionFinished | None) -> None:
         status = ErrorStatus.GENERAL_FAILURE if answer is None else status_of(answer.status, level)
@@ -101,8 +99,12 @@ def _execute(model: IPreparedModel, level: FeatureLevel, request: Request, *argu
             callback(status, list(messages.shapes_from_data(answer.shapes)), _timing(answer))
 
     waiting: OneShot[messages.ExecutionFinished] = OneShot()
-    message = messages.ExecuteAsynchronously(**fields)
-    reply = model.connection.launch(message, messages.ExecutionFinished, waiting, fds)
+    try:
+        fields, fds = _execution(model, level, request, measure, *limits)
+        message = messages.ExecuteAsynchronously(**fields)
+        reply = model.connection.launch(message, messages.ExecutionFinished, waiting, fds)
+    except InvalidArgument:
+        return refused(callback, *_NO_RESULT[level])
     call_back(reply, waiting, notify)
     return status_of(reply.status, level)
 
