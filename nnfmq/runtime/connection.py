@@ -26,6 +26,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
+    ResourceExhaustedTransient,
     error_for,
 )
 from nnfmq.hal.types import Pool, SharedPool
@@ -333,7 +334,8 @@ class Connection:
         self._finish(f"the connection to the driver was given up after an internal error: {error!r}")
 
     def _on_frame(self, frame: Frame) -> None:
-        message = control.decode(frame.data, sender=Role.DRIVER, fds=len(frame.fds))
+        count = None if frame.lacks_fds else len(frame.fds)
+        message = control.decode(frame.data, sender=Role.DRIVER, fds=count)
         self._conversation.note(message, Role.DRIVER)
         if isinstance(message, messages.HelloReply):
             self._greeting.give(message)
@@ -350,7 +352,10 @@ class Connection:
         _require_status(getattr(answer, "status", ErrorStatus.NONE))
         key = _Key(answer.call, type(answer))
         question = self._waiting.pop(key, None)
-        if question is not None:
+        if question is not None and frame.lacks_fds:
+            text = "this process has no room for more descriptors (ulimit -n)"
+            question.answer.give(ResourceExhaustedTransient(text))
+        elif question is not None:
             try:
                 if question.on_fds is not None:
                     question.on_fds(frame.take_fds())
@@ -361,7 +366,7 @@ class Connection:
                 self._waiting[key] = question  # a bug, which ends the connection: whoever waits will be told so
                 raise
             return
-        # Whoever asked has stopped waiting.
+        # Whoever asked has stopped waiting, or cannot be given it.
         undone = _UNDONE.get(type(answer))
         if undone is not None and isinstance(answer, messages.Answer) and answer.status is ErrorStatus.NONE:
             self._send(undone(self.new_call(), answer), (), NOW)

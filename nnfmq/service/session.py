@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -194,10 +195,13 @@ class Session:
 
     def _on_frame(self, frame: Frame) -> None:
         seen_ns = time.monotonic_ns()
-        message = control.decode(frame.data, sender=Role.CLIENT, fds=len(frame.fds))
+        count = None if frame.lacks_fds else len(frame.fds)
+        message = control.decode(frame.data, sender=Role.CLIENT, fds=count)
         self.conversation.note(message, Role.CLIENT)
         handler = _HANDLERS[type(message)]
-        if not isinstance(handler, Pooled):
+        if frame.lacks_fds:
+            self._refuse_without_fds(handler, message)
+        elif not isinstance(handler, Pooled):
             handler(self, message, frame.take_fds())
         elif self._calls + len(self.launched) >= CALLS_MAX:
             frame.close()
@@ -210,6 +214,14 @@ class Session:
             threads = self._launches if handler.is_launch else self._pool
             priority = handler.priority(self, message)
             self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), seen_ns)
+
+    def _refuse_without_fds(self, handler: Handler | Pooled, message: Any) -> None:
+        """Refuse what came with descriptors for which this process has no room."""
+        error = ResourceExhaustedTransient("the driver has no room for more descriptors of this client (ulimit -n)")
+        if isinstance(handler, Pooled):
+            self._refuse(handler, message, error)
+        else:
+            bursts.refuse_memories(self, message, error)
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         """Run work on the pool. A bug in it ends this worker, visibly, rather than leaving a call unanswered."""
@@ -279,6 +291,7 @@ def run_session(channel: Channel, driver_name: str, devices: Devices | None = No
 
     It offers `devices`, by default those that this process loads for itself.
     """
+    _allow_descriptors()
     sys.setswitchinterval(50e-6)  # a listener takes the GIL back from a preparing thread in 50 µs, not 5 ms
     threading.excepthook = lambda arguments: die_of_a_bug(arguments.exc_value)
     session = Session(channel, driver_name, devices)
@@ -286,6 +299,13 @@ def run_session(channel: Channel, driver_name: str, devices: Devices | None = No
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.end())
     session.run()
     os._exit(0)  # at once: no work that is still running is wanted by anybody
+
+
+def _allow_descriptors() -> None:
+    """Let this process have as many descriptors as it may: each memory that a client lends takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def die_of_a_bug(error: BaseException | None) -> None:

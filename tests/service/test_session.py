@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from support import bursts, control_flow_models, models
 from support.bursts import BurstClient
+from support.descriptors import no_more_descriptors
 from support.drivers import thread_state
 from support.executors import LIMIT_S, Held, floats, until
 from support.model_mutations import FAMILIES, Mutant, mutants
@@ -830,6 +831,22 @@ def test_N_BUX_5_memories_beside_an_error_are_closed(
     client.say(messages.Memories(question.call, INVALID, "no", lent(80, 16)), [pool.fileno() for pool in pools])
     assert status_of(queues.receive()) == INVALID
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_N_BUX_5_memories_for_which_there_are_no_descriptors_are_asked_for_again(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(messages.GetMemories)
+    with no_more_descriptors(but=1):
+        give(client, question, *pools)
+        result = queues.receive()
+    client.say(messages.GetBurstError(60, burst_id))
+    assert client.hear(messages.BurstError).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert status_of(result) != NONE
+    assert queues.requests.send(ADD_PACKET)
+    give(client, client.hear(messages.GetMemories), *pools)
+    assert status_of(queues.receive()) == NONE
 
 
 def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(

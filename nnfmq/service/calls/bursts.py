@@ -192,6 +192,13 @@ def _memories(session: Session, message: Memories, fds: list[int]) -> None:
             close_all(fds)
 
 
+def refuse_memories(session: Session, message: Memories, error: NnfmqError) -> None:
+    """The client has answered with memories that could not be received: the burst that asked is told why."""
+    question = session.questions.pop(message.call, None)
+    if question is not None:
+        _settle(question, error)
+
+
 def _settle(question: Future[Given], answer: Given | NnfmqError) -> bool:
     """Answer a question, unless another thread was faster: then return False, and the answer stays the caller's."""
     try:
