@@ -22,12 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, NoReturn
 
 from nnfmq import watcher
-from nnfmq.channel import NOW, Channel, Frame
+from nnfmq.channel import INLINE_BYTES, NOW, Channel, Frame
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -43,7 +43,7 @@ from nnfmq.queue import core
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
-from nnfmq.service.accounts import MemoryAccount
+from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.buffers import Buffers
 from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, fenced, models, reusable
@@ -61,6 +61,8 @@ from nnfmq.service.scheduler import Scheduler
 POOL_THREADS = 4  # several executions and a preparation at once; a session is one client's
 REST_MS = 2000  # without work, until what it left is given back
 CALLS_MAX = 256  # of one client, queued or running; more are refused at once
+BURSTS_MAX = 256  # of one client: each has a thread
+_OBJECTS_COST = 16  # bytes in memory for one of a message that is decoded
 _PATIENCE_NS = 60_000_000_000  # with a client that has filled its socket with calls and reads no answer
 _log = logging.getLogger("nnfmq.session")
 
@@ -78,7 +80,7 @@ class Session:
         self.dialect = Dialect(FeatureLevel.AIDL_V4)  # until the client says which
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
         self.models: Handles[PreparedModel] = Handles("model", numbers)
-        self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
+        self.bursts: Handles[OpenBurst] = Handles("burst", numbers, BURSTS_MAX)
         self.aidl_bursts: Handles[AidlBurst] = Handles("burst", numbers)
         self.executions: Handles[ReusableExecution] = Handles("execution", numbers)
         self.callbacks: Handles[FencedExecution] = Handles("fenced execution", numbers)
@@ -203,17 +205,28 @@ class Session:
             self._refuse_without_fds(handler, message)
         elif not isinstance(handler, Pooled):
             handler(self, message, frame.take_fds())
-        elif self._calls + len(self.launched) >= CALLS_MAX:
-            frame.close()
-            error = ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
-            self._refuse(handler, message, error)
-        elif (refusal := self.dialect.refusal(message)) is not None:
-            frame.close()
-            self._refuse(handler, message, refusal)
         else:
+            try:
+                charge = self._admitted(message, len(frame.data))
+            except NnfmqError as refusal:
+                frame.close()
+                self._refuse(handler, message, refusal)
+                return
             threads = self._launches if handler.is_launch else self._pool
             priority = handler.priority(self, message)
-            self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), seen_ns)
+            self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), seen_ns, charge)
+
+    def _admitted(self, message: messages.Message, size_bytes: int) -> Charge:
+        """Return what a call costs while it waits for its turn. Raises what it is refused with."""
+        if self._calls + len(self.launched) >= CALLS_MAX:
+            raise ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
+        refusal = self.dialect.refusal(message)
+        if refusal is not None:
+            raise refusal
+        # A body in a file may be large at no cost to the client: holes. What is no model's bytes becomes many objects.
+        in_bytes = len(getattr(message, "model", b""))
+        is_large = size_bytes > INLINE_BYTES
+        return self.account.charge(in_bytes + (size_bytes - in_bytes) * _OBJECTS_COST if is_large else 0)
 
     def _refuse_without_fds(self, handler: Handler | Pooled, message: Any) -> None:
         """Refuse what came with descriptors for which this process has no room."""
@@ -236,9 +249,10 @@ class Session:
                 self._calls -= 1
                 self._done += 1
 
-    def _call(self, handler: Pooled, message: Any, fds: list[int], seen_ns: int) -> None:
+    def _call(self, handler: Pooled, message: Any, fds: list[int], seen_ns: int, charge: Charge) -> None:
         try:
-            handler.run(self, message, fds, seen_ns)
+            with closing(charge):
+                handler.run(self, message, fds, seen_ns)
         except DeadObject:
             raise
         except NnfmqError as error:
