@@ -253,6 +253,9 @@ class Client:
                 raise InvalidArgument("this client is closed")
             if not self._connection.is_open:
                 self._replace(self._again(deadline_after(timeout)))
+            if self._is_closed:  # by another thread, meanwhile
+                self.close()
+                raise InvalidArgument("this client is closed")
 
     def _replace(self, fresh: Client) -> None:
         """Go on with the connection of `fresh`, which is ours."""

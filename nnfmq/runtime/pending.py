@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from nnfmq.channel import NOW
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.types import ExecutionConfig, Request, Timing
 from nnfmq.queue.waiting import deadline_after
@@ -67,14 +66,22 @@ class Launch:
 
     def begin(self, request: Request, taker: Taker, patience_ns: int | None) -> None:
         """Send a request, whose pools stay the caller's; `patience_ns` bounds the sending alone."""
-        message = messages.ExecuteAsynchronously(
+        fds = lent_fds(request.pools)
+        self._connection.begin(self._message(request), messages.ExecutionFinished, taker, fds, patience_ns)
+
+    def begin_again(self, request: Request, taker: Taker) -> None:
+        """As `begin`, on the watcher's thread, where nothing may block."""
+        fds = lent_fds(request.pools)
+        self._connection.begin_unblocked(self._message(request), messages.ExecutionFinished, taker, fds)
+
+    def _message(self, request: Request) -> messages.ExecuteAsynchronously:
+        return messages.ExecuteAsynchronously(
             self._connection.new_call(),
             self._model_id,
             messages.request_to_data(request),
             self._config,
             deadline_on_wire(self._connection, self._deadline_ns),
         )
-        self._connection.begin(message, messages.ExecutionFinished, taker, lent_fds(request.pools), patience_ns)
 
     @property
     def deadline_ns(self) -> int | None:
@@ -135,7 +142,7 @@ class _ArraysTaker:
                 raise
             self._may_grow = False
             self._workspace.grow(error)
-            self._launch.begin(self._workspace.request, self, NOW)
+            self._launch.begin_again(self._workspace.request, self)
             return None
         self._note_timing(outcome.timing)
         return self._workspace.arrays(outcome.shapes)

@@ -100,9 +100,9 @@ class PlugInDevice(Device):
         self.name, self.type, self.feature_level = device.name, DeviceType(device.type), device.feature_level
         self._version, self._capabilities = device.version_string, device.capabilities
         self._extensions, self._cache_files = tuple(device.extensions), device.cache_files_needed
-        what = f"device {device.name!r}"
-        self._supports, self._compile = guarded(what, device.supports), guarded(what, device.compile)
-        self._save, self._restore = guarded(what, device.save), guarded(what, device.restore)
+        self._what = f"device {device.name!r}"
+        self._supports, self._compile = guarded(self._what, device.supports), guarded(self._what, device.compile)
+        self._save, self._restore = guarded(self._what, device.save), guarded(self._what, device.restore)
 
     @property
     def version_string(self) -> str:
@@ -125,7 +125,7 @@ class PlugInDevice(Device):
 
     def compile(self, model: Model) -> Bindable:
         """Let the plug-in make the model ready. Raises GeneralFailure where it fails, then and whenever it is used."""
-        return _PlugInProgram(f"device {self.name!r}", self._compile(model))
+        return _PlugInProgram(self._what, self._compile(model))
 
     @property
     def cache_files_needed(self) -> NumberOfCacheFiles:
@@ -133,17 +133,17 @@ class PlugInDevice(Device):
         return self._cache_files
 
     def save(self, model: Model, program: Bindable) -> CacheContents | None:
-        """Ask the plug-in for what its own program is to be made of again. Raises GeneralFailure where it fails."""
+        """Ask the plug-in for what it needs to make its program again. Raises GeneralFailure where it fails."""
         assert isinstance(program, _PlugInProgram)
         contents: CacheContents | None = self._save(model, program.program)
         return contents
 
     def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
-        """Let the plug-in make its program again. Raises GeneralFailure where it fails, then and later."""
-        model, program = self._restore(contents)
-        if not isinstance(model, Model):
-            raise GeneralFailure(f"the plug-in of device {self.name!r} restores a {type(model).__name__}, not a Model")
-        return model, _PlugInProgram(f"device {self.name!r}", program)
+        """Let the plug-in make its program again. Raises GeneralFailure where it fails."""
+        restored = self._restore(contents)
+        if not (isinstance(restored, tuple) and len(restored) == 2 and isinstance(restored[0], Model)):
+            raise GeneralFailure(f"{self._what} restored {restored!r:.80}, not a model and its program")
+        return restored[0], _PlugInProgram(self._what, restored[1])
 
 
 class _PlugInProgram:
@@ -246,7 +246,6 @@ def _checked(device: Device) -> Device:
     for extension in device.extensions:
         validate_extension(extension.described)
     validate_capabilities(device.capabilities)
-    needed = device.cache_files_needed
-    validate_cache_counts(needed.model, needed.data)
+    validate_cache_counts(device.cache_files_needed.model, device.cache_files_needed.data)
     control.encode(messages.DeviceList(0, (device.info,)))
     return device

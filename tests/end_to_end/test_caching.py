@@ -18,6 +18,7 @@ import pytest
 from support.caching import TOKEN, Paths, chain
 from support.drivers import LIMIT_S, Daemon, InThread, Process, running_daemon, until
 from support.models import pool_bytes, request_for
+from support.plugins import add_plugin, path_with
 
 import nnfmq
 from nnfmq.hal.errors import ErrorStatus
@@ -36,6 +37,34 @@ def pwrite(fd, data, offset):
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # by this thread: another would be stopped later
     return count
 os.pwrite = pwrite
+"""
+
+SAVING_DEVICE = """
+from nnfmq.engines.function import FunctionProgram
+from nnfmq.hal.device import NumberOfCacheFiles
+from nnfmq.service import interpreter_cache
+from nnfmq.service.compilation_cache import CacheContents
+from nnfmq.service.device import Device
+
+
+class Saving(Device):
+    name = "saving"
+    cache_files_needed = NumberOfCacheFiles(1, 1)
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        return FunctionProgram(model, lambda inputs: [inputs[0] + 1])
+
+    def save(self, model, program):
+        if type(program) is not FunctionProgram:
+            raise TypeError("this is not what `compile` made")
+        return interpreter_cache.save(model, ())
+
+    def restore(self, contents):
+        model, _ = interpreter_cache.restore(contents)
+        return model, FunctionProgram(model, lambda inputs: [inputs[0] + 100])
 """
 
 
@@ -183,6 +212,21 @@ def test_a_client_that_is_gone_while_its_model_is_saved_is_nobody_else_s_trouble
     with daemon.connect() as client:
         to_cache(client, files).close()
         from_cache(client, files).close()
+
+
+def test_DEV_6_CACHE_8_the_device_of_a_plug_in_saves_and_restores(folder: Path, caches: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    add_plugin(site, "saving_device", SAVING_DEVICE, {"saving": "saving_device:Saving"}, "nnfmq.devices")
+    results = []
+    for _ in range(2):
+        with (
+            running_daemon(folder / "d.sock", environment=path_with(site)) as daemon,
+            daemon.connect() as client,
+            client.device("saving").prepare(ADD, cache_dir=caches) as model,
+        ):
+            results.append(model.execute(ONE)[0].tolist())
+    assert results == [[2.0], [101.0]]  # compiled, then restored
 
 
 # ------------------------------------------------------------------------------------------------ HIDL's forms

@@ -68,6 +68,7 @@ def _launch(session: Session, call: int, plan: Plan, fences: list[int], undo: Ex
     """Answer with a fence, and begin to wait; from then on the execution has what `undo` would have given back."""
     active = check_fences(fences)
     refuse_what_is_late(plan.deadline_ns)
+    session.callbacks.require_room()
 
     def submit(run: Callable[[], None]) -> None:
         session.submit(lambda _session: run(), priority=priority)

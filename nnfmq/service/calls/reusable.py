@@ -40,6 +40,7 @@ def bury(session: Session) -> None:
 def _create(session: Session, message: CreateExecution, fds: list[int], _seen_ns: int) -> None:
     with ExitStack() as undo:
         prepared, request, config = received(session, message, fds, undo)
+        session.executions.require_room()
         execution = ReusableExecution.create(prepared, request, config, undo)
     session.send(ExecutionCreated(message.call, ErrorStatus.NONE, "", session.executions.add(execution)))
 
