@@ -48,10 +48,10 @@ from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.buffers import Buffer
 from nnfmq.runtime.connection import INTERFACE, Connection
+from nnfmq.runtime.device_list import possible_devices
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.outcomes import deadline_on_wire, lent_fds
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.results import possible_devices
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model import encode_model

@@ -52,11 +52,12 @@ def _run_fenced(session: Session, message: RunExecutionFenced, fds: list[int], s
     with ExitStack() as undo:
         undo.callback(close_all, fds)
         execution = session.executions.find(message.execution_id)
-        limits = _limits(message)
-        execution.require_fenceable()
         undo.enter_context(execution.in_use())
-        plan = Plan(execution.bound, execution.config, *limits, seen_ns)
-        _launch(session, message.call, plan, fds, undo, execution.priority)
+        with execution.failing():
+            limits = _limits(message)
+            execution.require_fenceable()
+            plan = Plan(execution.bound, execution.config, *limits, seen_ns)
+            _launch(session, message.call, plan, fds, undo, execution.priority)
 
 
 def _limits(message: ExecuteFenced | RunExecutionFenced) -> tuple[int | None, int | None]:
