@@ -48,7 +48,7 @@ from nnfmq.service.device import Device
 
 
 class Saving(Device):
-    name = "saving"
+    name = "mine-saving"
     cache_files_needed = NumberOfCacheFiles(1, 1)
 
     def supports(self, model, subgraph, operation):
@@ -217,13 +217,13 @@ def test_a_client_that_is_gone_while_its_model_is_saved_is_nobody_else_s_trouble
 def test_DEV_6_CACHE_8_the_device_of_a_plug_in_saves_and_restores(folder: Path, caches: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
-    add_plugin(site, "saving_device", SAVING_DEVICE, {"saving": "saving_device:Saving"}, "nnfmq.devices")
+    add_plugin(site, "saving_device", SAVING_DEVICE, {"mine-saving": "saving_device:Saving"}, "nnfmq.devices")
     results = []
     for _ in range(2):
         with (
             running_daemon(folder / "d.sock", environment=path_with(site)) as daemon,
             daemon.connect() as client,
-            client.device("saving").prepare(ADD, cache_dir=caches) as model,
+            client.device("mine-saving").prepare(ADD, cache_dir=caches) as model,
         ):
             results.append(model.execute(ONE)[0].tolist())
     assert results == [[2.0], [101.0]]  # compiled, then restored
