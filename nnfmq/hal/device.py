@@ -15,6 +15,7 @@ from nnfmq.hal.types import OperandType
 
 __all__ = [
     "BYTE_SIZE_OF_CACHE_TOKEN",
+    "CPU_DEVICE",
     "CPU_PERFORMANCE",
     "MAX_NUMBER_OF_CACHE_FILES",
     "MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES",
@@ -23,13 +24,13 @@ __all__ = [
     "BufferRole",
     "Capabilities",
     "DurationCode",
-    "FenceState",
     "NumberOfCacheFiles",
     "OperandPerformance",
     "PerformanceInfo",
     "PriorityCode",
     "ResultCode",
     "error_status_of",
+    "is_device_name",
     "lookup",
     "make_capabilities",
     "update",
@@ -38,6 +39,7 @@ __all__ = [
 BYTE_SIZE_OF_CACHE_TOKEN = 32
 MAX_NUMBER_OF_CACHE_FILES = 32  # of each kind
 MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES = 128
+CPU_DEVICE = "reference"  # the CPU itself: like Android's, no vendor's, and not named like those (DEV-12)
 LARGEST_FLOAT32 = float.fromhex("0x1.fffffep+127")
 
 
@@ -79,15 +81,6 @@ class DurationCode(IntEnum):
     FENCED_IN_DRIVER = 3
 
 
-class FenceState(IntEnum):
-    """What waiting for a fence answers; the HAL gives these no numbers, ours count up."""
-
-    ACTIVE = 0
-    SIGNALED = 1
-    ERROR = 2
-    UNKNOWN = 3
-
-
 _STATUS_OF: dict[ResultCode, ErrorStatus] = {
     ResultCode.NO_ERROR: ErrorStatus.NONE,
     ResultCode.BAD_DATA: ErrorStatus.INVALID_ARGUMENT,
@@ -104,6 +97,12 @@ _STATUS_OF: dict[ResultCode, ErrorStatus] = {
 def error_status_of(code: ResultCode) -> ErrorStatus:
     """Return the status that stands for a result code; those of the API alone become GENERAL_FAILURE."""
     return _STATUS_OF.get(code, ErrorStatus.GENERAL_FAILURE)
+
+
+def is_device_name(name: str) -> bool:
+    """Return True for `vendor-name`, printable, with one hyphen that is neither first nor last, and for the CPU's."""
+    vendor, hyphen, own = name.partition("-")
+    return name == CPU_DEVICE or bool(name.isprintable() and vendor and hyphen and own and "-" not in own)
 
 
 @dataclass(frozen=True, slots=True)
