@@ -15,7 +15,6 @@ from nnfmq.hal.types import OperandType
 
 __all__ = [
     "BYTE_SIZE_OF_CACHE_TOKEN",
-    "CPU_DEVICE",
     "CPU_PERFORMANCE",
     "MAX_NUMBER_OF_CACHE_FILES",
     "MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES",
@@ -39,7 +38,6 @@ __all__ = [
 BYTE_SIZE_OF_CACHE_TOKEN = 32
 MAX_NUMBER_OF_CACHE_FILES = 32  # of each kind
 MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES = 128
-CPU_DEVICE = "reference"  # the CPU itself: like Android's, no vendor's, and not named like those (DEV-12)
 LARGEST_FLOAT32 = float.fromhex("0x1.fffffep+127")
 
 
@@ -100,9 +98,12 @@ def error_status_of(code: ResultCode) -> ErrorStatus:
 
 
 def is_device_name(name: str) -> bool:
-    """Return True for `vendor-name`, printable, with one hyphen that is neither first nor last, and for the CPU's."""
-    vendor, hyphen, own = name.partition("-")
-    return name == CPU_DEVICE or bool(name.isprintable() and vendor and hyphen and own and "-" not in own)
+    """Return True for `vendor-name`, printable, with one hyphen that is neither first nor last, or a name without one.
+
+    The former is HIDL's form (DEV-8), which AIDL's services need not have.
+    """
+    parts = name.split("-")
+    return name.isprintable() and len(parts) <= 2 and all(parts)
 
 
 @dataclass(frozen=True, slots=True)

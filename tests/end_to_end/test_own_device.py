@@ -41,7 +41,7 @@ def test_it_has_about_forty_lines() -> None:
 def test_it_computes_on_both_paths(driver: Daemon) -> None:
     with (
         driver.connect() as client,
-        client.device("example-mine").prepare(add_model()) as model,
+        client.device("mine").prepare(add_model()) as model,
         model.burst() as burst,
     ):
         numbers = [[1, 2, 3, 4], [10, 20, 30, 40]]
@@ -51,9 +51,9 @@ def test_it_computes_on_both_paths(driver: Daemon) -> None:
 
 def test_what_it_declines_is_refused_and_it_goes_on(driver: Daemon) -> None:
     with driver.connect() as client:
-        device = client.device("example-mine")
+        device = client.device("mine")
         assert device.supported_operations(relu_model()) == [True]
-        with pytest.raises(nnfmq.GeneralFailure, match="'example-mine' does not support operation 0"):
+        with pytest.raises(nnfmq.GeneralFailure, match="'mine' does not support operation 0"):
             device.prepare(null_model(), timeout=LIMIT_S)
         with device.prepare(relu_model((1,))) as model:
             assert model.execute(-one(3))[0].tolist() == [0]
@@ -62,7 +62,7 @@ def test_what_it_declines_is_refused_and_it_goes_on(driver: Daemon) -> None:
 @pytest.mark.skipif(not (DATA / "vts").is_dir(), reason="no test models in $NNFMQ_DATA")
 def test_conformance_passes_for_what_it_supports(driver: Daemon, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "nnfmq", "conformance", str(DATA / "vts" / "V1_0")]
-    options = ["--device", "example-mine", "--connect", str(driver.path), "--path", "burst", "--jobs", "1"]
+    options = ["--device", "mine", "--connect", str(driver.path), "--path", "burst", "--jobs", "1"]
     options += ["--filter", "^(add|relu)"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

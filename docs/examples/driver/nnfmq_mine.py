@@ -1,4 +1,4 @@
-"""A device for nnfmq's driver, `example-mine`: ADD and RELU of float32. Copy it, and put your hardware behind it."""
+"""A device for nnfmq's driver, `mine`: ADD and RELU of float32. Copy it, and put your hardware behind it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from nnfmq.service.device import Device
 class Mine(Device):
     """What it supports, and how it computes that; everything else has a default."""
 
-    name = "example-mine"
+    name = "mine"
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         """Return True for RELU, and for ADD without an activation, of float32."""
