@@ -115,9 +115,7 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
 def require_device_name(name: str) -> None:
     """Raise InvalidArgument for a name that no interface lets a device have (DEV-8)."""
     if not is_device_name(name):
-        raise InvalidArgument(
-            f"a device is called 'vendor-name' or 'name', and is printable, not {name!r}"
-        )
+        raise InvalidArgument(f"a device is called 'vendor-name' or 'name', and is printable, not {name!r}")
 
 
 def _require_unique(names: list[str]) -> None:

@@ -18,6 +18,7 @@ from nnfmq.engines.compiled.kernels.arithmetic import Array, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.cells import Band
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window
+from nnfmq.operations.signature import Shape
 
 __all__ = ["Depthwise", "plan_depthwise"]
 
@@ -109,7 +110,7 @@ class Depthwise:
     def _emit_tile(self, e: Emitter, cells: Value, filters: Value, finish: Value, channel: Value) -> Sequence[Value]:
         (positions, vectors), lanes = self.tile, self.lanes
         starts = [self.arithmetic.first_sums(e, finish, e.add(channel, v * lanes), lanes) for v in range(vectors)]
-        sums = starts * positions
+        sums: Sequence[Value] = starts * positions
         if self.rows.size * self.columns.size <= _STRAIGHT_TAPS:
             for i in range(self.rows.size):
                 sums = self._emit_taps(e, e.at(cells, self._row_offset * i), filters, i * self.columns.size, sums)
@@ -181,16 +182,10 @@ class Depthwise:
 
 
 def plan_depthwise(
-    batch: int,
-    height: int,
-    width: int,
-    channels: int,
-    rows: Window,
-    columns: Window,
-    arithmetic: Floats | FloatCodes,
-    target: Target,
+    shape: Shape, rows: Window, columns: Window, arithmetic: Floats | FloatCodes, target: Target
 ) -> Depthwise:
-    """Choose the tile and the blocks for a target."""
+    """Choose the tile and the blocks for an input's shape and a target."""
+    batch, height, width, channels = shape
     vectors = 1
     most = _POSITIONS if target.registers == 16 else 2 * _POSITIONS
     positions = min(columns.count, most)

@@ -103,7 +103,8 @@ def _bounds(weights: Array, input: Tensor) -> Ints:
     """Return, for each channel (first axis), how large a sum of products can become."""
     info = np.iinfo(input.dtype)
     largest = max(info.max - input.zero_point, input.zero_point - info.min)
-    return np.abs(weights.astype(np.int32)).sum(axis=1, dtype=np.int64) * largest
+    bounds: Ints = np.abs(weights.astype(np.int32)).sum(axis=1, dtype=np.int64) * largest
+    return bounds
 
 
 def _finish(
@@ -135,7 +136,7 @@ def depthwise(
         return None
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
     if _is_float(input, filter, output):
-        kernel = plan_depthwise(*input.shape, rows, columns, Floats(*float_range(activation)), target)
+        kernel = plan_depthwise(input.shape, rows, columns, Floats(*float_range(activation)), target)
         filled = np.zeros(kernel.panels * kernel.tile[1] * kernel.lanes, np.float32)
         filled[: len(bias.array)] = bias.array
         return Lowered(kernel, (kernel.pack(filter.array[0]), filled.tobytes()), _taps(kernel) // 12)
@@ -148,7 +149,7 @@ def depthwise(
     if finish is None or int(bounds.max(initial=0)) >= EXACT_FLOAT32:
         return None
     arithmetic = FloatCodes(input.dtype.kind == "i", input.zero_point, finish[0])
-    kernel = plan_depthwise(*input.shape, rows, columns, arithmetic, target)
+    kernel = plan_depthwise(input.shape, rows, columns, arithmetic, target)
     return Lowered(kernel, (kernel.pack(weights), finish[1]), _taps(kernel) // 8)
 
 
