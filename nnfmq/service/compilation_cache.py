@@ -118,7 +118,7 @@ def build_identity() -> bytes:
 def _sources() -> Iterator[Path]:
     for part in _BUILD_PARTS:
         place = _PACKAGE / part
-        yield from [place] if place.is_file() else sorted(place.glob("*.py"))
+        yield from [place] if place.is_file() else sorted(place.rglob("*.py"))
 
 
 def _cpu_features() -> set[str]:

@@ -41,13 +41,14 @@ from nnfmq.validation import validate_model
 from nnfmq.validation.conversion import require_level, require_prefixes
 from nnfmq.validation.values import validate_extensions, validate_hints
 
-__all__ = ["FEATURE_LEVEL", "Device"]
+__all__ = ["FEATURE_LEVEL", "Device", "release"]
 
 FEATURE_LEVEL = FeatureLevel.AIDL_V4
 
 
 @cache
-def _release() -> str:
+def release() -> str:
+    """Return nnfmq's own."""
     try:
         return version("nnfmq")
     except PackageNotFoundError:
@@ -69,9 +70,14 @@ class Device:
         self.status_byte = memoryview(bytearray(1))  # a driver with workers puts one in its place that all of them see
 
     @property
+    def obstacle(self) -> str:
+        """Why it can compute nothing on this machine, as the end of a sentence; empty where it can."""
+        return ""
+
+    @property
     def version_string(self) -> str:
         """A string that differs between any two releases of this device (DEV-4); here nnfmq's release."""
-        return f"nnfmq-{_release()}"
+        return f"nnfmq-{release()}"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -141,11 +147,13 @@ class Device:
 
     @property
     def status(self) -> DeviceStatus:
-        """What an administrator made of it."""
-        return DeviceStatus(self.status_byte[0])
+        """What an administrator made of it; OFFLINE where there is an obstacle."""
+        return DeviceStatus.OFFLINE if self.obstacle else DeviceStatus(self.status_byte[0])
 
     def require_available(self) -> None:
         """Raise DeviceUnavailable while the device is BUSY or OFFLINE (DEV-14)."""
+        if self.obstacle:
+            raise DeviceUnavailable(f"device {self.name!r} is OFFLINE: {self.obstacle}")
         if self.status_byte[0]:
             raise DeviceUnavailable(f"device {self.name!r} is {self.status.name}")
 

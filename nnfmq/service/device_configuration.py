@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -54,9 +54,10 @@ class _Figures(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A device as configured: the interpreter, limited to some operations; None = without that limit."""
+    """A device as configured: one of our engines, limited to some operations; None = without that limit."""
 
     name: str
+    engine: Literal["reference", "compiled"] = "reference"
     first_operand: list[str] | None = None
     operations: list[str] | None = None
     except_operations: list[str] = []

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from nnfmq.engines import interpreter
@@ -25,13 +25,13 @@ from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, Operatio
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
 from nnfmq.serialize import control, messages
 from nnfmq.service import interpreter_cache
-from nnfmq.service.compilation_cache import CacheContents
+from nnfmq.service.compilation_cache import CacheContents, Identity
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
 from nnfmq.service.faults import guarded
 from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
 
-__all__ = ["Devices", "InterpreterDevice", "PlugInDevice", "load_devices", "make_devices"]
+__all__ = ["CompiledDevice", "Devices", "InterpreterDevice", "PlugInDevice", "load_devices", "make_devices"]
 
 GROUP = "nnfmq.devices"
 _log = logging.getLogger("nnfmq.devices")
@@ -86,6 +86,48 @@ class InterpreterDevice(Device):
     def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
         """Bind the saved model, without validating or packing again."""
         return interpreter_cache.restore(contents)
+
+
+class CompiledDevice(InterpreterDevice):
+    """As the interpreter, with machine code for what the compiling engine has kernels for (the extra `compiled`)."""
+
+    @property
+    def obstacle(self) -> str:
+        """That llvmlite is not installed."""
+        return "" if _llvmlite() else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
+
+    @property
+    def version_string(self) -> str:
+        """What generates the code belongs to it."""
+        return f"{super().version_string} llvmlite-{_llvmlite() or 'none'}"
+
+    @property
+    def identity(self) -> Identity:
+        """The instruction set, which may be forced, is part of it."""
+        from nnfmq.engines.compiled.objects import host_target
+
+        return Identity(self.name, f"{self.version_string} {host_target().name}")
+
+    def compile(self, model: Model) -> Bindable:
+        """Generate machine code, which takes long."""
+        from nnfmq.engines.compiled.program import prepare  # what it imports need not be installed
+
+        return prepare(model)
+
+    def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
+        """Link the saved code, without validating, packing or generating again."""
+        from nnfmq.engines.compiled.program import prepare
+
+        return interpreter_cache.restore(contents, prepare)
+
+
+@cache
+def _llvmlite() -> str | None:
+    """Return its version, None where it is not installed."""
+    try:
+        return version("llvmlite")
+    except PackageNotFoundError:
+        return None
 
 
 def _is_one_of(code: IntEnum, allowed: frozenset[int] | None) -> bool:
@@ -209,7 +251,7 @@ def load_devices() -> Devices:
 def make_devices(configured: Iterable[DeviceEntry]) -> Devices:
     """Return the devices that a configuration lists, and those of plug-ins."""
     found: dict[str, Device] = {}
-    for device in (*map(InterpreterDevice, configured), *_plugged_in()):
+    for device in (*map(_configured, configured), *_plugged_in()):
         if device.name in found:
             _log.warning("a second device called %r is left out", device.name)
         elif len(found) == DEVICES_MAX:
@@ -217,6 +259,10 @@ def make_devices(configured: Iterable[DeviceEntry]) -> Devices:
         else:
             found[device.name] = device
     return Devices(found.values())
+
+
+def _configured(entry: DeviceEntry) -> Device:
+    return CompiledDevice(entry) if entry.engine == "compiled" else InterpreterDevice(entry)
 
 
 def _plugged_in() -> list[Device]:

@@ -8,7 +8,7 @@ here only as they were saved (`compilation_cache`), so they are decoded, and not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ __all__ = ["restore", "save"]
 _ALIGNMENT = 64
 
 Groups: TypeAlias = Sequence[tuple[Array, ...]]
+Prepare: TypeAlias = Callable[[Model, Groups], interpreter.Program]
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
@@ -82,13 +83,13 @@ def save(model: Model, groups: Groups) -> CacheContents | None:
     return CacheContents((_encoder.encode(saved),), (writer.data,))
 
 
-def restore(contents: CacheContents) -> tuple[Model, interpreter.Program]:
-    """Return what was saved, ready to run; its pools look at `contents`, and nothing else does."""
+def restore(contents: CacheContents, prepare: Prepare = interpreter.prepare) -> tuple[Model, interpreter.Program]:
+    """Return what was saved, made ready by `prepare`; its pools look at `contents`, and nothing else does."""
     saved = _decoder.decode(contents.model[0])
     data = memoryview(contents.data[0])
     pools = [PrivatePool(_array(data, place).data) for place in saved.pools]
     model = replace(decode_model(saved.model, pools), operand_values=_array(data, saved.values).tobytes())
-    return model, interpreter.prepare(model, list(_groups(data, saved)))
+    return model, prepare(model, list(_groups(data, saved)))
 
 
 def _groups(data: memoryview, saved: _Saved) -> Iterator[tuple[Array, ...]]:

@@ -65,9 +65,14 @@ def configured(tmp_path: Path) -> Any:
     return configured
 
 
+def as_shipped() -> dict[str, InterpreterDevice]:
+    found = make_devices(read_configuration()).values()
+    return {device.name: device for device in found if isinstance(device, InterpreterDevice)}
+
+
 @pytest.fixture
 def shipped() -> dict[str, InterpreterDevice]:
-    return {entry.name: InterpreterDevice(entry) for entry in read_configuration()}
+    return as_shipped()
 
 
 # ------------------------------------------------------------------------------------------------ one device
@@ -120,7 +125,7 @@ def test_DEV_3_DEV_4_DEV_9_a_device_says_what_it_is() -> None:
 
 
 def test_DEV_7_the_answers_are_the_same_each_time(shipped: dict[str, InterpreterDevice]) -> None:
-    again = {entry.name: InterpreterDevice(entry) for entry in read_configuration()}
+    again = as_shipped()
     assert [device.info for device in shipped.values()] == [device.info for device in again.values()]
     assert [device.capabilities for device in shipped.values()] == [device.capabilities for device in again.values()]
 
@@ -165,7 +170,7 @@ class TestFunctions:
 
 def test_UTL_10_the_sample_devices_are_there(shipped: dict[str, InterpreterDevice]) -> None:
     samples = ["float_fast", "float_slow", "quant", "minimal", "partial"]
-    assert list(shipped) == ["reference", *(f"sample-{name}" for name in samples)]
+    assert list(shipped) == ["reference", "compiled", *(f"sample-{name}" for name in samples)]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +207,7 @@ def test_SUP_3_each_sample_device_declines_what_it_stands_for(shipped: dict[str,
     able = {name: [supported(device, model) for model in (ADD, relu, quantized)] for name, device in shipped.items()}
     assert able == {
         "reference": [True, True, True],
+        "compiled": [True, True, True],
         "sample-float_fast": [True, True, False],
         "sample-float_slow": [True, True, False],
         "sample-quant": [False, False, True],

@@ -22,6 +22,7 @@ from nnfmq.engines.compiled.team import the_team
 from nnfmq.engines.execution import Step
 from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
 from nnfmq.hal.types import LifeTime, Model
+from nnfmq.operations.packing import packed
 from nnfmq.operations.planning import Specialized, sorted_arguments, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
@@ -29,9 +30,12 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
 __all__ = ["prepare"]
 
 
-def prepare(model: Model) -> Program:
-    """Return a Program that executes `model`'s main subgraph. Raises as `interpreter.prepare`."""
-    return prepare_by(CompiledPreparation, model)
+def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
+    """Return a Program that executes `model`'s main subgraph, as `interpreter.prepare`.
+
+    `packed` has the machine code, too: nothing is generated then. It is of this build, and of this target.
+    """
+    return prepare_by(CompiledPreparation, model, packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,8 @@ class CompiledPreparation(Preparation):
         kernels = [call.kernel for plan in plans for call in plan.calls]
         if not kernels:
             return []
-        linker = Linker(compile_kernels(kernels, self.target), self.target)
+        (code,) = packed(lambda: (np.frombuffer(compile_kernels(kernels, self.target), np.uint8),))
+        linker = Linker(code.tobytes(), self.target)
         constants = self._constants.array()
         first = len(self.subgraph.operands)
         self.extra_slots = len(plans)
