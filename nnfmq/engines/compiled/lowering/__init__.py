@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfmq.engines.compiled.lowering import aliases, pooling, products
+from nnfmq.engines.compiled.lowering import aliases, pooling, products, softmax
 from nnfmq.engines.compiled.lowering.lowered import Alias, Lowered, Rule
 from nnfmq.hal.types import OperationType
 
@@ -20,4 +20,5 @@ RULES: Mapping[OperationType, Rule] = {
     **aliases.RULES,
     **pooling.RULES,
     **products.RULES,
+    **softmax.RULES,
 }
