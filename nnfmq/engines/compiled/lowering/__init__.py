@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfmq.engines.compiled.lowering import aliases, pooling, products, softmax
+from nnfmq.engines.compiled.lowering import aliases, elementwise, pooling, products, softmax
 from nnfmq.engines.compiled.lowering.lowered import Alias, Lowered, Rule
 from nnfmq.hal.types import OperationType
 
@@ -18,6 +18,7 @@ __all__ = ["RULES", "Alias", "Lowered", "Rule"]
 
 RULES: Mapping[OperationType, Rule] = {
     **aliases.RULES,
+    **elementwise.RULES,
     **pooling.RULES,
     **products.RULES,
     **softmax.RULES,
