@@ -118,6 +118,17 @@ def test_comparisons_are_the_interpreter_s(code: str, kind: str, shapes: tuple[t
     assert_kernels_agree(pair(code, kind, shapes, out="bool"))
 
 
+def test_powers_are_the_interpreter_s() -> None:
+    model = pair("POW", "float", ((300, 1), (1, 9)))
+    bases = np.random.default_rng(5).uniform(0.01, 50, (300, 1)).astype(np.float32)
+    exponents = np.float32([[0, 1, -1, 0.5, 2, -3.3, 7, 1e-3, -0.0]])
+    ours, expected = (
+        outputs_of(engine(model), model, [bases, exponents])[0] for engine in (prepare, interpreter.prepare)
+    )
+
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(5,), (3, 41), (2, 9000)])
 @pytest.mark.parametrize("kind", ["float", "int32", *CODES])
 def test_select_is_the_interpreter_s(kind: str, shape: tuple[int, ...]) -> None:
@@ -174,6 +185,20 @@ def test_functions_of_floats_are_within_the_last_bits_of_the_right_value(code: s
     assert program.generated == {0}
     least = np.finfo(np.float32).tiny if code == "LOGISTIC" else 3e-45  # where e^-x is infinite LOGISTIC is 0
     np.testing.assert_allclose(outputs_of(program, model, [values])[0], right, rtol=NEAR, atol=least)
+
+
+@pytest.mark.parametrize(
+    "code", ["MAXIMUM", "MINIMUM", "ADD", "MUL", "DIV", "PRELU", "EQUAL", "NOT_EQUAL", "LESS_EQUAL"]
+)
+def test_pairs_of_special_floats_give_what_the_interpreter_gives(code: str) -> None:
+    values = np.float32(SPECIAL)
+    rest, out = ([3] if code in ("ADD", "MUL", "DIV") else []), ("bool" if "EQUAL" in code else "float")
+    model = pair(code, "float", ((16, 1), (1, 16)), *rest, out=out)
+    inputs = [values.reshape(16, 1), values.reshape(1, 16)]
+    with np.errstate(all="ignore"):
+        ours, expected = (outputs_of(engine(model), model, inputs)[0] for engine in (prepare, interpreter.prepare))
+
+    np.testing.assert_array_equal(ours, expected)
 
 
 @pytest.mark.parametrize("code", EXACT)

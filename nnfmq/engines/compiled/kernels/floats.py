@@ -12,8 +12,10 @@ __all__ = [
     "exponential_less_one",
     "greater",
     "lesser",
+    "logarithm",
     "logistic",
     "multiply_add",
+    "one_by_one",
     "tanh",
 ]
 
@@ -68,6 +70,20 @@ def exponential_less_one(e: Emitter, value: Value) -> Value:
     small, power = _reduced(e, clamped(e, value, -30.0, 0.0))
     scale = _power_of_two(e, power)
     return multiply_add(e, scale, small, e.b.fsub(scale, e.splat(F32, 1.0, value.type.count)))
+
+
+def one_by_one(e: Emitter, name: str, *values: Value) -> Value:
+    """Return what the C library makes of each element: `name` is an intrinsic without its type."""
+    result = values[0]
+    for lane in range(result.type.count):
+        single = [e.b.extract_element(value, e.i64(lane)) for value in values]
+        result = e.b.insert_element(result, e.intrinsic(name, *single), e.i64(lane))
+    return result
+
+
+def logarithm(e: Emitter, value: Value) -> Value:
+    """Return ln(x)."""
+    return one_by_one(e, "llvm.log", value)
 
 
 def logistic(e: Emitter, value: Value) -> Value:

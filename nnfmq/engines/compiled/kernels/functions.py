@@ -15,7 +15,9 @@ from nnfmq.engines.compiled.kernels.floats import (
     exponential_less_one,
     greater,
     lesser,
+    logarithm,
     logistic,
+    one_by_one,
     tanh,
 )
 
@@ -43,19 +45,6 @@ def _prelu(e: Emitter, x: Value, slope: Value) -> Value:
     return e.b.select(e.b.fcmp_ordered(">=", x, _splat(e, x, 0)), x, e.b.fmul(x, slope))
 
 
-def _one_by_one(name: str) -> _Unary:
-    """Return a function that the C library computes, element by element."""
-
-    def function(e: Emitter, x: Value, _: float) -> Value:
-        result = x
-        for lane in range(x.type.count):
-            single = e.b.extract_element(x, e.i64(lane))
-            result = e.b.insert_element(result, e.intrinsic(name, single), e.i64(lane))
-        return result
-
-    return function
-
-
 def _intrinsic(name: str) -> _Unary:
     return lambda e, x, _: e.intrinsic(name, x)
 
@@ -66,14 +55,14 @@ _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {
     "exp": (1, lambda e, x, _: exponential(e, x)),
     "floor": (2, _intrinsic("llvm.floor")),
     "hard_swish": (2, _hard_swish),
-    "log": (1, _one_by_one("llvm.log")),
+    "log": (1, lambda e, x, _: logarithm(e, x)),
     "logistic": (1, lambda e, x, _: logistic(e, x)),
     "neg": (2, lambda e, x, _: e.b.fneg(x)),
     "relu": (2, lambda e, x, _: clamped(e, x, 0.0, np.inf)),
     "relu1": (2, lambda e, x, _: clamped(e, x, -1.0, 1.0)),
     "relu6": (2, lambda e, x, _: clamped(e, x, 0.0, 6.0)),
     "rsqrt": (1, lambda e, x, _: e.b.fdiv(_splat(e, x, 1), e.intrinsic("llvm.sqrt", x))),
-    "sin": (1, _one_by_one("llvm.sin")),
+    "sin": (1, lambda e, x, _: one_by_one(e, "llvm.sin", x)),
     "sqrt": (1, _intrinsic("llvm.sqrt")),
     "tanh": (1, lambda e, x, _: tanh(e, x)),
 }
@@ -84,6 +73,7 @@ _FLOAT_BINARY: dict[str, _Binary] = {
     "maximum": greater,
     "minimum": lesser,
     "mul": lambda e, a, b: e.b.fmul(a, b),
+    "pow": lambda e, a, b: one_by_one(e, "llvm.pow", a, b),
     "prelu": _prelu,
     "sub": lambda e, a, b: e.b.fsub(a, b),
 }

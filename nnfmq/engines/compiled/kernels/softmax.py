@@ -1,9 +1,9 @@
-"""SOFTMAX along one dimension: rows of `length` elements that lie `inner` from each other.
+"""SOFTMAX and LOG_SOFTMAX along one dimension: rows of `length` elements that lie `inner` from each other.
 
-Of floats the exponentials wait in scratch memory for their sum. Of codes there are two tables of the reference's,
-indexed by how far a code is below the row's greatest: exponentials with no whole bits, and with 12 of them for the sum.
-What remains for a row is the reciprocal of the sum, in the reference's steps, and a product for each code; long rows
-tabulate that too.
+Of floats the exponentials (or their powers) wait in scratch memory for the sum. Of codes there are two tables of the
+reference's, indexed by how far a code is below the row's greatest: exponentials with no whole bits, and with 12 of
+them for the sum. What remains for a row is the reciprocal of the sum, in the reference's steps, and a product for each
+code; long rows tabulate that too.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from llvmlite import ir
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.combining import CodeExtreme, FloatExtreme, FloatSum, folded
-from nnfmq.engines.compiled.kernels.floats import exponential
-from nnfmq.engines.compiled.kernels.spans import fitting_lanes, new_lanes, spans
+from nnfmq.engines.compiled.kernels.floats import exponential, logarithm
+from nnfmq.engines.compiled.kernels.lines import Lines
+from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2
 
-__all__ = ["LONGEST_CODES", "LONGEST_FLOATS", "CodeSoftmax", "FloatSoftmax", "plan_code_softmax", "plan_float_softmax"]
+__all__ = ["LONGEST_CODES", "LONGEST_FLOATS", "CodeSoftmax", "FloatSoftmax", "plan_code_softmax"]
 
 LONGEST_CODES = (1 << 13) - 1  # the sum has 32 bits
 LONGEST_FLOATS = 1 << 18
@@ -33,87 +33,54 @@ _TABULATED = 64
 
 @dataclass(frozen=True, slots=True)
 class FloatSoftmax:
-    """Rows of float32. Lanes are neighbours in a row or, where `inner` is above 1, in as many rows."""
+    """Lines of float32; with `logarithm` LOG_SOFTMAX. In scratch memory is what each element adds to the result."""
 
-    rows: int
-    length: int
-    inner: int
+    lines: Lines
     beta: float
-    lanes: int
-    block: int
+    logarithm: bool
 
     @property
     def units(self) -> int:
-        """Blocks of rows."""
-        return math.ceil(self.rows / self.block)
-
-    @property
-    def _rounds(self) -> int:
-        return self.length if self.inner > 1 else math.ceil(self.length / self.lanes)
+        """Those of the lines."""
+        return self.lines.units
 
     def scratch_bytes(self, target: Target) -> int:
-        """The exponentials of a vector of rows."""
-        return 4 * self._rounds * self.lanes
+        """A vector for each round."""
+        return 4 * self.lines.rounds * self.lines.lanes
 
     def emit(self, e: Emitter) -> None:
         """Table: input, output."""
         source, out = e.argument(0), e.argument(1)
-        end = e.intrinsic("llvm.smin", e.mul(e.end, self.block), e.i64(self.rows))
-        with e.loop(e.mul(e.begin, self.block), end) as row:
-            offset = e.mul(row, 4 * self.length * self.inner)
-            first, place = e.at(source, offset), e.at(out, offset)
-            if self.inner == 1:
-                self._emit_rows(e, first, place)
-            else:
-                with spans(e, self.inner, self.lanes) as lane:
-                    self._emit_rows(e, e.at(first, e.mul(lane, 4)), e.at(place, e.mul(lane, 4)))
+        self.lines.emit_each(
+            e, lambda first, _: self._emit_line(e, e.at(source, e.mul(first, 4)), e.at(out, e.mul(first, 4)))
+        )
         e.finish()
 
-    def _emit_rows(self, e: Emitter, source: Value, out: Value) -> None:
-        kind, lanes = vector(F32, self.lanes), self.lanes
-        least = FloatExtreme(True)
+    def _emit_line(self, e: Emitter, source: Value, out: Value) -> None:
+        lines, lanes = self.lines, self.lines.lanes
+        kind, zeros = vector(F32, lanes), e.splat(F32, 0.0, lanes)
 
         def compare(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            loaded = e.load(kind, source, self._offset(e, k))
+            loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
             return [e.b.select(e.b.fcmp_ordered(">", loaded, values[0]), loaded, values[0])]
 
         def sum_up(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            loaded = e.load(kind, source, self._offset(e, k))
+            loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
             below = e.b.fmul(e.b.fsub(loaded, greatest), e.splat(F32, self.beta, lanes))
-            result = exponential(e, below)
-            e.store(result, e.scratch, e.mul(k, 4 * lanes))
-            return [e.b.fadd(values[0], self._counted(e, k, result))]
+            power = exponential(e, below)
+            e.store(below if self.logarithm else power, e.scratch, e.mul(k, 4 * lanes))
+            return [e.b.fadd(values[0], lines.counted(e, k, power, zeros))]
 
-        (found,) = e.carry(self._rounds, [least.neutral(e, lanes)], compare)
-        greatest = self._of_row(e, least, found)
-        (found,) = e.carry(self._rounds, [e.splat(F32, 0.0, lanes)], sum_up)
-        total = self._of_row(e, FloatSum(), found)
-        with e.loop(0, self._rounds) as k:
-            e.store(e.b.fdiv(e.load(kind, e.scratch, e.mul(k, 4 * lanes)), total), out, self._offset(e, k))
-
-    def _offset(self, e: Emitter, k: Value) -> Value:
-        if self.inner > 1:
-            return e.mul(k, 4 * self.inner)
-        return e.mul(self._place(e, k), 4)
-
-    def _place(self, e: Emitter, k: Value) -> Value:
-        wanted = e.mul(k, self.lanes)
-        if self.length % self.lanes == 0:
-            return wanted
-        return e.intrinsic("llvm.smin", wanted, e.i64(self.length - self.lanes))
-
-    def _counted(self, e: Emitter, k: Value, values: Value) -> Value:
-        """Return `values` without those that the vector before had already."""
-        if self.inner > 1:
-            return values
-        new = new_lanes(e, self.length, self.lanes, self._place(e, k), e.mul(k, self.lanes))
-        return values if new is None else e.b.select(new, values, e.splat(F32, 0.0, self.lanes))
-
-    def _of_row(self, e: Emitter, combination: Any, values: Value) -> Value:
-        if self.inner > 1:
-            return values
-        single = folded(e, combination, values)
-        return e.broadcast(e.b.extract_element(single, e.i64(0)), self.lanes)
+        extreme = FloatExtreme(True)
+        (found,) = e.carry(lines.rounds, [extreme.neutral(e, lanes)], compare)
+        greatest = lines.of_line(e, extreme, found)
+        (found,) = e.carry(lines.rounds, [zeros], sum_up)
+        total = lines.of_line(e, FloatSum(), found)
+        total = logarithm(e, total) if self.logarithm else total
+        with e.loop(0, lines.rounds) as k:
+            kept = e.load(kind, e.scratch, e.mul(k, 4 * lanes))
+            result = e.b.fsub(kept, total) if self.logarithm else e.b.fdiv(kept, total)
+            e.store(result, out, e.mul(lines.offset(e, k), 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +190,6 @@ def _high_product(e: Emitter, first: Value, second: Value) -> Value:
 
 def _shifted_left(e: Emitter, value: Value, bits: int) -> Value:
     return e.clamp(e.b.shl(value, e.i64(bits)), e.i64(INT32_MIN), e.i64(INT32_MAX))
-
-
-def plan_float_softmax(rows: int, length: int, inner: int, beta: float, target: Target) -> FloatSoftmax:
-    """Choose lanes and blocks."""
-    lanes = fitting_lanes(inner if inner > 1 else length, target.lanes)
-    return FloatSoftmax(rows, length, inner, beta, lanes, max(1, _UNIT // (length * inner)))
 
 
 def plan_code_softmax(rows: int, length: int, inner: int, signed: bool, target: Target) -> CodeSoftmax:

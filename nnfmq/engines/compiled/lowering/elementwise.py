@@ -123,6 +123,12 @@ def _adapting(operands: tuple[Tensor, Tensor], output: Tensor) -> tuple[tuple[bo
     return (first is not None, second is not None), tables
 
 
+def _power(base: Tensor, exponent: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+    """POW of floats."""
+    inputs = base, exponent
+    return _lowered(FloatBinary("pow"), output, inputs, target) if _are(_FLOAT, *inputs) else None
+
+
 def _select(condition: Tensor, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
     """SELECT."""
     inputs = condition, first, second
@@ -262,6 +268,7 @@ RULES: Mapping[OperationType, Rule] = {
     **{OperationType[name.upper()]: partial(_tabulated, OperationType[name.upper()], name) for name in _TABULATED},
     OperationType.CAST: _cast,
     OperationType.DEQUANTIZE: _dequantize,
+    OperationType.POW: _power,
     OperationType.PRELU: _prelu,
     OperationType.QUANTIZE: _quantize,
     OperationType.SELECT: _select,

@@ -1,4 +1,5 @@
-"""Pooling and reductions: AVERAGE_POOL_2D, L2_POOL_2D, MAX_POOL_2D, MEAN, REDUCE_MAX, REDUCE_MIN and REDUCE_SUM."""
+"""Pooling and what goes along axes: AVERAGE_POOL_2D, L2_POOL_2D, MAX_POOL_2D, MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_SUM,
+ARGMAX, ARGMIN and L2_NORMALIZATION."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ from nnfmq.engines.compiled.kernels.combining import (
     FloatRoot,
     FloatSum,
 )
+from nnfmq.engines.compiled.kernels.extremes import ExtremeIndex
+from nnfmq.engines.compiled.kernels.lines import plan_lines
+from nnfmq.engines.compiled.kernels.norms import FloatNormalization
 from nnfmq.engines.compiled.kernels.pooling import plan_pool
 from nnfmq.engines.compiled.kernels.reducing import plan_reduction
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
@@ -24,7 +28,7 @@ from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.quantization import code_range, float_range, type_range
 from nnfmq.operations.reduction import reduced_axes
-from nnfmq.operations.shapes import windows
+from nnfmq.operations.shapes import normal_axis, windows
 from nnfmq.operations.signature import Array, Tensor
 
 __all__ = ["RULES"]
@@ -106,9 +110,30 @@ def _sum(input: Tensor, count: int) -> Combination | None:
     return FloatSum() if input.dtype == _FLOAT else None
 
 
+def _index(greatest: bool, input: Tensor, *, output: Tensor, target: Target, axis: int) -> Lowered | None:
+    """ARGMAX and ARGMIN."""
+    items = {_FLOAT: "f4", np.dtype("<i4"): "i4", _CODES[0]: "u1", _CODES[1]: "i1"}
+    item = items.get(input.dtype)
+    if item is None:
+        return None
+    lines = plan_lines(input.shape, normal_axis(axis, len(input.shape)), 2 * target.lanes)
+    return Lowered(ExtremeIndex(lines, item, greatest), (), math.prod(input.shape) // 4)
+
+
+def _normalization(input: Tensor, *, output: Tensor, target: Target, axis: int = -1) -> Lowered | None:
+    """L2_NORMALIZATION of floats."""
+    if input.dtype != _FLOAT:
+        return None
+    lines = plan_lines(input.shape, normal_axis(axis, len(input.shape)), 2 * target.lanes)
+    return Lowered(FloatNormalization(lines), (), math.prod(input.shape) // 2)
+
+
 RULES: Mapping[OperationType, Rule] = {
+    OperationType.ARGMAX: partial(_index, True),
+    OperationType.ARGMIN: partial(_index, False),
     OperationType.AVERAGE_POOL_2D: partial(_pool, _average),
     OperationType.L2_POOL_2D: partial(_pool, _root),
+    OperationType.L2_NORMALIZATION: _normalization,
     OperationType.MAX_POOL_2D: partial(_pool, _most),
     OperationType.MEAN: partial(_reduce, _mean),
     OperationType.REDUCE_MAX: partial(_reduce, partial(_extreme, True)),
