@@ -1,6 +1,7 @@
 """Functions of elements, broadcast: rows of the output, which is contiguous, along which each input moves or stays.
 
 Neighbouring dimensions that all inputs cross alike are one; so inputs of one shape are a single row, cut into pieces.
+Of short rows several are one as well, where what comes back with each of them can be repeated in scratch memory.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, Emitter, Value, size_of, vector
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, offset_of, spans
@@ -18,6 +19,7 @@ from nnfmq.operations.signature import Shape
 __all__ = ["Elementwise", "Function", "plan_elementwise"]
 
 _CHUNK = 1 << 12
+_LONG_ROW = 1 << 8
 _KINDS = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
 
 
@@ -52,7 +54,10 @@ class Function(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """`extents` are those around a row of `length`; `strides` what each input moves for them, `steps` along the row."""
+    """`extents` are those around a row of `length`; `strides` what each input moves for them, `steps` along the row.
+
+    Inputs that are `repeated` have only the elements of one of `times` parts of a row.
+    """
 
     function: Function
     extents: tuple[int, ...]
@@ -62,6 +67,8 @@ class Elementwise:
     lanes: int
     pieces: int
     block: int
+    times: int
+    repeated: tuple[bool, ...]
 
     @property
     def _rows(self) -> int:
@@ -73,13 +80,14 @@ class Elementwise:
         return self._rows * self.pieces if self.pieces > 1 else math.ceil(self._rows / self.block)
 
     def scratch_bytes(self, target: Target) -> int:
-        """Nothing."""
-        return 0
+        """The repeated inputs, each with room for 4 bytes an element."""
+        return 4 * self.length * sum(self.repeated)
 
     def emit(self, e: Emitter) -> None:
         """Table: inputs, output, constants."""
         count = len(self.steps)
         addresses = [e.argument(number) for number in range(count + 1 + self.function.constants)]
+        self._emit_repetition(e, addresses)
         if self.pieces > 1:
             with e.loop(e.begin, e.end) as unit:
                 row, piece = e.b.udiv(unit, e.i64(self.pieces)), e.b.urem(unit, e.i64(self.pieces))
@@ -91,6 +99,17 @@ class Elementwise:
             with e.loop(e.mul(e.begin, self.block), end) as row:
                 self._emit_row(e, addresses, row, 0, self.length)
         e.finish()
+
+    def _emit_repetition(self, e: Emitter, addresses: list[Value]) -> None:
+        """Repeat what comes back with each part of a row, and let its address be that."""
+        part, place = self.length // self.times, e.scratch
+        for number, item in enumerate(self.function.items):
+            if self.repeated[number]:
+                kind, source, first = _KINDS[item], addresses[number], place
+                with e.loop(0, self.length) as element:
+                    offset = e.mul(e.b.urem(element, e.i64(part)), size_of(kind))
+                    e.store(e.load(kind, source, offset), first, e.mul(element, size_of(kind)))
+                addresses[number], place = first, e.at(place, 4 * self.length)
 
     def _emit_row(self, e: Emitter, addresses: Sequence[Value], row: Value, begin: Any, end: Any) -> None:
         kinds = [_KINDS[item] for item in self.function.items]
@@ -114,25 +133,62 @@ class Elementwise:
 
 def plan_elementwise(function: Function, output: Shape, inputs: Sequence[Shape], target: Target) -> Elementwise:
     """Merge dimensions, choose lanes and the pieces."""
-    merged: list[list[int]] = []  # extent and each input's stride, from the innermost outward
+    most = function.vectors * target.lanes
+    dimensions = _merged(output, inputs)
+    repeated, times = _repetition(dimensions, most)
+    if times > 1:
+        (length, *along), (count, *outward) = dimensions[:2]
+        moved = [0 if again else stride * times for stride, again in zip(outward, repeated, strict=True)]
+        dimensions = [(length * times, *along), (count // times, *moved), *dimensions[2:]]
+    length, *steps = dimensions[0]
+    outer = dimensions[:0:-1]
+    strides = tuple(tuple(row[1 + number] for row in outer) for number in range(len(inputs)))
+    pieces = length // _CHUNK if length >= 2 * _CHUNK else 1
+    return Elementwise(
+        function,
+        tuple(row[0] for row in outer),
+        strides,
+        length,
+        tuple(steps),
+        fitting_lanes(length, most),
+        pieces,
+        max(1, _CHUNK // length),
+        times,
+        repeated,
+    )
+
+
+_Dimension: TypeAlias = "tuple[int, ...]"  # extent and each input's stride
+
+
+def _merged(output: Shape, inputs: Sequence[Shape]) -> list[_Dimension]:
+    """Return the dimensions that must be told apart, from the innermost outward; at least one."""
+    merged: list[_Dimension] = []
     steps = [1] * len(inputs)
     for axis in range(1, len(output) + 1):
-        extent = output[-axis]
-        strides = [
-            step if axis <= len(shape) and shape[-axis] > 1 else 0 for shape, step in zip(inputs, steps, strict=True)
-        ]
-        steps = [step * (shape[-axis] if axis <= len(shape) else 1) for shape, step in zip(inputs, steps, strict=True)]
-        if extent == 1:
+        extents = [shape[-axis] if axis <= len(shape) else 1 for shape in inputs]
+        strides = [step if extent > 1 else 0 for extent, step in zip(extents, steps, strict=True)]
+        steps = [step * extent for step, extent in zip(steps, extents, strict=True)]
+        if output[-axis] == 1:
             continue
-        if merged and all(s == inner * merged[-1][0] for s, inner in zip(strides, merged[-1][1:], strict=True)):
-            merged[-1][0] *= extent
+        count, *inner = merged[-1] if merged else (0, *strides)
+        if merged and all(s == count * i for s, i in zip(strides, inner, strict=True)):
+            merged[-1] = (count * output[-axis], *inner)
         else:
-            merged.append([extent, *strides])
-    length, *along = merged[0] if merged else [1, *[0] * len(inputs)]
-    outer = merged[:0:-1]
-    extents, strides_of = tuple(one[0] for one in outer), [one[1:] for one in outer]
-    strides_by_input = tuple(tuple(row[number] for row in strides_of) for number in range(len(inputs)))
-    lanes = fitting_lanes(length, function.vectors * target.lanes)
-    pieces = length // _CHUNK if length >= 2 * _CHUNK else 1
-    block = max(1, _CHUNK // length)
-    return Elementwise(function, extents, strides_by_input, length, tuple(along), lanes, pieces, block)
+            merged.append((output[-axis], *strides))
+    return merged or [(1, *[0] * len(inputs))]
+
+
+def _repetition(dimensions: Sequence[_Dimension], most_lanes: int) -> tuple[tuple[bool, ...], int]:
+    """Return which inputs come back with each row, and how many short rows may be one."""
+    (length, *steps), *outer = dimensions
+    nothing = (False,) * len(steps), 1
+    if not outer or length >= 4 * most_lanes:
+        return nothing
+    inputs = [(step, [row[1 + number] for row in outer]) for number, step in enumerate(steps)]
+    repeated = tuple(step == 1 and not any(strides) for step, strides in inputs)
+    goes_on = ((step == 1 and strides[0] == length) or (not step and not any(strides)) for step, strides in inputs)
+    if not all(again or on for again, on in zip(repeated, goes_on, strict=True)):
+        return nothing
+    times = max(t for t in range(1, max(2, _LONG_ROW // length + 1)) if outer[0][0] % t == 0)
+    return (repeated, times) if times > 1 else nothing
