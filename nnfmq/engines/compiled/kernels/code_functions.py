@@ -14,7 +14,9 @@ from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, v
 from nnfmq.engines.compiled.kernels.combining import CodeExtreme
 from nnfmq.engines.compiled.kernels.functions import compared, truth
 from nnfmq.engines.compiled.kernels.requantize import Requantization
-from nnfmq.operations.quantization import Multipliers
+from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN
+from nnfmq.operations.quantization import Multipliers, code_range
+from nnfmq.operations.signature import Tensor
 
 __all__ = [
     "CodeChoice",
@@ -36,27 +38,43 @@ _LANES = 64  # constants are repeated to more than the widest vector
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Codes of whole numbers, by one multiplier for all."""
+    """Codes of whole numbers, by one multiplier for all. Behind the rows of the requantization there are one of zero
+    points and the bytes of the least and of the greatest code."""
 
+    signed: bool
     requantization: Requantization
 
     def codes(self, e: Emitter, values: Value, constants: Value) -> Value:
         """Return bytes."""
-        if values.type.count == 1:  # products are taken in pairs
+        lanes = values.type.count
+        if lanes == 1:  # products are taken in pairs
             pair = self.codes(e, e.shuffle(values, values, (0, 0)), constants)
             return e.shuffle(pair, pair, (0,))
-        return self.requantization.narrowed(e, self.requantization.codes(e, values, constants, 0))
+        steps = self.requantization.codes(e, values, constants, 0)
+        wide = e.b.add(steps, _row(e, constants, _ROWS, lanes))
+        least, most = (-128, 127) if self.signed else (0, 255)
+        held = e.clamp(wide, e.splat(I32, least, lanes), e.splat(I32, most, lanes))
+        codes, kind = e.b.trunc(held, vector(I8, lanes)), "s" if self.signed else "u"
+        low, high = (e.load(codes.type, constants, 4 * _LANES * (_ROWS + 1) + _LANES * byte) for byte in (0, 1))
+        return e.intrinsic(f"llvm.{kind}min", e.intrinsic(f"llvm.{kind}max", codes, low), high)
 
 
-def scaled(real: tuple[int, int], bound: int, zero_point: int, low: int, high: int) -> tuple[Scaled, bytes] | None:
+_ROWS = 5  # of a requantization's constants
+
+
+def scaled(multiplier: tuple[int, int], bound: int, activation: int, output: Tensor) -> tuple[Scaled, bytes] | None:
     """Return the form and the constants for a quantized multiplier (mantissa, shift), None where 32 bits do not do.
 
-    `bound` is on the absolute values of what is scaled.
+    `bound` is on the absolute values of what is scaled to codes of `output`.
     """
-    multipliers = Multipliers(np.full(_LANES, real[0], np.int64), np.full(_LANES, real[1], np.int64))
+    multipliers = Multipliers(np.full(_LANES, multiplier[0], np.int64), np.full(_LANES, multiplier[1], np.int64))
     bias, bounds = np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64)
-    found = Requantization.of(multipliers, bias, bounds, _LANES, zero_point, low, high)
-    return None if found is None else (Scaled(found), found.constants(multipliers, bias))
+    found = Requantization.of(multipliers, bias, bounds, _LANES, 0, INT32_MIN, INT32_MAX)
+    if found is None:
+        return None
+    limits = np.repeat(np.array(code_range(activation, output), output.dtype), _LANES)
+    rows = found.constants(multipliers, bias) + repeated(output.zero_point) + limits.tobytes()
+    return Scaled(output.dtype.kind == "i", found), rows
 
 
 def repeated(*numbers: int) -> bytes:

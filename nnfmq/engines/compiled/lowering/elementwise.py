@@ -80,7 +80,7 @@ def _sum(
         int(np.abs(scaled_codes(tensor, multiplier, sign)).max())
         for tensor, multiplier, sign in zip((first, second), multipliers, signs, strict=True)
     )
-    finish = codes.scaled(total, most, output.zero_point, *code_range(activation, output))
+    finish = codes.scaled(total, most, activation, output)
     if finish is None:
         return None
     halved = multipliers[0] == (1 << 30, 0), multipliers[1] == (1 << 30, 0)
@@ -96,8 +96,7 @@ def _product(
     first: Tensor, second: Tensor, output: Tensor, activation: int
 ) -> tuple[Function, tuple[bytes, ...]] | None:
     real = float(np.float32(first.scale) * np.float32(second.scale)) / output.scale
-    low, high = code_range(activation, output)
-    finish = codes.scaled(quantize_multiplier(real), 1 << 16, output.zero_point, low, high)
+    finish = codes.scaled(quantize_multiplier(real), 1 << 16, activation, output)
     if finish is None:
         return None
     zero_points = codes.repeated(first.zero_point, second.zero_point)
@@ -232,9 +231,8 @@ def _prelu(input: Tensor, alpha: Tensor, *, output: Tensor, target: Target) -> L
         return None
     scales = np.float32(input.scale), np.float32(alpha.scale), np.float32(output.scale)
     reals = float(scales[0] / scales[2]), float(scales[0] * scales[1]) / float(scales[2])
-    low, high = type_range(output)
     passed, sloped = (
-        codes.scaled(quantize_multiplier(real), bound, output.zero_point, low, high)
+        codes.scaled(quantize_multiplier(real), bound, FusedActivationFunc.NONE, output)
         for real, bound in zip(reals, (255, 1 << 16), strict=True)
     )
     if passed is None or sloped is None:
