@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, I8, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.emission import F32, F64, I8, I32, I64, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.floats import (
     clamped,
     exponential,
@@ -43,6 +43,16 @@ def _elu(e: Emitter, x: Value, alpha: float) -> Value:
 
 def _prelu(e: Emitter, x: Value, slope: Value) -> Value:
     return e.b.select(e.b.fcmp_ordered(">=", x, _splat(e, x, 0)), x, e.b.fmul(x, slope))
+
+
+def _quotient(e: Emitter, a: Value, b: Value) -> Value:
+    """Return a / b rounded down, which float64 has exactly before and after; what is divided by 0 becomes 0."""
+    lanes, real, zero = a.type.count, vector(F64, a.type.count), e.splat(I32, 0, a.type.count)
+    by_nothing = e.b.icmp_signed("==", b, zero)
+    divisor = e.b.select(by_nothing, e.splat(I32, 1, lanes), b)
+    quotient = e.intrinsic("llvm.floor", e.b.fdiv(e.b.sitofp(a, real), e.b.sitofp(divisor, real)))
+    wrapped = e.b.trunc(e.b.fptosi(quotient, vector(I64, lanes)), a.type)
+    return e.b.select(by_nothing, zero, wrapped)
 
 
 def _intrinsic(name: str) -> _Unary:
@@ -80,6 +90,7 @@ _FLOAT_BINARY: dict[str, _Binary] = {
 
 _WHOLE_BINARY: dict[str, _Binary] = {
     "add": lambda e, a, b: e.b.add(a, b),
+    "div": _quotient,
     "maximum": lambda e, a, b: e.intrinsic("llvm.smax", a, b),
     "minimum": lambda e, a, b: e.intrinsic("llvm.smin", a, b),
     "mul": lambda e, a, b: e.b.mul(a, b),

@@ -63,10 +63,10 @@ def _arithmetic(
     inputs = first, second
     if _are(_FLOAT, *inputs):
         return _lowered(FloatBinary(name, *float_range(activation)), output, inputs, target)
-    if _are(_WHOLE, *inputs) and name != "div":
+    if _are(_WHOLE, *inputs):
         return _lowered(WholeBinary(name), output, inputs, target)
     if not _of_codes(*inputs, output):
-        return None
+        return None  # there is no DIV of codes
     found = (_product if name == "mul" else partial(_sum, name == "sub"))(first, second, output, activation)
     return None if found is None else _lowered(found[0], output, inputs, target, found[1])
 
