@@ -10,6 +10,7 @@ activation; its DIV rounds down, and what is divided by 0 becomes 0. There is no
 from __future__ import annotations
 
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -47,6 +48,8 @@ from nnfmq.operations.signature import (
     form,
 )
 
+Multiplier: TypeAlias = tuple[int, int]  # mantissa and shift
+
 
 def plan_float(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan a float ufunc and its activation."""
@@ -69,9 +72,8 @@ def plan_quantized_sum(sign: int, first: Tensor, second: Tensor, *, output: Tens
     """Plan first + sign · second of codes."""
     require_activation(activation)
     low, high = code_range(activation, output)
-    common = 2.0 * max(first.scale, second.scale)
-    addends, others = _scaled_codes(first, common, 1), _scaled_codes(second, common, sign)
-    multiplier, shift = fixed_point.quantize_multiplier_below_one(common / ((1 << 20) * output.scale))
+    (one, other), (multiplier, shift) = sum_multipliers(first, second, output)
+    addends, others = scaled_codes(first, one, 1), scaled_codes(second, other, sign)
 
     def run(a: Array, b: Array) -> Array:
         sums = np.add(addends.take(a.view(np.uint8)), others.take(b.view(np.uint8)))
@@ -82,10 +84,17 @@ def plan_quantized_sum(sign: int, first: Tensor, second: Tensor, *, output: Tens
     return run
 
 
-def _scaled_codes(tensor: Tensor, common: float, sign: int) -> Ints:
-    """Return each code's value in units of common / 2^20, by the bits of the code."""
-    multiplier, shift = fixed_point.quantize_multiplier_below_one(tensor.scale / common)
-    return fixed_point.multiply((ints(all_codes(tensor)) - tensor.zero_point) << 20, sign * multiplier, shift)
+def sum_multipliers(first: Tensor, second: Tensor, output: Tensor) -> tuple[tuple[Multiplier, Multiplier], Multiplier]:
+    """Return the multipliers of both operands, to units of a common scale / 2^20, and of their sum."""
+    common = 2.0 * max(first.scale, second.scale)
+    one, other = (fixed_point.quantize_multiplier_below_one(tensor.scale / common) for tensor in (first, second))
+    return (one, other), fixed_point.quantize_multiplier_below_one(common / ((1 << 20) * output.scale))
+
+
+def scaled_codes(tensor: Tensor, multiplier: Multiplier, sign: int) -> Ints:
+    """Return each code's value in the units of the sum, by the bits of the code."""
+    mantissa, shift = multiplier
+    return fixed_point.multiply((ints(all_codes(tensor)) - tensor.zero_point) << 20, sign * mantissa, shift)
 
 
 def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:

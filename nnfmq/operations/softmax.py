@@ -70,8 +70,7 @@ def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: 
     """Plan SOFTMAX of codes: Q5 differences, exponentials in Q0, their sum in Q12."""
     lowest = type_range(output)[0]
     require_quantization(output, 1 / 256, lowest)
-    exponentials = _exponentials(input.scale, beta)
-    summands = fixed_point.rounding_shift(exponentials, 12)
+    exponentials, summands = exponential_tables(input.scale, beta)
     if 0 in input.shape:
         return lambda codes: codes.copy()
 
@@ -85,14 +84,15 @@ def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: 
     return run
 
 
-def _exponentials(scale: float, beta: float) -> Ints:
-    """Return e^(-beta·scale·d) in Q0 for d = 0..255; 0 beyond the radius."""
+def exponential_tables(scale: float, beta: float) -> tuple[Ints, Ints]:
+    """Return e^(-beta·scale·d) for d = 0..255, in Q0 and in Q12; 0 beyond the radius."""
     real = min(beta * scale * (1 << 26), float((1 << 30) - 1))  # above, e^-16 and less is 0 among codes anyway
     multiplier, shift = fixed_point.quantize_multiplier_above_one(real)
     differences = -np.arange(256, dtype=np.int64)
     inside = differences >= -fixed_point.input_radius(5, shift)
     scaled = fixed_point.high_mul(np.where(inside, differences, 0) << shift, multiplier)
-    return np.where(inside, fixed_point.exp_on_negative_values(scaled, 5), 0)
+    exponentials = np.where(inside, fixed_point.exp_on_negative_values(scaled, 5), 0)
+    return exponentials, fixed_point.rounding_shift(exponentials, 12)
 
 
 def _reciprocal(sums: Ints) -> tuple[Ints, Ints]:

@@ -1,11 +1,14 @@
 """One operation through the compiling engine and through the interpreter, on the same random arguments.
 
 Codes must be equal bit by bit; floats within 1e-5, relative and absolute (sums are in another order). The test fails,
-too, where no kernel computed the operation: comparing the interpreter with itself would show nothing.
+too, where no kernel computed the operation: comparing the interpreter with itself would show nothing. Inputs end where
+memory does, as those of a client may: a kernel that reads further ends the process.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +20,8 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array
 from nnfmq.validation import validate_model
 
 FLOAT_TOLERANCE = 1e-5
+_PROT_NONE = 0
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def random_inputs(model: Model, seed: int) -> list[Array]:
@@ -28,10 +33,25 @@ def random_inputs(model: Model, seed: int) -> list[Array]:
 def _random(random: np.random.Generator, operand: Operand) -> Array:
     dtype, shape = NUMPY_TYPES[operand.type], operand.dimensions
     if dtype.kind == "f":
-        return np.asarray(random.normal(size=shape), dtype)
+        floats: Array = random.normal(size=shape).astype(dtype)
+        return floats
     info = np.iinfo(dtype)
     low, high = (info.min, info.max) if dtype.itemsize == 1 else (-1000, 1000)
-    return np.asarray(random.integers(low, high, size=shape, endpoint=True), dtype)
+    numbers: Array = random.integers(low, high, size=shape, endpoint=True).astype(dtype)
+    return numbers
+
+
+def before_a_guard(array: Array) -> Array:
+    """Return a copy of an array that ends at a page which nobody may read."""
+    page = mmap.PAGESIZE
+    size = -(-array.nbytes // page) * page
+    memory = mmap.mmap(-1, size + page)
+    guard = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + size
+    if _libc.mprotect(ctypes.c_void_p(guard), page, _PROT_NONE):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    copied = np.frombuffer(memory, array.dtype, array.size, size - array.nbytes).reshape(array.shape)
+    copied[...] = array
+    return copied
 
 
 def outputs_of(program: interpreter.Program, model: Model, inputs: Sequence[Array]) -> list[Array]:
@@ -48,7 +68,7 @@ def assert_kernels_agree(model: Model, seed: int = 0, runs: int = 2, tolerance: 
     compiled, reference = prepare(model), interpreter.prepare(model)
     assert compiled.generated == frozenset(range(len(model.main.operations)))
     for run in range(runs):
-        inputs = random_inputs(model, seed + run)
+        inputs = [before_a_guard(array) for array in random_inputs(model, seed + run)]
         pairs = zip(outputs_of(compiled, model, inputs), outputs_of(reference, model, inputs), strict=True)
         for ours, expected in pairs:
             if expected.dtype.kind == "f":

@@ -41,7 +41,7 @@ class Requantization:
         """Return the form, or None where 32 bits do not hold what is between. `bounds` are on |sum| without bias."""
         left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
         most = (np.abs(bias) + bounds) << left
-        if int((most + (np.int64(1) << right)).max(initial=0)) > INT32_MAX:
+        if int((most + (np.int64(1) << right)).max(initial=0)) > INT32_MAX - 255:  # a zero point is added last
             return None
         return cls(channels, zero_point, low, high, bool(left.any()), not bool(right.all()))
 

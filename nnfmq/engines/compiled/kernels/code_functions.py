@@ -1,0 +1,340 @@
+"""Functions of 8-bit codes, for `elementwise`: exact, by the reference's roundings or by its tables.
+
+Numbers that come from scales are constants in memory, so that operations of one shape share their code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.combining import CodeExtreme
+from nnfmq.engines.compiled.kernels.functions import compared, truth
+from nnfmq.engines.compiled.kernels.requantize import Requantization
+from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN
+from nnfmq.operations.quantization import Multipliers, code_range
+from nnfmq.operations.signature import Tensor
+
+__all__ = [
+    "CodeChoice",
+    "CodeClamp",
+    "CodeCompared",
+    "CodePrelu",
+    "CodeProduct",
+    "CodeSelect",
+    "CodeSum",
+    "CodeTable",
+    "Dequantize",
+    "Quantize",
+    "Scaled",
+    "scaled",
+]
+
+_LANES = 64  # constants are repeated to more than the widest vector
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Codes of whole numbers, by one multiplier for all. Behind the rows of the requantization there are one of zero
+    points and the bytes of the least and of the greatest code."""
+
+    signed: bool
+    requantization: Requantization
+
+    def codes(self, e: Emitter, values: Value, constants: Value) -> Value:
+        """Return bytes."""
+        lanes = values.type.count
+        if lanes == 1:  # products are taken in pairs
+            pair = self.codes(e, e.shuffle(values, values, (0, 0)), constants)
+            return e.shuffle(pair, pair, (0,))
+        steps = self.requantization.codes(e, values, constants, 0)
+        wide = e.b.add(steps, _row(e, constants, _ROWS, lanes))
+        least, most = (-128, 127) if self.signed else (0, 255)
+        held = e.clamp(wide, e.splat(I32, least, lanes), e.splat(I32, most, lanes))
+        codes, kind = e.b.trunc(held, vector(I8, lanes)), "s" if self.signed else "u"
+        low, high = (e.load(codes.type, constants, 4 * _LANES * (_ROWS + 1) + _LANES * byte) for byte in (0, 1))
+        return e.intrinsic(f"llvm.{kind}min", e.intrinsic(f"llvm.{kind}max", codes, low), high)
+
+
+_ROWS = 5  # of a requantization's constants
+
+
+def scaled(multiplier: tuple[int, int], bound: int, activation: int, output: Tensor) -> tuple[Scaled, bytes] | None:
+    """Return the form and the constants for a quantized multiplier (mantissa, shift), None where 32 bits do not do.
+
+    `bound` is on the absolute values of what is scaled to codes of `output`.
+    """
+    multipliers = Multipliers(np.full(_LANES, multiplier[0], np.int64), np.full(_LANES, multiplier[1], np.int64))
+    bias, bounds = np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64)
+    found = Requantization.of(multipliers, bias, bounds, _LANES, 0, INT32_MIN, INT32_MAX)
+    if found is None:
+        return None
+    limits = np.repeat(np.array(code_range(activation, output), output.dtype), _LANES)
+    rows = found.constants(multipliers, bias) + repeated(output.zero_point) + limits.tobytes()
+    return Scaled(output.dtype.kind == "i", found), rows
+
+
+def repeated(*numbers: int) -> bytes:
+    """Return whole numbers of 32 bits as rows that vectors load."""
+    return np.repeat(np.array(numbers, np.int64).astype("<i4"), _LANES).tobytes()
+
+
+def _row(e: Emitter, constants: Value, row: int, lanes: int) -> Value:
+    return e.load(vector(I32, lanes), constants, 4 * _LANES * row)
+
+
+def _whole(e: Emitter, codes: Value, signed: bool) -> Value:
+    return (e.b.sext if signed else e.b.zext)(codes, vector(I32, codes.type.count))
+
+
+def looked_up(e: Emitter, codes: Value, table: Value) -> Value:
+    """Return table[code] for each lane, codes by their bits."""
+    result = codes
+    for lane in range(codes.type.count):
+        code = e.b.zext(e.b.extract_element(codes, e.i64(lane)), I64)
+        result = e.b.insert_element(result, e.load(I8, table, code), e.i64(lane))
+    return result
+
+
+class _OfCodes:
+    result = "u1"
+    vectors = 2
+
+
+class _OfTwo(_OfCodes):
+    items: tuple[str, ...] = ("u1", "u1")
+
+
+class _OfOne(_OfCodes):
+    items: tuple[str, ...] = ("u1",)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTable(_OfOne):
+    """Any function of one code. Constant: 256 results, by the bits of the code."""
+
+    constants = 1
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return looked_up(e, values[0], constants[0])
+
+
+@dataclass(frozen=True, slots=True)
+class CodeClamp(_OfOne):
+    """Codes held within two bounds."""
+
+    signed: bool
+    low: int
+    high: int
+
+    constants = 0
+    vectors = 8
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return CodeExtreme(self.signed, True, self.low, self.high).result(e, values[0], 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSum(_OfTwo):
+    """ADD and SUB: both operands in units of a common scale / 2^20, their sum scaled.
+
+    An operand that is `halved` has the larger scale, which is half of the common one: its multiplier is 1/2 (with the
+    sign of SUB in `negated`). Others are (x·m + 2^10) >> 11 with m in two parts, then shifted with ties away from 0.
+    Constants: those of the operands, zero point first; those of the sum.
+    """
+
+    signed: tuple[bool, bool]
+    halved: tuple[bool, bool]
+    negated: bool
+    scaled: Scaled
+
+    constants = 3
+
+    @staticmethod
+    def operand(zero_point: int, multiplier: tuple[int, int], sign: int) -> bytes:
+        """Return the constants of an operand."""
+        mantissa, right = sign * multiplier[0], -multiplier[1]
+        return repeated(zero_point, mantissa >> 11, mantissa & 2047, (1 << right) >> 1, right)
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        first, second = (self._addend(e, number, values[number], constants[number]) for number in (0, 1))
+        return self.scaled.codes(e, e.b.add(first, second), constants[2])
+
+    def _addend(self, e: Emitter, number: int, codes: Value, constants: Value) -> Value:
+        lanes = codes.type.count
+        zero_point, high, low, half, right = (_row(e, constants, row, lanes) for row in range(5))
+        centred = e.b.sub(_whole(e, codes, self.signed[number]), zero_point)
+        if self.halved[number]:
+            shifted = e.b.shl(centred, e.splat(I32, 19, lanes))
+            return e.b.neg(shifted) if number and self.negated else shifted
+        rest = e.b.add(e.b.mul(centred, low), e.splat(I32, 1 << 10, lanes))
+        value = e.b.add(e.b.mul(centred, high), e.b.ashr(rest, e.splat(I32, 11, lanes)))
+        tie = e.b.ashr(value, e.splat(I32, 31, lanes))
+        return e.b.ashr(e.b.add(e.b.add(value, half), tie), right)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeProduct(_OfTwo):
+    """MUL: the product of the centred codes, scaled. Constants: both zero points; those of the product."""
+
+    signed: tuple[bool, bool]
+    scaled: Scaled
+
+    constants = 2
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return self.scaled.codes(e, e.b.mul(*_both_centred(e, values, self.signed, constants[0])), constants[1])
+
+
+def _both_centred(
+    e: Emitter, values: Sequence[Value], signed: tuple[bool, bool], zero_points: Value
+) -> tuple[Value, Value]:
+    first, second = (
+        e.b.sub(_whole(e, value, sign), _row(e, zero_points, row, value.type.count))
+        for row, (value, sign) in enumerate(zip(values, signed, strict=True))
+    )
+    return first, second
+
+
+@dataclass(frozen=True, slots=True)
+class CodePrelu(_OfTwo):
+    """PRELU: what passes is scaled by one multiplier, products with a slope by another.
+
+    Constants: both zero points; those of what passes; those of products.
+    """
+
+    signed: tuple[bool, bool]
+    passed: Scaled
+    sloped: Scaled
+
+    constants = 3
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        centred, slopes = _both_centred(e, values, self.signed, constants[0])
+        passes = e.b.icmp_signed(">=", centred, e.splat(I32, 0, centred.type.count))
+        passed = self.passed.codes(e, centred, constants[1])
+        return e.b.select(passes, passed, self.sloped.codes(e, e.b.mul(centred, slopes), constants[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class CodeChoice(_OfTwo):
+    """MAXIMUM and MINIMUM; operands that are `adapted` go through a table first, which is a constant."""
+
+    signed: bool
+    greatest: bool
+    adapted: tuple[bool, bool]
+
+    @property
+    def constants(self) -> int:
+        """One for each that is adapted."""
+        return sum(self.adapted)
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return CodeExtreme(self.signed, self.greatest, 0, 0).joined(e, *_adapted(e, values, self.adapted, constants))
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSelect(_OfCodes):
+    """SELECT; operands that are `adapted` go through a table first, which is a constant."""
+
+    adapted: tuple[bool, bool]
+
+    items = ("u1", "u1", "u1")
+
+    @property
+    def constants(self) -> int:
+        """One for each that is adapted."""
+        return sum(self.adapted)
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        chosen = e.b.icmp_unsigned("!=", values[0], e.splat(I8, 0, values[0].type.count))
+        return e.b.select(chosen, *_adapted(e, values[1:], self.adapted, constants))
+
+
+def _adapted(
+    e: Emitter, values: Sequence[Value], adapted: tuple[bool, bool], constants: Sequence[Value]
+) -> list[Value]:
+    tables = iter(constants)
+    return [
+        looked_up(e, value, next(tables)) if needed else value for value, needed in zip(values, adapted, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Dequantize(_OfOne):
+    """The float32 values of codes."""
+
+    signed: bool
+    zero_point: int
+    scale: float
+
+    result = "f4"
+    constants = 0
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return _real(e, values[0], self.signed, self.zero_point, self.scale)
+
+
+def _real(e: Emitter, codes: Value, signed: bool, zero_point: int, scale: float) -> Value:
+    lanes = codes.type.count
+    centred = e.b.sub(_whole(e, codes, signed), e.splat(I32, zero_point, lanes))
+    return e.b.fmul(e.b.sitofp(centred, vector(F32, lanes)), e.splat(F32, scale, lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class CodeCompared(_OfTwo):
+    """Whether the values of two codes are in an order. `operands` are (signed, zero point, scale)."""
+
+    order: str
+    operands: tuple[tuple[bool, int, float], tuple[bool, int, float]]
+
+    constants = 0
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        first, second = (_real(e, value, *operand) for value, operand in zip(values, self.operands, strict=True))
+        return truth(e, compared(e, self.order, first, second))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize(_OfCodes):
+    """Codes of float32: the quotient in float32, rounded half away from 0; NaN becomes the zero point."""
+
+    zero_point: int
+    scale: float
+    low: int
+    high: int
+
+    items = ("f4",)
+    constants = 0
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        lanes = values[0].type.count
+        kind, wide = vector(F32, lanes), vector(I32, lanes)
+        quotient = e.b.fdiv(values[0], e.splat(F32, self.scale, lanes))
+        size = e.intrinsic("llvm.fabs", quotient)
+        most = e.splat(F32, 1024.0, lanes)  # beyond any code; what is below has exact halves
+        held = e.b.select(e.b.fcmp_ordered("<", size, most), size, most)
+        whole = e.b.fptosi(held, wide)
+        rest = e.b.fsub(held, e.b.sitofp(whole, kind))
+        up = e.b.zext(e.b.fcmp_ordered(">=", rest, e.splat(F32, 0.5, lanes)), wide)
+        steps, zero = e.b.add(whole, up), e.splat(I32, 0, lanes)
+        below = e.b.fcmp_ordered("<", quotient, e.splat(F32, 0.0, lanes))
+        signed = e.b.select(below, e.b.sub(zero, steps), steps)
+        known = e.b.select(e.b.fcmp_ordered("ord", quotient, quotient), signed, zero)
+        codes = e.b.add(known, e.splat(I32, self.zero_point, lanes))
+        return e.b.trunc(
+            e.clamp(codes, e.splat(I32, self.low, lanes), e.splat(I32, self.high, lanes)), vector(I8, lanes)
+        )

@@ -1,0 +1,286 @@
+"""Functions of float32, INT32 and truth values, for `elementwise`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnfmq.engines.compiled.emission import F32, F64, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.floats import (
+    clamped,
+    exponential,
+    exponential_less_one,
+    greater,
+    lesser,
+    logarithm,
+    logistic,
+    one_by_one,
+    tanh,
+)
+
+__all__ = ["Cast", "Choice", "Compared", "FloatBinary", "FloatUnary", "Logical", "WholeBinary", "WholeUnary"]
+
+_Unary = Callable[[Emitter, Value, float], Value]
+_Binary = Callable[[Emitter, Value, Value], Value]
+
+
+def _splat(e: Emitter, like: Value, number: float) -> Value:
+    return e.splat(F32, float(np.float32(number)), like.type.count)
+
+
+def _hard_swish(e: Emitter, x: Value, _: float) -> Value:
+    gate = clamped(e, e.b.fadd(x, _splat(e, x, 3)), 0.0, 6.0)
+    return e.b.fmul(e.b.fmul(x, gate), _splat(e, x, 1 / 6))
+
+
+def _elu(e: Emitter, x: Value, alpha: float) -> Value:
+    below = e.b.fmul(exponential_less_one(e, x), _splat(e, x, alpha))
+    return e.b.select(e.b.fcmp_ordered("<", x, _splat(e, x, 0)), below, x)
+
+
+def _prelu(e: Emitter, x: Value, slope: Value) -> Value:
+    return e.b.select(e.b.fcmp_ordered(">=", x, _splat(e, x, 0)), x, e.b.fmul(x, slope))
+
+
+def _quotient(e: Emitter, a: Value, b: Value) -> Value:
+    """Return a / b rounded down, which float64 has exactly before and after; what is divided by 0 becomes 0."""
+    lanes, real, zero = a.type.count, vector(F64, a.type.count), e.splat(I32, 0, a.type.count)
+    by_nothing = e.b.icmp_signed("==", b, zero)
+    divisor = e.b.select(by_nothing, e.splat(I32, 1, lanes), b)
+    quotient = e.intrinsic("llvm.floor", e.b.fdiv(e.b.sitofp(a, real), e.b.sitofp(divisor, real)))
+    wrapped = e.b.trunc(e.b.fptosi(quotient, vector(I64, lanes)), a.type)
+    return e.b.select(by_nothing, zero, wrapped)
+
+
+def _intrinsic(name: str) -> _Unary:
+    return lambda e, x, _: e.intrinsic(name, x)
+
+
+_FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {
+    "abs": (2, _intrinsic("llvm.fabs")),
+    "elu": (1, _elu),
+    "exp": (1, lambda e, x, _: exponential(e, x)),
+    "floor": (2, _intrinsic("llvm.floor")),
+    "hard_swish": (2, _hard_swish),
+    "log": (1, lambda e, x, _: logarithm(e, x)),
+    "logistic": (1, lambda e, x, _: logistic(e, x)),
+    "neg": (2, lambda e, x, _: e.b.fneg(x)),
+    "relu": (2, lambda e, x, _: clamped(e, x, 0.0, np.inf)),
+    "relu1": (2, lambda e, x, _: clamped(e, x, -1.0, 1.0)),
+    "relu6": (2, lambda e, x, _: clamped(e, x, 0.0, 6.0)),
+    "rsqrt": (1, lambda e, x, _: e.b.fdiv(_splat(e, x, 1), e.intrinsic("llvm.sqrt", x))),
+    "sin": (1, lambda e, x, _: one_by_one(e, "llvm.sin", x)),
+    "sqrt": (1, _intrinsic("llvm.sqrt")),
+    "tanh": (1, lambda e, x, _: tanh(e, x)),
+}
+
+_FLOAT_BINARY: dict[str, _Binary] = {
+    "add": lambda e, a, b: e.b.fadd(a, b),
+    "div": lambda e, a, b: e.b.fdiv(a, b),
+    "maximum": greater,
+    "minimum": lesser,
+    "mul": lambda e, a, b: e.b.fmul(a, b),
+    "pow": lambda e, a, b: one_by_one(e, "llvm.pow", a, b),
+    "prelu": _prelu,
+    "sub": lambda e, a, b: e.b.fsub(a, b),
+}
+
+_WHOLE_BINARY: dict[str, _Binary] = {
+    "add": lambda e, a, b: e.b.add(a, b),
+    "div": _quotient,
+    "maximum": lambda e, a, b: e.intrinsic("llvm.smax", a, b),
+    "minimum": lambda e, a, b: e.intrinsic("llvm.smin", a, b),
+    "mul": lambda e, a, b: e.b.mul(a, b),
+    "sub": lambda e, a, b: e.b.sub(a, b),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FloatUnary:
+    """A function of one float32, by name; `parameter` is ELU's alpha."""
+
+    name: str
+    parameter: float = 0.0
+
+    items = ("f4",)
+    result = "f4"
+    constants = 0
+
+    @property
+    def vectors(self) -> int:
+        """Fewer for what takes many registers."""
+        return _FLOAT_UNARY[self.name][0]
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return _FLOAT_UNARY[self.name][1](e, values[0], self.parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class FloatBinary:
+    """A function of two float32, by name, clamped."""
+
+    name: str
+    low: float = -np.inf
+    high: float = np.inf
+
+    items = ("f4", "f4")
+    result = "f4"
+    constants = 0
+    vectors = 2
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return clamped(e, _FLOAT_BINARY[self.name](e, *values), self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeUnary:
+    """The absolute value or the opposite of INT32, which wraps around."""
+
+    name: str
+
+    items = ("i4",)
+    result = "i4"
+    constants = 0
+    vectors = 2
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        opposite = e.b.sub(e.splat(I32, 0, values[0].type.count), values[0])
+        return opposite if self.name == "neg" else e.intrinsic("llvm.smax", values[0], opposite)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBinary:
+    """A function of two INT32, which wrap around, by name."""
+
+    name: str
+
+    items = ("i4", "i4")
+    result = "i4"
+    constants = 0
+    vectors = 2
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return _WHOLE_BINARY[self.name](e, *values)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """From one of float32, INT32 and bytes without sign to another; what does not fit becomes the nearest, NaN 0."""
+
+    source: str
+    result: str
+
+    constants = 0
+    vectors = 2
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """The one source."""
+        return (self.source,)
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        (value,) = values
+        lanes = value.type.count
+        if self.source == "f4":
+            name = f"llvm.fptosi.sat.v{lanes}i32.v{lanes}f32"
+            value = e.call(name, vector(I32, lanes), value)
+        elif self.source == "u1":
+            value = e.b.zext(value, vector(I32, lanes))
+        if self.result == "u1":
+            held = e.clamp(value, e.splat(I32, 0, lanes), e.splat(I32, 255, lanes))
+            return e.b.trunc(held, vector(I8, lanes))
+        return value if self.result == "i4" else e.b.sitofp(value, vector(F32, lanes))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Whether two float32 or two INT32 are in an order, as bytes of 0 and 1. NaN only differs."""
+
+    order: str
+    item: str
+
+    result = "u1"
+    constants = 0
+    vectors = 2
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Two of a type."""
+        return (self.item, self.item)
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return truth(e, compared(e, self.order, *values))
+
+
+def compared(e: Emitter, order: str, first: Value, second: Value) -> Value:
+    """Return one bit for each lane."""
+    if first.type.element != F32:
+        return e.b.icmp_signed(order, first, second)
+    compare = e.b.fcmp_unordered if order == "!=" else e.b.fcmp_ordered
+    return compare(order, first, second)
+
+
+def truth(e: Emitter, bits: Value) -> Value:
+    """Return bits as bytes of 0 and 1."""
+    return e.b.zext(bits, vector(I8, bits.type.count))
+
+
+@dataclass(frozen=True, slots=True)
+class Logical:
+    """A function of truth values, any byte but 0 being true: "and", "or", "not", or an order."""
+
+    name: str
+
+    result = "u1"
+    constants = 0
+    vectors = 4
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """One or two bytes."""
+        return ("u1",) if self.name == "not" else ("u1", "u1")
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        zero = e.splat(I8, 0, values[0].type.count)
+        if self.name == "not":
+            return truth(e, e.b.icmp_unsigned("==", values[0], zero))
+        bits: Any = [truth(e, e.b.icmp_unsigned("!=", value, zero)) for value in values]
+        if self.name in ("and", "or"):
+            return (e.b.and_ if self.name == "and" else e.b.or_)(*bits)
+        return truth(e, e.b.icmp_unsigned(self.name, *bits))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """SELECT of elements of any type of 1 or 4 bytes."""
+
+    item: str
+
+    constants = 0
+    vectors = 2
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """The condition and both operands."""
+        return ("u1", self.item, self.item)
+
+    @property
+    def result(self) -> str:
+        """The operands' type."""
+        return self.item
+
+    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        condition, first, second = values
+        chosen = e.b.icmp_unsigned("!=", condition, e.splat(I8, 0, condition.type.count))
+        return e.b.select(chosen, first, second)

@@ -1,0 +1,88 @@
+"""Lines along one dimension of an array: `length` elements that lie `inner` from each other, combined into one value.
+
+Lanes are neighbours in a line where `inner` is 1, else elements of as many lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nnfmq.engines.compiled.emission import Emitter, Value
+from nnfmq.engines.compiled.kernels.combining import Combination, folded
+from nnfmq.engines.compiled.kernels.spans import fitting_lanes, new_lanes, spans
+from nnfmq.operations.signature import Shape
+
+__all__ = ["Lines", "plan_lines"]
+
+_UNIT = 1 << 11
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """`rows` times `inner` lines. A unit is a block of rows."""
+
+    rows: int
+    length: int
+    inner: int
+    lanes: int
+    block: int
+
+    @property
+    def units(self) -> int:
+        """Blocks of rows."""
+        return math.ceil(self.rows / self.block)
+
+    @property
+    def rounds(self) -> int:
+        """How many vectors cover a line."""
+        return self.length if self.inner > 1 else math.ceil(self.length / self.lanes)
+
+    def emit_each(self, e: Emitter, emit: Callable[[Value, Value], None]) -> None:
+        """Emit loops over the kernel's share; `emit` gets a line's first element and the line's number.
+
+        Across lines these are the first of as many as there are lanes.
+        """
+        end = e.intrinsic("llvm.smin", e.mul(e.end, self.block), e.i64(self.rows))
+        with e.loop(e.mul(e.begin, self.block), end) as row:
+            first, number = e.mul(row, self.length * self.inner), e.mul(row, self.inner)
+            if self.inner == 1:
+                emit(first, number)
+            else:
+                with spans(e, self.inner, self.lanes) as lane:
+                    emit(e.add(first, lane), e.add(number, lane))
+
+    def place(self, e: Emitter, k: Value) -> Value:
+        """Return where the elements of round `k` begin, counted along the line."""
+        if self.inner > 1:
+            return k
+        wanted = e.mul(k, self.lanes)
+        if self.length % self.lanes == 0:
+            return wanted
+        return e.intrinsic("llvm.smin", wanted, e.i64(self.length - self.lanes))
+
+    def offset(self, e: Emitter, k: Value) -> Value:
+        """Return where the elements of round `k` begin, in elements from the line's first."""
+        return e.mul(self.place(e, k), self.inner)
+
+    def counted(self, e: Emitter, k: Value, values: Value, neutral: Value) -> Value:
+        """Return the values of round `k`, `neutral` in the place of those that the round before had already."""
+        if self.inner > 1:
+            return values
+        new = new_lanes(e, self.length, self.lanes, self.place(e, k), e.mul(k, self.lanes))
+        return values if new is None else e.b.select(new, values, neutral)
+
+    def of_line(self, e: Emitter, combination: Combination, values: Value) -> Value:
+        """Return the combination of a line, in all of its lanes."""
+        if self.inner > 1:
+            return values
+        single = folded(e, combination, values)
+        return e.broadcast(e.b.extract_element(single, e.i64(0)), self.lanes)
+
+
+def plan_lines(shape: Shape, axis: int, most_lanes: int) -> Lines:
+    """Choose lanes and blocks for lines along `axis`."""
+    rows, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    lanes = fitting_lanes(inner if inner > 1 else length, most_lanes)
+    return Lines(rows, length, inner, lanes, max(1, _UNIT // (length * inner)))

@@ -1,0 +1,197 @@
+"""SOFTMAX and LOG_SOFTMAX along one dimension: rows of `length` elements that lie `inner` from each other.
+
+Of floats the exponentials (or their powers) wait in scratch memory for the sum. Of codes there are two tables of the
+reference's, indexed by how far a code is below the row's greatest: exponentials with no whole bits, and with 12 of
+them for the sum. What remains for a row is the reciprocal of the sum, in the reference's steps, and a product for each
+code; long rows tabulate that too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.combining import CodeExtreme, FloatExtreme, FloatSum, folded
+from nnfmq.engines.compiled.kernels.floats import exponential, logarithm
+from nnfmq.engines.compiled.kernels.lines import Lines
+from nnfmq.engines.compiled.kernels.spans import fitting_lanes
+from nnfmq.engines.compiled.target import Target
+from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2
+
+__all__ = ["LONGEST_CODES", "LONGEST_FLOATS", "CodeSoftmax", "FloatSoftmax", "plan_code_softmax"]
+
+LONGEST_CODES = (1 << 13) - 1  # the sum has 32 bits
+LONGEST_FLOATS = 1 << 18
+_UNIT = 1 << 11
+_FALSE = ir.Constant(ir.IntType(1), 0)
+_TABULATED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FloatSoftmax:
+    """Lines of float32; with `logarithm` LOG_SOFTMAX. In scratch memory is what each element adds to the result."""
+
+    lines: Lines
+    beta: float
+    logarithm: bool
+
+    @property
+    def units(self) -> int:
+        """Those of the lines."""
+        return self.lines.units
+
+    def scratch_bytes(self, target: Target) -> int:
+        """A vector for each round."""
+        return 4 * self.lines.rounds * self.lines.lanes
+
+    def emit(self, e: Emitter) -> None:
+        """Table: input, output."""
+        source, out = e.argument(0), e.argument(1)
+        self.lines.emit_each(
+            e, lambda first, _: self._emit_line(e, e.at(source, e.mul(first, 4)), e.at(out, e.mul(first, 4)))
+        )
+        e.finish()
+
+    def _emit_line(self, e: Emitter, source: Value, out: Value) -> None:
+        lines, lanes = self.lines, self.lines.lanes
+        kind, zeros = vector(F32, lanes), e.splat(F32, 0.0, lanes)
+
+        def compare(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
+            return [e.b.select(e.b.fcmp_ordered(">", loaded, values[0]), loaded, values[0])]
+
+        def sum_up(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
+            below = e.b.fmul(e.b.fsub(loaded, greatest), e.splat(F32, self.beta, lanes))
+            power = exponential(e, below)
+            e.store(below if self.logarithm else power, e.scratch, e.mul(k, 4 * lanes))
+            return [e.b.fadd(values[0], lines.counted(e, k, power, zeros))]
+
+        extreme = FloatExtreme(True)
+        (found,) = e.carry(lines.rounds, [extreme.neutral(e, lanes)], compare)
+        greatest = lines.of_line(e, extreme, found)
+        (found,) = e.carry(lines.rounds, [zeros], sum_up)
+        total = lines.of_line(e, FloatSum(), found)
+        total = logarithm(e, total) if self.logarithm else total
+        with e.loop(0, lines.rounds) as k:
+            kept = e.load(kind, e.scratch, e.mul(k, 4 * lanes))
+            result = e.b.fsub(kept, total) if self.logarithm else e.b.fdiv(kept, total)
+            e.store(result, out, e.mul(lines.offset(e, k), 4))
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSoftmax:
+    """Rows of codes, `rows` times `inner` of them."""
+
+    rows: int
+    length: int
+    inner: int
+    signed: bool
+    lanes: int
+    block: int
+
+    @property
+    def units(self) -> int:
+        """Blocks of rows."""
+        return math.ceil(self.rows * self.inner / self.block)
+
+    def scratch_bytes(self, target: Target) -> int:
+        """A table of results."""
+        return 256
+
+    def emit(self, e: Emitter) -> None:
+        """Table: input, output, exponentials, the same for the sum."""
+        source, out, exponentials, summands = map(e.argument, range(4))
+        end = e.intrinsic("llvm.smin", e.mul(e.end, self.block), e.i64(self.rows * self.inner))
+        with e.loop(e.mul(e.begin, self.block), end) as number:
+            row, lane = e.b.udiv(number, e.i64(self.inner)), e.b.urem(number, e.i64(self.inner))
+            offset = e.add(e.mul(row, self.length * self.inner), lane)
+            first, place = e.at(source, offset), e.at(out, offset)
+            greatest = self._greatest(e, first)
+            scale, exponent = _reciprocal(e, self._sum(e, first, greatest, summands))
+            if self.length < _TABULATED:
+                with e.loop(0, self.length) as k:
+                    at = e.mul(self._below(e, first, k, greatest), 4)
+                    share = self._shares(e, e.load(vector(I32, 1), exponentials, at), scale, exponent)
+                    e.store(share, place, e.mul(k, self.inner))
+            else:
+                self._emit_table(e, exponentials, scale, exponent)
+                with e.loop(0, self.length) as k:
+                    share = e.load(I8, e.scratch, self._below(e, first, k, greatest))
+                    e.store(share, place, e.mul(k, self.inner))
+        e.finish()
+
+    def _greatest(self, e: Emitter, first: Value) -> Value:
+        extreme = CodeExtreme(self.signed, True, 0, 0)
+        lanes = fitting_lanes(self.length, 8 * e.target.lanes) if self.inner == 1 else 1
+        last = self.length - lanes
+
+        def compare(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            place = e.mul(k, self.inner) if lanes == 1 else e.intrinsic("llvm.smin", e.mul(k, lanes), e.i64(last))
+            return [extreme.joined(e, values[0], extreme.widened(e, first, place, lanes))]
+
+        (found,) = e.carry(math.ceil(self.length / lanes), [extreme.neutral(e, lanes)], compare)
+        return e.b.extract_element(folded(e, extreme, found), e.i64(0))
+
+    def _below(self, e: Emitter, first: Value, k: Value, greatest: Value) -> Value:
+        """Return by how much an element is below the greatest: 0 to 255 whatever memory says by now."""
+        code = e.load(I8, first, e.mul(k, self.inner))
+        return e.b.zext(e.b.sub(greatest, code), I64)
+
+    def _sum(self, e: Emitter, first: Value, greatest: Value, summands: Value) -> Value:
+        def add(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            summand = e.load(I32, summands, e.mul(self._below(e, first, k, greatest), 4))
+            return [e.b.add(values[0], e.b.zext(summand, I64))]
+
+        return e.carry(self.length, [e.i64(0)], add)[0]
+
+    def _emit_table(self, e: Emitter, exponentials: Value, scale: Value, exponent: Value) -> None:
+        with e.loop(0, 256, self.lanes) as entry:
+            values = e.load(vector(I32, self.lanes), exponentials, e.mul(entry, 4))
+            e.store(self._shares(e, values, scale, exponent), e.scratch, entry)
+
+    def _shares(self, e: Emitter, exponentials: Value, scale: Value, exponent: Value) -> Value:
+        """Return the codes of exponentials times `scale`; all is positive, so both roundings are half up."""
+        lanes = exponentials.type.count
+        wide = vector(I64, lanes)
+        factor = e.b.zext(e.broadcast(e.b.trunc(scale, I32), lanes), wide)
+        product = e.b.add(e.b.mul(e.b.zext(exponentials, wide), factor), e.splat(I64, 1 << 30, lanes))
+        high = e.b.lshr(product, e.splat(I64, 31, lanes))
+        half = e.broadcast(e.b.shl(e.i64(1), e.b.sub(exponent, e.i64(1))), lanes)
+        shares = e.b.lshr(e.b.add(high, half), e.broadcast(exponent, lanes))
+        few = e.b.trunc(shares, vector(I32, lanes))  # none is above 2^9
+        codes = e.b.trunc(e.intrinsic("llvm.umin", few, e.splat(I32, 255, lanes)), vector(I8, lanes))
+        return e.b.xor(codes, e.splat(I8, -128, lanes)) if self.signed else codes
+
+
+def _reciprocal(e: Emitter, total: Value) -> tuple[Value, Value]:
+    """Return the reciprocal of a sum with 12 whole bits: its mantissa, and the right shift to codes.
+
+    These are the steps of `operations.fixed_point.reciprocal_of_one_plus`, in 64 bits.
+    """
+    zeros = e.b.sub(e.call("llvm.ctlz.i64", I64, total, _FALSE), e.i64(32))
+    fraction = e.b.sub(e.b.shl(total, zeros), e.i64(1 << 31))
+    half = e.b.ashr(e.b.add(fraction, e.i64(1 << 31)), e.i64(1))
+    x = e.b.add(e.i64(1515870810), _high_product(e, half, e.i64(-1010580540)))
+    for _ in range(3):
+        error = e.b.sub(e.i64(ONE_Q2), _high_product(e, half, x))
+        x = e.b.add(x, _shifted_left(e, _high_product(e, x, error), 2))
+    return _shifted_left(e, x, 1), e.b.sub(e.i64(35), zeros)
+
+
+def _high_product(e: Emitter, first: Value, second: Value) -> Value:
+    product = e.b.ashr(e.b.add(e.b.mul(first, second), e.i64(1 << 30)), e.i64(31))
+    return e.intrinsic("llvm.smin", product, e.i64(INT32_MAX))
+
+
+def _shifted_left(e: Emitter, value: Value, bits: int) -> Value:
+    return e.clamp(e.b.shl(value, e.i64(bits)), e.i64(INT32_MIN), e.i64(INT32_MAX))
+
+
+def plan_code_softmax(rows: int, length: int, inner: int, signed: bool, target: Target) -> CodeSoftmax:
+    """Choose lanes and blocks."""
+    return CodeSoftmax(rows, length, inner, signed, target.lanes, max(1, _UNIT // length))

@@ -1,0 +1,142 @@
+"""Pooling and what goes along axes: AVERAGE_POOL_2D, L2_POOL_2D, MAX_POOL_2D, MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_SUM,
+ARGMAX, ARGMIN and L2_NORMALIZATION."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from nnfmq.engines.compiled.kernels.combining import (
+    CodeExtreme,
+    CodeMean,
+    Combination,
+    FloatExtreme,
+    FloatMean,
+    FloatRoot,
+    FloatSum,
+)
+from nnfmq.engines.compiled.kernels.extremes import ExtremeIndex
+from nnfmq.engines.compiled.kernels.lines import plan_lines
+from nnfmq.engines.compiled.kernels.norms import FloatNormalization
+from nnfmq.engines.compiled.kernels.pooling import plan_pool
+from nnfmq.engines.compiled.kernels.reducing import plan_reduction
+from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
+from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.quantization import code_range, float_range, type_range
+from nnfmq.operations.reduction import reduced_axes
+from nnfmq.operations.shapes import normal_axis, windows
+from nnfmq.operations.signature import Array, Tensor
+
+__all__ = ["RULES"]
+
+_FLOAT, _CODES = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
+
+
+def _pool(
+    combine: Callable[[Tensor, int, int], Combination | None],
+    input: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    filter_width: int,
+    filter_height: int,
+    activation: int,
+    **geometry: int,
+) -> Lowered | None:
+    batch, height, width, channels = input.shape
+    rows, columns = windows((height, width), (filter_height, filter_width), **geometry)
+    combination = combine(output, activation, rows.size * columns.size)
+    if combination is None:
+        return None
+    kernel = plan_pool((batch, height, width, channels), rows, columns, combination, target)
+    cells = batch * rows.count * columns.count * rows.size * columns.size * channels
+    return Lowered(kernel, (), cells * combination.item_bytes // 32)
+
+
+def _average(output: Tensor, activation: int, most: int) -> Combination | None:
+    if output.dtype == _FLOAT:
+        return FloatMean(*float_range(activation))
+    if output.dtype not in _CODES:
+        return None
+    return CodeMean.of(output.dtype.kind == "i", most, True, *code_range(activation, output))
+
+
+def _root(output: Tensor, activation: int, most: int) -> Combination | None:
+    return FloatRoot(*float_range(activation)) if output.dtype == _FLOAT else None
+
+
+def _most(output: Tensor, activation: int, most: int) -> Combination | None:
+    if output.dtype == _FLOAT:
+        return FloatExtreme(True, *float_range(activation))
+    if output.dtype not in _CODES:
+        return None
+    return CodeExtreme(output.dtype.kind == "i", True, *code_range(activation, output))
+
+
+def _reduce(
+    combine: Callable[[Tensor, int], Combination | None],
+    input: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    axes: Array,
+    keep_dimensions: int,
+) -> Lowered | None:
+    gone = reduced_axes(axes, len(input.shape))
+    combination = combine(input, math.prod(input.shape[axis] for axis in gone))
+    if combination is None or 0 in input.shape:
+        return None
+    kernel = plan_reduction(input.shape, gone, combination, target)
+    return Lowered(kernel, (), math.prod(input.shape) * combination.item_bytes // 32)
+
+
+def _mean(input: Tensor, count: int) -> Combination | None:
+    if input.dtype == _FLOAT:
+        return FloatMean()
+    return CodeMean.of(input.dtype.kind == "i", count, False, *type_range(input)) if input.dtype in _CODES else None
+
+
+def _extreme(greatest: bool, input: Tensor, count: int) -> Combination | None:
+    if input.dtype == _FLOAT:
+        return FloatExtreme(greatest)
+    return CodeExtreme(input.dtype.kind == "i", greatest, *type_range(input)) if input.dtype in _CODES else None
+
+
+def _sum(input: Tensor, count: int) -> Combination | None:
+    return FloatSum() if input.dtype == _FLOAT else None
+
+
+def _index(greatest: bool, input: Tensor, *, output: Tensor, target: Target, axis: int) -> Lowered | None:
+    """ARGMAX and ARGMIN."""
+    items = {_FLOAT: "f4", np.dtype("<i4"): "i4", _CODES[0]: "u1", _CODES[1]: "i1"}
+    item = items.get(input.dtype)
+    if item is None:
+        return None
+    lines = plan_lines(input.shape, normal_axis(axis, len(input.shape)), 2 * target.lanes)
+    return Lowered(ExtremeIndex(lines, item, greatest), (), math.prod(input.shape) // 4)
+
+
+def _normalization(input: Tensor, *, output: Tensor, target: Target, axis: int = -1) -> Lowered | None:
+    """L2_NORMALIZATION of floats."""
+    if input.dtype != _FLOAT:
+        return None
+    lines = plan_lines(input.shape, normal_axis(axis, len(input.shape)), 2 * target.lanes)
+    return Lowered(FloatNormalization(lines), (), math.prod(input.shape) // 2)
+
+
+RULES: Mapping[OperationType, Rule] = {
+    OperationType.ARGMAX: partial(_index, True),
+    OperationType.ARGMIN: partial(_index, False),
+    OperationType.AVERAGE_POOL_2D: partial(_pool, _average),
+    OperationType.L2_POOL_2D: partial(_pool, _root),
+    OperationType.L2_NORMALIZATION: _normalization,
+    OperationType.MAX_POOL_2D: partial(_pool, _most),
+    OperationType.MEAN: partial(_reduce, _mean),
+    OperationType.REDUCE_MAX: partial(_reduce, partial(_extreme, True)),
+    OperationType.REDUCE_MIN: partial(_reduce, partial(_extreme, False)),
+    OperationType.REDUCE_SUM: partial(_reduce, _sum),
+}

@@ -1,0 +1,115 @@
+"""What goes along one axis by generated kernels, against the interpreter: SOFTMAX, norms, indexes of extremes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.compiled import assert_kernels_agree, outputs_of
+from support.small_models import one_operation
+
+from nnfmq.engines import interpreter
+from nnfmq.engines.compiled.program import prepare
+from nnfmq.hal.types import Model, Operand, OperandType, OperationType
+
+SHAPES = [
+    ((1, 1001), -1),
+    ((3, 2), 1),
+    ((1, 1), 1),
+    ((200, 63), -1),
+    ((2, 5, 3, 7), 1),
+    ((4, 70, 9), 1),
+    ((100, 2), 0),
+    ((64,), 0),
+    ((2, 8000), -1),
+]
+F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+I32 = OperandType.TENSOR_INT32
+ENGINES = (prepare, interpreter.prepare)
+
+
+def softmax(kind: str, shape: tuple[int, ...], axis: int, beta: float, scale: float) -> Model:
+    if kind == "float":
+        source = out = Operand(F32, shape)
+    else:
+        code, lowest = (Q8, 0) if kind == "uint8" else (Q8S, -128)
+        source, out = Operand(code, shape, scale, 5), Operand(code, shape, 1 / 256, lowest)
+    return one_operation(OperationType.SOFTMAX, [source, beta, axis], out)
+
+
+@pytest.mark.parametrize("scale", [0.007, 0.1, 2.0])
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_softmax_of_codes_is_the_interpreter_s(kind: str, shape: tuple[int, ...], axis: int, scale: float) -> None:
+    assert_kernels_agree(softmax(kind, shape, axis, 1.0, scale))
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_softmax_of_floats_is_the_interpreter_s(shape: tuple[int, ...], axis: int, beta: float) -> None:
+    assert_kernels_agree(softmax("float", shape, axis, beta, 0.0))
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_logarithms_of_softmax_are_the_interpreter_s(shape: tuple[int, ...], axis: int) -> None:
+    assert_kernels_agree(
+        one_operation(OperationType.LOG_SOFTMAX, [Operand(F32, shape), 1.5, axis], Operand(F32, shape))
+    )
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_norms_are_the_interpreter_s(shape: tuple[int, ...], axis: int) -> None:
+    assert_kernels_agree(
+        one_operation(OperationType.L2_NORMALIZATION, [Operand(F32, shape), axis], Operand(F32, shape))
+    )
+
+
+@pytest.mark.parametrize("values", [[0.0, -0.0, 0.0], [1e-9, 0.0, 0.0], [np.nan, 1.0, 2.0], [3e38, 3e38, 1.0]])
+def test_norms_of_special_rows_are_the_interpreter_s(values: list[float]) -> None:
+    model = one_operation(OperationType.L2_NORMALIZATION, [Operand(F32, (1, 3)), 1], Operand(F32, (1, 3)))
+    with np.errstate(all="ignore"):
+        ours, expected = (outputs_of(engine(model), model, [np.float32([values])])[0] for engine in ENGINES)
+
+    np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+INDEXED = {
+    "float": Operand(F32),
+    "int32": Operand(I32),
+    "uint8": Operand(Q8, (), 0.1, 3),
+    "int8": Operand(Q8S, (), 0.1, 3),
+}
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize("kind", INDEXED)
+@pytest.mark.parametrize("code", [OperationType.ARGMAX, OperationType.ARGMIN])
+def test_indexes_of_extremes_are_the_interpreter_s(
+    code: OperationType, kind: str, shape: tuple[int, ...], axis: int
+) -> None:
+    left = tuple(n for place, n in enumerate(shape) if place != axis % len(shape)) or (1,)
+    assert_kernels_agree(one_operation(code, [replace(INDEXED[kind], dimensions=shape), axis], Operand(I32, left)))
+
+
+@pytest.mark.parametrize("code", [OperationType.ARGMAX, OperationType.ARGMIN])
+def test_the_first_of_equal_floats_and_of_nans_is_the_extreme(code: OperationType) -> None:
+    rows = np.ones((6, 37), np.float32)
+    rows[0], rows[1, 5:], rows[2, [9, 20]], rows[3, [30, 36]] = np.inf, -0.0, np.nan, -np.inf
+    rows[1, :5], rows[4, 2], rows[5, 36] = 0.0, -np.nan, 1 if code is OperationType.ARGMAX else 0.5
+    model = one_operation(code, [Operand(F32, rows.shape), 1], Operand(I32, (6,)))
+    ours, expected = (outputs_of(engine(model), model, [rows])[0] for engine in ENGINES)
+
+    np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_rows_of_equal_and_of_extreme_codes_are_the_interpreter_s(kind: str) -> None:
+    """The least and the greatest sums that a row can have."""
+    model = softmax(kind, (3, 4000), -1, 1.0, 0.5)
+    codes = np.full((3, 4000), 7, "u1" if kind == "uint8" else "i1")
+    codes[1], codes[2] = np.iinfo(codes.dtype).min, np.iinfo(codes.dtype).max
+    codes[1, 5] = np.iinfo(codes.dtype).max
+    ours, expected = (outputs_of(engine(model), model, [codes])[0] for engine in ENGINES)
+
+    np.testing.assert_array_equal(ours, expected)
