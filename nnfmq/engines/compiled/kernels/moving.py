@@ -1,0 +1,288 @@
+"""Elements at other places: nests of loops around runs of bytes, which serve all that only copies.
+
+A kernel is made of *pieces* that write disjoint parts of the outputs. A piece goes along its axes, each a step of so
+many bytes in what is read and another in what is written, and moves a run at each point. Work is cut along each
+piece's outermost axis. Where what is contiguous on one side is not on the other, square tiles are transposed in
+registers, so that both sides are read and written in vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from nnfmq.engines.compiled.emission import I8, I16, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["NOWHERE", "Axis", "Moving", "Piece", "nanoseconds", "plan_moving"]
+
+NOWHERE = -(1 << 40)  # an offset in a table for which the piece's filler is read
+
+_UNIT_BYTES = 1 << 13
+_MOST_UNITS = 16
+_STRAIGHT = 4  # rounds of an innermost loop that are written one after the other
+_ELEMENTS = {1: I8, 2: I16, 4: I32}
+_LEAST_TILE = 4
+_TILE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """`extent` steps, each of so many bytes.
+
+    With a `table` the source's offsets are there, as 64-bit numbers from byte `source` of that entry in the kernel's
+    table of addresses on.
+    """
+
+    extent: int
+    source: int
+    target: int
+    table: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Runs of `run` bytes from one array to another, by their places in the table of addresses; axes outermost first.
+
+    `source` None: bytes of `fill`. `codes`: the place of 256 codes through which each byte goes. `filler`: the place
+    of a run that is read where tables say NOWHERE. `tile`: the last two axes are transposed in squares of this edge.
+    """
+
+    source: int | None
+    target: int
+    source_offset: int
+    target_offset: int
+    axes: tuple[Axis, ...]
+    run: int
+    fill: int = 0
+    codes: int | None = None
+    filler: int | None = None
+    tile: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """How much it writes."""
+        return self.run * math.prod(axis.extent for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """All pieces, of elements of `size` bytes."""
+
+    pieces: tuple[Piece, ...]
+    size: int
+    units: int
+
+    def scratch_bytes(self, target: Target) -> int:
+        """None."""
+        return 0
+
+    def emit(self, e: Emitter) -> None:
+        """Table: as the pieces say."""
+        for piece in self.pieces:
+            _Emission(e, piece, self.size, self.units).emit()
+        e.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Emission:
+    e: Emitter
+    piece: Piece
+    size: int
+    units: int
+
+    def emit(self) -> None:
+        e, piece = self.e, self.piece
+        source = None if piece.source is None else e.at(e.argument(piece.source), piece.source_offset)
+        target = e.at(e.argument(piece.target), piece.target_offset)
+        if piece.axes:
+            self._along(0, source, 0, target)
+            return
+        begin, end = self._share(piece.run)
+        self._move(source, begin, e.at(target, begin), e.b.sub(end, begin))
+
+    def _share(self, extent: int) -> tuple[Value, Value]:
+        """Return which of `extent` rounds this call is to do."""
+        e = self.e
+        begin, end = (e.b.udiv(e.mul(bound, extent), e.i64(self.units)) for bound in (e.begin, e.end))
+        return begin, end
+
+    def _along(self, number: int, source: Value, offset: Value, target: Value) -> None:
+        """Emit the loop along axis `number` and what is in it; `offset` is the way from `source` so far."""
+        e, piece = self.e, self.piece
+        if number == len(piece.axes):
+            self._move(source, offset, target, piece.run)
+            return
+        if piece.tile and number == len(piece.axes) - 2:
+            self._transpose(e.at(source, offset), target, number == 0)
+            return
+        axis = piece.axes[number]
+
+        def step(index: Value) -> None:
+            self._along(number + 1, source, self._further(axis, offset, index), e.at(target, e.mul(index, axis.target)))
+
+        if number and number == len(piece.axes) - 1 and axis.extent <= _STRAIGHT:
+            for index in range(axis.extent):
+                step(index)
+            return
+        begin, end = self._share(axis.extent) if number == 0 else (0, axis.extent)
+        with e.loop(begin, end) as index:
+            step(index)
+
+    def _further(self, axis: Axis, offset: Value, index: Value) -> Value:
+        e = self.e
+        if axis.table is None:
+            return e.add(offset, e.mul(index, axis.source))
+        place = e.add(axis.source, e.mul(index, 8))
+        return e.add(offset, e.load(I64, e.argument(axis.table), place))
+
+    def _move(self, source: Value, offset: Value, target: Value, count: int | Value) -> None:
+        e, piece = self.e, self.piece
+        if source is None:
+            e.fill(target, piece.fill, count)
+            return
+        place = e.at(source, offset)
+        if piece.filler is not None:
+            nowhere = e.b.icmp_signed("<", e.i64(offset), e.i64(0))
+            place = e.b.select(nowhere, e.argument(piece.filler), place)
+        if piece.codes is None:
+            e.copy(target, place, count)
+            return
+        codes = e.argument(piece.codes)
+        with e.loop(0, count) as index:
+            code = e.b.zext(e.load(I8, place, index), I64)
+            e.store(e.load(I8, codes, code), target, index)
+
+    def _transpose(self, source: Value, target: Value, shared: bool) -> None:
+        """Emit the tiles of the last two axes: contiguous in the source is the first, in the target the second.
+
+        The last tile along an axis begins earlier where the extent is no multiple, in the same share of the work as
+        the whole tile before it.
+        """
+        e, edge = self.e, self.piece.tile
+        rows, columns = self.piece.axes[-2:]
+        begin, end = self._share(rows.extent // edge) if shared else (0, rows.extent // edge)
+        kind = vector(_ELEMENTS[self.size], edge)
+
+        def square(row: Value) -> None:
+            with e.loop(0, columns.extent, edge) as column:
+                if columns.extent % edge:
+                    column = e.intrinsic("llvm.smin", column, e.i64(columns.extent - edge))
+                first = e.at(source, e.add(e.mul(row, rows.source), e.mul(column, columns.source)))
+                loaded = [e.load(kind, first, k * columns.source) for k in range(edge)]
+                place = e.at(target, e.add(e.mul(row, rows.target), e.mul(column, columns.target)))
+                for k, value in enumerate(transposed(e, loaded, self.size)):
+                    e.store(value, place, k * rows.target)
+
+        with e.loop(begin, end) as number:
+            first = e.mul(number, edge)
+            if rows.extent % edge == 0:
+                square(first)
+                return
+            is_last = e.b.icmp_signed("==", number, e.i64(rows.extent // edge - 1))
+            with e.loop(0, e.b.select(is_last, e.i64(2), e.i64(1))) as more:
+                square(e.intrinsic("llvm.smin", e.add(first, e.mul(more, edge)), e.i64(rows.extent - edge)))
+
+
+def transposed(e: Emitter, rows: Sequence[Value], size: int) -> list[Value]:
+    """Return the columns of a square of vectors of a power of two elements.
+
+    First squares within 16 bytes, by interleaving; then these squares change places.
+    """
+    count = len(rows)
+    within = min(count, 16 // size)
+    result = list(rows)
+    for first in range(0, count, within):
+        result[first : first + within] = _interleaved(e, result[first : first + within], within)
+    step = within
+    while step < count:
+        for i in range(count):
+            if not i & step:
+                one, other = result[i], result[i + step]
+                low = [lane if not lane & step else count + lane - step for lane in range(count)]
+                high = [lane + step if not lane & step else count + lane for lane in range(count)]
+                result[i], result[i + step] = e.shuffle(one, other, low), e.shuffle(one, other, high)
+        step *= 2
+    return result
+
+
+def _interleaved(e: Emitter, rows: Sequence[Value], within: int) -> list[Value]:
+    """Transpose each square of `within` lanes."""
+    count, half, result = rows[0].type.count, within // 2, list(rows)
+
+    def order(first: int) -> list[int]:
+        pairs = [
+            (block + first + k, count + block + first + k) for block in range(0, count, within) for k in range(half)
+        ]
+        return [lane for pair in pairs for lane in pair]
+
+    for _ in range(within.bit_length() - 1):
+        pairs = list(zip(result[:half], result[half:], strict=True))
+        result = [e.shuffle(one, other, order(first)) for one, other in pairs for first in (0, half)]
+    return result
+
+
+def plan_moving(pieces: Sequence[Piece], size: int, target: Target) -> Moving:
+    """Merge what is contiguous, choose tiles and an outermost axis for each piece, and the number of units."""
+    shaped = tuple(_shaped(piece, size, target) for piece in pieces if piece.bytes)
+    units = max(1, min(_MOST_UNITS, sum(piece.bytes for piece in shaped) // _UNIT_BYTES))
+    return Moving(shaped, size, units)
+
+
+def _shaped(piece: Piece, size: int, target: Target) -> Piece:
+    """Return the piece with as few axes as possible, in a good order. Its axes are in the target's order."""
+    axes: list[Axis] = []
+    for axis in (*(a for a in piece.axes if a.extent > 1 or a.table is not None), Axis(piece.run, 1, 1)):
+        last = axes[-1] if axes else None
+        if last and _continues(last, axis, piece.source is None):
+            axes[-1] = Axis(last.extent * axis.extent, axis.source, axis.target)
+        else:
+            axes.append(axis)
+    inner = axes.pop()
+    tile = _tile(axes, inner.extent, size, target) if piece.source is not None and piece.filler is None else None
+    if tile is not None:
+        edge, row = tile
+        moved = axes.pop(row)
+        axes.insert(len(axes) - 1, moved)
+        return replace(piece, axes=tuple(_outermost(axes[:-2]) + axes[-2:]), run=inner.extent, tile=edge)
+    return replace(piece, axes=tuple(_outermost(axes)), run=inner.extent)
+
+
+def _continues(outer: Axis, inner: Axis, fills: bool) -> bool:
+    if outer.table is not None or inner.table is not None:
+        return False
+    return outer.target == inner.extent * inner.target and (fills or outer.source == inner.extent * inner.source)
+
+
+def _tile(axes: Sequence[Axis], run: int, size: int, target: Target) -> tuple[int, int] | None:
+    """Return the edge of a tile and which axis is contiguous in the source, where tiles can be transposed."""
+    if run != size or len(axes) < 2 or axes[-1].table is not None or axes[-1].target != size:
+        return None
+    contiguous = [n for n, axis in enumerate(axes[:-1]) if axis.table is None and axis.source == size]
+    if not contiguous:
+        return None
+    most = min(axes[-1].extent, axes[contiguous[0]].extent, target.lanes if size == 4 else _TILE_BYTES // size)
+    edge = 1 << (most.bit_length() - 1)
+    return (edge, contiguous[0]) if edge >= _LEAST_TILE else None
+
+
+def _outermost(axes: list[Axis]) -> list[Axis]:
+    """Return the axes with one in front that is long enough to be shared out, where there is one."""
+    if not axes or axes[0].extent >= _MOST_UNITS:
+        return axes
+    longest = max(range(len(axes)), key=lambda number: axes[number].extent)
+    if longest == len(axes) - 1 and len(axes) > 1:
+        return axes  # the innermost one goes along neighbours
+    return [axes[longest], *axes[:longest], *axes[longest + 1 :]]
+
+
+def nanoseconds(kernel: Moving) -> int:
+    """Return about how long it takes one thread."""
+
+    def cost(piece: Piece) -> float:
+        per_run: Callable[[int], float] = (lambda run: run) if piece.codes is not None else (lambda run: 1 + run / 16)
+        runs = piece.bytes / piece.run
+        return runs / piece.tile if piece.tile else runs * per_run(piece.run)
+
+    return int(sum(map(cost, kernel.pieces)))
