@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from nnfmq.engines.compiled.emission import Emitter, Value
 from nnfmq.operations.shapes import Window
 
-__all__ = ["Band", "Widening", "widen"]
+__all__ = ["Band", "Widening", "in_vectors", "widen"]
 
 _SLACK_BYTES = 64  # what the last group of a filter's row may read behind it
 
@@ -87,13 +87,13 @@ def widen(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: 
         cells = arithmetic.widened(e, source, e.mul(offset, item), lanes)
         e.store(cells, place, e.mul(offset, cell))
 
-    _in_vectors(e, count, 4 * e.target.lanes // cell, move)
+    in_vectors(e, count, 4 * e.target.lanes // cell, move)
 
 
 def fill(e: Emitter, arithmetic: Widening, place: Value, count: int) -> None:
     """Put `count` cells of 0 to `place`."""
     cell = arithmetic.cell_bytes
-    _in_vectors(
+    in_vectors(
         e,
         count,
         4 * e.target.lanes // cell,
@@ -101,7 +101,7 @@ def fill(e: Emitter, arithmetic: Widening, place: Value, count: int) -> None:
     )
 
 
-def _in_vectors(e: Emitter, count: int, lanes: int, move: Any) -> None:
+def in_vectors(e: Emitter, count: int, lanes: int, move: Any) -> None:
     """Call `move` with offsets and numbers of elements that cover `count`, the last whole vector twice in part."""
     if count >= lanes:
         whole = count - count % lanes

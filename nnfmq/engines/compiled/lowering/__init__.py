@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfmq.engines.compiled.lowering import aliases, moving, products
+from nnfmq.engines.compiled.lowering import aliases, moving, products, resize
 from nnfmq.engines.compiled.lowering.lowered import Alias, Lowered, Rule
 from nnfmq.hal.types import OperationType
 
 __all__ = ["RULES", "Alias", "Lowered", "Rule"]
 
-RULES: Mapping[OperationType, Rule] = {**aliases.RULES, **products.RULES, **moving.RULES}
+RULES: Mapping[OperationType, Rule] = {**aliases.RULES, **products.RULES, **moving.RULES, **resize.RULES}
