@@ -12,19 +12,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from nnfmq.engines.compiled.emission import I8, I16, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.emission import I8, I64, Emitter, Value
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["NOWHERE", "Axis", "Moving", "Piece", "nanoseconds", "plan_moving"]
+__all__ = ["NOWHERE", "Axis", "Moving", "Piece", "merged_axes", "nanoseconds", "plan_moving"]
 
 NOWHERE = -(1 << 40)  # an offset in a table for which the piece's filler is read
 
 _UNIT_BYTES = 1 << 13
 _MOST_UNITS = 16
 _STRAIGHT = 4  # rounds of an innermost loop that are written one after the other
-_ELEMENTS = {1: I8, 2: I16, 4: I32}
-_LEAST_TILE = 4
-_TILE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Piece:
     """Runs of `run` bytes from one array to another, by their places in the table of addresses; axes outermost first.
 
     `source` None: bytes of `fill`. `codes`: the place of 256 codes through which each byte goes. `filler`: the place
-    of a run that is read where tables say NOWHERE. `tile`: the last two axes are transposed in squares of this edge.
+    of a run that is read where tables say NOWHERE.
     """
 
     source: int | None
@@ -58,7 +55,6 @@ class Piece:
     fill: int = 0
     codes: int | None = None
     filler: int | None = None
-    tile: int = 0
 
     @property
     def bytes(self) -> int:
@@ -114,9 +110,6 @@ class _Emission:
         if number == len(piece.axes):
             self._move(source, offset, target, piece.run)
             return
-        if piece.tile and number == len(piece.axes) - 2:
-            self._transpose(e.at(source, offset), target, number == 0)
-            return
         axis = piece.axes[number]
 
         def step(index: Value) -> None:
@@ -154,84 +147,21 @@ class _Emission:
             code = e.b.zext(e.load(I8, place, index), I64)
             e.store(e.load(I8, codes, code), target, index)
 
-    def _transpose(self, source: Value, target: Value, shared: bool) -> None:
-        """Emit the tiles of the last two axes: contiguous in the source is the first, in the target the second.
 
-        The last tile along an axis begins earlier where the extent is no multiple, in the same share of the work as
-        the whole tile before it.
-        """
-        e, edge = self.e, self.piece.tile
-        rows, columns = self.piece.axes[-2:]
-        begin, end = self._share(rows.extent // edge) if shared else (0, rows.extent // edge)
-        kind = vector(_ELEMENTS[self.size], edge)
-
-        def square(row: Value) -> None:
-            with e.loop(0, columns.extent, edge) as column:
-                if columns.extent % edge:
-                    column = e.intrinsic("llvm.smin", column, e.i64(columns.extent - edge))
-                first = e.at(source, e.add(e.mul(row, rows.source), e.mul(column, columns.source)))
-                loaded = [e.load(kind, first, k * columns.source) for k in range(edge)]
-                place = e.at(target, e.add(e.mul(row, rows.target), e.mul(column, columns.target)))
-                for k, value in enumerate(transposed(e, loaded, self.size)):
-                    e.store(value, place, k * rows.target)
-
-        with e.loop(begin, end) as number:
-            first = e.mul(number, edge)
-            if rows.extent % edge == 0:
-                square(first)
-                return
-            is_last = e.b.icmp_signed("==", number, e.i64(rows.extent // edge - 1))
-            with e.loop(0, e.b.select(is_last, e.i64(2), e.i64(1))) as more:
-                square(e.intrinsic("llvm.smin", e.add(first, e.mul(more, edge)), e.i64(rows.extent - edge)))
-
-
-def transposed(e: Emitter, rows: Sequence[Value], size: int) -> list[Value]:
-    """Return the columns of a square of vectors of a power of two elements.
-
-    First squares within 16 bytes, by interleaving; then these squares change places.
-    """
-    count = len(rows)
-    within = min(count, 16 // size)
-    result = list(rows)
-    for first in range(0, count, within):
-        result[first : first + within] = _interleaved(e, result[first : first + within], within)
-    step = within
-    while step < count:
-        for i in range(count):
-            if not i & step:
-                one, other = result[i], result[i + step]
-                low = [lane if not lane & step else count + lane - step for lane in range(count)]
-                high = [lane + step if not lane & step else count + lane for lane in range(count)]
-                result[i], result[i + step] = e.shuffle(one, other, low), e.shuffle(one, other, high)
-        step *= 2
-    return result
-
-
-def _interleaved(e: Emitter, rows: Sequence[Value], within: int) -> list[Value]:
-    """Transpose each square of `within` lanes."""
-    count, half, result = rows[0].type.count, within // 2, list(rows)
-
-    def order(first: int) -> list[int]:
-        pairs = [
-            (block + first + k, count + block + first + k) for block in range(0, count, within) for k in range(half)
-        ]
-        return [lane for pair in pairs for lane in pair]
-
-    for _ in range(within.bit_length() - 1):
-        pairs = list(zip(result[:half], result[half:], strict=True))
-        result = [e.shuffle(one, other, order(first)) for one, other in pairs for first in (0, half)]
-    return result
-
-
-def plan_moving(pieces: Sequence[Piece], size: int, target: Target) -> Moving:
-    """Merge what is contiguous, choose tiles and an outermost axis for each piece, and the number of units."""
-    shaped = tuple(_shaped(piece, size, target) for piece in pieces if piece.bytes)
+def plan_moving(pieces: Sequence[Piece], size: int) -> Moving:
+    """Merge what is contiguous, choose an outermost axis for each piece, and the number of units."""
+    shaped = tuple(_shaped(piece) for piece in pieces if piece.bytes)
     units = max(1, min(_MOST_UNITS, sum(piece.bytes for piece in shaped) // _UNIT_BYTES))
     return Moving(shaped, size, units)
 
 
-def _shaped(piece: Piece, size: int, target: Target) -> Piece:
-    """Return the piece with as few axes as possible, in a good order. Its axes are in the target's order."""
+def _shaped(piece: Piece) -> Piece:
+    *axes, run = merged_axes(piece)
+    return replace(piece, axes=tuple(_outermost(axes)), run=run.extent)
+
+
+def merged_axes(piece: Piece) -> list[Axis]:
+    """Return as few axes as possible, in the target's order as the piece's are; the last one is the run, of bytes."""
     axes: list[Axis] = []
     for axis in (*(a for a in piece.axes if a.extent > 1 or a.table is not None), Axis(piece.run, 1, 1)):
         last = axes[-1] if axes else None
@@ -239,32 +169,13 @@ def _shaped(piece: Piece, size: int, target: Target) -> Piece:
             axes[-1] = Axis(last.extent * axis.extent, axis.source, axis.target)
         else:
             axes.append(axis)
-    inner = axes.pop()
-    tile = _tile(axes, inner.extent, size, target) if piece.source is not None and piece.filler is None else None
-    if tile is not None:
-        edge, row = tile
-        moved = axes.pop(row)
-        axes.insert(len(axes) - 1, moved)
-        return replace(piece, axes=tuple(_outermost(axes[:-2]) + axes[-2:]), run=inner.extent, tile=edge)
-    return replace(piece, axes=tuple(_outermost(axes)), run=inner.extent)
+    return axes
 
 
 def _continues(outer: Axis, inner: Axis, fills: bool) -> bool:
     if outer.table is not None or inner.table is not None:
         return False
     return outer.target == inner.extent * inner.target and (fills or outer.source == inner.extent * inner.source)
-
-
-def _tile(axes: Sequence[Axis], run: int, size: int, target: Target) -> tuple[int, int] | None:
-    """Return the edge of a tile and which axis is contiguous in the source, where tiles can be transposed."""
-    if run != size or len(axes) < 2 or axes[-1].table is not None or axes[-1].target != size:
-        return None
-    contiguous = [n for n, axis in enumerate(axes[:-1]) if axis.table is None and axis.source == size]
-    if not contiguous:
-        return None
-    most = min(axes[-1].extent, axes[contiguous[0]].extent, target.lanes if size == 4 else _TILE_BYTES // size)
-    edge = 1 << (most.bit_length() - 1)
-    return (edge, contiguous[0]) if edge >= _LEAST_TILE else None
 
 
 def _outermost(axes: list[Axis]) -> list[Axis]:
@@ -282,7 +193,6 @@ def nanoseconds(kernel: Moving) -> int:
 
     def cost(piece: Piece) -> float:
         per_run: Callable[[int], float] = (lambda run: run) if piece.codes is not None else (lambda run: 1 + run / 16)
-        runs = piece.bytes / piece.run
-        return runs / piece.tile if piece.tile else runs * per_run(piece.run)
+        return piece.bytes / piece.run * per_run(piece.run)
 
     return int(sum(map(cost, kernel.pieces)))

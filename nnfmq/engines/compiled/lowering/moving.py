@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.moving import NOWHERE, Piece, nanoseconds, plan_moving
+from nnfmq.engines.compiled.kernels.transposing import plan_transposing
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.lowering.views import View, piece
 from nnfmq.engines.compiled.target import Target
@@ -30,7 +31,10 @@ def moved(pieces: Sequence[Piece], tensor: Tensor, target: Target, constants: Se
     size = tensor.dtype.itemsize
     if size not in _SIZES or not 0 < len(pieces) <= _MOST_PIECES:
         return None
-    kernel = plan_moving(pieces, size, target)
+    square = plan_transposing(pieces[0], size, target) if len(pieces) == 1 else None
+    if square is not None:
+        return Lowered(square[0], (square[1],), pieces[0].bytes // (2 * size))
+    kernel = plan_moving(pieces, size)
     return Lowered(kernel, tuple(constants), nanoseconds(kernel))
 
 
