@@ -17,10 +17,10 @@ from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.padding import MirrorMode
 from nnfmq.operations.resizing import nearest_positions
 from nnfmq.operations.shaping import joined_codes
-from nnfmq.operations.signature import Array, Tensor
+from nnfmq.operations.signature import Array, Shape, Tensor
 from nnfmq.operations.slicing import taken_ranges
 
-__all__ = ["RULES", "moved", "permuted_image"]
+__all__ = ["RULES", "moved", "turned_image"]
 
 _SIZES = (1, 2, 4)
 _MOST_PIECES = 64  # a piece is a loop nest of its own
@@ -174,9 +174,12 @@ def transpose(input: Tensor, *, output: Tensor, target: Target, permutation: Arr
     return _one(View.of(input).permuted(order), output, target)
 
 
-def permuted_image(shape: tuple[int, ...], order: Sequence[int], like: Tensor, target: Target) -> Lowered | None:
-    """Return the kernel that puts an image of `shape` into another order of axes."""
-    return _one(View.contiguous(shape, like.dtype.itemsize).permuted(order), like, target)
+def turned_image(shape: Shape, order: Sequence[int], dtype: np.dtype[Any], target: Target) -> Lowered:
+    """Return the kernel that puts the axes of an image of `shape` into another order."""
+    made = Tensor(tuple(shape[axis] for axis in order), dtype)
+    lowered = _one(View.contiguous(shape, dtype.itemsize).permuted(order), made, target)
+    assert lowered is not None, "all images have elements of these sizes"
+    return lowered
 
 
 def reverse(input: Tensor, *, output: Tensor, target: Target, axis: Array) -> Lowered | None:
