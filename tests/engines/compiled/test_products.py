@@ -95,6 +95,21 @@ def test_depthwise_convolutions_are_the_interpreter_s(
     assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out))
 
 
+@pytest.mark.parametrize("size", [(1, 9, 8, 1, 8), (2, 7, 5, 3, 2), (1, 13, 11, 5, 9), (1, 4, 5, 16, 3)])
+@pytest.mark.parametrize("filter", [FILTERS[1], FILTERS[2]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_depth_multipliers_are_the_interpreter_s(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
+    batch, height, width, channels, multiplier = size
+    rows, columns, stride, dilation, padding, activation = filter
+    filters = channels * multiplier
+    constants = weights(kind, (1, rows, columns, filters), filters, 3, np.random.default_rng(4))
+    out = image(kind, (batch, *extents((height, width), filter), filters), 0.25, 110)
+    source = image(kind, (batch, height, width, channels), 0.5, 115)
+    arguments = [source, *constants, padding, stride, stride, multiplier, activation, False, dilation, dilation]
+
+    assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out))
+
+
 @pytest.mark.parametrize("size", [(1, 16, 8), (1, 1000, 1001), (5, 3, 17), (7, 64, 1)])
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_fully_connected_is_the_interpreter_s(kind: str, size: tuple[int, int, int]) -> None:

@@ -2,7 +2,7 @@
 
 Sums of codes are exact in float32 too, as long as a filter has fewer than some hundreds of taps, and there a
 multiply-add takes one instruction and no pairing of neighbours. Where the depth multiplier is above 1, widening repeats
-each channel.
+each channel of the image.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _POSITIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class Depthwise:
-    """An image whose every channel has a filter. `tile` is positions and vectors of channels."""
+    """An image whose every channel has `multiplier` filters; `channels` are as many as there are filters.
+
+    `tile` is positions and vectors of channels.
+    """
 
     batch: int
     height: int
@@ -41,6 +44,7 @@ class Depthwise:
     tile: tuple[int, int]
     lanes: int
     block: int
+    multiplier: int = 1
 
     @property
     def units(self) -> int:
@@ -62,7 +66,7 @@ class Depthwise:
 
     @property
     def _band(self) -> Band:
-        return Band(self.height, self.width, self.channels, self.rows, self.columns, self.block)
+        return Band(self.height, self.width, self.channels, self.rows, self.columns, self.block, self.multiplier)
 
     def scratch_bytes(self, target: Target) -> int:
         """The band's cells, and what the last vector of channels reads behind them."""
@@ -84,7 +88,9 @@ class Depthwise:
             number, first = e.b.sdiv(unit, e.i64(self._blocks)), e.b.srem(unit, e.i64(self._blocks))
             first = e.mul(first, self.block)
             served = e.intrinsic("llvm.smin", e.i64(self.block), e.b.sub(e.i64(self.rows.count), first))
-            source = e.at(image, e.mul(number, self.height * self.width * self.channels * a.item_bytes))
+            source = e.at(
+                image, e.mul(number, self.height * self.width * self.channels // self.multiplier * a.item_bytes)
+            )
             self._band.emit(e, a, source, first, served)
             target = e.at(out, e.mul(e.add(e.mul(number, self.rows.count), first), row))
             with e.loop(0, served) as r:
@@ -109,7 +115,7 @@ class Depthwise:
     def _emit_tile(self, e: Emitter, cells: Value, filters: Value, finish: Value, channel: Value) -> Sequence[Value]:
         (positions, vectors), lanes = self.tile, self.lanes
         starts = [self.arithmetic.first_sums(e, finish, e.add(channel, v * lanes), lanes) for v in range(vectors)]
-        sums = starts * positions
+        sums: Sequence[Value] = starts * positions
         if self.rows.size * self.columns.size <= _STRAIGHT_TAPS:
             for i in range(self.rows.size):
                 sums = self._emit_taps(e, e.at(cells, self._row_offset * i), filters, i * self.columns.size, sums)
@@ -189,6 +195,7 @@ def plan_depthwise(
     columns: Window,
     arithmetic: Floats | FloatCodes,
     target: Target,
+    multiplier: int,
 ) -> Depthwise:
     """Choose the tile and the blocks for a target."""
     vectors = 1
@@ -199,6 +206,5 @@ def plan_depthwise(
         if Band(height, width, channels, rows, columns, served + 1).bytes(4) > _SCRATCH_BYTES:
             break
         served += 1
-    return Depthwise(
-        batch, height, width, channels, rows, columns, arithmetic, (positions, vectors), target.lanes, served
-    )
+    tile, lanes = (positions, vectors), target.lanes
+    return Depthwise(batch, height, width, channels, rows, columns, arithmetic, tile, lanes, served, multiplier)

@@ -103,7 +103,8 @@ def _bounds(weights: Array, input: Tensor) -> Ints:
     """Return, for each channel (first axis), how large a sum of products can become."""
     info = np.iinfo(input.dtype)
     largest = max(info.max - input.zero_point, input.zero_point - info.min)
-    return np.abs(weights.astype(np.int32)).sum(axis=1, dtype=np.int64) * largest
+    bounds: Ints = np.abs(weights.astype(np.int32)).sum(axis=1, dtype=np.int64) * largest
+    return bounds
 
 
 def _finish(
@@ -130,12 +131,18 @@ def depthwise(
     activation: int,
     **geometry: int,
 ) -> Lowered | None:
-    """DEPTHWISE_CONV_2D with one filter for each channel of the input."""
-    if depth_multiplier != 1 or 0 in input.shape:
+    """DEPTHWISE_CONV_2D."""
+    if 0 in input.shape:
         return None
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    batch, height, width, _ = input.shape
+
+    def planned(arithmetic: Floats | FloatCodes) -> Depthwise:
+        channels = filter.shape[3]
+        return plan_depthwise(batch, height, width, channels, rows, columns, arithmetic, target, depth_multiplier)
+
     if _is_float(input, filter, output):
-        kernel = plan_depthwise(*input.shape, rows, columns, Floats(*float_range(activation)), target)
+        kernel = planned(Floats(*float_range(activation)))
         filled = np.zeros(kernel.panels * kernel.tile[1] * kernel.lanes, np.float32)
         filled[: len(bias.array)] = bias.array
         return Lowered(kernel, (kernel.pack(filter.array[0]), filled.tobytes()), _taps(kernel) // 12)
@@ -143,12 +150,12 @@ def depthwise(
         return None
     weights = _centred(filter)[0]
     bounds = _bounds(weights.reshape(-1, weights.shape[-1]).T, input)
-    channels = math.ceil(input.shape[3] / target.lanes) * target.lanes
+    channels = math.ceil(filter.shape[3] / target.lanes) * target.lanes
     finish = _finish(input, filter, bias, output, activation, bounds, channels)
     if finish is None or int(bounds.max(initial=0)) >= EXACT_FLOAT32:
         return None
     arithmetic = FloatCodes(input.dtype.kind == "i", input.zero_point, finish[0])
-    kernel = plan_depthwise(*input.shape, rows, columns, arithmetic, target)
+    kernel = planned(arithmetic)
     return Lowered(kernel, (kernel.pack(weights), finish[1]), _taps(kernel) // 8)
 
 
