@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
-from nnfmq.engines.compiled.lowering import RULES, Alias, Lowered
+from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Lowered
 from nnfmq.engines.compiled.lowering.moving import turned_image
 from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
@@ -43,7 +44,7 @@ class _Generated:
     Kernels only know NHWC: `turned_inputs` and `turned_outputs` say which operands the model has in NCHW.
     """
 
-    lowered: Lowered | Alias
+    lowered: Lowered | Chain | Alias
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     reference: Step
@@ -89,6 +90,7 @@ class CompiledPreparation(Preparation):
         self.target = host_target()
         self._constants = _Constants()
         self._generated: frozenset[int] = frozenset()
+        self._between = count(len(self.subgraph.operands))
         program = super().program()
         program.generated = self._generated
         return program
@@ -163,7 +165,7 @@ class CompiledPreparation(Preparation):
         """
         calls: list[Call] = []
         for one in generated:
-            if not isinstance(one.lowered, Lowered):
+            if isinstance(one.lowered, Alias):
                 continue
             inputs = [~i if turned else i for i, turned in zip(one.inputs, one.turned_inputs, strict=True)]
             for twin in inputs:
@@ -171,12 +173,26 @@ class CompiledPreparation(Preparation):
                     values[twin] = values[~twin].permuted(TO_NHWC)
                     calls.append(self._turning(~twin, twin, TO_NHWC, values))
             if not one.turned_outputs:
-                calls.append(self._call(one.lowered, inputs, one.outputs))
+                calls += self._stages(one.lowered, inputs, one.outputs, values)
                 continue
             values.update({~index: values[index].permuted(TO_NHWC) for index in one.outputs})
-            calls.append(self._call(one.lowered, inputs, [~index for index in one.outputs]))
+            calls += self._stages(one.lowered, inputs, [~index for index in one.outputs], values)
             calls += [self._turning(~i, i, TO_NCHW, values) for i in one.outputs if i in plain]
         return calls
+
+    def _stages(
+        self, lowered: Lowered | Chain, inputs: Sequence[int], outputs: Sequence[int], values: dict[int, Value]
+    ) -> list[Call]:
+        """Return an operation's kernels; what they make for each other are operands behind the subgraph's."""
+        if isinstance(lowered, Lowered):
+            return [self._call(lowered, inputs, outputs)]
+        calls, known = [], list(inputs)
+        for stage in lowered.stages:
+            made = next(self._between)
+            values[made] = Value(stage.dtype, stage.shape)
+            calls.append(self._call(stage.lowered, [known[n] for n in stage.inputs], [made]))
+            known.append(made)
+        return [*calls, self._call(lowered.last, [known[n] for n in lowered.inputs], outputs)]
 
     def _turning(self, source: int, made: int, order: tuple[int, ...], values: Mapping[int, Value]) -> Call:
         lowered = turned_image(values[source].shape, order, values[source].dtype, self.target)

@@ -20,7 +20,7 @@ from nnfmq.operations.shaping import joined_codes
 from nnfmq.operations.signature import Array, Shape, Tensor
 from nnfmq.operations.slicing import taken_ranges
 
-__all__ = ["RULES", "moved", "turned_image"]
+__all__ = ["RULES", "moved", "side_by_side", "turned_image"]
 
 _SIZES = (1, 2, 4)
 _MOST_PIECES = 64  # a piece is a loop nest of its own
@@ -212,6 +212,27 @@ def depth_to_space(input: Tensor, *, output: Tensor, target: Target, block: int)
     """DEPTH_TO_SPACE."""
     view = View.of(input).split(3, block, block, input.shape[3] // (block * block))
     return _one(view.permuted((0, 1, 3, 2, 4, 5)), output, target)
+
+
+def side_by_side(shape: Shape, heads: tuple[int, int], output: Tensor, target: Target) -> Lowered | None:
+    """Return the kernel that makes an image of cells (batch, rows, columns, places down, places across, channels).
+
+    So many rows and columns at the heads are left out, and what reaches beyond the output.
+    """
+    size = output.dtype.itemsize
+    cells, whole, (batch, height, width, channels) = View.contiguous(shape, size), View.of(output), output.shape
+    down, across = shape[3:5]
+    if not any(heads) and (height, width) == (shape[1] * down, shape[2] * across):
+        return _one(cells.permuted((0, 1, 3, 2, 4, 5)), output, target)
+    pieces = []
+    for i in range(down):
+        for j in range(across):
+            rows, columns = range((i - heads[0]) % down, height, down), range((j - heads[1]) % across, width, across)
+            into = whole.taken(1, rows).taken(2, columns)
+            first = ((rows.start + heads[0]) // down, (columns.start + heads[1]) // across)
+            part = cells.boxed((0, *first, i, j, 0), (batch, len(rows), len(columns), 1, 1, channels))
+            pieces.append(piece(part, into.split(3, 1, 1, channels), size, (0, 1)))
+    return moved(pieces, output, target)
 
 
 def space_to_depth(input: Tensor, *, output: Tensor, target: Target, block: int) -> Lowered | None:
