@@ -17,7 +17,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
 from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Lowered
-from nnfmq.engines.compiled.lowering.moving import turned_image
+from nnfmq.engines.compiled.lowering.moving import turned
 from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
 from nnfmq.engines.compiled.target import Target
@@ -195,7 +195,7 @@ class CompiledPreparation(Preparation):
         return [*calls, self._call(lowered.last, [known[n] for n in lowered.inputs], outputs)]
 
     def _turning(self, source: int, made: int, order: tuple[int, ...], values: Mapping[int, Value]) -> Call:
-        lowered = turned_image(values[source].shape, order, values[source].dtype, self.target)
+        lowered = turned(values[source].shape, order, values[source].dtype, self.target)
         return self._call(lowered, [source], [made])
 
     def _read_outside(self, numbers: Sequence[int]) -> set[int]:

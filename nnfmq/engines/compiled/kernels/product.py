@@ -31,7 +31,8 @@ _UNROLLED = 8
 class ProductShape:
     """An image, how a filter moves over it, and how many channels come out.
 
-    Channels, in and out, may be in `parts` that do not see each other.
+    Channels, in and out, may be in `parts` that do not see each other. With `own` weights each image has some, which
+    are the second input, as `packing` makes them; that is for pixels by themselves only.
     """
 
     batch: int
@@ -42,6 +43,7 @@ class ProductShape:
     columns: Window
     filters: int
     parts: int = 1
+    own: bool = False
 
     @property
     def depth(self) -> int:
@@ -67,6 +69,11 @@ class ProductShape:
         if self.columns.dilation == 1 and self.parts == 1:
             return self.rows.size, 1, self.columns.size * self.channels
         return self.rows.size, self.columns.size, self.depth
+
+    @property
+    def pixels(self) -> int:
+        """Pixels with the same weights."""
+        return self.height * self.width * (1 if self.own else self.batch)
 
     @property
     def multiplications(self) -> int:
@@ -149,8 +156,8 @@ class Product:
         )
 
     def emit(self, e: Emitter) -> None:
-        """Table: input, output, weights, what finishes sums."""
-        image, out, weights, finish = map(e.argument, range(4))
+        """Table: input, output, weights, what finishes sums; own weights come before the output."""
+        image, out, weights, finish = map(e.argument, (0, 2, 1, 3) if self.shape.own else range(4))
         with e.loop(e.begin, e.end) as unit:
             group, block = e.b.sdiv(unit, e.i64(self._blocks)), e.b.srem(unit, e.i64(self._blocks))
             if self.shape.is_pointwise:
@@ -168,6 +175,9 @@ class Product:
             widen(e, a, source, e.scratch, self.block * s.channels)
             cells = e.scratch
         target = e.at(out, e.mul(block, self.block * s.filters * a.output_bytes))
+        if s.own:
+            number = e.b.udiv(block, e.i64(s.height * s.width // self.block))
+            weights = e.at(weights, e.mul(number, self.panels * self._panel_bytes))
         with self._panels(e, group) as panel:
             self._emit_row(e, cells, self.block, s.channels * a.cell_bytes, target, weights, finish, panel)
 
@@ -186,6 +196,12 @@ class Product:
             place = e.at(target, e.mul(r, row))
             self._emit_row(e, cells, s.columns.count, step, place, weights, finish, panel)
 
+    @property
+    def _panel_bytes(self) -> int:
+        tap_rows, tap_columns, length = self.shape.taps
+        groups = math.ceil(length / self.arithmetic.group)
+        return tap_rows * tap_columns * groups * self._panel * self.arithmetic.group * self.arithmetic.cell_bytes
+
     def _panels(self, e: Emitter, group: Value) -> Value:
         """Return the loop over the panels of a group."""
         begin, end = (e.b.sdiv(e.mul(e.add(group, more), self.panels), e.i64(self.groups)) for more in (0, 1))
@@ -197,10 +213,7 @@ class Product:
         """Emit the tiles of `count` positions that lie `step` bytes from each other."""
         rows = self.tile[0]
         a, channel = self.arithmetic, e.mul(panel, self._panel)
-        tap_rows, tap_columns, length = self.shape.taps
-        groups = math.ceil(length / a.group)
-        panel_bytes = tap_rows * tap_columns * groups * self._panel * a.group * a.cell_bytes
-        matrix = e.at(weights, e.mul(panel, panel_bytes))
+        matrix = e.at(weights, e.mul(panel, self._panel_bytes))
         first = channel
         if self.shape.parts > 1:
             part, panel = (f(panel, e.i64(self._panels_of_a_part)) for f in (e.b.udiv, e.b.urem))
@@ -283,7 +296,7 @@ def _rounds(e: Emitter, count: int, sums: Sequence[Value], body: object) -> Sequ
 
 def plan_product(shape: ProductShape, arithmetic: Arithmetic, target: Target) -> Product:
     """Choose the tile, the blocks and the groups for a target."""
-    positions = shape.batch * shape.height * shape.width if shape.is_pointwise else shape.columns.count
+    positions = shape.pixels if shape.is_pointwise else shape.columns.count
     tile = _best_tile(positions, shape.part, target)
     panels = shape.parts * math.ceil(shape.part / (tile[1] * target.lanes))
     block = _pointwise_block(shape, arithmetic, tile[0]) if shape.is_pointwise else _band_rows(shape, arithmetic)
@@ -309,9 +322,9 @@ def _best_tile(positions: int, filters: int, target: Target) -> tuple[int, int]:
 
 def _pointwise_block(shape: ProductShape, arithmetic: Arithmetic, rows: int) -> int:
     """Return a divisor of the positions that is no smaller than the tile."""
-    positions = shape.batch * shape.height * shape.width
+    positions = shape.pixels
     most = max(rows, _SCRATCH_BYTES // (shape.channels * arithmetic.cell_bytes))
-    wanted = max(rows, min(most, math.ceil(positions / _UNITS)))
+    wanted = max(rows, min(most, math.ceil(shape.batch * shape.height * shape.width / _UNITS)))
     divisors = [d for d in range(1, positions + 1) if positions % d == 0 and d >= rows] if positions < 1 << 20 else []
     fitting = [d for d in divisors if d <= wanted]
     return max(fitting) if fitting else min(divisors, default=positions)

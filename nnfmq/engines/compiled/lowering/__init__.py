@@ -11,10 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfmq.engines.compiled.lowering import aliases, moving, products, resize
+from nnfmq.engines.compiled.lowering import aliases, matmul, moving, products, resize
 from nnfmq.engines.compiled.lowering.lowered import Alias, Chain, Lowered, Rule, Stage
 from nnfmq.hal.types import OperationType
 
 __all__ = ["RULES", "Alias", "Chain", "Lowered", "Rule", "Stage"]
 
-RULES: Mapping[OperationType, Rule] = {**aliases.RULES, **products.RULES, **moving.RULES, **resize.RULES}
+RULES: Mapping[OperationType, Rule] = {
+    **aliases.RULES,
+    **products.RULES,
+    **moving.RULES,
+    **resize.RULES,
+    **matmul.RULES,
+}

@@ -20,7 +20,7 @@ from nnfmq.operations.shaping import joined_codes
 from nnfmq.operations.signature import Array, Shape, Tensor
 from nnfmq.operations.slicing import taken_ranges
 
-__all__ = ["RULES", "moved", "side_by_side", "turned_image"]
+__all__ = ["RULES", "moved", "side_by_side", "turned"]
 
 _SIZES = (1, 2, 4)
 _MOST_PIECES = 64  # a piece is a loop nest of its own
@@ -174,11 +174,11 @@ def transpose(input: Tensor, *, output: Tensor, target: Target, permutation: Arr
     return _one(View.of(input).permuted(order), output, target)
 
 
-def turned_image(shape: Shape, order: Sequence[int], dtype: np.dtype[Any], target: Target) -> Lowered:
-    """Return the kernel that puts the axes of an image of `shape` into another order."""
+def turned(shape: Shape, order: Sequence[int], dtype: np.dtype[Any], target: Target) -> Lowered:
+    """Return the kernel that puts the axes of an array of `shape` into another order."""
     made = Tensor(tuple(shape[axis] for axis in order), dtype)
     lowered = _one(View.contiguous(shape, dtype.itemsize).permuted(order), made, target)
-    assert lowered is not None, "all images have elements of these sizes"
+    assert lowered is not None, "no other sizes come here"
     return lowered
 
 
