@@ -29,7 +29,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
-from nnfmq.hal.errors import DeadObject, DeviceUnavailable, InvalidArgument, MissedDeadlineTransient, ProtocolError
+from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    ProtocolError,
+    ResourceExhaustedTransient,
+)
 from nnfmq.memory import put_in_file, take_from_file
 
 INLINE_BYTES = 32 * 1024  # comfortably under the default socket buffer, with room for several frames
@@ -58,13 +65,17 @@ class Credentials(NamedTuple):
 
 
 class Frame:
-    """A received message and the fds that came with it. The receiver owns the fds: take them, or close the frame."""
+    """A received message and the fds that came with it. The receiver owns the fds: take them, or close the frame.
 
-    __slots__ = ("data", "fds")
+    Where this process had no room for all of them (ulimit -n) `lacks_fds` is True, and the frame has none.
+    """
 
-    def __init__(self, data: bytearray, fds: list[int]) -> None:
+    __slots__ = ("data", "fds", "lacks_fds")
+
+    def __init__(self, data: bytearray, fds: list[int], lacks_fds: bool = False) -> None:
         self.data = data
         self.fds = fds
+        self.lacks_fds = lacks_fds
 
     def take_fds(self) -> list[int]:
         """Hand over all fds; the frame forgets them."""
@@ -277,6 +288,9 @@ class Channel:
 
     def _frame(self, size: int, fds: list[int], flags: int) -> Frame:
         try:
+            if self._lacks_fds(size, fds, flags):
+                close_all(fds)
+                return Frame(self._buffer[1:size], [], lacks_fds=True)
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise ProtocolError(f"a frame was cut short: at most {INLINE_BYTES} bytes and {FDS_MAX} fds fit")
             if size == 0:
@@ -285,6 +299,11 @@ class Channel:
         except BaseException:
             close_all(fds)
             raise
+
+    def _lacks_fds(self, size: int, fds: list[int], flags: int) -> bool:
+        """Return True where the message is whole, and fds are missing that no fault of the peer's can have cut off."""
+        is_cut = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC
+        return bool(is_cut) and len(fds) <= FDS_MAX and size > 0 and self._buffer[0] == _INLINE
 
     def _body(self, size: int, fds: list[int]) -> bytearray:
         kind = self._buffer[0]
@@ -354,9 +373,15 @@ class StateSender:
 
 
 def open_state_pair() -> tuple[StateSender, int]:
-    """Return a sender and the fd of the end where its state is seen, by any number of holders; the caller owns both."""
+    """Return a sender and the fd of the end where its state is seen, by any number of holders; the caller owns both.
+
+    Raises ResourceExhaustedTransient where there is no room for them.
+    """
     with _creating:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise ResourceExhaustedTransient(f"no descriptors for a fence (ulimit -n): {error.strerror}") from error
         ours.shutdown(socket.SHUT_RD)  # what is written into the other end goes nowhere
         return StateSender(_remembered(ours)), theirs.detach()
 

@@ -111,7 +111,10 @@ class Fence:
 
     @classmethod
     def create(cls) -> Self:
-        """Return a new fence, ACTIVE until its creator calls `signal` or `fail`, or is gone."""
+        """Return a new fence, ACTIVE until its creator calls `signal` or `fail`, or is gone.
+
+        Raises ResourceExhaustedTransient where there are no descriptors for it.
+        """
         sender, fd = open_state_pair()
         return cls(fd, sender)
 

@@ -19,7 +19,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # No child of a test imports from the current directory: in a clone that is the source tree, not what is installed.
 os.environ["PYTHONSAFEPATH"] = "1"
 
-from support import leaks, places, under_test
+from support import bugs, leaks, places, under_test
 
 
 def pytest_configure() -> None:
@@ -27,6 +27,7 @@ def pytest_configure() -> None:
     complaint = under_test.complaint()
     if complaint:
         pytest.exit(complaint, returncode=pytest.ExitCode.USAGE_ERROR)
+    bugs.watch_for_them()
 
 
 def pytest_report_header() -> str:
@@ -66,4 +67,10 @@ def _nothing_left_behind_by_the_session() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     with leaks.watch():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_bug_of_a_driver_in_this_process() -> Iterator[None]:
+    with bugs.none():
         yield

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.descriptors import no_more_descriptors
 
 from nnfmq.channel import BODY_BYTES_MAX, FDS_MAX, INLINE_BYTES, NOW, Channel, Frame, Listener
 from nnfmq.hal.errors import (
@@ -241,6 +242,21 @@ def test_a_channel_is_usable_after_a_frame_was_cut_short(raw: tuple[socket.socke
     refused(raw[1])
     raw[0].send(b"\0next")
     assert raw[1].receive(soon()).data == b"next"
+
+
+def test_a_message_whose_descriptors_find_no_room_comes_without_them(raw: tuple[socket.socket, Channel]) -> None:
+    before = open_descriptors()
+    with no_more_descriptors(but=1):
+        sendmsg(raw[0], b"\0said", [0, 1, 2])
+        frame = raw[1].receive(soon())
+    assert (frame.data, frame.fds, frame.lacks_fds) == (b"said", [], True)
+    assert open_descriptors() == before
+
+
+def test_a_body_whose_file_finds_no_room_is_refused(raw: tuple[socket.socket, Channel]) -> None:
+    with no_more_descriptors(but=1):
+        sendmsg(raw[0], struct.pack("<BQ", 1, INLINE_BYTES + 1), [0, 1, 2])
+        assert "cut short" in str(refused(raw[1]))
 
 
 @pytest.mark.parametrize("kind", [2, 255])

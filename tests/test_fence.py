@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from support.descriptors import no_more_descriptors
 
 from nnfmq import fence as fences
 from nnfmq.channel import Channel
 from nnfmq.fence import Fence, fence_state, sync_wait
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
 from nnfmq.hal.types import FenceState
 
 ACTIVE, SIGNALED, ERROR, UNKNOWN = FenceState
@@ -64,6 +65,11 @@ def test_every_holder_sees_the_same_and_as_often_as_it_likes(fence: Fence, resou
     assert [holder.state for holder in (*holders, *holders)] == [SIGNALED] * 6
     fence.close()
     assert {holder.state for holder in holders} == {SIGNALED}
+
+
+def test_a_fence_for_which_there_are_no_descriptors_is_refused() -> None:
+    with no_more_descriptors(but=1), pytest.raises(ResourceExhaustedTransient, match="ulimit -n"):
+        Fence.create()
 
 
 def test_a_fence_becomes_readable_when_it_is_no_longer_active(fence: Fence) -> None:

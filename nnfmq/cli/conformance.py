@@ -107,7 +107,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from nnfmq.conformance.testmodels import BadFormat
 
     if arguments.path in _ENGINES and (arguments.device or arguments.connect):
-        print("nnfmq: error: --device and --connect are for --path sync or --path burst", file=sys.stderr)
+        print("nnfmq: error: --device and --connect are a driver's: say which --path, such as burst", file=sys.stderr)
         return 2
     arguments.device = arguments.device or "reference"
     settings = Settings(arguments.path, arguments.device, arguments.connect, arguments.filter)

@@ -166,7 +166,8 @@ def _run_failing(test: TestModel, target: Target) -> None:
     endless = test.model.main.operations[0].type == OperationType.WHILE
     wanted = MissedDeadline if endless else NnfmqError
     try:
-        with target.prepared(test.model) as prepared:
+        # Declining an endless loop is no missed deadline; a model that is invalid must be refused by every device.
+        with _prepared(test.model, target) if endless else target.prepared(test.model) as prepared:
             _execute(prepared, test, loop_timeout_ns=_ENDLESS_NS if endless else None)
     except DeadObject:
         raise

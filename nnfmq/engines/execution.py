@@ -114,28 +114,3 @@ class Execution:
             return self._store(scope)
         except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
-
-
-def storing_in_place(indexes: Sequence[int], outputs: Sequence[Any], shapes: tuple[OutputShape, ...]) -> Store:
-    """Return what copies each result into its array, of the same shape and type, and gives the shapes."""
-    if len(outputs) == 1:
-        index, out = indexes[0], outputs[0]
-
-        def store_one(scope: Scope) -> tuple[OutputShape, ...]:
-            out[...] = scope[index]
-            return shapes
-
-        return store_one
-    pairs = tuple(zip(indexes, outputs, strict=True))
-
-    def store(scope: Scope) -> tuple[OutputShape, ...]:
-        for index, out in pairs:
-            out[...] = scope[index]
-        return shapes
-
-    return store
-
-
-def is_array_of(out: Any, dtype: np.dtype[Any], shape: OutputShape) -> bool:
-    """Return True where a result of this type and shape can be copied into `out` as it is."""
-    return type(out) is np.ndarray and out.dtype == dtype and out.shape == shape.dimensions

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.execution import NO_LIMITS, Limits
-from nnfmq.engines.interpreter import InputPlace, store
+from nnfmq.engines.interpreter import InputPlace
+from nnfmq.engines.storing import store
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Model, Operand, OutputShape, is_scalar
 from nnfmq.operations.signature import NUMPY_TYPES, Array

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -25,17 +24,15 @@ from nnfmq.engines.control_flow import called_by, control_flow_step, extends
 from nnfmq.engines.execution import (
     NO_LIMITS,
     Execution,
-    Growing,
     Limits,
     Scope,
     Step,
     Store,
-    is_array_of,
     limits_of,
     run_steps,
-    storing_in_place,
 )
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize, ResourceExhaustedTransient
+from nnfmq.engines.storing import is_array_of, store, storing_in_place
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
@@ -44,9 +41,8 @@ from nnfmq.operations.planning import Specialized, specialize, tensor_of
 from nnfmq.operations.shapes import FROM_DATA, require_countable
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
 
-__all__ = ["Bound", "InputPlace", "Preparation", "Program", "constant", "prepare", "prepare_by", "store", "supports"]
+__all__ = ["Bound", "InputPlace", "Preparation", "Program", "constant", "prepare", "prepare_by", "supports"]
 
-_SIZED = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would be built anew at each call
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
@@ -205,44 +201,6 @@ def _known_shape(operand: Operand) -> Shape | None:
     if is_scalar(operand.type):
         return ()
     return operand.dimensions if operand.dimensions and 0 not in operand.dimensions else None
-
-
-def store(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
-    """Copy each result into its buffer, after all of them were found large enough."""
-    if len(results) != len(outputs):
-        raise InvalidArgument(f"{len(outputs)} outputs given, the model has {len(results)}")
-    pairs = list(zip(results, outputs, strict=True))
-    shapes = tuple(_output_shape(result.shape, out is None or _suffices(out, result.nbytes)) for result, out in pairs)
-    if not all(shape.is_sufficient for shape in shapes):
-        short = [position for position, shape in enumerate(shapes) if not shape.is_sufficient]
-        raise OutputInsufficientSize(f"the buffers of outputs {short} are too small", shapes)
-    # All places before the first copy: a Growing output may refuse.
-    places = [None if out is None else _destination(out, result) for result, out in pairs]
-    for result, place in zip(results, places, strict=True):
-        if place is not None and result.size:
-            np.copyto(place, result)
-    return shapes
-
-
-@lru_cache(maxsize=1024)
-def _output_shape(dimensions: Shape, is_sufficient: bool) -> OutputShape:
-    """Return an OutputShape; they are frozen, and the same few come back with every execution."""
-    return OutputShape(dimensions, is_sufficient)
-
-
-def _suffices(out: Any, byte_count: int) -> bool:
-    if isinstance(out, Growing):
-        return True
-    return (out.nbytes if isinstance(out, _SIZED) else memoryview(out).nbytes) >= byte_count
-
-
-def _destination(out: Any, result: Array) -> Array:
-    """Return `out` as an array like `result`; arrays of that shape and dtype are taken as they are."""
-    if isinstance(out, Growing):
-        return out.room_for(result.shape)
-    if isinstance(out, np.ndarray) and out.dtype == result.dtype and out.shape == result.shape:
-        return out
-    return np.frombuffer(memoryview(out).cast("B"), result.dtype, result.size).reshape(result.shape)
 
 
 def _find(subgraph: Subgraph, operation: Operation) -> Match | None:

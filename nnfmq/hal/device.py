@@ -23,13 +23,13 @@ __all__ = [
     "BufferRole",
     "Capabilities",
     "DurationCode",
-    "FenceState",
     "NumberOfCacheFiles",
     "OperandPerformance",
     "PerformanceInfo",
     "PriorityCode",
     "ResultCode",
     "error_status_of",
+    "is_device_name",
     "lookup",
     "make_capabilities",
     "update",
@@ -79,15 +79,6 @@ class DurationCode(IntEnum):
     FENCED_IN_DRIVER = 3
 
 
-class FenceState(IntEnum):
-    """What waiting for a fence answers; the HAL gives these no numbers, ours count up."""
-
-    ACTIVE = 0
-    SIGNALED = 1
-    ERROR = 2
-    UNKNOWN = 3
-
-
 _STATUS_OF: dict[ResultCode, ErrorStatus] = {
     ResultCode.NO_ERROR: ErrorStatus.NONE,
     ResultCode.BAD_DATA: ErrorStatus.INVALID_ARGUMENT,
@@ -104,6 +95,15 @@ _STATUS_OF: dict[ResultCode, ErrorStatus] = {
 def error_status_of(code: ResultCode) -> ErrorStatus:
     """Return the status that stands for a result code; those of the API alone become GENERAL_FAILURE."""
     return _STATUS_OF.get(code, ErrorStatus.GENERAL_FAILURE)
+
+
+def is_device_name(name: str) -> bool:
+    """Return True for `vendor-name`, printable, with one hyphen that is neither first nor last, or a name without one.
+
+    The former is HIDL's form (DEV-8), which AIDL's services need not have.
+    """
+    parts = name.split("-")
+    return name.isprintable() and len(parts) <= 2 and all(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ def _as_nhwc(tensor: Tensor | None) -> Tensor | None:
 
 
 def permuted(shape: Shape, order: tuple[int, ...]) -> Shape:
+    """Return the shape of an image (R1) with its axes in another order."""
     require_rank(shape, (4,), "image")
     return tuple(shape[axis] for axis in order)
 

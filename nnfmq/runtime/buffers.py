@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import BufferToken, OutputShape, Request
+from nnfmq.hal.types import BufferToken
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
@@ -41,6 +41,7 @@ class Buffer:
         self._connection = connection
         self._buffer_id = 0
         self._dimensions: tuple[int, ...] | None = None
+        self._writer: object = None  # who began to write it last
         self.info = info
         self.token = 0
 
@@ -64,12 +65,20 @@ class Buffer:
 
     @property
     def dimensions(self) -> tuple[int, ...] | None:
-        """The shape of what was written last; None where nothing was, or where it failed."""
+        """The shape of what was written last, as far as this side was told; None where nothing was, or where it failed.
+
+        That a fenced execution has failed is told by its `info` and `result`.
+        """
         return self._dimensions
 
-    def note(self, dimensions: tuple[int, ...] | None) -> None:
-        """An execution has written this shape, or has failed: what the driver does not tell anybody by itself."""
-        self._dimensions = dimensions
+    def begin_write(self, writer: object) -> None:
+        """`writer` is asked to fill it: until that has ended nobody knows what it holds."""
+        self._writer, self._dimensions = writer, None
+
+    def end_write(self, writer: object, dimensions: tuple[int, ...] | None) -> None:
+        """`writer` has filled it with a tensor of this shape, or has failed: None; whoever began last is believed."""
+        if self._writer is writer:
+            self._dimensions = dimensions
 
     def copy_from(
         self, source: ArrayLike | LentMemory, dimensions: Sequence[int] = (), *, timeout: float | None = None
@@ -90,9 +99,9 @@ class Buffer:
     def _copy_from(self, source: LentMemory, dimensions: tuple[int, ...], timeout: float | None) -> None:
         lent = messages.memory_to_data(source)
         message = messages.CopyFrom(self._connection.new_call(), self._number(), lent, dimensions)
-        self._dimensions = None
+        self.begin_write(message)
         self._connection.call(message, messages.Reply, [source.fileno()], deadline_after(timeout))
-        self._dimensions = dimensions or self.info.shape
+        self.end_write(message, dimensions or self.info.shape)
 
     def copy_to(self, target: LentMemory, *, timeout: float | None = None) -> None:
         """Copy it into a memory of just its size; blocks.
@@ -135,21 +144,6 @@ class Buffer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def note_outputs(connection: Connection, request: Request, shapes: Sequence[OutputShape] | None) -> None:
-    """Tell the buffers among a request's outputs which shapes were written (none stated: the model's own).
-
-    None: the execution has failed.
-    """
-    for index, argument in enumerate(request.outputs):
-        where = argument.location.pool_index
-        pool = request.pools[where] if not argument.has_no_value and where < len(request.pools) else None
-        buffer = connection.buffers.get(pool.token) if isinstance(pool, BufferToken) else None
-        if buffer is not None and shapes is None:
-            buffer.note(None)
-        elif buffer is not None:
-            buffer.note(shapes[index].dimensions if shapes else buffer.info.shape)
 
 
 def copy(source: LentMemory | Buffer, target: LentMemory | Buffer, *, timeout: float | None = None) -> None:

@@ -48,6 +48,7 @@ from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.buffers import Buffer
 from nnfmq.runtime.connection import INTERFACE, Connection
+from nnfmq.runtime.device_list import possible_devices
 from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
 from nnfmq.runtime.outcomes import deadline_on_wire, lent_fds
 from nnfmq.runtime.prepared_model import PreparedModel
@@ -211,10 +212,13 @@ class Client:
         return self._process is not None
 
     def devices(self, *, timeout: float | None = CONNECT_SECONDS) -> list[DeviceInfo]:
-        """Return the driver's devices: name, type, version, feature level, status, extensions; blocks."""
+        """Return the driver's devices: name, type, version, feature level, status, extensions; blocks.
+
+        One whose description cannot be true is left out, and logged (DEV-10).
+        """
         message = messages.ListDevices(self._connection.new_call())
         answer = self._connection.ask(message, messages.DeviceList, (), deadline_after(timeout))
-        return list(answer.devices)
+        return possible_devices(answer.devices)
 
     def set_device_status(self, name: str, status: DeviceStatus, *, timeout: float | None = CONNECT_SECONDS) -> None:
         """Make a device AVAILABLE, BUSY or OFFLINE for all clients of this driver; blocks.
@@ -249,6 +253,9 @@ class Client:
                 raise InvalidArgument("this client is closed")
             if not self._connection.is_open:
                 self._replace(self._again(deadline_after(timeout)))
+            if self._is_closed:  # by another thread, meanwhile
+                self.close()
+                raise InvalidArgument("this client is closed")
 
     def _replace(self, fresh: Client) -> None:
         """Go on with the connection of `fresh`, which is ours."""

@@ -14,10 +14,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from nnfmq import watcher
-from nnfmq.channel import NOW, Channel, Frame
+from nnfmq.channel import NOW, Channel, Frame, close_all
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -26,6 +27,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     NnfmqError,
     ProtocolError,
+    ResourceExhaustedTransient,
     error_for,
 )
 from nnfmq.hal.types import Pool, SharedPool
@@ -238,10 +240,18 @@ class Connection:
 
         Raises DeadObject, MissedDeadlineTransient where it cannot be sent in time.
         """
-        key = _Key(message.call, answer)
+        self._begin(_Key(message.call, answer), taker, partial(self._send, message, fds, deadline_ns))
+
+    def begin_unblocked(
+        self, message: messages.Call, answer: type[messages.Call], taker: Taker, fds: Sequence[int] = ()
+    ) -> None:
+        """As `begin`, for the watcher's thread, which never blocks here. Raises DeadObject."""
+        self._begin(_Key(message.call, answer), taker, partial(self._send_unblocked, message, fds))
+
+    def _begin(self, key: _Key, taker: Taker, send: Callable[[], None]) -> None:
         self._expect(key, _Question(taker))
         try:
-            self._send(message, fds, deadline_ns)
+            send()
         except NnfmqError:
             if self._waiting.pop(key, None) is not None:
                 raise
@@ -292,6 +302,16 @@ class Connection:
 
     def _send(self, message: messages.Message, fds: Sequence[int], deadline_ns: int | None) -> None:
         """Send from any thread: a frame goes whole, and the order of different threads' messages means nothing."""
+        data = self._noted(message)
+        try:
+            self._channel.send(data, fds, deadline_ns)
+        except (NnfmqError, OSError):  # not sent; what a signal handler raises may come after it was
+            if isinstance(message, messages.Call):
+                self._conversation.forget(message, Role.CLIENT)
+            raise
+
+    def _noted(self, message: messages.Message) -> bytes:
+        """Return the bytes of a message that is to be sent now. Raises DeadObject where nothing is sent any more."""
         data = control.encode(message)
         self.raise_if_ended()
         try:
@@ -299,12 +319,24 @@ class Connection:
         except ProtocolError:
             self.raise_if_ended()  # another thread ended it just now
             raise
+        return data
+
+    def _send_unblocked(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
+        """Send from the watcher's thread, which is not there to wait: where a driver does not read, another does."""
+        data = self._noted(message)
         try:
-            self._channel.send(data, fds, deadline_ns)
-        except (NnfmqError, OSError):  # not sent; what a signal handler raises may come after it was
-            if isinstance(message, messages.Call):
-                self._conversation.forget(message, Role.CLIENT)
-            raise
+            self._channel.send(data, fds, NOW)
+        except MissedDeadlineTransient:
+            copies = [os.dup(fd) for fd in fds]  # the caller may close his
+            threading.Thread(target=self._send_late, args=(data, copies), name="nnfmq-late", daemon=True).start()
+
+    def _send_late(self, data: bytes, fds: Sequence[int]) -> None:
+        try:
+            self._channel.send(data, fds)  # ends with the connection at the latest
+        except (NnfmqError, OSError) as error:
+            self._give_up(error)
+        finally:
+            close_all(fds)
 
     # ------------------------------------------------------------------------------------------------ receiving
 
@@ -322,7 +354,7 @@ class Connection:
             except NnfmqError as error:
                 self._give_up(error)
 
-    def _give_up(self, error: NnfmqError) -> None:
+    def _give_up(self, error: Exception) -> None:
         if isinstance(error, DeadObject):
             self._finish(_GONE)
             return
@@ -333,7 +365,8 @@ class Connection:
         self._finish(f"the connection to the driver was given up after an internal error: {error!r}")
 
     def _on_frame(self, frame: Frame) -> None:
-        message = control.decode(frame.data, sender=Role.DRIVER, fds=len(frame.fds))
+        count = None if frame.lacks_fds else len(frame.fds)
+        message = control.decode(frame.data, sender=Role.DRIVER, fds=count)
         self._conversation.note(message, Role.DRIVER)
         if isinstance(message, messages.HelloReply):
             self._greeting.give(message)
@@ -350,7 +383,10 @@ class Connection:
         _require_status(getattr(answer, "status", ErrorStatus.NONE))
         key = _Key(answer.call, type(answer))
         question = self._waiting.pop(key, None)
-        if question is not None:
+        if question is not None and frame.lacks_fds:
+            text = "this process has no room for more descriptors (ulimit -n)"
+            question.answer.give(ResourceExhaustedTransient(text))
+        elif question is not None:
             try:
                 if question.on_fds is not None:
                     question.on_fds(frame.take_fds())
@@ -361,10 +397,10 @@ class Connection:
                 self._waiting[key] = question  # a bug, which ends the connection: whoever waits will be told so
                 raise
             return
-        # Whoever asked has stopped waiting.
+        # Whoever asked has stopped waiting, or cannot be given it.
         undone = _UNDONE.get(type(answer))
         if undone is not None and isinstance(answer, messages.Answer) and answer.status is ErrorStatus.NONE:
-            self._send(undone(self.new_call(), answer), (), NOW)
+            self._send_unblocked(undone(self.new_call(), answer))
 
     def _give_memories(self, question: messages.GetMemories) -> None:
         burst = self._bursts.get(question.burst_id)
@@ -375,9 +411,9 @@ class Connection:
             lent = tuple(map(messages.memory_to_data, memories))
             fds = [cast(SharedPool, memory).fileno() for memory in memories]
         except NnfmqError as error:
-            self._send(messages.Memories(question.call, error.status, str(error), ()), (), NOW)
+            self._send_unblocked(messages.Memories(question.call, error.status, str(error), ()))
             return
-        self._send(messages.Memories(question.call, ErrorStatus.NONE, "", lent), fds, NOW)
+        self._send_unblocked(messages.Memories(question.call, ErrorStatus.NONE, "", lent), fds)
 
     # ------------------------------------------------------------------------------------------------ the end
 

@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from nnfmq.fence import Fence, HasFileno
-from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, error_for
+from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient
 from nnfmq.hal.types import FenceState, Timing
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.results import Judge, fenced_times, require_fenced
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")
@@ -36,9 +37,12 @@ class FencedExecution(Generic[ResultT]):
     `fence` tells when it is over, and can be given to the next one. It belongs to this object and is closed with it.
     """
 
-    def __init__(self, connection: Connection, collect: Callable[[FencedTiming], ResultT]) -> None:
+    def __init__(
+        self, connection: Connection, collect: Callable[[FencedTiming], ResultT], judge: Judge | None = None
+    ) -> None:
         self._connection = connection
         self._collect = collect
+        self._judge = judge
         self._resources = ExitStack()
         self._fence: Fence | None = None
         self._callback_id = 0
@@ -51,14 +55,23 @@ class FencedExecution(Generic[ResultT]):
         fds: Sequence[int],
         deadline_ns: int | None,
         collect: Callable[[FencedTiming], ResultT],
+        judge: Judge | None = None,
     ) -> Self:
-        """Send a launch and return when the driver has answered; blocks. The fds stay the caller's."""
-        execution = cls(connection, collect)
+        """Send a launch and return when the driver has answered; blocks. The fds stay the caller's.
+
+        Without a judge its answers are believed.
+        """
+        execution = cls(connection, collect, judge)
         try:
-            connection.call(
+            if judge is not None:
+                judge.begin()
+            answer = connection.ask(
                 message, messages.FencedLaunched, fds, deadline_ns,
                 on_answer=execution._launched, on_fds=execution._take_fds,
             )  # fmt: skip
+            require_fenced(answer)
+            if judge is not None:
+                judge.launched()
         except BaseException:
             execution.close()
             raise
@@ -71,6 +84,9 @@ class FencedExecution(Generic[ResultT]):
 
     def _launched(self, answer: messages.FencedLaunched) -> None:
         self._callback_id = answer.callback_id
+        if answer.status is ErrorStatus.NONE and self._fence is None:  # over already (FEN-4)
+            self._fence = self._resources.enter_context(Fence.create())
+            self._fence.signal()
 
     def keep(self, resource: Callable[[], object]) -> None:
         """Call this, too, when the execution is closed."""
@@ -78,9 +94,8 @@ class FencedExecution(Generic[ResultT]):
 
     @property
     def fence(self) -> Fence:
-        """The fence. Raises GeneralFailure where the driver has given none."""
-        if self._fence is None:
-            raise GeneralFailure("the driver has given no fence")
+        """The fence; one that is signalled already where the driver gave none, since all was done (FEN-4)."""
+        assert self._fence is not None  # `launch` returns none without
         return self._fence
 
     def done(self) -> bool:
@@ -94,16 +109,14 @@ class FencedExecution(Generic[ResultT]):
     def info(self) -> FencedTiming:
         """Ask how it went and return the times, -1 where not measured (getExecutionInfo); blocks for the answer.
 
-        Raises why it failed; GeneralFailure where it is not over; DeadObject.
+        Raises why it failed; GeneralFailure where it is not over; DeadObject; ProtocolError for what cannot be true.
         """
+        is_over = self.done()
         message = messages.GetExecutionInfo(self._connection.new_call(), self._callback_id)
         answer = self._connection.ask(message, messages.FencedExecutionInfo, (), deadline_after(_INFO_SECONDS))
-        if answer.status is not ErrorStatus.NONE:
-            raise error_for(answer.status, answer.message)
-        return FencedTiming(
-            Timing(answer.launched_on_device_ns, answer.launched_in_driver_ns),
-            Timing(answer.fenced_on_device_ns, answer.fenced_in_driver_ns),
-        )
+        if self._judge is None:
+            return FencedTiming(*fenced_times(answer))
+        return FencedTiming(*self._judge.fenced_end(answer, is_over))
 
     def result(self, timeout: float | None = None) -> ResultT:
         """Wait for the fence and return the result; blocks up to `timeout` seconds (None = no limit).

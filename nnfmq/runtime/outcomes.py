@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, OutputInsufficientSize, error_for
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import (
     BufferToken,
     ExecutionConfig,
@@ -18,7 +18,6 @@ from nnfmq.hal.types import (
     Timing,
 )
 from nnfmq.runtime.connection import Connection
-from nnfmq.serialize import messages
 
 NO_LIMIT = -1
 _log = logging.getLogger("nnfmq.client")
@@ -29,16 +28,6 @@ class Outcome(NamedTuple):
 
     shapes: tuple[OutputShape, ...]
     timing: Timing
-
-
-def outcome_of(answer: messages.Executed | messages.ExecutionFinished) -> Outcome:
-    """Return what an answer says, or raise the error that its status stands for."""
-    shapes = messages.shapes_from_data(answer.shapes)
-    if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        raise OutputInsufficientSize(answer.message, shapes)
-    if answer.status is not ErrorStatus.NONE:
-        raise error_for(answer.status, answer.message)
-    return Outcome(shapes, Timing(answer.time_on_device_ns, answer.time_in_driver_ns))
 
 
 def as_sent(limit_ns: int | None) -> int:

@@ -6,21 +6,23 @@ It turns the answer into a result there and then, so that nothing is left to be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeAlias, TypeVar
 
-from nnfmq.channel import NOW
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request, Timing
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.answers import OneShot
 from nnfmq.runtime.arguments import Array
-from nnfmq.runtime.connection import Connection, Taker
-from nnfmq.runtime.outcomes import Outcome, deadline_on_wire, lent_fds, outcome_of
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.outcomes import Outcome, deadline_on_wire, lent_fds
+from nnfmq.runtime.results import Judge
 from nnfmq.runtime.workspace import Workspace
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")
+Give: TypeAlias = Callable[[ResultT | NnfmqError], None]
 
 
 class PendingExecution(Generic[ResultT]):
@@ -59,22 +61,46 @@ class PendingExecution(Generic[ResultT]):
 class Launch:
     """What every asynchronous execution of one model is begun with."""
 
-    def __init__(self, connection: Connection, model_id: int, config: ExecutionConfig, deadline_ns: int | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        model_id: int,
+        described: Sequence[TensorInfo],
+        config: ExecutionConfig,
+        deadline_ns: int | None,
+    ) -> None:
         self._connection = connection
         self._model_id = model_id
-        self._config = messages.config_to_data(config)
+        self._described = described  # the model's outputs
+        self._config = config
         self._deadline_ns = deadline_ns
 
-    def begin(self, request: Request, taker: Taker, patience_ns: int | None) -> None:
-        """Send a request, whose pools stay the caller's; `patience_ns` bounds the sending alone."""
+    def begin(self, request: Request, give: Give[Outcome], patience_ns: int | None) -> None:
+        """Send a request, whose pools stay the caller's; `patience_ns` bounds the sending alone.
+
+        `give` gets the outcome once it was judged, or the error that stands for it.
+        """
+        message, taker, fds = self._prepared(request, give)
+        self._connection.begin(message, messages.ExecutionFinished, taker, fds, patience_ns)
+
+    def begin_again(self, request: Request, give: Give[Outcome]) -> None:
+        """As `begin`, on the watcher's thread, where nothing may block."""
+        message, taker, fds = self._prepared(request, give)
+        self._connection.begin_unblocked(message, messages.ExecutionFinished, taker, fds)
+
+    def _prepared(
+        self, request: Request, give: Give[Outcome]
+    ) -> tuple[messages.ExecuteAsynchronously, _Judged, list[int]]:
         message = messages.ExecuteAsynchronously(
             self._connection.new_call(),
             self._model_id,
             messages.request_to_data(request),
-            self._config,
+            messages.config_to_data(self._config),
             deadline_on_wire(self._connection, self._deadline_ns),
         )
-        self._connection.begin(message, messages.ExecutionFinished, taker, lent_fds(request.pools), patience_ns)
+        judge = Judge(self._connection, self._described, request, self._config)
+        judge.begin()
+        return message, _Judged(judge, give), lent_fds(request.pools)
 
     @property
     def deadline_ns(self) -> int | None:
@@ -82,23 +108,25 @@ class Launch:
         return self._deadline_ns
 
 
-class _OutcomeTaker:
-    """Turns the driver's answer into an outcome, and gives it to whoever waits."""
+class _Judged:
+    """Turns the driver's answer into an outcome, and gives it on."""
 
-    def __init__(self, pending: PendingExecution[Outcome]) -> None:
-        self._answer = pending._answer
+    def __init__(self, judge: Judge, give: Give[Outcome]) -> None:
+        self._judge = judge
+        self._give = give
 
     def give(self, answer: messages.ExecutionFinished | NnfmqError) -> None:
+        self._give(answer if isinstance(answer, NnfmqError) else self._judged(answer))
+
+    def _judged(self, answer: messages.ExecutionFinished) -> Outcome | NnfmqError:
         try:
-            if isinstance(answer, NnfmqError):
-                raise answer
-            self._answer.give(outcome_of(answer))
+            return self._judge.outcome(answer)
         except NnfmqError as error:
-            self._answer.give(error)
+            return error
 
 
 class _ArraysTaker:
-    """Turns the driver's answer into arrays, and asks again where an output needed more room than the model says."""
+    """Turns an outcome into arrays, and asks again where an output needed more room than the model says."""
 
     def __init__(
         self,
@@ -113,9 +141,9 @@ class _ArraysTaker:
         self._note_timing = note_timing
         self._may_grow = True
 
-    def give(self, answer: messages.ExecutionFinished | NnfmqError) -> None:
+    def give(self, outcome: Outcome | NnfmqError) -> None:
         try:
-            results = self._results(answer)
+            results = self._results(outcome)
         except NnfmqError as error:
             self._workspace.close()
             self._pending._answer.give(error)
@@ -124,19 +152,15 @@ class _ArraysTaker:
             self._workspace.close()
             self._pending._answer.give(results)
 
-    def _results(self, answer: messages.ExecutionFinished | NnfmqError) -> tuple[Array, ...] | None:
+    def _results(self, outcome: Outcome | NnfmqError) -> tuple[Array, ...] | None:
         """Return the outputs, None where they were asked for anew."""
-        if isinstance(answer, NnfmqError):
-            raise answer
-        try:
-            outcome = outcome_of(answer)
-        except OutputInsufficientSize as error:
-            if not self._may_grow:
-                raise
+        if isinstance(outcome, OutputInsufficientSize) and self._may_grow:
             self._may_grow = False
-            self._workspace.grow(error)
-            self._launch.begin(self._workspace.request, self, NOW)
+            self._workspace.grow(outcome)
+            self._launch.begin_again(self._workspace.request, self.give)
             return None
+        if isinstance(outcome, NnfmqError):
+            raise outcome
         self._note_timing(outcome.timing)
         return self._workspace.arrays(outcome.shapes)
 
@@ -144,7 +168,7 @@ class _ArraysTaker:
 def begin_request(launch: Launch, request: Request) -> PendingExecution[Outcome]:
     """Begin an execution as the HAL has it."""
     pending: PendingExecution[Outcome] = PendingExecution()
-    launch.begin(request, _OutcomeTaker(pending), launch.deadline_ns)
+    launch.begin(request, pending._answer.give, launch.deadline_ns)
     return pending
 
 
@@ -154,7 +178,8 @@ def begin_arrays(
     """Begin an execution over a workspace, which it takes over."""
     pending: PendingExecution[tuple[Array, ...]] = PendingExecution()
     try:
-        launch.begin(workspace.request, _ArraysTaker(pending, launch, workspace, note_timing), launch.deadline_ns)
+        taker = _ArraysTaker(pending, launch, workspace, note_timing)
+        launch.begin(workspace.request, taker.give, launch.deadline_ns)
     except BaseException:
         workspace.close()
         raise

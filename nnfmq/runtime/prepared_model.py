@@ -17,14 +17,14 @@ from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Request, Timing
+from nnfmq.hal.types import ExecutionConfig, Request, Timing
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
-from nnfmq.runtime.buffers import Buffer, note_outputs
+from nnfmq.runtime.buffers import Buffer
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.outcomes import Outcome, as_sent, config_of, deadline_on_wire, duration_of, lent_fds, outcome_of
-from nnfmq.runtime.results import check_result
+from nnfmq.runtime.outcomes import Outcome, as_sent, config_of, deadline_on_wire, duration_of, lent_fds
+from nnfmq.runtime.results import Judge
 from nnfmq.runtime.workspace import Workspace, checked_values
 from nnfmq.serialize import messages
 
@@ -70,17 +70,9 @@ def ask_execution(
     deadline_ns: int | None,
 ) -> Outcome:
     """Send a call that Executed answers, with the request's memories, and judge the answer; as `execute_once`."""
-    try:
-        answer = connection.ask(message, messages.Executed, lent_fds(request.pools), deadline_ns)
-    except NnfmqError:
-        note_outputs(connection, request, None)
-        raise
-    shapes = messages.shapes_from_data(answer.shapes)
-    timing = Timing(answer.time_on_device_ns, answer.time_in_driver_ns)
-    is_measured = config.measure is MeasureTiming.YES
-    check_result(described, request.outputs, answer.status, shapes, timing, is_measured)
-    note_outputs(connection, request, shapes if answer.status is ErrorStatus.NONE else None)
-    return outcome_of(answer)
+    judge, fds = Judge(connection, described, request, config), lent_fds(request.pools)
+    judge.begin()
+    return judge.outcome(connection.ask(message, messages.Executed, fds, deadline_ns))
 
 
 def _check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
@@ -268,7 +260,7 @@ class PreparedModel:
     def _launch(self, config: ExecutionConfig, timeout: float | None) -> Launch:
         from nnfmq.runtime.pending import Launch
 
-        return Launch(self._connection, self.model_id, config, deadline_after(timeout))
+        return Launch(self._connection, self.model_id, self.outputs, config, deadline_after(timeout))
 
     def _launch_fenced(
         self,
@@ -291,7 +283,8 @@ class PreparedModel:
             len(fences),
         )
         fds = [*lent_fds(request.pools), *fences]
-        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect)
+        judge = Judge(self._connection, self.outputs, request, config)
+        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, judge)
 
     def _note_timing(self, timing: Timing) -> None:
         self.last_timing = timing
@@ -351,7 +344,8 @@ class PreparedModel:
         """Have the driver check one request as the HAL has it and keep it, to be run often. The caller closes it."""
         from nnfmq.runtime.reusable import RequestExecution
 
-        return RequestExecution.create(self._connection, self.model_id, request, config, deadline_after(timeout))
+        asked = self._connection, self.model_id, self.outputs
+        return RequestExecution.create(*asked, request, config, deadline_after(timeout))
 
     def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
         """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.

@@ -25,7 +25,8 @@ from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.fenced import FencedExecution, FencedTiming, fence_fds
-from nnfmq.runtime.outcomes import Outcome, as_sent, duration_of, lent_fds, outcome_of
+from nnfmq.runtime.outcomes import Outcome, as_sent, duration_of, lent_fds
+from nnfmq.runtime.results import Judge
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")
@@ -34,8 +35,9 @@ ResultT = TypeVar("ResultT")
 class RequestExecution:
     """A request to be run any number of times, once at a time. Close it, or use `with`. It outlives its model."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, judge: Judge) -> None:
         self._connection = connection
+        self._judge = judge
         self._execution_id: int | None = None
 
     @classmethod
@@ -43,12 +45,16 @@ class RequestExecution:
         cls,
         connection: Connection,
         model_id: int,
+        described: Sequence[TensorInfo],
         request: Request,
         config: ExecutionConfig,
         deadline_ns: int | None,
     ) -> Self:
-        """Let the driver check a request, whose pools stay the caller's, and keep it; blocks."""
-        execution = cls(connection)
+        """Let the driver check a request, whose pools stay the caller's, and keep it; blocks.
+
+        `described` are the model's outputs.
+        """
+        execution = cls(connection, Judge(connection, described, request, config))
         message = messages.CreateExecution(
             connection.new_call(), model_id, messages.request_to_data(request), messages.config_to_data(config)
         )
@@ -56,6 +62,7 @@ class RequestExecution:
         try:
             connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_answer=execution._created)
         except BaseException:
+            execution._judge.begin()  # what is refused loses its outputs (DOM-7)
             execution.close()
             raise
         return execution
@@ -72,11 +79,13 @@ class RequestExecution:
     def compute(self, *, timeout: float | None = None) -> Outcome:
         """Run it and return the shapes and times that the driver reports; blocks. `timeout` is the run's deadline.
 
-        Raises what the driver answers (InvalidArgument while another run goes on), MissedDeadline, DeadObject.
+        Raises what the driver answers (InvalidArgument while another run goes on), MissedDeadline, DeadObject,
+        ProtocolError for what cannot be true.
         """
         deadline_ns = deadline_after(timeout)
         message = messages.RunExecution(self._connection.new_call(), self._id, as_sent(deadline_ns))
-        return outcome_of(self._connection.ask(message, messages.Executed, (), deadline_ns))
+        self._judge.begin()
+        return self._judge.outcome(self._connection.ask(message, messages.Executed, (), deadline_ns))
 
     def compute_fenced(
         self,
@@ -104,7 +113,7 @@ class RequestExecution:
         message = messages.RunExecutionFenced(
             self._connection.new_call(), self._id, as_sent(deadline_ns), as_sent(duration_of(duration)), len(fds)
         )
-        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect)
+        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._judge)
 
     def close(self) -> None:
         """Release it in the driver; a run that was begun goes on. Harmless when repeated."""
@@ -151,7 +160,7 @@ class Execution:
         execution = cls(inputs, outputs)
         try:
             request = execution._make_memory()
-            made = RequestExecution.create(connection, model_id, request, config, deadline_ns)
+            made = RequestExecution.create(connection, model_id, outputs, request, config, deadline_ns)
             execution._execution = execution._resources.enter_context(made)
         except BaseException:
             execution.close()

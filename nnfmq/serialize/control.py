@@ -219,8 +219,8 @@ def encode(message: Message) -> bytes:
     return data
 
 
-def decode(data: Buffer, *, sender: Role, fds: int = 0) -> Message:
-    """Return the message in `data`, which came from `sender` with `fds` file descriptors.
+def decode(data: Buffer, *, sender: Role, fds: int | None = 0) -> Message:
+    """Return the message in `data`, which came from `sender` with `fds` file descriptors; None: as many as it needs.
 
     Constants and models are copied out of `data`. Raises ProtocolError, saying what was received, for anything that
     `sender` may never send; whether it may be sent now is Conversation's question.
@@ -231,7 +231,7 @@ def decode(data: Buffer, *, sender: Role, fds: int = 0) -> Message:
         message = _decoders[sender].decode(data)
     except _NOT_A_MESSAGE as error:
         raise ProtocolError(f"the {sender.value} may not send {_described(data)}: {error}") from error
-    if fds != fd_count(message):
+    if fds is not None and fds != fd_count(message):
         kind = type(message).__name__
         raise ProtocolError(f"{kind} came with {fds} file descriptors instead of {fd_count(message)}")
     return message

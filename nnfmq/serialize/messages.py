@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias, cast
 import msgspec
 from msgspec import Meta
 
-from nnfmq.hal.device import MAX_NUMBER_OF_CACHE_FILES, Capabilities
+from nnfmq.hal.device import Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
     BufferToken,
@@ -51,7 +51,6 @@ Word: TypeAlias = Annotated[int, Meta(ge=0)]
 Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 FdCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FDS)]
-CacheFileCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER_OF_CACHE_FILES)]
 Consumers: TypeAlias = tuple[tuple[U32, ...], ...]
 Tokens: TypeAlias = Annotated[tuple[I64, ...], Meta(max_length=65536)]
 Dimensions: TypeAlias = Annotated[tuple[U32, ...], Meta(max_length=1024)]
@@ -89,8 +88,8 @@ class DeviceInfo(_Data, frozen=True):
     feature_level: U32
     status: DeviceStatus
     extensions: Annotated[tuple[ExtensionData, ...], Meta(max_length=1024)]
-    model_cache_files: CacheFileCount = 0
-    data_cache_files: CacheFileCount = 0
+    model_cache_files: U32 = 0
+    data_cache_files: U32 = 0
 
 
 class PerformanceData(_Data, frozen=True):

@@ -1,7 +1,8 @@
 """What a client's memory costs: what the driver holds for a client is charged to it by size, as long as it is held.
 
 Received regions are, the private copies that a model is made of, until the model is dropped (not only released, but
-used by no burst any more), the copies of what lies in files, and the buffers that it had allocated.
+used by no burst any more), the copies of what lies in files, the buffers that it had allocated, and large messages
+while they wait for their turn.
 
 A client could otherwise make the driver map, and so keep alive, as much memory as the machine has. The limit is
 $NNFMQ_CLIENT_MEMORY_MIB, by default half of the machine's memory. One account per session. (ARCHITECTURE: Shared

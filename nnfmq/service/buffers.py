@@ -213,6 +213,7 @@ class Buffers:
         Raises InvalidArgument for roles that are wrong or disagree, GeneralFailure for a type that has no arrays,
         ResourceExhaustedTransient beyond the client's limit.
         """
+        self._handles.require_room()
         operand = validate_buffer(desc, [model.model for model in models], inputs, outputs)
         keys = [(models[role.model_index].key, role.io_index, False) for role in inputs]
         keys += [(models[role.model_index].key, role.io_index, True) for role in outputs]

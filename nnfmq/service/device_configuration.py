@@ -12,12 +12,19 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from nnfmq.hal.device import CPU_PERFORMANCE, LARGEST_FLOAT32, Capabilities, PerformanceInfo, make_capabilities
+from nnfmq.hal.device import (
+    CPU_PERFORMANCE,
+    LARGEST_FLOAT32,
+    Capabilities,
+    PerformanceInfo,
+    is_device_name,
+    make_capabilities,
+)
 from nnfmq.hal.device import update as with_performance
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperandType, OperationType
 
-__all__ = ["DEVICES_MAX", "VARIABLE", "DeviceEntry", "read_configuration"]
+__all__ = ["DEVICES_MAX", "VARIABLE", "DeviceEntry", "read_configuration", "require_device_name"]
 
 VARIABLE = "NNFMQ_DEVICES"
 DEVICES_MAX = 256  # of one driver: its workers share a status byte for each
@@ -81,8 +88,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raise InvalidArgument for a name or a code that does not exist."""
-        if not self.name or not self.name.isprintable():
-            raise InvalidArgument(f"a device's name is printable and not empty, not {self.name!r}")
+        require_device_name(self.name)
         self.types(), self.operation_types(), self.capabilities()
 
 
@@ -104,6 +110,12 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidArgument) as error:
         raise InvalidArgument(f"the devices in {path} cannot be used: {error}") from error
     return entries
+
+
+def require_device_name(name: str) -> None:
+    """Raise InvalidArgument for a name that no interface lets a device have (DEV-8)."""
+    if not is_device_name(name):
+        raise InvalidArgument(f"a device is called 'vendor-name' or 'name', and is printable, not {name!r}")
 
 
 def _require_unique(names: list[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable
 from nnfmq.hal.device import Capabilities, NumberOfCacheFiles
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
@@ -27,9 +27,9 @@ from nnfmq.serialize import control, messages
 from nnfmq.service import interpreter_cache
 from nnfmq.service.compilation_cache import CacheContents
 from nnfmq.service.device import FEATURE_LEVEL, Device
-from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
+from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
 from nnfmq.service.faults import guarded
-from nnfmq.validation.values import validate_capabilities, validate_extension
+from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
 
 __all__ = ["Devices", "InterpreterDevice", "PlugInDevice", "load_devices", "make_devices"]
 
@@ -99,9 +99,10 @@ class PlugInDevice(Device):
         super().__init__()
         self.name, self.type, self.feature_level = device.name, DeviceType(device.type), device.feature_level
         self._version, self._capabilities = device.version_string, device.capabilities
-        self._extensions = tuple(device.extensions)
-        what = f"device {device.name!r}"
-        self._supports, self._compile = guarded(what, device.supports), guarded(what, device.compile)
+        self._extensions, self._cache_files = tuple(device.extensions), device.cache_files_needed
+        self._what = f"device {device.name!r}"
+        self._supports, self._compile = guarded(self._what, device.supports), guarded(self._what, device.compile)
+        self._save, self._restore = guarded(self._what, device.save), guarded(self._what, device.restore)
 
     @property
     def version_string(self) -> str:
@@ -124,16 +125,34 @@ class PlugInDevice(Device):
 
     def compile(self, model: Model) -> Bindable:
         """Let the plug-in make the model ready. Raises GeneralFailure where it fails, then and whenever it is used."""
-        return _PlugInProgram(f"device {self.name!r}", self._compile(model))
+        return _PlugInProgram(self._what, self._compile(model))
+
+    @property
+    def cache_files_needed(self) -> NumberOfCacheFiles:
+        """What the plug-in said."""
+        return self._cache_files
+
+    def save(self, model: Model, program: Bindable) -> CacheContents | None:
+        """Ask the plug-in for what it needs to make its program again. Raises GeneralFailure where it fails."""
+        assert isinstance(program, _PlugInProgram)
+        contents: CacheContents | None = self._save(model, program.program)
+        return contents
+
+    def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
+        """Let the plug-in make its program again. Raises GeneralFailure where it fails."""
+        restored = self._restore(contents)
+        if not (isinstance(restored, tuple) and len(restored) == 2 and isinstance(restored[0], Model)):
+            raise GeneralFailure(f"{self._what} restored {restored!r:.80}, not a model and its program")
+        return restored[0], _PlugInProgram(self._what, restored[1])
 
 
 class _PlugInProgram:
     def __init__(self, name: str, program: Bindable) -> None:
         self._name = name
-        self._program = program
+        self.program = program
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Runnable:
-        return _PlugInExecution(self._name, guarded(self._name, lambda: self._program.bind(inputs, outputs))())
+        return _PlugInExecution(self._name, guarded(self._name, lambda: self.program.bind(inputs, outputs))())
 
 
 class _PlugInExecution:
@@ -219,8 +238,7 @@ def _made(kind: Callable[[], object]) -> Device:
 
 def _checked(device: Device) -> Device:
     """Return a plug-in's device, whose answers are possible, and can be sent. Raises InvalidArgument."""
-    if not device.name or not device.name.isprintable():
-        raise InvalidArgument(f"a device's name is printable and not empty, not {device.name!r}")
+    require_device_name(device.name)
     if not device.version_string:
         raise InvalidArgument("a version string must not be empty (DEV-4)")
     if not 1 <= device.feature_level <= FEATURE_LEVEL:
@@ -228,5 +246,6 @@ def _checked(device: Device) -> Device:
     for extension in device.extensions:
         validate_extension(extension.described)
     validate_capabilities(device.capabilities)
+    validate_cache_counts(device.cache_files_needed.model, device.cache_files_needed.data)
     control.encode(messages.DeviceList(0, (device.info,)))
     return device

@@ -174,7 +174,9 @@ class FencedExecution:
 
     def fail(self, error: NnfmqError) -> None:
         """Put the fence in error, unless it runs or is over. Any thread may call it."""
-        if self._take() is not None:
+        plan = self._take()
+        if plan is not None:
+            plan.bound.fail()
             self._end(FencedInfo(error.status, str(error)))
 
     def _take(self) -> Plan | None:

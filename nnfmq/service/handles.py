@@ -1,4 +1,7 @@
-"""Handles: the objects that a client made in this driver, by the numbers that it knows them by."""
+"""Handles: the objects that a client made in this driver, by the numbers that it knows them by.
+
+Each costs the driver something that no account counts, so a client may have so many of a kind, and no more.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,20 @@ import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
 
 T = TypeVar("T")
 
 NO_ID = 0  # stands for no object: in the answer to a call that failed
+OBJECTS_MAX = 10_000  # of one kind, of one client
 
 
 class Handles(Generic[T]):
     """Objects of one kind, which `what` names. Numbers go up from 1, and no number comes back. Thread-safe."""
 
-    def __init__(self, what: str, numbers: Iterator[int] | None = None) -> None:
+    def __init__(self, what: str, numbers: Iterator[int] | None = None, limit: int = OBJECTS_MAX) -> None:
         self._what = what
+        self._limit = limit
         self._numbers = itertools.count(1) if numbers is None else numbers
         self._objects: dict[int, T] = {}
         self._lock = threading.Lock()
@@ -26,6 +31,11 @@ class Handles(Generic[T]):
     def new_number(self) -> int:
         """Return a number for an object that must know it before it is added."""
         return next(self._numbers)  # a count is atomic
+
+    def require_room(self) -> None:
+        """Raise ResourceExhaustedTransient where there are as many as may be, give or take what is being made now."""
+        if len(self._objects) >= self._limit:
+            raise ResourceExhaustedTransient(f"this client has {self._limit} {self._what}s already; release some")
 
     def add(self, value: T, number: int | None = None) -> int:
         """Add an object and return its number."""

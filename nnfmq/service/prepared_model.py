@@ -130,6 +130,9 @@ class BoundExecution:
             result.timing = Timing(result.engine_end_ns - engine_begin, monotonic_ns() - begin_ns)
         return result
 
+    def fail(self) -> None:
+        """It will not be run: nothing is lost by that."""
+
 
 class StagedExecution:
     """As a BoundExecution, of a request with arguments in files or in buffers of the driver's."""
@@ -153,9 +156,13 @@ class StagedExecution:
         except NnfmqError as error:
             result = result_of_error(error)
         if result.status is not ErrorStatus.NONE:
-            for sink in self._sinks:
-                sink.fail()
+            self.fail()
         return result
+
+    def fail(self) -> None:
+        """It has failed, or will not be run: its outputs in buffers of the driver's are lost (DOM-7)."""
+        for sink in self._sinks:
+            sink.fail()
 
     def _run(self, measure: MeasureTiming, begin_ns: int, limits: Limits) -> ExecutionResult:
         inputs = [source.array() for source in self._sources]

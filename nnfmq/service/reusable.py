@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.service.prepared_model import BoundExecution, PreparedModel, StagedExecution, execution_limits
 from nnfmq.validation import validate_request
@@ -69,6 +69,15 @@ class ReusableExecution:
                 is_last = self._is_released
             if is_last:
                 self._held.close()
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """Lose the outputs in the driver's buffers where an error keeps a run from its beginning (DOM-7)."""
+        try:
+            yield
+        except NnfmqError:
+            self.bound.fail()
+            raise
 
     def release(self) -> None:
         """Give back its memories, once a run that was begun has ended."""

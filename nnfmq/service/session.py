@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import resource
 import select
 import signal
 import sys
@@ -21,12 +22,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, NoReturn
 
 from nnfmq import watcher
-from nnfmq.channel import NOW, Channel, Frame
+from nnfmq.channel import INLINE_BYTES, NOW, Channel, Frame
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -42,7 +43,7 @@ from nnfmq.queue import core
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
-from nnfmq.service.accounts import MemoryAccount
+from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.buffers import Buffers
 from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, fenced, models, reusable
@@ -60,6 +61,8 @@ from nnfmq.service.scheduler import Scheduler
 POOL_THREADS = 4  # several executions and a preparation at once; a session is one client's
 REST_MS = 2000  # without work, until what it left is given back
 CALLS_MAX = 256  # of one client, queued or running; more are refused at once
+BURSTS_MAX = 256  # of one client: each has a thread
+_OBJECTS_COST = 16  # bytes in memory for one of a message that is decoded
 _PATIENCE_NS = 60_000_000_000  # with a client that has filled its socket with calls and reads no answer
 _log = logging.getLogger("nnfmq.session")
 
@@ -77,7 +80,7 @@ class Session:
         self.dialect = Dialect(FeatureLevel.AIDL_V4)  # until the client says which
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
         self.models: Handles[PreparedModel] = Handles("model", numbers)
-        self.bursts: Handles[OpenBurst] = Handles("burst", numbers)
+        self.bursts: Handles[OpenBurst] = Handles("burst", numbers, BURSTS_MAX)
         self.aidl_bursts: Handles[AidlBurst] = Handles("burst", numbers)
         self.executions: Handles[ReusableExecution] = Handles("execution", numbers)
         self.callbacks: Handles[FencedExecution] = Handles("fenced execution", numbers)
@@ -194,22 +197,44 @@ class Session:
 
     def _on_frame(self, frame: Frame) -> None:
         seen_ns = time.monotonic_ns()
-        message = control.decode(frame.data, sender=Role.CLIENT, fds=len(frame.fds))
+        count = None if frame.lacks_fds else len(frame.fds)
+        message = control.decode(frame.data, sender=Role.CLIENT, fds=count)
         self.conversation.note(message, Role.CLIENT)
         handler = _HANDLERS[type(message)]
-        if not isinstance(handler, Pooled):
+        if frame.lacks_fds:
+            self._refuse_without_fds(handler, message)
+        elif not isinstance(handler, Pooled):
             handler(self, message, frame.take_fds())
-        elif self._calls + len(self.launched) >= CALLS_MAX:
-            frame.close()
-            error = ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
-            self._refuse(handler, message, error)
-        elif (refusal := self.dialect.refusal(message)) is not None:
-            frame.close()
-            self._refuse(handler, message, refusal)
         else:
+            try:
+                charge = self._admitted(message, len(frame.data))
+            except NnfmqError as refusal:
+                frame.close()
+                self._refuse(handler, message, refusal)
+                return
             threads = self._launches if handler.is_launch else self._pool
             priority = handler.priority(self, message)
-            self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), seen_ns)
+            self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), seen_ns, charge)
+
+    def _admitted(self, message: messages.Message, size_bytes: int) -> Charge:
+        """Return what a call costs while it waits for its turn. Raises what it is refused with."""
+        if self._calls + len(self.launched) >= CALLS_MAX:
+            raise ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
+        refusal = self.dialect.refusal(message)
+        if refusal is not None:
+            raise refusal
+        # A body in a file may be large at no cost to the client: holes. What is no model's bytes becomes many objects.
+        in_bytes = len(getattr(message, "model", b""))
+        is_large = size_bytes > INLINE_BYTES
+        return self.account.charge(in_bytes + (size_bytes - in_bytes) * _OBJECTS_COST if is_large else 0)
+
+    def _refuse_without_fds(self, handler: Handler | Pooled, message: Any) -> None:
+        """Refuse what came with descriptors for which this process has no room."""
+        error = ResourceExhaustedTransient("the driver has no room for more descriptors of this client (ulimit -n)")
+        if isinstance(handler, Pooled):
+            self._refuse(handler, message, error)
+        else:
+            bursts.refuse_memories(self, message, error)
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         """Run work on the pool. A bug in it ends this worker, visibly, rather than leaving a call unanswered."""
@@ -224,9 +249,10 @@ class Session:
                 self._calls -= 1
                 self._done += 1
 
-    def _call(self, handler: Pooled, message: Any, fds: list[int], seen_ns: int) -> None:
+    def _call(self, handler: Pooled, message: Any, fds: list[int], seen_ns: int, charge: Charge) -> None:
         try:
-            handler.run(self, message, fds, seen_ns)
+            with closing(charge):
+                handler.run(self, message, fds, seen_ns)
         except DeadObject:
             raise
         except NnfmqError as error:
@@ -279,6 +305,7 @@ def run_session(channel: Channel, driver_name: str, devices: Devices | None = No
 
     It offers `devices`, by default those that this process loads for itself.
     """
+    _allow_descriptors()
     sys.setswitchinterval(50e-6)  # a listener takes the GIL back from a preparing thread in 50 µs, not 5 ms
     threading.excepthook = lambda arguments: die_of_a_bug(arguments.exc_value)
     session = Session(channel, driver_name, devices)
@@ -286,6 +313,13 @@ def run_session(channel: Channel, driver_name: str, devices: Devices | None = No
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.end())
     session.run()
     os._exit(0)  # at once: no work that is still running is wanted by anybody
+
+
+def _allow_descriptors() -> None:
+    """Let this process have as many descriptors as it may: each memory that a client lends takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def die_of_a_bug(error: BaseException | None) -> None:

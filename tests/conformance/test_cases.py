@@ -309,3 +309,11 @@ def test_an_endless_loop_has_to_miss_its_deadline(path: str, data_dir: Path) -> 
     with closing(open_target(path, "reference", "embedded")) as target:
         results = [run_test(testmodels.read(line), target) for _, line in lines]
     assert {verdict.outcome for result in results for verdict in result.verdicts} == {PASSED}
+
+
+def test_an_endless_loop_that_the_device_declines_is_skipped(data_dir: Path) -> None:
+    (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
+    with closing(open_target("sync", "sample-minimal", "embedded")) as target:
+        (verdict,) = run_test(testmodels.read(line), target).verdicts
+    assert verdict.outcome == SKIPPED
+    assert verdict.reason.startswith("the device declines the model")

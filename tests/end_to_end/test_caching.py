@@ -1,20 +1,30 @@
-"""Compilation caching through real drivers: one saves and another loads; one dies in the middle of saving."""
+"""Compilation caching through real drivers: one saves and another loads; one dies in the middle of saving.
+
+In HIDL's forms files come in handles, which may hold more than a descriptor, or none.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from queue import Queue
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from support.caching import TOKEN, Paths, chain
-from support.drivers import Daemon, InThread, Process, running_daemon, until
+from support.drivers import LIMIT_S, Daemon, InThread, Process, running_daemon, until
+from support.models import pool_bytes, request_for
+from support.plugins import add_plugin, path_with
 
 import nnfmq
-from nnfmq.hal.types import Model, OperationType
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import ExecutionPreference, MeasureTiming, Model, OperationType, Priority
+from nnfmq.memory import Memory
+from nnfmq.runtime import hidl
 
 ADD = chain(OperationType.ADD)
 ONE = np.ones(1, np.float32)
@@ -27,6 +37,34 @@ def pwrite(fd, data, offset):
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # by this thread: another would be stopped later
     return count
 os.pwrite = pwrite
+"""
+
+SAVING_DEVICE = """
+from nnfmq.engines.function import FunctionProgram
+from nnfmq.hal.device import NumberOfCacheFiles
+from nnfmq.service import interpreter_cache
+from nnfmq.service.compilation_cache import CacheContents
+from nnfmq.service.device import Device
+
+
+class Saving(Device):
+    name = "mine-saving"
+    cache_files_needed = NumberOfCacheFiles(1, 1)
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        return FunctionProgram(model, lambda inputs: [inputs[0] + 1])
+
+    def save(self, model, program):
+        if type(program) is not FunctionProgram:
+            raise TypeError("this is not what `compile` made")
+        return interpreter_cache.save(model, ())
+
+    def restore(self, contents):
+        model, _ = interpreter_cache.restore(contents)
+        return model, FunctionProgram(model, lambda inputs: [inputs[0] + 100])
 """
 
 
@@ -174,3 +212,206 @@ def test_a_client_that_is_gone_while_its_model_is_saved_is_nobody_else_s_trouble
     with daemon.connect() as client:
         to_cache(client, files).close()
         from_cache(client, files).close()
+
+
+def test_DEV_6_CACHE_8_the_device_of_a_plug_in_saves_and_restores(folder: Path, caches: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    add_plugin(site, "saving_device", SAVING_DEVICE, {"mine-saving": "saving_device:Saving"}, "nnfmq.devices")
+    results = []
+    for _ in range(2):
+        with (
+            running_daemon(folder / "d.sock", environment=path_with(site)) as daemon,
+            daemon.connect() as client,
+            client.device("mine-saving").prepare(ADD, cache_dir=caches) as model,
+        ):
+            results.append(model.execute(ONE)[0].tolist())
+    assert results == [[2.0], [101.0]]  # compiled, then restored
+
+
+# ------------------------------------------------------------------------------------------------ HIDL's forms
+
+NONE, INVALID, FAILURE = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
+Handles = list[list[int]]
+
+
+class Forms(NamedTuple):
+    """An interface, and the forms of one of its versions: what comes before the handles of saving and loading."""
+
+    interface: str
+    save: str
+    load: str
+    saved: tuple[Any, ...]
+    loaded: tuple[Any, ...] = ()
+
+
+FAST = ExecutionPreference.FAST_SINGLE_ANSWER
+OLD = ("prepareModel_1_2", "prepareModelFromCache", (FAST,))
+NEW = ("prepareModel_1_3", "prepareModelFromCache_1_3", (FAST, Priority.HIGH, None), (None,))
+FORMS = [Forms("HIDL 1.2", *OLD), Forms("HIDL 1.3", *OLD), Forms("HIDL 1.3", *NEW)]
+
+
+class HidlClient:
+    """A test of a driver, as it was written for HIDL: the model in handles, what it was called back with."""
+
+    def __init__(self, forms: Forms, device: hidl.IDevice, files: Paths, stack: ExitStack) -> None:
+        self.forms = forms
+        self.device = device
+        self.model, self.data = ([[fd] for fd in fds] for fds in files.open(stack))
+        self.spare = os.memfd_create("spare")
+        stack.callback(os.close, self.spare)
+        self._stack = stack
+
+    def save(self, model: Handles, data: Handles, token: bytes = TOKEN) -> hidl.IPreparedModel:
+        """Prepare, which must not depend on the files."""
+        status, prepared = self._called(self.forms.save, ADD, *self.forms.saved, model, data, token)
+        assert status is NONE
+        return prepared
+
+    def load(
+        self, model: Handles, data: Handles, token: bytes = TOKEN, before: tuple[Any, ...] | None = None
+    ) -> tuple[ErrorStatus, hidl.IPreparedModel | None]:
+        """Prepare from the files; return what the callback was told."""
+        before = self.forms.loaded if before is None else before
+        return self._called(self.forms.load, *before, model, data, token)
+
+    def _called(self, form: str, *arguments: Any) -> tuple[ErrorStatus, Any]:
+        calls: Queue[tuple[ErrorStatus, Any]] = Queue()
+        launched = getattr(self.device, form)(*arguments, lambda *given: calls.put(given))
+        status, prepared = calls.get(timeout=LIMIT_S)
+        assert calls.empty() and launched in (NONE, status)
+        assert (prepared is None) == (status is not NONE)
+        return status, prepared
+
+    def result(self, prepared: hidl.IPreparedModel | None) -> float:
+        """Execute the chain with 1."""
+        assert prepared is not None
+        pools = [self._stack.enter_context(Memory.create(size)) for size in pool_bytes(ADD)]
+        np.frombuffer(pools[0].view, np.float32, 1)[:] = 1
+        assert prepared.executeSynchronously(request_for(ADD, pools), MeasureTiming.NO)[0] is NONE
+        return float(np.frombuffer(pools[1].view, np.float32, 1)[0])
+
+
+@pytest.fixture(params=FORMS, ids=lambda forms: f"{forms.load} of {forms.interface}")
+def forms(request: pytest.FixtureRequest) -> Forms:
+    found: Forms = request.param
+    return found
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Paths:
+    return Paths.new(tmp_path)
+
+
+@pytest.fixture
+def hidl_client(forms: Forms, daemon: Daemon, files: Paths) -> Iterator[HidlClient]:
+    with ExitStack() as stack:
+        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=forms.interface))
+        yield HidlClient(forms, hidl.IDevice(client, "reference"), files, stack)
+
+
+def test_N_CCH_16_DEV_6_DEV_13_what_hidl_s_forms_save_they_load(hidl_client: HidlClient, files: Paths) -> None:
+    assert hidl_client.device.getNumberOfCacheFilesNeeded() == (NONE, 1, 1)
+    for handle in (*hidl_client.model, *hidl_client.data):
+        os.lseek(handle[0], 1234, os.SEEK_SET)
+    first = hidl_client.save(hidl_client.model, hidl_client.data)
+    assert hidl_client.result(first) == 101.0
+    assert all(files.contents())
+    for _ in range(2):
+        status, again = hidl_client.load(hidl_client.model, hidl_client.data)
+        assert status is NONE and hidl_client.result(again) == 101.0
+
+
+def spoilt(hidl_client: HidlClient, kind: str, count: int) -> tuple[Handles, Handles]:
+    """Return the handles, where that of one kind has another count of descriptors."""
+    right = getattr(hidl_client, kind)
+    wrong = [[right[0][0], hidl_client.spare][:count]]
+    return (wrong, hidl_client.data) if kind == "model" else (hidl_client.model, wrong)
+
+
+each_handle = pytest.mark.parametrize(
+    ("kind", "count"), [(kind, count) for kind in ("model", "data") for count in (2, 0)]
+)
+
+
+@each_handle
+def test_N_CCH_3_CACHE_4_saving_to_a_handle_that_has_not_one_descriptor_prepares_and_saves_nothing(
+    kind: str, count: int, hidl_client: HidlClient, files: Paths
+) -> None:
+    prepared = hidl_client.save(*spoilt(hidl_client, kind, count))
+    assert hidl_client.result(prepared) == 101.0
+    assert files.contents() == [b"", b""] and os.fstat(hidl_client.spare).st_size == 0
+    assert hidl_client.load(hidl_client.model, hidl_client.data) == (FAILURE, None)
+
+
+@each_handle
+def test_N_CCH_4_loading_from_a_handle_that_has_not_one_descriptor_is_refused(
+    kind: str, count: int, hidl_client: HidlClient
+) -> None:
+    hidl_client.save(hidl_client.model, hidl_client.data)
+    assert hidl_client.load(*spoilt(hidl_client, kind, count)) == (INVALID, None)
+    assert hidl_client.load(hidl_client.model, hidl_client.data)[0] is NONE
+
+
+@pytest.mark.parametrize(("model", "data"), [(2, 1), (0, 1), (1, 2), (1, 0), (0, 0), (33, 1)])
+def test_N_CCH_1_N_CCH_2_CACHE_6_other_numbers_of_handles_save_nothing_and_load_nothing(
+    model: int, data: int, hidl_client: HidlClient, files: Paths
+) -> None:
+    wrong = hidl_client.model * model, hidl_client.data * data
+    assert hidl_client.result(hidl_client.save(*wrong)) == 101.0
+    assert files.contents() == [b"", b""]
+    hidl_client.save(hidl_client.model, hidl_client.data)
+    assert hidl_client.load(*wrong) == (INVALID, None)
+
+
+@pytest.mark.parametrize(("token", "status"), [(TOKEN[::-1], FAILURE), (TOKEN[1:], INVALID), (bytes(1000), INVALID)])
+def test_N_CCH_14_N_VAL_23_a_model_is_loaded_under_its_own_token(
+    token: bytes, status: ErrorStatus, hidl_client: HidlClient, files: Paths
+) -> None:
+    hidl_client.save([], [], token)
+    if status is INVALID:
+        hidl_client.save(hidl_client.model, hidl_client.data, token)
+        assert files.contents() == [b"", b""]
+    hidl_client.save(hidl_client.model, hidl_client.data)
+    assert hidl_client.load(hidl_client.model, hidl_client.data, token) == (status, None)
+
+
+@pytest.mark.parametrize("forms", FORMS[2:], indirect=True, ids=["HIDL 1.3"])
+def test_PREP_6_CACHE_8_loading_has_a_deadline_since_1_3(hidl_client: HidlClient) -> None:
+    hidl_client.save(hidl_client.model, hidl_client.data)
+    late = ErrorStatus.MISSED_DEADLINE_PERSISTENT
+    assert hidl_client.load(hidl_client.model, hidl_client.data, before=(1,)) == (late, None)
+    in_time = (time.monotonic_ns() + int(LIMIT_S * 1e9),)
+    assert hidl_client.load(hidl_client.model, hidl_client.data, before=in_time)[0] is NONE
+
+
+def test_N_CCH_15_a_driver_without_a_key_says_so_in_hidl_s_forms(folder: Path, tmp_path: Path, files: Paths) -> None:
+    (tmp_path / "file").touch()
+    state = {"XDG_STATE_HOME": str(tmp_path / "file")}
+    with running_daemon(folder / "d.sock", environment=state) as daemon, ExitStack() as stack:
+        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.2"))
+        hidl_client = HidlClient(FORMS[0], hidl.IDevice(client, "reference"), files, stack)
+        assert hidl_client.device.getNumberOfCacheFilesNeeded() == (NONE, 0, 0)
+        for caches in ((hidl_client.model, hidl_client.data), ([], [])):
+            hidl_client.save(*caches)
+            assert hidl_client.load(*caches) == (FAILURE, None)
+        assert files.contents() == [b"", b""]
+
+
+def test_PREP_3_LIFE_4_a_callback_is_called_when_the_driver_is_killed_while_it_saves(
+    stopping: Daemon, files: Paths
+) -> None:
+    calls: Queue[tuple[Any, Any]] = Queue()
+    with (
+        nnfmq.connect(stopping.path, timeout=LIMIT_S, interface="HIDL 1.3") as client,
+        Process(client.driver_pid) as worker,
+        ExitStack() as stack,
+    ):
+        device = hidl.IDevice(client, "reference")
+        caches = [[[fd] for fd in fds] for fds in files.open(stack)]
+        assert device.prepareModel_1_2(ADD, FAST, *caches, TOKEN, lambda *given: calls.put(given)) is NONE
+        until(lambda: set(worker.states()) == {"T"}, "the worker has stopped in the middle of saving")
+        worker.kill()
+        assert calls.get(timeout=LIMIT_S) == (FAILURE, None)
+        with pytest.raises(nnfmq.DeadObject):
+            device.getStatus()

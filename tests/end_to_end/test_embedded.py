@@ -96,7 +96,7 @@ def test_devices_that_cannot_be_read_are_what_the_application_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     listed = tmp_path / "devices.toml"
-    listed.write_text('[[device]]\nname = "a"\ncolour = 1\n')
+    listed.write_text('[[device]]\nname = "test-a"\ncolour = 1\n')
     monkeypatch.setenv("NNFMQ_DEVICES", str(listed))
     with pytest.raises(nnfmq.GeneralFailure, match=r"devices\.toml cannot be used: .*colour"):
         nnfmq.connect(embedded=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from queue import Queue
 from typing import Any
 
@@ -19,6 +20,7 @@ from nnfmq.hal.types import MeasureTiming, OutputShape
 from nnfmq.hal.versions import FeatureLevel, interface_name
 from nnfmq.memory import Memory
 from nnfmq.runtime import hidl
+from nnfmq.validation.conversion import convert_to
 
 ADD = add_model()
 
@@ -47,6 +49,20 @@ def test_DEV_9_a_model_runs_over_every_interface(level: FeatureLevel, daemon: Da
     with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=interface_name(level)) as client:
         assert client.device("reference").info.feature_level == level
         with client.device("reference").prepare(ADD) as model:
+            assert model.execute([1] * 4, [2] * 4)[0].tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("level", FeatureLevel, ids=interface_name)
+def test_MOD_13_N_VAL_21_a_relaxed_model_needs_1_1(level: FeatureLevel, daemon: Daemon) -> None:
+    relaxed = replace(ADD, relax_computation_float32_to_float16=True)
+    with nnfmq.connect(daemon.path, timeout=LIMIT_S, interface=interface_name(level)) as client:
+        device = client.device("reference")
+        if level is FeatureLevel.V1_0:
+            for call in (device.prepare, device.supported_operations):
+                with pytest.raises(nnfmq.InvalidArgument, match=r"N-VAL-21: the model needs HIDL 1\.1"):
+                    call(relaxed)
+            relaxed = convert_to(relaxed, level).value  # strict, which is permitted
+        with device.prepare(relaxed) as model:
             assert model.execute([1] * 4, [2] * 4)[0].tolist() == [3.0] * 4
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.caching import Paths
 from support.drivers import LIMIT_S, Daemon, one, running_daemon, short_folder
 from support.models import add_model, null_model, relu_model
 from support.places import ROOT, data_path
-from support.plugins import add_example, path_with
+from support.plugins import add_example, add_plugin, path_with
 
 import nnfmq
 
@@ -37,7 +39,11 @@ def test_it_has_about_forty_lines() -> None:
 
 
 def test_it_computes_on_both_paths(driver: Daemon) -> None:
-    with driver.connect() as client, client.device("mine").prepare(add_model()) as model, model.burst() as burst:
+    with (
+        driver.connect() as client,
+        client.device("mine").prepare(add_model()) as model,
+        model.burst() as burst,
+    ):
         numbers = [[1, 2, 3, 4], [10, 20, 30, 40]]
         for execute in (model.execute, burst.execute):
             assert execute(*numbers)[0].tolist() == [11, 22, 33, 44]
@@ -55,8 +61,9 @@ def test_what_it_declines_is_refused_and_it_goes_on(driver: Daemon) -> None:
 
 @pytest.mark.skipif(not (DATA / "vts").is_dir(), reason="no test models in $NNFMQ_DATA")
 def test_conformance_passes_for_what_it_supports(driver: Daemon, tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "nnfmq", "conformance", str(DATA / "vts" / "V1_0"), "--device", "mine"]
-    options = ["--connect", str(driver.path), "--path", "burst", "--jobs", "1", "--filter", "^(add|relu)"]
+    command = [sys.executable, "-P", "-m", "nnfmq", "conformance", str(DATA / "vts" / "V1_0")]
+    options = ["--device", "mine", "--connect", str(driver.path), "--path", "burst", "--jobs", "1"]
+    options += ["--filter", "^(add|relu)"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = (line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["model"])
@@ -66,9 +73,87 @@ def test_conformance_passes_for_what_it_supports(driver: Daemon, tmp_path: Path)
 
 def test_workers_have_the_devices_that_were_configured_when_their_driver_started(tmp_path: Path) -> None:
     listed = tmp_path / "devices.toml"
-    listed.write_text('[[device]]\nname = "first"\n')
+    listed.write_text('[[device]]\nname = "test-first"\n')
     variables = {"NNFMQ_DEVICES": str(listed)}
     with short_folder() as made, running_daemon(made / "d.sock", environment=variables) as daemon:
-        listed.write_text('[[device]]\nname = "second"\n')
+        listed.write_text('[[device]]\nname = "test-second"\n')
         with daemon.connect() as client:
-            assert [device.name for device in client.devices()] == ["first"]
+            assert [device.name for device in client.devices()] == ["test-first"]
+
+
+SAVING = """
+from nnfmq.engines import interpreter
+from nnfmq.hal.device import NumberOfCacheFiles
+from nnfmq.serialize.model import decode_model, encode_model
+from nnfmq.service.compilation_cache import CacheContents
+from nnfmq.service.device import Device
+
+
+class Saving(Device):
+    name = "test-saving"
+    cache_files_needed = NumberOfCacheFiles(2, 0)
+
+    def supports(self, model, subgraph, operation):
+        return True
+
+    def compile(self, model):
+        return interpreter.prepare(model)
+
+    def save(self, model, program):
+        assert isinstance(program, interpreter.Program)
+        return CacheContents(model=(encode_model(model)[0], b"second"))
+
+    def restore(self, contents):
+        first, second = contents.model
+        assert bytes(second) == b"second"
+        model = decode_model(first, [])
+        return model, self.compile(model)
+
+
+class Misnamed(Saving):
+    name = "test-saving-twice"
+
+
+class Hoarding(Saving):
+    name = "test-hoarding"
+    cache_files_needed = NumberOfCacheFiles(2, 33)
+
+
+class Versionless(Saving):
+    name = "test-versionless"
+    version_string = ""
+"""
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Return a driver with four plug-ins, of which one says only what can be."""
+    site = tmp_path_factory.mktemp("site")
+    kinds = {name.lower(): f"several:{name}" for name in ("Saving", "Misnamed", "Hoarding", "Versionless")}
+    add_plugin(site, "several", SAVING, kinds, "nnfmq.devices")
+    with short_folder() as made, running_daemon(made / "d.sock", environment=path_with(site)) as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("interface", ["HIDL 1.2", "AIDL v4"])
+def test_N_BAS_3_DEV_6_DEV_8_DEV_10_a_driver_leaves_out_what_cannot_be(interface: str, many: Daemon) -> None:
+    with nnfmq.connect(many.path, timeout=LIMIT_S, interface=interface) as client:
+        infos = {info.name: info for info in client.devices()}
+    assert {name for name in infos if name.startswith("test-")} == {"test-saving"}
+    assert "reference" in infos
+    assert (infos["test-saving"].model_cache_files, infos["test-saving"].data_cache_files) == (2, 0)
+    for name in ("misnamed", "hoarding", "versionless"):
+        assert f"device {name} (several:{name.capitalize()}) is left out" in many.program.errors()
+
+
+def test_CACHE_6_N_CCH_16_a_plug_in_s_compilation_is_saved_and_restored(many: Daemon, tmp_path: Path) -> None:
+    files, other = Paths.new(tmp_path, model=2, data=0), Paths.new(tmp_path, "other", model=2, data=0)
+    token = bytes(32)
+    with many.connect() as client, ExitStack() as stack:
+        device = client.device("test-saving")
+        cache, _ = files.open(stack)
+        device.prepare(add_model(), token=token, model_cache=cache).close()
+        with device.prepare_from_cache(token, cache, [], model=add_model()) as model:
+            assert model.execute([1] * 4, [2] * 4)[0].tolist() == [3] * 4
+        with pytest.raises(nnfmq.GeneralFailure):
+            device.prepare_from_cache(token, other.open(stack)[0], [], model=add_model())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -182,3 +183,25 @@ def test_LIFE_6_several_threads_reconnect_once(ours: nnfmq.Client) -> None:
     kill(ours)
     threads = [InThread.start(lambda: (ours.reconnect(timeout=LIMIT_S), ours.driver_pid)[1]) for _ in range(4)]
     assert {thread.wait().value for thread in threads} == {ours.driver_pid}
+
+
+def test_LIFE_6_a_client_that_is_closed_while_it_reconnects_keeps_no_driver() -> None:
+    client = nnfmq.connect(embedded=True)
+    kill(client)
+    started, go, again = threading.Event(), threading.Event(), client._again
+    assert again is not None
+
+    def slowly(deadline_ns: int | None) -> nnfmq.Client:
+        fresh = again(deadline_ns)
+        started.set()
+        go.wait(LIMIT_S)
+        return fresh
+
+    client._again = slowly
+    reconnecting = InThread.start(lambda: client.reconnect(timeout=LIMIT_S))
+    assert started.wait(LIMIT_S)
+    client.close()
+    go.set()
+    assert isinstance(reconnecting.wait().error, nnfmq.InvalidArgument)
+    assert not client._connection.is_open
+    assert client._process is None  # and the leak check finds none

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,10 +27,12 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     NnfmqError,
 )
+from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import control, messages
 
 NONE = ErrorStatus.NONE
@@ -241,6 +245,80 @@ def test_a_driver_is_given_the_memories_that_it_asks_for(
         answer = control.decode(frame.data, sender=control.Role.CLIENT, fds=len(frame.fds))
         assert answer == messages.Memories(1, NONE, "", (messages.MemoryData(8), messages.MemoryData(5)))
         assert [os.fstat(fd).st_size for fd in frame.fds] == [8, 5]
+
+
+def fill(connection: Connection) -> int:
+    """Send as much as a driver that reads nothing can be sent; return how many messages that were."""
+    for number in itertools.count():
+        try:
+            connection.send(messages.FreeMemory(1, number), NOW)
+        except MissedDeadlineTransient:
+            return number
+    raise AssertionError
+
+
+def hear_those(driver: Speaker, count: int) -> None:
+    assert [driver.hear(messages.FreeMemory).slot for _ in range(count)] == list(range(count))
+
+
+def test_a_driver_that_asks_while_it_reads_nothing_is_answered_when_it_does(
+    connection: Connection, driver: Speaker, start: Start, resources: ExitStack
+) -> None:
+    memory = resources.enter_context(Memory.create(5))
+    connection.add_burst(3, Provider({4: memory}))
+    count = fill(connection)
+    driver.say(messages.GetMemories(1, 3, (4,)))
+    until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
+    memory.close()
+    hear_those(driver, count)
+    answer, fds = driver.hear_with_fds(messages.Memories)
+    assert (answer.status, [os.fstat(fd).st_size for fd in fds]) == (NONE, [5])
+    os.close(fds[0])
+    assert_alive(connection, driver, start)
+
+
+def test_what_is_to_be_undone_is_undone_when_the_driver_reads_again(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    preparation = preparing(connection, start, soon(0.01))
+    call = driver.hear(messages.PrepareModel).call
+    assert isinstance(preparation.exception(LIMIT_S), MissedDeadlineTransient)
+    count = fill(connection)
+    driver.say(messages.Reply(call, NONE, ""))
+    driver.say(messages.PreparedModelReady(call, NONE, "", 77))
+    until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
+    hear_those(driver, count)
+    assert driver.hear(messages.ReleaseModel).model_id == 77
+    assert connection.is_open
+
+
+def test_an_execution_that_needs_more_room_is_begun_again_when_the_driver_reads_again(
+    connection: Connection, driver: Speaker
+) -> None:
+    model = PreparedModel(connection, 1, (), (TensorInfo("open", (0,), "float32"),))
+    pending = model.execute_async(timeout=LIMIT_S)
+    call = driver.hear(messages.ExecuteAsynchronously).call
+    count = fill(connection)
+    driver.say(messages.Reply(call, NONE, ""))
+    small = (messages.ShapeData((3,), False),)
+    driver.say(messages.ExecutionFinished(call, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, "too small", small))
+    until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
+    assert not pending.done()
+    hear_those(driver, count)
+    again = driver.hear(messages.ExecuteAsynchronously)
+    assert again.request.outputs[0].location.length == 12
+    driver.say(messages.ExecutionFinished(again.call, NONE, "", (messages.ShapeData((3,), True),)))
+    driver.say(messages.Reply(again.call, NONE, ""))
+    assert pending.result(LIMIT_S)[0].shape == (3,)
+
+
+def test_LIFE_5_a_late_answer_ends_with_its_connection(connection: Connection, driver: Speaker) -> None:
+    connection.add_burst(3, Provider({}))
+    fill(connection)
+    driver.say(messages.GetMemories(1, 3, (0,)))
+    until(lambda: any(thread.name == "nnfmq-late" for thread in threading.enumerate()))
+    connection.close()
+    until(lambda: all(thread.name != "nnfmq-late" for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize("burst_id", [3, 99], ids=["unknown slot", "unknown burst"])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import control_flow_models, models
+from support.descriptors import no_more_descriptors
 from support.executors import LIMIT_S, Held, until
 from support.protocol import Speaker
 
@@ -27,6 +28,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     OutputInsufficientSize,
     ProtocolError,
+    ResourceExhaustedTransient,
 )
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import NO_TIMING, ExecutionConfig, FenceState, MeasureTiming, OutputShape, Priority
@@ -366,6 +368,22 @@ def test_a_launch_that_is_given_up_is_undone(connection: Connection, driver: Spe
     sender.close()
     assert driver.hear(messages.ReleaseCallback).callback_id == 77
     until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
+def test_a_fence_for_which_there_is_no_room_fails_the_launch_alone(
+    connection: Connection, driver: Speaker, start: Start
+) -> None:
+    info = TensorInfo("known", (2,), "float32")
+    launching = start(PreparedModel(connection, 1, (info,), (info,)).execute_fenced, np.zeros(2, np.float32))
+    call = driver.hear(messages.ExecuteFenced).call
+    sender, fd = open_state_pair()
+    with no_more_descriptors():
+        driver.say(messages.FencedLaunched(call, ErrorStatus.NONE, "", 77, 1), [fd])
+        assert isinstance(launching.exception(LIMIT_S), ResourceExhaustedTransient)
+    os.close(fd)
+    sender.close()
+    assert driver.hear(messages.ReleaseCallback).callback_id == 77
+    assert connection.is_open
 
 
 # ------------------------------------------------------------------------------------------------ reusable

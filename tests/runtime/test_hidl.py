@@ -6,6 +6,8 @@ import re
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -13,14 +15,15 @@ import numpy as np
 import pytest
 from support import control_flow_models, models, places
 from support.bursts import packet_for
+from support.caching import Paths
 from support.executors import LIMIT_S, floats, until
 
 from nnfmq.hal.device import CPU_PERFORMANCE
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
     DeviceStatus,
-    DeviceType,
     ExecutionPreference,
+    ExtensionNameAndPrefix,
     FenceState,
     MeasureTiming,
     Model,
@@ -36,8 +39,10 @@ from nnfmq.queue import MessageQueue
 from nnfmq.runtime import hidl
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
+from nnfmq.serialize import messages
 from nnfmq.serialize.codec import decode_result
 from nnfmq.serialize.datum import DATUM_BYTES
+from nnfmq.service import interpreter_cache
 from nnfmq.service.session import Session
 from nnfmq.validation.values import validate_capabilities, validate_device_type, validate_extension
 
@@ -58,13 +63,17 @@ PREPARE: dict[str, tuple[Any, ...]] = {
     "prepareModel_1_2": (FAST, [], [], TOKEN),
     "prepareModel_1_3": (FAST, MEDIUM, None, [], [], TOKEN),
 }
+FROM_CACHE: dict[str, tuple[Any, ...]] = {
+    "prepareModelFromCache": ([], [], TOKEN),
+    "prepareModelFromCache_1_3": (None, [], [], TOKEN),
+}
 # The forms that each interface has, in the HAL's .hal files.
 METHODS = {
     L.V1_0: "getCapabilities getSupportedOperations prepareModel getStatus",
     L.V1_1: "getCapabilities_1_1 getSupportedOperations_1_1 prepareModel_1_1",
     L.V1_2: "getVersionString getType getCapabilities_1_2 getSupportedExtensions getSupportedOperations_1_2"
-    " getNumberOfCacheFilesNeeded prepareModel_1_2",
-    L.V1_3: "getCapabilities_1_3 getSupportedOperations_1_3 prepareModel_1_3",
+    " getNumberOfCacheFilesNeeded prepareModel_1_2 prepareModelFromCache",
+    L.V1_3: "getCapabilities_1_3 getSupportedOperations_1_3 prepareModel_1_3 prepareModelFromCache_1_3 allocate",
 }
 EXECUTIONS = {
     L.V1_0: "execute",
@@ -165,7 +174,7 @@ def test_the_document_lists_every_form_where_it_begins() -> None:
         for owner, since, names in re.findall(r"^\| `(I\w+)` \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
         for name in re.findall(r"`(\w+)`", names)
     }
-    tables = {"IDevice": hidl.DEVICE, "IPreparedModel": hidl.PREPARED_MODEL}
+    tables = {"IDevice": hidl.DEVICE, "IPreparedModel": hidl.PREPARED_MODEL, "IBuffer": hidl.BUFFER}
     there = {(owner, name): form.level for owner, forms in tables.items() for name, form in forms.items()}
     assert listed == {key: interface_name(level) for key, level in there.items()}
 
@@ -225,7 +234,7 @@ def test_N_BAS_3_what_a_device_says_of_itself_is_possible(speaking: Speaking) ->
         status, version = device.getVersionString()
         assert status is NONE and version
         status, kind = device.getType()
-        assert status is NONE and kind in DeviceType
+        assert status is NONE
         validate_device_type(kind)
         status, extensions = device.getSupportedExtensions()
         assert status is NONE
@@ -233,13 +242,17 @@ def test_N_BAS_3_what_a_device_says_of_itself_is_possible(speaking: Speaking) ->
             validate_extension(extension)
         status, model_files, data_files = device.getNumberOfCacheFilesNeeded()
         assert status is NONE and max(model_files, data_files) <= 32
-        assert info.name.isprintable() and not info.name.isspace() and info.name
+        vendor, *own = info.name.split("-")
+        assert vendor and info.name.isprintable()
+        assert (len(own) == 1 and own[0]) or info.name == "reference"  # the CPU is no vendor's
     names = [info.name for info in client.devices()]
     assert len(set(names)) == len(names) > 1
 
 
 @every_interface
-def test_DEV_14_DEV_13_an_unavailable_device_answers_so(level: L, speaking: Speaking, request_: Request) -> None:
+def test_N_BAS_5_DEV_14_DEV_13_an_unavailable_device_answers_so(
+    level: L, speaking: Speaking, request_: Request
+) -> None:
     client = Client(speaking(interface_name(level))[0], None)
     device = hidl.IDevice(client, "reference")
     model = prepared(device, level)
@@ -254,6 +267,11 @@ def test_DEV_14_DEV_13_an_unavailable_device_answers_so(level: L, speaking: Spea
         assert callback.only() == (unavailable, None)
         if level >= L.V1_2:
             assert model.executeSynchronously(request_, NO) == (unavailable, [], hidl.NO_TIMING)
+            assert device.getVersionString() == (unavailable, "")
+            assert device.getType()[0] is device.getSupportedExtensions()[0] is unavailable
+            assert device.getNumberOfCacheFilesNeeded() == (unavailable, 0, 0)
+            assert device.prepareModelFromCache([], [], TOKEN, callback) is unavailable
+            assert callback.only() == (unavailable, None)
     finally:
         client.set_device_status("reference", DeviceStatus.AVAILABLE)
     assert device.getStatus() is DeviceStatus.AVAILABLE
@@ -309,6 +327,27 @@ def test_DEV_13_N_VAL_21_a_refused_model_calls_back_before_the_same_status_is_re
     assert callback.threads == [threading.current_thread()]
 
 
+RELAXED = replace(ADD, relax_computation_float32_to_float16=True)
+NAMING = replace(ADD, extensions=(ExtensionNameAndPrefix("com.example.fibonacci", 1),))
+
+
+@every_interface
+@pytest.mark.parametrize(
+    ("model", "since"), [(RELAXED, L.V1_1), (NAMING, L.V1_2)], ids=["relaxed", "with names of extensions"]
+)
+def test_MOD_13_N_VAL_21_a_form_takes_what_its_version_s_models_have_whatever_is_spoken(
+    model: Model, since: L, level: L, device_of: Callable[[L], hidl.IDevice]
+) -> None:
+    device = device_of(level)
+    for number, form in enumerate(list(PREPARE)[:level]):
+        status = NONE if L(number + 1) >= since else INVALID
+        callback = Callback()
+        assert getattr(device, form)(model, *PREPARE[form], callback) is status
+        assert callback.only()[0] is status
+        supported = getattr(device, form.replace("prepareModel", "getSupportedOperations"))
+        assert supported(model) == ((NONE, [True]) if status is NONE else (INVALID, []))
+
+
 @every_interface
 def test_N_MOD_8_a_wrong_number_of_consumers_is_refused(level: L, device_of: Callable[[L], hidl.IDevice]) -> None:
     device, form = device_of(level), newest_form(level)
@@ -325,10 +364,10 @@ def test_N_MOD_8_a_wrong_number_of_consumers_is_refused(level: L, device_of: Cal
     [
         ((99, MEDIUM, None, [], [], TOKEN), INVALID),
         ((FAST, 99, None, [], [], TOKEN), INVALID),
+        ((1 << 40, MEDIUM, None, [], [], TOKEN), INVALID),
         ((FAST, MEDIUM, PASSED, [], [], TOKEN), ErrorStatus.MISSED_DEADLINE_PERSISTENT),
-        ((FAST, MEDIUM, None, ["a handle"], [], TOKEN), INVALID),
     ],
-    ids=["preference", "priority", "deadline", "caches"],
+    ids=["preference", "priority", "no 32 bits", "deadline"],
 )
 def test_prepareModel_1_3_judges_what_it_is_given(
     arguments: tuple[Any, ...], status: ErrorStatus, device_of: Callable[[L], hidl.IDevice]
@@ -336,6 +375,67 @@ def test_prepareModel_1_3_judges_what_it_is_given(
     callback = Callback()
     assert device_of(L.V1_3).prepareModel_1_3(ADD, *arguments, callback) is status
     assert callback.only() == (status, None)
+
+
+@pytest.mark.parametrize("form", PREPARE)
+def test_N_VAL_24_a_preparation_without_a_callback_is_refused(
+    form: str, device_of: Callable[[L], hidl.IDevice]
+) -> None:
+    assert getattr(device_of(L.V1_3), form)(ADD, *PREPARE[form], None) is INVALID
+
+
+@pytest.mark.parametrize("form", FROM_CACHE)
+def test_N_VAL_24_a_preparation_from_a_cache_without_a_callback_is_refused(
+    form: str, device_of: Callable[[L], hidl.IDevice]
+) -> None:
+    assert getattr(device_of(L.V1_3), form)(*FROM_CACHE[form], None) is INVALID
+
+
+EXHAUSTED = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+
+
+@pytest.mark.parametrize(
+    ("level", "form", "status"),
+    [
+        (L.V1_2, "prepareModel_1_2", FAILED),
+        (L.V1_3, "prepareModel_1_2", FAILED),
+        (L.V1_3, "prepareModel_1_3", EXHAUSTED),
+    ],
+)
+def test_DEV_13_PREP_11_a_refused_preparation_says_what_its_form_can_say(
+    level: L, form: str, status: ErrorStatus, speaking: Speaking
+) -> None:
+    connection, session = speaking(interface_name(level))
+    session.account._limit = session.account.held_bytes
+    callback = Callback()
+    device = hidl.IDevice(Client(connection, None), "reference")
+    assert getattr(device, form)(ADD, *PREPARE[form], callback) is status
+    assert callback.only() == (status, None)
+
+
+@pytest.mark.parametrize(
+    ("level", "form", "status"),
+    [
+        (L.V1_2, "prepareModelFromCache", FAILED),
+        (L.V1_3, "prepareModelFromCache", FAILED),
+        (L.V1_3, "prepareModelFromCache_1_3", EXHAUSTED),
+    ],
+)
+def test_DEV_13_CACHE_8_a_callback_says_what_its_form_can_say(
+    level: L, form: str, status: ErrorStatus, speaking: Speaking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    device = hidl.IDevice(Client(speaking(interface_name(level))[0], None), "reference")
+    callback = Callback()
+    with ExitStack() as stack:
+        caches = [[[fd] for fd in fds] for fds in Paths.new(tmp_path).open(stack)]
+        assert device.prepareModel_1_2(ADD, FAST, *caches, TOKEN, callback) is NONE
+        assert callback.only()[0] is NONE
+        monkeypatch.setattr(interpreter_cache, "restore", no_memory)
+        assert getattr(device, form)(*FROM_CACHE[form][:-3], *caches, TOKEN, callback) is NONE
+        assert callback.only() == (status, None)
 
 
 # ------------------------------------------------------------------------------------------------ executions
@@ -379,6 +479,7 @@ def test_EXE_15_EXE_6_every_form_of_execute_calls_back_once(
     if form not in dir(model):
         return
     callback, more = Callback(), ASYNCHRONOUS[form]
+    assert getattr(model, form)(request_, *more, None) is INVALID  # N-VAL-24
     assert getattr(model, form)(request_, *more, callback) is NONE
     assert callback.only() == ((NONE,) if form == "execute" else (NONE, [OutputShape((4,))], hidl.NO_TIMING))
     assert floats(pools[1]) == SUM
@@ -485,7 +586,7 @@ def test_BUR_2_N_REQ_4_a_burst_over_the_caller_s_queues_with_his_callback(
     assert floats(pools[1]) == SUM
     for slot in (1, 1, 7, -1):  # once, twice, and what never was
         context.freeMemory(slot)
-    context._connection.ask(hidl.messages.ListDevices(context._connection.new_call()), hidl.messages.DeviceList)
+    context._connection.ask(messages.ListDevices(context._connection.new_call()), messages.DeviceList)
     assert exchange(queues).status is NONE
     assert callback.asked == [[0, 1], [1]]
     context.close()

@@ -8,7 +8,13 @@ import pytest
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIMING, DataLocation, OutputShape, RequestArgument, Timing
+from nnfmq.hal.types import (
+    NO_TIMING,
+    DataLocation,
+    OutputShape,
+    RequestArgument,
+    Timing,
+)
 from nnfmq.runtime.results import check_result
 
 NONE, SHORT = ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE

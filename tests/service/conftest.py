@@ -15,7 +15,6 @@ from support.sessions import HELLO, Running
 
 from nnfmq.memory import Memory
 from nnfmq.serialize import messages
-from nnfmq.service import session as session_module
 from nnfmq.service.burst import BindingExecutor, BurstServer
 from nnfmq.service.prepared_model import PreparedModel
 
@@ -39,19 +38,10 @@ def client(resources: ExitStack) -> bursts.BurstClient:
 
 
 @pytest.fixture
-def bugs(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
-    """What would have ended the driver process as a bug of its own."""
-    found: list[BaseException | None] = []
-    monkeypatch.setattr(session_module, "die_of_a_bug", found.append)
-    return found
-
-
-@pytest.fixture
-def running(bugs: list[BaseException | None]) -> Iterator[Running]:
+def running() -> Iterator[Running]:
     running = Running()
     yield running
     running.close()
-    assert bugs == []
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +19,17 @@ from nnfmq.hal.device import (
     CPU_PERFORMANCE,
     UNKNOWN_PERFORMANCE,
     Capabilities,
+    NumberOfCacheFiles,
     PerformanceInfo,
+    is_device_name,
     lookup,
     make_capabilities,
 )
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
+from nnfmq.hal.extensions import Extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, OperandType, Operation, OperationType, Subgraph
 from nnfmq.service import devices as devices_module
+from nnfmq.service.compilation_cache import CacheContents, CacheFiles
 from nnfmq.service.device import Device
 from nnfmq.service.device_configuration import DEVICES_MAX, read_configuration
 from nnfmq.service.devices import Devices, InterpreterDevice, load_devices, make_devices
@@ -32,13 +37,14 @@ from nnfmq.service.prepared_model import BoundExecution
 from nnfmq.validation.values import validate_capabilities
 
 ADD = models.add_model()
+NO_NAMES = ["", "-", "-a", "a-", "a-b-c", "a--b", "a-b\u2028", "a\u2028", "reference-"]
 FLOAT = [OperandType.TENSOR_FLOAT32, OperandType.FLOAT32]
 
 
 class Plain(Device):
     """The least that a device is: everything but subtraction, by the interpreter."""
 
-    name = "plain"
+    name = "test-plain"
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         return operation.type != OperationType.SUB
@@ -98,14 +104,14 @@ def test_a_model_with_an_operation_that_the_device_declines_is_not_prepared() ->
     device = Plain()
     model = with_operation(ADD, 0, type=OperationType.SUB)
     checked = device.check_preparation(model, 0, 0, None)
-    with pytest.raises(GeneralFailure, match=r"'plain' does not support operation 0 \(SUB\)"):
+    with pytest.raises(GeneralFailure, match=r"'test-plain' does not support operation 0 \(SUB\)"):
         device.prepare_model(checked)
 
 
 def test_DEV_3_DEV_4_DEV_9_a_device_says_what_it_is() -> None:
     info = Plain().info
     assert (info.name, info.type, info.feature_level, info.status) == (
-        "plain",
+        "test-plain",
         DeviceType.CPU,
         8,
         DeviceStatus.AVAILABLE,
@@ -205,21 +211,27 @@ def test_SUP_3_each_sample_device_declines_what_it_stands_for(shipped: dict[str,
 
 
 def test_operations_can_be_left_out(configured: Any) -> None:
-    found = configured('[[device]]\nname = "a"\nexcept_operations = ["RELU"]\n')
-    assert [supported(found["a"], model) for model in (ADD, models.relu_model())] == [True, False]
+    found = configured('[[device]]\nname = "test-a"\nexcept_operations = ["RELU"]\n')
+    assert [supported(found["test-a"], model) for model in (ADD, models.relu_model())] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[[device]]\n", "name"),
-        ('[[device]]\nname = ""\n', "not empty"),
-        ('[[device]]\nname = "a"\noperations = ["PLUS"]\n', "'PLUS' is no OperationType"),
-        ('[[device]]\nname = "a"\nfirst_operand = ["FLOAT"]\n', "'FLOAT' is no OperandType"),
-        ('[[device]]\nname = "a"\ncolour = 1\n', "colour"),
-        ('[[device]]\nname = "a"\n[device.performance]\nall = { exec_time = 0, power_usage = 1.0 }\n', "exec_time"),
-        ('[[device]]\nname = "a"\n[device.performance.types]\nX = { exec_time = 1.0, power_usage = 1.0 }\n', "'X'"),
-        ('[[device]]\nname = "a"\n[[device]]\nname = "a"\n', "'a' is listed twice"),
+        *((f'[[device]]\nname = "{name}"\n', "called 'vendor-name'") for name in NO_NAMES),
+        ('[[device]]\nname = "test-a"\noperations = ["PLUS"]\n', "'PLUS' is no OperationType"),
+        ('[[device]]\nname = "test-a"\nfirst_operand = ["FLOAT"]\n', "'FLOAT' is no OperandType"),
+        ('[[device]]\nname = "test-a"\ncolour = 1\n', "colour"),
+        (
+            '[[device]]\nname = "test-a"\n[device.performance]\nall = { exec_time = 0, power_usage = 1.0 }\n',
+            "exec_time",
+        ),
+        (
+            '[[device]]\nname = "test-a"\n[device.performance.types]\nX = { exec_time = 1.0, power_usage = 1.0 }\n',
+            "'X'",
+        ),
+        ('[[device]]\nname = "test-a"\n[[device]]\nname = "test-a"\n', "'test-a' is listed twice"),
         ("no toml", "devices.toml"),
     ],
 )
@@ -245,8 +257,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch, configured: Any) -> Iterator[Any]:
     return loaded
 
 
-class Nameless(Plain):
-    name = ""
+class Misnamed(Plain):
+    name = "a-b-c"
 
 
 class Impossible(Plain):
@@ -272,7 +284,25 @@ class VersionedOddly(Plain):
 
 
 class LongNamed(Plain):
-    name = "n" * 257
+    name = "n-" + "n" * 255
+
+
+class Hoarding(Plain):
+    @property
+    def cache_files_needed(self) -> NumberOfCacheFiles:
+        return NumberOfCacheFiles(33, 0)
+
+
+class Fractional(Plain):
+    @property
+    def cache_files_needed(self) -> NumberOfCacheFiles:
+        return NumberOfCacheFiles(0, 0.5)  # type: ignore[arg-type]
+
+
+class BadlyExtended(Plain):
+    @property
+    def extensions(self) -> Any:
+        return [SimpleNamespace(name="noperiod", types=(), described=Extension("noperiod", ()))]
 
 
 class OfTheFuture(Plain):
@@ -286,22 +316,94 @@ class Undecided(Plain):
 
 
 def test_a_plug_in_s_device_comes_after_the_configured_ones(loaded: Any) -> None:
-    assert list(loaded(mine=lambda: Plain)) == ["reference", "plain"]
+    assert list(loaded(mine=lambda: Plain)) == ["reference", "test-plain"]
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        *(Nameless, Impossible, Versionless, TypedOddly, VersionedOddly, LongNamed, OfTheFuture, Undecided),
+        *(Misnamed, Impossible, Versionless, TypedOddly, VersionedOddly, LongNamed, OfTheFuture, Undecided),
+        *(Hoarding, Fractional, BadlyExtended),
         *(dict, lambda: 1 / 0),
     ],
     ids=str,
 )
-def test_DEV_10_a_device_whose_answers_are_impossible_is_left_out(
+def test_N_BAS_3_DEV_6_DEV_10_a_device_whose_answers_are_impossible_is_left_out(
     kind: Any, loaded: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert list(loaded(bad=lambda: kind, good=lambda: Plain)) == ["reference", "plain"]
+    assert list(loaded(bad=lambda: kind, good=lambda: Plain)) == ["reference", "test-plain"]
     assert "device bad (bad) is left out" in caplog.text
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_N_BAS_3_DEV_8_a_name_has_at_most_one_hyphen_inside(name: str) -> None:
+    assert not is_device_name(name)
+
+
+def test_N_BAS_3_DEV_8_every_device_that_comes_with_the_driver_is_called_so() -> None:
+    assert all(is_device_name(name) for name in load_devices())
+
+
+@pytest.mark.parametrize("name", ["vendor-name", "name", "n", "a b"])
+def test_DEV_8_a_name_may_name_its_vendor(name: str) -> None:
+    assert is_device_name(name)
+
+
+class Saving(Plain):
+    """A device whose compilation is one file, and that counts what it is asked."""
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__()
+        self.result = result
+        self.saved: list[Any] = []
+
+    @property
+    def cache_files_needed(self) -> NumberOfCacheFiles:
+        return NumberOfCacheFiles(0, 1)
+
+    def save(self, model: Model, program: Any) -> CacheContents:
+        self.saved.append(program)
+        return CacheContents(data=(b"saved",))
+
+    def restore(self, contents: CacheContents) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        assert [bytes(data) for data in contents.data] == [b"saved"]
+        return self.result or (ADD, self.compile(ADD))
+
+
+def saved_to(device: Device, fd: int) -> CacheFiles:
+    """Prepare ADD and have it saved; return what it is to be restored from."""
+    caches = CacheFiles(bytes(32), (), (fd,))
+    device.prepare_model(device.check_preparation(ADD, 0, 0, None), caches)
+    return caches
+
+
+@pytest.fixture
+def cache_file(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "cache", os.O_RDWR | os.O_CREAT, 0o600)
+    yield fd
+    os.close(fd)
+
+
+def test_DEV_6_CACHE_9_a_plug_in_saves_its_own_program_and_restores_it(loaded: Any, cache_file: int) -> None:
+    saving = Saving()
+    device = loaded(own=lambda: lambda: saving)["test-plain"]
+    assert (device.info.model_cache_files, device.info.data_cache_files) == (0, 1)
+    contents, size = device.check_caches(saved_to(device, cache_file), None, 1 << 20)
+    assert isinstance(saving.saved[0], interpreter.Program) and size == len(b"saved")
+    out = np.zeros(4, np.float32)
+    inputs = [np.full(4, value, np.float32) for value in (1, 2)]
+    device.restore_model(contents).program.bind(inputs, [out]).run()
+    assert out.tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("result", [RuntimeError("no hardware"), ("no model", None), 7], ids=["error", "text", "int"])
+def test_LIFE_8_a_plug_in_that_cannot_restore_fails_the_call_alone(result: Any, loaded: Any, cache_file: int) -> None:
+    device = loaded(own=lambda: lambda: Saving(result))["test-plain"]
+    contents, _ = device.check_caches(saved_to(device, cache_file), None, 1 << 20)
+    with pytest.raises(GeneralFailure):
+        device.restore_model(contents)
 
 
 class Broken(Plain):
@@ -333,7 +435,7 @@ class Broken(Plain):
 def test_LIFE_8_whatever_a_plug_in_s_device_raises_fails_the_call_alone(
     where: str, loaded: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device = loaded(bad=lambda: lambda: Broken(where))["plain"]
+    device = loaded(bad=lambda: lambda: Broken(where))["test-plain"]
 
     def executed() -> list[float]:
         prepared = device.prepare_model(device.check_preparation(ADD, 0, 0, None))
@@ -344,9 +446,9 @@ def test_LIFE_8_whatever_a_plug_in_s_device_raises_fails_the_call_alone(
     if where == "nowhere":
         assert executed() == [3.0] * 4
         return
-    with pytest.raises(GeneralFailure, match="the plug-in of device 'plain' failed"):
+    with pytest.raises(GeneralFailure, match="the plug-in of device 'test-plain' failed"):
         executed()
-    assert "the plug-in of device 'plain' failed" in caplog.text
+    assert "the plug-in of device 'test-plain' failed" in caplog.text
 
 
 def test_DEV_10_a_plug_in_that_cannot_be_imported_is_left_out(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -358,8 +460,8 @@ def test_DEV_10_a_plug_in_that_cannot_be_imported_is_left_out(loaded: Any, caplo
 
 
 def test_DEV_8_a_second_device_of_a_name_is_left_out(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert list(loaded(one=lambda: Plain, two=lambda: Plain)) == ["reference", "plain"]
-    assert "a second device called 'plain'" in caplog.text
+    assert list(loaded(one=lambda: Plain, two=lambda: Plain)) == ["reference", "test-plain"]
+    assert "a second device called 'test-plain'" in caplog.text
 
 
 def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
@@ -367,24 +469,24 @@ def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
     first, second = Devices([Plain()]), Devices([Plain()])
     for workers in (first, second):
         workers.share_status(page)
-    first.set_status("plain", DeviceStatus.BUSY)
-    device = second["plain"]
+    first.set_status("test-plain", DeviceStatus.BUSY)
+    device = second["test-plain"]
     assert device.info.status is DeviceStatus.BUSY
     for call in (
         device.get_capabilities,
         lambda: device.supported_operations(ADD),
         lambda: device.check_preparation(ADD, 0, 0, None),
     ):
-        with pytest.raises(DeviceUnavailable, match="'plain' is BUSY"):
+        with pytest.raises(DeviceUnavailable, match="'test-plain' is BUSY"):
             call()
-    second.set_status("plain", DeviceStatus.AVAILABLE)
-    assert first["plain"].supported_operations(ADD) == [True]
+    second.set_status("test-plain", DeviceStatus.AVAILABLE)
+    assert first["test-plain"].supported_operations(ADD) == [True]
 
 
 def test_DEV_2_UNKNOWN_is_no_status_that_anybody_sets() -> None:
     with pytest.raises(InvalidArgument, match="not UNKNOWN"):
-        Devices([Plain()]).set_status("plain", DeviceStatus.UNKNOWN)
-    with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: plain"):
+        Devices([Plain()]).set_status("test-plain", DeviceStatus.UNKNOWN)
+    with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: test-plain"):
         Devices([Plain()]).set_status("gpu", DeviceStatus.BUSY)
 
 

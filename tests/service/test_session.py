@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from support import bursts, control_flow_models, models
 from support.bursts import BurstClient
+from support.descriptors import no_more_descriptors
 from support.drivers import thread_state
 from support.executors import LIMIT_S, Held, floats, until
 from support.model_mutations import FAMILIES, Mutant, mutants
@@ -211,7 +212,7 @@ NUMBERS = itertools.count(1)
 
 
 def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
-    bugs: list[BaseException | None], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A copy of its socket lives on elsewhere, so that there is no hang-up, and no answer can be sent."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -226,7 +227,6 @@ def test_LIFE_a_client_s_death_is_seen_while_the_driver_waits_for_it_to_read(
         finally:
             process.kill()
             running.close()
-    assert bugs == []
 
 
 # ------------------------------------------------------------------------------------------------ devices and support
@@ -741,6 +741,29 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
     assert execute(client, UNKNOWN, pools, call=49).status is NONE
 
 
+def test_what_waits_for_its_turn_counts_as_the_client_s_memory(
+    client: Speaker, pools: tuple[Memory, Memory], running: Running
+) -> None:
+    held, account = Held(ADD), running.session.account
+    running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    fds = [pool.fileno() for pool in pools]
+    for call in range(40, 40 + session_module.POOL_THREADS):
+        client.say(execute_message(UNKNOWN, pools, call), fds)
+    mapped_bytes = session_module.POOL_THREADS * sum(pool.size_bytes for pool in pools)
+    until(lambda: account.held_bytes == mapped_bytes)
+    account._limit = mapped_bytes + (2 << 20)
+    for call in (50, 51):
+        client.say(messages.GetSupportedOperations(call, "reference", bytes(1 << 20)))
+    refused = client.hear(messages.SupportedOperations)  # at once: the first waits
+    assert (refused.call, refused.status) == (51, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)
+    assert mapped_bytes + (1 << 20) <= account.held_bytes < account._limit
+    account._limit = 1 << 40
+    held.go.set()
+    answers = [client.hear_any() for _ in range(session_module.POOL_THREADS + 1)]
+    assert sorted(answer.call for answer in answers) == [40, 41, 42, 43, 50]  # type: ignore[attr-defined]
+    until(lambda: account.held_bytes == 0)
+
+
 # ------------------------------------------------------------------------------------------------ bursts
 
 
@@ -830,6 +853,22 @@ def test_N_BUX_5_memories_beside_an_error_are_closed(
     client.say(messages.Memories(question.call, INVALID, "no", lent(80, 16)), [pool.fileno() for pool in pools])
     assert status_of(queues.receive()) == INVALID
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_N_BUX_5_memories_for_which_there_are_no_descriptors_are_asked_for_again(
+    client: Speaker, queues: BurstClient, burst_id: int, pools: tuple[Memory, Memory]
+) -> None:
+    assert queues.requests.send(ADD_PACKET)
+    question = client.hear(messages.GetMemories)
+    with no_more_descriptors(but=1):
+        give(client, question, *pools)
+        result = queues.receive()
+    client.say(messages.GetBurstError(60, burst_id))
+    assert client.hear(messages.BurstError).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert status_of(result) != NONE
+    assert queues.requests.send(ADD_PACKET)
+    give(client, client.hear(messages.GetMemories), *pools)
+    assert status_of(queues.receive()) == NONE
 
 
 def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(

@@ -102,7 +102,7 @@ def test_a_process_s_cpu_time_is_that_of_the_kernel(tool: Any) -> None:
 def test_CAP_7_the_table_is_what_a_driver_reads(tool: Any, tmp_path: Path) -> None:
     text = tool.table({tool.FLOAT: tool.Spent(0.25, 1.5), tool.CODES: tool.Spent(2.0, 3.0)})
     path = tmp_path / "devices.toml"
-    path.write_text(f'[[device]]\nname = "measured"\n{text}\n')
+    path.write_text(f'[[device]]\nname = "test-measured"\n{text}\n')
     (entry,) = read_configuration(path)
     told = entry.capabilities()
     assert lookup(told, OperandType.TENSOR_FLOAT32) == lookup(told, OperandType.FLOAT32) == PerformanceInfo(0.25, 1.5)

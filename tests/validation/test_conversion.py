@@ -114,6 +114,15 @@ def test_VAL_2_what_a_model_may_do_without_is_dropped_and_told() -> None:
     assert [len(convert_to(model, level).lost) for level in (L.V1_2, L.V1_1, L.V1_0)] == [0, 1, 2]
 
 
+def test_MOD_13_a_relaxed_model_needs_1_1_and_a_strict_one_is_what_is_left_of_it() -> None:
+    relaxed = replace(two_adds(), relax_computation_float32_to_float16=True)
+
+    assert [compliant_with(relaxed, level) for level in L] == [level >= L.V1_1 for level in L]
+    assert convert_to(relaxed, L.V1_0).value == two_adds()
+    assert "float16" in convert_to(relaxed, L.V1_0).lost[0]
+    assert compliant_with(two_adds(), L.V1_0)
+
+
 def test_N_VAL_21_an_extension_that_is_used_cannot_be_dropped() -> None:
     with pytest.raises(InvalidArgument, match="N-VAL-21"):
         convert_to(with_extension(), L.V1_1)

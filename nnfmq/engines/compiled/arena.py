@@ -27,7 +27,7 @@ def aligned(size: int) -> int:
 
 
 def places(lives: Sequence[Life]) -> tuple[list[int], int]:
-    """Return the offset of each value and the bytes of all; large values first, each at the lowest place that is free."""
+    """Return the offset of each value and the bytes of all; large values first, each at the lowest free place."""
     offsets, total = [0] * len(lives), 0
     placed: list[int] = []
     for number in sorted(range(len(lives)), key=lambda n: (-lives[n].size, lives[n].begin)):

@@ -159,7 +159,7 @@ class Emitter:
 
     @contextmanager
     def rows_of(self, values: Sequence[Value], width: int) -> Iterator[tuple[Value, list[Value]]]:
-        """Emit a loop around the block's instructions over rows of `width` of the values: number of the row, the row."""
+        """Emit a loop around the block's instructions over rows of `width` of the values: its number, the row."""
         if len(values) == width:
             yield self.i64(0), list(values)
             return

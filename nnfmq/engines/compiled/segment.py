@@ -1,7 +1,7 @@
 """A segment: consecutive operations of a model that kernels compute, as one step of the interpreter's loop.
 
-A segment reads arrays that are there when it begins, writes its values into an arena, and leaves in the scope those that
-others read. What depends on where things lie, the tables of addresses, belongs to an execution: it is made at the
+A segment reads arrays that are there when it begins, writes its values into an arena, and leaves in the scope those
+that others read. What depends on where things lie, the tables of addresses, belongs to an execution: it is made at the
 first run and kept as long as the inputs are the same arrays.
 """
 
@@ -108,7 +108,7 @@ def _words(call: Call, root: Any, place: dict[int, int], inputs: Sequence[int]) 
 
 
 class Segment:
-    """The step. Any number of executions use it at once; `slot` is the place in the scope where each keeps its state."""
+    """The step. Any number of executions use it at once; `slot` is where in the scope each keeps its state."""
 
     def __init__(self, plan: SegmentPlan, constants: Array, linker: Linker, team: Team, slot: int) -> None:
         self.plan = plan

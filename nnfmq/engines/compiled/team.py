@@ -1,9 +1,9 @@
 """The thread team: who computes the units of a step, and how the others learn of it.
 
-One leader, the thread that executes a model, shares each step out and waits for it; helpers poll a *mail* word each for a
-bounded time and then sleep on it. Nobody waits for a helper that sleeps: the leader wakes it and goes on alone until it is
-there. So a step costs a few stores and loads for each helper, an idle team costs nothing, and a team that gets no
-processor little more than no team. Results do not depend on who computes what, since units do not overlap.
+One leader, the thread that executes a model, shares each step out and waits for it; helpers poll a *mail* word each
+for a bounded time and then sleep on it. Nobody waits for a helper that sleeps: the leader wakes it and goes on alone
+until it is there. So a step costs a few stores and loads for each helper, an idle team costs nothing, and a team that
+gets no processor little more than no team. Results do not depend on who computes what, since units do not overlap.
 
     mail  0 polling, nothing to do    1 asleep    2 work is in the slot    3 taken by the leader    4 leave
 
@@ -19,7 +19,6 @@ import threading
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from nnfmq.engines.compiled.objects import Linker, host_target, object_of_assembly
 
@@ -254,7 +253,7 @@ class Team:
         self.helpers = helpers
 
     def run(self, steps: int, first: int, last: int, scratch: int, stride: int) -> None:
-        """Run steps from `first` to before `last` of those at address `steps`. Blocks; no Python lock is held meanwhile.
+        """Run steps from `first` to before `last` of those at address `steps`. Blocks, without the GIL.
 
         `scratch` is the address of as many areas of `stride` bytes as the team has threads. While somebody else leads
         the team this thread computes alone.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def _configure(session: Session, message: ConfigureAidlBurst, _fds: list[int], _seen_ns: int) -> None:
+    session.aidl_bursts.require_room()
     prepared = session.models.find(message.model_id)
     prepared.require_available()
     burst_id = session.aidl_bursts.add(AidlBurst(prepared, session.account))

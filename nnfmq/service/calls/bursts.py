@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq import watcher
 from nnfmq.channel import close_all
-from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, error_for
+from nnfmq.hal.errors import (
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    NnfmqError,
+    ResourceExhaustedTransient,
+    error_for,
+)
 from nnfmq.queue import MessageQueue
 from nnfmq.serialize.control import Role
 from nnfmq.serialize.datum import DATUM_BYTES
@@ -30,6 +38,7 @@ from nnfmq.service.accounts import Received
 from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.burst import BindingExecutor, BurstServer
 from nnfmq.service.calls.answering import Handler, Pooled, refuse_configure, reply
+from nnfmq.service.handles import OBJECTS_MAX
 from nnfmq.service.wire import descriptor_of
 
 if TYPE_CHECKING:
@@ -119,6 +128,7 @@ def _create_burst(session: Session, message: ConfigureBurst, fds: list[int]) -> 
     with ExitStack() as undo:
         for memory in memories:
             undo.callback(memory.close)
+        session.bursts.require_room()
         prepared = session.models.find(message.model_id)
         prepared.require_available()
         requests = MessageQueue.attach(descriptor_of(message.request), memories[0], quantum=DATUM_BYTES)
@@ -168,6 +178,8 @@ def _free_memory(session: Session, message: FreeMemory, _fds: list[int]) -> None
 
 def _ask_for_memories(session: Session, burst_id: int, slots: Sequence[int]) -> Future[Given]:
     """Ask the client what `slots` stand for; the answer comes through the future. Raises DeadObject."""
+    if len(session.questions) >= OBJECTS_MAX:
+        raise ResourceExhaustedTransient(f"the client owes {OBJECTS_MAX} answers, to bursts that it has closed since")
     call = session.conversation.new_call(Role.DRIVER)
     question: Future[Given] = Future()
     session.questions[call] = question
@@ -190,6 +202,13 @@ def _memories(session: Session, message: Memories, fds: list[int]) -> None:
         given = Given(message.memories, fds)
         if not _settle(question, given):
             close_all(fds)
+
+
+def refuse_memories(session: Session, message: Memories, error: NnfmqError) -> None:
+    """The client has answered with memories that could not be received: the burst that asked is told why."""
+    question = session.questions.pop(message.call, None)
+    if question is not None:
+        _settle(question, error)
 
 
 def _settle(question: Future[Given], answer: Given | NnfmqError) -> bool:

@@ -68,7 +68,9 @@ def model_priority(session: Session, message: WithRequest) -> int:
 def _execute(session: Session, message: Execute, fds: list[int], seen_ns: int) -> None:
     with ExitStack() as held:
         prepared, request, config = received(session, message, fds, held)
-        result = prepared.execute_synchronously(request, config, deadline_of(message.deadline_ns), seen_ns)
+        with prepared.spoiling(request):
+            deadline_ns = deadline_of(message.deadline_ns)
+        result = prepared.execute_synchronously(request, config, deadline_ns, seen_ns)
     session.send(result_message(Executed, message.call, result))
 
 

@@ -52,11 +52,12 @@ def _run_fenced(session: Session, message: RunExecutionFenced, fds: list[int], s
     with ExitStack() as undo:
         undo.callback(close_all, fds)
         execution = session.executions.find(message.execution_id)
-        limits = _limits(message)
-        execution.require_fenceable()
         undo.enter_context(execution.in_use())
-        plan = Plan(execution.bound, execution.config, *limits, seen_ns)
-        _launch(session, message.call, plan, fds, undo, execution.priority)
+        with execution.failing():
+            limits = _limits(message)
+            execution.require_fenceable()
+            plan = Plan(execution.bound, execution.config, *limits, seen_ns)
+            _launch(session, message.call, plan, fds, undo, execution.priority)
 
 
 def _limits(message: ExecuteFenced | RunExecutionFenced) -> tuple[int | None, int | None]:
@@ -68,6 +69,7 @@ def _launch(session: Session, call: int, plan: Plan, fences: list[int], undo: Ex
     """Answer with a fence, and begin to wait; from then on the execution has what `undo` would have given back."""
     active = check_fences(fences)
     refuse_what_is_late(plan.deadline_ns)
+    session.callbacks.require_room()
 
     def submit(run: Callable[[], None]) -> None:
         session.submit(lambda _session: run(), priority=priority)

@@ -55,6 +55,7 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
         model, charge = _received_model(session.account, message, fds[: len(message.pools)])
         with ExitStack() as undo:
             undo.callback(charge.close)
+            session.models.require_room()
             device = session.devices.find(message.device)
             hints, extensions = hints_from_data(message.hints, message.extensions)
             deadline_ns = deadline_of(message.deadline_ns)
@@ -70,6 +71,7 @@ def _prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: l
     """Answer as `_prepare` does; what is wrong with a cache is a bad argument."""
     with ExitStack() as files:
         caches = _cache_files(message.caches, fds, files)
+        session.models.require_room()
         device = session.devices.find(message.device)
         deadline_ns = deadline_of(message.deadline_ns)
         contents, size = device.check_caches(caches, deadline_ns, session.account.free_bytes)

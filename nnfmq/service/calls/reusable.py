@@ -40,6 +40,7 @@ def bury(session: Session) -> None:
 def _create(session: Session, message: CreateExecution, fds: list[int], _seen_ns: int) -> None:
     with ExitStack() as undo:
         prepared, request, config = received(session, message, fds, undo)
+        session.executions.require_room()
         execution = ReusableExecution.create(prepared, request, config, undo)
     session.send(ExecutionCreated(message.call, ErrorStatus.NONE, "", session.executions.add(execution)))
 
@@ -50,10 +51,11 @@ def _refuse_create(call: int, status: ErrorStatus, text: str) -> tuple[Message, 
 
 def _run(session: Session, message: RunExecution, _fds: list[int], seen_ns: int) -> None:
     execution = session.executions.find(message.execution_id)
-    deadline_ns = deadline_of(message.deadline_ns)
-    limits = execution_limits(execution.config, deadline_ns)
-    refuse_what_is_late(deadline_ns)
     with execution.in_use(), np.errstate(all="ignore"):
+        with execution.failing():
+            deadline_ns = deadline_of(message.deadline_ns)
+            limits = execution_limits(execution.config, deadline_ns)
+            refuse_what_is_late(deadline_ns)
         result = execution.bound.run(execution.config.measure, seen_ns, limits)
         answer = result_message(Executed, message.call, result)
     session.send(answer)  # now that the next run may begin

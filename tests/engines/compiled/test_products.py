@@ -1,4 +1,4 @@
-"""Convolutions and FULLY_CONNECTED by generated kernels, against the interpreter, over the shapes that cut work oddly."""
+"""Convolutions and FULLY_CONNECTED by generated kernels, against the interpreter, over shapes that cut work oddly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One operation through the compiling engine and through the interpreter, on the same random arguments.
 
-Codes must be equal bit by bit; floats within 1e-5, relative and absolute (sums are in another order). The test fails, too,
-where no kernel computed the operation: comparing the interpreter with itself would show nothing.
+Codes must be equal bit by bit; floats within 1e-5, relative and absolute (sums are in another order). The test fails,
+too, where no kernel computed the operation: comparing the interpreter with itself would show nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.program import prepare
-from nnfmq.hal.types import Model, is_scalar
+from nnfmq.hal.types import Model, Operand, is_scalar
 from nnfmq.operations.signature import NUMPY_TYPES, Array
 from nnfmq.validation import validate_model
 
@@ -25,13 +25,13 @@ def random_inputs(model: Model, seed: int) -> list[Array]:
     return [_random(random, model.main.operands[index]) for index in model.main.input_indexes]
 
 
-def _random(random: np.random.Generator, operand: object) -> Array:
-    dtype, shape = NUMPY_TYPES[operand.type], operand.dimensions  # type: ignore[attr-defined]
+def _random(random: np.random.Generator, operand: Operand) -> Array:
+    dtype, shape = NUMPY_TYPES[operand.type], operand.dimensions
     if dtype.kind == "f":
-        return random.normal(size=shape).astype(dtype)
+        return np.asarray(random.normal(size=shape), dtype)
     info = np.iinfo(dtype)
     low, high = (info.min, info.max) if dtype.itemsize == 1 else (-1000, 1000)
-    return random.integers(low, high, size=shape, endpoint=True).astype(dtype)
+    return np.asarray(random.integers(low, high, size=shape, endpoint=True), dtype)
 
 
 def outputs_of(program: interpreter.Program, model: Model, inputs: Sequence[Array]) -> list[Array]:

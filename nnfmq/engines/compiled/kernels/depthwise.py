@@ -18,6 +18,7 @@ from nnfmq.engines.compiled.kernels.arithmetic import Array, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.cells import Band
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window
+from nnfmq.operations.signature import Shape
 
 __all__ = ["Depthwise", "plan_depthwise"]
 
@@ -44,7 +45,7 @@ class Depthwise:
     tile: tuple[int, int]
     lanes: int
     block: int
-    multiplier: int = 1
+    multiplier: int
 
     @property
     def units(self) -> int:
@@ -187,17 +188,11 @@ class Depthwise:
 
 
 def plan_depthwise(
-    batch: int,
-    height: int,
-    width: int,
-    channels: int,
-    rows: Window,
-    columns: Window,
-    arithmetic: Floats | FloatCodes,
-    target: Target,
-    multiplier: int,
+    shape: Shape, multiplier: int, rows: Window, columns: Window, arithmetic: Floats | FloatCodes, target: Target
 ) -> Depthwise:
-    """Choose the tile and the blocks for a target."""
+    """Choose the tile and the blocks for an input's shape and a target."""
+    batch, height, width, channels = shape
+    channels *= multiplier
     vectors = 1
     most = _POSITIONS if target.registers == 16 else 2 * _POSITIONS
     positions = min(columns.count, most)

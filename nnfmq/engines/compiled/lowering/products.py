@@ -210,14 +210,8 @@ def depthwise(
     if 0 in input.shape:
         return None
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    batch, height, width, _ = input.shape
-
-    def planned(arithmetic: Floats | FloatCodes) -> Depthwise:
-        channels = filter.shape[3]
-        return plan_depthwise(batch, height, width, channels, rows, columns, arithmetic, target, depth_multiplier)
-
     if _is_float(input, filter, output):
-        kernel = planned(Floats(*float_range(activation)))
+        kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, Floats(*float_range(activation)), target)
         biases = np.asarray(bias.array, np.float32)[_filled_up(filter.shape[3], target)]
         return Lowered(kernel, (kernel.pack(filter.array[0]), biases.tobytes()), _taps(kernel) // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
@@ -228,7 +222,7 @@ def depthwise(
     if finish is None or int(bounds.max(initial=0)) >= EXACT_FLOAT32:
         return None
     arithmetic = FloatCodes(input.dtype.kind == "i", input.zero_point, finish[0])
-    kernel = planned(arithmetic)
+    kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, arithmetic, target)
     return Lowered(kernel, (kernel.pack(weights), finish[1]), _taps(kernel) // 8)
 
 

@@ -1,0 +1,44 @@
+"""What a driver says of its devices is judged before an application sees it (DEV-10).
+
+The application trusts no driver: a device whose description cannot be true is left out. It is looked at here and not
+by `validation`, for whose import every application would wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from nnfmq.hal.device import MAX_NUMBER_OF_CACHE_FILES
+from nnfmq.serialize.messages import DeviceInfo
+
+_log = logging.getLogger("nnfmq.client")
+
+
+def possible_devices(stated: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+    """Return the devices that can be as they are described; the others are logged (DEV-10)."""
+    found = []
+    for info in stated:
+        wrong = next(_impossible(info), None)
+        if wrong is None:
+            found.append(info)
+        else:
+            _log.warning("device %r of the driver is left out: %s", info.name, wrong)
+    return found
+
+
+def _impossible(info: DeviceInfo) -> Iterator[str]:
+    if not info.version:
+        yield "its version string is empty (DEV-4)"
+    for count in (info.model_cache_files, info.data_cache_files):
+        if count > MAX_NUMBER_OF_CACHE_FILES:
+            yield f"it wants {count} cache files of a kind, {MAX_NUMBER_OF_CACHE_FILES} are allowed (DEV-6)"
+    if info.extensions:  # few devices have any, and the module costs a millisecond
+        from nnfmq.hal.extensions import is_extension_name
+
+        for extension in info.extensions:
+            types = [element.type for element in extension.operand_types]
+            if not is_extension_name(extension.name):
+                yield f"no extension is called {extension.name!r} (EXT-1)"
+            if len(set(types)) != len(types) or not all(element.byte_size for element in extension.operand_types):
+                yield f"extension {extension.name} has a type twice, or one of no bytes (EXT-1)"

@@ -1,0 +1,284 @@
+"""Buffers of a real driver's as inputs and outputs of every kind of execution: roles, states, what is known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from support.drivers import LIMIT_S, until
+from support.models import add_model, gather_model, relu_model
+
+import nnfmq
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadline, NnfmqError
+from nnfmq.hal.types import DataLocation, FenceState, Request, RequestArgument
+from nnfmq.memory import Memory
+
+Way = Callable[[nnfmq.PreparedModel, Request], object]
+FOUR = np.array([1, 2, 3, 4], np.float32)
+IN_BUFFER = {shape: RequestArgument(location=DataLocation(1), dimensions=shape) for shape in ((), (4,), (6,))}
+IN_MEMORY = RequestArgument(location=DataLocation(0, 0, 16))
+
+
+def asynchronously(model: nnfmq.PreparedModel, request: Request) -> object:
+    return model.execute_request_async(request).result(LIMIT_S)
+
+
+def fenced(model: nnfmq.PreparedModel, request: Request) -> object:
+    with model.execute_request_fenced(request) as launched:
+        return launched.result(LIMIT_S)
+
+
+def reusably(model: nnfmq.PreparedModel, request: Request) -> object:
+    with model.create_reusable_request(request) as execution:
+        return execution.compute(timeout=LIMIT_S)
+
+
+def reusably_and_fenced(model: nnfmq.PreparedModel, request: Request) -> object:
+    with model.create_reusable_request(request) as execution, execution.compute_fenced() as launched:
+        return launched.result(LIMIT_S)
+
+
+def in_an_aidl_burst(model: nnfmq.PreparedModel, request: Request) -> object:
+    with model.aidl_burst() as burst:
+        return burst.execute_synchronously(request, timeout=LIMIT_S)
+
+
+WAYS: dict[str, Way] = {
+    "EXE-3 synchronous": lambda model, request: model.execute_request(request, timeout=LIMIT_S),
+    "EXE-5 asynchronous": asynchronously,
+    "FEN-1 fenced": fenced,
+    "RUX-1 reusable": reusably,
+    "RUX-1 reusable and fenced": reusably_and_fenced,
+    "BUR-19 AIDL burst": in_an_aidl_burst,
+}
+on_every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Setting:
+    """A RELU whose extent is open, a memory, and buffers for both of its roles."""
+
+    def __init__(self, client: nnfmq.Client, stack: ExitStack, shape: tuple[int, ...] = (4,)) -> None:
+        self._stack = stack
+        self.device = client.device("reference")
+        self.model = stack.enter_context(self.device.prepare(relu_model(shape)))
+        self.memory = stack.enter_context(Memory.create(16))
+        self.memory.view[:] = (-FOUR).tobytes()
+
+    def buffer(self, *dimensions: int) -> nnfmq.Buffer:
+        """Return a buffer that may be input and output."""
+        role = [(self.model, 0)]
+        return self._stack.enter_context(self.device.allocate(inputs=role, outputs=role, dimensions=dimensions))
+
+    def written(self, buffer: nnfmq.Buffer, shape: tuple[int, ...] = ()) -> Request:
+        """Return the request that writes a buffer, from the memory."""
+        place = RequestArgument(location=DataLocation(0, 0, 16), dimensions=(4,))
+        return Request((place,), (IN_BUFFER[shape],), (self.memory, buffer.pool))
+
+    def read(self, buffer: nnfmq.Buffer) -> Request:
+        """Return the request that reads a buffer, into the memory."""
+        return Request((IN_BUFFER[()],), (IN_MEMORY,), (self.memory, buffer.pool))
+
+
+@pytest.fixture
+def known(client: nnfmq.Client, resources: ExitStack) -> Setting:
+    return Setting(client, resources)
+
+
+@pytest.fixture
+def opened(client: nnfmq.Client, resources: ExitStack) -> Setting:
+    return Setting(client, resources, (0,))
+
+
+def is_lost(buffer: nnfmq.Buffer) -> bool:
+    """Return whether both sides say that nothing is in it."""
+    with Memory.create(16) as target:
+        try:
+            buffer.copy_to(target)
+        except GeneralFailure as error:
+            return "DOM-5" in str(error) and buffer.dimensions is None
+    return False
+
+
+@on_every_way
+def test_DOM_5_DOM_6_a_new_buffer_is_an_output_alone_until_it_was_written(known: Setting, way: Way) -> None:
+    buffer = known.buffer()
+    with pytest.raises(GeneralFailure, match="DOM-5"):
+        way(known.model, known.read(buffer))
+    assert is_lost(buffer)
+    way(known.model, known.written(buffer))
+    assert buffer.array().tolist() == [0, 0, 0, 0]
+    buffer.copy_from(FOUR)
+    way(known.model, known.read(buffer))
+    assert np.frombuffer(known.memory.view, np.float32).tolist() == FOUR.tolist()
+
+
+@on_every_way
+def test_DOM_11_the_shape_of_what_was_written_is_known_on_this_side(opened: Setting, way: Way) -> None:
+    buffer = opened.buffer()
+    buffer.copy_from(np.ones(6, np.float32))
+    assert buffer.dimensions == (6,)
+    way(opened.model, opened.written(buffer, (4,)))
+    assert buffer.dimensions == (4,)
+    assert buffer.array().tolist() == [0, 0, 0, 0]
+
+
+@on_every_way
+def test_DOM_6_a_tensor_goes_from_buffer_to_buffer(opened: Setting, way: Way) -> None:
+    buffers = [opened.buffer(4), opened.buffer(4)]
+    buffers[0].copy_from(FOUR)
+    inside = RequestArgument(location=DataLocation(0)), RequestArgument(location=DataLocation(1), dimensions=(4,))
+    way(opened.model, Request((inside[0],), (inside[1],), tuple(buffer.pool for buffer in buffers)))
+    assert buffers[1].array().tolist() == FOUR.tolist()
+
+
+@on_every_way
+def test_DOM_9_a_buffer_is_nothing_but_what_it_was_allocated_for(
+    known: Setting, client: nnfmq.Client, resources: ExitStack, way: Way
+) -> None:
+    other = resources.enter_context(known.device.prepare(relu_model()))
+    buffer = known.buffer()
+    buffer.copy_from(FOUR)
+    for request in (known.read(buffer), known.written(buffer)):
+        with pytest.raises(InvalidArgument, match="DOM-9"):
+            way(other, request)
+
+
+@on_every_way
+def test_DOM_7_N_DXX_1_an_execution_that_fails_loses_what_its_output_held(
+    client: nnfmq.Client, resources: ExitStack, way: Way
+) -> None:
+    device = client.device("reference")
+    model = resources.enter_context(device.prepare(gather_model()))
+    buffer = resources.enter_context(device.allocate(outputs=[(model, 0)]))
+    source = resources.enter_context(Memory.create(20))
+    source.view[:] = FOUR.tobytes() + (99).to_bytes(4, "little")  # an index out of range
+    places = [RequestArgument(location=DataLocation(0, *place)) for place in ((0, 16), (16, 4))]
+    buffer.copy_from(np.ones(1, np.float32))
+    with pytest.raises(GeneralFailure):
+        way(model, Request(tuple(places), (IN_BUFFER[()],), (source, buffer.pool)))
+    assert is_lost(buffer)
+
+
+@on_every_way
+def test_DOM_7_a_request_that_is_refused_loses_what_its_output_held(known: Setting, way: Way) -> None:
+    buffer = known.buffer()
+    buffer.copy_from(FOUR)
+    request = known.written(buffer)
+    with pytest.raises(InvalidArgument, match="N-REQ-1"):
+        way(known.model, Request((), request.outputs, request.pools))
+    assert is_lost(buffer)
+
+
+# -- what does not even begin -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(resources: ExitStack) -> nnfmq.Fence:
+    return resources.enter_context(nnfmq.Fence.create())
+
+
+Launch = Callable[..., nnfmq.FencedExecution[object]]
+
+
+def launched(known: Setting, resources: ExitStack, is_reusable: bool) -> tuple[nnfmq.Buffer, Launch]:
+    """Return a buffer with a content, and the launch of an execution that writes it."""
+    buffer = known.buffer()
+    buffer.copy_from(FOUR)
+    request = known.written(buffer)
+    if is_reusable:
+        return buffer, resources.enter_context(known.model.create_reusable_request(request)).compute_fenced
+    return buffer, lambda **options: known.model.execute_request_fenced(request, **options)
+
+
+of_both_kinds = pytest.mark.parametrize("is_reusable", [False, True], ids=["fenced", "reusable and fenced"])
+
+
+@of_both_kinds
+def test_DOM_7_FEN_5_the_failure_of_a_fence_loses_what_the_output_held(
+    known: Setting, resources: ExitStack, own: nnfmq.Fence, is_reusable: bool
+) -> None:
+    buffer, launch = launched(known, resources, is_reusable)
+    with launch(wait_for=[own]) as execution:
+        own.fail()
+        with pytest.raises(GeneralFailure, match="in error"):
+            execution.result(LIMIT_S)
+        assert is_lost(buffer)
+    buffer.copy_from(FOUR)
+    with pytest.raises(InvalidArgument, match="N-RQX-15"):
+        launch(wait_for=[own])
+    assert is_lost(buffer)
+
+
+@of_both_kinds
+def test_DOM_7_FEN_6_a_deadline_that_passes_while_fences_are_waited_for_loses_it_too(
+    known: Setting, resources: ExitStack, own: nnfmq.Fence, is_reusable: bool
+) -> None:
+    buffer, launch = launched(known, resources, is_reusable)
+    with launch(wait_for=[own], timeout=0.01) as execution:
+        assert execution.wait(LIMIT_S) is FenceState.ERROR
+        with pytest.raises(MissedDeadline):
+            execution.result()
+    assert is_lost(buffer)
+
+
+def late(known: Setting, request: Request, way: str, resources: ExitStack) -> None:
+    if way == "EXE-5 asynchronous":
+        known.model.execute_request_async(request, timeout=0).result(LIMIT_S)
+    elif way == "RUX-4 reusable":
+        # Open until the end: where it is closed before the driver comes to it, there is nothing that could fail.
+        resources.enter_context(known.model.create_reusable_request(request)).compute(timeout=0)
+    else:
+        known.model.execute_request(request, timeout=0)
+
+
+@pytest.mark.parametrize("way", ["EXE-3 synchronous", "EXE-5 asynchronous", "RUX-4 reusable"])
+def test_DOM_7_QOS_2_an_execution_that_comes_too_late_loses_it_too(
+    known: Setting, way: str, resources: ExitStack
+) -> None:
+    buffer = known.buffer()
+    buffer.copy_from(FOUR)
+    with pytest.raises(NnfmqError) as caught:
+        late(known, known.written(buffer), way, resources)
+    assert isinstance(caught.value, MissedDeadline)
+    until(lambda: is_lost(buffer), "the driver has refused what nobody waits for any more")
+
+
+def test_an_info_that_is_asked_for_too_early_is_no_failure(
+    opened: Setting, resources: ExitStack, own: nnfmq.Fence
+) -> None:
+    buffer = opened.buffer()
+    with opened.model.execute_request_fenced(opened.written(buffer, (4,)), wait_for=[own]) as execution:
+        with pytest.raises(GeneralFailure, match="FEN-9"):
+            execution.info()
+        own.signal()
+        assert execution.wait(LIMIT_S) is FenceState.SIGNALED
+        assert buffer.array().tolist() == [0, 0, 0, 0]
+
+
+def test_a_chain_of_fenced_executions_passes_a_buffer_on(
+    client: nnfmq.Client, known: Setting, resources: ExitStack, own: nnfmq.Fence
+) -> None:
+    """Nobody waits in between, and nothing of the tensor is seen by the application before the end."""
+    adding = resources.enter_context(known.device.prepare(add_model()))
+    roles = [(known.model, 0), (adding, 0), (adding, 1)]
+    outputs = [(known.model, 0), (adding, 0)]
+    first, second = (resources.enter_context(known.device.allocate(inputs=roles, outputs=outputs)) for _ in range(2))
+    first.copy_from(FOUR)
+    inside = [RequestArgument(location=DataLocation(index)) for index in range(2)]
+    pools = (first.pool, second.pool)
+    fence: nnfmq.Fence = own
+    for source, target in ((0, 1), (1, 0), (0, 1)):
+        request = Request((inside[source],) * 2, (inside[target],), pools)
+        execution = resources.enter_context(adding.execute_request_fenced(request, wait_for=[fence]))
+        fence = execution.fence
+    own.signal()
+    assert execution.wait(LIMIT_S) is FenceState.SIGNALED
+    assert second.array().tolist() == (8 * FOUR).tolist()

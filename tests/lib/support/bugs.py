@@ -1,0 +1,34 @@
+"""Bugs of drivers that run in threads of the tests' own process: what would end a driver process is noted instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nnfmq.service import session
+
+_PID = os.getpid()
+_found: list[BaseException | None] = []
+_die = session.die_of_a_bug
+
+
+def _note(error: BaseException | None) -> None:
+    if os.getpid() != _PID:  # a driver in a fork
+        _die(error)
+    _found.append(error)
+
+
+def watch_for_them() -> None:
+    """Note them from now on, and until the process ends: a thread may outlive the test that started it."""
+    session.die_of_a_bug = _note
+
+
+@contextmanager
+def none() -> Iterator[None]:
+    """Fail where a driver had a bug, here or in a thread that an earlier test left."""
+    yield
+    if _found:
+        bug = _found.pop()
+        _found.clear()
+        raise AssertionError("a bug would have ended the driver's process") from bug

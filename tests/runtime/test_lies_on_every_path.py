@@ -1,0 +1,303 @@
+"""VAL-7 on every path: a driver that lies about an execution is not believed, however it was asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from support.executors import LIMIT_S
+from support.protocol import Speaker
+
+from nnfmq.channel import StateSender, open_state_pair
+from nnfmq.hal.errors import ErrorStatus, GeneralFailure, ProtocolError
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import (
+    NO_TIMING,
+    BufferToken,
+    DataLocation,
+    ExecutionConfig,
+    FenceState,
+    MeasureTiming,
+    Request,
+    RequestArgument,
+    Timing,
+)
+from nnfmq.memory import Memory
+from nnfmq.runtime.buffers import Buffer
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.serialize import messages
+
+Start = Callable[..., Future[Any]]
+NONE, FAILED, SHORT = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+KNOWN, OPEN = TensorInfo("known", (2,), "float32"), TensorInfo("open", (0,), "float32")
+GIVEN = np.zeros(2, np.float32)
+MEASURED = ExecutionConfig(MeasureTiming.YES)
+Shapes = list[tuple[int, ...]]
+
+
+class Liar:
+    """A driver that answers as the tests say, and what asks it."""
+
+    def __init__(self, driver: Speaker, connection: Connection, start: Start, pool: Memory, stack: ExitStack) -> None:
+        self.driver, self.connection, self.start, self.stack = driver, connection, start, stack
+        self.pool = pool
+
+    def model(self, output: TensorInfo = KNOWN) -> PreparedModel:
+        return PreparedModel(self.connection, 1, (KNOWN,), (output,))
+
+    def request(self, shape: tuple[int, ...] = ()) -> Request:
+        inside = RequestArgument(location=DataLocation(0, 0, 8))
+        return Request((inside,), (RequestArgument(location=DataLocation(0, 8, 8), dimensions=shape),), (self.pool,))
+
+    def executed(self, question: type[messages.Call], kind: type[Any], *answer: Any) -> None:
+        """Answer a call that asks for an execution."""
+        call = self.driver.hear(question).call
+        if kind is messages.ExecutionFinished:
+            self.driver.say(messages.Reply(call, NONE, ""))
+        self.driver.say(kind(call, *answer))
+
+    def made(self) -> None:
+        """Answer that a reusable execution was made."""
+        self.driver.say(messages.ExecutionCreated(self.driver.hear(messages.CreateExecution).call, NONE, "", 5))
+
+    def launched(self, question: type[messages.Call], status: ErrorStatus = NONE) -> StateSender:
+        """Answer that a fenced execution was launched; return its fence's sender."""
+        sender, fence = open_state_pair()
+        self.stack.callback(sender.close)
+        fences = [] if status is not NONE else [fence]
+        self.driver.say(messages.FencedLaunched(self.driver.hear(question).call, status, "", 7, len(fences)), fences)
+        os.close(fence)
+        return sender
+
+
+@pytest.fixture
+def liar(driver: Speaker, connection: Connection, start: Start, resources: ExitStack) -> Iterator[Liar]:
+    with Memory.create(16) as pool:
+        yield Liar(driver, connection, start, pool, resources)
+
+
+Path = Callable[[Liar, TensorInfo, bool, tuple[Any, ...]], Future[Any]]
+
+
+def asynchronous_arrays(liar: Liar, output: TensorInfo, measure: bool, answer: tuple[Any, ...]) -> Future[Any]:
+    pending = liar.model(output).execute_async(GIVEN, measure=measure)
+    liar.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, *answer)
+    return liar.start(pending.result, LIMIT_S)
+
+
+def asynchronous_request(liar: Liar, output: TensorInfo, measure: bool, answer: tuple[Any, ...]) -> Future[Any]:
+    config = MEASURED if measure else ExecutionConfig()
+    pending = liar.model(output).execute_request_async(liar.request(), config)
+    liar.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, *answer)
+    return liar.start(pending.result, LIMIT_S)
+
+
+def reusable_request(liar: Liar, output: TensorInfo, measure: bool, answer: tuple[Any, ...]) -> Future[Any]:
+    config = MEASURED if measure else ExecutionConfig()
+    making = liar.start(liar.model(output).create_reusable_request, liar.request(), config)
+    liar.made()
+    running = liar.start(making.result(LIMIT_S).compute)
+    liar.executed(messages.RunExecution, messages.Executed, *answer)
+    return running
+
+
+def reusable_arrays(liar: Liar, output: TensorInfo, measure: bool, answer: tuple[Any, ...]) -> Future[Any]:
+    making = liar.start(lambda: liar.model(KNOWN).create_reusable_execution(measure=measure))
+    liar.made()
+    execution = liar.stack.enter_context(making.result(LIMIT_S))
+    running = liar.start(execution.compute, GIVEN)
+    liar.executed(messages.RunExecution, messages.Executed, *answer)
+    return running
+
+
+PATHS: dict[str, Path] = {
+    "asynchronous": asynchronous_arrays,
+    "asynchronous request": asynchronous_request,
+    "reusable": reusable_arrays,
+    "reusable request": reusable_request,
+}
+on_every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
+
+
+def shapes(*stated: tuple[int, ...], short: bool = False) -> tuple[messages.ShapeData, ...]:
+    return tuple(messages.ShapeData(shape, not short) for shape in stated)
+
+
+@on_every_path
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (NONE, "", shapes((3,))),
+        (NONE, "", shapes((2, 1))),
+        (NONE, "", shapes((2,), (2,))),
+        (NONE, "", shapes((2,), short=True)),
+        (SHORT, "", ()),
+        (SHORT, "", shapes((2,))),
+        (SHORT, "", shapes((3,), short=True)),
+    ],
+    ids=["larger", "rank", "two", "success, too short", "no shapes", "all suffice", "another shape"],
+)
+def test_VAL_7_impossible_shapes_break_the_protocol(liar: Liar, path: Path, answer: tuple[Any, ...]) -> None:
+    assert isinstance(path(liar, KNOWN, False, answer).exception(LIMIT_S), ProtocolError)
+
+
+@pytest.mark.parametrize("path", [asynchronous_request, reusable_request])
+@pytest.mark.parametrize("answer", [(NONE, "", ()), (NONE, "", shapes((1000,))), (SHORT, "", shapes((7, 7)))])
+def test_VAL_7_what_the_model_leaves_open_is_held_against_the_request(
+    liar: Liar, path: Path, answer: tuple[Any, ...]
+) -> None:
+    assert isinstance(path(liar, OPEN, False, answer).exception(LIMIT_S), ProtocolError)
+
+
+@on_every_path
+@pytest.mark.parametrize(("measure", "times"), [(True, (5, 4)), (False, (1, 2))])
+def test_VAL_7_TIM_3_TIM_4_impossible_times_break_the_protocol(
+    liar: Liar, path: Path, measure: bool, times: tuple[int, int]
+) -> None:
+    assert isinstance(path(liar, KNOWN, measure, (NONE, "", (), *times)).exception(LIMIT_S), ProtocolError)
+
+
+@on_every_path
+def test_VAL_7_shapes_and_times_beside_an_error_are_not_looked_at(liar: Liar, path: Path) -> None:
+    error = path(liar, KNOWN, False, (FAILED, "broken", shapes((9, 9)), 9, 3)).exception(LIMIT_S)
+    assert (type(error), str(error)) == (GeneralFailure, "broken")
+
+
+@on_every_path
+def test_an_answer_that_can_be_true_is_believed(liar: Liar, path: Path) -> None:
+    assert path(liar, KNOWN, True, (NONE, "", shapes((2,)), 3, 4)).exception(LIMIT_S) is None
+
+
+# -- fenced -----------------------------------------------------------------------------------------------------------
+
+
+def fenced_request(liar: Liar, output: TensorInfo, measure: bool) -> tuple[Future[Any], type[messages.Call]]:
+    config = MEASURED if measure else ExecutionConfig()
+    return liar.start(liar.model(output).execute_request_fenced, liar.request(), config), messages.ExecuteFenced
+
+
+def fenced_arrays(liar: Liar, output: TensorInfo, measure: bool) -> tuple[Future[Any], type[messages.Call]]:
+    return liar.start(lambda: liar.model(output).execute_fenced(GIVEN, measure=measure)), messages.ExecuteFenced
+
+
+def reusable_fenced(liar: Liar, output: TensorInfo, measure: bool) -> tuple[Future[Any], type[messages.Call]]:
+    config = MEASURED if measure else ExecutionConfig()
+    making = liar.start(liar.model(output).create_reusable_request, liar.request(), config)
+    liar.made()
+    return liar.start(making.result(LIMIT_S).compute_fenced), messages.RunExecutionFenced
+
+
+LAUNCHES = {"fenced": fenced_arrays, "fenced request": fenced_request, "reusable fenced": reusable_fenced}
+on_every_launch = pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES.keys())
+Launch = Callable[[Liar, TensorInfo, bool], tuple[Future[Any], type[messages.Call]]]
+
+
+def ended(liar: Liar, launch: Launch, measure: bool, *info: Any) -> Future[Any]:
+    """Launch one that ends at once, and answer with `info` to whoever asks how it went."""
+    launching, question = launch(liar, KNOWN, measure)
+    sender = liar.launched(question)
+    execution = liar.stack.enter_context(launching.result(LIMIT_S))
+    sender.send(FenceState.SIGNALED)
+    asking = liar.start(execution.result, LIMIT_S)
+    liar.driver.say(messages.FencedExecutionInfo(liar.driver.hear(messages.GetExecutionInfo).call, *info))
+    return asking
+
+
+@on_every_launch
+@pytest.mark.parametrize(
+    ("measure", "times"),
+    [(True, (5, 4, 3, 4)), (True, (3, 4, 5, 4)), (True, (3, 4, 3, 9)), (False, (1, 2, 1, 2))],
+    ids=["launched", "fenced", "a part longer than all", "not asked for"],
+)
+def test_VAL_7_TIM_7_impossible_times_of_a_fenced_execution_break_the_protocol(
+    liar: Liar, launch: Launch, measure: bool, times: tuple[int, ...]
+) -> None:
+    assert isinstance(ended(liar, launch, measure, NONE, "", *times).exception(LIMIT_S), ProtocolError)
+
+
+@on_every_launch
+@pytest.mark.parametrize("times", [(3, 9, 3, 4), (-1, 9, -1, 9), (3, -1, 3, 9), (-1, -1, -1, -1)])
+def test_TIM_7_times_that_can_be_true_are_believed(liar: Liar, launch: Launch, times: tuple[int, ...]) -> None:
+    assert ended(liar, launch, True, NONE, "", *times).exception(LIMIT_S) is None
+
+
+@on_every_launch
+def test_VAL_7_EXE_9_no_fenced_execution_has_a_short_output(liar: Liar, launch: Launch) -> None:
+    assert isinstance(ended(liar, launch, False, SHORT, "").exception(LIMIT_S), ProtocolError)
+
+
+@on_every_launch
+def test_VAL_7_EXE_9_no_launch_fails_by_a_short_output(liar: Liar, launch: Launch) -> None:
+    launching, question = launch(liar, KNOWN, False)
+    liar.launched(question, SHORT)
+    assert isinstance(launching.exception(LIMIT_S), ProtocolError)
+
+
+@pytest.mark.parametrize("launch", [fenced_request, reusable_fenced])
+def test_VAL_7_FEN_7_what_has_no_shape_cannot_have_been_launched(liar: Liar, launch: Launch) -> None:
+    launching, question = launch(liar, OPEN, False)
+    liar.launched(question)
+    assert isinstance(launching.exception(LIMIT_S), ProtocolError)
+
+
+@on_every_launch
+def test_FEN_4_a_driver_gives_no_fence_where_all_is_done_already(liar: Liar, launch: Launch) -> None:
+    launching, question = launch(liar, KNOWN, False)
+    liar.driver.say(messages.FencedLaunched(liar.driver.hear(question).call, NONE, "", 7, 0))
+    with launching.result(LIMIT_S) as execution:
+        assert execution.done()
+        assert execution.wait() is FenceState.SIGNALED
+        assert execution.fence.state is FenceState.SIGNALED  # it can be given to the next one
+        asking = liar.start(execution.info)
+        liar.driver.say(messages.FencedExecutionInfo(liar.driver.hear(messages.GetExecutionInfo).call, NONE, ""))
+        assert asking.result(LIMIT_S) == (NO_TIMING, NO_TIMING)
+
+
+@on_every_launch
+def test_FEN_4_one_that_was_over_at_once_and_failed_says_why(liar: Liar, launch: Launch) -> None:
+    launching, question = launch(liar, KNOWN, False)
+    liar.driver.say(messages.FencedLaunched(liar.driver.hear(question).call, NONE, "", 7, 0))
+    with launching.result(LIMIT_S) as execution:
+        asking = liar.start(execution.result)
+        info = messages.FencedExecutionInfo(liar.driver.hear(messages.GetExecutionInfo).call, FAILED, "broken")
+        liar.driver.say(info)
+        error = asking.exception(LIMIT_S)
+    assert (type(error), str(error)) == (GeneralFailure, "broken")
+
+
+# -- what a buffer holds ----------------------------------------------------------------------------------------------
+
+
+def test_VAL_7_a_lie_about_a_buffer_s_content_is_not_noted(liar: Liar) -> None:
+    buffer = Buffer(liar.connection, OPEN)
+    buffer.take_answer(messages.Allocated(1, NONE, "", 3, 4))
+    buffer.begin_write(me := object())
+    buffer.end_write(me, (2,))
+    inside = RequestArgument(location=DataLocation(1))
+    request = Request((liar.request().inputs[0],), (inside,), (liar.pool, BufferToken(4)))
+    pending = liar.model(OPEN).execute_request_async(request)
+    assert buffer.dimensions is None  # while it goes on nobody knows
+    liar.executed(messages.ExecuteAsynchronously, messages.ExecutionFinished, NONE, "", shapes((7, 7)))
+    assert isinstance(liar.start(pending.result, LIMIT_S).exception(LIMIT_S), ProtocolError)
+    assert buffer.dimensions is None
+
+
+def test_who_began_to_write_a_buffer_last_says_what_it_holds(liar: Liar) -> None:
+    buffer = Buffer(liar.connection, OPEN)
+    first, second = object(), object()
+    buffer.begin_write(first)
+    buffer.begin_write(second)
+    buffer.end_write(second, (2,))
+    buffer.end_write(first, None)
+    assert buffer.dimensions == (2,)
+
+
+def test_times_are_those_of_the_answer(liar: Liar) -> None:
+    outcome = asynchronous_request(liar, KNOWN, True, (NONE, "", shapes((2,)), 3, 4)).result(LIMIT_S)
+    assert outcome.timing == Timing(3, 4)

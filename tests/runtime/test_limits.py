@@ -1,0 +1,55 @@
+"""How many objects a client may have in a driver, which each cost it what no account counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from support import models
+
+from nnfmq.hal.errors import ResourceExhaustedTransient
+from nnfmq.runtime.client import Client, Device
+from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.service.handles import Handles
+from nnfmq.service.session import Session
+
+FEW = 3
+ADD = models.add_model()
+FLOATS = np.zeros(4, np.float32)
+Make = Callable[[Device, PreparedModel], Any]
+
+KINDS: dict[str, tuple[Callable[[Session], Handles[Any]], Make]] = {
+    "models": (lambda session: session.models, lambda device, _: device.prepare(ADD)),
+    "bursts": (lambda session: session.bursts, lambda _, model: model.request_burst()),
+    "AIDL bursts": (lambda session: session.aidl_bursts, lambda _, model: model.aidl_burst()),
+    "executions": (lambda session: session.executions, lambda _, model: model.create_reusable_execution()),
+    "fenced executions": (lambda session: session.callbacks, lambda _, model: model.execute_fenced(FLOATS, FLOATS)),
+    "buffers": (
+        lambda session: session.buffers._handles,
+        lambda device, model: device.allocate(inputs=[(model, 0)], dimensions=[4]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("handles_of", "make"), KINDS.values(), ids=KINDS.keys())
+def test_LIFE_8_a_client_has_so_many_of_a_kind_and_no_more(
+    handles_of: Callable[[Session], Handles[Any]],
+    make: Make,
+    real: tuple[Connection, Session],
+    resources: ExitStack,
+) -> None:
+    connection, session = real
+    device = Client(connection, None).device("reference")
+    model = device.prepare(ADD)
+    handles = handles_of(session)
+    handles._limit = len(handles.all()) + FEW
+    made = [resources.enter_context(make(device, model)) for _ in range(FEW)]
+    with pytest.raises(ResourceExhaustedTransient, match=f"has {handles._limit} .*s already"):
+        make(device, model)
+    assert len(handles.all()) == handles._limit
+    made[0].close()
+    resources.enter_context(make(device, model))
