@@ -9,7 +9,7 @@ registers, so that both sides are read and written in vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nnfmq.engines.compiled.emission import I8, I64, Emitter, Value
@@ -64,10 +64,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """All pieces, of elements of `size` bytes."""
+    """All pieces of a kernel."""
 
     pieces: tuple[Piece, ...]
-    size: int
     units: int
 
     def scratch_bytes(self, target: Target) -> int:
@@ -77,7 +76,9 @@ class Moving:
     def emit(self, e: Emitter) -> None:
         """Table: as the pieces say."""
         for piece in self.pieces:
-            _Emission(e, piece, self.size, self.units).emit()
+            places = {axis.table for axis in piece.axes} | {piece.codes, piece.filler}
+            tables = {place: e.argument(place) for place in sorted(place for place in places if place is not None)}
+            _Emission(e, piece, self.units, tables).emit()
         e.finish()
 
 
@@ -85,8 +86,8 @@ class Moving:
 class _Emission:
     e: Emitter
     piece: Piece
-    size: int
     units: int
+    tables: Mapping[int, Value]
 
     def emit(self) -> None:
         e, piece = self.e, self.piece
@@ -128,7 +129,7 @@ class _Emission:
         if axis.table is None:
             return e.add(offset, e.mul(index, axis.source))
         place = e.add(axis.source, e.mul(index, 8))
-        return e.add(offset, e.load(I64, e.argument(axis.table), place))
+        return e.add(offset, e.load(I64, self.tables[axis.table], place))
 
     def _move(self, source: Value, offset: Value, target: Value, count: int | Value) -> None:
         e, piece = self.e, self.piece
@@ -138,21 +139,21 @@ class _Emission:
         place = e.at(source, offset)
         if piece.filler is not None:
             nowhere = e.b.icmp_signed("<", e.i64(offset), e.i64(0))
-            place = e.b.select(nowhere, e.argument(piece.filler), place)
+            place = e.b.select(nowhere, self.tables[piece.filler], place)
         if piece.codes is None:
             e.copy(target, place, count)
             return
-        codes = e.argument(piece.codes)
+        codes = self.tables[piece.codes]
         with e.loop(0, count) as index:
             code = e.b.zext(e.load(I8, place, index), I64)
             e.store(e.load(I8, codes, code), target, index)
 
 
-def plan_moving(pieces: Sequence[Piece], size: int) -> Moving:
+def plan_moving(pieces: Sequence[Piece]) -> Moving:
     """Merge what is contiguous, choose an outermost axis for each piece, and the number of units."""
     shaped = tuple(_shaped(piece) for piece in pieces if piece.bytes)
     units = max(1, min(_MOST_UNITS, sum(piece.bytes for piece in shaped) // _UNIT_BYTES))
-    return Moving(shaped, size, units)
+    return Moving(shaped, units)
 
 
 def _shaped(piece: Piece) -> Piece:

@@ -34,7 +34,7 @@ def moved(pieces: Sequence[Piece], tensor: Tensor, target: Target, constants: Se
     square = plan_transposing(pieces[0], size, target) if len(pieces) == 1 else None
     if square is not None:
         return Lowered(square[0], (square[1],), pieces[0].bytes // (2 * size))
-    kernel = plan_moving(pieces, size)
+    kernel = plan_moving(pieces)
     return Lowered(kernel, tuple(constants), nanoseconds(kernel))
 
 
