@@ -23,7 +23,7 @@ from nnfmq.hal.types import Operand, is_scalar
 from nnfmq.operations.shapes import FROM_DATA, require, require_rank, require_size
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor
 
-_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequen
         controls["output_count"] = len(outputs)
     shapes = _output_shapes(match, tensors, controls)
     turned = nchw and match.declaration.image_outputs
-    final = tuple(_permuted(shape, _TO_NCHW) for shape in shapes) if turned else shapes
+    final = tuple(permuted(shape, TO_NCHW) for shape in shapes) if turned else shapes
     _check_outputs(final, outputs)  # before the plan, whose tables may be as long as a row of the output
     described = tuple(tensor_of(operand, shape) for operand, shape in zip(outputs, shapes, strict=True))
     if match.declaration.same_quantization:
@@ -103,7 +103,7 @@ def _python_value(argument: Tensor | None, is_tensor: bool) -> Any:
 
 def _shapes_as_nhwc(match: Match, controls: Mapping[str, Any]) -> dict[str, Any]:
     turned = {name for name in controls if name in match.declaration.images and np.shape(controls[name]) == (4,)}
-    return {name: value[list(_TO_NHWC)] if name in turned else value for name, value in controls.items()}
+    return {name: value[list(TO_NHWC)] if name in turned else value for name, value in controls.items()}
 
 
 def _tensors(match: Match, arguments: Sequence[Tensor | None], nchw: bool) -> list[Tensor | None]:
@@ -113,10 +113,11 @@ def _tensors(match: Match, arguments: Sequence[Tensor | None], nchw: bool) -> li
 
 
 def _as_nhwc(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else replace(tensor, shape=_permuted(tensor.shape, _TO_NHWC))
+    return None if tensor is None else replace(tensor, shape=permuted(tensor.shape, TO_NHWC))
 
 
-def _permuted(shape: Shape, order: tuple[int, ...]) -> Shape:
+def permuted(shape: Shape, order: tuple[int, ...]) -> Shape:
+    """Return the shape of an image (R1) with its axes in another order."""
     require_rank(shape, (4,), "image")
     return tuple(shape[axis] for axis in order)
 
@@ -172,12 +173,12 @@ def _transposed(match: Match, run: Run) -> Run:
     single, back = len(match.declaration.outputs) == 1, match.declaration.image_outputs
 
     def transposed(*arrays: Array) -> Any:
-        turned = (a.transpose(_TO_NHWC) if image else a for a, image in zip(arrays, images, strict=True))
+        turned = (a.transpose(TO_NHWC) if image else a for a, image in zip(arrays, images, strict=True))
         result = run(*map(np.ascontiguousarray, turned))
         if not back:
             return result
         if single:
-            return np.ascontiguousarray(result.transpose(_TO_NCHW))
-        return tuple(np.ascontiguousarray(r.transpose(_TO_NCHW)) for r in result)
+            return np.ascontiguousarray(result.transpose(TO_NCHW))
+        return tuple(np.ascontiguousarray(r.transpose(TO_NCHW)) for r in result)
 
     return transposed

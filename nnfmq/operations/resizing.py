@@ -73,7 +73,7 @@ def _scale(size: int, new_size: int, align_corners: bool) -> np.float32:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taps:
+class Taps:
     """For each output position along one axis: the input positions before and after it, and their weights."""
 
     lower: Array
@@ -82,7 +82,7 @@ class _Taps:
     upper_weight: Array
 
     @classmethod
-    def of(cls, size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> _Taps:
+    def of(cls, size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> Taps:
         """Compute the taps for an extent of `size` that becomes `new_size`."""
         positions, scale = np.arange(new_size, dtype=np.float32), _scale(size, new_size, align_corners)
         centres = (positions + _HALF) * scale - _HALF if half_pixel_centers else positions * scale
@@ -103,12 +103,12 @@ def plan_bilinear(
 ) -> Run:
     """Plan a weighted sum of four pixels for each new one."""
     (_, old_rows, old_columns, _), (_, rows, columns, _) = input.shape, output.shape
-    vertical = _Taps.of(old_rows, rows, align_corners, half_pixel_centers)
-    horizontal = _Taps.of(old_columns, columns, align_corners, half_pixel_centers)
+    vertical = Taps.of(old_rows, rows, align_corners, half_pixel_centers)
+    horizontal = Taps.of(old_columns, columns, align_corners, half_pixel_centers)
     return partial(bilinear, vertical=vertical, horizontal=horizontal)
 
 
-def bilinear(image: Array, *, vertical: _Taps, horizontal: _Taps) -> Array:
+def bilinear(image: Array, *, vertical: Taps, horizontal: Taps) -> Array:
     """Interpolate a float32 NHWC image."""
     above = image.take(vertical.lower, axis=1) * vertical.lower_weight[:, None, None]
     below = image.take(vertical.upper, axis=1) * vertical.upper_weight[:, None, None]

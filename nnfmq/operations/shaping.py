@@ -110,7 +110,7 @@ def concatenation(*inputs: Array, axis: int) -> Array:
 
 def plan_quantized_concatenation(*inputs: Tensor, output: Tensor, axis: int) -> Run:
     """Plan a concatenation in which inputs of another scale or zero point are requantized, through a table each."""
-    tables = [_requantized_codes(tensor, output) for tensor in inputs]
+    tables = [joined_codes(tensor, output) for tensor in inputs]
 
     def run(*arrays: Array) -> Array:
         pairs = zip(arrays, tables, strict=True)
@@ -119,7 +119,7 @@ def plan_quantized_concatenation(*inputs: Tensor, output: Tensor, axis: int) -> 
     return run
 
 
-def _requantized_codes(tensor: Tensor, output: Tensor) -> Array | None:
+def joined_codes(tensor: Tensor, output: Tensor) -> Array | None:
     """Return the output's code for each code (in uint8 arithmetic also for int8, as the reference); None if equal."""
     if (tensor.scale, tensor.zero_point) == (output.scale, output.zero_point):
         return None

@@ -66,7 +66,7 @@ def strided_slice_shape(
     """Return the extents of the ranges without those that are shrunk; (1,) if nothing is left."""
     require_rank(input, range(1, 5), "input")
     _require_vectors(input, begin=begin, end=end, strides=strides)
-    extents = [len(r) for r in _ranges(input, begin, end, strides, begin_mask, end_mask)]
+    extents = [len(r) for r in taken_ranges(input, begin, end, strides, begin_mask, end_mask)]
     kept = [axis for axis in range(len(input)) if not shrink_mask >> axis & 1]
     for axis in set(range(len(input))) - set(kept):
         single = int(strides[axis]) > 0 and extents[axis] == 1
@@ -74,7 +74,9 @@ def strided_slice_shape(
     return tuple(extents[axis] for axis in kept) or (1,)
 
 
-def _ranges(input: Shape, begin: Array, end: Array, strides: Array, begin_mask: int, end_mask: int) -> Iterator[range]:
+def taken_ranges(
+    input: Shape, begin: Array, end: Array, strides: Array, begin_mask: int, end_mask: int
+) -> Iterator[range]:
     """Yield the positions that are taken along each axis."""
     triples = zip(input, begin.tolist(), end.tolist(), strides.tolist(), strict=True)
     for axis, (extent, first, last, stride) in enumerate(triples):
@@ -103,7 +105,7 @@ def plan_strided_slice(
     shrink_mask: int,
 ) -> Run:
     """Plan a subscript of one slice for each axis."""
-    taken = tuple(map(_as_slice, _ranges(input.shape, begin, end, strides, begin_mask, end_mask)))
+    taken = tuple(map(_as_slice, taken_ranges(input.shape, begin, end, strides, begin_mask, end_mask)))
     shape = output.shape
     return lambda array: np.ascontiguousarray(array[taken]).reshape(shape)
 

@@ -124,6 +124,17 @@ class Emitter:
             self.b.store(piece, self.at(place, done * size_of(element)), align=1)
             done += part
 
+    def copy(self, target: Value, source: Value, count: Index) -> None:
+        """Copy `count` bytes between memories that do not overlap; nothing beside them is touched."""
+        self._block("llvm.memcpy.p0.p0.i64", target, source, self.i64(count))
+
+    def fill(self, target: Value, byte: int, count: Index) -> None:
+        """Put `count` times the same byte to an address."""
+        self._block("llvm.memset.p0.i64", target, ir.Constant(I8, byte), self.i64(count))
+
+    def _block(self, name: str, *arguments: Value) -> None:
+        self.call(name, ir.VoidType(), *arguments, ir.Constant(I1, 0))
+
     def store_panel(
         self, vectors: Sequence[Value], place: Value, size: int, channels: int, panel_channels: int, panel: Value
     ) -> None:

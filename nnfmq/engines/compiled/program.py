@@ -7,14 +7,17 @@ arguments are checked by the same code, and what no kernel computes is computed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
-from nnfmq.engines.compiled.lowering import RULES, Alias, Lowered
+from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Lowered
+from nnfmq.engines.compiled.lowering.moving import turned
 from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
 from nnfmq.engines.compiled.target import Target
@@ -23,9 +26,9 @@ from nnfmq.engines.execution import Step
 from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
 from nnfmq.hal.types import LifeTime, Model
 from nnfmq.operations.packing import packed
-from nnfmq.operations.planning import Specialized, sorted_arguments, tensor_of
+from nnfmq.operations.planning import TO_NCHW, TO_NHWC, Specialized, permuted, sorted_arguments, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
-from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 
 __all__ = ["prepare"]
 
@@ -40,12 +43,21 @@ def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Generated:
-    """An operation that a kernel computes, in the place of its step."""
+    """An operation that a kernel computes, in the place of its step.
 
-    lowered: Lowered | Alias
+    Kernels only know NHWC: `turned_inputs` and `turned_outputs` say which operands the model has in NCHW.
+    """
+
+    lowered: Lowered | Chain | Alias
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     reference: Step
+    turned_inputs: tuple[bool, ...]
+    turned_outputs: bool
+
+    def plain_inputs(self) -> list[int]:
+        """Return the inputs that are read as the model has them."""
+        return [index for index, turned in zip(self.inputs, self.turned_inputs, strict=True) if not turned]
 
 
 @dataclass(slots=True)
@@ -82,6 +94,7 @@ class CompiledPreparation(Preparation):
         self.target = host_target()
         self._constants = _Constants()
         self._generated: frozenset[int] = frozenset()
+        self._between = count(len(self.subgraph.operands))
         program = super().program()
         program.generated = self._generated
         return program
@@ -99,17 +112,21 @@ class CompiledPreparation(Preparation):
         self, rule: Any, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized
     ) -> _Generated | None:
         tensors, controls, nchw = sorted_arguments(bound.match, arguments)
-        data = bound.data_indexes()
-        if nchw or any(self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE for index in data):
+        data, declaration = bound.data_indexes(), bound.match.declaration
+        if any(self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE for index in data):
             return None
-        outputs = tuple(tensor_of(o, shape) for o, shape in zip(bound.outputs, special.shapes, strict=True))
+        turns = nchw and declaration.image_outputs
+        shapes = [permuted(shape, TO_NHWC) if turns else shape for shape in special.shapes]
+        outputs = tuple(tensor_of(o, shape) for o, shape in zip(bound.outputs, shapes, strict=True))
         if any(0 in output.shape or FROM_DATA in output.shape for output in outputs):
             return None
         lowered = rule(*tensors, output=outputs[0] if len(outputs) == 1 else outputs, target=self.target, **controls)
         if lowered is None:
             return None
         fallback = super().static_step(bound, arguments, special)
-        return _Generated(lowered, data, bound.operation.outputs, fallback)
+        images = declaration.images if nchw else ()
+        turned = tuple(p.name in images for p in bound.match.parameters if p.role is Role.DATA)
+        return _Generated(lowered, data, bound.operation.outputs, fallback, turned, turns)
 
     def joined(self, steps: Sequence[Any]) -> list[tuple[int, Step]]:
         """Gather neighbours that kernels compute; return each step with the number of its last operation."""
@@ -141,8 +158,49 @@ class CompiledPreparation(Preparation):
         outputs = [index for one in generated for index in one.outputs if index in read_later]
         aliases = {one.outputs[0]: one.inputs[0] for one in generated if isinstance(one.lowered, Alias)}
         values = {index: self._value(index) for one in generated for index in (*one.inputs, *one.outputs)}
-        calls = [self._call(one) for one in generated if isinstance(one.lowered, Lowered)]
+        plain = read_later.union(*(one.plain_inputs() for one in generated))
+        calls = self._calls(generated, values, plain)
         return plan_segment(calls, values, aliases, inputs, outputs, self.target)
+
+    def _calls(self, generated: Sequence[_Generated], values: dict[int, Value], plain: AbstractSet[int]) -> list[Call]:
+        """Return the kernels, between them those that turn images.
+
+        The NHWC twin of operand i is ~i. It is made once, and what nobody reads in NCHW (is not in `plain`) stays NHWC.
+        """
+        calls: list[Call] = []
+        for one in generated:
+            if isinstance(one.lowered, Alias):
+                continue
+            inputs = [~i if turned else i for i, turned in zip(one.inputs, one.turned_inputs, strict=True)]
+            for twin in inputs:
+                if twin not in values:
+                    values[twin] = values[~twin].permuted(TO_NHWC)
+                    calls.append(self._turning(~twin, twin, TO_NHWC, values))
+            if not one.turned_outputs:
+                calls += self._stages(one.lowered, inputs, one.outputs, values)
+                continue
+            values.update({~index: values[index].permuted(TO_NHWC) for index in one.outputs})
+            calls += self._stages(one.lowered, inputs, [~index for index in one.outputs], values)
+            calls += [self._turning(~i, i, TO_NCHW, values) for i in one.outputs if i in plain]
+        return calls
+
+    def _stages(
+        self, lowered: Lowered | Chain, inputs: Sequence[int], outputs: Sequence[int], values: dict[int, Value]
+    ) -> list[Call]:
+        """Return an operation's kernels; what they make for each other are operands behind the subgraph's."""
+        if isinstance(lowered, Lowered):
+            return [self._call(lowered, inputs, outputs)]
+        calls, known = [], list(inputs)
+        for stage in lowered.stages:
+            made = next(self._between)
+            values[made] = Value(stage.dtype, stage.shape)
+            calls.append(self._call(stage.lowered, [known[n] for n in stage.inputs], [made]))
+            known.append(made)
+        return [*calls, self._call(lowered.last, [known[n] for n in lowered.inputs], outputs)]
+
+    def _turning(self, source: int, made: int, order: tuple[int, ...], values: Mapping[int, Value]) -> Call:
+        lowered = turned(values[source].shape, order, values[source].dtype, self.target)
+        return self._call(lowered, [source], [made])
 
     def _read_outside(self, numbers: Sequence[int]) -> set[int]:
         within = set(numbers)
@@ -154,11 +212,9 @@ class CompiledPreparation(Preparation):
         assert shape is not None, "only static operations are generated"
         return Value(NUMPY_TYPES[self.subgraph.operands[index].type], shape)
 
-    def _call(self, one: _Generated) -> Call:
-        lowered = one.lowered
-        assert isinstance(lowered, Lowered)
+    def _call(self, lowered: Lowered, inputs: Sequence[int], outputs: Sequence[int]) -> Call:
         places = tuple(self._constants.add(data) for data in lowered.constants)
-        return Call(lowered.kernel, one.inputs, one.outputs, places, lowered.work)
+        return Call(lowered.kernel, tuple(inputs), tuple(outputs), places, lowered.work)
 
     def _linked(self, plans: Sequence[SegmentPlan]) -> list[Segment]:
         kernels = [call.kernel for plan in plans for call in plan.calls]

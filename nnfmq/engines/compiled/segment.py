@@ -39,6 +39,10 @@ class Value:
         """How much memory it takes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
+    def permuted(self, order: Sequence[int]) -> Value:
+        """Return it with its axes in another order."""
+        return Value(self.dtype, tuple(self.shape[axis] for axis in order))
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

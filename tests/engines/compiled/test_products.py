@@ -95,6 +95,61 @@ def test_depthwise_convolutions_are_the_interpreter_s(
     assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out))
 
 
+@pytest.mark.parametrize("size", [(1, 8, 8, 8, 16, 2), (2, 7, 5, 9, 3, 3), (1, 13, 11, 14, 66, 2), (1, 4, 6, 5, 85, 5)])
+@pytest.mark.parametrize("filter", [filter for filter in FILTERS if filter[3] == 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_grouped_convolutions_are_the_interpreter_s(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
+    batch, height, width, channels, filters, groups = size
+    rows, columns, stride, _, padding, activation = filter
+    constants = weights(kind, (filters, rows, columns, channels // groups), filters, 0, np.random.default_rng(1))
+    out = image(kind, (batch, *extents((height, width), filter), filters), 2.0, 120)
+    source = image(kind, (batch, height, width, channels), 0.5, 115)
+    arguments = [source, *constants, padding, stride, stride, groups, activation, False]
+
+    assert_kernels_agree(one_operation(OperationType.GROUPED_CONV_2D, arguments, out))
+
+
+SPREADS = [  # filter height and width, stride, paddings left, right, top, bottom, activation
+    (2, 2, 2, (0, 0, 0, 0), 0),
+    (3, 3, 2, (0, 1, 0, 1), 1),
+    (3, 4, 1, (1, 1, 0, 2), 3),
+    (4, 4, 2, (1, 1, 1, 1), 0),
+    (1, 2, 3, (0, 0, 0, -2), 0),
+    (5, 3, 3, (2, 0, 3, 1), 2),
+]
+
+
+@pytest.mark.parametrize("size", [(1, 8, 8, 8, 16), (2, 4, 5, 3, 1), (1, 5, 3, 17, 13)])
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_transposed_convolutions_are_the_interpreter_s(
+    kind: str, size: tuple[int, ...], spread: tuple[int, int, int, tuple[int, int, int, int], int]
+) -> None:
+    batch, height, width, channels, filters = size
+    rows, columns, stride, (left, right, top, bottom), activation = spread
+    constants = weights(kind, (filters, rows, columns, channels), filters, 0, np.random.default_rng(1))
+    tall, wide = (height - 1) * stride + rows - top - bottom, (width - 1) * stride + columns - left - right
+    source, out = image(kind, (batch, height, width, channels), 0.5, 115), (batch, tall, wide, filters)
+    arguments = [source, *constants, left, right, top, bottom, stride, stride, activation, False]
+
+    assert_kernels_agree(one_operation(OperationType.TRANSPOSE_CONV_2D, arguments, image(kind, out, 1.0, 120)))
+
+
+@pytest.mark.parametrize("size", [(1, 9, 8, 1, 8), (2, 7, 5, 3, 2), (1, 13, 11, 5, 9), (1, 4, 5, 16, 3)])
+@pytest.mark.parametrize("filter", [FILTERS[1], FILTERS[2]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_depth_multipliers_are_the_interpreter_s(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
+    batch, height, width, channels, multiplier = size
+    rows, columns, stride, dilation, padding, activation = filter
+    filters = channels * multiplier
+    constants = weights(kind, (1, rows, columns, filters), filters, 3, np.random.default_rng(4))
+    out = image(kind, (batch, *extents((height, width), filter), filters), 0.25, 110)
+    source = image(kind, (batch, height, width, channels), 0.5, 115)
+    arguments = [source, *constants, padding, stride, stride, multiplier, activation, False, dilation, dilation]
+
+    assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, out))
+
+
 @pytest.mark.parametrize("size", [(1, 16, 8), (1, 1000, 1001), (5, 3, 17), (7, 64, 1)])
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_fully_connected_is_the_interpreter_s(kind: str, size: tuple[int, int, int]) -> None:

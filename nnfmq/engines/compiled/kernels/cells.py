@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nnfmq.engines.compiled.emission import Emitter, Value
+from llvmlite import ir
+
+from nnfmq.engines.compiled.emission import I32, Emitter, Value
 from nnfmq.operations.shapes import Window
 
-__all__ = ["Band", "Widening", "widen"]
+__all__ = ["Band", "Widening", "in_vectors", "widen"]
 
 _SLACK_BYTES = 64  # what the last group of a filter's row may read behind it
 
@@ -34,7 +36,10 @@ class Widening(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The windows over one image's height and width, and how many output rows a band serves."""
+    """The windows over one image's height and width, and how many output rows a band serves.
+
+    `channels` are those of the cells: each element of the image becomes `repeat` of them.
+    """
 
     height: int
     width: int
@@ -42,6 +47,7 @@ class Band:
     rows: Window
     columns: Window
     served: int
+    repeat: int = 1
 
     @property
     def count(self) -> int:
@@ -72,8 +78,11 @@ class Band:
             with e.b.if_else(inside) as (here, outside):
                 with here:
                     fill(e, arithmetic, place, head)
-                    source = e.at(image, e.mul(row, width * item))
-                    widen(e, arithmetic, source, e.at(place, head * cell), width)
+                    source = e.at(image, e.mul(row, width // self.repeat * item))
+                    if self.repeat > 1:
+                        widen_repeated(e, arithmetic, source, e.at(place, head * cell), width, self.repeat)
+                    else:
+                        widen(e, arithmetic, source, e.at(place, head * cell), width)
                     fill(e, arithmetic, e.at(place, (head + width) * cell), tail)
                 with outside:
                     fill(e, arithmetic, place, self.row_cells)
@@ -87,13 +96,23 @@ def widen(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: 
         cells = arithmetic.widened(e, source, e.mul(offset, item), lanes)
         e.store(cells, place, e.mul(offset, cell))
 
-    _in_vectors(e, count, 4 * e.target.lanes // cell, move)
+    in_vectors(e, count, 4 * e.target.lanes // cell, move)
+
+
+def widen_repeated(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: int, repeat: int) -> None:
+    """Put `count` cells to `place`, `repeat` of each element; up to a vector behind them is written as well."""
+    item, cell, lanes = arithmetic.item_bytes, arithmetic.cell_bytes, 4 * e.target.lanes // arithmetic.cell_bytes
+    with e.loop(0, count // repeat) as index:
+        one = e.b.extract_element(arithmetic.widened(e, source, e.mul(index, item), 1), ir.Constant(I32, 0))
+        cells, first = e.broadcast(one, lanes), e.at(place, e.mul(index, repeat * cell))
+        with e.loop(0, repeat, lanes) as offset:
+            e.store(cells, first, e.mul(offset, cell))
 
 
 def fill(e: Emitter, arithmetic: Widening, place: Value, count: int) -> None:
     """Put `count` cells of 0 to `place`."""
     cell = arithmetic.cell_bytes
-    _in_vectors(
+    in_vectors(
         e,
         count,
         4 * e.target.lanes // cell,
@@ -101,7 +120,7 @@ def fill(e: Emitter, arithmetic: Widening, place: Value, count: int) -> None:
     )
 
 
-def _in_vectors(e: Emitter, count: int, lanes: int, move: Any) -> None:
+def in_vectors(e: Emitter, count: int, lanes: int, move: Any) -> None:
     """Call `move` with offsets and numbers of elements that cover `count`, the last whole vector twice in part."""
     if count >= lanes:
         whole = count - count % lanes

@@ -2,7 +2,7 @@
 
 Sums of codes are exact in float32 too, as long as a filter has fewer than some hundreds of taps, and there a
 multiply-add takes one instruction and no pairing of neighbours. Where the depth multiplier is above 1, widening repeats
-each channel.
+each channel of the image.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _POSITIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class Depthwise:
-    """An image whose every channel has a filter. `tile` is positions and vectors of channels."""
+    """An image whose every channel has `multiplier` filters; `channels` are as many as there are filters.
+
+    `tile` is positions and vectors of channels.
+    """
 
     batch: int
     height: int
@@ -42,6 +45,7 @@ class Depthwise:
     tile: tuple[int, int]
     lanes: int
     block: int
+    multiplier: int
 
     @property
     def units(self) -> int:
@@ -63,7 +67,7 @@ class Depthwise:
 
     @property
     def _band(self) -> Band:
-        return Band(self.height, self.width, self.channels, self.rows, self.columns, self.block)
+        return Band(self.height, self.width, self.channels, self.rows, self.columns, self.block, self.multiplier)
 
     def scratch_bytes(self, target: Target) -> int:
         """The band's cells, and what the last vector of channels reads behind them."""
@@ -85,7 +89,9 @@ class Depthwise:
             number, first = e.b.sdiv(unit, e.i64(self._blocks)), e.b.srem(unit, e.i64(self._blocks))
             first = e.mul(first, self.block)
             served = e.intrinsic("llvm.smin", e.i64(self.block), e.b.sub(e.i64(self.rows.count), first))
-            source = e.at(image, e.mul(number, self.height * self.width * self.channels * a.item_bytes))
+            source = e.at(
+                image, e.mul(number, self.height * self.width * self.channels // self.multiplier * a.item_bytes)
+            )
             self._band.emit(e, a, source, first, served)
             target = e.at(out, e.mul(e.add(e.mul(number, self.rows.count), first), row))
             with e.loop(0, served) as r:
@@ -182,10 +188,11 @@ class Depthwise:
 
 
 def plan_depthwise(
-    shape: Shape, rows: Window, columns: Window, arithmetic: Floats | FloatCodes, target: Target
+    shape: Shape, multiplier: int, rows: Window, columns: Window, arithmetic: Floats | FloatCodes, target: Target
 ) -> Depthwise:
     """Choose the tile and the blocks for an input's shape and a target."""
     batch, height, width, channels = shape
+    channels *= multiplier
     vectors = 1
     most = _POSITIONS if target.registers == 16 else 2 * _POSITIONS
     positions = min(columns.count, most)
@@ -194,6 +201,5 @@ def plan_depthwise(
         if Band(height, width, channels, rows, columns, served + 1).bytes(4) > _SCRATCH_BYTES:
             break
         served += 1
-    return Depthwise(
-        batch, height, width, channels, rows, columns, arithmetic, (positions, vectors), target.lanes, served
-    )
+    tile, lanes = (positions, vectors), target.lanes
+    return Depthwise(batch, height, width, channels, rows, columns, arithmetic, tile, lanes, served, multiplier)

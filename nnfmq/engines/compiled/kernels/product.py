@@ -1,4 +1,4 @@
-"""Products: CONV_2D and FULLY_CONNECTED, as sums of taps over a band of the image.
+"""Products: CONV_2D, GROUPED_CONV_2D and FULLY_CONNECTED, as sums of taps over a band of the image.
 
 The sums of a tile, `rows` positions times `vectors` of channels, stay in registers while all taps go by. Work is cut
 into blocks of positions and, where these are few or the weights many, groups of channels. Positions beside the last
@@ -29,7 +29,11 @@ _UNROLLED = 8
 
 @dataclass(frozen=True, slots=True)
 class ProductShape:
-    """An image, how a filter moves over it, and how many channels come out."""
+    """An image, how a filter moves over it, and how many channels come out.
+
+    Channels, in and out, may be in `parts` that do not see each other. With `own` weights each image has some, which
+    are the second input, as `packing` makes them; that is for pixels by themselves only.
+    """
 
     batch: int
     height: int
@@ -38,6 +42,18 @@ class ProductShape:
     rows: Window
     columns: Window
     filters: int
+    parts: int = 1
+    own: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Channels that a filter sees."""
+        return self.channels // self.parts
+
+    @property
+    def part(self) -> int:
+        """Channels that come out of one part."""
+        return self.filters // self.parts
 
     @property
     def is_pointwise(self) -> bool:
@@ -50,15 +66,20 @@ class ProductShape:
     @property
     def taps(self) -> tuple[int, int, int]:
         """Rows and columns of taps, and the cells of each: neighbouring columns are one tap."""
-        if self.columns.dilation == 1:
+        if self.columns.dilation == 1 and self.parts == 1:
             return self.rows.size, 1, self.columns.size * self.channels
-        return self.rows.size, self.columns.size, self.channels
+        return self.rows.size, self.columns.size, self.depth
+
+    @property
+    def pixels(self) -> int:
+        """Pixels with the same weights."""
+        return self.height * self.width * (1 if self.own else self.batch)
 
     @property
     def multiplications(self) -> int:
         """How many the whole product takes."""
         positions = self.batch * self.rows.count * self.columns.count
-        return positions * self.filters * self.rows.size * self.columns.size * self.channels
+        return positions * self.filters * self.rows.size * self.columns.size * self.depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +101,18 @@ class Product:
     @property
     def panels(self) -> int:
         """How many panels, tiles' widths of channels, there are."""
-        return math.ceil(self.shape.filters / (self.tile[1] * self.lanes))
+        return self.shape.parts * self._panels_of_a_part
+
+    @property
+    def _panels_of_a_part(self) -> int:
+        return math.ceil(self.shape.part / self._panel)
+
+    @property
+    def order(self) -> Array:
+        """The channel at each place of the panels; beside the last one of a part it is repeated."""
+        places = np.minimum(np.arange(self._panels_of_a_part * self._panel), self.shape.part - 1)
+        result: Array = (np.arange(self.shape.parts)[:, None] * self.shape.part + places).reshape(-1)
+        return result
 
     @property
     def _panel(self) -> int:
@@ -116,15 +148,16 @@ class Product:
     def pack(self, weights: Array) -> bytes:
         """Return `weights` (channels out, height, width, channels in), zero point subtracted, panel by panel."""
         tap_rows, tap_columns, cells = self.shape.taps
-        filled = np.zeros((self.panels * self._panel, tap_rows * tap_columns, cells), weights.dtype)
-        filled[: self.shape.filters] = weights.reshape(self.shape.filters, tap_rows * tap_columns, cells)
+        parts, taps = self.shape.parts, tap_rows * tap_columns
+        filled = np.zeros((parts, self._panels_of_a_part * self._panel, taps, cells), weights.dtype)
+        filled[:, : self.shape.part] = weights.reshape(parts, self.shape.part, taps, cells)
         return self.arithmetic.pack(
             filled.reshape(self.panels, self._panel, tap_rows * tap_columns, cells), self._panel
         )
 
     def emit(self, e: Emitter) -> None:
-        """Table: input, output, weights, what finishes sums."""
-        image, out, weights, finish = map(e.argument, range(4))
+        """Table: input, output, weights, what finishes sums; own weights come before the output."""
+        image, out, weights, finish = map(e.argument, (0, 2, 1, 3) if self.shape.own else range(4))
         with e.loop(e.begin, e.end) as unit:
             group, block = e.b.sdiv(unit, e.i64(self._blocks)), e.b.srem(unit, e.i64(self._blocks))
             if self.shape.is_pointwise:
@@ -142,6 +175,9 @@ class Product:
             widen(e, a, source, e.scratch, self.block * s.channels)
             cells = e.scratch
         target = e.at(out, e.mul(block, self.block * s.filters * a.output_bytes))
+        if s.own:
+            number = e.b.udiv(block, e.i64(s.height * s.width // self.block))
+            weights = e.at(weights, e.mul(number, self.panels * self._panel_bytes))
         with self._panels(e, group) as panel:
             self._emit_row(e, cells, self.block, s.channels * a.cell_bytes, target, weights, finish, panel)
 
@@ -160,6 +196,12 @@ class Product:
             place = e.at(target, e.mul(r, row))
             self._emit_row(e, cells, s.columns.count, step, place, weights, finish, panel)
 
+    @property
+    def _panel_bytes(self) -> int:
+        tap_rows, tap_columns, length = self.shape.taps
+        groups = math.ceil(length / self.arithmetic.group)
+        return tap_rows * tap_columns * groups * self._panel * self.arithmetic.group * self.arithmetic.cell_bytes
+
     def _panels(self, e: Emitter, group: Value) -> Value:
         """Return the loop over the panels of a group."""
         begin, end = (e.b.sdiv(e.mul(e.add(group, more), self.panels), e.i64(self.groups)) for more in (0, 1))
@@ -171,15 +213,17 @@ class Product:
         """Emit the tiles of `count` positions that lie `step` bytes from each other."""
         rows = self.tile[0]
         a, channel = self.arithmetic, e.mul(panel, self._panel)
-        tap_rows, tap_columns, length = self.shape.taps
-        groups = math.ceil(length / a.group)
-        panel_bytes = tap_rows * tap_columns * groups * self._panel * a.group * a.cell_bytes
-        matrix = e.at(weights, e.mul(panel, panel_bytes))
+        matrix = e.at(weights, e.mul(panel, self._panel_bytes))
+        first = channel
+        if self.shape.parts > 1:
+            part, panel = (f(panel, e.i64(self._panels_of_a_part)) for f in (e.b.udiv, e.b.urem))
+            cells = e.at(cells, e.mul(part, self.shape.depth * a.cell_bytes))
+            first = e.add(e.mul(part, self.shape.part), e.mul(panel, self._panel))
         with e.loop(0, count, rows) as position:
             if count % rows:
                 position = e.intrinsic("llvm.smin", position, e.i64(count - rows))
             sums = self._emit_tile(e, e.at(cells, e.mul(position, step)), step, matrix, finish, channel)
-            place = e.at(out, e.mul(e.add(e.mul(position, self.shape.filters), channel), a.output_bytes))
+            place = e.at(out, e.mul(e.add(e.mul(position, self.shape.filters), first), a.output_bytes))
             self._emit_store(e, sums, place, finish, channel, panel)
 
     def _emit_tile(
@@ -226,7 +270,7 @@ class Product:
         with e.rows_of(sums, vectors) as (r, row):
             out = e.at(place, e.mul(r, filters * a.output_bytes))
             results = [a.results(e, row[v], finish, e.add(channel, v * lanes)) for v in range(vectors)]
-            e.store_panel(results, out, a.output_bytes, filters, self._panel, panel)
+            e.store_panel(results, out, a.output_bytes, self.shape.part, self._panel, panel)
 
 
 def _rounds(e: Emitter, count: int, sums: Sequence[Value], body: object) -> Sequence[Value]:
@@ -252,12 +296,12 @@ def _rounds(e: Emitter, count: int, sums: Sequence[Value], body: object) -> Sequ
 
 def plan_product(shape: ProductShape, arithmetic: Arithmetic, target: Target) -> Product:
     """Choose the tile, the blocks and the groups for a target."""
-    positions = shape.batch * shape.height * shape.width if shape.is_pointwise else shape.columns.count
-    tile = _best_tile(positions, shape.filters, target)
-    panels = math.ceil(shape.filters / (tile[1] * target.lanes))
+    positions = shape.pixels if shape.is_pointwise else shape.columns.count
+    tile = _best_tile(positions, shape.part, target)
+    panels = shape.parts * math.ceil(shape.part / (tile[1] * target.lanes))
     block = _pointwise_block(shape, arithmetic, tile[0]) if shape.is_pointwise else _band_rows(shape, arithmetic)
     blocks = Product(shape, arithmetic, tile, target.lanes, block, 1).units
-    taps = shape.rows.size * shape.columns.size * shape.channels
+    taps = shape.rows.size * shape.columns.size * shape.depth
     heavy = taps * shape.filters * arithmetic.cell_bytes > _PANEL_BYTES
     groups = max(math.ceil(_UNITS / blocks), 2 if heavy else 1)
     return Product(shape, arithmetic, tile, target.lanes, block, min(panels, groups))
@@ -278,9 +322,9 @@ def _best_tile(positions: int, filters: int, target: Target) -> tuple[int, int]:
 
 def _pointwise_block(shape: ProductShape, arithmetic: Arithmetic, rows: int) -> int:
     """Return a divisor of the positions that is no smaller than the tile."""
-    positions = shape.batch * shape.height * shape.width
+    positions = shape.pixels
     most = max(rows, _SCRATCH_BYTES // (shape.channels * arithmetic.cell_bytes))
-    wanted = max(rows, min(most, math.ceil(positions / _UNITS)))
+    wanted = max(rows, min(most, math.ceil(shape.batch * shape.height * shape.width / _UNITS)))
     divisors = [d for d in range(1, positions + 1) if positions % d == 0 and d >= rows] if positions < 1 << 20 else []
     fitting = [d for d in divisors if d <= wanted]
     return max(fitting) if fitting else min(divisors, default=positions)

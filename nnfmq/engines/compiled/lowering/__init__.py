@@ -2,24 +2,37 @@
 
 A rule is called as a plan of `operations` is: with the DATA and WEIGHT tensors in order, `output` (a tuple where the
 operation has several), and the controls by name; and with the target. It returns a `Lowered`, whose kernel gets in its
-table the addresses of the DATA arrays in order, then of the outputs, then of its constants; or an `Alias`; or None for
-what no kernel computes, and the reference kernel does. Images are NHWC, the model is valid, and all constraints hold.
+table the addresses of the DATA arrays in order, then of the outputs, then of its constants; or a `Chain` of several; or
+an `Alias`; or None for what no kernel computes, and the reference kernel does. Images are NHWC, the model is valid, and
+all constraints hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfmq.engines.compiled.lowering import aliases, elementwise, pooling, products, softmax
-from nnfmq.engines.compiled.lowering.lowered import Alias, Lowered, Rule
+from nnfmq.engines.compiled.lowering import (
+    aliases,
+    elementwise,
+    matmul,
+    moving,
+    pooling,
+    products,
+    resize,
+    softmax,
+)
+from nnfmq.engines.compiled.lowering.lowered import Alias, Chain, Lowered, Rule, Stage
 from nnfmq.hal.types import OperationType
 
-__all__ = ["RULES", "Alias", "Lowered", "Rule"]
+__all__ = ["RULES", "Alias", "Chain", "Lowered", "Rule", "Stage"]
 
 RULES: Mapping[OperationType, Rule] = {
     **aliases.RULES,
     **elementwise.RULES,
+    **matmul.RULES,
+    **moving.RULES,
     **pooling.RULES,
     **products.RULES,
+    **resize.RULES,
     **softmax.RULES,
 }

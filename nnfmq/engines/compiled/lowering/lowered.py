@@ -1,14 +1,17 @@
-"""What a lowering rule says of an operation: a kernel with its constants, or that nothing has to be done."""
+"""What a lowering rule says of an operation: a kernel with its constants, several of them, or that nothing is done."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from nnfmq.engines.compiled.kernels.kernel import Kernel
+from nnfmq.operations.signature import Shape
 
-__all__ = ["Alias", "Lowered", "Rule"]
+__all__ = ["Alias", "Chain", "Lowered", "Rule", "Stage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +24,30 @@ class Lowered:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """One kernel of a chain. `inputs` count the operation's inputs first, then what the stages before have made.
+
+    It makes an array of `dtype` and `shape`.
+    """
+
+    lowered: Lowered
+    inputs: tuple[int, ...]
+    dtype: np.dtype[Any]
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Kernels one after the other, and a `last` one that makes the outputs, of `inputs` as in a Stage."""
+
+    stages: tuple[Stage, ...]
+    last: Lowered
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Alias:
     """The output is the first input under another shape: nothing is computed."""
 
 
-Rule: TypeAlias = Callable[..., "Lowered | Alias | None"]
+Rule: TypeAlias = Callable[..., "Lowered | Chain | Alias | None"]

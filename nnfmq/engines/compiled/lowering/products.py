@@ -1,9 +1,10 @@
-"""Products: CONV_2D, DEPTHWISE_CONV_2D and FULLY_CONNECTED."""
+"""Products: CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, TRANSPOSE_CONV_2D and FULLY_CONNECTED."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,13 +12,15 @@ from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
 from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
 from nnfmq.engines.compiled.kernels.requantize import Requantization
-from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
+from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
+from nnfmq.engines.compiled.lowering.moving import side_by_side
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.quantization import EXACT_FLOAT32, Multipliers, code_range, float_range, product_multipliers
 from nnfmq.operations.shapes import Window, windows
 from nnfmq.operations.signature import Array, Tensor
+from nnfmq.operations.transposed import Spread, spreads
 
 __all__ = ["RULES"]
 
@@ -33,9 +36,24 @@ def convolution(
     input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **geometry: int
 ) -> Lowered | None:
     """CONV_2D."""
+    return grouped(input, filter, bias, output=output, target=target, groups=1, activation=activation, **geometry)
+
+
+def grouped(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    groups: int,
+    activation: int,
+    **geometry: int,
+) -> Lowered | None:
+    """GROUPED_CONV_2D."""
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
     batch, height, width, channels = input.shape
-    shape = ProductShape(batch, height, width, channels, rows, columns, filter.shape[0])
+    shape = ProductShape(batch, height, width, channels, rows, columns, filter.shape[0], groups)
     return _product(shape, input, filter, bias, output, target, activation)
 
 
@@ -55,20 +73,34 @@ def _product(
 ) -> Lowered | None:
     if 0 in input.shape:
         return None
+    weights = _centred(filter)
+    if weights is None:
+        return None
+    return _product_of(shape, weights, input, filter, bias, output, target, activation)
+
+
+def _product_of(
+    shape: ProductShape,
+    weights: Array,
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    output: Tensor,
+    target: Target,
+    activation: int,
+) -> Lowered | None:
+    """Return a product with `weights` (channels, height, width, depth), made of the filter's values."""
     if _is_float(input, filter, output):
-        low, high = float_range(activation)
-        product = plan_product(shape, Floats(low, high), target)
-        return _float_product(product, filter.array, bias.array)
+        product = plan_product(shape, Floats(*float_range(activation)), target)
+        return _float_product(product, weights, bias.array)
     if input.dtype not in _CODES or output.dtype not in _CODES:
         return None
-    weights = _centred(filter)
     return _quantized_product(shape, weights, input, filter, bias, output, target, activation)
 
 
 def _float_product(product: Product, weights: Array, bias: Array) -> Lowered:
-    filled = np.zeros(product.panels * product.tile[1] * product.lanes, np.float32)
-    filled[: len(bias)] = bias
-    return Lowered(product, (product.pack(weights), filled.tobytes()), product.shape.multiplications // 16)
+    biases = np.asarray(bias, np.float32)[product.order % len(bias)]
+    return Lowered(product, (product.pack(weights), biases.tobytes()), product.shape.multiplications // 16)
 
 
 def _quantized_product(
@@ -82,9 +114,8 @@ def _quantized_product(
     activation: int,
 ) -> Lowered | None:
     draft = plan_product(shape, Codes(False, 0, _NO_FINISH), target)
-    channels = draft.panels * draft.tile[1] * draft.lanes
     bounds = _bounds(weights.reshape(len(weights), -1), input)
-    finish = _finish(input, filter, bias, output, activation, bounds, channels)
+    finish = _finish(input, filter, bias, output, activation, bounds, draft.order)
     if finish is None:
         return None
     requantization, numbers = finish
@@ -95,7 +126,10 @@ def _quantized_product(
 _NO_FINISH = Requantization(0, 0, 0, 0, False, False)
 
 
-def _centred(filter: Tensor) -> Array:
+def _centred(filter: Tensor) -> Array | None:
+    """Return a filter's values as products take them: floats, or codes less their zero point; None for halves."""
+    if filter.dtype.kind == "f":
+        return filter.array if filter.dtype == _FLOAT else None
     return filter.array.astype(np.int16) - np.int16(filter.zero_point)
 
 
@@ -108,16 +142,57 @@ def _bounds(weights: Array, input: Tensor) -> Ints:
 
 
 def _finish(
-    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, bounds: Ints, channels: int
+    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, bounds: Ints, order: Array
 ) -> tuple[Requantization, bytes] | None:
+    """Return how sums become codes, and the numbers of the channels in `order`; they come again after the last one."""
     multipliers = Multipliers.of(product_multipliers(input, filter, bias, output))
-    count = len(bounds)
-    if len(multipliers.mantissas) == 1:
-        multipliers = Multipliers(np.repeat(multipliers.mantissas, count), np.repeat(multipliers.shifts, count))
+    chosen = order % len(multipliers.mantissas)
+    multipliers = Multipliers(multipliers.mantissas[chosen], multipliers.shifts[chosen])
     low, high = code_range(activation, output)
-    biases = ints(bias.array)
-    found = Requantization.of(multipliers, biases, bounds, channels, output.zero_point, low, high)
+    biases = ints(bias.array)[order % len(bias.array)]
+    found = Requantization.of(multipliers, biases, bounds[order], len(order), output.zero_point, low, high)
     return None if found is None else (found, found.constants(multipliers, biases))
+
+
+def transposed(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **geometry: Any
+) -> Chain | None:
+    """TRANSPOSE_CONV_2D: a convolution with a channel for each place in a stride, and these put side by side.
+
+    Output cell m · stride + place - head gets taps place + t · stride from input cell m - t: with filters thinned out
+    and turned round, every place is a channel of a convolution of stride 1.
+    """
+    weights = None if 0 in input.shape else _centred(filter)
+    if weights is None:
+        return None
+    vertical, horizontal = spreads(input.shape[1:3], filter.shape[1:3], **geometry)
+    filters, places = filter.shape[0], vertical.stride * horizontal.stride
+    rows, columns = _phase_window(vertical), _phase_window(horizontal)
+    phases = _phases(weights, rows.size * vertical.stride, columns.size * horizontal.stride)
+    split = phases.reshape(filters, rows.size, vertical.stride, columns.size, horizontal.stride, -1)
+    virtual = split[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5).reshape(places * filters, rows.size, columns.size, -1)
+    batch, height, width, channels = input.shape
+    shape = ProductShape(batch, height, width, channels, rows, columns, places * filters)
+    product = _product_of(shape, virtual, input, filter, bias, output, target, activation)
+    made = (batch, rows.count, columns.count, vertical.stride, horizontal.stride, filters)
+    joined = None if product is None else side_by_side(made, (vertical.head, horizontal.head), output, target)
+    if product is None or joined is None:
+        return None
+    return Chain((Stage(product, (0,), output.dtype, made),), joined, (1,))
+
+
+def _phase_window(spread: Spread) -> Window:
+    """Return how the filters of single places move along one axis."""
+    size = math.ceil(spread.size / spread.stride)
+    count = (spread.count - 1 + spread.head) // spread.stride + 1
+    return Window(size, 1, 1, size - 1, count - spread.extent, count)
+
+
+def _phases(weights: Array, rows: int, columns: int) -> Array:
+    """Return filters filled up with 0 to whole strides."""
+    filled = np.zeros((weights.shape[0], rows, columns, weights.shape[3]), weights.dtype)
+    filled[:, : weights.shape[1], : weights.shape[2]] = weights
+    return filled
 
 
 def depthwise(
@@ -131,26 +206,30 @@ def depthwise(
     activation: int,
     **geometry: int,
 ) -> Lowered | None:
-    """DEPTHWISE_CONV_2D with one filter for each channel of the input."""
-    if depth_multiplier != 1 or 0 in input.shape:
+    """DEPTHWISE_CONV_2D."""
+    if 0 in input.shape:
         return None
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
     if _is_float(input, filter, output):
-        kernel = plan_depthwise(input.shape, rows, columns, Floats(*float_range(activation)), target)
-        filled = np.zeros(kernel.panels * kernel.tile[1] * kernel.lanes, np.float32)
-        filled[: len(bias.array)] = bias.array
-        return Lowered(kernel, (kernel.pack(filter.array[0]), filled.tobytes()), _taps(kernel) // 12)
+        kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, Floats(*float_range(activation)), target)
+        biases = np.asarray(bias.array, np.float32)[_filled_up(filter.shape[3], target)]
+        return Lowered(kernel, (kernel.pack(filter.array[0]), biases.tobytes()), _taps(kernel) // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
         return None
-    weights = _centred(filter)[0]
+    weights = (filter.array.astype(np.int16) - np.int16(filter.zero_point))[0]
     bounds = _bounds(weights.reshape(-1, weights.shape[-1]).T, input)
-    channels = math.ceil(input.shape[3] / target.lanes) * target.lanes
-    finish = _finish(input, filter, bias, output, activation, bounds, channels)
+    finish = _finish(input, filter, bias, output, activation, bounds, _filled_up(filter.shape[3], target))
     if finish is None or int(bounds.max(initial=0)) >= EXACT_FLOAT32:
         return None
     arithmetic = FloatCodes(input.dtype.kind == "i", input.zero_point, finish[0])
-    kernel = plan_depthwise(input.shape, rows, columns, arithmetic, target)
+    kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, arithmetic, target)
     return Lowered(kernel, (kernel.pack(weights), finish[1]), _taps(kernel) // 8)
+
+
+def _filled_up(channels: int, target: Target) -> Array:
+    """Return the channels, and the last one again up to whole vectors."""
+    places: Array = np.minimum(np.arange(math.ceil(channels / target.lanes) * target.lanes), channels - 1)
+    return places
 
 
 def _taps(kernel: Depthwise) -> int:
@@ -162,4 +241,6 @@ RULES: Mapping[OperationType, Rule] = {
     OperationType.CONV_2D: convolution,
     OperationType.DEPTHWISE_CONV_2D: depthwise,
     OperationType.FULLY_CONNECTED: fully_connected,
+    OperationType.GROUPED_CONV_2D: grouped,
+    OperationType.TRANSPOSE_CONV_2D: transposed,
 }

@@ -1,0 +1,190 @@
+"""Elements whose neighbours in memory change: square tiles, transposed in registers, and two or three planes woven.
+
+What is contiguous in the source are the *rows* of the target's tiles, what is contiguous in the target their *columns*;
+both sides are read and written in vectors. All extents and steps are constants in memory and not in the code, so that
+a model that has many such operations has these kernels once.
+
+Work is cut into strips of one axis, and strips into vectors. The last vector of a strip begins earlier where its length
+is no multiple; only the last strip is longer than the others, so that none is shorter than a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnfmq.engines.compiled.emission import I8, I16, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.moving import Axis, Piece, merged_axes
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["Transposing", "Weaving", "plan_transposing"]
+
+_UNITS = 8
+_LEAST_BYTES = 1 << 14
+_LEAST_EDGE = 4
+_MOST_EDGE = 8  # twice of it for bytes takes a quarter off the time, but compiles four times as long
+_MOST_PLANES = 3
+_LONG_STRIP = 32  # vectors
+_NUMBERS = 13
+_ELEMENTS = {1: I8, 2: I16, 4: I32}
+
+
+@dataclass(frozen=True, slots=True)
+class Transposing:
+    """Tiles of `edge` times `edge` elements of `size` bytes."""
+
+    size: int
+    edge: int
+    units: int
+
+    def scratch_bytes(self, target: Target) -> int:
+        """None."""
+        return 0
+
+    def emit(self, e: Emitter) -> None:
+        """Table: input, output, the numbers that `plan_transposing` made."""
+        _emit_strips(e, self.units, self.edge, self._emit_strip)
+
+    def _emit_strip(self, e: Emitter, source: Value, target: Value, row: Value, steps: Sequence[Value]) -> None:
+        columns, row_step, column_step = steps
+        kind, last = vector(_ELEMENTS[self.size], self.edge), e.b.sub(columns, e.i64(self.edge))
+        source, target = e.at(source, e.mul(row, self.size)), e.at(target, e.b.mul(row, row_step))
+        with e.loop(0, columns, self.edge) as column:
+            column = e.intrinsic("llvm.smin", column, last)
+            first = e.at(source, e.b.mul(column, column_step))
+            read = [e.load(kind, first, e.mul(column_step, k)) for k in range(self.edge)]
+            place = e.at(target, e.mul(column, self.size))
+            for k, value in enumerate(transposed(e, read, self.size)):
+                e.store(value, place, e.mul(row_step, k))
+
+
+@dataclass(frozen=True, slots=True)
+class Weaving:
+    """So many `planes` with `edge` elements of `size` bytes from each: side by side on one side, a step apart on the
+    other, which is the target's unless it `joins` them."""
+
+    size: int
+    edge: int
+    planes: int
+    joins: bool
+    units: int
+
+    def scratch_bytes(self, target: Target) -> int:
+        """None."""
+        return 0
+
+    def emit(self, e: Emitter) -> None:
+        """Table: input, output, the numbers that `plan_transposing` made."""
+        _emit_strips(e, self.units, self.edge, self._emit_vectors)
+
+    def _emit_vectors(self, e: Emitter, source: Value, target: Value, first: Value, steps: Sequence[Value]) -> None:
+        apart, step, element = (source if self.joins else target), steps[1], _ELEMENTS[self.size]
+        places = [e.at(e.at(apart, e.mul(step, k)), e.mul(first, self.size)) for k in range(self.planes)]
+        count, whole = self.edge, e.mul(first, self.size * self.planes)
+        if not self.joins:
+            woven = e.load(vector(element, count * self.planes), source, whole)
+            for k, place in enumerate(places):
+                e.store(e.shuffle(woven, woven, range(k, count * self.planes, self.planes)), place)
+            return
+        planes = [e.load(vector(element, count), place) for place in places]
+        pair = e.shuffle(planes[0], planes[1], range(2 * count))
+        third = planes[2] if self.planes == 3 else planes[1]
+        other = e.shuffle(third, third, [*range(count), *[0] * count])
+        order = [k * count + n for n in range(count) for k in range(self.planes)]
+        e.store(e.shuffle(pair, other, order), target, whole)
+
+
+def _emit_strips(
+    e: Emitter, units: int, edge: int, body: Callable[[Emitter, Value, Value, Value, Sequence[Value]], None]
+) -> None:
+    """Emit the loops over strips and their vectors: `body` gets the tile's source and target, and the first element."""
+    image, out, numbers = map(e.argument, range(3))
+    loaded, b = [e.load(I64, numbers, 8 * n) for n in range(_NUMBERS)], e.b
+    offset, strips, of_one, length, extent, inner, far_source, far_target, near_source, near_target = loaded[:10]
+    begin, end = (b.udiv(b.mul(bound, strips), e.i64(units)) for bound in (e.begin, e.end))
+    with e.loop(begin, end) as number:
+        outer, strip = b.udiv(number, of_one), b.urem(number, of_one)
+        far, near = b.udiv(outer, inner), b.urem(outer, inner)
+        source = e.at(e.at(image, offset), b.add(b.mul(far, far_source), b.mul(near, near_source)))
+        target = e.at(out, b.add(b.mul(far, far_target), b.mul(near, near_target)))
+        start = b.mul(strip, length)
+        is_last = b.icmp_unsigned("==", strip, b.sub(of_one, e.i64(1)))
+        stop = b.select(is_last, extent, b.add(start, length))
+        with e.loop(start, stop, edge) as first:
+            body(e, source, target, e.intrinsic("llvm.smin", first, b.sub(stop, e.i64(edge))), loaded[10:])
+    e.finish()
+
+
+def transposed(e: Emitter, rows: Sequence[Value], size: int) -> list[Value]:
+    """Return the columns of a square of vectors of a power of two elements.
+
+    First squares within 16 bytes, by interleaving; then these squares change places.
+    """
+    count = len(rows)
+    within = min(count, 16 // size)
+    result = list(rows)
+    for first in range(0, count, within):
+        result[first : first + within] = _interleaved(e, result[first : first + within], within)
+    step = within
+    while step < count:
+        for i in range(count):
+            if not i & step:
+                one, other = result[i], result[i + step]
+                low = [count + lane - step if lane & step else lane for lane in range(count)]
+                high = [count + lane if lane & step else lane + step for lane in range(count)]
+                result[i], result[i + step] = e.shuffle(one, other, low), e.shuffle(one, other, high)
+        step *= 2
+    return result
+
+
+def _interleaved(e: Emitter, rows: Sequence[Value], within: int) -> list[Value]:
+    """Transpose each square of `within` lanes."""
+    count, half, result = rows[0].type.count, within // 2, list(rows)
+
+    def order(first: int) -> list[int]:
+        firsts = [block + first + k for block in range(0, count, within) for k in range(half)]
+        return [lane for one in firsts for lane in (one, count + one)]
+
+    for _ in range(within.bit_length() - 1):
+        pairs = list(zip(result[:half], result[half:], strict=True))
+        result = [e.shuffle(one, other, order(first)) for one, other in pairs for first in (0, half)]
+    return result
+
+
+def plan_transposing(piece: Piece, size: int, target: Target) -> tuple[Transposing | Weaving, bytes] | None:
+    """Return the kernel of a piece and its numbers, or None where none fits. It is alone, from argument 0 to 1."""
+    if piece.source is None or piece.codes is not None or piece.filler is not None:
+        return None
+    *axes, run = merged_axes(piece)
+    if run.extent != size or any(axis.table is not None for axis in axes):
+        return None
+    rows = next((axis for axis in axes[:-1] if axis.source == size), None)
+    if rows is None or axes[-1].target != size or len(axes) > 4:
+        return None
+    columns = axes[-1]
+    total = size * math.prod(axis.extent for axis in axes)
+    units = _UNITS if total >= _LEAST_BYTES else 1
+    most = target.lanes if size == 4 else _MOST_EDGE
+    edge = 1 << (min(rows.extent, columns.extent, most).bit_length() - 1)
+    kernel: Transposing | Weaving | None = None
+    if edge >= _LEAST_EDGE:
+        kernel, strip, long, step = Transposing(size, edge, units), edge, rows, rows.target
+    elif rows.target == columns.extent * size and 1 < columns.extent <= _MOST_PLANES and rows.extent >= most:
+        kernel, strip = Weaving(size, most, columns.extent, True, units), _LONG_STRIP * most
+        long, step = rows, columns.source
+    elif columns.source == rows.extent * size and 1 < rows.extent <= _MOST_PLANES and columns.extent >= most:
+        kernel, strip = Weaving(size, most, rows.extent, False, units), _LONG_STRIP * most
+        long, step = columns, rows.target
+    if kernel is None:
+        return None
+    outer = [axis for axis in axes[:-1] if axis is not rows]
+    far, near = [Axis(1, 0, 0)] * (2 - len(outer)) + outer
+    of_one = max(1, long.extent // strip)
+    numbers = (
+        *(piece.source_offset, far.extent * near.extent * of_one, of_one, strip, long.extent, near.extent),
+        *(far.source, far.target, near.source, near.target, columns.extent, step, columns.source),
+    )
+    return kernel, np.array(numbers, "<i8").tobytes()

@@ -1,0 +1,81 @@
+"""BATCH_MATMUL: the right matrices are packed, and then it is a product whose weights come with the request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from nnfmq.engines.compiled.kernels.arithmetic import Codes, Floats
+from nnfmq.engines.compiled.kernels.packing import Packing
+from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.requantize import Requantization
+from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
+from nnfmq.engines.compiled.lowering.moving import turned
+from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.fixed_point import ints
+from nnfmq.operations.quantization import Multipliers, type_range
+from nnfmq.operations.shapes import Window
+from nnfmq.operations.signature import Shape, Tensor
+
+__all__ = ["RULES"]
+
+_LEFT, _RIGHT, _FIRST_MADE = 0, 1, 2
+_ONE = Window(1, 1, 1, 0, 0, 1)
+_LARGEST_PRODUCT = 1 << 16
+_FLOATS, _DRAFT = Floats(-np.inf, np.inf), Codes(True, 0, Requantization(0, 0, 0, 0, False, False))
+
+
+def batch_matmul(
+    left: Tensor, right: Tensor, *, output: Tensor, target: Target, adjoint_left: bool, adjoint_right: bool
+) -> Chain | None:
+    """BATCH_MATMUL of float32 and of signed codes."""
+    is_float = left.dtype == np.dtype("<f4")
+    if (not is_float and left.dtype != np.int8) or 0 in (*left.shape, *right.shape):
+        return None
+    batch, (rows, columns) = math.prod(output.shape[:-2]), output.shape[-2:]
+    length = left.shape[-2 if adjoint_left else -1]
+    shape = ProductShape(batch, 1, rows, length, _ONE, Window(1, 1, 1, 0, 0, rows), columns, own=True)
+    draft = plan_product(shape, _FLOATS if is_float else _DRAFT, target)
+    finish = _finish(left, right, output, length, len(draft.order), is_float)
+    if finish is None:
+        return None
+    arithmetic, numbers = finish
+    product = plan_product(shape, arithmetic, target)
+    packing = Packing(batch, length, columns, product.tile[1] * product.lanes, is_float, right.zero_point)
+    stages: list[Stage] = []
+    sources = [
+        _turned(stages, place, tensor, target) if adjoint else place
+        for place, tensor, adjoint in ((_LEFT, left, adjoint_left), (_RIGHT, right, adjoint_right))
+    ]
+    packed = Lowered(packing, (), batch * length * columns // 8)
+    made = _FIRST_MADE + len(stages)
+    stages.append(Stage(packed, (sources[_RIGHT],), np.dtype("u1"), (packing.bytes,)))
+    return Chain(tuple(stages), Lowered(product, (numbers,), shape.multiplications // 16), (sources[_LEFT], made))
+
+
+def _turned(stages: list[Stage], place: int, tensor: Tensor, target: Target) -> int:
+    """Append what transposes the matrices at `place`, and return where they are then."""
+    order = (*range(len(tensor.shape) - 2), len(tensor.shape) - 1, len(tensor.shape) - 2)
+    shape: Shape = tuple(tensor.shape[axis] for axis in order)
+    stages.append(Stage(turned(tensor.shape, order, tensor.dtype, target), (place,), tensor.dtype, shape))
+    return _FIRST_MADE + len(stages) - 1
+
+
+def _finish(
+    left: Tensor, right: Tensor, output: Tensor, length: int, channels: int, is_float: bool
+) -> tuple[Floats | Codes, bytes] | None:
+    """Return the arithmetic and what finishes sums: no bias for floats, how codes are requantized."""
+    if is_float:
+        return _FLOATS, bytes(4 * channels)
+    real = float(np.float32(left.scale) * np.float32(right.scale)) / float(np.float32(output.scale))
+    one = Multipliers.of([real])
+    multipliers = Multipliers(np.repeat(one.mantissas, channels), np.repeat(one.shifts, channels))
+    zeros, bounds = ints(np.zeros(channels)), ints(np.full(channels, length * _LARGEST_PRODUCT))
+    found = Requantization.of(multipliers, zeros, bounds, channels, output.zero_point, *type_range(output))
+    return None if found is None else (Codes(True, left.zero_point, found), found.constants(multipliers, zeros))
+
+
+RULES: Mapping[OperationType, Rule] = {OperationType.BATCH_MATMUL: batch_matmul}

@@ -1,0 +1,106 @@
+"""NCHW forms: kernels only know NHWC, and images are turned around them, within the same segment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.compiled import assert_kernels_agree
+from support.small_models import graph, one_operation, scalar
+
+from nnfmq.engines.compiled import program
+from nnfmq.engines.compiled.kernels.transposing import Transposing
+from nnfmq.engines.compiled.segment import SegmentPlan, plan_segment
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType
+
+F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+TYPES = {"float32": (F32, 0.0, 0), "uint8": (Q8, 0.5, 100), "int8": (Q8S, 0.5, -7)}
+SAME = 1
+
+
+def tensor(kind: str, *shape: int) -> Operand:
+    type, scale, zero_point = TYPES[kind]
+    return Operand(type, shape, scale, zero_point)
+
+
+def weights(kind: str, shape: tuple[int, ...], channels: int) -> list[tuple[Operand, bytes]]:
+    random = np.random.default_rng(5)
+    if kind == "float32":
+        values, bias = random.normal(size=shape).astype("<f4"), random.normal(size=channels).astype("<f4")
+        return [(Operand(F32, shape), values.tobytes()), (Operand(F32, (channels,)), bias.tobytes())]
+    type = TYPES[kind][0]
+    codes = random.integers(0, 256, shape).astype("u1")
+    bias = random.integers(-500, 500, channels).astype("<i4")
+    bias_operand = Operand(OperandType.TENSOR_INT32, (channels,), 0.5 * 0.015625)
+    return [(Operand(type, shape, 0.015625, 3), codes.tobytes()), (bias_operand, bias.tobytes())]
+
+
+@pytest.mark.parametrize("channels", [1, 3, 12])
+@pytest.mark.parametrize("kind", TYPES)
+def test_convolutions_in_nchw_are_the_interpreter_s(kind: str, channels: int) -> None:
+    constants = weights(kind, (17, 3, 3, channels), 17)
+    arguments = [tensor(kind, 2, channels, 9, 7), *constants, SAME, 1, 1, 0, True]
+
+    assert_kernels_agree(one_operation(OperationType.CONV_2D, arguments, tensor(kind, 2, 17, 9, 7)))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_depthwise_convolutions_in_nchw_are_the_interpreter_s(kind: str) -> None:
+    arguments = [tensor(kind, 1, 12, 9, 7), *weights(kind, (1, 3, 3, 12), 12), SAME, 2, 2, 1, 0, True]
+
+    assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, tensor(kind, 1, 12, 5, 4)))
+
+
+@pytest.mark.parametrize("code", [OperationType.RESIZE_BILINEAR, OperationType.RESIZE_NEAREST_NEIGHBOR])
+@pytest.mark.parametrize("kind", TYPES)
+def test_resizing_in_nchw_is_the_interpreter_s(kind: str, code: OperationType) -> None:
+    arguments = [tensor(kind, 2, 5, 6, 8), 11, 9, True]
+
+    assert_kernels_agree(one_operation(code, arguments, tensor(kind, 2, 5, 9, 11)), tolerance=0)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_in_nchw_are_the_interpreter_s(kind: str) -> None:
+    arguments = [tensor(kind, 1, 8, 5, 6), 2, True]
+
+    assert_kernels_agree(one_operation(OperationType.DEPTH_TO_SPACE, arguments, tensor(kind, 1, 2, 10, 12)))
+
+
+def two_convolutions(kind: str, *, between_is_read: bool) -> Model:
+    """Return a model of two pointwise convolutions, the first one's result an output as well or not."""
+    image = tensor(kind, 1, 8, 6, 6)
+    filter, bias = weights(kind, (8, 1, 1, 8), 8)
+    (zero, zero_bytes), (one, one_bytes), (yes, yes_bytes) = scalar(0), scalar(1), scalar(True)
+    between = LifeTime.SUBGRAPH_OUTPUT if between_is_read else LifeTime.TEMPORARY_VARIABLE
+    operands = [
+        replace(image, lifetime=LifeTime.SUBGRAPH_INPUT),
+        *(filter[0], bias[0], zero, one, yes),
+        replace(image, lifetime=between),
+        replace(image, lifetime=LifeTime.SUBGRAPH_OUTPUT),
+    ]
+    constants = {1: filter[1], 2: bias[1], 3: zero_bytes, 4: one_bytes, 5: yes_bytes}
+    operations = [
+        Operation(OperationType.CONV_2D, (source, 1, 2, 4, 4, 4, 3, 5), (made,)) for source, made in ((0, 6), (6, 7))
+    ]
+    return graph(operands, operations, constants)
+
+
+@pytest.mark.parametrize(("between_is_read", "turns"), [(False, 2), (True, 3)])
+@pytest.mark.parametrize("kind", TYPES)
+def test_images_between_operations_in_nchw_are_not_turned_unless_read(
+    monkeypatch: pytest.MonkeyPatch, kind: str, between_is_read: bool, turns: int
+) -> None:
+    plans: list[SegmentPlan] = []
+
+    def spied(*arguments: Any) -> SegmentPlan:
+        plans.append(plan_segment(*arguments))
+        return plans[-1]
+
+    monkeypatch.setattr(program, "plan_segment", spied)
+    assert_kernels_agree(two_convolutions(kind, between_is_read=between_is_read), tolerance=1e-4)
+    (plan,) = plans
+
+    assert sum(isinstance(call.kernel, Transposing) for call in plan.calls) == turns
+    assert len(plan.outputs) == 1 + between_is_read
