@@ -102,7 +102,7 @@ class _Switched(ast.NodeTransformer):
         outer = self._conditions
         calls = (inner.value for inner in ast.walk(node) if isinstance(inner, ast.Expr) and _is_requirement(inner))
         firsts = (call.args[0] for call in calls if isinstance(call, ast.Call) and call.args)
-        self._conditions = {first.id for first in firsts if isinstance(first, ast.Name)}
+        self._conditions = {part.id for first in firsts for part in _parts(first) if isinstance(part, ast.Name)}
         visited = self.generic_visit(node)
         self._conditions = outer
         return visited

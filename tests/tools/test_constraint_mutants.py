@@ -32,7 +32,7 @@ def small(x):
 
 def known(xs):
     fits = all(x is not None and x > 0 for x in xs)
-    _require(fits, "positive")
+    _require(fits and xs != (7,), "positive")
 
 def other(x):
     if x > 5:
@@ -50,10 +50,12 @@ FOUND = [
     (7, True, "x < 10"),
     (10, True, "x is not None"),
     (10, True, "x > 0"),
-    (11, False, "_require(fits, 'positive')"),
+    (11, False, "_require(fits and xs != (7,), 'positive')"),
+    (11, True, "fits"),
+    (11, True, "xs != (7,)"),
     (15, False, "raise InvalidArgument('large')"),
 ]
-SMALL, FROM_0, BELOW_10, KNOWN, POSITIVE, FITS, LARGE = range(len(FOUND))
+SMALL, FROM_0, BELOW_10, KNOWN, POSITIVE, WHOLE, FITS, OTHER, LARGE = range(len(FOUND))
 
 
 def run(*arguments: str, limit_s: int = LIMIT_S) -> subprocess.CompletedProcess[str]:
@@ -88,8 +90,9 @@ def test_checks_and_their_parts_are_found_and_helpers_left_alone(module: Path) -
     [
         ("small", -1, {SMALL, FROM_0}),
         ("small", 10, {SMALL, BELOW_10}),
-        ("known", (1, 0), {FITS, POSITIVE}),
-        ("known", (None,), {FITS, KNOWN}),
+        ("known", (1, 0), {WHOLE, FITS, POSITIVE}),
+        ("known", (None,), {WHOLE, FITS, KNOWN}),
+        ("known", (7,), {WHOLE, OTHER}),
         ("other", 6, {LARGE}),
         ("other", -1, {SMALL, FROM_0}),
     ],
@@ -109,7 +112,14 @@ def test_a_check_that_is_off_lets_what_it_refuses_pass_and_is_noted_either_way(
 
 @pytest.mark.parametrize(
     ("function", "value", "off"),
-    [("small", -1, SMALL), ("small", -1, FROM_0), ("small", 10, BELOW_10), ("known", (1, 0), FITS)],
+    [
+        ("small", -1, SMALL),
+        ("small", -1, FROM_0),
+        ("small", 10, BELOW_10),
+        ("known", (1, 0), WHOLE),
+        ("known", (1, 0), FITS),
+        ("known", (7,), OTHER),
+    ],
 )
 def test_what_is_off_refuses_nothing(names: dict[str, Any], function: str, value: object, off: int) -> None:
     names["switches"].off = off
