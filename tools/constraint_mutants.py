@@ -51,7 +51,6 @@ _ERRORS = ("InvalidArgument", "GeneralFailure")
 _SWITCHES = "__switches__"
 _LIMIT_S = 20  # of a mutant, beyond ten times what its tests take; one that takes longer is missed
 _LIMIT_BYTES = 8 << 30
-_FunctionNode = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 T = TypeVar("T")
 

@@ -132,7 +132,7 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("EMBEDDING_LOOKUP", "C2", [i(0), f(2)], [f(1)]),
     ("EMBEDDING_LOOKUP", "C2", [pairs(0, 0), f(2, 2)], [f(1, 2)]),
     ("HASHTABLE_LOOKUP", "C2", [pairs(0, 0), i(0, 1), f(2, 2)], [f(2, 2), q(2)]),
-    ("HASHTABLE_LOOKUP", "C2", [i(0), pairs(0, 0), f(1, 2)], [f(1, 2), q(1)]),
+    ("HASHTABLE_LOOKUP", "C2", [pairs(0, 0), pairs(0, 0), f(1, 2)], [f(1, 2), q(1)]),
     ("HASHTABLE_LOOKUP", "C3", [i(0), i(0, 1, 2), f(2, 2)], [f(1, 2), q(1)]),
     ("HASHTABLE_LOOKUP", "Q6", [i(0), i(0, 1), f(2, 2)], [f(1, 2), q(1, scale=2.0)]),
     ("HASHTABLE_LOOKUP", "Q7", [i(0), i(0, 1), q(2, 2)], [q(1, 2, scale=2.0), q(1)]),

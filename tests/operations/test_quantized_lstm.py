@@ -270,7 +270,7 @@ def test_16_bits_are_the_formulas_with_the_columns_in_the_reference_s_order(seed
     ("rule", "changes", "places"),
     [
         ("C1", {"prev_cell_state": np.zeros((BATCH, CELLS + 1), int)}, {}),
-        ("C1", dict.fromkeys(("prev_cell_state", "prev_output"), np.zeros(CELLS, int)), {}),
+        ("C1", dict.fromkeys(("prev_cell_state", "prev_output"), np.zeros(BATCH, int)), {}),
         ("C1", dict.fromkeys(("prev_cell_state", "prev_output"), np.zeros((BATCH + 1, CELLS), int)), {}),
         ("C2", {"input_to_cell_weights": np.zeros((CELLS, CELLS), int)}, {}),
         ("C3", {"cell_gate_bias": np.zeros(CELLS + 1, int)}, {}),

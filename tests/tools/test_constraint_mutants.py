@@ -6,6 +6,7 @@ The ordinary run tries a sample of the checks; NNFMQ_PROOF=deep tries all.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,8 +60,10 @@ SMALL, FROM_0, BELOW_10, KNOWN, POSITIVE, WHOLE, FITS, OTHER, LARGE = range(len(
 
 
 def run(*arguments: str, limit_s: int = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """Run the tool over the ordinary tests."""
     command = [sys.executable, str(TOOL), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "NNFMQ_PROOF"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, env=environment)
 
 
 @pytest.fixture
