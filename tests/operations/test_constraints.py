@@ -82,6 +82,7 @@ VIOLATIONS = [
     ("CONV_2D", "W2", conv(strides=(0, 1)), f(1, 2, 2, 3)),
     ("CONV_2D", "W2", conv(f(1, 4, 4, 2), None, None, (2,), (1, 1), 0, False, 0, 1), f(1, 2, 2, 3)),
     ("CONV_2D", "W3", conv(padding=(-1, 0, 0, 0)), f(1, 2, 2, 3)),
+    ("CONV_2D", "W3", conv(padding=(0, -1, 0, 0)), f(1, 2, 2, 3)),
     ("CONV_2D", "W4", conv(padding=(3, 0, 0, 0)), f(1, 2, 2, 3)),
     ("CONV_2D", "W5", conv(f(1, 2, 4, 2)), f(1, 2, 2, 3)),
     (

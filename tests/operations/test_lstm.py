@@ -282,6 +282,7 @@ CELL_VIOLATIONS: list[tuple[str, dict[str, Any]]] = [
     ("C2", {"input_to_cell_weights": zeros(CELLS, INPUT + 1)}),
     ("C2", {"recurrent_to_output_weights": zeros(CELLS + 1, OUTPUT)}),
     ("C2", {"input_to_output_weights": zeros(CELLS)}),
+    ("C2", {"input_to_output_weights": zeros()}),
     ("C2", {"input_to_output_weights": zeros(CELLS), "recurrent_to_output_weights": zeros(CELLS)}),
     ("C3", {"recurrent_to_input_weights": None}),
     ("C3", {"input_gate_bias": None}),

@@ -74,6 +74,7 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("DEPTH_TO_SPACE", "C2", [IMAGE, -2], [IMAGE]),
     ("DEPTH_TO_SPACE", "C3", [IMAGE, 3], [IMAGE]),
     ("SPACE_TO_DEPTH", "C1", [f(4, 4), 2], [f(2, 2)]),
+    ("SPACE_TO_DEPTH", "R1", [f(4, 4, 4), 2, True], [f(16, 2, 2)]),
     ("SPACE_TO_DEPTH", "C2", [IMAGE, 0], [IMAGE]),
     ("SPACE_TO_DEPTH", "C4", [f(1, 4, 3, 1), 2], [f(1, 2, 1, 4)]),
     ("SPACE_TO_DEPTH", "C4", [f(1, 3, 4, 1), 2], [f(1, 1, 2, 4)]),

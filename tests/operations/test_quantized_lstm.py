@@ -269,6 +269,7 @@ def test_16_bits_are_the_formulas_with_the_columns_in_the_reference_s_order(seed
 @pytest.mark.parametrize(
     ("rule", "changes", "places"),
     [
+        ("C1", {"input": np.zeros(BATCH, int)}, {}),
         ("C1", {"prev_cell_state": np.zeros((BATCH, CELLS + 1), int)}, {}),
         ("C1", dict.fromkeys(("prev_cell_state", "prev_output"), np.zeros(BATCH, int)), {}),
         ("C1", dict.fromkeys(("prev_cell_state", "prev_output"), np.zeros((BATCH + 1, CELLS), int)), {}),
