@@ -1,6 +1,6 @@
 """Switch off each check of the validator and of the operations in turn; the tests must fail each time.
 
-    python tools/constraint_mutants.py                             # all: about 5 minutes
+    python tools/constraint_mutants.py                             # all: 3 to 6 minutes
     python tools/constraint_mutants.py --only '^validation/'       # a part: checks whose FILE:LINE:COLUMN matches
     python tools/constraint_mutants.py --only shapes.py:85 --json  # what was tried, and which test missed it
     python tools/constraint_mutants.py --every 20                  # each twentieth: a sample

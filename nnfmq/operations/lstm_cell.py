@@ -131,7 +131,7 @@ def _check_gates(cell: Cell[Shape], sizes: Sizes, aux: Shape | None) -> None:
     _check_group("C5", "biases", cell.bias, (cells,), cell.gates)
     _check_optional("C4", "peepholes", cell.peephole, (cells,), tuple(gate for gate in cell.gates if gate != 2))
     _check_optional("C7", "layer norm weights", cell.norm, (cells,), cell.gates)
-    if aux is not None:  # where it is, `Linking` has refused auxiliary weights
+    if aux is not None:  # without an auxiliary input `Linking` has refused weights for it
         _check_optional("C11", "auxiliary weights", cell.aux, (cells, aux[-1]), cell.gates)
 
 

@@ -57,6 +57,15 @@ FOUND = [
     (15, False, "raise InvalidArgument('large')"),
 ]
 SMALL, FROM_0, BELOW_10, KNOWN, POSITIVE, WHOLE, FITS, OTHER, LARGE = range(len(FOUND))
+REFUSED: list[tuple[str, object, set[int]]] = [
+    ("small", -1, {SMALL, FROM_0}),
+    ("small", 10, {SMALL, BELOW_10}),
+    ("known", (1, 0), {WHOLE, FITS, POSITIVE}),
+    ("known", (None,), {WHOLE, FITS, KNOWN}),
+    ("known", (7,), {WHOLE, OTHER}),
+    ("other", 6, {LARGE}),
+    ("other", -1, {SMALL, FROM_0}),
+]
 
 
 def run(*arguments: str, limit_s: int = LIMIT_S) -> subprocess.CompletedProcess[str]:
@@ -88,29 +97,23 @@ def test_checks_and_their_parts_are_found_and_helpers_left_alone(module: Path) -
     assert [(check.line, check.is_part, check.text) for check in checks] == FOUND
 
 
-@pytest.mark.parametrize(
-    ("function", "value", "refusing"),
-    [
-        ("small", -1, {SMALL, FROM_0}),
-        ("small", 10, {SMALL, BELOW_10}),
-        ("known", (1, 0), {WHOLE, FITS, POSITIVE}),
-        ("known", (None,), {WHOLE, FITS, KNOWN}),
-        ("known", (7,), {WHOLE, OTHER}),
-        ("other", 6, {LARGE}),
-        ("other", -1, {SMALL, FROM_0}),
-    ],
-)
-def test_a_check_that_is_off_lets_what_it_refuses_pass_and_is_noted_either_way(
-    names: dict[str, Any], function: str, value: object, refusing: set[int]
-) -> None:
-    switches = names["switches"]
+@pytest.mark.parametrize(("function", "value", "refusing"), REFUSED)
+def test_what_refuses_is_noted(names: dict[str, Any], function: str, value: object, refusing: set[int]) -> None:
     with pytest.raises(InvalidArgument):
         names[function](value)
-    assert switches.refused == refusing
-    others = set(range(len(FOUND))) - refusing
-    for switches.off in others:
-        with pytest.raises(InvalidArgument):
-            names[function](value)
+    assert names["switches"].refused == refusing
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "off"),
+    [(function, value, off) for function, value, refusing in REFUSED for off in set(range(len(FOUND))) - refusing],
+)
+def test_other_checks_refuse_what_one_that_is_off_would_not(
+    names: dict[str, Any], function: str, value: object, off: int
+) -> None:
+    names["switches"].off = off
+    with pytest.raises(InvalidArgument):
+        names[function](value)
 
 
 @pytest.mark.parametrize(
