@@ -23,7 +23,6 @@ from nnfmq.operations.quantization import (
     code_range,
     float_range,
     requantizer,
-    require_activation,
 )
 from nnfmq.operations.shapes import broadcast, broadcast_of_any_rank, require
 from nnfmq.operations.signature import (
@@ -67,7 +66,6 @@ def plan_int32(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor
 
 def plan_quantized_sum(sign: int, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan first + sign · second of codes."""
-    require_activation(activation)
     low, high = code_range(activation, output)
     common = 2.0 * max(first.scale, second.scale)
     addends, others = _scaled_codes(first, common, 1), _scaled_codes(second, common, sign)
