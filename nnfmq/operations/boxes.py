@@ -135,8 +135,7 @@ def box_transform(boxes: Array, deltas: Array, batches: Array, image_info: Array
 
 def proposals_shape(scores: Shape, deltas: Shape, anchors: Shape, image_info: Shape, **_: object) -> tuple[Shape, ...]:
     """Return the shapes of scores, boxes and batch indices, whose count comes with the data."""
-    ranks = (len(scores), len(deltas), len(anchors), len(image_info))
-    require(ranks == (4, 4, 2, 2), "X5", f"ranks are {ranks}, needed are (4, 4, 2, 2)")
+    require(len(scores) == 4, "X5", f"scores have shape {scores}, needed is rank 4")
     count = scores[3]
     agree = deltas == (*scores[:3], 4 * count) and anchors == (count, 4) and image_info == (scores[0], 2)
     require(agree, "X5", f"scores {scores}, deltas {deltas}, anchors {anchors}, image info {image_info}")

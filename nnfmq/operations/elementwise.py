@@ -24,7 +24,6 @@ from nnfmq.operations.quantization import (
     code_range,
     float_range,
     requantizer,
-    require_activation,
 )
 from nnfmq.operations.shapes import broadcast, broadcast_of_any_rank, require
 from nnfmq.operations.signature import (
@@ -70,7 +69,6 @@ def plan_int32(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor
 
 def plan_quantized_sum(sign: int, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan first + sign · second of codes."""
-    require_activation(activation)
     low, high = code_range(activation, output)
     (one, other), (multiplier, shift) = sum_multipliers(first, second, output)
     addends, others = scaled_codes(first, one, 1), scaled_codes(second, other, sign)

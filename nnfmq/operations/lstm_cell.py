@@ -131,10 +131,8 @@ def _check_gates(cell: Cell[Shape], sizes: Sizes, aux: Shape | None) -> None:
     _check_group("C5", "biases", cell.bias, (cells,), cell.gates)
     _check_optional("C4", "peepholes", cell.peephole, (cells,), tuple(gate for gate in cell.gates if gate != 2))
     _check_optional("C7", "layer norm weights", cell.norm, (cells,), cell.gates)
-    if aux is not None:
+    if aux is not None:  # without an auxiliary input `Linking` has refused weights for it
         _check_optional("C11", "auxiliary weights", cell.aux, (cells, aux[-1]), cell.gates)
-    else:
-        require(cell.aux == NO_GATES, "C11", "auxiliary weights without an auxiliary input")
 
 
 def _check_optional(rule: str, name: str, shapes: Gates[Shape], wanted: Shape, gates: tuple[int, ...]) -> None:

@@ -236,7 +236,7 @@ def svdf_shape(
     """Return the shapes of the state and the output (batch, units), where units = filters / rank."""
     require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
     activation_function(activation)
-    require(len(weights_feature) == len(weights_time) == 2, "C2", f"weights {weights_feature} and {weights_time}")
+    require(len(weights_time) == 2, "C2", f"time weights have shape {weights_time}, needed is (filters, memory)")
     filters, memory = weights_time
     require(weights_feature == (filters, input[1]), "C2", f"feature weights {weights_feature} for input {input}")
     require(rank > 0 and filters % rank == 0, "C6", f"rank {rank} does not divide {filters} filters")

@@ -61,7 +61,7 @@ def reshape_shape(input: Shape, *, shape: Array) -> Shape:
     require(min(extents) >= -1 and extents.count(-1) <= 1, "C2", f"new shape {extents}")
     count, known = math.prod(input), math.prod(e for e in extents if e != -1)
     if -1 in extents:
-        require(known > 0 and count % known == 0, "C1", f"{count} elements do not go into {extents}")
+        require(known > 0, "C1", f"{count} elements do not go into {extents}")
         extents[extents.index(-1)] = count // known
     require(math.prod(extents) == count, "C1", f"{count} elements do not go into {extents}")
     return tuple(extents)

@@ -48,7 +48,7 @@ def slice_shape(input: Shape, *, begin: Array, size: Array) -> Shape:
 
 def _slice_extent(extent: int, begin: int, size: int) -> int:
     count = extent - begin if size == -1 else size
-    inside = 0 <= begin <= extent and 0 <= count <= extent - begin
+    inside = begin >= 0 and 0 <= count <= extent - begin
     require(inside, "C2", f"a slice from {begin} of size {size} is not inside an extent of {extent}")
     return count
 
@@ -121,7 +121,7 @@ def _as_slice(positions: range) -> slice:
 def split_shape(input: Shape, *, axis: int, count: int, output_count: int) -> tuple[Shape, ...]:
     """Return the shape of each of `count` equal parts."""
     axis = normal_axis(axis, len(input))
-    require(count > 0 and count == output_count, "C5", f"{count} parts and {output_count} outputs")
+    require(count == output_count, "C5", f"{count} parts and {output_count} outputs")
     require(input[axis] % count == 0, "C6", f"an extent of {input[axis]} does not split into {count}")
     return ((*input[:axis], input[axis] // count, *input[axis + 1 :]),) * count
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +168,23 @@ def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) 
     model = replace(one_operation(OperationType.ABS, [foreign], foreign), extensions=(named,))
     with pytest.raises(InvalidArgument, match=rf"N-VAL-11: .* has prefix {prefix}, the model names \[3\]"):
         translated(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": NAME}, rf"extension {NAME} is installed already"),
+        (
+            {"types": (ElementType(OperandType(extension_code(7, 1)), "int16"),), "declarations": ()},
+            "is no code of its own",
+        ),
+        ({"types": ()}, "SCALAR.* is no code of its own"),
+        ({"types": (ElementType(WIDE, "U4"),), "declarations": ()}, "WIDE has elements that are no numbers"),
+    ],
+)
+def test_EXT_1_a_plug_in_that_is_not_sound_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        install(replace(EXTENSION, **({"name": "com.example.broken"} | changes)))
 
 
 def test_EXT_2_an_extension_that_fails_to_install_leaves_nothing() -> None:

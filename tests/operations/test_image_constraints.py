@@ -90,24 +90,27 @@ def align(
     return [*operands, *extents, *strides, *ratios, False]
 
 
-def nms(scores: Argument, places: Argument, kernel: int = 0) -> list[Any]:
-    return [scores, places, i(0), 0.1, -1, kernel, 0.5, 0.5, 0.1]
+def nms(scores: Argument, places: Argument, kernel: int = 0, batches: Argument | None = None) -> list[Any]:
+    return [scores, places, batches or i(0), 0.1, -1, kernel, 0.5, 0.5, 0.1]
 
 
 def detect(
-    *, scores: Argument | None = None, scale: float = 1.0, threshold: float = 0.1, limit: int = 1,
-    regular: bool = True, per: int = 1,
+    *, scores: Argument | None = None, deltas: Argument | None = None, anchors: Argument | None = None,
+    scale: float = 1.0, threshold: float = 0.1, limit: int = 1, regular: bool = True, per: int = 1,
 ) -> list[Any]:  # fmt: skip
-    given = [scores or f(1, 3, 2), f(1, 3, 4), f(3, 4), 1.0, 1.0, 1.0, scale, regular, limit]
+    given = [scores or f(1, 3, 2), deltas or f(1, 3, 4), anchors or f(3, 4), 1.0, 1.0, 1.0, scale, regular, limit]
     return [*given, per, per, threshold, 0.5, False]
 
 
-def propose(kind: OperandType = F32, *, anchor_scale: float = 0.125, info: Argument | None = None) -> list[Any]:
+def propose(
+    kind: OperandType = F32, *, anchor_scale: float = 0.125, scores: Argument | None = None,
+    deltas: Argument | None = None, anchors: Argument | None = None, info: Argument | None = None,
+) -> list[Any]:  # fmt: skip
     rest = [1.0, 1.0, 0, 0, 0.5, 0.0, False]
     if kind == F32:
-        return [f(1, 2, 2, 3), f(1, 2, 2, 12), f(3, 4), info or f(1, 2), *rest]
-    anchors = q(3, 4, scale=anchor_scale, kind=INT16)
-    return [q(1, 2, 2, 3), q(1, 2, 2, 12), anchors, info or u16(1, 2), *rest]
+        arrays = (scores or f(1, 2, 2, 3), deltas or f(1, 2, 2, 12), anchors or f(3, 4), info or f(1, 2))
+        return [*arrays, *rest]
+    return [q(1, 2, 2, 3), q(1, 2, 2, 12), q(3, 4, scale=anchor_scale, kind=INT16), info or u16(1, 2), *rest]
 
 
 F_OUT, Q_OUT, INT8_OUT = [Operand(F32)], [Operand(UINT8, (), 0.5, 0)], [Operand(INT8, (), 0.5, 0)]
@@ -118,6 +121,7 @@ GROUPED = (f(1, 4, 4, 4), f(4, 3, 3, 2), f(4))
 
 VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("GROUPED_CONV_2D", "C1", grouped_conv(f(4, 4, 4), *GROUPED[1:]), F_OUT),
+    ("GROUPED_CONV_2D", "C1", grouped_conv(f(1, 4, 4, 4), f(4, 3, 2), f(4)), F_OUT),
     ("GROUPED_CONV_2D", "C2", grouped_conv(f(1, 4, 4, 6), *GROUPED[1:]), F_OUT),
     ("GROUPED_CONV_2D", "C2", grouped_conv(*GROUPED[:2], f(3)), F_OUT),
     ("GROUPED_CONV_2D", "C3", grouped_conv(q(1, 4, 4, 4), ALONG_3, bias(4)), Q_OUT),
@@ -127,7 +131,10 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("GROUPED_CONV_2D", "W3", grouped_conv(*GROUPED, padding=(0, 0, -1, 0)), F_OUT),
     ("GROUPED_CONV_2D", "W4", grouped_conv(*GROUPED, padding=(0, 3, 0, 0)), F_OUT),
     ("TRANSPOSE_CONV_2D", "C1", transpose_conv(f(4, 4, 2)), F_OUT),
+    ("TRANSPOSE_CONV_2D", "C1", transpose_conv(filter=f(3, 2, 2)), F_OUT),
     ("TRANSPOSE_CONV_2D", "C2", transpose_conv(f(1, 4, 4, 3)), F_OUT),
+    ("TRANSPOSE_CONV_2D", "C2", transpose_conv(f(1, 4, 4, 0), f(3, 2, 2, 0)), F_OUT),
+    ("TRANSPOSE_CONV_2D", "C2", transpose_conv(filter=f(0, 2, 2, 2), bias=f(0)), F_OUT),
     ("TRANSPOSE_CONV_2D", "C2", transpose_conv(bias=f(2)), F_OUT),
     ("TRANSPOSE_CONV_2D", "C3", transpose_conv(q(1, 4, 4, 2), ALONG_1, bias(3)), Q_OUT),
     ("TRANSPOSE_CONV_2D", "C4", transpose_conv(shape=i(1, 4, 4)), F_OUT),
@@ -136,6 +143,8 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("TRANSPOSE_CONV_2D", "W1", transpose_conv(scheme=3), F_OUT),
     ("TRANSPOSE_CONV_2D", "W2", transpose_conv(strides=(1, 0)), F_OUT),
     ("TRANSPOSE_CONV_2D", "W2", transpose_conv(strides=(0, 1), padding=(0, 0, 0, 0)), F_OUT),
+    ("TRANSPOSE_CONV_2D", "W2", transpose_conv(filter=f(3, 0, 2, 2)), F_OUT),
+    ("TRANSPOSE_CONV_2D", "W2", transpose_conv(f(1, 4, 0, 2)), F_OUT),
     ("TRANSPOSE_CONV_2D", "W3", transpose_conv(padding=(0, 0, -1, 0)), F_OUT),
     ("TRANSPOSE_CONV_2D", "W6", transpose_conv(padding=(0, -(1 << 20), 0, -(1 << 20))), F_OUT),
     ("CONV_2D", "C5", conv(f(1, 4, 4, 2), f(0, 1, 1, 2), f(0))[:-1], F_OUT),
@@ -160,6 +169,10 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("LOCAL_RESPONSE_NORMALIZATION", "A1", [f(2, 2), 1, 1.0, 1.0, 1.0, -3], F_OUT),
     ("LOCAL_RESPONSE_NORMALIZATION", "C1", [f(2, 2), -1, 1.0, 1.0, 1.0], F_OUT),
     ("INSTANCE_NORMALIZATION", "C2", [f(2, 2, 2), 1.0, 1.0, 1.0, False], F_OUT),
+    ("RESIZE_BILINEAR", "C1", [f(1, 4, 4, 0), 2, 2], F_OUT),
+    ("RESIZE_NEAREST_NEIGHBOR", "C1", [f(1, 4, 0, 2), 2, 2, False], F_OUT),
+    ("RESHAPE", "C2", [f(2, 3), i()], F_OUT),
+    ("HASHTABLE_LOOKUP", "R3", [i(), i(0, 1), f(2, 2)], [Operand(F32), Operand(UINT8, (), 1.0)]),
     ("ROI_ALIGN", "C1", align(f(4, 4, 2)), F_OUT),
     ("ROI_ALIGN", "C1", align(f(1, 0, 4, 2)), F_OUT),
     ("ROI_ALIGN", "C2", align(boxes=f(1, 5)), F_OUT),
@@ -177,27 +190,41 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("ROI_POOLING", "R3", align(boxes=f(0, 4), batches=i(), ratios=()), F_OUT),
     ("HEATMAP_MAX_KEYPOINT", "C1", [f(1, 3, 2, 1), f(1, 4), False], F_OUT * 2),
     ("HEATMAP_MAX_KEYPOINT", "C1", [f(1, 1, 1, 1), f(1, 4), False], F_OUT * 2),
+    ("HEATMAP_MAX_KEYPOINT", "C1", [f(1, 3, 3), f(1, 4), False], F_OUT * 2),
     ("HEATMAP_MAX_KEYPOINT", "C2", [f(2, 3, 3, 1), f(1, 4), False], F_OUT * 2),
     ("HEATMAP_MAX_KEYPOINT", "X1", [q(1, 3, 3, 1), u16(1, 4), False], [*Q_OUT, Operand(UINT16, (), 0.25)]),
     ("AXIS_ALIGNED_BBOX_TRANSFORM", "X5", [f(1, 4), f(1, 6), i(0), f(1, 2)], F_OUT),
     ("AXIS_ALIGNED_BBOX_TRANSFORM", "X5", [f(1, 4), f(1, 4), i(0), f(1, 3)], F_OUT),
     ("AXIS_ALIGNED_BBOX_TRANSFORM", "X5", [f(1, 4), f(4), i(0), f(1, 2)], F_OUT),
+    ("AXIS_ALIGNED_BBOX_TRANSFORM", "X5", [f(1, 4), f(1, 0), i(0), f(1, 2)], F_OUT),
+    ("AXIS_ALIGNED_BBOX_TRANSFORM", "X5", [f(1, 5), f(1, 4), i(0), f(1, 2)], F_OUT),
+    ("AXIS_ALIGNED_BBOX_TRANSFORM", "X5", [f(0, 4), f(0, 4), i(), f(0, 2)], F_OUT),
+    ("AXIS_ALIGNED_BBOX_TRANSFORM", "X5", [f(1, 4), f(2, 4), i(0, 0), f(1, 2)], F_OUT),
+    ("AXIS_ALIGNED_BBOX_TRANSFORM", "X5", [f(1, 4), f(1, 4), i(0, 0), f(1, 2)], F_OUT),
     ("AXIS_ALIGNED_BBOX_TRANSFORM", "X1", [u16(1, 4), q(1, 4), i(0), u16(1, 2, scale=0.5)], BOXES_OUT),
     ("AXIS_ALIGNED_BBOX_TRANSFORM", "X1", [u16(1, 4), q(1, 4), i(0), u16(1, 2)], [Operand(UINT16, (), 1.0)]),
     ("BOX_WITH_NMS_LIMIT", "C1", nms(f(1, 2), f(1, 8), kernel=3), NMS_OUT),
     ("BOX_WITH_NMS_LIMIT", "X5", nms(f(1, 1), f(1, 4)), NMS_OUT),
     ("BOX_WITH_NMS_LIMIT", "X5", nms(f(1, 2), f(1, 4)), NMS_OUT),
     ("BOX_WITH_NMS_LIMIT", "X5", nms(f(2), f(1, 8)), NMS_OUT),
+    ("BOX_WITH_NMS_LIMIT", "X5", nms(f(1, 2), f(1, 8), batches=i(0, 0)), NMS_OUT),
     ("BOX_WITH_NMS_LIMIT", "X1", nms(q(1, 2), u16(1, 8, scale=1.0)), [*Q_OUT, *BOXES_OUT, *NMS_OUT[2:]]),
     ("BOX_WITH_NMS_LIMIT", "X4", nms(q(1, 2, scale=0.25), u16(1, 8)), [*Q_OUT, *BOXES_OUT, *NMS_OUT[2:]]),
     ("GENERATE_PROPOSALS", "X5", propose(info=f(2, 2)), [*NMS_OUT[:3]]),
     ("GENERATE_PROPOSALS", "X5", propose(info=f(2)), [*NMS_OUT[:3]]),
+    ("GENERATE_PROPOSALS", "X5", propose(scores=f(1, 2, 2)), [*NMS_OUT[:3]]),
+    ("GENERATE_PROPOSALS", "X5", propose(deltas=f(1, 2, 2, 8)), [*NMS_OUT[:3]]),
+    ("GENERATE_PROPOSALS", "X5", propose(anchors=f(2, 4)), [*NMS_OUT[:3]]),
     ("GENERATE_PROPOSALS", "X1", propose(UINT8, anchor_scale=0.25), PROPOSALS_OUT),
     ("GENERATE_PROPOSALS", "X1", propose(UINT8, info=u16(1, 2, zero_point=2)), PROPOSALS_OUT),
     ("GENERATE_PROPOSALS", "X4", propose(UINT8), [Operand(UINT8, (), 0.25), *PROPOSALS_OUT[1:]]),
     ("DETECTION_POSTPROCESSING", "X5", detect(scores=f(1, 2, 2)), NMS_OUT),
     ("DETECTION_POSTPROCESSING", "X5", detect(scores=f(1, 3, 1)), NMS_OUT),
     ("DETECTION_POSTPROCESSING", "X5", detect(scores=f(3, 2)), NMS_OUT),
+    ("DETECTION_POSTPROCESSING", "X5", detect(scores=f(1, 3)), NMS_OUT),
+    ("DETECTION_POSTPROCESSING", "X5", detect(deltas=f(1, 2, 4)), NMS_OUT),
+    ("DETECTION_POSTPROCESSING", "X5", detect(deltas=f(1, 3, 3)), NMS_OUT),
+    ("DETECTION_POSTPROCESSING", "X5", detect(anchors=f(2, 4)), NMS_OUT),
     ("DETECTION_POSTPROCESSING", "C3", detect(scale=0.0), NMS_OUT),
     ("DETECTION_POSTPROCESSING", "C4", detect(threshold=-0.5), NMS_OUT),
     ("DETECTION_POSTPROCESSING", "C5", detect(limit=0), NMS_OUT),

@@ -282,6 +282,8 @@ CELL_VIOLATIONS: list[tuple[str, dict[str, Any]]] = [
     ("C2", {"input_to_cell_weights": zeros(CELLS, INPUT + 1)}),
     ("C2", {"recurrent_to_output_weights": zeros(CELLS + 1, OUTPUT)}),
     ("C2", {"input_to_output_weights": zeros(CELLS)}),
+    ("C2", {"input_to_output_weights": zeros()}),
+    ("C2", {"input_to_output_weights": zeros(CELLS), "recurrent_to_output_weights": zeros(CELLS)}),
     ("C3", {"recurrent_to_input_weights": None}),
     ("C3", {"input_gate_bias": None}),
     ("C3", {"input_to_input_weights": None}),
@@ -315,6 +317,14 @@ def test_N_OPF_9_lstm_c2_to_c10_a_violated_constraint_is_named(rule: str, change
 
     with pytest.raises(GeneralFailure, match=rf"operation 0 \(LSTM\): {rule}: "):
         Use(LSTM, values, 4).run()
+
+
+def test_N_OPF_9_lstm_c6_a_projection_bias_without_weights_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    values = cell_values(rng, frozenset()) | states(rng, frozenset()) | PLAIN | {"input": zeros(BATCH, INPUT)}
+
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(LSTM\): C6: "):
+        Use(LSTM, values | {"projection_bias": zeros(CELLS)}, 4).run()
 
 
 @pytest.mark.parametrize(("code", "count"), [(LSTM, 4), (UNI, 1)])

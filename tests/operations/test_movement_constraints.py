@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.one_result import result_of, tensor
 from support.small_models import graph, scalar, vector
 
 from nnfmq.engines import interpreter
@@ -74,7 +75,8 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("DEPTH_TO_SPACE", "C3", [IMAGE, 3], [IMAGE]),
     ("SPACE_TO_DEPTH", "C1", [f(4, 4), 2], [f(2, 2)]),
     ("SPACE_TO_DEPTH", "C2", [IMAGE, 0], [IMAGE]),
-    ("SPACE_TO_DEPTH", "C4", [IMAGE, 3], [IMAGE]),
+    ("SPACE_TO_DEPTH", "C4", [f(1, 4, 3, 1), 2], [f(1, 2, 1, 4)]),
+    ("SPACE_TO_DEPTH", "C4", [f(1, 3, 4, 1), 2], [f(1, 1, 2, 4)]),
     ("BATCH_TO_SPACE_ND", "C1", [f(4), i(2, 2)], [f(1)]),
     ("BATCH_TO_SPACE_ND", "C2", [f(4, 1, 1, 1), i(2, 0)], [f(1, 2, 2, 1)]),
     ("BATCH_TO_SPACE_ND", "C2", [f(4, 1, 1, 1), i(-2, -2)], [f(1, 2, 2, 1)]),
@@ -118,6 +120,7 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("TILE", "C3", [f(2), i(1, 1)], [f(2)]),
     ("TILE", "R2", [f(2), i(HUGE)], [f(0)]),
     ("CHANNEL_SHUFFLE", "A1", [f(4), 2, 1], [f(4)]),
+    ("CHANNEL_SHUFFLE", "R1", [f(1, 1, 1, 1, 4), 2, 4], [f(1, 1, 1, 1, 4)]),
     ("CHANNEL_SHUFFLE", "C4", [f(4), 3, 0], [f(4)]),
     ("CHANNEL_SHUFFLE", "C4", [f(4), 0, 0], [f(4)]),
     ("CHANNEL_SHUFFLE", "C4", [f(4), -2, 0], [f(4)]),
@@ -129,6 +132,7 @@ VIOLATIONS: list[tuple[str, str, list[Any], list[Operand]]] = [
     ("EMBEDDING_LOOKUP", "C2", [i(0), f(2)], [f(1)]),
     ("EMBEDDING_LOOKUP", "C2", [pairs(0, 0), f(2, 2)], [f(1, 2)]),
     ("HASHTABLE_LOOKUP", "C2", [pairs(0, 0), i(0, 1), f(2, 2)], [f(2, 2), q(2)]),
+    ("HASHTABLE_LOOKUP", "C2", [pairs(0, 0), pairs(0, 0), f(1, 2)], [f(1, 2), q(1)]),
     ("HASHTABLE_LOOKUP", "C3", [i(0), i(0, 1, 2), f(2, 2)], [f(1, 2), q(1)]),
     ("HASHTABLE_LOOKUP", "Q6", [i(0), i(0, 1), f(2, 2)], [f(1, 2), q(1, scale=2.0)]),
     ("HASHTABLE_LOOKUP", "Q7", [i(0), i(0, 1), q(2, 2)], [q(1, 2, scale=2.0), q(1)]),
@@ -193,6 +197,21 @@ def test_N_OPF_a_violated_constraint_is_named_when_the_model_is_prepared(violati
 
     with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): {constraint}: "):
         interpreter.prepare(model)
+
+
+@pytest.mark.parametrize("image", [f(4, 4, 4), f(1, 4, 4, 4, 1)])
+def test_N_OPF_an_image_of_another_rank_cannot_be_in_nchw(image: Operand) -> None:
+    model = model_of(OperationType.SPACE_TO_DEPTH, [image, 2, True], [f()])
+
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(SPACE_TO_DEPTH\): R1: image has rank"):
+        interpreter.prepare(model)
+
+
+@pytest.mark.parametrize(("code", "constraint"), [("TRANSPOSE", "C1"), ("RESHAPE", "C2")])
+@pytest.mark.parametrize("given", [1, [[0, 1]]])
+def test_N_OPF_a_vector_that_comes_with_another_rank_is_refused(code: str, constraint: str, given: Any) -> None:
+    with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): {constraint}: "):
+        result_of(OperationType[code], [tensor([[1, 2]]), tensor(given, "int32")], f(), known=False)
 
 
 @pytest.mark.parametrize(

@@ -191,10 +191,12 @@ VIOLATIONS: list[tuple[str, dict[str, Any], dict[str, Quantization]]] = [
     ("C7", {"output_layer_norm_weights": None}, {}),
     ("C8", {"cell_state_in": np.zeros((BATCH, OUTPUT), int)}, {}),
     ("C9", {"cell_clip": -0.5}, {}),
+    ("C9", {"projection_clip": -0.5}, {}),
     ("C13", {}, {"cell_state_in": (2.0**-8, 0)}),
     ("C13", {}, {"cell_state_in": (2.0**-16, 0)}),
     ("C13", {}, {"cell_state_in": (0.0007, 0)}),
     ("C14", {"hidden_state_zero_point": 128}, {}),
+    ("C14", {"hidden_state_zero_point": -129}, {}),
     ("Q1", {"forget_intermediate_scale": 0.0}, {}),
     ("Q1", {"hidden_state_scale": 0.0}, {}),
     ("Q1", {"hidden_state_scale": float("nan")}, {}),
@@ -267,7 +269,10 @@ def test_16_bits_are_the_formulas_with_the_columns_in_the_reference_s_order(seed
 @pytest.mark.parametrize(
     ("rule", "changes", "places"),
     [
+        ("C1", {"input": np.zeros(BATCH, int)}, {}),
         ("C1", {"prev_cell_state": np.zeros((BATCH, CELLS + 1), int)}, {}),
+        ("C1", dict.fromkeys(("prev_cell_state", "prev_output"), np.zeros(BATCH, int)), {}),
+        ("C1", dict.fromkeys(("prev_cell_state", "prev_output"), np.zeros((BATCH + 1, CELLS), int)), {}),
         ("C2", {"input_to_cell_weights": np.zeros((CELLS, CELLS), int)}, {}),
         ("C3", {"cell_gate_bias": np.zeros(CELLS + 1, int)}, {}),
         ("C4", {}, {"recurrent_to_output_weights": (WEIGHTS[0], 121)}),

@@ -209,6 +209,14 @@ def test_a_keypoint_is_the_top_of_the_parabola() -> None:
     np.testing.assert_allclose(place[0], expected, rtol=1e-5)
 
 
+def test_N_OPF_7_a_malformed_box_of_a_heatmap_is_refused() -> None:
+    layout = (Operand(OperandType.BOOL), np.array(0, np.uint8))
+    heatmap, boxes = floats(np.ones((1, 3, 3, 1))), floats([[4, 0, 2, 4]])
+
+    with pytest.raises(GeneralFailure, match="X2: "):
+        executed(OperationType.HEATMAP_MAX_KEYPOINT, [heatmap, boxes, layout], [Operand(F32), Operand(F32)])
+
+
 def test_a_flat_heatmap_is_not_refined() -> None:
     with np.errstate(all="ignore"):  # as the interpreter does
         shift, value = refined(np.full((3, 3, 1), 2, np.float32), np.float32(1e-5))

@@ -1,62 +1,156 @@
-"""`tools/constraint_mutants.py`: a check that is switched off is missed by the tests, and only then."""
+"""`tools/constraint_mutants.py`: a check that is switched off is missed by the tests, and only then.
+
+The ordinary run tries a sample of the checks; NNFMQ_PROOF=deep tries all.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import constraint_mutants
 import pytest
+from constraint_mutants import Switches
+from support.depth import needs_depth
 from support.places import ROOT
+
+from nnfmq.hal.errors import InvalidArgument
 
 TOOL = ROOT / "tools" / "constraint_mutants.py"
 LIMIT_S = 120
+DEEP_LIMIT_S = 3600
+MODULE = """
+def _require(condition, said):
+    if not condition:
+        raise InvalidArgument(said)
+
+def small(x):
+    _require(0 <= x < 10, "range")
+
+def known(xs):
+    fits = all(x is not None and x > 0 for x in xs)
+    _require(fits and xs != (7,), "positive")
+
+def other(x):
+    if x > 5:
+        raise InvalidArgument("large")
+    if x > 3:
+        raise ValueError("not ours")
+    try:
+        small(x)
+    except InvalidArgument as error:
+        raise InvalidArgument("in other words") from error
+"""
+FOUND = [
+    (7, False, "_require(0 <= x < 10, 'range')"),
+    (7, True, "0 <= x"),
+    (7, True, "x < 10"),
+    (10, True, "x is not None"),
+    (10, True, "x > 0"),
+    (11, False, "_require(fits and xs != (7,), 'positive')"),
+    (11, True, "fits"),
+    (11, True, "xs != (7,)"),
+    (15, False, "raise InvalidArgument('large')"),
+]
+SMALL, FROM_0, BELOW_10, KNOWN, POSITIVE, WHOLE, FITS, OTHER, LARGE = range(len(FOUND))
+REFUSED: list[tuple[str, object, set[int]]] = [
+    ("small", -1, {SMALL, FROM_0}),
+    ("small", 10, {SMALL, BELOW_10}),
+    ("known", (1, 0), {WHOLE, FITS, POSITIVE}),
+    ("known", (None,), {WHOLE, FITS, KNOWN}),
+    ("known", (7,), {WHOLE, OTHER}),
+    ("other", 6, {LARGE}),
+    ("other", -1, {SMALL, FROM_0}),
+]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, limit_s: int = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """Run the tool over the ordinary tests."""
     command = [sys.executable, str(TOOL), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-
-
-def a_check() -> str:
-    lines = (ROOT / "nnfmq" / "validation" / "model.py").read_text().splitlines()
-    (line,) = (number for number, text in enumerate(lines, 1) if "extension data on a" in text)
-    return f"model.py:{line}"
+    environment = {name: value for name, value in os.environ.items() if name != "NNFMQ_PROOF"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, env=environment)
 
 
 @pytest.fixture
-def tool() -> object:
-    import constraint_mutants
-
-    return constraint_mutants
-
-
-def test_checks_are_found_and_helpers_left_alone(tool: object, tmp_path: Path) -> None:
+def module(tmp_path: Path) -> Path:
     path = tmp_path / "part.py"
-    path.write_text(
-        "def _require(condition):\n"
-        "    if not condition:\n"
-        "        raise InvalidArgument('helper')\n"
-        "def check(x):\n"
-        "    _require(x > 0)\n"
-        "    if x > 5:\n"
-        "        raise InvalidArgument('large')\n"
-        "    if x > 9:\n"
-        "        raise ValueError('not ours')\n"
-        "    print(x)\n"
-    )
-    found = list(tool.checks_in(path))  # type: ignore[attr-defined]
-    assert [(check.line, check.text) for check in found] == [(5, "_require(x > 0)"), (6, "if x > 5:")]
+    path.write_text(MODULE)
+    return path
 
 
-def test_the_tests_miss_a_check_that_is_switched_off() -> None:
-    done = run("--only", a_check(), "--tests", "tests/validation/test_representation.py")
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert "1 checks of validation switched off, 0 not missed" in done.stdout
-    assert "FAILED tests/validation" in done.stdout
+@pytest.fixture
+def names(module: Path) -> dict[str, Any]:
+    """The module's functions, with `switches` to switch its checks off by."""
+    tree, _ = constraint_mutants.switched(module)
+    switches = Switches()
+    names = {"InvalidArgument": InvalidArgument, "__switches__": switches, "switches": switches}
+    exec(compile(tree, module, "exec"), names)
+    return names
+
+
+def test_checks_and_their_parts_are_found_and_helpers_left_alone(module: Path) -> None:
+    _, checks = constraint_mutants.switched(module)
+    assert [(check.line, check.is_part, check.text) for check in checks] == FOUND
+
+
+@pytest.mark.parametrize(("function", "value", "refusing"), REFUSED)
+def test_what_refuses_is_noted(names: dict[str, Any], function: str, value: object, refusing: set[int]) -> None:
+    with pytest.raises(InvalidArgument):
+        names[function](value)
+    assert names["switches"].refused == refusing
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "off"),
+    [(function, value, off) for function, value, refusing in REFUSED for off in set(range(len(FOUND))) - refusing],
+)
+def test_other_checks_refuse_what_one_that_is_off_would_not(
+    names: dict[str, Any], function: str, value: object, off: int
+) -> None:
+    names["switches"].off = off
+    with pytest.raises(InvalidArgument):
+        names[function](value)
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "off"),
+    [
+        ("small", -1, SMALL),
+        ("small", -1, FROM_0),
+        ("small", 10, BELOW_10),
+        ("known", (1, 0), WHOLE),
+        ("known", (1, 0), FITS),
+        ("known", (7,), OTHER),
+    ],
+)
+def test_what_is_off_refuses_nothing(names: dict[str, Any], function: str, value: object, off: int) -> None:
+    names["switches"].off = off
+    names[function](value)
+
+
+def test_a_sample_of_checks_is_missed_by_their_tests_and_by_no_others() -> None:
+    tests = [f"tests/validation/test_{name}.py" for name in ("buffers", "request")]
+    done = run("--only", "^validation/(buffers|control_flow|request)", "--every", "6", "--json", "--tests", *tests)
+    missed = {verdict["place"]: verdict["missed_by"] for verdict in json.loads(done.stdout)}
+    other = {place: test for place, test in missed.items() if "control_flow" in place}
+
+    assert done.returncode == 1
+    assert other
+    assert not any(other.values())
+    assert all(test for place, test in missed.items() if place not in other)
+    assert all(f"no test misses {place}: " in done.stderr for place in other)
 
 
 def test_what_is_no_check_is_refused() -> None:
-    done = run("--only", "model.py:1")
-    assert done.returncode == 2
-    assert "no model.py:1" in done.stderr
+    with pytest.raises(SystemExit, match=r"^no check matches model.py:1:$"):
+        constraint_mutants.main(["--only", "model.py:1:"])
+
+
+@needs_depth
+def test_the_tests_miss_every_check() -> None:
+    done = run(limit_s=DEEP_LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr

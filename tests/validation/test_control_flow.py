@@ -27,8 +27,8 @@ Q8 = OperandType.TENSOR_QUANT8_ASYMM
 UNKNOWN = [(), (0,)]
 
 
-def refused(model: Model, rule: str, **options: Any) -> None:
-    with pytest.raises(InvalidArgument, match=rf"^{rule}: "):
+def refused(model: Model, rule: str, said: str = "", **options: Any) -> None:
+    with pytest.raises(InvalidArgument, match=rf"^{rule}: {said}"):
         validate_model(model, **options)
 
 
@@ -252,7 +252,8 @@ def test_N_VAL_19_more_outputs_than_the_body_gives_are_refused() -> None:
     operands = (*model.main.operands, output(COUNT), output(REAL))
 
     changed = with_operation(with_main(model, operands=operands, output_indexes=(6, 7, 8)), 0, outputs=(6, 7, 8))
-    refused(changed, "N-VAL-19")
+    counts = "4 inputs, 2 outputs of the body model, 3 outputs"
+    refused(changed, "N-VAL-19", rf"operation 0 \(WHILE\): {counts}; each may be as many as the one before")
 
 
 def test_N_VAL_19_a_body_that_gives_more_than_it_takes_is_refused() -> None:
@@ -268,7 +269,8 @@ def test_N_VAL_19_a_body_that_gives_more_than_it_takes_is_refused() -> None:
         output_indexes=(*body.output_indexes, *range(count, count + 3)),
     )
 
-    refused(changed, "N-VAL-19")
+    counts = "4 inputs, 5 outputs of the body model, 1 outputs"
+    refused(changed, "N-VAL-19", rf"operation 0 \(WHILE\): {counts}; each may be as many as the one before")
 
 
 # -- N-VAL-20: sizes --------------------------------------------------------------------------------------------------

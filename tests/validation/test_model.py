@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any, cast
 
@@ -36,6 +37,8 @@ from nnfmq.hal.types import (
 )
 from nnfmq.validation import validate_model
 
+NOT_FINITE = (float("nan"), float("inf"))
+BEFORE = (DataLocation(0, -1, 1), DataLocation(0, 1, -1))  # would end inside
 PC = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 ADD = OperationType.ADD
 
@@ -93,7 +96,8 @@ def test_N_MOD_3_a_scalar_with_dimensions_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operand_type", "scale"), [(F32, 1.0), (Q8, 0.0), (Q8, -1.0), (I32, -1.0), (Q8, float("nan"))]
+    ("operand_type", "scale"),
+    [(F32, 1.0), (Q8, 0.0), (Q8, -1.0), (I32, -1.0), *((kind, value) for kind in (Q8, I32) for value in NOT_FINITE)],
 )
 def test_N_MOD_4_a_bad_scale_is_refused(operand_type: OperandType, scale: float) -> None:
     refused(two_adds(operand_type, scale), "N-MOD-4")
@@ -147,7 +151,8 @@ def test_N_MOD_7_index_lists_that_do_not_mirror_the_lifetimes_are_refused(change
 
 @pytest.mark.parametrize("target", [0, 2, 3])
 def test_N_MOD_9_a_second_writer_is_refused(target: int) -> None:
-    refused(with_operation(two_adds(), 1, outputs=(target,)), "N-MOD-9")
+    said = "a second time" if target == 3 else f"which is {two_adds().main.operands[target].lifetime.name}"
+    refused(with_operation(two_adds(), 1, outputs=(target,)), f"N-MOD-9: operation 1 writes operand {target},? {said}")
 
 
 @pytest.mark.parametrize("index", [0, 1, 4])
@@ -222,6 +227,11 @@ def test_N_VAL_2_a_constant_of_unknown_shape_is_refused(dimensions: tuple[int, .
     refused(weighted(F32, dimensions, location=DataLocation(0, 0, 16)), "N-VAL-2")
 
 
+@pytest.mark.parametrize("extent", [-1, 1 << 32])
+def test_N_VAL_3_an_extent_over_32_bits_is_refused_whatever_the_others_are(extent: int) -> None:
+    refused(with_operand(two_adds(), 3, dimensions=(0, extent)), f"N-VAL-3: operand 3: extent {extent}")
+
+
 @pytest.mark.parametrize("length", [0, 15, 17, 32])
 def test_N_VAL_3_a_constant_of_another_length_is_refused(length: int) -> None:
     refused(weighted(F32, (4,), location=DataLocation(0, 0, length)), "N-VAL-3")
@@ -232,26 +242,43 @@ def test_N_VAL_3_a_size_over_32_bits_is_refused_also_if_a_later_extent_is_0(dime
     refused(with_operand(two_adds(), 3, dimensions=dimensions), "N-VAL-3")
 
 
-@pytest.mark.parametrize("place", [DataLocation(1, 0, 4), DataLocation(0, 4, 4), DataLocation(0, (1 << 64) - 2, 4)])
+@pytest.mark.parametrize(
+    "place", [DataLocation(1, 0, 4), DataLocation(0, 4, 4), DataLocation(0, (1 << 64) - 2, 4), *BEFORE]
+)
 def test_N_VAL_4_a_copied_constant_outside_the_operand_values_is_refused(place: DataLocation) -> None:
     refused(with_operand(two_adds(), 2, location=place), "N-VAL-4")
 
 
 @pytest.mark.parametrize(
     "place",
-    [DataLocation(1, 0, 16), DataLocation(-1, 0, 16), DataLocation(0, 52, 16), DataLocation(0, (1 << 64) - 8, 16)],
+    [
+        DataLocation(1, 0, 16),
+        DataLocation(-1, 0, 16),
+        DataLocation(0, 52, 16),
+        DataLocation(0, (1 << 64) - 8, 16),
+        *BEFORE,
+    ],
 )
 def test_N_VAL_5_a_constant_outside_its_pool_is_refused(place: DataLocation) -> None:
     refused(weighted(F32, (4,), location=place), "N-VAL-5")
 
 
-@pytest.mark.parametrize("place", [DataLocation(1, 0, 0), DataLocation(0, 1, 0), DataLocation(0, 0, 1)])
+@pytest.mark.parametrize("place", [DataLocation(*p) for p in itertools.product((0, 1), repeat=3) if any(p)])
 @pytest.mark.parametrize("index", [0, 3, 4])
 def test_N_VAL_6_a_location_where_there_is_no_constant_is_refused(index: int, place: DataLocation) -> None:
     refused(with_operand(two_adds(), index, location=place), "N-VAL-6")
 
 
-@pytest.mark.parametrize("place", [DataLocation(1, 0, 0), DataLocation(0, 0, 4), DataLocation(0, 2, 0)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        DataLocation(1, 1, 0),
+        DataLocation(0, 1, 4),
+        DataLocation(1, 1, 1),
+        DataLocation(0, 2, 0),
+        DataLocation(0, -1, 0),
+    ],
+)
 def test_N_VAL_7_a_reference_to_no_subgraph_is_refused(place: DataLocation) -> None:
     model = subgraphs(1)
     operands = model.referenced[0].operands
@@ -279,6 +306,19 @@ def test_N_VAL_9_wrong_channel_quantization_is_refused(quant: ChannelQuant | Non
     refused(per_channel(quant), "N-VAL-9")
 
 
+@pytest.mark.parametrize("dim", [-1, 2])
+def test_N_VAL_9_a_channel_dimension_that_is_none_is_named(dim: int) -> None:
+    refused(per_channel(ChannelQuant((1.0, 1.0, 1.0), dim)), f"N-VAL-9: operand 5: channelDim {dim}")
+
+
+def test_N_VAL_9_channels_of_an_unknown_extent_are_refused() -> None:
+    operand = Operand(PC, (0, 3), lifetime=INPUT, channel_quant=ChannelQuant((), 0))
+    main = two_adds().main
+    model = with_main(two_adds(), operands=(*main.operands, operand), input_indexes=(0, 1, 5))
+
+    refused(model, "N-VAL-9: operand 5: 0 scales for an extent of 0")
+
+
 def test_N_VAL_9_channel_quantization_of_another_type_is_refused() -> None:
     refused(with_operand(two_adds(), 0, channel_quant=ChannelQuant((1.0, 1.0), 0)), "N-VAL-9")
 
@@ -297,7 +337,12 @@ def test_N_VAL_14_an_index_listed_twice_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"operands": ()}, "no operands"), ({"operations": ()}, "no operations"), ({"input_indexes": (0, 5)}, ".*5")],
+    [
+        ({"operands": ()}, "no operands"),
+        ({"operations": ()}, "no operations"),
+        ({"input_indexes": (0, 5)}, ".*5"),
+        ({"input_indexes": (0, -1)}, ".*-1 is no operand"),
+    ],
 )
 def test_N_VAL_15_an_empty_graph_or_an_index_outside_is_refused(changes: dict[str, Any], said: str) -> None:
     refused(with_main(two_adds(), **changes), f"N-VAL-15: {said}")

@@ -157,6 +157,9 @@ EXTENDED = OperandType(extension_code(1, 7))
         ({"type": Q8, "scale": 1.0, "channel_quant": ChannelQuant((1.0, 1.0), 0)}, "N-VAL-9"),
         ({"type": OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL}, "N-VAL-9"),
         ({"type": EXTENDED, "channel_quant": ChannelQuant((1.0, 1.0), 0)}, "N-VAL-10"),
+        ({"type": EXTENDED, "scale": 1.0}, "N-VAL-10"),
+        ({"type": EXTENDED, "zero_point": 1}, "N-VAL-10"),
+        ({"type": EXTENDED, "scale": 1.0, "zero_point": 1}, "N-VAL-10"),
     ],
 )
 def test_MOD_6_what_is_said_besides_goes_with_the_type(fields: dict[str, Any], rule: str) -> None:

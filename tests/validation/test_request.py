@@ -10,7 +10,7 @@ from support.small_models import two_adds, with_main, with_operand
 
 from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import BufferToken, DataLocation, Request, RequestArgument
+from nnfmq.hal.types import BufferToken, DataLocation, OperandType, Request, RequestArgument
 from nnfmq.validation import validate_request
 
 MODEL = two_adds()
@@ -62,7 +62,7 @@ def test_N_RQX_2_a_pool_index_out_of_range_is_refused(pool: int) -> None:
     refused(with_first_input(argument(pool)), "N-RQX-2")
 
 
-@pytest.mark.parametrize("place", [(49, 16, 0), (48, 16, 1), ((1 << 64) - 8, 16, 0), (-1, 16, 0)])
+@pytest.mark.parametrize("place", [(49, 16, 0), (48, 16, 1), ((1 << 64) - 8, 16, 0), (-1, 16, 0), (0, 16, -1)])
 def test_N_RQX_3_a_range_outside_its_pool_is_refused(place: tuple[int, int, int]) -> None:
     refused(with_first_input(RequestArgument(location=DataLocation(0, *place))), "N-RQX-3")
 
@@ -86,6 +86,17 @@ def test_N_RQX_6_extents_below_zero_are_refused_even_where_their_product_fits() 
     unknown_rank = with_operand(MODEL, 0, dimensions=())
     validate_request(unknown_rank, with_first_input(argument(0, dimensions=(2, 2))))
     refused(with_first_input(argument(0, dimensions=(-2, -2))), "N-RQX-6", unknown_rank)
+
+
+def test_N_RQX_6_an_extent_over_32_bits_is_refused_even_where_another_is_unknown() -> None:
+    output = argument(1, dimensions=(0, 1 << 32))
+    refused(replace(GOOD, outputs=(output,)), "N-RQX-6", with_operand(MODEL, 4, dimensions=()))
+
+
+def test_N_RQX_6_dimensions_of_a_scalar_are_refused() -> None:
+    model = with_operand(MODEL, 0, type=OperandType.FLOAT32, dimensions=())
+    validate_request(model, with_first_input(argument(0, 0, 4)))
+    refused(with_first_input(argument(0, 0, 4, dimensions=(1,))), "N-RQX-6", model)
 
 
 @pytest.mark.parametrize("dimensions", [(), (0, 2), (0, 0)])

@@ -75,8 +75,9 @@ def test_TIM_3_either_time_may_be_unavailable(timing: Timing) -> None:
     assert values.validate_timing(timing) == 3
 
 
-def test_N_VAL_23_a_duration_below_minus_1_is_refused() -> None:
+def test_N_VAL_23_a_duration_below_minus_1_or_over_63_bits_is_refused() -> None:
     refused("N-VAL-23", values.validate_duration, -2)
+    refused("N-VAL-23", values.validate_duration, 1 << 63)
     assert [int(values.validate_duration(ns)) for ns in (-1, 0, (1 << 63) - 1)] == [4, 4, 4]
 
 
