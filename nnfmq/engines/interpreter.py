@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,12 +37,13 @@ from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, Ou
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
 from nnfmq.operations.packing import Packing
-from nnfmq.operations.planning import Specialized, specialize, tensor_of
+from nnfmq.operations.planning import Fitted, fit, tensor_of
 from nnfmq.operations.shapes import FROM_DATA, require_countable
-from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Shape, Tensor, match
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor, match
 
 __all__ = ["Bound", "InputPlace", "Preparation", "Program", "constant", "prepare", "prepare_by", "supports"]
 
+T = TypeVar("T")
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
@@ -245,9 +246,9 @@ class Preparation:
         """Return the steps, each with the number of its last operation; an engine may make one of several."""
         return list(enumerate(steps))
 
-    def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized) -> Step:
+    def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted) -> Step:
         """Return the step of an operation of which everything is known."""
-        return _static_step(bound.label, special.run, bound.data_indexes(), bound.operation.outputs)
+        return bound.step(bound.bind(fitted))
 
     def _output_shapes(self) -> tuple[OutputShape, ...] | None:
         shapes = [self._shapes[index] for index in self.subgraph.output_indexes]
@@ -270,10 +271,10 @@ class Preparation:
         step: Step
         if self._is_static(bound):
             arguments = [self._argument(index) for index in operation.inputs]
-            special = bound.specialize(arguments)
+            fitted = bound.fit(arguments)
             self._read.update(bound.data_indexes())
-            self._learn(operation.outputs, special.shapes)
-            step = self.static_step(bound, arguments, special)
+            self._learn(operation.outputs, fitted.shapes)
+            step = self.static_step(bound, arguments, fitted)
         else:
             step = _DynamicStep(bound, self.subgraph.operands, self._scope)
             self._read.update(operation.inputs)
@@ -352,10 +353,21 @@ class Bound:
         """Yield the operands that may not be omitted."""
         return (index for parameter, index in self.arguments() if not parameter.optional)
 
-    def specialize(self, arguments: Sequence[Tensor | None]) -> Specialized:
-        """Bind to arguments; a violated constraint names the operation."""
+    def fit(self, arguments: Sequence[Tensor | None]) -> Fitted:
+        """Find the outputs' shapes; a violated constraint names the operation."""
+        return self._naming(lambda: fit(self.match, arguments, self.outputs))
+
+    def bind(self, fitted: Fitted) -> Run:
+        """Bind to the arguments that were fitted; a violated constraint names the operation."""
+        return self._naming(fitted.bind)
+
+    def step(self, run: Run) -> Step:
+        """Return the step that calls `run`."""
+        return _static_step(self.label, run, self.data_indexes(), self.operation.outputs)
+
+    def _naming(self, act: Callable[[], T]) -> T:
         try:
-            return specialize(self.match, arguments, self.outputs)
+            return act()
         except GeneralFailure as error:
             raise _named(self.label, error) from error
 
@@ -413,9 +425,8 @@ class _DynamicStep:
         key = [_identity(p, a) for p, a in zip(self._bound.match.parameters, arguments, strict=True)]
         kept = self._kept  # read once: another execution may replace it
         if kept is None or kept[0] != key:
-            special = self._bound.specialize(arguments)
             bound = self._bound
-            kept = (key, _static_step(bound.label, special.run, bound.data_indexes(), bound.operation.outputs))
+            kept = (key, bound.step(bound.bind(bound.fit(arguments))))
             self._kept = kept if self._may_keep else None
         kept[1](scope)
 

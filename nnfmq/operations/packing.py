@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.operations.signature import Array
 
-__all__ = ["Packing", "packed"]
+__all__ = ["Packing", "is_restored", "packed", "unpacked"]
 
 
 class Packing:
@@ -24,6 +24,11 @@ class Packing:
     def __init__(self, known: Sequence[tuple[Array, ...]] | None = None) -> None:
         self.groups: list[tuple[Array, ...]] = []
         self._known = known
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was made with arrays."""
+        return self._known is not None
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -42,6 +47,22 @@ class Packing:
         group = compute() if self._known is None else self._known[number]
         self.groups.append(group)
         return group
+
+
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Let `packed` only compute during a block: what is made there is not kept."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def is_restored() -> bool:
+    """Return True where the arrays of an earlier preparation are in use: all was checked then, by the same code."""
+    current = _current.get()
+    return current is not None and current.is_known
 
 
 _current: ContextVar[Packing | None] = ContextVar("packing", default=None)

@@ -12,8 +12,9 @@ what holds for every operation:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,14 @@ from nnfmq.operations.shapes import FROM_DATA, require, require_rank, require_si
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """An operation whose shapes fit; `bind` makes its run, which is what may take long, and may refuse as well."""
+
+    shapes: tuple[Shape, ...]
+    bind: Callable[[], Run]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,12 @@ def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequen
 
     Raises GeneralFailure with the number of the constraint that the arguments violate.
     """
+    fitted = fit(match, arguments, outputs)
+    return Specialized(fitted.shapes, fitted.bind())
+
+
+def fit(match: Match, arguments: Sequence[Tensor | None], outputs: Sequence[Operand]) -> Fitted:
+    """Do the first half of `specialize`: all but what the operation's plan does and checks."""
     assert match.variant.plan is not None, "the engine asks `is_computed` first"
     tensors, controls, nchw = sorted_arguments(match, arguments)
     _check_extents(match, tensors)
@@ -57,11 +72,16 @@ def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequen
     described = tuple(tensor_of(operand, shape) for operand, shape in zip(outputs, shapes, strict=True))
     if match.declaration.same_quantization:
         _check_same_quantization(tensors, described)
-    run = match.variant.plan(*tensors, output=described[0] if _is_single(match) else described, **controls)
-    if match.declaration.is_variadic and len(outputs) == 1:
-        return Specialized(final, _first_of(run))
-    run = _transposed(match, run) if nchw else run
-    return Specialized(final, _checked(run, outputs) if any(FROM_DATA in shape for shape in final) else run)
+    plan = partial(match.variant.plan, *tensors, output=described[0] if _is_single(match) else described, **controls)
+
+    def bind() -> Run:
+        run = plan()
+        if match.declaration.is_variadic and len(outputs) == 1:
+            return _first_of(run)
+        run = _transposed(match, run) if nchw else run
+        return _checked(run, outputs) if any(FROM_DATA in shape for shape in final) else run
+
+    return Fitted(final, bind)
 
 
 def sorted_arguments(

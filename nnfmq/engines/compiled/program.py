@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
-from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Lowered
+from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Constant, Lowered
 from nnfmq.engines.compiled.lowering.moving import turned
 from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
@@ -25,8 +25,8 @@ from nnfmq.engines.compiled.team import the_team
 from nnfmq.engines.execution import Step
 from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
 from nnfmq.hal.types import LifeTime, Model
-from nnfmq.operations.packing import packed
-from nnfmq.operations.planning import TO_NCHW, TO_NHWC, Specialized, permuted, sorted_arguments, tensor_of
+from nnfmq.operations.packing import is_restored, packed, unpacked
+from nnfmq.operations.planning import TO_NCHW, TO_NHWC, Fitted, permuted, sorted_arguments, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 
@@ -51,7 +51,7 @@ class _Generated:
     lowered: Lowered | Chain | Alias
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    reference: Step
+    reference: Step | None  # of what only renames: elsewhere than in an arena the interpreter does that
     turned_inputs: tuple[bool, ...]
     turned_outputs: bool
 
@@ -64,10 +64,10 @@ class _Generated:
 class _Constants:
     """All constants of a program, one after the other."""
 
-    parts: list[bytes] = field(default_factory=list)
+    parts: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
 
-    def add(self, data: bytes) -> int:
+    def add(self, data: bytes | memoryview) -> int:
         """Return the offset of `data`."""
         offset = self.size
         padding = aligned(len(data)) - len(data)
@@ -82,6 +82,13 @@ class _Constants:
         joined = np.frombuffer(b"".join(self.parts), np.uint8)
         memory[skip : skip + self.size] = joined
         return memory[skip:]
+
+
+def _bytes_of(constant: Constant) -> bytes | memoryview:
+    if isinstance(constant, bytes):
+        return constant
+    (array,) = packed(lambda: (np.frombuffer(constant(), np.uint8),))
+    return array.data
 
 
 class CompiledPreparation(Preparation):
@@ -99,34 +106,39 @@ class CompiledPreparation(Preparation):
         program.generated = self._generated
         return program
 
-    def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized) -> Any:
+    def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted) -> Any:
         """Return the operation's kernel, if there is one."""
         rule = RULES.get(bound.match.declaration.code)
         if rule is not None:
-            found = self._lowered(rule, bound, arguments, special)
+            found = self._lowered(rule, bound, arguments, fitted)
             if found is not None:
                 return found
-        return super().static_step(bound, arguments, special)
+        return super().static_step(bound, arguments, fitted)
 
     def _lowered(
-        self, rule: Any, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized
+        self, rule: Any, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted
     ) -> _Generated | None:
         tensors, controls, nchw = sorted_arguments(bound.match, arguments)
         data, declaration = bound.data_indexes(), bound.match.declaration
         if any(self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE for index in data):
             return None
         turns = nchw and declaration.image_outputs
-        shapes = [permuted(shape, TO_NHWC) if turns else shape for shape in special.shapes]
+        shapes = [permuted(shape, TO_NHWC) if turns else shape for shape in fitted.shapes]
         outputs = tuple(tensor_of(o, shape) for o, shape in zip(bound.outputs, shapes, strict=True))
         if any(0 in output.shape or FROM_DATA in output.shape for output in outputs):
             return None
         lowered = rule(*tensors, output=outputs[0] if len(outputs) == 1 else outputs, target=self.target, **controls)
         if lowered is None:
             return None
-        fallback = super().static_step(bound, arguments, special)
+        reference = None
+        if isinstance(lowered, Alias):
+            reference = super().static_step(bound, arguments, fitted)
+        elif not is_restored():
+            with unpacked():
+                bound.bind(fitted)  # for what it refuses
         images = declaration.images if nchw else ()
         turned = tuple(p.name in images for p in bound.match.parameters if p.role is Role.DATA)
-        return _Generated(lowered, data, bound.operation.outputs, fallback, turned, turns)
+        return _Generated(lowered, data, bound.operation.outputs, reference, turned, turns)
 
     def joined(self, steps: Sequence[Any]) -> list[tuple[int, Step]]:
         """Gather neighbours that kernels compute; return each step with the number of its last operation."""
@@ -136,6 +148,7 @@ class CompiledPreparation(Preparation):
             if not isinstance(step, _Generated):
                 result.append((number, step))
             elif isinstance(step.lowered, Alias) and not (group and self._makes(group, steps, step.inputs[0])):
+                assert step.reference is not None
                 result.append((number, step.reference))  # what it renames is not in an arena
             elif group is not None:
                 result[-1] = (number, [*group, number])
@@ -213,7 +226,7 @@ class CompiledPreparation(Preparation):
         return Value(NUMPY_TYPES[self.subgraph.operands[index].type], shape)
 
     def _call(self, lowered: Lowered, inputs: Sequence[int], outputs: Sequence[int]) -> Call:
-        places = tuple(self._constants.add(data) for data in lowered.constants)
+        places = tuple(self._constants.add(_bytes_of(constant)) for constant in lowered.constants)
         return Call(lowered.kernel, tuple(inputs), tuple(outputs), places, lowered.work)
 
     def _linked(self, plans: Sequence[SegmentPlan]) -> list[Segment]:

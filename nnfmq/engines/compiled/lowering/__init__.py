@@ -21,10 +21,10 @@ from nnfmq.engines.compiled.lowering import (
     resize,
     softmax,
 )
-from nnfmq.engines.compiled.lowering.lowered import Alias, Chain, Lowered, Rule, Stage
+from nnfmq.engines.compiled.lowering.lowered import Alias, Chain, Constant, Lowered, Rule, Stage
 from nnfmq.hal.types import OperationType
 
-__all__ = ["RULES", "Alias", "Chain", "Lowered", "Rule", "Stage"]
+__all__ = ["RULES", "Alias", "Chain", "Constant", "Lowered", "Rule", "Stage"]
 
 RULES: Mapping[OperationType, Rule] = {
     **aliases.RULES,

@@ -11,15 +11,21 @@ import numpy as np
 from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.operations.signature import Shape
 
-__all__ = ["Alias", "Chain", "Lowered", "Rule", "Stage"]
+__all__ = ["Alias", "Chain", "Constant", "Lowered", "Rule", "Stage"]
+
+
+Constant: TypeAlias = bytes | Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A kernel and the constants that follow inputs and outputs in its table; `work` in nanoseconds, roughly."""
+    """A kernel and the constants that follow inputs and outputs in its table; `work` in nanoseconds, roughly.
+
+    A constant that takes time to make is given as what makes it, which need not be asked where a cache has it.
+    """
 
     kernel: Kernel
-    constants: tuple[bytes, ...]
+    constants: tuple[Constant, ...]
     work: int
 
 

@@ -100,7 +100,7 @@ def _product_of(
 
 def _float_product(product: Product, weights: Array, bias: Array) -> Lowered:
     biases = np.asarray(bias, np.float32)[product.order % len(bias)]
-    return Lowered(product, (product.pack(weights), biases.tobytes()), product.shape.multiplications // 16)
+    return Lowered(product, (lambda: product.pack(weights), biases.tobytes()), product.shape.multiplications // 16)
 
 
 def _quantized_product(
@@ -120,7 +120,7 @@ def _quantized_product(
         return None
     requantization, numbers = finish
     product = plan_product(shape, Codes(input.dtype.kind == "i", input.zero_point, requantization), target)
-    return Lowered(product, (product.pack(weights), numbers), shape.multiplications // 32)
+    return Lowered(product, (lambda: product.pack(weights), numbers), shape.multiplications // 32)
 
 
 _NO_FINISH = Requantization(0, 0, 0, 0, False, False)
@@ -213,7 +213,7 @@ def depthwise(
     if _is_float(input, filter, output):
         kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, Floats(*float_range(activation)), target)
         biases = np.asarray(bias.array, np.float32)[_filled_up(filter.shape[3], target)]
-        return Lowered(kernel, (kernel.pack(filter.array[0]), biases.tobytes()), _taps(kernel) // 12)
+        return Lowered(kernel, (lambda: kernel.pack(filter.array[0]), biases.tobytes()), _taps(kernel) // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
         return None
     weights = (filter.array.astype(np.int16) - np.int16(filter.zero_point))[0]
@@ -223,7 +223,7 @@ def depthwise(
         return None
     arithmetic = FloatCodes(input.dtype.kind == "i", input.zero_point, finish[0])
     kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, arithmetic, target)
-    return Lowered(kernel, (kernel.pack(weights), finish[1]), _taps(kernel) // 8)
+    return Lowered(kernel, (lambda: kernel.pack(weights), finish[1]), _taps(kernel) // 8)
 
 
 def _filled_up(channels: int, target: Target) -> Array:
