@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["F32", "I8", "I16", "I32", "I64", "POINTER", "Emitter", "Value", "vector"]
+__all__ = ["F32", "F64", "I1", "I8", "I16", "I32", "I64", "POINTER", "Emitter", "Value", "vector"]
 
 Value: TypeAlias = Any  # llvmlite is not typed
 Index: TypeAlias = "int | Value"
@@ -148,7 +148,7 @@ class Emitter:
 
     @contextmanager
     def rows_of(self, values: Sequence[Value], width: int) -> Iterator[tuple[Value, list[Value]]]:
-        """Emit a loop around the block's instructions over rows of `width` of the values: number of the row, the row."""
+        """Emit a loop around the block's instructions over rows of `width` of the values: the row's number, the row."""
         if len(values) == width:
             yield self.i64(0), list(values)
             return
