@@ -43,7 +43,7 @@ from nnfmq.operations.signature import (
 )
 
 _LEAST_NORM = np.float32(1e-6)
-_ONE_Q3, _HALF_SQRT_2_Q0 = 1 << 28, 1518500250
+ONE_Q3, HALF_SQRT_2_Q0 = 1 << 28, 1518500250
 
 
 def _axis_shape(input: Shape, axis: int) -> Shape:
@@ -91,7 +91,7 @@ def inverse_square_root(sums: Ints) -> tuple[Ints, Ints]:
     free_bits = 31 - np.frexp(inputs.astype(np.float64))[1].astype(np.int64)  # frexp's exponent is the bit length
     pairs = free_bits // 2 - 1
     shift -= pairs
-    x = high_mul(_newton_steps(inputs << 2 * pairs), _HALF_SQRT_2_Q0)
+    x = high_mul(_newton_steps(inputs << 2 * pairs), HALF_SQRT_2_Q0)
     x, shift = x << np.maximum(-shift, 0), np.maximum(shift, 0)
     return np.where(sums <= 1, INT32_MAX, x), np.where(sums <= 1, 0, shift)
 
@@ -99,10 +99,10 @@ def inverse_square_root(sums: Ints) -> tuple[Ints, Ints]:
 def _newton_steps(inputs: Ints) -> Ints:
     """Five steps of x ← 1.5·x - input/2·x³ in Q3."""
     half_input = rounding_shift(inputs >> 1, 1)
-    x = np.full(inputs.shape, _ONE_Q3, np.int64)
+    x = np.full(inputs.shape, ONE_Q3, np.int64)
     for _ in range(5):
         cube = saturating_shift_left(high_mul(high_mul(x, x), x), 6)
-        x = saturating_shift_left(high_mul(x, _ONE_Q3 + (_ONE_Q3 >> 1)) - high_mul(half_input, cube), 3)
+        x = saturating_shift_left(high_mul(x, ONE_Q3 + (ONE_Q3 >> 1)) - high_mul(half_input, cube), 3)
     return x
 
 

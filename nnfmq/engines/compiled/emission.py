@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["F32", "I8", "I16", "I32", "I64", "POINTER", "Emitter", "Value", "vector"]
+__all__ = ["F32", "F64", "I1", "I8", "I16", "I32", "I64", "POINTER", "Emitter", "Value", "vector"]
 
 Value: TypeAlias = Any  # llvmlite is not typed
 Index: TypeAlias = "int | Value"

@@ -65,6 +65,31 @@ def test_norms_are_the_interpreter_s(shape: tuple[int, ...], axis: int) -> None:
     )
 
 
+@pytest.mark.parametrize("zero_point", [0, 128, 251])
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+@pytest.mark.parametrize("code", [Q8, Q8S])
+def test_norms_of_codes_are_the_interpreter_s(
+    code: OperandType, shape: tuple[int, ...], axis: int, zero_point: int
+) -> None:
+    least = -128 if code == Q8S else 0
+    source, out = Operand(code, shape, 0.3, zero_point + least), Operand(code, shape, 1 / 128, 128 + least)
+    assert_kernels_agree(one_operation(OperationType.L2_NORMALIZATION, [source, axis], out))
+
+
+@pytest.mark.parametrize("code", [Q8, Q8S])
+def test_every_length_of_few_codes_is_the_interpreter_s(code: OperandType) -> None:
+    """Sums from 0 on, whose norms take other shifts."""
+    least = -128 if code == Q8S else 0
+    rows = np.zeros((600, 7), np.int64)
+    rows[:, 0], rows[:, 3] = np.arange(600) % 31, np.arange(600) // 31
+    codes = (rows * [1, 1, 1, -1, 1, 1, 1] + 100 + least).astype(np.int8 if code == Q8S else np.uint8)
+    source, out = Operand(code, codes.shape, 0.3, 100 + least), Operand(code, codes.shape, 1 / 128, 128 + least)
+    model = one_operation(OperationType.L2_NORMALIZATION, [source, 1], out)
+    ours, expected = (outputs_of(engine(model), model, [codes])[0] for engine in ENGINES)
+
+    np.testing.assert_array_equal(ours, expected)
+
+
 @pytest.mark.parametrize("values", [[0.0, -0.0, 0.0], [1e-9, 0.0, 0.0], [np.nan, 1.0, 2.0], [3e38, 3e38, 1.0]])
 def test_norms_of_special_rows_are_the_interpreter_s(values: list[float]) -> None:
     model = one_operation(OperationType.L2_NORMALIZATION, [Operand(F32, (1, 3)), 1], Operand(F32, (1, 3)))

@@ -1,17 +1,20 @@
-"""L2_NORMALIZATION of float32: a line by the root of its sum of squares, which is at least 1e-6."""
+"""L2_NORMALIZATION: a line by the root of its sum of squares; of float32, where that is at least 1e-6, and of codes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import FloatSum
+from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.combining import CodeMean, FloatSum
+from nnfmq.engines.compiled.kernels.fixed_point import inverse_square_root
 from nnfmq.engines.compiled.kernels.floats import greater, multiply_add
 from nnfmq.engines.compiled.kernels.lines import Lines
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["FloatNormalization"]
+__all__ = ["LONGEST_CODES", "CodeNormalization", "FloatNormalization"]
+
+LONGEST_CODES = (1 << 29) // 255**2  # the sum stays below 2^29
 
 _LEAST = 1e-6
 
@@ -54,3 +57,65 @@ class FloatNormalization:
         with e.loop(0, lines.rounds) as k:
             offset = e.mul(lines.offset(e, k), 4)
             e.store(e.b.fdiv(e.load(kind, source, offset), norm), out, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeNormalization:
+    """Lines of codes, each by its norm, in units of 1/128 around the middle code."""
+
+    lines: Lines
+    signed: bool
+    zero_point: int
+
+    @property
+    def units(self) -> int:
+        """Those of the lines."""
+        return self.lines.units
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Nothing."""
+        return 0
+
+    def emit(self, e: Emitter) -> None:
+        """Table: input, output."""
+        source, out = e.argument(0), e.argument(1)
+        self.lines.emit_each(e, lambda first, _: self._emit_line(e, e.at(source, first), e.at(out, first)))
+        e.finish()
+
+    def _emit_line(self, e: Emitter, source: Value, out: Value) -> None:
+        lines, lanes = self.lines, self.lines.lanes
+        zeros, sums = e.splat(I32, 0, lanes), CodeMean(self.signed, LONGEST_CODES, False, 0, 0)
+
+        def add(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            counted = lines.counted(e, k, self._centred(e, source, k), zeros)
+            return [e.b.add(values[0], e.b.mul(counted, counted))]
+
+        (found,) = e.carry(lines.rounds, [zeros], add)
+        total = e.b.extract_element(lines.of_line(e, sums, found), e.i64(0))
+        scale, shift = inverse_square_root(e, e.b.zext(total, I64))
+        with e.loop(0, lines.rounds) as k:
+            codes = self._scaled(e, self._centred(e, source, k), e.broadcast(scale, lanes), e.broadcast(shift, lanes))
+            e.store(codes, out, lines.offset(e, k))
+
+    def _centred(self, e: Emitter, source: Value, k: Value) -> Value:
+        lanes = self.lines.lanes
+        codes = e.load(vector(I8, lanes), source, self.lines.offset(e, k))
+        whole = (e.b.sext if self.signed else e.b.zext)(codes, vector(I32, lanes))
+        return e.b.sub(whole, e.splat(I32, self.zero_point, lanes))
+
+    def _scaled(self, e: Emitter, centred: Value, scale: Value, shift: Value) -> Value:
+        """Return codes: both of the reference's roundings, ties away from 0 in the second."""
+        lanes, kind = centred.type.count, scale.type
+        wide = e.b.sext(e.b.shl(centred, e.splat(I32, 7, lanes)), kind)
+        high = e.b.ashr(e.b.add(e.b.mul(wide, scale), e.splat(I64, 1 << 30, lanes)), e.splat(I64, 31, lanes))
+        half = e.b.lshr(e.b.shl(e.splat(I64, 1, lanes), shift), e.splat(I64, 1, lanes))
+        tie = e.b.select(
+            e.b.icmp_signed(">", shift, e.splat(I64, 0, lanes)),
+            e.b.ashr(high, e.splat(I64, 63, lanes)),
+            e.splat(I64, 0, lanes),
+        )
+        steps = e.b.trunc(e.b.ashr(e.b.add(e.b.add(high, half), tie), shift), centred.type)
+        middle, low, high_code = (0, -128, 127) if self.signed else (128, 0, 255)
+        codes = e.b.add(steps, e.splat(I32, middle, lanes))
+        held = e.clamp(codes, e.splat(I32, low, lanes), e.splat(I32, high_code, lanes))
+        return e.b.trunc(held, vector(I8, lanes))

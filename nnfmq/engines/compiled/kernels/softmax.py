@@ -12,22 +12,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llvmlite import ir
-
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.combining import CodeExtreme, FloatExtreme, FloatSum, folded
+from nnfmq.engines.compiled.kernels.fixed_point import reciprocal
 from nnfmq.engines.compiled.kernels.floats import exponential, logarithm
 from nnfmq.engines.compiled.kernels.lines import Lines
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
-from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2
 
 __all__ = ["LONGEST_CODES", "LONGEST_FLOATS", "CodeSoftmax", "FloatSoftmax", "plan_code_softmax"]
 
 LONGEST_CODES = (1 << 13) - 1  # the sum has 32 bits
 LONGEST_FLOATS = 1 << 18
 _UNIT = 1 << 11
-_FALSE = ir.Constant(ir.IntType(1), 0)
 _TABULATED = 64
 
 
@@ -112,7 +109,7 @@ class CodeSoftmax:
             offset = e.add(e.mul(row, self.length * self.inner), lane)
             first, place = e.at(source, offset), e.at(out, offset)
             greatest = self._greatest(e, first)
-            scale, exponent = _reciprocal(e, self._sum(e, first, greatest, summands))
+            scale, exponent = reciprocal(e, self._sum(e, first, greatest, summands))
             if self.length < _TABULATED:
                 with e.loop(0, self.length) as k:
                     at = e.mul(self._below(e, first, k, greatest), 4)
@@ -166,30 +163,6 @@ class CodeSoftmax:
         few = e.b.trunc(shares, vector(I32, lanes))  # none is above 2^9
         codes = e.b.trunc(e.intrinsic("llvm.umin", few, e.splat(I32, 255, lanes)), vector(I8, lanes))
         return e.b.xor(codes, e.splat(I8, -128, lanes)) if self.signed else codes
-
-
-def _reciprocal(e: Emitter, total: Value) -> tuple[Value, Value]:
-    """Return the reciprocal of a sum with 12 whole bits: its mantissa, and the right shift to codes.
-
-    These are the steps of `operations.fixed_point.reciprocal_of_one_plus`, in 64 bits.
-    """
-    zeros = e.b.sub(e.call("llvm.ctlz.i64", I64, total, _FALSE), e.i64(32))
-    fraction = e.b.sub(e.b.shl(total, zeros), e.i64(1 << 31))
-    half = e.b.ashr(e.b.add(fraction, e.i64(1 << 31)), e.i64(1))
-    x = e.b.add(e.i64(1515870810), _high_product(e, half, e.i64(-1010580540)))
-    for _ in range(3):
-        error = e.b.sub(e.i64(ONE_Q2), _high_product(e, half, x))
-        x = e.b.add(x, _shifted_left(e, _high_product(e, x, error), 2))
-    return _shifted_left(e, x, 1), e.b.sub(e.i64(35), zeros)
-
-
-def _high_product(e: Emitter, first: Value, second: Value) -> Value:
-    product = e.b.ashr(e.b.add(e.b.mul(first, second), e.i64(1 << 30)), e.i64(31))
-    return e.intrinsic("llvm.smin", product, e.i64(INT32_MAX))
-
-
-def _shifted_left(e: Emitter, value: Value, bits: int) -> Value:
-    return e.clamp(e.b.shl(value, e.i64(bits)), e.i64(INT32_MIN), e.i64(INT32_MAX))
 
 
 def plan_code_softmax(rows: int, length: int, inner: int, signed: bool, target: Target) -> CodeSoftmax:

@@ -20,7 +20,7 @@ from nnfmq.engines.compiled.kernels.combining import (
 )
 from nnfmq.engines.compiled.kernels.extremes import ExtremeIndex
 from nnfmq.engines.compiled.kernels.lines import plan_lines
-from nnfmq.engines.compiled.kernels.norms import FloatNormalization
+from nnfmq.engines.compiled.kernels.norms import LONGEST_CODES, CodeNormalization, FloatNormalization
 from nnfmq.engines.compiled.kernels.pooling import plan_pool
 from nnfmq.engines.compiled.kernels.reducing import plan_reduction
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
@@ -121,11 +121,15 @@ def _index(greatest: bool, input: Tensor, *, output: Tensor, target: Target, axi
 
 
 def _normalization(input: Tensor, *, output: Tensor, target: Target, axis: int = -1) -> Lowered | None:
-    """L2_NORMALIZATION of floats."""
-    if input.dtype != _FLOAT:
+    """L2_NORMALIZATION."""
+    axis, work = normal_axis(axis, len(input.shape)), math.prod(input.shape) // 2
+    if input.dtype == _FLOAT:
+        return Lowered(FloatNormalization(plan_lines(input.shape, axis, 2 * target.lanes)), (), work)
+    if input.dtype not in _CODES or input.shape[axis] > LONGEST_CODES:
         return None
-    lines = plan_lines(input.shape, normal_axis(axis, len(input.shape)), 2 * target.lanes)
-    return Lowered(FloatNormalization(lines), (), math.prod(input.shape) // 2)
+    is_last = math.prod(input.shape[axis + 1 :]) == 1  # a scale for each line: lanes are not lines
+    lines = plan_lines(input.shape, axis, 2 * target.lanes if is_last else 1)
+    return Lowered(CodeNormalization(lines, input.dtype.kind == "i", input.zero_point), (), work)
 
 
 RULES: Mapping[OperationType, Rule] = {
