@@ -9,13 +9,13 @@ registers, so that both sides are read and written in vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nnfmq.engines.compiled.emission import I8, I64, Emitter, Value
+from nnfmq.engines.compiled.emission import I8, I32, I64, Emitter, Value, vector
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["NOWHERE", "Axis", "Moving", "Piece", "merged_axes", "nanoseconds", "plan_moving"]
+__all__ = ["NOWHERE", "Axis", "Line", "Moving", "Piece", "merged_axes", "nanoseconds", "plan_moving"]
 
 NOWHERE = -(1 << 40)  # an offset in a table for which the piece's filler is read
 
@@ -39,11 +39,21 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """What 256 codes may be as well: (code · slope + offset) >> shift, held in a byte; signed codes as if unsigned."""
+
+    slope: int
+    offset: int
+    shift: int
+    signed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Runs of `run` bytes from one array to another, by their places in the table of addresses; axes outermost first.
 
-    `source` None: bytes of `fill`. `codes`: the place of 256 codes through which each byte goes. `filler`: the place
-    of a run that is read where tables say NOWHERE.
+    `source` None: bytes of `fill`. `codes`: the place of 256 codes through which each byte goes, and which `line` tells
+    if there is one. `filler`: the place of a run that is read where tables say NOWHERE.
     """
 
     source: int | None
@@ -54,6 +64,7 @@ class Piece:
     run: int
     fill: int = 0
     codes: int | None = None
+    line: Line | None = None
     filler: int | None = None
 
     @property
@@ -143,10 +154,29 @@ class _Emission:
         if piece.codes is None:
             e.copy(target, place, count)
             return
-        codes = self.tables[piece.codes]
-        with e.loop(0, count) as index:
+        self._recode(self.tables[piece.codes], place, target, count)
+
+    def _recode(self, codes: Value, place: Value, target: Value, count: int | Value) -> None:
+        """Emit the way of each byte through the codes: in vectors along the line, and what is left by the table."""
+        e, line, lanes = self.e, self.piece.line, 2 * self.e.target.lanes
+        whole = (
+            0 if line is None else count - count % lanes if isinstance(count, int) else e.b.and_(count, e.i64(-lanes))
+        )
+        if line is not None:
+            with e.loop(0, whole, lanes) as index:
+                e.store(_along_line(e, line, e.load(vector(I8, lanes), place, index)), target, index)
+        with e.loop(whole, count) as index:
             code = e.b.zext(e.load(I8, place, index), I64)
             e.store(e.load(I8, codes, code), target, index)
+
+
+def _along_line(e: Emitter, line: Line, codes: Value) -> Value:
+    lanes = codes.type.count
+    flip, wide = e.splat(I8, -0x80 if line.signed else 0, lanes), vector(I32, lanes)
+    scaled = e.b.mul(e.b.zext(e.b.xor(codes, flip), wide), e.splat(I32, line.slope, lanes))
+    shifted = e.b.ashr(e.b.add(scaled, e.splat(I32, line.offset, lanes)), e.splat(I32, line.shift, lanes))
+    held = e.clamp(shifted, e.splat(I32, 0, lanes), e.splat(I32, 255, lanes))
+    return e.b.xor(e.b.trunc(held, vector(I8, lanes)), flip)
 
 
 def plan_moving(pieces: Sequence[Piece]) -> Moving:
@@ -193,7 +223,7 @@ def nanoseconds(kernel: Moving) -> int:
     """Return about how long it takes one thread."""
 
     def cost(piece: Piece) -> float:
-        per_run: Callable[[int], float] = (lambda run: run) if piece.codes is not None else (lambda run: 1 + run / 16)
-        return piece.bytes / piece.run * per_run(piece.run)
+        each = 1 / 16 if piece.codes is None else 1 / 4 if piece.line is not None else 1
+        return piece.bytes * (1 / piece.run + each)
 
     return int(sum(map(cost, kernel.pieces)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.moving import NOWHERE, Piece, nanoseconds, plan_moving
+from nnfmq.engines.compiled.kernels.moving import NOWHERE, Line, Piece, nanoseconds, plan_moving
 from nnfmq.engines.compiled.kernels.transposing import plan_transposing
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.lowering.views import View, piece
@@ -24,6 +24,7 @@ __all__ = ["RULES", "moved", "side_by_side", "turned"]
 
 _SIZES = (1, 2, 4)
 _MOST_PIECES = 64  # a piece is a loop nest of its own
+_MOST_SLOPE, _MOST_SHIFT, _MOST_OFFSET = 1 << 21, 22, 1 << 30  # 255 slopes and the offset fit 31 bits
 
 
 def moved(pieces: Sequence[Piece], tensor: Tensor, target: Target, constants: Sequence[bytes] = ()) -> Lowered | None:
@@ -65,11 +66,27 @@ def concatenation(*inputs: Tensor, output: Tensor, target: Target, axis: int) ->
         place = None if codes is None else len(inputs) + 1 + len(constants)
         if codes is not None:
             constants.append(codes.tobytes())
+        line = None if codes is None else _line_of(codes, tensor.scale / output.scale)
         into = whole.taken(axis, range(start, start + tensor.shape[axis]))
         if 0 not in tensor.shape:
-            pieces.append(piece(View.of(tensor), into, size, (number, len(inputs)), codes=place))
+            pieces.append(piece(View.of(tensor), into, size, (number, len(inputs)), codes=place, line=line))
         start += tensor.shape[axis]
     return moved(pieces, output, target, constants)
+
+
+def _line_of(codes: Array, scale: float) -> Line | None:
+    """Return the line on which 256 codes lie (in the order of their bits, about `scale` apart), if 32 bits hold one."""
+    flip = 0x80 if codes.dtype.kind == "i" else 0
+    values = ints(codes.view(np.uint8)[np.arange(256) ^ flip] ^ flip)
+    shift = min(_MOST_SHIFT, max(0, int(np.log2(_MOST_SLOPE / 2 / scale))))
+    middle = round(scale * (1 << shift))
+    for slope in range(max(0, middle - 2), min(_MOST_SLOPE, middle + 2) + 1):
+        scaled = ints(np.arange(256)) * slope
+        least = int(np.where(values > 0, (values << shift) - scaled, -_MOST_OFFSET).max())
+        most = int(np.where(values < 255, (values + 1 << shift) - 1 - scaled, _MOST_OFFSET).min())
+        if -_MOST_OFFSET <= least <= most:
+            return Line(slope, least, shift, bool(flip))
+    return None
 
 
 def pack(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> Lowered | None:

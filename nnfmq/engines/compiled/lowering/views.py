@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nnfmq.engines.compiled.kernels.moving import Axis, Piece
 from nnfmq.operations.signature import Shape, Tensor
@@ -94,7 +94,7 @@ def _with(values: tuple[T, ...], axis: int, value: T) -> tuple[T, ...]:
     return (*values[:axis], value, *values[axis + 1 :])
 
 
-def piece(source: View | None, target: View, size: int, places: tuple[int | None, int], **rest: int | None) -> Piece:
+def piece(source: View | None, target: View, size: int, places: tuple[int | None, int], **rest: Any) -> Piece:
     """Return what moves one view into another of the same shape, or fills it; `places` are those of their addresses."""
     read = source or target
     assert read.shape == target.shape, (read.shape, target.shape)
@@ -102,4 +102,4 @@ def piece(source: View | None, target: View, size: int, places: tuple[int | None
         Axis(extent, table[1] if table else step, into, table[0] if table else None)
         for extent, step, table, into in zip(read.shape, read.steps, read.tables, target.steps, strict=True)
     )
-    return Piece(places[0], places[1], source.offset if source else 0, target.offset, axes, size, **rest)  # type: ignore[arg-type]
+    return Piece(places[0], places[1], source.offset if source else 0, target.offset, axes, size, **rest)
