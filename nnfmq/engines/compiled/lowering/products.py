@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import side_by_side
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.fixed_point import ints
 from nnfmq.operations.quantization import EXACT_FLOAT32, Multipliers, code_range, float_range, product_multipliers
 from nnfmq.operations.shapes import Window, windows
 from nnfmq.operations.signature import Array, Tensor
 from nnfmq.operations.transposed import Spread, spreads
 
 __all__ = ["RULES"]
+
+Weights: TypeAlias = Callable[[], Array]
 
 _FLOAT, _CODES = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
 _ONE = Window(1, 1, 1, 0, 0, 1)
@@ -73,15 +75,12 @@ def _product(
 ) -> Lowered | None:
     if 0 in input.shape:
         return None
-    weights = _centred(filter)
-    if weights is None:
-        return None
-    return _product_of(shape, weights, input, filter, bias, output, target, activation)
+    return _product_of(shape, lambda: _centred(filter), input, filter, bias, output, target, activation)
 
 
 def _product_of(
     shape: ProductShape,
-    weights: Array,
+    weights: Weights,
     input: Tensor,
     filter: Tensor,
     bias: Tensor,
@@ -98,14 +97,14 @@ def _product_of(
     return _quantized_product(shape, weights, input, filter, bias, output, target, activation)
 
 
-def _float_product(product: Product, weights: Array, bias: Array) -> Lowered:
+def _float_product(product: Product, weights: Weights, bias: Array) -> Lowered:
     biases = np.asarray(bias, np.float32)[product.order % len(bias)]
-    return Lowered(product, (lambda: product.pack(weights), biases.tobytes()), product.shape.multiplications // 16)
+    return Lowered(product, (lambda: product.pack(weights()), biases.tobytes()), product.shape.multiplications // 16)
 
 
 def _quantized_product(
     shape: ProductShape,
-    weights: Array,
+    weights: Weights,
     input: Tensor,
     filter: Tensor,
     bias: Tensor,
@@ -114,43 +113,58 @@ def _quantized_product(
     activation: int,
 ) -> Lowered | None:
     draft = plan_product(shape, Codes(False, 0, _NO_FINISH), target)
-    bounds = _bounds(weights.reshape(len(weights), -1), input)
-    finish = _finish(input, filter, bias, output, activation, bounds, draft.order)
+    taps = shape.rows.size * shape.columns.size * shape.depth
+    finish = _finish(
+        input, filter, bias, output, activation, draft.order, taps, lambda: weights().reshape(shape.filters, -1)
+    )
     if finish is None:
         return None
     requantization, numbers = finish
     product = plan_product(shape, Codes(input.dtype.kind == "i", input.zero_point, requantization), target)
-    return Lowered(product, (lambda: product.pack(weights), numbers), shape.multiplications // 32)
+    return Lowered(product, (lambda: product.pack(weights()), numbers), shape.multiplications // 32)
 
 
 _NO_FINISH = Requantization(0, 0, 0, 0, False, False)
 
 
-def _centred(filter: Tensor) -> Array | None:
-    """Return a filter's values as products take them: floats, or codes less their zero point; None for halves."""
+def _centred(filter: Tensor) -> Array:
+    """Return a filter's values as products take them: floats, or codes less their zero point."""
     if filter.dtype.kind == "f":
-        return filter.array if filter.dtype == _FLOAT else None
+        return filter.array
     return filter.array.astype(np.int16) - np.int16(filter.zero_point)
 
 
-def _bounds(weights: Array, input: Tensor) -> Ints:
-    """Return, for each channel (first axis), how large a sum of products can become."""
-    info = np.iinfo(input.dtype)
-    largest = max(info.max - input.zero_point, input.zero_point - info.min)
-    bounds: Ints = np.abs(weights.astype(np.int32)).sum(axis=1, dtype=np.int64) * largest
-    return bounds
+def _largest(tensor: Tensor) -> int:
+    """Return how far a code can be from the zero point."""
+    info = np.iinfo(tensor.dtype)
+    return max(info.max - tensor.zero_point, tensor.zero_point - info.min)
 
 
 def _finish(
-    input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, bounds: Ints, order: Array
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    output: Tensor,
+    activation: int,
+    order: Array,
+    taps: int,
+    weights: Weights,
 ) -> tuple[Requantization, bytes] | None:
-    """Return how sums become codes, and the numbers of the channels in `order`; they come again after the last one."""
+    """Return how sums become codes, and the numbers of the channels in `order`; they come again after the last one.
+
+    How large the sums of a channel can become is told by the number of taps or, where that is not enough, by the
+    `weights` (channels first).
+    """
     multipliers = Multipliers.of(product_multipliers(input, filter, bias, output))
     chosen = order % len(multipliers.mantissas)
     multipliers = Multipliers(multipliers.mantissas[chosen], multipliers.shifts[chosen])
     low, high = code_range(activation, output)
     biases = ints(bias.array)[order % len(bias.array)]
-    found = Requantization.of(multipliers, biases, bounds[order], len(order), output.zero_point, low, high)
+    any_weights = ints(np.full(len(order), taps * _largest(filter) * _largest(input)))
+    found = Requantization.of(multipliers, biases, any_weights, len(order), output.zero_point, low, high)
+    if found is None:
+        bounds = np.abs(weights().astype(np.int32)).sum(axis=1, dtype=np.int64)[order] * _largest(input)
+        found = Requantization.of(multipliers, biases, bounds, len(order), output.zero_point, low, high)
     return None if found is None else (found, found.constants(multipliers, biases))
 
 
@@ -162,15 +176,18 @@ def transposed(
     Output cell m · stride + place - head gets taps place + t · stride from input cell m - t: with filters thinned out
     and turned round, every place is a channel of a convolution of stride 1.
     """
-    weights = None if 0 in input.shape else _centred(filter)
-    if weights is None:
+    if 0 in input.shape:
         return None
     vertical, horizontal = spreads(input.shape[1:3], filter.shape[1:3], **geometry)
     filters, places = filter.shape[0], vertical.stride * horizontal.stride
     rows, columns = _phase_window(vertical), _phase_window(horizontal)
-    phases = _phases(weights, rows.size * vertical.stride, columns.size * horizontal.stride)
-    split = phases.reshape(filters, rows.size, vertical.stride, columns.size, horizontal.stride, -1)
-    virtual = split[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5).reshape(places * filters, rows.size, columns.size, -1)
+
+    def virtual() -> Array:
+        phases = _phases(_centred(filter), rows.size * vertical.stride, columns.size * horizontal.stride)
+        split = phases.reshape(filters, rows.size, vertical.stride, columns.size, horizontal.stride, -1)
+        turned = split[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5)
+        return turned.reshape(places * filters, rows.size, columns.size, -1)
+
     batch, height, width, channels = input.shape
     shape = ProductShape(batch, height, width, channels, rows, columns, places * filters)
     product = _product_of(shape, virtual, input, filter, bias, output, target, activation)
@@ -216,14 +233,16 @@ def depthwise(
         return Lowered(kernel, (lambda: kernel.pack(filter.array[0]), biases.tobytes()), _taps(kernel) // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
         return None
-    weights = (filter.array.astype(np.int16) - np.int16(filter.zero_point))[0]
-    bounds = _bounds(weights.reshape(-1, weights.shape[-1]).T, input)
-    finish = _finish(input, filter, bias, output, activation, bounds, _filled_up(filter.shape[3], target))
-    if finish is None or int(bounds.max(initial=0)) >= EXACT_FLOAT32:
+    taps = rows.size * columns.size
+    if taps * _largest(filter) * _largest(input) >= EXACT_FLOAT32:
+        return None
+    order = _filled_up(filter.shape[3], target)
+    finish = _finish(input, filter, bias, output, activation, order, taps, lambda: _centred(filter).reshape(taps, -1).T)
+    if finish is None:
         return None
     arithmetic = FloatCodes(input.dtype.kind == "i", input.zero_point, finish[0])
     kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, arithmetic, target)
-    return Lowered(kernel, (lambda: kernel.pack(weights), finish[1]), _taps(kernel) // 8)
+    return Lowered(kernel, (lambda: kernel.pack(_centred(filter)[0]), finish[1]), _taps(kernel) // 8)
 
 
 def _filled_up(channels: int, target: Target) -> Array:
