@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -325,9 +326,15 @@ def _pointwise_block(shape: ProductShape, arithmetic: Arithmetic, rows: int) -> 
     positions = shape.pixels
     most = max(rows, _SCRATCH_BYTES // (shape.channels * arithmetic.cell_bytes))
     wanted = max(rows, min(most, math.ceil(shape.batch * shape.height * shape.width / _UNITS)))
-    divisors = [d for d in range(1, positions + 1) if positions % d == 0 and d >= rows] if positions < 1 << 20 else []
-    fitting = [d for d in divisors if d <= wanted]
+    divisors = [divisor for divisor in _divisors(positions) if divisor >= rows]
+    fitting = [divisor for divisor in divisors if divisor <= wanted]
     return max(fitting) if fitting else min(divisors, default=positions)
+
+
+@cache
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return [*small, *(number // divisor for divisor in small)]
 
 
 def _band_rows(shape: ProductShape, arithmetic: Arithmetic) -> int:
