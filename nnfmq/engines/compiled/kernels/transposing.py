@@ -155,8 +155,8 @@ def _interleaved(e: Emitter, rows: Sequence[Value], within: int) -> list[Value]:
 
 
 def plan_transposing(piece: Piece, size: int, target: Target) -> tuple[Transposing | Weaving, bytes] | None:
-    """Return the kernel of a piece and its numbers, or None where none fits. It is alone, from argument 0 to 1."""
-    if piece.source is None or piece.codes is not None or piece.filler is not None:
+    """Return the kernel of a piece that is alone, from argument 0 to 1, and its numbers; None where none fits."""
+    if (piece.source, piece.target) != (0, 1) or piece.codes is not None or piece.filler is not None:
         return None
     *axes, run = merged_axes(piece)
     if run.extent != size or any(axis.table is not None for axis in axes):

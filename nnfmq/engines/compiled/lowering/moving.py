@@ -55,7 +55,7 @@ def _offsets(positions: Array, step: int) -> bytes:
 
 
 def concatenation(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> Lowered | None:
-    """CONCATENATION; codes of another scale go through a table."""
+    """CONCATENATION; codes of another scale go along a line, or through a table."""
     axis %= len(output.shape)
     size, whole = output.dtype.itemsize, View.of(output)
     pieces: list[Piece] = []
