@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.cells import Widening
 from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
 from nnfmq.engines.compiled.target import Target
 
@@ -30,12 +31,8 @@ class Arithmetic(Protocol):
     cell_bytes: int
     group: int
 
-    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
-        """Load `count` elements and return them as cells."""
-        ...
-
-    def zeros(self, e: Emitter, count: int) -> Value:
-        """Return cells of 0."""
+    def widening(self, e: Emitter, finish: Value) -> Widening:
+        """Return how elements become cells, where `finish` has the numbers for that."""
         ...
 
     def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
@@ -72,6 +69,10 @@ class Floats:
 
     item_bytes = output_bytes = cell_bytes = 4
     group = 1
+
+    def widening(self, e: Emitter, finish: Value) -> Floats:
+        """They are cells already."""
+        return self
 
     def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
         """Load them as they are."""
@@ -114,26 +115,42 @@ class Floats:
 
 
 @dataclass(frozen=True, slots=True)
+class Centred:
+    """Codes of 8 bits, less their zero point, as cells: whole numbers of 16 bits, or float32."""
+
+    signed: bool
+    zero_point: Value
+    cell_bytes: int
+
+    item_bytes = 1
+
+    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+        """Load codes, less their zero point."""
+        wide = vector(I16 if self.cell_bytes == 2 else I32, count)
+        codes = (e.b.sext if self.signed else e.b.zext)(e.load(vector(I8, count), source, offset), wide)
+        zero = self.zero_point if self.cell_bytes == 4 else e.b.trunc(self.zero_point, I16)
+        centred = e.b.sub(codes, e.broadcast(zero, count))
+        return e.b.sitofp(centred, vector(F32, count)) if self.cell_bytes == 4 else centred
+
+    def zeros(self, e: Emitter, count: int) -> Value:
+        """Return cells of 0."""
+        return e.splat(F32, 0.0, count) if self.cell_bytes == 4 else e.splat(I16, 0, count)
+
+
+@dataclass(frozen=True, slots=True)
 class Codes:
     """8-bit codes, centred to 16 bits and multiplied in pairs."""
 
     signed: bool
-    zero_point: int
     requantization: Requantization
 
     item_bytes = output_bytes = 1
     cell_bytes = 2
     group = 2
 
-    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
-        """Load codes, less their zero point."""
-        raw = e.load(vector(I8, count), source, offset)
-        wide = (e.b.sext if self.signed else e.b.zext)(raw, vector(I16, count))
-        return e.b.sub(wide, e.splat(I16, self.zero_point, count)) if self.zero_point else wide
-
-    def zeros(self, e: Emitter, count: int) -> Value:
-        """Return cells of 0."""
-        return e.splat(I16, 0, count)
+    def widening(self, e: Emitter, finish: Value) -> Centred:
+        """Subtract the zero point."""
+        return Centred(self.signed, self.requantization.centre(e, finish), self.cell_bytes)
 
     def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
         """Return the bias."""
@@ -181,22 +198,14 @@ class FloatCodes:
     """8-bit codes whose sums float32 holds exactly, for filters that are as wide as the image is deep."""
 
     signed: bool
-    zero_point: int
     requantization: Requantization
 
     item_bytes = output_bytes = 1
     cell_bytes = 4
 
-    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
-        """Load codes, less their zero point, as float32."""
-        raw = e.load(vector(I8, count), source, offset)
-        whole_numbers = (e.b.sext if self.signed else e.b.zext)(raw, vector(I32, count))
-        centred = e.b.sub(whole_numbers, e.splat(I32, self.zero_point, count))
-        return e.b.sitofp(centred, vector(F32, count))
-
-    def zeros(self, e: Emitter, count: int) -> Value:
-        """Return cells of 0."""
-        return e.splat(F32, 0.0, count)
+    def widening(self, e: Emitter, finish: Value) -> Centred:
+        """Subtract the zero point."""
+        return Centred(self.signed, self.requantization.centre(e, finish), self.cell_bytes)
 
     def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
         """Return 0: a bias may be too large for float32."""

@@ -22,8 +22,15 @@ _SLACK_BYTES = 64  # what the last group of a filter's row may read behind it
 class Widening(Protocol):
     """What `arithmetic` has for elements on their way to cells."""
 
-    item_bytes: int
-    cell_bytes: int
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element."""
+        ...
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of a cell."""
+        ...
 
     def widened(self, e: Emitter, source: Value, offset: Any, count: int) -> Value:
         """Load `count` elements and return them as cells."""

@@ -13,8 +13,7 @@ import numpy as np
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.combining import CodeExtreme
 from nnfmq.engines.compiled.kernels.functions import compared, truth
-from nnfmq.engines.compiled.kernels.requantize import Requantization
-from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN
+from nnfmq.engines.compiled.kernels.requantize import Codomain, Requantization
 from nnfmq.operations.quantization import Multipliers, code_range
 from nnfmq.operations.signature import Tensor
 
@@ -38,10 +37,8 @@ _LANES = 64  # constants are repeated to more than the widest vector
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Codes of whole numbers, by one multiplier for all. Behind the rows of the requantization there are one of zero
-    points and the bytes of the least and of the greatest code."""
+    """Codes of whole numbers, by one multiplier for all."""
 
-    signed: bool
     requantization: Requantization
 
     def codes(self, e: Emitter, values: Value, constants: Value) -> Value:
@@ -50,16 +47,7 @@ class Scaled:
         if lanes == 1:  # products are taken in pairs
             pair = self.codes(e, e.shuffle(values, values, (0, 0)), constants)
             return e.shuffle(pair, pair, (0,))
-        steps = self.requantization.codes(e, values, constants, 0)
-        wide = e.b.add(steps, _row(e, constants, _ROWS, lanes))
-        least, most = (-128, 127) if self.signed else (0, 255)
-        held = e.clamp(wide, e.splat(I32, least, lanes), e.splat(I32, most, lanes))
-        codes, kind = e.b.trunc(held, vector(I8, lanes)), "s" if self.signed else "u"
-        low, high = (e.load(codes.type, constants, 4 * _LANES * (_ROWS + 1) + _LANES * byte) for byte in (0, 1))
-        return e.intrinsic(f"llvm.{kind}min", e.intrinsic(f"llvm.{kind}max", codes, low), high)
-
-
-_ROWS = 5  # of a requantization's constants
+        return self.requantization.narrowed(e, self.requantization.codes(e, values, constants, 0))
 
 
 def scaled(multiplier: tuple[int, int], bound: int, activation: int, output: Tensor) -> tuple[Scaled, bytes] | None:
@@ -69,12 +57,12 @@ def scaled(multiplier: tuple[int, int], bound: int, activation: int, output: Ten
     """
     multipliers = Multipliers(np.full(_LANES, multiplier[0], np.int64), np.full(_LANES, multiplier[1], np.int64))
     bias, bounds = np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64)
-    found = Requantization.of(multipliers, bias, bounds, _LANES, 0, INT32_MIN, INT32_MAX)
+    found = Requantization.of(multipliers, bias, bounds, _LANES)
     if found is None:
         return None
-    limits = np.repeat(np.array(code_range(activation, output), output.dtype), _LANES)
-    rows = found.constants(multipliers, bias) + repeated(output.zero_point) + limits.tobytes()
-    return Scaled(output.dtype.kind == "i", found), rows
+    return Scaled(found), found.constants(
+        multipliers, bias, Codomain(output.zero_point, *code_range(activation, output))
+    )
 
 
 def repeated(*numbers: int) -> bytes:

@@ -92,7 +92,7 @@ class Depthwise:
             source = e.at(
                 image, e.mul(number, self.height * self.width * self.channels // self.multiplier * a.item_bytes)
             )
-            self._band.emit(e, a, source, first, served)
+            self._band.emit(e, a.widening(e, finish), source, first, served)
             target = e.at(out, e.mul(e.add(e.mul(number, self.rows.count), first), row))
             with e.loop(0, served) as r:
                 cells = e.at(e.scratch, e.mul(r, self.rows.stride * self._band.row_cells * 4))

@@ -173,7 +173,7 @@ class Product:
         source = e.at(image, e.mul(block, self.block * s.channels * a.item_bytes))
         cells = source
         if not self._reads_in_place:
-            widen(e, a, source, e.scratch, self.block * s.channels)
+            widen(e, a.widening(e, finish), source, e.scratch, self.block * s.channels)
             cells = e.scratch
         target = e.at(out, e.mul(block, self.block * s.filters * a.output_bytes))
         if s.own:
@@ -188,7 +188,7 @@ class Product:
         number, first = e.b.sdiv(block, per_image), e.mul(e.b.srem(block, per_image), self.block)
         served = e.intrinsic("llvm.smin", e.i64(self.block), e.b.sub(e.i64(s.rows.count), first))
         source = e.at(image, e.mul(number, s.height * s.width * s.channels * a.item_bytes))
-        self._band.emit(e, a, source, first, served)
+        self._band.emit(e, a.widening(e, finish), source, first, served)
         pitch, step = self._band.row_cells * a.cell_bytes, s.columns.stride * s.channels * a.cell_bytes
         row = s.columns.count * s.filters * a.output_bytes
         target = e.at(out, e.mul(e.add(e.mul(number, s.rows.count), first), row))

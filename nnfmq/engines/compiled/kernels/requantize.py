@@ -15,43 +15,49 @@ from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, v
 from nnfmq.operations.fixed_point import INT32_MAX, Ints
 from nnfmq.operations.quantization import Multipliers
 
-__all__ = ["Requantization"]
+__all__ = ["Codomain", "Requantization"]
 
-_BIAS, _MANTISSA, _HALF, _RIGHT, _LEFT = range(5)
+_BIAS, _MANTISSA, _HALF, _RIGHT, _LEFT, _ZERO, _LOW, _HIGH, _CENTRE = range(9)
+
+
+@dataclass(frozen=True, slots=True)
+class Codomain:
+    """The codes that come out, and the zero point of those that went in (`centre`)."""
+
+    zero_point: int
+    low: int
+    high: int
+    centre: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Requantization:
-    """How sums become codes; the numbers of each channel are in a constant made by `constants`.
+    """How sums become codes; every number is in a constant made by `constants`, so that layers of one shape share code.
 
     `channels` is their number, filled up to whole vectors.
     """
 
     channels: int
-    zero_point: int
-    low: int
-    high: int
     shifts_left: bool
     shifts_by_nothing: bool
 
     @classmethod
-    def of(
-        cls, multipliers: Multipliers, bias: Ints, bounds: Ints, channels: int, zero_point: int, low: int, high: int
-    ) -> Requantization | None:
+    def of(cls, multipliers: Multipliers, bias: Ints, bounds: Ints, channels: int) -> Requantization | None:
         """Return the form, or None where 32 bits do not hold what is between. `bounds` are on |sum| without bias."""
         left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
         most = (np.abs(bias) + bounds) << left
         if int((most + (np.int64(1) << right)).max(initial=0)) > INT32_MAX - 255:  # a zero point is added last
             return None
-        return cls(channels, zero_point, low, high, bool(left.any()), not bool(right.all()))
+        return cls(channels, bool(left.any()), not bool(right.all()))
 
-    def constants(self, multipliers: Multipliers, bias: Ints) -> bytes:
-        """Return bias, mantissas, halves, right and left shifts, each for all channels."""
+    def constants(self, multipliers: Multipliers, bias: Ints, codes: Codomain) -> bytes:
+        """Return bias, mantissas, halves, right and left shifts, and the numbers of `codes`, each for all channels."""
         left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
         halves = (np.int64(1) << right) >> 1
-        table = np.zeros((5, self.channels), np.int32)
+        table = np.zeros((9, self.channels), np.int32)
         for row, values in enumerate((bias, multipliers.mantissas, halves, right, left)):
             table[row, : len(bias)] = values
+        table[_ZERO:] = np.array([[codes.zero_point], [codes.low], [codes.high], [codes.centre]])
         return table.tobytes()
 
     def bias(self, e: Emitter, constants: Value, channel: Value, lanes: int) -> Value:
@@ -71,8 +77,12 @@ class Requantization:
             tie = e.b.select(none, e.splat(I32, 0, lanes), tie)
         nudged = e.b.add(e.b.add(high, tie), self._row(e, constants, _HALF, channel, lanes))
         shifted = e.b.ashr(nudged, right)
-        codes = e.b.add(shifted, e.splat(I32, self.zero_point, lanes))
-        return e.clamp(codes, e.splat(I32, self.low, lanes), e.splat(I32, self.high, lanes))
+        zero, low, high = (self._row(e, constants, row, channel, lanes) for row in (_ZERO, _LOW, _HIGH))
+        return e.clamp(e.b.add(shifted, zero), low, high)
+
+    def centre(self, e: Emitter, constants: Value) -> Value:
+        """Load the zero point of the codes that come in."""
+        return e.load(I32, constants, 4 * _CENTRE * self.channels)
 
     def narrowed(self, e: Emitter, codes: Value) -> Value:
         """Return codes as bytes."""

@@ -10,7 +10,7 @@ import numpy as np
 from nnfmq.engines.compiled.kernels.arithmetic import Codes, Floats
 from nnfmq.engines.compiled.kernels.packing import Packing
 from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
-from nnfmq.engines.compiled.kernels.requantize import Requantization
+from nnfmq.engines.compiled.kernels.requantize import Codomain, Requantization
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import turned
 from nnfmq.engines.compiled.target import Target
@@ -25,7 +25,7 @@ __all__ = ["RULES"]
 _LEFT, _RIGHT, _FIRST_MADE = 0, 1, 2
 _ONE = Window(1, 1, 1, 0, 0, 1)
 _LARGEST_PRODUCT = 1 << 16
-_FLOATS, _DRAFT = Floats(-np.inf, np.inf), Codes(True, 0, Requantization(0, 0, 0, 0, False, False))
+_FLOATS, _DRAFT = Floats(-np.inf, np.inf), Codes(True, Requantization(0, False, False))
 
 
 def batch_matmul(
@@ -74,8 +74,11 @@ def _finish(
     one = Multipliers.of([real])
     multipliers = Multipliers(np.repeat(one.mantissas, channels), np.repeat(one.shifts, channels))
     zeros, bounds = ints(np.zeros(channels)), ints(np.full(channels, length * _LARGEST_PRODUCT))
-    found = Requantization.of(multipliers, zeros, bounds, channels, output.zero_point, *type_range(output))
-    return None if found is None else (Codes(True, left.zero_point, found), found.constants(multipliers, zeros))
+    found = Requantization.of(multipliers, zeros, bounds, channels)
+    if found is None:
+        return None
+    codes = Codomain(output.zero_point, *type_range(output), left.zero_point)
+    return Codes(True, found), found.constants(multipliers, zeros, codes)
 
 
 RULES: Mapping[OperationType, Rule] = {OperationType.BATCH_MATMUL: batch_matmul}

@@ -11,7 +11,7 @@ import numpy as np
 from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
 from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
-from nnfmq.engines.compiled.kernels.requantize import Requantization
+from nnfmq.engines.compiled.kernels.requantize import Codomain, Requantization
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import side_by_side
 from nnfmq.engines.compiled.target import Target
@@ -112,7 +112,7 @@ def _quantized_product(
     target: Target,
     activation: int,
 ) -> Lowered | None:
-    draft = plan_product(shape, Codes(False, 0, _NO_FINISH), target)
+    draft = plan_product(shape, Codes(False, _NO_FINISH), target)
     taps = shape.rows.size * shape.columns.size * shape.depth
     finish = _finish(
         input, filter, bias, output, activation, draft.order, taps, lambda: weights().reshape(shape.filters, -1)
@@ -120,11 +120,11 @@ def _quantized_product(
     if finish is None:
         return None
     requantization, numbers = finish
-    product = plan_product(shape, Codes(input.dtype.kind == "i", input.zero_point, requantization), target)
+    product = plan_product(shape, Codes(input.dtype.kind == "i", requantization), target)
     return Lowered(product, (lambda: product.pack(weights()), numbers), shape.multiplications // 32)
 
 
-_NO_FINISH = Requantization(0, 0, 0, 0, False, False)
+_NO_FINISH = Requantization(0, False, False)
 
 
 def _centred(filter: Tensor) -> Array:
@@ -158,14 +158,14 @@ def _finish(
     multipliers = Multipliers.of(product_multipliers(input, filter, bias, output))
     chosen = order % len(multipliers.mantissas)
     multipliers = Multipliers(multipliers.mantissas[chosen], multipliers.shifts[chosen])
-    low, high = code_range(activation, output)
     biases = ints(bias.array)[order % len(bias.array)]
     any_weights = ints(np.full(len(order), taps * _largest(filter) * _largest(input)))
-    found = Requantization.of(multipliers, biases, any_weights, len(order), output.zero_point, low, high)
+    found = Requantization.of(multipliers, biases, any_weights, len(order))
     if found is None:
         bounds = np.abs(weights().astype(np.int32)).sum(axis=1, dtype=np.int64)[order] * _largest(input)
-        found = Requantization.of(multipliers, biases, bounds, len(order), output.zero_point, low, high)
-    return None if found is None else (found, found.constants(multipliers, biases))
+        found = Requantization.of(multipliers, biases, bounds, len(order))
+    codes = Codomain(output.zero_point, *code_range(activation, output), input.zero_point)
+    return None if found is None else (found, found.constants(multipliers, biases, codes))
 
 
 def transposed(
@@ -240,7 +240,7 @@ def depthwise(
     finish = _finish(input, filter, bias, output, activation, order, taps, lambda: _centred(filter).reshape(taps, -1).T)
     if finish is None:
         return None
-    arithmetic = FloatCodes(input.dtype.kind == "i", input.zero_point, finish[0])
+    arithmetic = FloatCodes(input.dtype.kind == "i", finish[0])
     kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, arithmetic, target)
     return Lowered(kernel, (lambda: kernel.pack(_centred(filter)[0]), finish[1]), _taps(kernel) // 8)
 
