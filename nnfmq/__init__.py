@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import (
+    BadState,
     DeadObject,
     DeviceUnavailable,
     ErrorStatus,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.reusable import Execution
 
 __all__ = [
+    "BadState",
     "Buffer",
     "Burst",
     "Client",

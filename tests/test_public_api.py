@@ -16,6 +16,7 @@ import pytest
 import nnfmq
 
 NAMES = [
+    "BadState",
     "Buffer",
     "Burst",
     "Client",

@@ -232,7 +232,7 @@ class PreparedModel:
         given = arguments.checked_arrays(self.inputs, inputs)
         workspace = Workspace.create(self.inputs, self.outputs, given)
         try:
-            launched = self._launch_fenced(
+            launched = self.launch_fenced(
                 workspace.request,
                 config_of(measure, loop_timeout),
                 (wait_for, timeout, duration),
@@ -249,20 +249,30 @@ class PreparedModel:
     ) -> Execution:
         """Have the driver make memory-bound arrays into an execution that runs again and again; blocks.
 
-        Shapes must be fully known. The caller closes it; it outlives this model. `loop_timeout` as for `execute`;
-        `timeout` (seconds) bounds the making alone. Raises InvalidArgument, DeadObject.
+        Shapes must be fully known. The caller closes it; it outlives this model, unless the interface is older than
+        AIDL v4: then each run sends the request anew. `loop_timeout` as for `execute`; `timeout` (seconds) bounds the
+        making alone. Raises InvalidArgument, DeadObject.
         """
         from nnfmq.runtime.reusable import Execution
 
         config, deadline_ns = config_of(measure, loop_timeout), deadline_after(timeout)
-        return Execution.create(self._connection, self.model_id, self.inputs, self.outputs, config, deadline_ns)
+        return Execution.create(self, self._connection, config, deadline_ns, reusable=True)
+
+    def create_execution(self, *, measure: bool = False, loop_timeout: float | None = None) -> Execution:
+        """Make an execution that is computed once: a second time is BadState. This model has to live until then.
+
+        As `create_reusable_execution`, but the driver is told nothing before it is computed.
+        """
+        from nnfmq.runtime.reusable import Execution
+
+        return Execution.create(self, self._connection, config_of(measure, loop_timeout), None, reusable=False)
 
     def _launch(self, config: ExecutionConfig, timeout: float | None) -> Launch:
         from nnfmq.runtime.pending import Launch
 
         return Launch(self._connection, self.model_id, self.outputs, config, deadline_after(timeout))
 
-    def _launch_fenced(
+    def launch_fenced(
         self,
         request: Request,
         config: ExecutionConfig,
@@ -332,7 +342,7 @@ class PreparedModel:
         duration: float | None = None,
     ) -> FencedExecution[FencedTiming]:
         """Execute one request as the HAL has it, once all fences are signalled; as `execute_fenced` otherwise."""
-        return self._launch_fenced(request, config, (wait_for, timeout, duration), lambda times: times)
+        return self.launch_fenced(request, config, (wait_for, timeout, duration), lambda times: times)
 
     def create_reusable_request(
         self,
