@@ -48,6 +48,7 @@ NAMES = [
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
     "TensorInfo",
+    "allocate",
     "connect",
     "copy",
     "example_path",

@@ -98,7 +98,8 @@ class PreparedModel:
     """A prepared model. Close it, or use `with`; closing the client closes it too. Thread-safe.
 
     `inputs` and `outputs` describe the arrays that it takes and gives: name, shape, dtype, scale, zero point.
-    `last_timing` is that of the execution that ended last, in whichever thread.
+    `device` is the name of the one that prepared it. `last_timing` is that of the execution that ended last, in
+    whichever thread.
     """
 
     def __init__(
@@ -107,12 +108,19 @@ class PreparedModel:
         model_id: int | None,
         inputs: tuple[TensorInfo, ...],
         outputs: tuple[TensorInfo, ...],
+        device: str = "",
     ) -> None:
         self._connection = connection
+        self.device = device
         self._model_id = model_id
         self.inputs = inputs
         self.outputs = outputs
         self.last_timing = Timing()
+
+    @property
+    def connection(self) -> Connection:
+        """The way to the driver that has it."""
+        return self._connection
 
     @property
     def model_id(self) -> int:
@@ -181,7 +189,8 @@ class PreparedModel:
         if out is not None:
             _check_out(self.outputs, out)
         targets = out if out is not None else [None] * len(self.outputs)
-        deadline_ns = deadline_after(timeout)
+        deadline_ns, writer = deadline_after(timeout), object()
+        self._begin_roles(given, targets, writer)
         with Workspace.create(self.inputs, self.outputs, given, targets, self._connection) as workspace:
             asked = self._connection, model_id, self.outputs
             try:
@@ -191,7 +200,17 @@ class PreparedModel:
                 outcome = execute_once(*asked, workspace.request, config, deadline_ns)
             self.last_timing = outcome.timing
             results = workspace.results(outcome.shapes)
+        for target in targets:
+            if isinstance(target, Buffer):
+                target.end_role(writer)
         return results if out is None else _copy_out(out, results)
+
+    def _begin_roles(self, given: Sequence[object], targets: Sequence[object], writer: object) -> None:
+        """Tell the buffers among the arguments of an execution what they are to be."""
+        for values, is_output in ((given, False), (targets, True)):
+            for index, value in enumerate(values):
+                if isinstance(value, Buffer):
+                    value.begin_role(self, index, is_output, writer)
 
     def execute_async(
         self,

@@ -20,7 +20,7 @@ from nnfmq.hal.types import DataLocation, Request, RequestArgument
 EXAMPLES = re.findall(r"```python\n(.*?)```", (places.ROOT / "docs" / "memory.md").read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["shared memory", "buffers"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["shared memory", "buffers", "either"])
 def test_the_document_s_examples_work(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(example, {})
     assert capsys.readouterr().out.count(".") == 10  # a score for each digit

@@ -1,4 +1,4 @@
-"""Executions as objects through a driver process: when they may be computed, over the newest interface and older ones."""
+"""Executions as objects through a driver process: when they may be computed, over new interfaces and old ones."""
 
 from __future__ import annotations
 
@@ -122,6 +122,6 @@ def test_RUX_5_what_is_sent_anew_needs_its_model(spoken: nnfmq.Client, adding: n
 
 
 def test_an_execution_of_unknown_shapes_is_refused(client: nnfmq.Client) -> None:
-    with client.device("reference").prepare(unsized_relu_model()) as model:
-        with pytest.raises(nnfmq.InvalidArgument, match="fixed shapes"):
-            model.create_execution()
+    model = client.device("reference").prepare(unsized_relu_model())
+    with model, pytest.raises(nnfmq.InvalidArgument, match="fixed shapes"):
+        model.create_execution()
