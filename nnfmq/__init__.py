@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import (
+    BadState,
     DeadObject,
     DeviceUnavailable,
     ErrorStatus,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from nnfmq.hal.types import FenceState
     from nnfmq.importers import LoadedModel, example_path, load
     from nnfmq.memory import Memory
+    from nnfmq.runtime.allocation import allocate
     from nnfmq.runtime.buffers import Buffer, copy
     from nnfmq.runtime.burst import Burst, ExecutionInfo
     from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from nnfmq.runtime.reusable import Execution
 
 __all__ = [
+    "BadState",
     "Buffer",
     "Burst",
     "Client",
@@ -78,6 +81,7 @@ __all__ = [
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
     "TensorInfo",
+    "allocate",
     "connect",
     "copy",
     "example_path",
@@ -90,6 +94,7 @@ if not TYPE_CHECKING:  # a checker would take any name that is asked of a module
         **dict.fromkeys(("Client", "Device", "DeviceInfo", "connect"), "nnfmq.runtime.client"),
         **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
         **dict.fromkeys(("Buffer", "copy"), "nnfmq.runtime.buffers"),
+        "allocate": "nnfmq.runtime.allocation",
         "Execution": "nnfmq.runtime.reusable",
         "Fence": "nnfmq.fence",
         "FenceState": "nnfmq.hal.types",

@@ -241,7 +241,8 @@ class Channel:
     def send(self, data: bytes, fds: Sequence[int] = (), deadline_ns: int | None = None) -> None:
         """Send one frame; blocks while the peer does not read. The fds stay the caller's.
 
-        Raises DeadObject where the peer is gone, MissedDeadlineTransient at the deadline.
+        Raises DeadObject where the peer is gone, MissedDeadlineTransient at the deadline, InvalidArgument for fds that
+        are not open.
         """
         if len(fds) > FDS_MAX:
             raise InvalidArgument(f"a frame carries at most {FDS_MAX} fds, not {len(fds)}")
@@ -264,6 +265,8 @@ class Channel:
             except BlockingIOError:
                 self._wait(select.POLLOUT, deadline_ns)
             except OSError as error:
+                if error.errno == errno.EBADF and self._socket.fileno() >= 0:
+                    raise InvalidArgument(f"N-VAL-13: of the fds {list(fds)} one is no open descriptor") from error
                 raise self._gone(error) from error
 
     def receive(self, deadline_ns: int | None = None) -> Frame:

@@ -16,6 +16,7 @@ import pytest
 import nnfmq
 
 NAMES = [
+    "BadState",
     "Buffer",
     "Burst",
     "Client",
@@ -47,6 +48,7 @@ NAMES = [
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
     "TensorInfo",
+    "allocate",
     "connect",
     "copy",
     "example_path",

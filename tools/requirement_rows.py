@@ -1,8 +1,10 @@
-"""Which rows of docs/requirements.md have a test: `python tools/requirement_rows.py [--json] [GROUP...]`.
+"""Which rows of docs/requirements.md have a test: `python tools/requirement_rows.py [GROUP...]`.
 
 A test covers a row by carrying its whole id in its name or in its parameters' names, with - or _ between the parts. The
 names come from pytest's own collection, so what is never collected does not count by its text; what is skipped does.
-Exit status 0 only if every row of the groups asked for (default: all but TST) is covered or not applicable.
+With --through-driver only the tests of tests/end_to_end count, which start real driver processes, and the default is
+the negative groups. Exit status 0 only if every row of the groups asked for (default: all but TST) is covered or not
+applicable.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "requirements.md"
+THROUGH_DRIVER = "tests/end_to_end"
 LATER = ("TST",)  # rows about how we test: their tests are the suites themselves
 
 _ROW = re.compile(r"^\| ((?:N-)?[A-Z]+-\d+) \|", re.MULTILINE)
@@ -73,10 +76,10 @@ def counted(document: str, names: Iterable[str]) -> list[Group]:
     return list(groups.values())
 
 
-def collected() -> list[str]:
-    """Return the names of all tests. Blocks for as long as pytest needs to import them."""
+def collected(*paths: str) -> list[str]:
+    """Return the names of all tests, or of those in `paths`. Blocks for as long as pytest needs to import them."""
     command = [sys.executable, "-c", "import sys, pytest; sys.exit(pytest.console_main())", "--collect-only", "-q"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
     names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     if done.returncode or not names:
         raise SystemExit(f"the tests cannot be collected:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -105,9 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("groups", metavar="GROUP", nargs="*", help="e.g. DEV N-VAL (default: all but TST)")
     parser.add_argument("--json", action="store_true", help="print JSON: tests by row, for each group")
+    parser.add_argument("--through-driver", action="store_true", help=f"count the tests of {THROUGH_DRIVER} alone")
     options = parser.parse_args(arguments)
-    groups = counted(DOCUMENT.read_text(), collected())
-    wanted = options.groups or [group.name for group in groups if group.name not in LATER]
+    through = options.through_driver
+    groups = counted(DOCUMENT.read_text(), collected(THROUGH_DRIVER) if through else collected())
+    usual = [g.name for g in groups if (g.name.startswith("N-") if through else g.name not in LATER)]
+    wanted = options.groups or usual
     unknown = set(wanted) - {group.name for group in groups}
     if unknown:
         parser.error(f"no group {', '.join(sorted(unknown))}: there are {', '.join(group.name for group in groups)}")

@@ -42,6 +42,11 @@ _USUAL_CLASSES = _CLASSES[:3]
 _MOST_SEED = (1 << 32) - 1
 _SHOWN_FAILURES = 20
 
+PATHS = (  # those of `conformance.targets`, for which no other command shall wait
+    "interpreter", "compiled", "sync", "async", "fenced", "reusable", "burst", "aidl-burst", "memory-domain",
+    "memory-domain-async", "memory-domain-fenced", "memory-domain-aidl-burst",
+)  # fmt: skip
+
 
 _ENGINES = {"interpreter": "the interpreter", "compiled": "the compiling engine"}
 
@@ -51,10 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [options] [PATH ...]"  # all of them would take half of the screen
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
-        "--path", choices=("interpreter", "compiled", "sync", "async", "fenced", "reusable", "burst", "memory-domain"),
-        default="interpreter",
-        help="the interpreter or the compiling engine in this process, or one of a driver's ways to execute "
-        "(default: interpreter)",
+        "--path", choices=PATHS, metavar="P", default="interpreter",
+        help="the interpreter (default) or the compiling engine in this process, or a driver's way to execute: "
+        f"{', '.join(PATHS)}",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", help="of the driver (default: reference)")
     parser.add_argument(

@@ -2,8 +2,9 @@
 
 A target prepares a model and executes requests built as AOSP's harness builds them: arguments without dimensions,
 inputs in pool 0 and outputs in pool 1, each at a multiple of 64, an omitted input without a value, and one byte where
-an output is empty. Outputs start as 0xA5, so that what nobody wrote does not pass for zeros. On the path memory-domain
-every argument with a value is a buffer of the driver's of its own, filled and read by copies.
+an output is empty. Outputs start as 0xA5, so that what nobody wrote does not pass for zeros. On the paths memory-domain
+(synchronous), memory-domain-async and so on every argument with a value is a buffer of the driver's of its own, filled
+and read by copies.
 """
 
 from __future__ import annotations
@@ -26,7 +27,20 @@ from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
 MEMORY_DOMAIN = "memory-domain"
-PATHS = ("interpreter", "compiled", "sync", "async", "fenced", "reusable", "burst", MEMORY_DOMAIN)
+PATHS = (
+    "interpreter",
+    "compiled",
+    "sync",
+    "async",
+    "fenced",
+    "reusable",
+    "burst",
+    "aidl-burst",
+    MEMORY_DOMAIN,
+    f"{MEMORY_DOMAIN}-async",
+    f"{MEMORY_DOMAIN}-fenced",
+    f"{MEMORY_DOMAIN}-aidl-burst",
+)
 INTERPRETER_LEVEL = 8
 TIMEOUT_S = 60.0
 _ALIGNMENT = 64
@@ -152,15 +166,16 @@ class Driver:
     def __init__(self, device: str, connect_to: str | None, path: str) -> None:
         self._name = device
         self._connect_to = connect_to
-        self._path = path
-        self.can_be_short = path != MEMORY_DOMAIN
+        self._in_buffers = path.startswith(MEMORY_DOMAIN)
+        self._way = (path.removeprefix(MEMORY_DOMAIN).lstrip("-") or "sync") if self._in_buffers else path
+        self.can_be_short = not self._in_buffers
         self._client: Client | None = None
         self._device: Device | None = None
 
     @property
     def refuses_unspecified_outputs(self) -> bool:
         """True for fenced executions."""
-        return self._path == "fenced"
+        return self._way == "fenced"
 
     @property
     def driver_pid(self) -> int:
@@ -191,8 +206,8 @@ class Driver:
         """Let the device prepare the model."""
         device = self._connected()
         with _sendable(model) as sent, device.prepare(sent, timeout=TIMEOUT_S) as prepared:
-            in_buffers = self._path == MEMORY_DOMAIN
-            yield _InBuffers(device, prepared) if in_buffers else _InDriver(prepared, _EXECUTE[self._path])
+            run = _EXECUTE[self._way]
+            yield _InBuffers(device, prepared, run) if self._in_buffers else _InDriver(prepared, run)
 
     def close(self) -> None:
         """Hang up; an embedded driver ends."""
@@ -272,12 +287,18 @@ def _execute_burst(prepared: PreparedModel, request: Request, config: ExecutionC
         return burst.execute_request(request, config, timeout=TIMEOUT_S).shapes
 
 
+def _execute_aidl_burst(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
+    with prepared.aidl_burst(timeout=TIMEOUT_S) as burst:
+        return burst.execute_synchronously(request, config, timeout=TIMEOUT_S).shapes
+
+
 _EXECUTE: dict[str, _Run] = {
     "sync": _execute_sync,
     "async": _execute_async,
     "fenced": _execute_fenced,
     "reusable": _execute_reusable,
     "burst": _execute_burst,
+    "aidl-burst": _execute_aidl_burst,
 }
 
 
@@ -285,6 +306,7 @@ _EXECUTE: dict[str, _Run] = {
 class _InBuffers:
     device: Device
     prepared: PreparedModel
+    run: _Run
 
     def execute(self, asked: Asked) -> Answered:
         with ExitStack() as stack:
@@ -295,7 +317,7 @@ class _InBuffers:
             places = (RequestArgument(location=DataLocation(index)) for index in range(len(buffers)))
             inputs = tuple(RequestArgument(True) if buffer is None else next(places) for buffer in filled)
             request = Request(inputs, tuple(places), tuple(buffer.pool for buffer in buffers))
-            shapes = self.prepared.execute_request(request, _config(asked), timeout=TIMEOUT_S).shapes
+            shapes = self.run(self.prepared, request, _config(asked))
             pairs = zip(made, asked.expected, strict=True)
             return Answered(shapes, tuple(_content(buffer, array) for buffer, array in pairs))
 

@@ -2,6 +2,7 @@
 
     NnfmqError                             status
     ├── InvalidArgument                    INVALID_ARGUMENT: our caller's mistake (also a ValueError)
+    │   └── BadState                       the call is right, but not now: it never left this process
     ├── DeviceUnavailable                  DEVICE_UNAVAILABLE: offline, busy, or no driver to be had
     ├── GeneralFailure                     GENERAL_FAILURE: anything unspecified
     │   ├── ProtocolError                  the peer's bytes are wrong; its connection ends. `offset` says where
@@ -53,6 +54,10 @@ class InvalidArgument(NnfmqError, ValueError):
     """The caller's mistake; nothing was changed."""
 
     status = ErrorStatus.INVALID_ARGUMENT
+
+
+class BadState(InvalidArgument):
+    """A call that may not be made now: NNAPI's BAD_STATE, which no driver says."""
 
 
 class DeviceUnavailable(NnfmqError):

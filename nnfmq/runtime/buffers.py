@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,13 +17,16 @@ from numpy.typing import ArrayLike
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import BufferToken
+from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.prepared_model import PreparedModel
 
 LentMemory: TypeAlias = Memory | FileMemory
 _RELEASE_NS = 1_000_000_000
@@ -32,10 +35,15 @@ _RELEASE_NS = 1_000_000_000
 class Buffer:
     """A tensor in the driver, for the roles that it was allocated for. Close it, or use `with`. Thread-safe.
 
+    One that `nnfmq.allocate` made may lie in shared memory instead.
+
     Give it to `PreparedModel.execute` in place of an array, as an input or in `out`; or list `pool` in a Request, where
     an argument's location is then all zero but for the pool's index. `info` says what it holds: dtype, scale, zero
     point, and the shape, in which 0 is an extent that may change, and () a rank.
     """
+
+    is_shared = False
+    """Whether it lies in shared memory in place of the driver's."""
 
     def __init__(self, connection: Connection, info: TensorInfo) -> None:
         self._connection = connection
@@ -57,11 +65,21 @@ class Buffer:
         self._number()
         return BufferToken(self.token)
 
-    def pool_on(self, connection: Connection) -> BufferToken:
+    def pool_on(self, connection: Connection) -> BufferToken | Memory:
         """Return `pool` for a request over `connection`. Raises InvalidArgument where it is not the buffer's own."""
         if connection is not self._connection:  # there its token may stand for another buffer
             raise InvalidArgument(f"buffer {self.token} was allocated through another client")
         return self.pool
+
+    def place_in(self, pool_index: int) -> RequestArgument:
+        """Return the argument that it is in a Request whose pool of that number is `pool`."""
+        return RequestArgument(location=DataLocation(pool_index))
+
+    def begin_role(self, model: PreparedModel, index: int, is_output: bool, writer: object) -> None:
+        """An execution is to use it: of its own buffers the driver judges that."""
+
+    def end_role(self, writer: object) -> None:
+        """That execution has gone well: whoever judges the driver's answer notes it."""
 
     @property
     def dimensions(self) -> tuple[int, ...] | None:
@@ -163,10 +181,11 @@ def copy(source: LentMemory | Buffer, target: LentMemory | Buffer, *, timeout: f
     elif isinstance(target, Buffer):
         target.copy_from(source, timeout=timeout)
     else:
-        _copy_bytes(source, target)
+        copy_bytes(source, target)
 
 
-def _copy_bytes(source: LentMemory, target: LentMemory) -> None:
+def copy_bytes(source: LentMemory, target: LentMemory) -> None:
+    """Copy all of a memory into all of another. Raises InvalidArgument for another size, or what may not be written."""
     if source.size_bytes != target.size_bytes:
         raise InvalidArgument(f"{source.size_bytes} bytes cannot be copied into {target.size_bytes}")
     if not target.is_writable:

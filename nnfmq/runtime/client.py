@@ -8,7 +8,6 @@ Long because the ways to reach a driver again need the ways to reach one.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import subprocess
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -42,10 +41,10 @@ from nnfmq.hal.types import (
     Model,
     Priority,
     TokenValuePair,
-    joined,
 )
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
+from nnfmq.runtime.allocation import TIMEOUT_S, Role, allocate_in_driver
 from nnfmq.runtime.buffers import Buffer
 from nnfmq.runtime.connection import INTERFACE, Connection
 from nnfmq.runtime.device_list import possible_devices
@@ -59,13 +58,10 @@ from nnfmq.serialize.model import encode_model
 if TYPE_CHECKING:
     from nnfmq.runtime.caching import CacheFolder
 
-__all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "connect"]
+__all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "Role", "connect"]
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = TIMEOUT_S
 RETRY_SECONDS = 0.02  # between two looks for a driver that does not listen yet
-
-Role: TypeAlias = tuple[PreparedModel, int]
-"""A prepared model and the number of one of its inputs, or of its outputs."""
 _log = logging.getLogger("nnfmq.client")
 
 
@@ -444,7 +440,7 @@ class Device:
         deadline_ns: int | None,
     ) -> PreparedModel:
         """Send either call, under a number of its own, and return what the driver made."""
-        prepared = PreparedModel(self._connection, None, *_described(model, self.info))
+        prepared = PreparedModel(self._connection, None, *_described(model, self.info), self.info.name)
         try:
             self._connection.call(
                 replace(message, call=self._connection.new_call()),
@@ -480,32 +476,10 @@ class Device:
         open, and the buffer then takes any. The caller closes the result.
 
         Raises InvalidArgument for no role, one that does not exist or is given twice, and roles that disagree;
-        GeneralFailure for a type that has no arrays; ResourceExhausted, MissedDeadline, DeadObject.
+        GeneralFailure for a type that has no arrays; ResourceExhausted, MissedDeadline, DeadObject. `nnfmq.allocate`
+        falls back to shared memory instead.
         """
-        models = list(dict.fromkeys(model for model, _ in (*inputs, *outputs)))
-        roles = [tuple(messages.RoleData(models.index(m), i, 1.0) for m, i in part) for part in (inputs, outputs)]
-        numbers = tuple(model.model_id for model in models)
-        message = messages.Allocate(self._connection.new_call(), self.info.name, tuple(dimensions), numbers, *roles)
-        buffer = Buffer(self._connection, _joined_info(inputs, outputs, tuple(dimensions)))
-        try:
-            self._connection.call(
-                message, messages.Allocated, (), deadline_after(timeout), on_answer=buffer.take_answer
-            )
-        except BaseException:
-            buffer.close()  # the driver may have made it just before a signal came
-            raise
-        return buffer
-
-
-def _joined_info(inputs: Sequence[Role], outputs: Sequence[Role], dimensions: tuple[int, ...]) -> TensorInfo:
-    """Return what a buffer holds, as far as its roles exist and agree: the driver judges them."""
-    infos = [model.inputs[i] for model, i in inputs if i < len(model.inputs)]
-    infos += [model.outputs[i] for model, i in outputs if i < len(model.outputs)]
-    if not infos:
-        return TensorInfo("buffer", dimensions, "uint8")
-    for info in infos:
-        dimensions = joined(dimensions, info.shape) or dimensions
-    return dataclasses.replace(infos[0], name="buffer", shape=dimensions)
+        return allocate_in_driver(self._connection, self.info.name, inputs, outputs, tuple(dimensions), timeout)
 
 
 def _bare(model: Model | NamedModel) -> Model:

@@ -37,7 +37,12 @@ from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 
 INTERFACE = "AIDL v4"  # unless the application wants another
-_LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES = 8, 5, 4  # of `hal.versions`, for which no application shall wait
+_LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = (
+    8,
+    5,
+    4,
+    8,
+)  # of `hal.versions`, for which no application shall wait
 _GONE = "the driver process is gone"
 _TELL_NS = 1_000_000_000  # for a driver that reads nothing, before it is left alone
 _log = logging.getLogger("nnfmq.client")
@@ -92,6 +97,7 @@ class Connection:
         self.level = level  # the feature level of the interface that is spoken here
         self.is_aidl = level >= _FIRST_AIDL
         self.has_deadlines = level >= _FIRST_WITH_DEADLINES
+        self.keeps_executions = level >= _FIRST_WITH_REUSABLE
         self._channel = channel
         self._conversation = Conversation()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking

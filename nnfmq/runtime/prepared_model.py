@@ -98,7 +98,8 @@ class PreparedModel:
     """A prepared model. Close it, or use `with`; closing the client closes it too. Thread-safe.
 
     `inputs` and `outputs` describe the arrays that it takes and gives: name, shape, dtype, scale, zero point.
-    `last_timing` is that of the execution that ended last, in whichever thread.
+    `device` is the name of the one that prepared it. `last_timing` is that of the execution that ended last, in
+    whichever thread.
     """
 
     def __init__(
@@ -107,12 +108,19 @@ class PreparedModel:
         model_id: int | None,
         inputs: tuple[TensorInfo, ...],
         outputs: tuple[TensorInfo, ...],
+        device: str = "",
     ) -> None:
         self._connection = connection
+        self.device = device
         self._model_id = model_id
         self.inputs = inputs
         self.outputs = outputs
         self.last_timing = Timing()
+
+    @property
+    def connection(self) -> Connection:
+        """The way to the driver that has it."""
+        return self._connection
 
     @property
     def model_id(self) -> int:
@@ -181,7 +189,8 @@ class PreparedModel:
         if out is not None:
             _check_out(self.outputs, out)
         targets = out if out is not None else [None] * len(self.outputs)
-        deadline_ns = deadline_after(timeout)
+        deadline_ns, writer = deadline_after(timeout), object()
+        self._begin_roles(given, targets, writer)
         with Workspace.create(self.inputs, self.outputs, given, targets, self._connection) as workspace:
             asked = self._connection, model_id, self.outputs
             try:
@@ -191,7 +200,17 @@ class PreparedModel:
                 outcome = execute_once(*asked, workspace.request, config, deadline_ns)
             self.last_timing = outcome.timing
             results = workspace.results(outcome.shapes)
+        for target in targets:
+            if isinstance(target, Buffer):
+                target.end_role(writer)
         return results if out is None else _copy_out(out, results)
+
+    def _begin_roles(self, given: Sequence[object], targets: Sequence[object], writer: object) -> None:
+        """Tell the buffers among the arguments of an execution what they are to be."""
+        for values, is_output in ((given, False), (targets, True)):
+            for index, value in enumerate(values):
+                if isinstance(value, Buffer):
+                    value.begin_role(self, index, is_output, writer)
 
     def execute_async(
         self,
@@ -232,7 +251,7 @@ class PreparedModel:
         given = arguments.checked_arrays(self.inputs, inputs)
         workspace = Workspace.create(self.inputs, self.outputs, given)
         try:
-            launched = self._launch_fenced(
+            launched = self.launch_fenced(
                 workspace.request,
                 config_of(measure, loop_timeout),
                 (wait_for, timeout, duration),
@@ -249,20 +268,30 @@ class PreparedModel:
     ) -> Execution:
         """Have the driver make memory-bound arrays into an execution that runs again and again; blocks.
 
-        Shapes must be fully known. The caller closes it; it outlives this model. `loop_timeout` as for `execute`;
-        `timeout` (seconds) bounds the making alone. Raises InvalidArgument, DeadObject.
+        Shapes must be fully known. The caller closes it; it outlives this model, unless the interface is older than
+        AIDL v4: then each run sends the request anew. `loop_timeout` as for `execute`; `timeout` (seconds) bounds the
+        making alone. Raises InvalidArgument, DeadObject.
         """
         from nnfmq.runtime.reusable import Execution
 
         config, deadline_ns = config_of(measure, loop_timeout), deadline_after(timeout)
-        return Execution.create(self._connection, self.model_id, self.inputs, self.outputs, config, deadline_ns)
+        return Execution.create(self, self._connection, config, deadline_ns, reusable=True)
+
+    def create_execution(self, *, measure: bool = False, loop_timeout: float | None = None) -> Execution:
+        """Make an execution that is computed once: a second time is BadState. This model has to live until then.
+
+        As `create_reusable_execution`, but the driver is told nothing before it is computed.
+        """
+        from nnfmq.runtime.reusable import Execution
+
+        return Execution.create(self, self._connection, config_of(measure, loop_timeout), None, reusable=False)
 
     def _launch(self, config: ExecutionConfig, timeout: float | None) -> Launch:
         from nnfmq.runtime.pending import Launch
 
         return Launch(self._connection, self.model_id, self.outputs, config, deadline_after(timeout))
 
-    def _launch_fenced(
+    def launch_fenced(
         self,
         request: Request,
         config: ExecutionConfig,
@@ -332,7 +361,7 @@ class PreparedModel:
         duration: float | None = None,
     ) -> FencedExecution[FencedTiming]:
         """Execute one request as the HAL has it, once all fences are signalled; as `execute_fenced` otherwise."""
-        return self._launch_fenced(request, config, (wait_for, timeout, duration), lambda times: times)
+        return self.launch_fenced(request, config, (wait_for, timeout, duration), lambda times: times)
 
     def create_reusable_request(
         self,

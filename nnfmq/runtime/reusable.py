@@ -1,7 +1,10 @@
-"""Reusable executions: a request that the driver has checked and bound once, and runs again and again.
+"""Executions as objects: a request that the driver has checked and bound once, and runs again and again.
 
 `Execution` has arrays of its own in shared memory, as a burst has; `RequestExecution` is the HAL's, over the caller's
 memory. Both run once at a time, and cost the control channel's round trip: where that is too much, take a burst.
+
+An `Execution` that is computed once, and one over an interface that has no reusable executions (all before AIDL v4),
+sends its request anew each time: the driver keeps nothing of it (RUX-5).
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from nnfmq.fence import Fence, HasFileno
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, FenceState, Request, RequestArgument, Timing
 from nnfmq.memory import Memory
@@ -28,6 +31,9 @@ from nnfmq.runtime.fenced import FencedExecution, FencedTiming, fence_fds
 from nnfmq.runtime.outcomes import Outcome, as_sent, duration_of, lent_fds
 from nnfmq.runtime.results import Judge
 from nnfmq.serialize import messages
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.prepared_model import PreparedModel
 
 ResultT = TypeVar("ResultT")
 
@@ -128,20 +134,69 @@ class RequestExecution:
         self.close()
 
 
+class _Runs(Protocol):
+    """A request that can be run."""
+
+    def compute(self, *, timeout: float | None = None) -> Outcome:
+        """Run it; blocks."""
+        ...
+
+    def launch(
+        self,
+        collect: Callable[[FencedTiming], ResultT],
+        wait_for: Sequence[HasFileno | int],
+        timeout: float | None,
+        duration: float | None,
+    ) -> FencedExecution[ResultT]:
+        """Launch it behind fences; blocks for the launch."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class _SentAnew:
+    """A request that is sent for each run: the driver keeps nothing of it, so that the model has to live."""
+
+    def __init__(self, model: PreparedModel, request: Request, config: ExecutionConfig) -> None:
+        self._model, self._request, self._config = model, request, config
+
+    def compute(self, *, timeout: float | None = None) -> Outcome:
+        return self._model.execute_request(self._request, self._config, timeout=timeout)
+
+    def launch(
+        self,
+        collect: Callable[[FencedTiming], ResultT],
+        wait_for: Sequence[HasFileno | int],
+        timeout: float | None,
+        duration: float | None,
+    ) -> FencedExecution[ResultT]:
+        return self._model.launch_fenced(self._request, self._config, (wait_for, timeout, duration), collect)
+
+    def close(self) -> None:
+        """Nothing is to be released."""
+
+
 class Execution:
-    """A reusable execution with arrays of its own. Close it, or use `with`. One run at a time. It outlives its model.
+    """An execution with arrays of its own. Close it, or use `with`. One run at a time.
+
+    A reusable one runs as often as one likes and, over AIDL v4, outlives its model; any other runs once, and its model
+    has to live until then. What may not be computed now is BadState.
 
     `inputs` and `outputs` are arrays over the shared memory itself: write the former, call `compute()` without
     arguments, read the latter, and nothing is copied. They must not be written or believed while it runs.
     `last_timing` is that of the run that ended last, if the execution was made to measure.
     """
 
-    def __init__(self, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...]) -> None:
+    def __init__(self, inputs: tuple[TensorInfo, ...], outputs: tuple[TensorInfo, ...], is_reusable: bool) -> None:
+        self.is_reusable = is_reusable
+        self._was_computed = False
         self._infos = inputs, outputs
         self._resources = ExitStack()
         self._user: object = None  # the call that runs it now
         self._last_fence: Fence | None = None  # of the last fenced run
-        self._execution: RequestExecution
+        self._runs: _Runs
         self.inputs: tuple[Array, ...] = ()
         self.outputs: tuple[Array, ...] = ()
         self.last_timing = Timing()
@@ -149,19 +204,26 @@ class Execution:
     @classmethod
     def create(
         cls,
+        model: PreparedModel,
         connection: Connection,
-        model_id: int,
-        inputs: tuple[TensorInfo, ...],
-        outputs: tuple[TensorInfo, ...],
         config: ExecutionConfig,
         deadline_ns: int | None,
+        reusable: bool,
     ) -> Self:
-        """Make the memory and let the driver bind it. Raises InvalidArgument where a shape is not fully known."""
-        execution = cls(inputs, outputs)
+        """Make the memory and, for a reusable one, let the driver bind it.
+
+        Raises InvalidArgument where a shape is not fully known.
+        """
+        model_id, execution = model.model_id, cls(model.inputs, model.outputs, reusable)
         try:
             request = execution._make_memory()
-            made = RequestExecution.create(connection, model_id, outputs, request, config, deadline_ns)
-            execution._execution = execution._resources.enter_context(made)
+            if reusable and connection.keeps_executions:
+                execution._runs = RequestExecution.create(
+                    connection, model_id, model.outputs, request, config, deadline_ns
+                )
+            else:
+                execution._runs = _SentAnew(model, request, config)
+            execution._resources.callback(execution._runs.close)
         except BaseException:
             execution.close()
             raise
@@ -192,14 +254,15 @@ class Execution:
         new arrays that the caller owns, or fills and returns those of `out`, which may be the `outputs` of this: then
         nothing is copied. `timeout` in seconds becomes the run's deadline: None = no limit.
 
-        Raises InvalidArgument (shape, dtype, count, another run goes on), MissedDeadline, DeadObject, or what the
-        driver answered.
+        Raises BadState (another run goes on, or it was computed and is not reusable), InvalidArgument (shape, dtype,
+        count), MissedDeadline, DeadObject, or what the driver answered.
         """
         if out is not None and out is not self.outputs:
             arguments.check_out(self._infos[1], out)
         with self._only_run():
             self._copy_in(inputs)
-            self.last_timing = self._execution.compute(timeout=timeout).timing
+            self._was_computed = True
+            self.last_timing = self._runs.compute(timeout=timeout).timing
             if out is self.outputs:
                 return self.outputs
             return self._results() if out is None else arguments.copy_out(out, self.outputs)
@@ -218,7 +281,8 @@ class Execution:
         """
         with self._only_run():
             self._copy_in(inputs)
-            launched = self._execution.launch(lambda _times: self._results(), wait_for, timeout, duration)
+            self._was_computed = True
+            launched = self._runs.launch(lambda _times: self._results(), wait_for, timeout, duration)
             self._last_fence = Fence.adopt(os.dup(launched.fence.fileno()))
             return launched
 
@@ -230,7 +294,9 @@ class Execution:
             if self._user is None:
                 self._user = me
             if self._user is not me or self._is_under_way():
-                raise InvalidArgument("this execution is running; one run at a time, or make one for each thread")
+                raise BadState("this execution is running; one run at a time, or make one for each thread")
+            if self._was_computed and not self.is_reusable:
+                raise BadState("this execution was computed and is not reusable; see create_reusable_execution")
             yield
         finally:
             if self._user is me:

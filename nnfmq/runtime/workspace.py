@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from nnfmq.hal.errors import OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import BufferToken, DataLocation, OutputShape, Request, RequestArgument
+from nnfmq.hal.types import BufferToken, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime import arguments
 from nnfmq.runtime.arguments import Array
@@ -99,8 +99,11 @@ class Workspace:
         for place, value in zip(places, values, strict=True):
             if isinstance(value, Buffer):
                 assert self._connection is not None, "who gives buffers gives their connection"
-                found.append(RequestArgument(location=DataLocation(len(pools))))
-                pools.append(value.pool_on(self._connection))
+                pool = value.pool_on(self._connection)
+                index = next((number for number, listed in enumerate(pools) if listed is pool), len(pools))
+                if index == len(pools):  # a memory listed twice would hide that arguments overlap (N-RQX-13)
+                    pools.append(pool)
+                found.append(value.place_in(index))
             else:
                 found.append(place)
         return tuple(found)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import model_lines
 
+from nnfmq.cli import conformance as command
 from nnfmq.conformance import testmodels, variants
 from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, run_test
 from nnfmq.conformance.targets import PATHS, Answered, Asked, Driver, Interpreter, Prepared, open_target
@@ -59,12 +60,12 @@ def judged(target: Any, **fields: Any) -> Result:
     return run_test(testmodels.read(model_lines.add() | fields), target)
 
 
-@pytest.mark.parametrize("path", ["interpreter", "sync", "async", "reusable", "burst", "memory-domain"])
-def test_a_model_and_its_variants_pass_on_every_path(path: str) -> None:
+@pytest.mark.parametrize("path", [path for path in PATHS if not path.endswith("fenced")])
+def test_TST_5_a_model_and_its_variants_pass_on_every_path(path: str) -> None:
     with closing(open_target(path, "reference", "embedded")) as target:
         result = judged(target)
     # A buffer of the driver's is never short.
-    kinds = [MODEL, *variants.KINDS[:1], *([] if path == "memory-domain" else [variants.INSUFFICIENT_OUTPUT])]
+    kinds = [MODEL, *variants.KINDS[:1], *([] if path.startswith("memory-domain") else [variants.INSUFFICIENT_OUTPUT])]
     assert outcomes(result) == dict.fromkeys(kinds, PASSED)
 
 
@@ -80,6 +81,18 @@ def test_a_model_that_must_fail_and_does_not_is_a_failure(path: str) -> None:
     with closing(open_target(path, "reference", "embedded")) as target:
         result = judged(target, expectFailure=True)
     assert reasons(result) == {MODEL: "preparing or executing it must fail; both succeeded"}
+
+
+@pytest.mark.parametrize("path", ["fenced", "memory-domain-fenced"])
+def test_TST_5_behind_fences_a_model_passes_and_one_of_unknown_shapes_is_skipped(path: str) -> None:
+    with closing(open_target(path, "reference", "embedded")) as target:
+        found = outcomes(judged(target))
+    assert found[MODEL] == PASSED
+    assert found[variants.UNKNOWN_OUTPUT_SHAPES] == SKIPPED
+
+
+def test_the_command_has_every_path() -> None:
+    assert command.PATHS == PATHS
 
 
 def test_no_shapes_are_enough_only_where_the_model_states_them() -> None:
@@ -143,7 +156,7 @@ class _Dying(Driver):
             yield prepared
 
 
-@pytest.mark.parametrize("path", ["sync", "async", "reusable", "burst"])
+@pytest.mark.parametrize("path", ["sync", "async", "reusable", "burst", "aidl-burst"])
 def test_a_driver_that_dies_fails_its_test_and_the_next_gets_a_new_one(path: str) -> None:
     with closing(_Dying("reference", "embedded", path)) as target:
         result = judged(target)

@@ -16,11 +16,12 @@ from support.models import add_model, null_model, relu_model
 
 import nnfmq
 from nnfmq.hal.types import DataLocation, Request, RequestArgument
+from nnfmq.serialize import messages
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", (places.ROOT / "docs" / "memory.md").read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["shared memory", "buffers"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=["shared memory", "buffers", "either"])
 def test_the_document_s_examples_work(example: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(example, {})
     assert capsys.readouterr().out.count(".") == 10  # a score for each digit
@@ -161,3 +162,36 @@ def test_a_buffer_of_one_client_is_nothing_to_another(daemon: Daemon, model: nnf
             model.execute_request(request)
         with pytest.raises(nnfmq.InvalidArgument, match="another client"):
             model.execute(buffer)
+
+
+def test_DOM_2_the_models_of_a_buffer_are_this_device_s(client: nnfmq.Client, adding: nnfmq.PreparedModel) -> None:
+    device, connection = client.device("reference"), client.connection
+
+    def asked(name: str, *models: int) -> messages.Allocated:
+        roles = tuple(messages.RoleData(index, 0, 1.0) for index in range(len(models)))
+        message = messages.Allocate(connection.new_call(), name, (), models, roles, ())
+        return connection.ask(message, messages.Allocated, (), None)
+
+    with ExitStack() as stack:
+        fast = client.device("sample-float_fast")
+        foreign = stack.enter_context(fast.prepare(add_model()))
+        closed = device.prepare(add_model())
+        number = closed.model_id
+        closed.close()
+        good, nobody = adding.model_id, max(adding.model_id, foreign.model_id, number) + 1000
+        for models in (
+            (0,),
+            (good, 0),
+            (foreign.model_id,),
+            (good, foreign.model_id),
+            (number,),
+            (nobody,),
+        ):
+            answer = asked("reference", *models)
+            refused = answer.status, answer.buffer_id, answer.token
+            assert refused == (nnfmq.ErrorStatus.INVALID_ARGUMENT, 0, 0), models
+        assert asked("sample-float_fast", good).status == nnfmq.ErrorStatus.INVALID_ARGUMENT
+        for owner, model in ((device, adding), (fast, foreign)):
+            with owner.allocate(inputs=[(model, 0)]) as buffer:
+                buffer.copy_from(FOUR)
+                assert model.execute(buffer, FOUR)[0].tolist() == [2, 4, 6, 8]

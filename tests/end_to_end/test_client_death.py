@@ -11,7 +11,7 @@ WAYS = ["burst", "preparation", "execution", "nothing"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_LIFE_3_SIGKILL_of_a_waiting_client_ends_its_worker(daemon: Daemon, way: str) -> None:
+def test_LIFE_3_N_BUX_4_SIGKILL_of_a_waiting_client_ends_its_worker(daemon: Daemon, way: str) -> None:
     with app("waits", daemon.path, way) as client, Process(int(client.line())) as worker:
         with worker.stopped():
             client.tell()

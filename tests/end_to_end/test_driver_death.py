@@ -39,7 +39,7 @@ def polls(_call: InThread) -> None:
     ("window_us", "wait"),
     [pytest.param(0.0, InThread.wait_until_asleep, id="asleep"), pytest.param(POLLING_US, polls, id="polling")],
 )
-def test_LIFE_4_BUR_15_SIGKILL_of_the_worker_ends_a_wait_in_a_burst_within_100_ms(
+def test_LIFE_4_BUR_15_N_BUX_4_SIGKILL_of_the_worker_ends_a_wait_in_a_burst_within_100_ms(
     daemon: Daemon, window_us: float, wait: Callable[[InThread], None]
 ) -> None:
     times_ns = [nanoseconds_to_dead_object(daemon, window_us, wait) for _ in range(TRIES)]

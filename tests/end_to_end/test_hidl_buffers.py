@@ -226,7 +226,7 @@ def test_DOM_6_DOM_12_what_is_copied_in_comes_out(driver: Driver) -> None:
         assert floats(target) == [1, 2, 3, 4]
 
 
-def test_N_DCP_1_N_DCP_3_N_DCP_5_a_failed_copy_leaves_a_buffer_uninitialized(driver: Driver) -> None:
+def test_N_DCP_1_N_DCP_3_N_DCP_5_N_DCX_1_a_failed_copy_leaves_a_buffer_uninitialized(driver: Driver) -> None:
     buffer, _ = driver.buffer(driver.prepare(RELU))
     source, target = driver.memory(1, 2, 3, 4), driver.memory(0, 0, 0, 0)
     assert buffer.copyTo(target) is FAILED  # nothing was written yet

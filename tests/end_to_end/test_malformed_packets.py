@@ -6,15 +6,24 @@ This is a sample; every record at every place is tried in the tests of `serializ
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from queue import Queue
+from typing import Any
 
 import pytest
-from support.drivers import LIMIT_S, one
+from support.bursts import BurstClient, give_pools, packet_for, server_end, split
+from support.drivers import LIMIT_S, Daemon, InThread, one
+from support.models import add_model, relus_model
 
 import nnfmq
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.hal.types import MeasureTiming
+from nnfmq.hal.types import NO_TIMING, MeasureTiming, Model
+from nnfmq.memory import Memory
+from nnfmq.runtime import hidl
+from nnfmq.serialize import messages
 from nnfmq.serialize.codec import decode_result
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.packet import ResultPacket
@@ -109,11 +118,23 @@ def test_N_BUR_3_a_worker_refuses_a_request_with_another_record_in_its_place(
     check_refused(burst, records, ErrorStatus.GENERAL_FAILURE)
 
 
-@pytest.mark.parametrize("offset", [4, 8, 12, 16], ids=["packet size", "inputs", "outputs", "pools"])
+@pytest.mark.parametrize(
+    "offset", [4, 8, 12, 16], ids=["N-BUX-1 packet size", "N-BUX-2 inputs", "N-BUX-2 outputs", "N-BUX-2 pools"]
+)
 @pytest.mark.parametrize("value", [0, 1_000_000, 2**32 - 1])
 def test_a_worker_refuses_counts_that_are_not_those_of_the_packet(burst: nnfmq.Burst, offset: int, value: int) -> None:
     records = records_of(burst)
     records[INFORMATION] = poked(records[INFORMATION], offset, "<I", value)
+    check_refused(burst, records, ErrorStatus.GENERAL_FAILURE)
+
+
+@pytest.mark.parametrize("argument", [INPUT, OUTPUT], ids=["input", "output"])
+@pytest.mark.parametrize("count", [1, 5, 2**32 - 1])
+def test_N_BUX_2_a_worker_refuses_more_dimensions_than_the_packet_has(
+    burst: nnfmq.Burst, argument: int, count: int
+) -> None:
+    records = records_of(burst)
+    records[argument] = poked(records[argument], 20, "<I", count)
     check_refused(burst, records, ErrorStatus.GENERAL_FAILURE)
 
 
@@ -172,3 +193,118 @@ def test_N_BUX_3_impossible_counters_end_the_burst_and_not_the_worker(
     assert model.execute(one(3)) == (one(3),)
     with model.burst() as another:
         assert another.execute(one(4), timeout=LIMIT_S) == (one(4),)
+
+
+# ------------------------------------------------------------------------------------------------ the caller's queues
+
+
+class Hidl:
+    """A burst over queues of this test's, as HIDL configures it."""
+
+    def __init__(self, daemon: Daemon, model: Model, result_records: int, stack: ExitStack) -> None:
+        client = stack.enter_context(nnfmq.connect(daemon.path, timeout=LIMIT_S, interface="HIDL 1.2"))
+        self.queues = stack.enter_context(BurstClient.create(result_records=result_records))
+        self.model, self._pools = model, give_pools(self.queues, model)
+        calls: Queue[tuple[ErrorStatus, Any]] = Queue()
+        device = hidl.IDevice(client, "reference")
+        device.prepareModel_1_2(model, 1, [], [], bytes(32), lambda *given: calls.put(given))
+        status, self._prepared = calls.get(timeout=LIMIT_S)
+        assert status is ErrorStatus.NONE
+        stack.callback(self._prepared.close)
+
+    def getMemories(self, slots: list[int]) -> tuple[ErrorStatus, list[Memory]]:
+        """Answer the driver (IBurstCallback)."""
+        return ErrorStatus.NONE, [self._pools[slot] for slot in slots]
+
+    def begin(self, stack: ExitStack) -> Any:
+        """Configure the burst, and return what HIDL has of it."""
+        status, context = self._prepared.configureExecutionBurst(self, self.queues.requests, self.queues.results)
+        assert status is ErrorStatus.NONE
+        stack.callback(context.close)
+        return context
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("measure", MeasureTiming)
+def test_N_BUR_4_a_result_longer_than_its_queue_is_an_error_without_shapes_and_times(
+    daemon: Daemon, resources: ExitStack, measure: MeasureTiming
+) -> None:
+    model = relus_model(4)  # 10 records
+    made = Hidl(daemon, model, 8, resources)
+    made.begin(resources)
+    for _ in range(2):
+        answer = made.queues.execute(packet_for(model, measure=measure))
+        assert (answer.status, answer.output_shapes, answer.timing) == (ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+    long = Hidl(daemon, model, 1024, resources)
+    long.begin(resources)
+    assert long.queues.execute(packet_for(model, measure=measure)).status is ErrorStatus.NONE
+
+
+USED = {0: [(0, 1), (8, 20)], 1: [(0, 1), (8, 9), (12, 16)], 2: [(0, 1), (8, 12)], 3: [(0, 1), (8, 24)]}
+
+
+def test_N_BUR_5_the_padding_of_every_result_record_is_zero(daemon: Daemon, resources: ExitStack) -> None:
+    made = Hidl(daemon, add_model(), 1024, resources)
+    assert made.queues.results.write(b"\xff" * (DATUM_BYTES * 1024))  # what lay there before
+    assert made.queues.results.drain() == 1024
+    made.begin(resources)
+    records = split(made.queues.call(packet_for(made.model, measure=MeasureTiming.YES)))
+    records += split(made.queues.call(OTHERS["unknown kind"]))
+    assert [record[0] for record in records] == [0, 1, 2, 3, 0, 3]
+    for record in records:
+        used = {place for start, end in USED[record[0]] for place in range(start, end)}
+        assert not any(byte for place, byte in enumerate(record) if place not in used)
+    assert made.queues.execute(packet_for(made.model)).status is ErrorStatus.NONE
+
+
+def test_N_REQ_4_freeing_a_slot_twice_or_one_that_never_was_has_no_effect(daemon: Daemon, resources: ExitStack) -> None:
+    made = Hidl(daemon, add_model(), 1024, resources)
+    context = made.begin(resources)
+    for slots in ((), (1, 1), (7, -1, 2**31 - 1), (0, 1, 0, 1)):
+        for slot in slots:
+            context.freeMemory(slot)
+        assert made.queues.execute(packet_for(made.model)).status is ErrorStatus.NONE
+
+
+# ------------------------------------------------------------------------------------------------ at the same time
+
+
+def test_N_BUX_6_slots_that_are_freed_all_the_time_break_nothing(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
+    enough = threading.Event()
+
+    def free() -> None:
+        while not enough.is_set():
+            for slot in (0, 1):
+                client.connection.send(messages.FreeMemory(burst._burst_id, slot))
+            client.devices()  # so that they are not more than the driver can read
+
+    freeing = InThread.start(free)
+    records = records_of(burst)
+    statuses = {answer_to(burst, records).status for _ in range(200)}
+    enough.set()
+    assert freeing.wait().error is None
+    assert statuses <= {ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT}
+    assert burst.execute(one(2), timeout=LIMIT_S) == (one(2),)
+
+
+def test_N_BUX_7_two_writers_that_meet_are_found_out_and_the_burst_lives_on(
+    burst: nnfmq.Burst, resources: ExitStack
+) -> None:
+    packet = b"".join(records_of(burst))
+    second = resources.enter_context(server_end(burst._requests))
+    for queue, written in ((burst._requests, packet), (second, OTHERS["kind 255"] * RECORDS)):
+        begun = queue.begin_write(RECORDS)  # at the same place: nobody has committed
+        assert begun is not None
+        begun.copy_to(written)
+    burst._requests.commit_write(RECORDS)
+    with pytest.raises(nnfmq.QueueCorrupted, match="write counter"):
+        second.commit_write(RECORDS)
+    burst._requests.wake_all()
+    answer = burst._results.receive(time.monotonic_ns() + int(LIMIT_S * 1e9), 0)
+    assert answer is not None and decode_result(answer).status is ErrorStatus.GENERAL_FAILURE
+    assert burst.execute(one(2), timeout=LIMIT_S) == (one(2),)

@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from support import bursts, control_flow_models, models
@@ -22,9 +21,19 @@ from support.bursts import BurstClient
 from support.descriptors import no_more_descriptors
 from support.drivers import thread_state
 from support.executors import LIMIT_S, Held, floats, until
-from support.model_mutations import FAMILIES, Mutant, mutants
+from support.model_mutations import FAMILIES, mutants
 from support.protocol import Speaker
-from support.sessions import HELLO, NONE, Running, assert_alive, prepare, prepare_message, replace_message
+from support.sessions import (
+    HELLO,
+    NONE,
+    Running,
+    assert_alive,
+    encoded,
+    judged,
+    prepare,
+    prepare_message,
+    replace_message,
+)
 from support.small_models import two_adds
 
 from nnfmq import watcher
@@ -35,8 +44,6 @@ from nnfmq.hal.types import (
     ExecutionConfig,
     MeasureTiming,
     Model,
-    OperandType,
-    OperationType,
     OutputShape,
     Priority,
     Request,
@@ -323,35 +330,10 @@ def test_PREP_1_PREP_3_a_bad_preparation_calls_back_once_and_then_answers_the_sa
 def test_a_model_spoilt_as_the_hal_s_suite_spoils_it_is_an_invalid_argument_of_both_methods(
     rule: str, client: Speaker
 ) -> None:
-    answers = [(rule, *judged(client, encoded(mutant))) for mutant in mutants(two_adds(), rule)]
+    answers = [(rule, *judged(client, encoded(mutant.model))) for mutant in mutants(two_adds(), rule)]
 
     assert set(answers) == {(rule, INVALID, INVALID, 0, INVALID)}
     assert_alive(client)
-
-
-def encoded(mutant: Mutant) -> bytes:
-    """Return the model's bytes, with codes that our own side would not write."""
-    main = mutant.model.main
-    operands = tuple(replace(o, type=OperandType.FLOAT32) if o.type not in KNOWN[0] else o for o in main.operands)
-    operations = tuple(replace(o, type=OperationType.ADD) if o.type not in KNOWN[1] else o for o in main.operations)
-    written = replace(mutant.model, main=replace(main, operands=operands, operations=operations))
-    data = msgspec.msgpack.decode(encode_model(written)[0])
-    for place, entries in enumerate((main.operands, main.operations)):
-        for position, entry in enumerate(entries):
-            data[0][place][position][0] = int(entry.type)
-    return msgspec.msgpack.encode(data)
-
-
-KNOWN = set(OperandType), set(OperationType)
-
-
-def judged(client: Speaker, data: bytes) -> tuple[ErrorStatus, ErrorStatus, int, ErrorStatus]:
-    """Return how getSupportedOperations ended, what prepareModel called back with, and how it ended."""
-    client.say(messages.GetSupportedOperations(8, "reference", data))
-    supported = client.hear(messages.SupportedOperations)
-    client.say(prepare_message(10, model=data))
-    ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
-    return supported.status, ready.status, ready.model_id, reply.status
 
 
 @pytest.mark.parametrize("changes", [{"device": "nonesuch"}, {"preference": -1}, {"model": b"nonsense"}])

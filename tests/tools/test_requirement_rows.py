@@ -68,3 +68,15 @@ def test_the_exit_status_tells_whether_a_row_is_missing(
     monkeypatch.setattr(tool, "collected", lambda: [f"test_CAP_{number}_a" for number in range(1, 8)])
     assert tool.main(["CAP"]) == 0
     assert "7 rows, 0 without a test" in capsys.readouterr().out
+
+
+def test_tests_through_a_driver_process_are_counted_by_themselves(
+    tool: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    monkeypatch.setattr(tool, "collected", lambda *paths: asked.append(paths) or ["test_N_DCX_1_a"])
+    assert tool.main(["--through-driver", "N-DCX"]) == 0
+    assert tool.main(["--through-driver", "--json"]) == 1
+    assert asked == [("tests/end_to_end",)] * 2
+    told = json.loads(capsys.readouterr().out.partition("test\n")[2])
+    assert told["N-DCX"]["missing"] == [] and told["N-BAS"]["missing"] and "DEV" not in told

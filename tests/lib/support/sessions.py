@@ -5,14 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.hal.types import ExecutionConfig, ExecutionPreference, Model, Priority, Request
+from nnfmq.hal.types import (
+    ExecutionConfig,
+    ExecutionPreference,
+    Model,
+    OperandType,
+    OperationType,
+    Priority,
+    Request,
+)
 from nnfmq.memory import Memory
 from nnfmq.serialize import control, messages
 from nnfmq.serialize.control import Role
@@ -74,6 +83,34 @@ def prepare_message(call: int = 1, model: bytes | None = None, **changes: Any) -
     )
     replaced: messages.PrepareModel = replace_message(message, **changes)
     return replaced
+
+
+KNOWN = set(OperandType), set(OperationType)
+
+
+def encoded(model: Model) -> bytes:
+    """Return a model's bytes, with codes that our own side would not write."""
+    main = model.main
+    operands = tuple(replace(o, type=OperandType.FLOAT32) if o.type not in KNOWN[0] else o for o in main.operands)
+    operations = tuple(replace(o, type=OperationType.ADD) if o.type not in KNOWN[1] else o for o in main.operations)
+    written = replace(model, main=replace(main, operands=operands, operations=operations))
+    data = msgspec.msgpack.decode(encode_model(written)[0])
+    codes: list[list[int]] = [[int(o.type) for o in main.operands], [int(o.type) for o in main.operations]]
+    for place, types in enumerate(codes):
+        for position, code in enumerate(types):
+            data[0][place][position][0] = code
+    return msgspec.msgpack.encode(data)
+
+
+def judged(
+    client: Speaker, data: bytes, pools: Sequence[messages.MemoryData] = (), fds: Sequence[int] = ()
+) -> tuple[ErrorStatus, ErrorStatus, int, ErrorStatus]:
+    """Return how getSupportedOperations ended, what prepareModel called back with, and how it ended."""
+    client.say(messages.GetSupportedOperations(8, "reference", data, tuple(pools)), fds)
+    supported = client.hear(messages.SupportedOperations)
+    client.say(prepare_message(10, model=data, pools=tuple(pools)), fds)
+    ready, reply = client.hear(messages.PreparedModelReady), client.hear(messages.Reply)
+    return supported.status, ready.status, ready.model_id, reply.status
 
 
 def replace_message(message: Any, **changes: Any) -> Any:

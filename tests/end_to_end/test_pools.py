@@ -1,0 +1,259 @@
+"""Memory that is lent to a driver process: what may be a pool of a model, of a request, or of both at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.drivers import LIMIT_S, Daemon, Process, until
+from support.models import add_model, null_model, pool_bytes, request_for
+from support.small_models import with_main, with_operand
+
+import nnfmq
+from nnfmq.fence import Fence
+from nnfmq.hal.types import DataLocation, LifeTime, Model, Protection, Request, RequestArgument
+from nnfmq.memory import Memory
+
+TEN, AT = [10, 20, 30, 40], 4096
+BYTES = 16
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Lent:
+    """What is announced of a descriptor, true or not."""
+
+    def __init__(self, fd: int, size_bytes: int = BYTES, offset: int = 0) -> None:
+        self._fd = fd
+        self.size_bytes = size_bytes
+        self.offset = offset
+        self.protection = Protection.READ_WRITE
+
+    def fileno(self) -> int:
+        return self._fd
+
+
+def weighted(pool: object, offset: int = 0) -> Model:
+    """Return x + 16 bytes of a pool."""
+    model = add_model()
+    place = DataLocation(0, offset, BYTES)
+    constant = with_operand(model, 1, lifetime=LifeTime.CONSTANT_REFERENCE, location=place)
+    return replace(with_main(constant, input_indexes=(0,)), pools=(pool,))  # type: ignore[arg-type]
+
+
+def filled(stack: ExitStack, values: list[int], offset: int = 0) -> Memory:
+    """Return anonymous shared memory with floats at `offset`, and room behind them."""
+    memory: Memory = stack.enter_context(Memory.create(2 * AT))
+    np.frombuffer(memory.view, np.float32, 4, offset)[:] = values
+    return memory
+
+
+def floats(memory: Memory, offset: int = 0) -> list[float]:
+    found: list[float] = np.frombuffer(memory.view, np.float32, 4, offset).tolist()
+    return found
+
+
+def still_serves(client: nnfmq.Client) -> bool:
+    """Return whether a good request of the same client succeeds."""
+    with client.device("reference").prepare(null_model()) as model:
+        return model.execute(np.array([5], np.float32), timeout=LIMIT_S)[0].tolist() == [5]
+
+
+# ------------------------------------------------------------------------------------------------ anonymous memory
+
+
+def test_MEM_2_one_anonymous_memory_may_hold_a_model_s_constants_and_a_request_s_tensors(
+    client: nnfmq.Client, resources: ExitStack
+) -> None:
+    memory = filled(resources, TEN)
+    np.frombuffer(memory.view, np.float32, 4, 64)[:] = [1, 2, 3, 4]
+    with client.device("reference").prepare(weighted(memory)) as model:
+        places = [RequestArgument(location=DataLocation(0, offset, BYTES)) for offset in (64, 128)]
+        model.execute_request(Request((places[0],), (places[1],), (memory,)))
+        assert floats(memory, 128) == [11, 22, 33, 44]
+        over_the_constants = RequestArgument(location=DataLocation(0, 8, BYTES))
+        with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-13"):
+            model.execute_request(Request((places[0],), (over_the_constants,), (memory,)))
+        assert floats(memory) == TEN
+
+
+def test_MEM_2_what_is_shared_is_mapped_by_the_driver_and_has_no_name(
+    client: nnfmq.Client, resources: ExitStack
+) -> None:
+    model = add_model()
+    pools = [resources.enter_context(Memory.create(size)) for size in pool_bytes(model)]
+    with Process(client.driver_pid) as worker, client.device("reference").prepare(model) as prepared:
+        before = worker.shared_mappings()
+        with prepared.create_reusable_request(request_for(model, pools)) as execution:
+            execution.compute()
+            new = [line for line in worker.shared_mappings() if line not in before]
+            assert len(new) == 2 and all("/memfd:" in line and "(deleted)" in line for line in new)
+        until(lambda: worker.shared_mappings() == before, "the driver has unmapped them")
+
+
+# ------------------------------------------------------------------------------------------------ hardware buffers
+
+
+@pytest.mark.parametrize("offset", [0, 64, AT, AT + 64])
+def test_MEM_3_a_buffer_of_format_BLOB_is_bytes_as_any_pool(
+    client: nnfmq.Client, resources: ExitStack, offset: int
+) -> None:
+    """BLOB: a descriptor whose bytes can be mapped, and where in it they begin."""
+    whole = filled(resources, TEN, offset)
+    blob = Lent(whole.fileno(), AT - 64, offset)
+    with client.device("reference").prepare(weighted(blob)) as model:
+        places = [RequestArgument(location=DataLocation(0, at, BYTES)) for at in (0, 64)]
+        model.execute_request(Request((places[0],), (places[1],), (blob,)))  # type: ignore[arg-type]
+    assert floats(whole, offset + 64) == [20, 40, 60, 80]
+
+
+def opaque_handles() -> dict[str, int]:
+    """Return descriptors as drivers of hardware give them: they stand for something, but have no bytes to read."""
+    return {
+        "anonymous inode": os.eventfd(0),
+        "device": os.open("/dev/null", os.O_RDWR),
+        "pidfd": os.pidfd_open(os.getpid()),
+    }
+
+
+@pytest.mark.parametrize("what", ["anonymous inode", "device", "pidfd"])
+def test_MEM_3_an_opaque_buffer_is_refused_for_constants_inputs_and_outputs(
+    client: nnfmq.Client, resources: ExitStack, what: str
+) -> None:
+    handles = opaque_handles()
+    for fd in handles.values():
+        resources.callback(os.close, fd)
+    opaque, memory = Lent(handles[what]), filled(resources, TEN)
+    device = client.device("reference")
+    for call in (device.prepare, device.supported_operations):
+        with pytest.raises(nnfmq.InvalidArgument, match="received memory"):
+            call(weighted(opaque))
+    model = resources.enter_context(device.prepare(weighted(memory)))
+    for pools in ((opaque, memory), (memory, opaque)):
+        for place in (DataLocation(0, 0, BYTES), DataLocation()):  # as of bytes, and as the HAL has it of opaque ones
+            arguments = RequestArgument(location=place), RequestArgument(location=DataLocation(1, 64, BYTES))
+            with pytest.raises(nnfmq.InvalidArgument):
+                model.execute_request(Request(arguments[:1], arguments[1:], pools))  # type: ignore[arg-type]
+    assert model.execute([1, 2, 3, 4])[0].tolist() == [11, 22, 33, 44]
+    assert still_serves(client)
+
+
+# ------------------------------------------------------------------------------------------------ what is no pool
+
+
+@pytest.mark.parametrize("size_bytes", [0, -1, -(2**62)])
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["file", "memfd"])
+def test_MEM_5_a_pool_of_no_bytes_is_refused(
+    client: nnfmq.Client, resources: ExitStack, size_bytes: int, is_sealed: bool
+) -> None:
+    memory = filled(resources, TEN)
+    fd = memory.fileno() if is_sealed else os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+    if not is_sealed:
+        resources.callback(os.close, fd)
+        os.ftruncate(fd, AT)
+    empty = Lent(fd, size_bytes)
+    check_refused(client, resources, empty)
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a folder", "an empty file"])
+def test_MEM_5_a_handle_that_leads_to_no_bytes_is_refused(
+    client: nnfmq.Client, resources: ExitStack, what: str
+) -> None:
+    reader, writer = os.pipe()
+    fds = {
+        "a pipe": reader,
+        "a folder": os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY),
+        "an empty file": os.open("/tmp", os.O_TMPFILE | os.O_RDWR),
+    }
+    for fd in (*fds.values(), writer):
+        resources.callback(os.close, fd)
+    check_refused(client, resources, Lent(fds[what]))
+
+
+def test_MEM_5_a_handle_that_is_closed_is_refused_before_it_is_sent(client: nnfmq.Client, resources: ExitStack) -> None:
+    memory = filled(resources, TEN)
+    memory.close()
+    with pytest.raises(nnfmq.InvalidArgument, match="closed"):
+        client.device("reference").prepare(weighted(memory))
+    with pytest.raises(nnfmq.InvalidArgument, match=r"N-VAL-13: of the fds .* is no open descriptor"):
+        client.device("reference").prepare(weighted(Lent(1 << 20)))
+    assert still_serves(client)
+
+
+def check_refused(client: nnfmq.Client, resources: ExitStack, pool: Lent) -> None:
+    """Check that it is no pool of a model, nor of a request, and that the same client is served on."""
+    memory = filled(resources, TEN)
+    device = client.device("reference")
+    with pytest.raises(nnfmq.InvalidArgument):
+        device.prepare(weighted(pool))
+    with device.prepare(weighted(memory)) as model:
+        places = [RequestArgument(location=DataLocation(index, 64 * index, BYTES)) for index in (0, 1)]
+        for pools in ((pool, memory), (memory, pool), (memory, memory, pool)):  # the last is not used
+            with pytest.raises(nnfmq.InvalidArgument):
+                model.execute_request(Request((places[0],), (places[1],), pools))  # type: ignore[arg-type]
+        assert model.execute([1, 2, 3, 4])[0].tolist() == [11, 22, 33, 44]
+
+
+# ------------------------------------------------------------------------------------------------ shared by many
+
+
+def test_MEM_7_memory_that_the_application_has_given_back_stays_valid_while_a_request_uses_it(
+    client: nnfmq.Client, resources: ExitStack
+) -> None:
+    model = add_model()
+    source, sink = (Memory.create(size) for size in pool_bytes(model))
+    kept = [resources.enter_context(Memory.adopt(os.dup(memory.fileno()))) for memory in (source, sink)]
+    np.frombuffer(kept[0].view, np.float32, 4)[:] = 1
+    np.frombuffer(kept[0].view, np.float32, 4, 64)[:] = TEN
+    with Process(client.driver_pid) as worker, client.device("reference").prepare(model) as prepared:
+        before = worker.shared_mappings()
+        with Fence.create() as first, Fence.create() as second:
+            request = request_for(model, (source, sink))
+            launched = [
+                resources.enter_context(prepared.execute_request_fenced(request, wait_for=[own]))
+                for own in (first, second)
+            ]
+            source.close()
+            sink.close()
+            assert len(worker.shared_mappings()) > len(before)
+            first.signal()
+            launched[0].result(LIMIT_S)
+            assert np.frombuffer(kept[1].view, np.float32, 4).tolist() == [11, 21, 31, 41]
+            assert len(worker.shared_mappings()) > len(before)  # the other still needs it
+            np.frombuffer(kept[0].view, np.float32, 4)[:] = 2
+            second.signal()
+            launched[1].result(LIMIT_S)
+            assert np.frombuffer(kept[1].view, np.float32, 4).tolist() == [12, 22, 32, 42]
+        until(lambda: worker.shared_mappings() == before, "the driver has unmapped it with its last user")
+
+
+def test_MEM_7_memory_that_several_drivers_use_outlives_each_of_them(daemon: Daemon, resources: ExitStack) -> None:
+    model = add_model()
+    pools = [resources.enter_context(Memory.create(size)) for size in pool_bytes(model)]
+    request = request_for(model, pools)
+    first, second = daemon.connect(), resources.enter_context(daemon.connect())
+    executions = []
+    for client in (first, second):
+        prepared = resources.enter_context(client.device("reference").prepare(model))
+        executions.append(resources.enter_context(prepared.create_reusable_request(request)))
+    with Process(first.driver_pid) as dying, Process(second.driver_pid) as other:
+        mapped = other.shared_mappings()
+        for value, execution in enumerate(executions, start=1):
+            np.frombuffer(pools[0].view, np.float32, 4)[:] = value
+            execution.compute()
+            assert np.frombuffer(pools[1].view, np.float32, 4).tolist() == [value] * 4
+        dying.kill()
+        dying.wait_for_end()
+        first.close()
+        assert other.shared_mappings() == mapped
+        np.frombuffer(pools[0].view, np.float32, 4)[:] = 7
+        executions[1].compute()
+        assert np.frombuffer(pools[1].view, np.float32, 4).tolist() == [7] * 4

@@ -1,0 +1,83 @@
+"""Which of a client's executions goes first, seen from outside: by the order of a driver process's answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from support.drivers import LIMIT_S, Daemon, one
+from support.models import add_model, null_model
+from support.protocol import Speaker
+from support.sessions import HELLO, NO_LIMIT, lend, lend_endless, prepare_message
+
+from nnfmq.channel import Channel
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import ExecutionConfig, Model, Priority
+from nnfmq.serialize import messages
+from nnfmq.serialize.control import Role
+from nnfmq.serialize.model import encode_model
+
+THREADS = 4  # that a driver has for a client's calls
+EACH = 8
+LOOP_NS = 2_000_000_000  # as long as its threads are busy: until all else waits
+LOOPS, LOW, MEDIUM, HIGH = 100, 200, 300, 400  # numbers of calls
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def speaker(daemon: Daemon, resources: ExitStack) -> Speaker:
+    """Return a client that sends without waiting for answers, and sees their order."""
+    channel = Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9))
+    client = resources.enter_context(Speaker(channel, Role.CLIENT))
+    client.say(HELLO)
+    client.hear(messages.HelloReply)
+    return client
+
+
+def prepared(client: Speaker, model: Model, priority: Priority) -> int:
+    client.say(prepare_message(1, encode_model(model)[0], priority=priority))
+    client.hear(messages.Reply)
+    return client.hear(messages.PreparedModelReady).model_id
+
+
+def test_PREP_5_of_what_waits_the_higher_priority_goes_first_among_the_models_of_one_client(
+    speaker: Speaker, daemon: Daemon, resources: ExitStack
+) -> None:
+    endless, lent_endless = lend_endless(resources)
+    adding = add_model()
+    models = {priority: prepared(speaker, adding, priority) for priority in Priority}
+    loop = prepared(speaker, endless, Priority.HIGH)  # nothing overtakes it
+    lent = lend(resources, adding, [1, 2, 3, 4], [10, 20, 30, 40])
+    for number in range(THREADS):
+        config = ExecutionConfig(loop_timeout_ns=LOOP_NS)
+        speaker.say(
+            lent_endless.call(messages.Execute, LOOPS + number, loop, config, deadline_ns=NO_LIMIT), lent_endless.fds
+        )
+    for number in range(EACH):
+        for priority, first in ((Priority.LOW, LOW), (Priority.MEDIUM, MEDIUM), (Priority.HIGH, HIGH)):
+            speaker.say(lent.call(messages.Execute, first + number, models[priority], deadline_ns=NO_LIMIT), lent.fds)
+    speaker.say(messages.ListDevices(7))
+    assert speaker.hear(messages.DeviceList).call == 7  # all has been taken, and nothing was answered yet
+    with daemon.connect() as other, other.device("reference").prepare(null_model(), priority=Priority.LOW) as model:
+        assert model.execute(one(3), timeout=LIMIT_S)[0] == one(3)  # another client's low one waits for nobody
+    assert speaker.hears_nothing()
+
+    answers = [speaker.hear(messages.Executed) for _ in range(THREADS + 3 * EACH)]
+    loops = [answer.status for answer in answers if answer.call < LOW]
+    sums = [answer for answer in answers if answer.call >= LOW]
+    assert loops == [ErrorStatus.MISSED_DEADLINE_TRANSIENT] * THREADS
+    assert {answer.status for answer in sums} == {ErrorStatus.NONE}
+    order = [answer.call // 100 for answer in sums]
+    for higher, lower in ((HIGH, MEDIUM), (MEDIUM, LOW)):
+        # One of the lower begins only when all of the higher have begun; those that still run are on other threads.
+        before = order[: order.index(lower // 100)]
+        assert before.count(higher // 100) > EACH - THREADS, order
+    assert np.frombuffer(lent.pools[1].view, np.float32, 4).tolist() == [11, 22, 33, 44]

@@ -1,0 +1,427 @@
+"""Requests that the HAL forbids, limits and fences, on every way of executing, through a driver process.
+
+One client makes them all, and after each a good request on the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from support.control_flow_models import counting
+from support.drivers import LIMIT_S, Daemon, running_daemon, short_folder
+from support.models import add_model, gather_model, pool_bytes, relu_model, request_for, unsized_relu_model
+from support.small_models import F32, one_operation, with_operand
+
+import nnfmq
+from nnfmq.fence import Fence
+from nnfmq.hal.types import (
+    NO_TIMING,
+    BufferToken,
+    DataLocation,
+    ExecutionConfig,
+    FenceState,
+    MeasureTiming,
+    Model,
+    Operand,
+    OperationType,
+    Priority,
+    Request,
+    RequestArgument,
+)
+from nnfmq.memory import Memory
+from nnfmq.runtime import hidl
+
+ADD = add_model()
+SUM = [11.0, 22.0, 33.0, 44.0]
+BYTES = 16
+NONE = RequestArgument(has_no_value=True)
+Way: TypeAlias = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Daemon]:
+    with short_folder() as folder, running_daemon(folder / "d.sock") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def client(driver: Daemon) -> Iterator[nnfmq.Client]:
+    """Return the one client of all tests: what is refused must not change how it is served."""
+    with driver.connect() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def device(client: nnfmq.Client) -> nnfmq.Device:
+    return client.device("reference")
+
+
+@pytest.fixture(scope="module")
+def adding(device: nnfmq.Device) -> Iterator[nnfmq.PreparedModel]:
+    with device.prepare(ADD) as made:
+        yield made
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+# ------------------------------------------------------------------------------------------------ the ways
+
+
+def synchronous(model: nnfmq.PreparedModel, request: Request, config: ExecutionConfig, timeout: float | None) -> Any:
+    return model.execute_request(request, config, timeout=timeout)
+
+
+def asynchronous(model: nnfmq.PreparedModel, request: Request, config: ExecutionConfig, timeout: float | None) -> Any:
+    return model.execute_request_async(request, config, timeout=timeout).result(LIMIT_S)
+
+
+def fenced(model: nnfmq.PreparedModel, request: Request, config: ExecutionConfig, timeout: float | None) -> Any:
+    with model.execute_request_fenced(request, config, timeout=timeout) as launched:
+        return launched.result(LIMIT_S)
+
+
+def reusable(model: nnfmq.PreparedModel, request: Request, config: ExecutionConfig, timeout: float | None) -> Any:
+    with model.create_reusable_request(request, config) as execution:
+        return execution.compute(timeout=timeout)
+
+
+def burst(model: nnfmq.PreparedModel, request: Request, config: ExecutionConfig, timeout: float | None) -> Any:
+    with model.request_burst() as made:
+        return made.execute_request(request, config, timeout=timeout)
+
+
+def aidl_burst(model: nnfmq.PreparedModel, request: Request, config: ExecutionConfig, timeout: float | None) -> Any:
+    with model.aidl_burst() as made:
+        return made.execute_synchronously(request, config, timeout=timeout)
+
+
+WAYS: list[Way] = [synchronous, asynchronous, fenced, reusable, burst, aidl_burst]
+every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+not_fenced = pytest.mark.parametrize("way", [way for way in WAYS if way is not fenced], ids=lambda way: way.__name__)
+
+
+def lent(stack: ExitStack, model: Model, *inputs: list[float]) -> Request:
+    """Return a request of `model` over new memories, with floats in its first inputs."""
+    source, sink = (stack.enter_context(Memory.create(max(size, 256))) for size in pool_bytes(model))
+    request = request_for(model, (source, sink))
+    for place, values in zip(request.inputs, inputs, strict=False):
+        np.frombuffer(source.view, np.float32, len(values), place.location.offset)[:] = values
+    return request
+
+
+def good(stack: ExitStack) -> Request:
+    return lent(stack, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
+
+
+def run(way: Way, model: nnfmq.PreparedModel, request: Request, timeout: float | None = LIMIT_S, **config: Any) -> Any:
+    return way(model, request, ExecutionConfig(**config), timeout)
+
+
+def goes_on(way: Way, model: nnfmq.PreparedModel, stack: ExitStack) -> bool:
+    """Return whether a good request goes well on the same way."""
+    request = good(stack)
+    run(way, model, request)
+    found: list[float] = np.frombuffer(request.pools[1].view, np.float32, 4).tolist()  # type: ignore[union-attr]
+    return found == SUM
+
+
+# ------------------------------------------------------------------------------------------------ requests
+
+
+def first(request: Request, **changes: Any) -> Request:
+    """Change the first input."""
+    return replace(request, inputs=(replace(request.inputs[0], **changes), *request.inputs[1:]))
+
+
+def placed(request: Request, *place: int) -> Request:
+    return first(request, location=DataLocation(*place))
+
+
+def result(request: Request, *place: int) -> Request:
+    return replace(request, outputs=(RequestArgument(location=DataLocation(*place)),))
+
+
+def in_buffer(request: Request, token: int, *place: int) -> Request:
+    return replace(placed(request, 2, *place), pools=(*request.pools, BufferToken(token)))
+
+
+SPOILT: dict[str, Callable[[Request], Request]] = {
+    "N-REQ-1 first": lambda r: replace(r, inputs=r.inputs[1:]),
+    "N-REQ-1 last": lambda r: replace(r, inputs=r.inputs[:1]),
+    "N-REQ-1 one more": lambda r: replace(r, inputs=(*r.inputs, NONE)),
+    "N-REQ-2 none": lambda r: replace(r, outputs=()),
+    "N-REQ-2 one more": lambda r: replace(r, outputs=(*r.outputs, NONE)),
+    "N-RQX-1 location": lambda r: first(r, has_no_value=True),
+    "N-RQX-1 dimensions": lambda r: replace(r, inputs=(replace(NONE, dimensions=(4,)), r.inputs[1])),
+    "N-RQX-2 next": lambda r: placed(r, 2, 0, BYTES),
+    "N-RQX-2 far": lambda r: placed(r, (1 << 31) - 1, 0, BYTES),
+    "N-RQX-3 length": lambda r: placed(r, 0, 248, BYTES),
+    "N-RQX-3 padding": lambda r: placed(r, 0, 240, BYTES, 1),
+    "N-RQX-3 sum": lambda r: placed(r, 0, (1 << 32) - 8, BYTES),
+    "N-RQX-4 input": lambda r: placed(r, 0, 0, 0),
+    "N-RQX-4 output": lambda r: result(r, 1, 0, 0),
+    "N-RQX-5 shorter": lambda r: placed(r, 0, 0, BYTES - 1),
+    "N-RQX-5 longer": lambda r: result(r, 1, 0, BYTES + 1),
+    "N-RQX-6 rank": lambda r: first(r, dimensions=(4, 1)),
+    "N-RQX-6 extent": lambda r: first(r, dimensions=(3,)),
+    "N-RQX-9 none": lambda r: in_buffer(r, 0),
+    "N-RQX-9 negative": lambda r: in_buffer(r, -7),
+    "N-RQX-9 unknown": lambda r: in_buffer(r, 100),
+    "N-RQX-10 offset": lambda r: in_buffer(r, 1, 4),
+    "N-RQX-10 length": lambda r: in_buffer(r, 1, 0, BYTES),
+    "N-RQX-13 over an input": lambda r: result(r, 0, 8, BYTES),
+}  # fmt: skip
+
+
+# A packet of a burst has no padding.
+BOTH = [(name, way) for name in SPOILT for way in WAYS if not (name == "N-RQX-3 padding" and way is burst)]
+
+
+@pytest.mark.parametrize(("name", "way"), BOTH, ids=[f"{name} {way.__name__}" for name, way in BOTH])
+def test_a_request_that_the_hal_forbids_is_refused_and_the_client_goes_on(
+    name: str, way: Way, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    request = SPOILT[name](good(resources))
+    with pytest.raises(nnfmq.InvalidArgument) as caught:
+        run(way, adding, request, measure=MeasureTiming.YES)
+    assert not hasattr(caught.value, "output_shapes")
+    assert not any(request.pools[1].view)  # type: ignore[union-attr]  # nothing was written
+    assert goes_on(way, adding, resources)
+
+
+@every_way
+def test_N_RQX_7_an_input_of_unknown_shape_is_refused(way: Way, device: nnfmq.Device, resources: ExitStack) -> None:
+    with device.prepare(with_operand(relu_model(), 0, dimensions=(0,))) as model:
+        request = lent(resources, relu_model(), [-1, 2, -3, 4])
+        with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-7"):
+            run(way, model, request)
+        run(way, model, first(request, dimensions=(4,)))
+        assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == [0, 2, 0, 4]  # type: ignore[union-attr]
+
+
+@not_fenced
+def test_N_REQ_5_an_index_out_of_range_is_an_error_without_shapes_and_times(
+    way: Way, device: nnfmq.Device, resources: ExitStack
+) -> None:
+    gather = gather_model()
+    request = lent(resources, gather, [1, 2, 3, 4])
+    with device.prepare(gather) as model:
+        for index, is_inside in ((9, False), (-1, False), (2, True)):
+            at = request.inputs[1].location.offset
+            request.pools[0].view[at : at + 4] = struct.pack("<i", index)  # type: ignore[union-attr]
+            if is_inside:
+                run(way, model, request)
+                assert np.frombuffer(request.pools[1].view, np.float32, 1)[0] == 3  # type: ignore[union-attr]
+                continue
+            with pytest.raises(nnfmq.GeneralFailure, match="GATHER") as caught:
+                run(way, model, request, measure=MeasureTiming.YES)
+            assert not hasattr(caught.value, "output_shapes")
+            assert model.last_timing == NO_TIMING
+
+
+@pytest.mark.parametrize(
+    "config", [{"loop_timeout_ns": -2}, {"loop_timeout_ns": 15_000_000_001}], ids=["below -1", "above the most"]
+)
+@every_way
+def test_N_RQX_14_a_loop_timeout_that_cannot_be_is_refused(
+    way: Way, config: dict[str, int], adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    with pytest.raises(nnfmq.InvalidArgument):
+        run(way, adding, good(resources), **config)
+    assert goes_on(way, adding, resources)
+
+
+# ------------------------------------------------------------------------------------------------ AIDL's bursts
+
+
+@pytest.mark.parametrize("tokens", [(-2, -1), (-1, -2), (-(2**63), -1)], ids=lambda tokens: f"N-REQ-6 {tokens}")
+def test_a_token_below_minus_one_is_refused(
+    tokens: tuple[int, ...], adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    with adding.aidl_burst() as made:
+        with pytest.raises(nnfmq.InvalidArgument, match="N-REQ-6"):
+            made.execute_synchronously(good(resources), tokens=tokens)
+        made.execute_synchronously(good(resources))
+
+
+@pytest.mark.parametrize("tokens", [(), (-1,), (-1, -1, -1)], ids=lambda tokens: f"N-REQ-7 {len(tokens)}")
+def test_not_one_token_for_each_pool_is_refused(
+    tokens: tuple[int, ...], adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    with adding.aidl_burst() as made:
+        with pytest.raises(nnfmq.InvalidArgument, match="N-REQ-7"):
+            made.execute_synchronously(good(resources), tokens=tokens)
+        made.execute_synchronously(good(resources))
+
+
+def test_N_REQ_8_to_release_what_is_no_token_is_refused(adding: nnfmq.PreparedModel, resources: ExitStack) -> None:
+    with adding.aidl_burst() as made:
+        with pytest.raises(nnfmq.InvalidArgument):
+            made.release_memory_resource(-2)
+        made.execute_synchronously(good(resources))
+
+
+# ------------------------------------------------------------------------------------------------ fences, short outputs
+
+
+@pytest.mark.parametrize(
+    "what", ["a pipe", "a file", "N-RQX-15 a fence in error"], ids=["N-RQX-15 pipe", "N-RQX-15 file", "N-RQX-15 error"]
+)
+def test_what_is_no_fence_and_what_failed_already_is_refused(
+    what: str, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    reader, writer = os.pipe()
+    failed = resources.enter_context(Fence.create())
+    failed.fail()
+    for fd in (reader, writer):
+        resources.callback(os.close, fd)
+    memory = resources.enter_context(Memory.create(BYTES))
+    given: Any = {"a pipe": reader, "a file": memory}.get(what, failed)
+    with pytest.raises(nnfmq.InvalidArgument):
+        adding.execute_request_fenced(good(resources), wait_for=[given])
+    assert goes_on(fenced, adding, resources)
+
+
+def test_N_REQ_3_hidl_s_handle_without_a_fence_is_refused(driver: Daemon, resources: ExitStack) -> None:
+    answers: list[Any] = []
+    client = resources.enter_context(nnfmq.connect(driver.path, timeout=LIMIT_S, interface="HIDL 1.3"))
+    device = hidl.IDevice(client, "reference")
+    device.prepareModel_1_3(ADD, 1, Priority.MEDIUM, None, [], [], bytes(32), lambda *given: answers.append(given))
+    client.devices()
+    while not answers:
+        client.devices()
+    model = answers[0][1]
+    request = good(resources)
+    for wait_for in ([None], [request.pools[0]]):
+        refused = model.executeFenced(request, wait_for, MeasureTiming.NO, None, None, None)
+        assert refused == (nnfmq.ErrorStatus.INVALID_ARGUMENT, None, None)
+    status, _, _ = model.executeSynchronously_1_3(request, MeasureTiming.NO, None, None)
+    assert (status, np.frombuffer(request.pools[1].view, np.float32, 4).tolist()) == (nnfmq.ErrorStatus.NONE, SUM)
+    model.close()
+
+
+OPEN = {
+    "N-FEN-1 N-RQX-8 unknown extent": unsized_relu_model(),
+    "N-FEN-2 N-RQX-8 no size": one_operation(OperationType.RELU, [Operand(F32, (4,))], Operand(F32, (0,))),
+    "N-FEN-1 N-RQX-8 unknown rank": with_operand(relu_model(), 1, dimensions=()),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_a_fenced_execution_whose_output_is_not_fully_specified_is_refused(
+    name: str, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    request = lent(resources, relu_model(), [1, 2, 3, 4])
+    with device.prepare(OPEN[name]) as model:
+        with pytest.raises(nnfmq.InvalidArgument, match="N-RQX-8"):
+            run(fenced, model, request)
+        assert run(synchronous, model, request).shapes[0].dimensions == (4,)
+    assert goes_on(fenced, adding, resources)
+
+
+SHORT = [(padding, way) for padding in (0, 1) for way in WAYS if way is not fenced and not (padding and way is burst)]
+
+
+@pytest.mark.parametrize(
+    ("padding", "way"), SHORT, ids=[f"{'N-FEN-4' if padding else 'N-FEN-3'} {way.__name__}" for padding, way in SHORT]
+)
+def test_an_output_that_is_a_byte_short_is_too_small_and_its_shape_is_told(
+    padding: int, way: Way, device: nnfmq.Device, resources: ExitStack
+) -> None:
+    request = lent(resources, relu_model(), [1, 2, 3, 4])
+    with device.prepare(unsized_relu_model()) as model:
+        with pytest.raises(nnfmq.OutputInsufficientSize) as caught:
+            run(way, model, result(request, 1, 0, BYTES - 1, padding))
+        told = [(shape.dimensions, shape.is_sufficient) for shape in caught.value.output_shapes]
+        assert told == [((4,), False)]
+        run(way, model, request)
+        assert np.frombuffer(request.pools[1].view, np.float32, 4).tolist() == [1, 2, 3, 4]  # type: ignore[union-attr]
+
+
+def test_N_FEN_5_a_fenced_execution_with_a_short_output_is_refused(
+    adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    with pytest.raises(nnfmq.InvalidArgument):
+        run(fenced, adding, result(good(resources), 1, 0, BYTES - 1))
+    assert goes_on(fenced, adding, resources)
+
+
+def test_N_FEN_7_what_is_asked_too_early_is_a_general_failure(
+    adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    with Fence.create() as own, adding.execute_request_fenced(good(resources), wait_for=[own]) as launched:
+        for _ in range(2):
+            with pytest.raises(nnfmq.GeneralFailure):
+                launched.info()
+        own.signal()
+        assert launched.wait(LIMIT_S) is FenceState.SIGNALED
+        launched.info()
+    assert goes_on(fenced, adding, resources)
+
+
+# ------------------------------------------------------------------------------------------------ quality of service
+
+
+@pytest.mark.parametrize("priority", Priority, ids=lambda priority: priority.name)
+def test_N_QOS_1_N_QOS_3_every_priority_and_no_limit_prepares(
+    priority: Priority, device: nnfmq.Device, resources: ExitStack
+) -> None:
+    with device.prepare(ADD, priority=priority) as model:
+        assert goes_on(synchronous, model, resources)
+
+
+def missed(timeout: float) -> AbstractContextManager[object]:
+    """A deadline that has passed is missed; one in a moment may be kept."""
+    return suppress(nnfmq.MissedDeadline) if timeout else pytest.raises(nnfmq.MissedDeadline)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.005], ids=["now", "5 ms"])
+def test_N_QOS_2_a_deadline_for_preparing_is_kept_or_missed(
+    timeout: float, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    with missed(timeout):
+        device.prepare(ADD, timeout=timeout).close()
+    assert goes_on(synchronous, adding, resources)
+
+
+@every_way
+@pytest.mark.parametrize("timeout", [0, 0.005], ids=["now", "5 ms"])
+def test_N_QOS_4_a_deadline_for_executing_is_kept_or_missed(
+    timeout: float, way: Way, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    with missed(timeout):
+        run(way, adding, good(resources), timeout, measure=MeasureTiming.YES)
+    assert goes_on(way, adding, resources)
+
+
+@every_way
+@pytest.mark.parametrize("timeout", [None, 9e9], ids=["none", "longest"])
+def test_N_QOS_5_without_a_limit_every_way_succeeds(
+    timeout: float | None, way: Way, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    run(way, adding, good(resources), timeout)
+    assert goes_on(way, adding, resources)
+
+
+@every_way
+def test_N_QOS_6_an_endless_loop_misses_its_limit(
+    way: Way, device: nnfmq.Device, adding: nnfmq.PreparedModel, resources: ExitStack
+) -> None:
+    loop = counting()
+    request = lent(resources, loop)
+    at = request.inputs[1].location.offset
+    request.pools[0].view[at : at + 4] = struct.pack("<i", 2**31 - 1)  # type: ignore[union-attr]
+    with device.prepare(loop) as model, pytest.raises(nnfmq.MissedDeadline):
+        run(way, model, request, loop_timeout_ns=1_000_000)
+    assert goes_on(way, adding, resources)
