@@ -190,13 +190,15 @@ class CompiledPreparation(Preparation):
         """Return an operation's kernels; what they make for each other are operands behind the subgraph's."""
         if isinstance(lowered, Lowered):
             return [self._call(lowered, inputs, outputs)]
-        calls, known = [], list(inputs)
+        calls, known, missing = [], list(inputs), list(outputs)
         for stage in lowered.stages:
             made = next(self._between)
             values[made] = Value(stage.dtype, stage.shape)
-            calls.append(self._call(stage.lowered, [known[n] for n in stage.inputs], [made]))
+            also = [outputs[n] for n in stage.outputs]
+            calls.append(self._call(stage.lowered, [known[n] for n in stage.inputs], [made, *also]))
             known.append(made)
-        return [*calls, self._call(lowered.last, [known[n] for n in lowered.inputs], outputs)]
+            missing = [index for index in missing if index not in also]
+        return [*calls, self._call(lowered.last, [known[n] for n in lowered.inputs], missing)]
 
     def _turning(self, source: int, made: int, order: tuple[int, ...], values: Mapping[int, Value]) -> Call:
         lowered = turned(values[source].shape, order, values[source].dtype, self.target)

@@ -18,6 +18,7 @@ from nnfmq.engines.compiled.lowering import (
     moving,
     pooling,
     products,
+    recurrent,
     resize,
     softmax,
 )
@@ -33,6 +34,7 @@ RULES: Mapping[OperationType, Rule] = {
     **moving.RULES,
     **pooling.RULES,
     **products.RULES,
+    **recurrent.RULES,
     **resize.RULES,
     **softmax.RULES,
 }

@@ -1,0 +1,229 @@
+"""RNN, LSTM and their sequences.
+
+One step is cut into blocks of cells. Of a sequence all inputs are multiplied at once, and what remains goes row by row;
+so does a step whose gates are normalized, since that needs all cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnfmq.engines.compiled.kernels.gates import Dense, GateSums, Lstm, plan_gates
+from nnfmq.engines.compiled.kernels.recurrent import RESULT, STATE, STEPS, ZEROS, Step, Sweep
+from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
+from nnfmq.engines.compiled.lowering.products import rows_product
+from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.lstm import one_cell
+from nnfmq.operations.lstm_cell import NO_GATES, Cell, Gates
+from nnfmq.operations.sequences import turned
+from nnfmq.operations.signature import Array, Tensor
+
+__all__ = ["RULES"]
+
+_FLOAT = np.dtype("<f4")
+_INPUT, _HIDDEN, _STATE = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """What makes the hidden state of the results: weights (1, size, cells), biases (1, size), a clip."""
+
+    weights: Array
+    biases: Array
+    clip: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Recurrent cells with their weights (gates, cells, length), and what else is (gates, cells)."""
+
+    update: Dense | Lstm
+    inputs: Array
+    recurrent: Array
+    biases: Array
+    norms: Array | None = None
+    peepholes: Array | None = None
+    projection: _Projection | None = None
+
+    def sums(self, length: int, target: Target) -> GateSums:
+        """Return the products of vectors of `length`."""
+        return plan_gates(self.update.gates, self.biases.shape[1], length, target)
+
+    def starts(self, sums: GateSums) -> Array:
+        """Return what sums begin with, in their order."""
+        return sums.ordered(self.biases if self.norms is None else np.zeros_like(self.biases)).reshape(-1)
+
+    def constants(self, sums: GateSums) -> tuple[bytes, ...]:
+        """Return the constants of the update."""
+        if isinstance(self.update, Dense):
+            return ()
+        return (self.update.constants(sums, self.peepholes, self.norms, self.biases),)
+
+
+def _basic(weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int) -> _Cells:
+    inputs, hidden, biases = (tensor.array[np.newaxis] for tensor in (weights, recurrent, bias))
+    return _Cells(Dense(activation), inputs, hidden, biases)
+
+
+def _lstm_cells(rest: Sequence[Any], activation: int, cell_clip: float, projection_clip: float) -> _Cells:
+    cell: Cell[Tensor] = one_cell(rest)[0]
+    norms = None if cell.norm == NO_GATES else _stacked(cell.norm, cell.gates)
+    peepholes = None if cell.peephole == NO_GATES else _stacked(cell.peephole, cell.gates)
+    update = Lstm(len(cell.gates) == 3, peepholes is not None, norms is not None, activation, cell_clip)
+    inputs, recurrent, biases = (_stacked(gates, cell.gates) for gates in (cell.input, cell.recurrent, cell.bias))
+    projection = _projection(cell.projection, cell.projection_bias, projection_clip)
+    return _Cells(update, inputs, recurrent, biases, norms, peepholes, projection)
+
+
+def _projection(weights: Tensor | None, bias: Tensor | None, clip: float) -> _Projection | None:
+    if weights is None:
+        return None
+    biases = np.zeros(weights.shape[0], np.float32) if bias is None else bias.array
+    return _Projection(weights.array[np.newaxis], biases[np.newaxis], clip)
+
+
+def _stacked(tensors: Gates[Tensor], gates: Sequence[int]) -> Array:
+    """Return the gates' values; 0 for a gate that has none."""
+    like = next(tensor for tensor in tensors if tensor is not None)
+    values = (tensors[gate] for gate in gates)
+    return np.stack([np.zeros(like.shape, np.float32) if value is None else value.array for value in values])
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+def rnn(
+    input: Tensor,
+    weights: Tensor,
+    recurrent: Tensor,
+    bias: Tensor,
+    hidden: Tensor,
+    *,
+    output: Sequence[Tensor],
+    target: Target,
+    activation: int,
+) -> Lowered | None:
+    """RNN."""
+    if input.dtype != _FLOAT:
+        return None
+    return _cells_step(_basic(weights, recurrent, bias, activation), input.shape[0], (RESULT, RESULT), target)
+
+
+def lstm(
+    input: Tensor,
+    *rest: Tensor | None,
+    output: Sequence[Tensor],
+    target: Target,
+    activation: int,
+    cell_clip: float,
+    projection_clip: float,
+) -> Lowered | Chain | None:
+    """LSTM. Its outputs: a buffer, both states, and the hidden state again."""
+    if input.dtype != _FLOAT:
+        return None
+    cells = _lstm_cells(rest, activation, cell_clip, projection_clip)
+    batch = input.shape[0]
+    if cells.norms is not None:
+        return _sequence(cells, (1, batch), True, (ZEROS, RESULT, STATE, STEPS), target)
+    if cells.projection is None:
+        return _cells_step(cells, batch, (ZEROS, RESULT, STATE, RESULT), target)
+    first = _cells_step(cells, batch, (RESULT, ZEROS, STATE), target)
+    made = (batch, cells.biases.shape[1])
+    stage = Stage(first, (_INPUT, _HIDDEN, _STATE), _FLOAT, made, outputs=(0, 2))
+    return Chain((stage,), _projecting_step(cells.projection, batch, target), (3,))
+
+
+def _cells_step(cells: _Cells, batch: int, outputs: tuple[str, ...], target: Target) -> Lowered:
+    weights = np.concatenate([cells.inputs, cells.recurrent], axis=2)
+    sums = cells.sums(weights.shape[2], target)
+    kernel = Step(sums, cells.update, batch, (cells.inputs.shape[2], cells.recurrent.shape[2]), outputs)
+    constants = (sums.pack(weights), cells.starts(sums).tobytes(), *cells.constants(sums))
+    return Lowered(kernel, constants, _work(sums, batch))
+
+
+def _projecting_step(projection: _Projection, batch: int, target: Target) -> Lowered:
+    """Return the kernel that makes the hidden state, twice, from the results of cells."""
+    sums, packed = _projected(projection, target)
+    kernel = Step(sums, Dense(0, projection.clip), batch, (sums.length,), (RESULT, RESULT))
+    return Lowered(kernel, packed, _work(sums, batch))
+
+
+def _projected(projection: _Projection, target: Target) -> tuple[GateSums, tuple[bytes, ...]]:
+    _, size, cells = projection.weights.shape
+    sums = plan_gates(1, size, cells, target)
+    return sums, (sums.pack(projection.weights), sums.ordered(projection.biases).tobytes())
+
+
+def _work(sums: GateSums, count: int) -> int:
+    return sums.multiplications * count // 16
+
+
+# -- sequences --------------------------------------------------------------------------------------------------------
+
+
+def rnn_sequence(
+    input: Tensor,
+    weights: Tensor,
+    recurrent: Tensor,
+    bias: Tensor,
+    hidden: Tensor,
+    *,
+    output: Tensor | Sequence[Tensor],
+    target: Target,
+    activation: int,
+    time_major: int,
+) -> Chain | None:
+    """UNIDIRECTIONAL_SEQUENCE_RNN."""
+    if input.dtype != _FLOAT:
+        return None
+    outputs = (STEPS,) if isinstance(output, Tensor) else (STEPS, RESULT)
+    steps = turned(input.shape, bool(time_major))[:2]
+    return _sequence(_basic(weights, recurrent, bias, activation), steps, bool(time_major), outputs, target)
+
+
+def lstm_sequence(
+    input: Tensor,
+    *rest: Tensor | None,
+    output: Tensor | Sequence[Tensor],
+    target: Target,
+    activation: int,
+    cell_clip: float,
+    projection_clip: float,
+    time_major: bool,
+) -> Chain | None:
+    """UNIDIRECTIONAL_SEQUENCE_LSTM."""
+    if input.dtype != _FLOAT:
+        return None
+    outputs = (STEPS,) if isinstance(output, Tensor) else (STEPS, RESULT, STATE)
+    cells = _lstm_cells(rest, activation, cell_clip, projection_clip)
+    return _sequence(cells, turned(input.shape, time_major)[:2], time_major, outputs, target)
+
+
+def _sequence(cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tuple[str, ...], target: Target) -> Chain:
+    """Return the product of all inputs, and the kernel that goes through the steps (time, batch)."""
+    time, batch = steps
+    sums = cells.sums(cells.recurrent.shape[2], target)
+    weights = sums.ordered(cells.inputs).reshape(-1, cells.inputs.shape[2])
+    products = rows_product(time * batch, weights, cells.starts(sums), target)
+    stage = Stage(products, (_INPUT,), _FLOAT, (time * batch, len(weights)))
+    packed: tuple[bytes, ...] = (sums.pack(cells.recurrent), *cells.constants(sums))
+    projection, clip = None, 0.0
+    if cells.projection is not None:
+        projection, more = _projected(cells.projection, target)
+        packed, clip = packed + more, cells.projection.clip
+    kernel = Sweep(sums, cells.update, projection, clip, time, batch, time_major, outputs)
+    states = (_HIDDEN,) if isinstance(cells.update, Dense) else (_HIDDEN, _STATE)
+    return Chain((stage,), Lowered(kernel, packed, _work(sums, time * batch)), (len(states) + 1, *states))
+
+
+RULES: Mapping[OperationType, Rule] = {
+    OperationType.LSTM: lstm,
+    OperationType.RNN: rnn,
+    OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM: lstm_sequence,
+    OperationType.UNIDIRECTIONAL_SEQUENCE_RNN: rnn_sequence,
+}

@@ -1,0 +1,132 @@
+"""RNN, LSTM and their sequences by generated kernels, against the interpreter."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from support.by_name import Use
+from support.compiled import assert_kernels_agree
+
+from nnfmq.hal.types import Model, OperationType
+
+LSTM, RNN, LSTMS, RNNS = (
+    OperationType.LSTM,
+    OperationType.RNN,
+    OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
+    OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
+)
+GATES = ("input", "forget", "cell", "output")
+PARTS = ("cifg", "peephole", "projection", "norm")
+VARIANTS = [frozenset(names) for count in range(5) for names in itertools.combinations(PARTS, count)]
+SIZES = [(1, 3, 1, 1), (2, 5, 6, 3), (3, 1, 17, 40), (1, 9, 70, 8)]  # batch, input, cells, output with a projection
+STATES = {"input", "aux_input", "output_state_in", "cell_state_in", "hidden_state", "state_in"}
+PLAIN: dict[str, Any] = {"activation": 4, "cell_clip": 0.0, "projection_clip": 0.0}
+
+
+def drawn(seed: int, shapes: dict[str, tuple[int, ...] | None]) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: None if shape is None else rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()
+    }
+
+
+def cell_of(variant: frozenset[str], size: tuple[int, int, int, int], seed: int = 0) -> dict[str, Any]:
+    """Return all tensors of an LSTM cell, and its states; None for what the variant lacks."""
+    batch, inputs, cells, output = size
+    output = output if "projection" in variant else cells
+    shapes: dict[str, tuple[int, ...] | None] = {}
+    for gate in GATES:
+        here = gate != "input" or "cifg" not in variant
+        shapes[f"input_to_{gate}_weights"] = (cells, inputs) if here else None
+        shapes[f"recurrent_to_{gate}_weights"] = (cells, output) if here else None
+        shapes[f"{gate}_gate_bias"] = (cells,) if here else None
+        shapes[f"{gate}_layer_norm_weights"] = (cells,) if here and "norm" in variant else None
+        shapes[f"cell_to_{gate}_weights"] = (cells,) if here and "peephole" in variant else None
+    del shapes["cell_to_cell_weights"]
+    shapes["projection_weights"] = (output, cells) if "projection" in variant else None
+    shapes["projection_bias"] = (output,) if "projection" in variant else None
+    shapes |= {"output_state_in": (batch, output), "cell_state_in": (batch, cells)}
+    return drawn(seed, shapes)
+
+
+def model_of(code: OperationType, values: dict[str, Any], *outputs: tuple[int, ...]) -> Model:
+    """Return a model of one operation whose weights are constants."""
+    constants = [name for name, value in values.items() if value is not None and name not in STATES]
+    use = Use(code, values, len(outputs), constants=constants)
+    for number, shape in enumerate(outputs):
+        use.declaring(number, shape)
+    return use.model
+
+
+def lstm_model(variant: frozenset[str], size: tuple[int, int, int, int], **controls: Any) -> Model:
+    batch, inputs, cells, _ = size
+    values = cell_of(variant, size) | PLAIN | {"input": np.zeros((batch, inputs))} | controls
+    hidden = values["output_state_in"].shape
+    gates = 3 if "cifg" in variant else 4
+    return model_of(LSTM, values, (batch, gates * cells), hidden, (batch, cells), hidden)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(sorted(variant)) or "plain")
+def test_every_variant_of_an_lstm_step_is_the_interpreter_s(
+    variant: frozenset[str], size: tuple[int, int, int, int]
+) -> None:
+    assert_kernels_agree(lstm_model(variant, size))
+
+
+@pytest.mark.parametrize("variant", [frozenset(["projection"]), frozenset(["norm", "projection"])], ids=sorted)
+@pytest.mark.parametrize("activation", [0, 1, 3, 4, 6])
+def test_activations_and_clips_of_an_lstm_step_are_the_interpreter_s(variant: frozenset[str], activation: int) -> None:
+    controls = {"activation": activation, "cell_clip": 0.3, "projection_clip": 0.2}
+
+    assert_kernels_agree(lstm_model(variant, (2, 5, 19, 3), **controls))
+
+
+def test_a_projection_without_a_bias_is_the_interpreter_s() -> None:
+    assert_kernels_agree(lstm_model(frozenset(["projection"]), (2, 5, 19, 3), projection_bias=None))
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(sorted(variant)) or "plain")
+def test_every_variant_of_an_lstm_sequence_is_the_interpreter_s(
+    variant: frozenset[str], time_major: bool, states: bool
+) -> None:
+    time, (batch, inputs, cells, _) = 4, (3, 5, 19, 4)
+    steps = (time, batch) if time_major else (batch, time)
+    values = cell_of(variant, (batch, inputs, cells, 4)) | PLAIN | {"cell_clip": 0.5, "projection_clip": 0.4}
+    values |= {"input": np.zeros((*steps, inputs)), "time_major": time_major}
+    hidden = values["output_state_in"].shape
+    outputs = [(*steps, hidden[1]), hidden, (batch, cells)]
+
+    assert_kernels_agree(model_of(LSTMS, values, *outputs[: 3 if states else 1]))
+
+
+def basic_cell(size: tuple[int, int, int]) -> dict[str, Any]:
+    batch, inputs, units = size
+    shapes: dict[str, tuple[int, ...] | None] = {"weights": (units, inputs), "recurrent_weights": (units, units)}
+    return drawn(1, shapes | {"bias": (units,), "hidden_state": (batch, units)})
+
+
+@pytest.mark.parametrize("size", [(1, 1, 1), (3, 5, 9), (1, 64, 196)])
+@pytest.mark.parametrize("activation", [0, 1, 2, 3, 4, 6])
+def test_a_step_of_an_rnn_is_the_interpreter_s(activation: int, size: tuple[int, int, int]) -> None:
+    batch, inputs, units = size
+    values = basic_cell(size) | {"input": np.zeros((batch, inputs)), "activation": activation}
+
+    assert_kernels_agree(model_of(RNN, values, (batch, units), (batch, units)))
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("time_major", [0, 1])
+@pytest.mark.parametrize("size", [(1, 1, 1), (3, 5, 9), (2, 20, 70)])
+def test_a_sequence_of_an_rnn_is_the_interpreter_s(size: tuple[int, int, int], time_major: int, states: bool) -> None:
+    time, (batch, inputs, units) = 4, size
+    steps = (time, batch) if time_major else (batch, time)
+    values = basic_cell(size) | {"input": np.zeros((*steps, inputs)), "activation": 4, "time_major": time_major}
+    outputs = [(*steps, units), (batch, units)]
+
+    assert_kernels_agree(model_of(RNNS, values, *outputs[: 2 if states else 1]))
