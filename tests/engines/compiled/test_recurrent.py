@@ -1,4 +1,4 @@
-"""RNN, LSTM and their sequences by generated kernels, against the interpreter."""
+"""RNN, LSTM, their sequences and SVDF by generated kernels, against the interpreter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from support.compiled import assert_kernels_agree
 
 from nnfmq.hal.types import Model, OperationType
 
-LSTM, RNN, LSTMS, RNNS = (
+LSTM, RNN, SVDF, LSTMS, RNNS = (
     OperationType.LSTM,
     OperationType.RNN,
+    OperationType.SVDF,
     OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
     OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
 )
@@ -130,3 +131,28 @@ def test_a_sequence_of_an_rnn_is_the_interpreter_s(size: tuple[int, int, int], t
     outputs = [(*steps, units), (batch, units)]
 
     assert_kernels_agree(model_of(RNNS, values, *outputs[: 2 if states else 1]))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("memory", [1, 2, 3, 10, 64])
+@pytest.mark.parametrize(("batch", "inputs", "cells", "rank"), [(1, 1, 1, 1), (2, 7, 5, 2), (1, 20, 70, 3)])
+def test_svdf_is_the_interpreter_s(batch: int, inputs: int, cells: int, rank: int, memory: int, bias: bool) -> None:
+    filters = cells * rank
+    shapes = {
+        "weights_feature": (filters, inputs),
+        "weights_time": (filters, memory),
+        "bias": (cells,) if bias else None,
+    }
+    values = drawn(3, shapes | {"state_in": (batch, memory * filters)}) | {"rank": rank, "activation": 4}
+
+    model = model_of(SVDF, values | {"input": np.zeros((batch, inputs))}, (batch, memory * filters), (batch, cells))
+
+    assert_kernels_agree(model)
+
+
+@pytest.mark.parametrize("activation", [0, 1, 2, 3, 6])
+def test_activations_of_svdf_are_the_interpreter_s(activation: int) -> None:
+    shapes = {"weights_feature": (6, 4), "weights_time": (6, 5), "bias": None, "state_in": (2, 30)}
+    values = drawn(3, shapes) | {"rank": 2, "activation": activation, "input": np.zeros((2, 4))}
+
+    assert_kernels_agree(model_of(SVDF, values, (2, 30), (2, 3)))

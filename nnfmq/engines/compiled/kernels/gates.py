@@ -20,7 +20,7 @@ from nnfmq.engines.compiled.kernels.combining import FloatSum, folded
 from nnfmq.engines.compiled.kernels.floats import clamped, logistic, multiply_add, tanh
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Dense", "GateSums", "Lstm", "Places", "plan_gates"]
+__all__ = ["Dense", "GateSums", "Lstm", "Places", "activated", "plan_gates"]
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +36,11 @@ _ACTIVATIONS: Mapping[int, Callable[[Emitter, Value], Value]] = {
     4: tanh,
     6: logistic,
 }
+
+
+def activated(e: Emitter, code: int, value: Value) -> Value:
+    """Return a value through an activation, by the code that recurrent operations have for it."""
+    return _ACTIVATIONS[code](e, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ class Dense:
         """Put the results to their place."""
         first = e.mul(block, sums.width * 4)
         with e.rows_of(values, 1) as (number, (value,)):
-            result = _clipped(e, _ACTIVATIONS[self.activation](e, value), self.clip)
+            result = _clipped(e, activated(e, self.activation, value), self.clip)
             e.store(result, places.result, e.add(first, e.mul(number, sums.lanes * 4)))
 
 
@@ -203,11 +208,11 @@ class Lstm:
         *entrance, forget, cell = sums
         kept = logistic(e, forget)
         let_in = logistic(e, entrance[0]) if entrance else e.b.fsub(e.splat(F32, 1.0, kept.type.count), kept)
-        entering = e.b.fmul(let_in, _ACTIVATIONS[self.activation](e, cell))
+        entering = e.b.fmul(let_in, activated(e, self.activation, cell))
         return _clipped(e, multiply_add(e, kept, state, entering), self.clip)
 
     def _result(self, e: Emitter, sums: Value, state: Value) -> Value:
-        return e.b.fmul(logistic(e, sums), _ACTIVATIONS[self.activation](e, state))
+        return e.b.fmul(logistic(e, sums), activated(e, self.activation, state))
 
     def emit_row(self, e: Emitter, sums: GateSums, places: Places) -> None:
         """Do the rest for normalized gates, when all cells' sums are there; the output gate sees the new state."""

@@ -1,4 +1,4 @@
-"""RNN, LSTM and their sequences.
+"""RNN, LSTM, their sequences, and SVDF.
 
 One step is cut into blocks of cells. Of a sequence all inputs are multiplied at once, and what remains goes row by row;
 so does a step whose gates are normalized, since that needs all cells.
@@ -14,6 +14,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.kernels.gates import Dense, GateSums, Lstm, plan_gates
 from nnfmq.engines.compiled.kernels.recurrent import RESULT, STATE, STEPS, ZEROS, Step, Sweep
+from nnfmq.engines.compiled.kernels.svdf import plan_svdf
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.products import rows_product
 from nnfmq.engines.compiled.target import Target
@@ -221,9 +222,37 @@ def _sequence(cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tu
     return Chain((stage,), Lowered(kernel, packed, _work(sums, time * batch)), (len(states) + 1, *states))
 
 
+# -- SVDF -------------------------------------------------------------------------------------------------------------
+
+
+def svdf(
+    input: Tensor,
+    weights_feature: Tensor,
+    weights_time: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    *,
+    output: Sequence[Tensor],
+    target: Target,
+    rank: int,
+    activation: int,
+) -> Chain | None:
+    """SVDF: the features are a product."""
+    if input.dtype != _FLOAT:
+        return None
+    batch, (filters, memory) = input.shape[0], weights_time.shape
+    features = rows_product(batch, weights_feature.array, np.zeros(filters, np.float32), target)
+    kernel = plan_svdf(batch, filters // rank, rank, memory, activation, target)
+    biases = np.zeros(filters // rank, np.float32) if bias is None else bias.array
+    stage = Stage(features, (_INPUT,), _FLOAT, (batch, filters))
+    constants = (weights_time.array.tobytes(), biases.tobytes())
+    return Chain((stage,), Lowered(kernel, constants, batch * filters * (memory + 8) // 4), (2, 1))
+
+
 RULES: Mapping[OperationType, Rule] = {
     OperationType.LSTM: lstm,
     OperationType.RNN: rnn,
+    OperationType.SVDF: svdf,
     OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM: lstm_sequence,
     OperationType.UNIDIRECTIONAL_SEQUENCE_RNN: rnn_sequence,
 }
