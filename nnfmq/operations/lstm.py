@@ -108,12 +108,13 @@ def plan_unidirectional(
 
 
 _STATES = 2 * TENSOR_COUNT  # positions after the input: two cells, four states, the auxiliary input, its weights, norms
-_AUX = _STATES + 4
-_NORMS = _AUX + 9
+AUX = _STATES + 4
+_NORMS = AUX + 9
 
 
-def _two_cells(rest: Sequence[T]) -> tuple[Cell[T], Cell[T]]:
-    fw_aux, bw_aux = rest[_AUX + 1 : _AUX + 5], rest[_AUX + 5 : _NORMS]
+def two_cells(rest: Sequence[T]) -> tuple[Cell[T], Cell[T]]:
+    """Return the forward and the backward cell among all arguments after the input."""
+    fw_aux, bw_aux = rest[AUX + 1 : AUX + 5], rest[AUX + 5 : _NORMS]
     forward = Cell.of(rest[:TENSOR_COUNT], norm=rest[_NORMS : _NORMS + 4], aux=fw_aux)
     return forward, Cell.of(rest[TENSOR_COUNT:_STATES], norm=rest[_NORMS + 4 :], aux=bw_aux)
 
@@ -123,9 +124,9 @@ def bidirectional_shape(
 ) -> Shapes:
     """Return the shapes of the outputs, two or merged to one, and of the four states where they are wanted."""
     check_controls(**cell_controls)
-    forward, backward = _two_cells(rest)
-    linking = Linking.of(input, rest[_AUX], (forward.aux != NO_GATES, backward.aux != NO_GATES))
-    states = rest[_STATES:_AUX]
+    forward, backward = two_cells(rest)
+    linking = Linking.of(input, rest[AUX], (forward.aux != NO_GATES, backward.aux != NO_GATES))
+    states = rest[_STATES:AUX]
     steps = turned(input, time_major)
     check_cell(forward, steps[1:], states[:2], linking.aux)
     check_cell(backward, (steps[1], linking.backward[2]), states[2:], linking.aux)
@@ -143,7 +144,7 @@ def plan_bidirectional(
     **cell_controls: Any,
 ) -> Run:
     """Plan both directions of a sequence."""
-    cells = _two_cells(rest)
+    cells = two_cells(rest)
     forward, backward = (pack(cell, **cell_controls) for cell in cells)
     linked = cells[0].aux == NO_GATES
 

@@ -112,9 +112,8 @@ class CompiledPreparation(Preparation):
         self, rule: Any, bound: Bound, arguments: Sequence[Tensor | None], special: Specialized
     ) -> _Generated | None:
         tensors, controls, nchw = sorted_arguments(bound.match, arguments)
-        data, declaration = bound.data_indexes(), bound.match.declaration
-        if any(self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE for index in data):
-            return None
+        declaration = bound.match.declaration
+        given = [(p, i) for p, i in bound.arguments() if p.role is Role.DATA and not self._is_omitted(i)]
         turns = nchw and declaration.image_outputs
         shapes = [permuted(shape, TO_NHWC) if turns else shape for shape in special.shapes]
         outputs = tuple(tensor_of(o, shape) for o, shape in zip(bound.outputs, shapes, strict=True))
@@ -125,8 +124,11 @@ class CompiledPreparation(Preparation):
             return None
         fallback = super().static_step(bound, arguments, special)
         images = declaration.images if nchw else ()
-        turned = tuple(p.name in images for p in bound.match.parameters if p.role is Role.DATA)
+        data, turned = tuple(index for _, index in given), tuple(p.name in images for p, _ in given)
         return _Generated(lowered, data, bound.operation.outputs, fallback, turned, turns)
+
+    def _is_omitted(self, index: int) -> bool:
+        return self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE
 
     def joined(self, steps: Sequence[Any]) -> list[tuple[int, Step]]:
         """Gather neighbours that kernels compute; return each step with the number of its last operation."""

@@ -11,19 +11,22 @@ from support.by_name import Use
 from support.compiled import assert_kernels_agree
 
 from nnfmq.hal.types import Model, OperationType
+from nnfmq.operations import REGISTRY
+from nnfmq.operations.signature import Role
 
-LSTM, RNN, SVDF, LSTMS, RNNS = (
+LSTM, RNN, SVDF, LSTMS, RNNS, LSTM2, RNN2 = (
     OperationType.LSTM,
     OperationType.RNN,
     OperationType.SVDF,
     OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
     OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
+    OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
+    OperationType.BIDIRECTIONAL_SEQUENCE_RNN,
 )
 GATES = ("input", "forget", "cell", "output")
 PARTS = ("cifg", "peephole", "projection", "norm")
 VARIANTS = [frozenset(names) for count in range(5) for names in itertools.combinations(PARTS, count)]
 SIZES = [(1, 3, 1, 1), (2, 5, 6, 3), (3, 1, 17, 40), (1, 9, 70, 8)]  # batch, input, cells, output with a projection
-STATES = {"input", "aux_input", "output_state_in", "cell_state_in", "hidden_state", "state_in"}
 PLAIN: dict[str, Any] = {"activation": 4, "cell_clip": 0.0, "projection_clip": 0.0}
 
 
@@ -54,8 +57,9 @@ def cell_of(variant: frozenset[str], size: tuple[int, int, int, int], seed: int 
 
 
 def model_of(code: OperationType, values: dict[str, Any], *outputs: tuple[int, ...]) -> Model:
-    """Return a model of one operation whose weights are constants."""
-    constants = [name for name, value in values.items() if value is not None and name not in STATES]
+    """Return a model of one operation whose weights are constants, and what a request could leave out."""
+    data = {p.name for p in REGISTRY[code].forms[0].parameters if p.role is Role.DATA and not p.optional}
+    constants = [name for name, value in values.items() if value is not None and name not in data]
     use = Use(code, values, len(outputs), constants=constants)
     for number, shape in enumerate(outputs):
         use.declaring(number, shape)
@@ -131,6 +135,60 @@ def test_a_sequence_of_an_rnn_is_the_interpreter_s(size: tuple[int, int, int], t
     outputs = [(*steps, units), (batch, units)]
 
     assert_kernels_agree(model_of(RNNS, values, *outputs[: 2 if states else 1]))
+
+
+def prefixed(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {prefix + name: value for name, value in values.items()}
+
+
+def without_weights_for_aux(values: dict[str, Any]) -> dict[str, Any]:
+    names = [f"{way}_aux_input_to_{gate}_weights" for way in ("fw", "bw") for gate in GATES]
+    return values | dict.fromkeys(names)
+
+
+def aux_input(shape: tuple[int, ...]) -> Any:
+    return np.random.default_rng(5).normal(size=shape).astype(np.float32) if shape[-1] else None
+
+
+def both_outputs(steps: tuple[int, ...], sizes: tuple[int, int], merged: bool) -> list[tuple[int, ...]]:
+    return [(*steps, sum(sizes))] if merged else [(*steps, size) for size in sizes]
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("aux", [0, 4])
+@pytest.mark.parametrize("variants", [((), ()), (("cifg", "norm"), ("projection", "peephole"))], ids=["plain", "parts"])
+def test_both_directions_of_lstm_are_the_interpreter_s(
+    variants: tuple[tuple[str, ...], tuple[str, ...]], aux: int, time_major: bool, merged: bool, states: bool
+) -> None:
+    time, batch, inputs = 3, 2, 5
+    steps = (time, batch) if time_major else (batch, time)
+    forward = cell_of(frozenset(variants[0]), (batch, inputs, 9, 4))
+    backward = cell_of(frozenset(variants[1]), (batch, aux or inputs, 18, 7), seed=1)
+    values = prefixed("fw_", forward) | prefixed("bw_", backward) | PLAIN
+    values |= {"input": np.zeros((*steps, inputs)), "aux_input": aux_input((*steps, aux))}
+    values |= {"merge_outputs": merged, "time_major": time_major}
+    after = [values[f"{way}_{name}"].shape for way in ("fw", "bw") for name in ("output_state_in", "cell_state_in")]
+    outputs = both_outputs(steps, (after[0][1], after[2][1]), merged)
+
+    assert_kernels_agree(model_of(LSTM2, without_weights_for_aux(values), *outputs, *(after if states else [])))
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("aux", [0, 4])
+def test_both_directions_of_rnn_are_the_interpreter_s(aux: int, time_major: bool, merged: bool, states: bool) -> None:
+    time, batch, inputs = 3, 2, 5
+    steps = (time, batch) if time_major else (batch, time)
+    values = prefixed("fw_", basic_cell((batch, inputs, 9))) | prefixed("bw_", basic_cell((batch, aux or inputs, 17)))
+    values |= {"input": np.zeros((*steps, inputs)), "aux_input": aux_input((*steps, aux))}
+    values |= {"fw_aux_weights": None, "bw_aux_weights": None}
+    values |= {"activation": 4, "merge_outputs": merged, "time_major": time_major}
+    after = [(batch, 9), (batch, 17)] if states else []
+
+    assert_kernels_agree(model_of(RNN2, values, *both_outputs(steps, (9, 17), merged), *after))
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -105,7 +105,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All steps of a sequence over rows that do not see each other.
+    """All steps of a sequence, or in the order `backward`, over rows that do not see each other.
 
     Table: the input's products with all gates' weights, biases added (where they are not normalized), in the order of
     the sequence and in each as `GateSums.ordered`; the hidden state, the state if there is one; `outputs`, by what each
@@ -120,6 +120,7 @@ class Sweep:
     batch: int
     time_major: bool
     outputs: tuple[str, ...]
+    backward: bool = False
 
     @property
     def units(self) -> int:
@@ -155,7 +156,8 @@ class Sweep:
             e.copy(e.scratch, e.at(hidden_in, e.mul(row, self._hidden * 4)), self._hidden * 4)
             if self.update.has_state:
                 _load_cells(e, places.state, e.at(e.argument(2), e.mul(row, self.sums.cells * 4)), self.sums)
-            with e.loop(0, self.time) as time:
+            with e.loop(0, self.time) as step:
+                time = e.b.sub(e.i64(self.time - 1), step) if self.backward else step
                 rows = (time, self.batch, row) if self.time_major else (row, self.time, time)
                 number = e.add(e.mul(rows[0], rows[1]), rows[2])
                 starts = e.at(products, e.mul(number, self.sums.gates * self.sums.padded * 4))

@@ -6,6 +6,7 @@ so does a step whose gates are normalized, since that needs all cells.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,11 @@ from nnfmq.engines.compiled.kernels.gates import Dense, GateSums, Lstm, plan_gat
 from nnfmq.engines.compiled.kernels.recurrent import RESULT, STATE, STEPS, ZEROS, Step, Sweep
 from nnfmq.engines.compiled.kernels.svdf import plan_svdf
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
+from nnfmq.engines.compiled.lowering.moving import concatenation
 from nnfmq.engines.compiled.lowering.products import rows_product
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.lstm import one_cell
+from nnfmq.operations.lstm import AUX, one_cell, two_cells
 from nnfmq.operations.lstm_cell import NO_GATES, Cell, Gates
 from nnfmq.operations.sequences import turned
 from nnfmq.operations.signature import Array, Tensor
@@ -51,6 +53,16 @@ class _Cells:
     peepholes: Array | None = None
     projection: _Projection | None = None
 
+    @property
+    def states(self) -> int:
+        """How many arrays go from step to step."""
+        return 2 if self.update.has_state else 1
+
+    @property
+    def size(self) -> int:
+        """How long the hidden state of a row is."""
+        return int(self.recurrent.shape[2])
+
     def sums(self, length: int, target: Target) -> GateSums:
         """Return the products of vectors of `length`."""
         return plan_gates(self.update.gates, self.biases.shape[1], length, target)
@@ -71,8 +83,7 @@ def _basic(weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int) ->
     return _Cells(Dense(activation), inputs, hidden, biases)
 
 
-def _lstm_cells(rest: Sequence[Any], activation: int, cell_clip: float, projection_clip: float) -> _Cells:
-    cell: Cell[Tensor] = one_cell(rest)[0]
+def _lstm_cells(cell: Cell[Tensor], activation: int, cell_clip: float, projection_clip: float) -> _Cells:
     norms = None if cell.norm == NO_GATES else _stacked(cell.norm, cell.gates)
     peepholes = None if cell.peephole == NO_GATES else _stacked(cell.peephole, cell.gates)
     update = Lstm(len(cell.gates) == 3, peepholes is not None, norms is not None, activation, cell_clip)
@@ -117,7 +128,7 @@ def rnn(
 
 def lstm(
     input: Tensor,
-    *rest: Tensor | None,
+    *rest: Any,
     output: Sequence[Tensor],
     target: Target,
     activation: int,
@@ -127,7 +138,7 @@ def lstm(
     """LSTM. Its outputs: a buffer, both states, and the hidden state again."""
     if input.dtype != _FLOAT:
         return None
-    cells = _lstm_cells(rest, activation, cell_clip, projection_clip)
+    cells = _lstm_cells(one_cell(rest)[0], activation, cell_clip, projection_clip)
     batch = input.shape[0]
     if cells.norms is not None:
         return _sequence(cells, (1, batch), True, (ZEROS, RESULT, STATE, STEPS), target)
@@ -189,7 +200,7 @@ def rnn_sequence(
 
 def lstm_sequence(
     input: Tensor,
-    *rest: Tensor | None,
+    *rest: Any,
     output: Tensor | Sequence[Tensor],
     target: Target,
     activation: int,
@@ -201,25 +212,113 @@ def lstm_sequence(
     if input.dtype != _FLOAT:
         return None
     outputs = (STEPS,) if isinstance(output, Tensor) else (STEPS, RESULT, STATE)
-    cells = _lstm_cells(rest, activation, cell_clip, projection_clip)
+    cells = _lstm_cells(one_cell(rest)[0], activation, cell_clip, projection_clip)
     return _sequence(cells, turned(input.shape, time_major)[:2], time_major, outputs, target)
 
 
 def _sequence(cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tuple[str, ...], target: Target) -> Chain:
     """Return the product of all inputs, and the kernel that goes through the steps (time, batch)."""
-    time, batch = steps
-    sums = cells.sums(cells.recurrent.shape[2], target)
+    sums = cells.sums(cells.size, target)
+    stage = _products(cells, sums, _INPUT, math.prod(steps), target)
+    states = range(_HIDDEN, _HIDDEN + cells.states)
+    return Chain((stage,), _sweep(cells, sums, steps, time_major, outputs, target), (states.stop, *states))
+
+
+def _products(cells: _Cells, sums: GateSums, source: int, count: int, target: Target) -> Stage:
+    """Return the products of all inputs with all gates' weights."""
     weights = sums.ordered(cells.inputs).reshape(-1, cells.inputs.shape[2])
-    products = rows_product(time * batch, weights, cells.starts(sums), target)
-    stage = Stage(products, (_INPUT,), _FLOAT, (time * batch, len(weights)))
+    return Stage(rows_product(count, weights, cells.starts(sums), target), (source,), _FLOAT, (count, len(weights)))
+
+
+def _sweep(
+    cells: _Cells,
+    sums: GateSums,
+    steps: Sequence[int],
+    time_major: bool,
+    outputs: tuple[str, ...],
+    target: Target,
+    backward: bool = False,
+) -> Lowered:
+    time, batch = steps
     packed: tuple[bytes, ...] = (sums.pack(cells.recurrent), *cells.constants(sums))
     projection, clip = None, 0.0
     if cells.projection is not None:
         projection, more = _projected(cells.projection, target)
         packed, clip = packed + more, cells.projection.clip
-    kernel = Sweep(sums, cells.update, projection, clip, time, batch, time_major, outputs)
-    states = (_HIDDEN,) if isinstance(cells.update, Dense) else (_HIDDEN, _STATE)
-    return Chain((stage,), Lowered(kernel, packed, _work(sums, time * batch)), (len(states) + 1, *states))
+    kernel = Sweep(sums, cells.update, projection, clip, time, batch, time_major, outputs, backward)
+    return Lowered(kernel, packed, _work(sums, time * batch))
+
+
+# -- two directions ---------------------------------------------------------------------------------------------------
+
+
+def rnn_directions(
+    input: Tensor,
+    *rest: Any,
+    output: Tensor | Sequence[Tensor],
+    target: Target,
+    activation: int,
+    time_major: bool,
+    merge_outputs: bool,
+) -> Chain | None:
+    """BIDIRECTIONAL_SEQUENCE_RNN."""
+    aux, fw_aux, _ = rest[8:]
+    if input.dtype != _FLOAT or fw_aux is not None:
+        return None
+    forward, backward = (_basic(rest[n], rest[n + 1], rest[n + 2], activation) for n in (0, 4))
+    return _directions((forward, backward), input, aux, time_major, merge_outputs, output, target)
+
+
+def lstm_directions(
+    input: Tensor,
+    *rest: Any,
+    output: Tensor | Sequence[Tensor],
+    target: Target,
+    time_major: bool,
+    merge_outputs: bool,
+    **controls: Any,
+) -> Chain | None:
+    """BIDIRECTIONAL_SEQUENCE_LSTM."""
+    cells = two_cells(rest)
+    if input.dtype != _FLOAT or cells[0].aux != NO_GATES:
+        return None
+    forward, backward = (_lstm_cells(cell, **controls) for cell in cells)
+    return _directions((forward, backward), input, rest[AUX], time_major, merge_outputs, output, target)
+
+
+def _directions(
+    both: tuple[_Cells, _Cells],
+    input: Tensor,
+    aux: Tensor | None,
+    time_major: bool,
+    merged: bool,
+    output: Tensor | Sequence[Tensor],
+    target: Target,
+) -> Chain | None:
+    """Return both sequences, the backward one of `aux` where that is given, and what joins them, if they are merged."""
+    outputs = (output,) if isinstance(output, Tensor) else tuple(output)
+    steps = turned(input.shape, time_major)[:2]
+    results, count = 1 if merged else 2, both[0].states
+    states = (RESULT, STATE)[:count] if len(outputs) > results else ()
+    known = 1 + 2 * count + (aux is not None)
+    stages: list[Stage] = []
+    for number, cells in enumerate(both):
+        sums = cells.sums(cells.size, target)
+        source = known - 1 if number and aux is not None else _INPUT
+        stages.append(_products(cells, sums, source, math.prod(steps), target))
+        reads = (known + 2 * number, *range(1 + number * count, 1 + (number + 1) * count))
+        is_last = number == 1 and not merged
+        kinds = (STEPS, *states) if merged or is_last else (RESULT, STEPS, *states)
+        sweep = _sweep(cells, sums, steps, time_major, kinds, target, backward=number == 1)
+        if is_last:
+            return Chain(tuple(stages), sweep, reads)
+        first = results + number * count
+        places = (*(() if merged else (number,)), *range(first, first + len(states)))
+        shape = (*input.shape[:2], cells.size) if merged else (steps[1], cells.size)
+        stages.append(Stage(sweep, reads, _FLOAT, shape, places))
+    halves = [Tensor(stage.shape, _FLOAT) for stage in stages[1::2]]
+    joined = concatenation(*halves, output=outputs[0], target=target, axis=2)
+    return None if joined is None else Chain(tuple(stages), joined, (known + 1, known + 3))
 
 
 # -- SVDF -------------------------------------------------------------------------------------------------------------
@@ -250,6 +349,8 @@ def svdf(
 
 
 RULES: Mapping[OperationType, Rule] = {
+    OperationType.BIDIRECTIONAL_SEQUENCE_LSTM: lstm_directions,
+    OperationType.BIDIRECTIONAL_SEQUENCE_RNN: rnn_directions,
     OperationType.LSTM: lstm,
     OperationType.RNN: rnn,
     OperationType.SVDF: svdf,
