@@ -26,8 +26,13 @@ LSTM, RNN, SVDF, LSTMS, RNNS, LSTM2, RNN2 = (
 GATES = ("input", "forget", "cell", "output")
 PARTS = ("cifg", "peephole", "projection", "norm")
 VARIANTS = [frozenset(names) for count in range(5) for names in itertools.combinations(PARTS, count)]
-SIZES = [(1, 3, 1, 1), (2, 5, 6, 3), (3, 1, 17, 40), (1, 9, 70, 8)]  # batch, input, cells, output with a projection
+SIZES = [(1, 3, 1, 1), (3, 1, 17, 40), (1, 9, 70, 8)]  # batch, input, cells, output with a projection
+LARGE = (2, 60, 160, 64)  # threads share it
 PLAIN: dict[str, Any] = {"activation": 4, "cell_clip": 0.0, "projection_clip": 0.0}
+
+
+def name_of(variant: frozenset[str]) -> str:
+    return "-".join(sorted(variant)) or "plain"
 
 
 def drawn(seed: int, shapes: dict[str, tuple[int, ...] | None]) -> dict[str, Any]:
@@ -75,14 +80,19 @@ def lstm_model(variant: frozenset[str], size: tuple[int, int, int, int], **contr
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(sorted(variant)) or "plain")
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_every_variant_of_an_lstm_step_is_the_interpreter_s(
     variant: frozenset[str], size: tuple[int, int, int, int]
 ) -> None:
     assert_kernels_agree(lstm_model(variant, size))
 
 
-@pytest.mark.parametrize("variant", [frozenset(["projection"]), frozenset(["norm", "projection"])], ids=sorted)
+@pytest.mark.parametrize("variant", [frozenset(), frozenset(PARTS[:3]), frozenset(PARTS)], ids=name_of)
+def test_a_large_lstm_step_is_the_interpreter_s(variant: frozenset[str]) -> None:
+    assert_kernels_agree(lstm_model(variant, LARGE))
+
+
+@pytest.mark.parametrize("variant", [frozenset(["projection"]), frozenset(["norm", "projection"])], ids=name_of)
 @pytest.mark.parametrize("activation", [0, 1, 3, 4, 6])
 def test_activations_and_clips_of_an_lstm_step_are_the_interpreter_s(variant: frozenset[str], activation: int) -> None:
     controls = {"activation": activation, "cell_clip": 0.3, "projection_clip": 0.2}
@@ -94,20 +104,27 @@ def test_a_projection_without_a_bias_is_the_interpreter_s() -> None:
     assert_kernels_agree(lstm_model(frozenset(["projection"]), (2, 5, 19, 3), projection_bias=None))
 
 
-@pytest.mark.parametrize("states", [False, True])
-@pytest.mark.parametrize("time_major", [False, True])
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(sorted(variant)) or "plain")
-def test_every_variant_of_an_lstm_sequence_is_the_interpreter_s(
-    variant: frozenset[str], time_major: bool, states: bool
-) -> None:
-    time, (batch, inputs, cells, _) = 4, (3, 5, 19, 4)
+def lstm_sequence(
+    variant: frozenset[str], size: tuple[int, int, int, int], time: int, time_major: bool, states: bool = True
+) -> Model:
+    batch, inputs, cells, _ = size
     steps = (time, batch) if time_major else (batch, time)
-    values = cell_of(variant, (batch, inputs, cells, 4)) | PLAIN | {"cell_clip": 0.5, "projection_clip": 0.4}
+    values = cell_of(variant, size) | PLAIN | {"cell_clip": 0.5, "projection_clip": 0.4}
     values |= {"input": np.zeros((*steps, inputs)), "time_major": time_major}
     hidden = values["output_state_in"].shape
     outputs = [(*steps, hidden[1]), hidden, (batch, cells)]
+    return model_of(LSTMS, values, *outputs[: 3 if states else 1])
 
-    assert_kernels_agree(model_of(LSTMS, values, *outputs[: 3 if states else 1]))
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+def test_every_variant_of_an_lstm_sequence_is_the_interpreter_s(variant: frozenset[str], time_major: bool) -> None:
+    assert_kernels_agree(lstm_sequence(variant, (3, 5, 19, 4), 4, time_major))
+
+
+@pytest.mark.parametrize("variant", [frozenset(), frozenset(PARTS)], ids=name_of)
+def test_a_large_lstm_sequence_without_states_is_the_interpreter_s(variant: frozenset[str]) -> None:
+    assert_kernels_agree(lstm_sequence(variant, (3, 20, 70, 33), 12, False, states=False))
 
 
 def basic_cell(size: tuple[int, int, int]) -> dict[str, Any]:
