@@ -1,18 +1,28 @@
-"""RNN, LSTM, their sequences and SVDF by generated kernels, against the interpreter."""
+"""RNN, LSTM, their sequences and SVDF by generated kernels, against the interpreter and the HAL's vectors.
+
+The vectors' weights come with the request, which no kernel is generated for: here they are constants.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.by_name import Use
-from support.compiled import assert_kernels_agree
+from support.compiled import assert_kernels_agree, outputs_of
 
-from nnfmq.hal.types import Model, OperationType
+from nnfmq.conformance import testmodels
+from nnfmq.conformance.criteria import value_complaints
+from nnfmq.conformance.testmodels import TestModel
+from nnfmq.engines.compiled.program import prepare
+from nnfmq.hal.types import DataLocation, LifeTime, Model, OperationType
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import Role
+from nnfmq.operations.signature import Role, match
 
 LSTM, RNN, SVDF, LSTMS, RNNS, LSTM2, RNN2 = (
     OperationType.LSTM,
@@ -231,3 +241,58 @@ def test_activations_of_svdf_are_the_interpreter_s(activation: int) -> None:
     values = drawn(3, shapes) | {"rank": 2, "activation": activation, "input": np.zeros((2, 4))}
 
     assert_kernels_agree(model_of(SVDF, values, (2, 30), (2, 3)))
+
+
+RECURRENT = {code.name for code in (LSTM, RNN, SVDF, LSTMS, RNNS, LSTM2, RNN2)}
+LINKED = {"fw_aux_weights", "fw_aux_input_to_output_weights"}  # an auxiliary input of both directions has no kernel
+
+
+def is_recurrent(line: testmodels.Line) -> bool:
+    """Return True for a test model of one recurrent operation of float32 that is computed."""
+    main = line["main"]
+    if len(main["operations"]) != 1 or line["expectFailure"]:
+        return False
+    (operation,) = main["operations"]
+    return operation["type"] in RECURRENT and main["operands"][operation["inputs"][0]]["type"] == "TENSOR_FLOAT32"
+
+
+def vectors(folder: Path) -> Iterator[TestModel]:
+    for path in testmodels.find_files([folder]):
+        yield from (testmodels.read(line) for _, line in testmodels.lines(path) if is_recurrent(line))
+
+
+def with_constant_weights(test: TestModel) -> tuple[Model, list[Any], bool]:
+    """Return a vector's model with its weights in it, the inputs left, and whether there is a kernel for it."""
+    main, values, linked = test.model.main, bytearray(test.model.operand_values), False
+    (operation,), operands = main.operations, list(main.operands)
+    declared = [[operands[i] for i in indexes] for indexes in (operation.inputs, operation.outputs)]
+    names = dict(zip(operation.inputs, match(REGISTRY[operation.type], *declared).parameters, strict=True))
+    given = dict(zip(main.input_indexes, test.inputs, strict=True))
+    for index, parameter in names.items():
+        here = given.get(index, np.zeros(1))
+        is_omitted = here is None or here.size == 0
+        linked |= parameter.name in LINKED and not is_omitted and operands[index].lifetime != LifeTime.NO_VALUE
+        if index in given and (parameter.role is not Role.DATA or parameter.optional):
+            array = given.pop(index)
+            values += bytes(-len(values) % 4)
+            place = DataLocation() if is_omitted else DataLocation(0, len(values), array.nbytes)
+            lifetime = LifeTime.NO_VALUE if is_omitted else LifeTime.CONSTANT_COPY
+            dimensions = () if is_omitted else array.shape
+            operands[index] = replace(operands[index], lifetime=lifetime, location=place, dimensions=dimensions)
+            values += b"" if is_omitted else array.tobytes()
+    graph = replace(main, operands=tuple(operands), input_indexes=tuple(given))
+    return replace(test.model, main=graph, operand_values=bytes(values)), list(given.values()), not linked
+
+
+def test_the_vectors_with_constant_weights_pass_by_kernels(data_dir: Path) -> None:
+    generated = []
+    for test in vectors(data_dir / "vts"):
+        model, inputs, has_kernel = with_constant_weights(test)
+        program = prepare(model)
+
+        assert value_complaints(test, outputs_of(program, model, inputs)) == [], test.name
+        assert (program.generated == {0}) == has_kernel, test.name
+        generated += [model.main.operations[0].type.name] * has_kernel
+
+    assert set(generated) == RECURRENT
+    assert len(generated) > 40
