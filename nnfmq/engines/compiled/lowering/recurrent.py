@@ -16,6 +16,7 @@ import numpy as np
 from nnfmq.engines.compiled.kernels.gates import Dense, GateSums, Lstm, plan_gates
 from nnfmq.engines.compiled.kernels.recurrent import RESULT, STATE, STEPS, ZEROS, Step, Sweep
 from nnfmq.engines.compiled.kernels.svdf import plan_svdf
+from nnfmq.engines.compiled.lowering.elementwise import arithmetic
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import concatenation
 from nnfmq.engines.compiled.lowering.products import rows_product
@@ -24,7 +25,7 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations.lstm import AUX, one_cell, two_cells
 from nnfmq.operations.lstm_cell import NO_GATES, Cell, Gates
 from nnfmq.operations.sequences import turned
-from nnfmq.operations.signature import Array, Tensor
+from nnfmq.operations.signature import Array, Shape, Tensor
 
 __all__ = ["RULES"]
 
@@ -52,6 +53,7 @@ class _Cells:
     norms: Array | None = None
     peepholes: Array | None = None
     projection: _Projection | None = None
+    aux: Array | None = None
 
     @property
     def states(self) -> int:
@@ -78,18 +80,20 @@ class _Cells:
         return (self.update.constants(sums, self.peepholes, self.norms, self.biases),)
 
 
-def _basic(weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int) -> _Cells:
+def _basic(weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, aux: Tensor | None = None) -> _Cells:
     inputs, hidden, biases = (tensor.array[np.newaxis] for tensor in (weights, recurrent, bias))
-    return _Cells(Dense(activation), inputs, hidden, biases)
+    more = None if aux is None else aux.array[np.newaxis]
+    return _Cells(Dense(activation), inputs, hidden, biases, aux=more)
 
 
 def _lstm_cells(cell: Cell[Tensor], activation: int, cell_clip: float, projection_clip: float) -> _Cells:
     norms = None if cell.norm == NO_GATES else _stacked(cell.norm, cell.gates)
     peepholes = None if cell.peephole == NO_GATES else _stacked(cell.peephole, cell.gates)
+    aux = None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates)
     update = Lstm(len(cell.gates) == 3, peepholes is not None, norms is not None, activation, cell_clip)
     inputs, recurrent, biases = (_stacked(gates, cell.gates) for gates in (cell.input, cell.recurrent, cell.bias))
     projection = _projection(cell.projection, cell.projection_bias, projection_clip)
-    return _Cells(update, inputs, recurrent, biases, norms, peepholes, projection)
+    return _Cells(update, inputs, recurrent, biases, norms, peepholes, projection, aux)
 
 
 def _projection(weights: Tensor | None, bias: Tensor | None, clip: float) -> _Projection | None:
@@ -219,15 +223,15 @@ def lstm_sequence(
 def _sequence(cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tuple[str, ...], target: Target) -> Chain:
     """Return the product of all inputs, and the kernel that goes through the steps (time, batch)."""
     sums = cells.sums(cells.size, target)
-    stage = _products(cells, sums, _INPUT, math.prod(steps), target)
+    stage = _products(cells.inputs, cells.starts(sums), sums, _INPUT, math.prod(steps), target)
     states = range(_HIDDEN, _HIDDEN + cells.states)
     return Chain((stage,), _sweep(cells, sums, steps, time_major, outputs, target), (states.stop, *states))
 
 
-def _products(cells: _Cells, sums: GateSums, source: int, count: int, target: Target) -> Stage:
-    """Return the products of all inputs with all gates' weights."""
-    weights = sums.ordered(cells.inputs).reshape(-1, cells.inputs.shape[2])
-    return Stage(rows_product(count, weights, cells.starts(sums), target), (source,), _FLOAT, (count, len(weights)))
+def _products(inputs: Array, starts: Array, sums: GateSums, source: int, count: int, target: Target) -> Stage:
+    """Return the products of all inputs with all gates' weights, with what sums begin with added."""
+    weights = sums.ordered(inputs).reshape(-1, inputs.shape[2])
+    return Stage(rows_product(count, weights, starts, target), (source,), _FLOAT, (count, len(weights)))
 
 
 def _sweep(
@@ -262,10 +266,11 @@ def rnn_directions(
     merge_outputs: bool,
 ) -> Chain | None:
     """BIDIRECTIONAL_SEQUENCE_RNN."""
-    aux, fw_aux, _ = rest[8:]
-    if input.dtype != _FLOAT or fw_aux is not None:
+    if input.dtype != _FLOAT:
         return None
-    forward, backward = (_basic(rest[n], rest[n + 1], rest[n + 2], activation) for n in (0, 4))
+    aux, *weights = rest[8:]
+    forward = _basic(rest[0], rest[1], rest[2], activation, weights[0])
+    backward = _basic(rest[4], rest[5], rest[6], activation, weights[1])
     return _directions((forward, backward), input, aux, time_major, merge_outputs, output, target)
 
 
@@ -279,15 +284,14 @@ def lstm_directions(
     **controls: Any,
 ) -> Chain | None:
     """BIDIRECTIONAL_SEQUENCE_LSTM."""
-    cells = two_cells(rest)
-    if input.dtype != _FLOAT or cells[0].aux != NO_GATES:
+    if input.dtype != _FLOAT:
         return None
-    forward, backward = (_lstm_cells(cell, **controls) for cell in cells)
-    return _directions((forward, backward), input, rest[AUX], time_major, merge_outputs, output, target)
+    both = tuple(_lstm_cells(cell, **controls) for cell in two_cells(rest))
+    return _directions(both, input, rest[AUX], time_major, merge_outputs, output, target)
 
 
 def _directions(
-    both: tuple[_Cells, _Cells],
+    both: Sequence[_Cells],
     input: Tensor,
     aux: Tensor | None,
     time_major: bool,
@@ -295,18 +299,25 @@ def _directions(
     output: Tensor | Sequence[Tensor],
     target: Target,
 ) -> Chain | None:
-    """Return both sequences, the backward one of `aux` where that is given, and what joins them, if they are merged."""
+    """Return both sequences, and what joins them, if they are merged.
+
+    An auxiliary input is added to both, or without weights for it what the backward one reads.
+    """
     outputs = (output,) if isinstance(output, Tensor) else tuple(output)
     steps = turned(input.shape, time_major)[:2]
     results, count = 1 if merged else 2, both[0].states
     states = (RESULT, STATE)[:count] if len(outputs) > results else ()
     known = 1 + 2 * count + (aux is not None)
     stages: list[Stage] = []
+    halves: list[int] = []
     for number, cells in enumerate(both):
         sums = cells.sums(cells.size, target)
-        source = known - 1 if number and aux is not None else _INPUT
-        stages.append(_products(cells, sums, source, math.prod(steps), target))
-        reads = (known + 2 * number, *range(1 + number * count, 1 + (number + 1) * count))
+        is_linked = bool(number) and aux is not None and cells.aux is None
+        source = known - 1 if is_linked else _INPUT
+        stages.append(_products(cells.inputs, cells.starts(sums), sums, source, math.prod(steps), target))
+        if cells.aux is not None:
+            stages += _added(cells.aux, sums, known - 1, known + len(stages) - 1, stages[-1].shape, target)
+        reads = (known + len(stages) - 1, *range(1 + number * count, 1 + (number + 1) * count))
         is_last = number == 1 and not merged
         kinds = (STEPS, *states) if merged or is_last else (RESULT, STEPS, *states)
         sweep = _sweep(cells, sums, steps, time_major, kinds, target, backward=number == 1)
@@ -315,10 +326,20 @@ def _directions(
         first = results + number * count
         places = (*(() if merged else (number,)), *range(first, first + len(states)))
         shape = (*input.shape[:2], cells.size) if merged else (steps[1], cells.size)
+        halves.append(len(stages))
         stages.append(Stage(sweep, reads, _FLOAT, shape, places))
-    halves = [Tensor(stage.shape, _FLOAT) for stage in stages[1::2]]
-    joined = concatenation(*halves, output=outputs[0], target=target, axis=2)
-    return None if joined is None else Chain(tuple(stages), joined, (known + 1, known + 3))
+    parts = [Tensor(stages[place].shape, _FLOAT) for place in halves]
+    joined = concatenation(*parts, output=outputs[0], target=target, axis=2)
+    return None if joined is None else Chain(tuple(stages), joined, tuple(known + place for place in halves))
+
+
+def _added(weights: Array, sums: GateSums, aux: int, products: int, shape: Shape, target: Target) -> list[Stage]:
+    """Return what adds the products of an auxiliary input to those of the input."""
+    zeros, made = np.zeros(shape[1], np.float32), Tensor(shape, _FLOAT)
+    more = _products(weights, zeros, sums, aux, shape[0], target)
+    total = arithmetic("add", made, made, output=made, target=target, activation=0)
+    assert total is not None, "floats are added"
+    return [more, Stage(total, (products, products + 1), _FLOAT, shape)]
 
 
 # -- SVDF -------------------------------------------------------------------------------------------------------------
