@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
-        help="the interpreter (default) or the compiling engine in this process, or a driver's way to execute: "
-        f"{', '.join(PATHS)}",
+        help="interpreter (default), compiled; of a driver: sync, async, fenced, reusable, burst, aidl-burst, "
+        "memory-domain[-async|-fenced|-aidl-burst]",
     )  # fmt: skip
     parser.add_argument("--device", metavar="NAME", help="of the driver (default: reference)")
     parser.add_argument(

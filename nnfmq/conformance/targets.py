@@ -124,14 +124,15 @@ class Interpreter:
     can_be_short = True
     refuses_unspecified_outputs = False
 
-    def __init__(self, prepare: Callable[[Model], interpreter.Program] = interpreter.prepare) -> None:
-        self._prepare = prepare
-
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
         """Validate and prepare."""
         validate_model(model, allow_unspecified_boundaries=True)
-        yield _InProcess(self._prepare(model))
+        yield _InProcess(self.prepare(model))
+
+    def prepare(self, model: Model) -> interpreter.Program:
+        """Prepare a model that was validated."""
+        return interpreter.prepare(model)
 
     def supports(self, model: Model) -> bool:
         """Return True: it has every operation, and declines none."""
@@ -139,6 +140,22 @@ class Interpreter:
 
     def close(self) -> None:
         """Do nothing: it holds nothing."""
+
+
+class CompilingEngine(Interpreter):
+    """The compiling engine in this process, which needs the extra `compiled`."""
+
+    def prepare(self, model: Model) -> interpreter.Program:
+        """Compile a model that was validated."""
+        from nnfmq.engines.compiled.program import prepare
+
+        return prepare(model)
+
+    def close(self) -> None:
+        """End the thread team."""
+        from nnfmq.engines.compiled.team import the_team
+
+        the_team().stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +376,5 @@ def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], 
 def open_target(path: str, device: str, connect_to: str | None) -> Target:
     """Return the target of an execution path; it is connected when first asked. The caller closes it."""
     if path == "compiled":
-        from nnfmq.engines.compiled.program import prepare  # needs the extra `compiled`
-
-        return Interpreter(prepare)
+        return CompilingEngine()
     return Interpreter() if path == "interpreter" else Driver(device, connect_to, path)

@@ -57,13 +57,13 @@ def lstm_shape(input: Shape, *rest: Shape, activation: int, cell_clip: float, pr
     """Return the shapes of the scratch buffer, both states and the output."""
     require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
     check_controls(activation, cell_clip, projection_clip)
-    cell, states = _one_cell(rest)
+    cell, states = one_cell(rest)
     check_cell(cell, input, states)
     hidden, state = states
     return (input[0], len(cell.gates) * state[1]), hidden, state, hidden
 
 
-def _one_cell(rest: Sequence[T]) -> tuple[Cell[T], Sequence[T]]:
+def one_cell(rest: Sequence[T]) -> tuple[Cell[T], Sequence[T]]:
     """Return the cell and the two states among all arguments after the input."""
     cell = Cell.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
     return cell, rest[TENSOR_COUNT : TENSOR_COUNT + 2]
@@ -73,7 +73,7 @@ def plan_lstm(
     input: Tensor, *rest: Tensor, output: Tensors, activation: int, cell_clip: float, projection_clip: float
 ) -> Run:
     """Plan one step. What the scratch buffer holds is not defined by the HAL: it is zero here."""
-    packed = pack(_one_cell(rest)[0], activation, cell_clip, projection_clip)
+    packed = pack(one_cell(rest)[0], activation, cell_clip, projection_clip)
     scratch_shape = output[0].shape
 
     def run(input: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
@@ -89,7 +89,7 @@ def unidirectional_shape(
     """Return the shapes of the output, and of both states where they are wanted."""
     check_controls(**cell_controls)
     steps = turned(input, time_major)
-    cell, states = _one_cell(rest)
+    cell, states = one_cell(rest)
     check_cell(cell, steps[1:], states)
     return (turned((*steps[:2], states[0][1]), time_major), *states)[:output_count]
 
@@ -98,7 +98,7 @@ def plan_unidirectional(
     input: Tensor, *rest: Tensor, output: Tensors, time_major: bool, output_count: int, **cell_controls: Any
 ) -> Run:
     """Plan all steps of a sequence."""
-    packed = pack(_one_cell(rest)[0], **cell_controls)
+    packed = pack(one_cell(rest)[0], **cell_controls)
 
     def run(input: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
         out, hidden, state = packed.sweep(swapped(input, time_major), None, hidden, state)
@@ -108,12 +108,13 @@ def plan_unidirectional(
 
 
 _STATES = 2 * TENSOR_COUNT  # positions after the input: two cells, four states, the auxiliary input, its weights, norms
-_AUX = _STATES + 4
-_NORMS = _AUX + 9
+AUX = _STATES + 4
+_NORMS = AUX + 9
 
 
-def _two_cells(rest: Sequence[T]) -> tuple[Cell[T], Cell[T]]:
-    fw_aux, bw_aux = rest[_AUX + 1 : _AUX + 5], rest[_AUX + 5 : _NORMS]
+def two_cells(rest: Sequence[T]) -> tuple[Cell[T], Cell[T]]:
+    """Return the forward and the backward cell among all arguments after the input."""
+    fw_aux, bw_aux = rest[AUX + 1 : AUX + 5], rest[AUX + 5 : _NORMS]
     forward = Cell.of(rest[:TENSOR_COUNT], norm=rest[_NORMS : _NORMS + 4], aux=fw_aux)
     return forward, Cell.of(rest[TENSOR_COUNT:_STATES], norm=rest[_NORMS + 4 :], aux=bw_aux)
 
@@ -123,9 +124,9 @@ def bidirectional_shape(
 ) -> Shapes:
     """Return the shapes of the outputs, two or merged to one, and of the four states where they are wanted."""
     check_controls(**cell_controls)
-    forward, backward = _two_cells(rest)
-    linking = Linking.of(input, rest[_AUX], (forward.aux != NO_GATES, backward.aux != NO_GATES))
-    states = rest[_STATES:_AUX]
+    forward, backward = two_cells(rest)
+    linking = Linking.of(input, rest[AUX], (forward.aux != NO_GATES, backward.aux != NO_GATES))
+    states = rest[_STATES:AUX]
     steps = turned(input, time_major)
     check_cell(forward, steps[1:], states[:2], linking.aux)
     check_cell(backward, (steps[1], linking.backward[2]), states[2:], linking.aux)
@@ -143,7 +144,7 @@ def plan_bidirectional(
     **cell_controls: Any,
 ) -> Run:
     """Plan both directions of a sequence."""
-    cells = _two_cells(rest)
+    cells = two_cells(rest)
     forward, backward = (pack(cell, **cell_controls) for cell in cells)
     linked = cells[0].aux == NO_GATES
 

@@ -284,7 +284,7 @@ def test_SUP_5_operations_whose_int8_form_differs_or_is_missing_are_no_pairs(ope
     assert not variants.is_coupled(line)
 
 
-@pytest.mark.parametrize("path", PATHS[1:])
+@pytest.mark.parametrize("path", PATHS[2:])
 def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_refused_them(
     path: str, data_dir: Path
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_client_lists_its_driver_s_devices(client: Client) -> None:
 
 
 def test_an_unknown_device_is_refused_with_the_names_of_the_known(client: Client) -> None:
-    with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: reference"):
+    with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: compiled, reference"):
         client.device("gpu")
 
 

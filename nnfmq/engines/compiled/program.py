@@ -119,9 +119,8 @@ class CompiledPreparation(Preparation):
         self, rule: Any, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted
     ) -> _Generated | None:
         tensors, controls, nchw = sorted_arguments(bound.match, arguments)
-        data, declaration = bound.data_indexes(), bound.match.declaration
-        if any(self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE for index in data):
-            return None
+        declaration = bound.match.declaration
+        given = [(p, i) for p, i in bound.arguments() if p.role is Role.DATA and not self._is_omitted(i)]
         turns = nchw and declaration.image_outputs
         shapes = [permuted(shape, TO_NHWC) if turns else shape for shape in fitted.shapes]
         outputs = tuple(tensor_of(o, shape) for o, shape in zip(bound.outputs, shapes, strict=True))
@@ -137,8 +136,11 @@ class CompiledPreparation(Preparation):
             with unpacked():
                 bound.bind(fitted)  # for what it refuses
         images = declaration.images if nchw else ()
-        turned = tuple(p.name in images for p in bound.match.parameters if p.role is Role.DATA)
+        data, turned = tuple(index for _, index in given), tuple(p.name in images for p, _ in given)
         return _Generated(lowered, data, bound.operation.outputs, reference, turned, turns)
+
+    def _is_omitted(self, index: int) -> bool:
+        return self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE
 
     def joined(self, steps: Sequence[Any]) -> list[tuple[int, Step]]:
         """Gather neighbours that kernels compute; return each step with the number of its last operation."""
@@ -203,13 +205,15 @@ class CompiledPreparation(Preparation):
         """Return an operation's kernels; what they make for each other are operands behind the subgraph's."""
         if isinstance(lowered, Lowered):
             return [self._call(lowered, inputs, outputs)]
-        calls, known = [], list(inputs)
+        calls, known, missing = [], list(inputs), list(outputs)
         for stage in lowered.stages:
             made = next(self._between)
             values[made] = Value(stage.dtype, stage.shape)
-            calls.append(self._call(stage.lowered, [known[n] for n in stage.inputs], [made]))
+            also = [outputs[n] for n in stage.outputs]
+            calls.append(self._call(stage.lowered, [known[n] for n in stage.inputs], [made, *also]))
             known.append(made)
-        return [*calls, self._call(lowered.last, [known[n] for n in lowered.inputs], outputs)]
+            missing = [index for index in missing if index not in also]
+        return [*calls, self._call(lowered.last, [known[n] for n in lowered.inputs], missing)]
 
     def _turning(self, source: int, made: int, order: tuple[int, ...], values: Mapping[int, Value]) -> Call:
         lowered = turned(values[source].shape, order, values[source].dtype, self.target)

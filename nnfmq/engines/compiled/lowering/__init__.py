@@ -1,10 +1,10 @@
 """Which kernel computes an operation: `RULES`, a function for each, from what is known at preparation.
 
-A rule is called as a plan of `operations` is: with the DATA and WEIGHT tensors in order, `output` (a tuple where the
-operation has several), and the controls by name; and with the target. It returns a `Lowered`, whose kernel gets in its
-table the addresses of the DATA arrays in order, then of the outputs, then of its constants; or a `Chain` of several; or
-an `Alias`; or None for what no kernel computes, and the reference kernel does. Images are NHWC, the model is valid, and
-all constraints hold.
+A rule is called as a plan of `operations` is: with the DATA and WEIGHT tensors in order (None where omitted), `output`
+(a tuple where the model has several), and the controls by name; and with the target. It returns a `Lowered`, whose
+kernel gets in its table the addresses of the DATA arrays that are given in order, then of the outputs, then of its
+constants; or a `Chain` of several; or an `Alias`; or None for what no kernel computes, and the reference kernel does.
+Images are NHWC, the model is valid, and all constraints hold.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from nnfmq.engines.compiled.lowering import (
     moving,
     pooling,
     products,
+    recurrent,
     resize,
     softmax,
 )
@@ -33,6 +34,7 @@ RULES: Mapping[OperationType, Rule] = {
     **moving.RULES,
     **pooling.RULES,
     **products.RULES,
+    **recurrent.RULES,
     **resize.RULES,
     **softmax.RULES,
 }

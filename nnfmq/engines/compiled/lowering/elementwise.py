@@ -30,7 +30,7 @@ from nnfmq.operations.fixed_point import quantize_multiplier
 from nnfmq.operations.quantization import all_codes, code_range, float_range, requantized_codes, type_range
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "arithmetic"]
 
 _FLOAT, _WHOLE, _BYTE = np.dtype("<f4"), np.dtype("<i4"), np.dtype("u1")
 _CODES = (_BYTE, np.dtype("i1"))
@@ -56,7 +56,7 @@ def _is_signed(tensor: Tensor) -> bool:
     return tensor.dtype.kind == "i"
 
 
-def _arithmetic(
+def arithmetic(
     name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target, activation: int
 ) -> Lowered | None:
     """ADD, SUB, MUL and DIV."""
@@ -254,7 +254,7 @@ _UNARY = ("abs", "elu", "exp", "floor", "log", "neg", "sin", "sqrt")
 _TABULATED = ("hard_swish", "logistic", "rsqrt", "tanh")
 
 RULES: Mapping[OperationType, Rule] = {
-    **{OperationType[name.upper()]: partial(_arithmetic, name) for name in ("add", "sub", "mul", "div")},
+    **{OperationType[name.upper()]: partial(arithmetic, name) for name in ("add", "sub", "mul", "div")},
     **{OperationType[name.upper()]: partial(_extreme, name) for name in ("maximum", "minimum")},
     **{code: partial(_comparison, order) for code, order in _ORDERS.items()},
     **{OperationType[f"LOGICAL_{name.upper()}"]: partial(_logical, name) for name in ("and", "or", "not")},

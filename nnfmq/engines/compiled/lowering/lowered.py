@@ -33,18 +33,19 @@ class Lowered:
 class Stage:
     """One kernel of a chain. `inputs` count the operation's inputs first, then what the stages before have made.
 
-    It makes an array of `dtype` and `shape`.
+    It makes an array of `dtype` and `shape`, and after it those of the operation's outputs that `outputs` count.
     """
 
     lowered: Lowered
     inputs: tuple[int, ...]
     dtype: np.dtype[Any]
     shape: Shape
+    outputs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Kernels one after the other, and a `last` one that makes the outputs, of `inputs` as in a Stage."""
+    """Kernels one after the other, and a `last` one that makes the outputs still missing, of `inputs` as in a Stage."""
 
     stages: tuple[Stage, ...]
     last: Lowered

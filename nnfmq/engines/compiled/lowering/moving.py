@@ -20,7 +20,7 @@ from nnfmq.operations.shaping import joined_codes
 from nnfmq.operations.signature import Array, Shape, Tensor
 from nnfmq.operations.slicing import taken_ranges
 
-__all__ = ["RULES", "moved", "side_by_side", "turned"]
+__all__ = ["RULES", "concatenation", "moved", "side_by_side", "turned"]
 
 _SIZES = (1, 2, 4)
 _MOST_PIECES = 64  # a piece is a loop nest of its own

@@ -22,7 +22,7 @@ from nnfmq.operations.shapes import Window, windows
 from nnfmq.operations.signature import Array, Tensor
 from nnfmq.operations.transposed import Spread, spreads
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "rows_product"]
 
 Weights: TypeAlias = Callable[[], Array]
 
@@ -68,6 +68,13 @@ def fully_connected(
     along = Window(1, 1, 1, 0, 0, count)
     shape = ProductShape(1, 1, count, length, _ONE, along, units)
     return _product(shape, input, weights, bias, output, target, activation)
+
+
+def rows_product(count: int, weights: Array, biases: Array, target: Target) -> Lowered:
+    """Return `count` rows of float32 times weights (units, length), with biases added."""
+    along = Window(1, 1, 1, 0, 0, count)
+    shape = ProductShape(1, 1, count, weights.shape[1], _ONE, along, len(weights))
+    return _float_product(plan_product(shape, Floats(-np.inf, np.inf), target), lambda: weights, biases)
 
 
 def _product(

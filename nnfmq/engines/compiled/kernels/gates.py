@@ -1,0 +1,275 @@
+"""Gates of recurrent cells: the products of a vector with all gates' weights, and what these sums do to the cells.
+
+The lanes of a vector are cells. A block of cells has the sums of all its gates at once, so that its state is updated
+while they are in registers; the weights are packed in the order in which they are read, once. Everything else that
+belongs to cells, states and constants, is as long as whole blocks are: there are no tails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.combining import FloatSum, folded
+from nnfmq.engines.compiled.kernels.floats import clamped, logistic, multiply_add, tanh
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["Dense", "GateSums", "Lstm", "Places", "activated", "plan_gates"]
+
+Array = npt.NDArray[Any]
+
+_SUMS = 8  # in registers, beside what is multiplied
+_UNROLLED = 4
+_EPSILON = 1e-8
+
+_ACTIVATIONS: Mapping[int, Callable[[Emitter, Value], Value]] = {
+    0: lambda e, x: x,
+    1: lambda e, x: clamped(e, x, 0.0, math.inf),
+    2: lambda e, x: clamped(e, x, -1.0, 1.0),
+    3: lambda e, x: clamped(e, x, 0.0, 6.0),
+    4: tanh,
+    6: logistic,
+}
+
+
+def activated(e: Emitter, code: int, value: Value) -> Value:
+    """Return a value through an activation, by the code that recurrent operations have for it."""
+    return _ACTIVATIONS[code](e, value)
+
+
+@dataclass(frozen=True, slots=True)
+class GateSums:
+    """Products of matrices (cells, length), one for each gate, with a vector; `vectors` of cells are a block."""
+
+    gates: int
+    cells: int
+    length: int
+    vectors: int
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        """Cells of a block."""
+        return self.vectors * self.lanes
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return math.ceil(self.cells / self.width)
+
+    @property
+    def padded(self) -> int:
+        """Cells of all blocks; those beside the last true one have weights of 0."""
+        return self.blocks * self.width
+
+    @property
+    def multiplications(self) -> int:
+        """How many a vector takes."""
+        return self.gates * self.padded * self.length
+
+    def ordered(self, rows: Array) -> Array:
+        """Return what cells have (gates, cells, each) in the order of sums: (blocks, vectors, gates, lanes, each)."""
+        filled = np.zeros((self.gates, self.padded, *rows.shape[2:]), np.float32)
+        filled[:, : self.cells] = rows
+        split = filled.reshape(self.gates, self.blocks, self.vectors, self.lanes, -1)
+        return split.transpose(1, 2, 0, 3, 4)
+
+    def pack(self, weights: Array) -> bytes:
+        """Return weights (gates, cells, length) in the order in which they are read."""
+        return self.ordered(weights).transpose(0, 4, 1, 2, 3).tobytes()
+
+    def emit(self, e: Emitter, block: Value, source: Value, weights: Value, starts: Value) -> Sequence[Value]:
+        """Return a block's sums, vector by vector and in each gate by gate.
+
+        `starts` has what sums begin with, as `ordered`.
+        """
+        count, kind = self.gates * self.vectors, vector(F32, self.lanes)
+        size = count * self.lanes * 4
+        matrix, begin = (
+            e.at(base, e.mul(block, bytes)) for base, bytes in ((weights, size * self.length), (starts, size))
+        )
+        copies = 2 if count * 2 <= _SUMS + _SUMS // 2 and self.length > 1 else 1
+        zeros = [e.splat(F32, 0.0, self.lanes)] * (count * (copies - 1))
+        sums: Sequence[Value] = [e.load(kind, begin, n * self.lanes * 4) for n in range(count)] + zeros
+
+        def products(first: Value, rounds: int, sums: Sequence[Value]) -> Sequence[Value]:
+            cells, panel, result = e.at(source, e.mul(first, 4)), e.at(matrix, e.mul(first, size)), list(sums)
+            for k in range(rounds):
+                cell = e.broadcast(e.load(F32, cells, 4 * k), self.lanes)
+                for n in range(count):
+                    to = n + k % copies * count
+                    loaded = e.load(kind, panel, k * size + n * self.lanes * 4)
+                    result[to] = multiply_add(e, loaded, cell, result[to])
+            return result
+
+        whole, rest = divmod(self.length, _UNROLLED)
+        if whole:
+            sums = e.carry(whole, sums, lambda k, s: products(e.mul(k, _UNROLLED), _UNROLLED, s))
+        sums = products(e.i64(whole * _UNROLLED), rest, sums)
+        return sums if copies == 1 else [e.b.fadd(sums[n], sums[count + n]) for n in range(count)]
+
+
+def plan_gates(gates: int, cells: int, length: int, target: Target) -> GateSums:
+    """Choose the blocks."""
+    vectors = math.ceil(cells / target.lanes)
+    blocks = math.ceil(vectors / max(1, min(4, _SUMS // gates)))
+    return GateSums(gates, cells, length, math.ceil(vectors / blocks), target.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a row of cells has its states, its results, and the sums of all gates, and where the constants are."""
+
+    state: Value
+    result: Value
+    sums: Value
+    constants: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """One sum for each cell: an activation, then a clip, where that is not 0. No constants."""
+
+    activation: int = 0
+    clip: float = 0.0
+
+    gates = 1
+    has_state = normalized = False
+
+    def emit_block(self, e: Emitter, sums: GateSums, values: Sequence[Value], block: Value, places: Places) -> None:
+        """Put the results to their place."""
+        first = e.mul(block, sums.width * 4)
+        with e.rows_of(values, 1) as (number, (value,)):
+            result = _clipped(e, activated(e, self.activation, value), self.clip)
+            e.store(result, places.result, e.add(first, e.mul(number, sums.lanes * 4)))
+
+
+@dataclass(frozen=True, slots=True)
+class Lstm:
+    """The gates of an LSTM: input (not where `coupled` to the forget gate), forget, cell, output.
+
+    With peepholes the constants have a row of weights for each gate; normalized ones then have a row of weights and one
+    of biases for each gate, and one that is 1 for true cells.
+    """
+
+    coupled: bool
+    peephole: bool
+    normalized: bool
+    activation: int
+    clip: float
+
+    has_state = True
+
+    @property
+    def gates(self) -> int:
+        """Three or four."""
+        return 3 if self.coupled else 4
+
+    def constants(self, sums: GateSums, peepholes: Array | None, norms: Array | None, biases: Array) -> bytes:
+        """Return the rows of constants, made of rows (gates, cells)."""
+        rows: list[Array] = [] if peepholes is None else [*peepholes]
+        if norms is not None:
+            rows += [*norms, *biases, np.ones(sums.cells)]
+        filled = np.zeros((len(rows), sums.padded), np.float32)
+        filled[:, : sums.cells] = np.reshape(rows, (len(rows), sums.cells))
+        return filled.tobytes()
+
+    def emit_block(self, e: Emitter, sums: GateSums, values: Sequence[Value], block: Value, places: Places) -> None:
+        """Update the cells' state and put their results to their place; normalized gates wait for `emit_row`."""
+        pitch = sums.padded * 4
+        with e.rows_of(values, self.gates) as (number, row):
+            place = e.add(e.mul(block, sums.width * 4), e.mul(number, sums.lanes * 4))
+            if self.normalized:
+                for gate, value in enumerate(row):
+                    e.store(value, places.sums, e.add(place, gate * pitch))
+            else:
+                self._emit_vector(e, row, place, pitch, places)
+
+    def _emit_vector(self, e: Emitter, row: Sequence[Value], place: Value, pitch: int, places: Places) -> None:
+        def seen(gate: int, state: Value) -> Value:
+            """Add what the gate sees of the state; the cell gate sees nothing."""
+            if not self.peephole or gate == self.gates - 2:
+                return row[gate]
+            weights = e.load(state.type, places.constants, e.add(place, gate * pitch))
+            return multiply_add(e, weights, state, row[gate])
+
+        state = e.load(row[0].type, places.state, place)
+        state = self._next_state(e, [seen(gate, state) for gate in range(self.gates - 1)], state)
+        e.store(state, places.state, place)
+        e.store(self._result(e, seen(self.gates - 1, state), state), places.result, place)
+
+    def _next_state(self, e: Emitter, sums: Sequence[Value], state: Value) -> Value:
+        *entrance, forget, cell = sums
+        kept = logistic(e, forget)
+        let_in = logistic(e, entrance[0]) if entrance else e.b.fsub(e.splat(F32, 1.0, kept.type.count), kept)
+        entering = e.b.fmul(let_in, activated(e, self.activation, cell))
+        return _clipped(e, multiply_add(e, kept, state, entering), self.clip)
+
+    def _result(self, e: Emitter, sums: Value, state: Value) -> Value:
+        return e.b.fmul(logistic(e, sums), activated(e, self.activation, state))
+
+    def emit_row(self, e: Emitter, sums: GateSums, places: Places) -> None:
+        """Do the rest for normalized gates, when all cells' sums are there; the output gate sees the new state."""
+        pitch, kind = sums.padded * 4, vector(F32, sums.lanes)
+        output = (self.gates - 1) * pitch
+        with e.loop(0, self.gates - 1) as gate:
+            self._normalize(e, sums, e.mul(gate, pitch), places)
+        with e.loop(0, pitch, sums.lanes * 4) as place:
+            row = [e.load(kind, places.sums, e.add(place, gate * pitch)) for gate in range(self.gates - 1)]
+            e.store(self._next_state(e, row, e.load(kind, places.state, place)), places.state, place)
+        self._normalize(e, sums, e.i64(output), places)
+        with e.loop(0, pitch, sums.lanes * 4) as place:
+            opened = e.load(kind, places.sums, e.add(place, output))
+            e.store(self._result(e, opened, e.load(kind, places.state, place)), places.result, place)
+
+    def _normalize(self, e: Emitter, sums: GateSums, offset: Value, places: Places) -> None:
+        """Normalize the row of sums at `offset`, in bytes, where the gate's row of each kind of constants is, too."""
+        kind, step, rows = vector(F32, sums.lanes), sums.lanes * 4, self.gates * sums.padded * 4
+        gate, seen = e.at(places.sums, offset), e.at(places.constants, offset)
+        norms = e.at(seen, rows if self.peephole else 0)
+        inside = e.at(places.constants, (3 if self.peephole else 2) * rows)
+
+        def total(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            place = e.mul(k, step)
+            value = e.load(kind, gate, place)
+            if self.peephole:
+                value = multiply_add(e, e.load(kind, seen, place), e.load(kind, places.state, place), value)
+                e.store(value, gate, place)
+            return [e.b.fadd(values[0], value)]
+
+        def squares(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            place = e.mul(k, step)
+            centred = e.b.fmul(e.b.fsub(e.load(kind, gate, place), mean), e.load(kind, inside, place))
+            e.store(centred, gate, place)
+            return [multiply_add(e, centred, centred, values[0])]
+
+        count, zeros, cells = (
+            sums.padded // sums.lanes,
+            e.splat(F32, 0.0, sums.lanes),
+            e.splat(F32, float(sums.cells), sums.lanes),
+        )
+        mean = e.b.fdiv(_in_all(e, *e.carry(count, [zeros], total)), cells)
+        variance = e.b.fdiv(_in_all(e, *e.carry(count, [zeros], squares)), cells)
+        root = e.intrinsic("llvm.sqrt", e.b.fadd(variance, e.splat(F32, float(np.float32(_EPSILON)), sums.lanes)))
+        with e.loop(0, sums.padded * 4, step) as place:
+            scaled = e.b.fdiv(e.load(kind, gate, place), root)
+            bias = e.load(kind, e.at(norms, rows), place)
+            e.store(multiply_add(e, scaled, e.load(kind, norms, place), bias), gate, place)
+
+
+def _in_all(e: Emitter, values: Value) -> Value:
+    """Return the sum of all lanes, in each."""
+    single = folded(e, FloatSum(), values)
+    return e.broadcast(e.b.extract_element(single, e.i64(0)), values.type.count)
+
+
+def _clipped(e: Emitter, value: Value, limit: float) -> Value:
+    """Return a value held within [-limit, limit], if that is not 0."""
+    limit = float(np.float32(limit))
+    return clamped(e, value, -limit, limit) if limit > 0 else value
