@@ -37,12 +37,8 @@ from nnfmq.serialize.control import Role
 from nnfmq.serialize.conversation import Conversation
 
 INTERFACE = "AIDL v4"  # unless the application wants another
-_LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = (
-    8,
-    5,
-    4,
-    8,
-)  # of `hal.versions`, for which no application shall wait
+# Levels of `hal.versions`, for which no application shall wait.
+_LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 8, 5, 4, 8
 _GONE = "the driver process is gone"
 _TELL_NS = 1_000_000_000  # for a driver that reads nothing, before it is left alone
 _log = logging.getLogger("nnfmq.client")

@@ -1,0 +1,17 @@
+"""The document of the compiling engine says which operations have no kernels."""
+
+from __future__ import annotations
+
+import re
+
+from support.places import ROOT
+
+from nnfmq.engines.compiled.lowering import RULES
+from nnfmq.operations import REGISTRY
+
+
+def test_the_operations_without_a_rule_are_those_that_the_document_lists() -> None:
+    text = (ROOT / "docs" / "compiling.md").read_text()
+    listed = re.search(r"no kernel in any form: ([^.]+)\.", text)
+    assert listed is not None
+    assert set(re.findall(r"`(\w+)`", listed[1])) == {code.name for code in REGISTRY if code not in RULES}

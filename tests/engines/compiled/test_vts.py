@@ -1,0 +1,37 @@
+"""The HAL's own test models through the compiling engine: one of every eighth spec, with its variants.
+
+All of them take long: `nnfmq conformance TESTS --path compiled`, or `--path burst --device compiled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from support import places
+
+from nnfmq.conformance import testmodels
+from nnfmq.conformance.cases import FAILED, run_test
+from nnfmq.conformance.targets import Target, open_target
+
+FOLDER = places.data_path() / "vts"
+SPECS = sorted(FOLDER.glob("*/*.jsonl.gz"))
+
+
+@pytest.fixture(params=[("compiled", ""), ("burst", "compiled")], ids=["in this process", "over a burst"])
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    path, device = request.param
+    with closing(open_target(path, device, "embedded")) as opened:
+        yield opened
+
+
+@pytest.mark.skipif(not SPECS, reason=f"no test data in {FOLDER}; $NNFMQ_DATA can say where it is")
+@pytest.mark.parametrize("first", range(0, 80, 8))
+def test_test_models_pass_with_their_variants(first: int, target: Target) -> None:
+    """Ten tests of as many specs each, since a driver is started for each of them."""
+    specs = SPECS[first::80]
+    results = [run_test(testmodels.read(next(testmodels.lines(spec))[1]), target) for spec in specs]
+    assert len(results) > 4
+    bad = [(r.name, v.kind, v.reason) for r in results for v in r.verdicts if v.outcome == FAILED]
+    assert bad == []
