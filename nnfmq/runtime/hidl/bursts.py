@@ -46,8 +46,11 @@ class BurstContext:
         return list(memories)
 
     def freeMemory(self, slot: int) -> None:
-        """Let the driver forget a slot; an unknown one is no error."""
+        """Let the driver forget a slot; an unknown one is no error. Returns when it has, as calls of HIDL do."""
         self._connection.send(messages.FreeMemory(self._burst_id, slot))
+        self._connection.ask(
+            messages.ListDevices(self._connection.new_call()), messages.DeviceList
+        )  # after it, in order
 
     def close(self) -> None:
         """Drop the reference: the burst ends in the driver."""
