@@ -67,9 +67,9 @@ class Clocks:
         return Spent(self.wall() - wall, self.cpu() - cpu)
 
 
-def medians(spent: Sequence[Spent]) -> Spent:
-    """Return the median of each time."""
-    return Spent(statistics.median(one.wall for one in spent), statistics.median(one.cpu for one in spent))
+def typical(spent: Sequence[Spent]) -> Spent:
+    """Return the median of the wall's time, and the mean of the processor's, whose clock may stand still a while."""
+    return Spent(statistics.median(one.wall for one in spent), statistics.fmean(one.cpu for one in spent))
 
 
 def compared(device: Run, reference: Run, rounds: int, clocks: Clocks) -> Spent:
@@ -80,7 +80,9 @@ def compared(device: Run, reference: Run, rounds: int, clocks: Clocks) -> Spent:
     for number in range(rounds):
         for run in (device, reference) if number % 2 else (reference, device):
             spent[run].append(clocks.time(run))
-    ours, theirs = medians(spent[device]), medians(spent[reference])
+    ours, theirs = typical(spent[device]), typical(spent[reference])
+    if not (ours.cpu and theirs.cpu):
+        raise SystemExit(f"the processor's clock has not moved in {rounds} rounds: take more, or larger models")
     return Spent(ours.wall / theirs.wall, ours.cpu / theirs.cpu)
 
 

@@ -120,12 +120,11 @@ def folder(tmp_path: Path) -> Path:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", str(TOOL), *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def test_CAP_7_a_device_is_measured_against_the_reference_on_what_it_supports(folder: Path) -> None:
-    done = run("sample-float_fast", "--models", str(folder), "--rounds", "3")
+    done = run("sample-float_fast", "--models", str(folder), "--rounds", "100")
     assert done.returncode == 0, done.stderr
     assert "mobilenet_v1_tiny_quant.tflite: not supported" in done.stderr
     figures = tomllib.loads(done.stdout)["device"]["performance"]["types"]
