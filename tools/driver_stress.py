@@ -131,6 +131,7 @@ def _warm(witness: Actor) -> None:
     """Let the witness do all things once, so that what a worker makes only once is there before the counting."""
     for _ in range(200):
         witness.act()
+    witness.crowd()
     witness.rest()
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +101,15 @@ class Actor:
         """The worker that serves it now."""
         assert self._client is not None
         return self._client.driver_pid
+
+    def crowd(self, calls: int = 32) -> None:
+        """Prepare as many models at once as make a worker start all threads that it may have."""
+        assert self._client is not None
+        device = self._client.device("reference", timeout=LIMIT_S)
+        model = model_of(next(iter(_FUNCTIONS)), _SIZES[0])
+        with ThreadPoolExecutor(calls) as pool:
+            for prepared in pool.map(lambda _: device.prepare(model, timeout=LIMIT_S), range(calls)):
+                prepared.close()
 
     def rest(self) -> None:
         """Give back all but the connection."""
