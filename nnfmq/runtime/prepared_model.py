@@ -275,7 +275,7 @@ class PreparedModel:
         from nnfmq.runtime.reusable import Execution
 
         config, deadline_ns = config_of(measure, loop_timeout), deadline_after(timeout)
-        return Execution.create(self, self._connection, config, deadline_ns, reusable=True)
+        return Execution.create(self, config, deadline_ns, reusable=True)
 
     def create_execution(self, *, measure: bool = False, loop_timeout: float | None = None) -> Execution:
         """Make an execution that is computed once: a second time is BadState. This model has to live until then.
@@ -284,7 +284,7 @@ class PreparedModel:
         """
         from nnfmq.runtime.reusable import Execution
 
-        return Execution.create(self, self._connection, config_of(measure, loop_timeout), None, reusable=False)
+        return Execution.create(self, config_of(measure, loop_timeout), None, reusable=False)
 
     def _launch(self, config: ExecutionConfig, timeout: float | None) -> Launch:
         from nnfmq.runtime.pending import Launch

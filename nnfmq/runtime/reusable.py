@@ -205,7 +205,6 @@ class Execution:
     def create(
         cls,
         model: PreparedModel,
-        connection: Connection,
         config: ExecutionConfig,
         deadline_ns: int | None,
         reusable: bool,
@@ -214,7 +213,7 @@ class Execution:
 
         Raises InvalidArgument where a shape is not fully known.
         """
-        model_id, execution = model.model_id, cls(model.inputs, model.outputs, reusable)
+        connection, model_id, execution = model.connection, model.model_id, cls(model.inputs, model.outputs, reusable)
         try:
             request = execution._make_memory()
             if reusable and connection.keeps_executions:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.lines import Lines
-from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.kernels.lines import Lines, OverLines
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN
 
 __all__ = ["ExtremeIndex"]
@@ -19,21 +18,12 @@ _KINDS = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
 
 
 @dataclass(frozen=True, slots=True)
-class ExtremeIndex:
+class ExtremeIndex(OverLines):
     """Of lines of `item`, numpy's letters, the index of the greatest element or the least."""
 
     lines: Lines
     item: str
     greatest: bool
-
-    @property
-    def units(self) -> int:
-        """Those of the lines."""
-        return self.lines.units
-
-    def scratch_bytes(self, target: Target) -> int:
-        """Nothing."""
-        return 0
 
     def emit(self, e: Emitter) -> None:
         """Table: input, output."""

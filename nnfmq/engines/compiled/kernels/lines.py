@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from nnfmq.engines.compiled.emission import Emitter, Value
 from nnfmq.engines.compiled.kernels.combining import Combination, folded
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, new_lanes, spans
+from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.signature import Shape
 
-__all__ = ["Lines", "plan_lines"]
+__all__ = ["Lines", "OverLines", "plan_lines"]
 
 _UNIT = 1 << 11
 
@@ -79,6 +80,22 @@ class Lines:
             return values
         single = folded(e, combination, values)
         return e.broadcast(e.b.extract_element(single, e.i64(0)), self.lanes)
+
+
+class OverLines:
+    """What kernels over `lines` share: their units, and no scratch memory."""
+
+    __slots__ = ()
+    lines: Lines
+
+    @property
+    def units(self) -> int:
+        """Those of the lines."""
+        return self.lines.units
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Nothing."""
+        return 0
 
 
 def plan_lines(shape: Shape, axis: int, most_lanes: int) -> Lines:

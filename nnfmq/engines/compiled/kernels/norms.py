@@ -9,8 +9,7 @@ from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, v
 from nnfmq.engines.compiled.kernels.combining import CodeMean, FloatSum
 from nnfmq.engines.compiled.kernels.fixed_point import inverse_square_root
 from nnfmq.engines.compiled.kernels.floats import greater, multiply_add
-from nnfmq.engines.compiled.kernels.lines import Lines
-from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.kernels.lines import Lines, OverLines
 
 __all__ = ["LONGEST_CODES", "CodeNormalization", "FloatNormalization"]
 
@@ -20,19 +19,10 @@ _LEAST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class FloatNormalization:
+class FloatNormalization(OverLines):
     """Lines, each by its norm."""
 
     lines: Lines
-
-    @property
-    def units(self) -> int:
-        """Those of the lines."""
-        return self.lines.units
-
-    def scratch_bytes(self, target: Target) -> int:
-        """Nothing."""
-        return 0
 
     def emit(self, e: Emitter) -> None:
         """Table: input, output."""
@@ -60,21 +50,12 @@ class FloatNormalization:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeNormalization:
+class CodeNormalization(OverLines):
     """Lines of codes, each by its norm, in units of 1/128 around the middle code."""
 
     lines: Lines
     signed: bool
     zero_point: int
-
-    @property
-    def units(self) -> int:
-        """Those of the lines."""
-        return self.lines.units
-
-    def scratch_bytes(self, target: Target) -> int:
-        """Nothing."""
-        return 0
 
     def emit(self, e: Emitter) -> None:
         """Table: input, output."""

@@ -16,7 +16,7 @@ from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, v
 from nnfmq.engines.compiled.kernels.combining import CodeExtreme, FloatExtreme, FloatSum, folded
 from nnfmq.engines.compiled.kernels.fixed_point import reciprocal
 from nnfmq.engines.compiled.kernels.floats import exponential, logarithm
-from nnfmq.engines.compiled.kernels.lines import Lines
+from nnfmq.engines.compiled.kernels.lines import Lines, OverLines
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
 
@@ -29,17 +29,12 @@ _TABULATED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class FloatSoftmax:
+class FloatSoftmax(OverLines):
     """Lines of float32; with `logarithm` LOG_SOFTMAX. In scratch memory is what each element adds to the result."""
 
     lines: Lines
     beta: float
     logarithm: bool
-
-    @property
-    def units(self) -> int:
-        """Those of the lines."""
-        return self.lines.units
 
     def scratch_bytes(self, target: Target) -> int:
         """A vector for each round."""
