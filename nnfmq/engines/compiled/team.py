@@ -1,13 +1,17 @@
 """The thread team: who computes the units of a step, and how the others learn of it.
 
-One leader, the thread that executes a model, shares each step out and waits for it; helpers poll a *mail* word each
-for a bounded time and then sleep on it. Nobody waits for a helper that sleeps: the leader wakes it and goes on alone
-until it is there. So a step costs a few stores and loads for each helper, an idle team costs nothing, and a team that
-gets no processor little more than no team. Results do not depend on who computes what, since units do not overlap.
+One leader, the thread that executes a model, opens a step; whoever is awake joins in. Every thread has a range of the
+step's chunks, takes from its own first and then from the others', one at a time. So nobody waits for a thread that
+sleeps or has lost its processor, but for the one chunk that it has begun: the leader does its work, and a helper that
+wakes in the middle of a long step takes its part of what is left. Helpers poll as long as somebody leads, and for a
+bounded time after that; then they sleep. Results do not depend on who computes what, since units do not overlap.
 
-    mail  0 polling, nothing to do    1 asleep    2 work is in the slot    3 taken by the leader    4 leave
+    epoch    odd: a step is open    even: none is    -1: leave
 
-Steps are records of four words: function, table of addresses, units, and whether sharing them out is worth it. The two
+A helper says that it is busy before it looks whether the step is still open, and the leader closes the step before it
+looks who is busy: so one of them sees the other, and what describes a step changes when nobody reads it.
+
+Steps are records of four words: function, table of addresses, units, and whether sharing them out is worth it. The
 functions are below in LLVM's assembly, which has the atomic operations; they are compiled once in a process.
 """
 
@@ -25,169 +29,243 @@ from nnfmq.engines.compiled.objects import Linker, host_target, object_of_assemb
 __all__ = ["STEP_WORDS", "Team", "the_team"]
 
 STEP_WORDS = 4
-_SLOT_WORDS = 16  # two cache lines, which some processors fetch together
-_POLLS = 2000
+_LINE_BYTES = 128  # two cache lines, which some processors fetch together
+_LINE_WORDS = _LINE_BYTES // 8
+_POLLS = 2000  # after the last step of a run
+_MOST_POLLS = 200_000  # while somebody leads
 _MOST_HELPERS = 15
-_LEAVE = 4
+_CHUNKS = 4  # of each thread
+_FIRST_SLOT = 3 * _LINE_WORDS
 
 _ASSEMBLY = """
 declare i64 @syscall(i64, ...)
 declare void @PAUSE
 
-; The team's memory: helpers (i64), then from byte 128 on a slot of 128 bytes for each:
-; mail (i32), function, table, begin, end, scratch, taken (i64 each)
+; The team's memory, in lines of 128 bytes:
+;   0  helpers, leading, and the open step: function, table, scratch, stride, chunk, units (i64 each)
+;   1  epoch (i64)
+;   2  sleepers (i32), bell (i32): the word that those who sleep wait on
+;   3  a slot for each thread, the leader's first: next chunk, end of the range, busy (i64 each)
 
-define void @serve(ptr %slot, i64 %limit) {
+define internal void @work(ptr %team, i64 %me) {
 entry:
-  %function.at = getelementptr i8, ptr %slot, i64 8
-  %table.at = getelementptr i8, ptr %slot, i64 16
-  %begin.at = getelementptr i8, ptr %slot, i64 24
-  %end.at = getelementptr i8, ptr %slot, i64 32
-  %scratch.at = getelementptr i8, ptr %slot, i64 40
+  %function.at = getelementptr i8, ptr %team, i64 16
+  %table.at = getelementptr i8, ptr %team, i64 24
+  %scratch.at = getelementptr i8, ptr %team, i64 32
+  %stride.at = getelementptr i8, ptr %team, i64 40
+  %chunk.at = getelementptr i8, ptr %team, i64 48
+  %units.at = getelementptr i8, ptr %team, i64 56
+  %helpers = load i64, ptr %team, align 8
+  %function = load ptr, ptr %function.at, align 8
+  %table = load ptr, ptr %table.at, align 8
+  %areas = load ptr, ptr %scratch.at, align 8
+  %stride = load i64, ptr %stride.at, align 8
+  %chunk = load i64, ptr %chunk.at, align 8
+  %units = load i64, ptr %units.at, align 8
+  %area = mul i64 %me, %stride
+  %scratch = getelementptr i8, ptr %areas, i64 %area
+  %slots = getelementptr i8, ptr %team, i64 384
+  br label %visit
+visit:
+  %who = phi i64 [ %me, %entry ], [ %whom, %left ]
+  %visits = phi i64 [ 0, %entry ], [ %visited, %left ]
+  %offset = mul i64 %who, 128
+  %slot = getelementptr i8, ptr %slots, i64 %offset
+  %end.at = getelementptr i8, ptr %slot, i64 8
+  %end = load i64, ptr %end.at, align 8
+  br label %take
+take:
+  %number = atomicrmw add ptr %slot, i64 1 monotonic
+  %some = icmp slt i64 %number, %end
+  br i1 %some, label %compute, label %left
+compute:
+  %first = mul i64 %number, %chunk
+  %behind = add i64 %first, %chunk
+  %last = call i64 @llvm.smin.i64(i64 %behind, i64 %units)
+  call void %function(ptr %table, i64 %first, i64 %last, ptr %scratch)
+  br label %take
+left:
+  %visited = add i64 %visits, 1
+  %after = add i64 %who, 1
+  %over = icmp sgt i64 %after, %helpers
+  %whom = select i1 %over, i64 0, i64 %after
+  %more = icmp sle i64 %visited, %helpers
+  br i1 %more, label %visit, label %done
+done:
+  ret void
+}
+
+define void @serve(ptr %team, i64 %me, i64 %limit, i64 %most) {
+entry:
+  %leading.at = getelementptr i8, ptr %team, i64 8
+  %epoch.at = getelementptr i8, ptr %team, i64 128
+  %sleepers.at = getelementptr i8, ptr %team, i64 256
+  %bell.at = getelementptr i8, ptr %team, i64 260
+  %slots = getelementptr i8, ptr %team, i64 384
+  %offset = mul i64 %me, 128
+  %slot = getelementptr i8, ptr %slots, i64 %offset
+  %busy.at = getelementptr i8, ptr %slot, i64 16
   br label %poll
 poll:
-  %polls = phi i64 [ 0, %entry ], [ 0, %work ], [ 0, %awake ], [ %more, %again ], [ 0, %race ]
-  %mail = load atomic i32, ptr %slot acquire, align 4
-  switch i32 %mail, label %wait [ i32 2, label %work  i32 4, label %leave ]
+  %polls = phi i64 [ 0, %entry ], [ 0, %worked ], [ %spent, %idle ], [ 0, %awake ]
+  %seen = phi i64 [ 0, %entry ], [ %epoch, %worked ], [ %seen, %idle ], [ %seen, %awake ]
+  %epoch = load atomic i64, ptr %epoch.at acquire, align 8
+  %leave = icmp eq i64 %epoch, -1
+  br i1 %leave, label %gone, label %look
+look:
+  %odd = trunc i64 %epoch to i1
+  %new = icmp ne i64 %epoch, %seen
+  %open = and i1 %odd, %new
+  br i1 %open, label %join, label %wait
+join:
+  %ignored.busy = atomicrmw xchg ptr %busy.at, i64 1 seq_cst
+  %still = load atomic i64, ptr %epoch.at seq_cst, align 8
+  %same = icmp eq i64 %still, %epoch
+  br i1 %same, label %go, label %late
+late:
+  store atomic i64 0, ptr %busy.at release, align 8
+  br label %idle
+idle:
+  %spent = phi i64 [ %polls, %late ], [ %more, %wait ], [ %more, %consider ], [ 0, %sleep ]
+  br label %poll
+go:
+  call void @work(ptr %team, i64 %me)
+  br label %worked
+worked:
+  store atomic i64 0, ptr %busy.at release, align 8
+  br label %poll
 wait:
   call void @PAUSE
   %more = add i64 %polls, 1
   %tired = icmp uge i64 %more, %limit
-  br i1 %tired, label %sleep, label %again
-again:
-  br label %poll
-work:
-  %function = load ptr, ptr %function.at, align 8
-  %table = load ptr, ptr %table.at, align 8
-  %begin = load i64, ptr %begin.at, align 8
-  %end = load i64, ptr %end.at, align 8
-  %scratch = load ptr, ptr %scratch.at, align 8
-  call void %function(ptr %table, i64 %begin, i64 %end, ptr %scratch)
-  store atomic i32 0, ptr %slot release, align 4
-  br label %poll
+  br i1 %tired, label %consider, label %idle
+consider:
+  %leading = load atomic i64, ptr %leading.at monotonic, align 8
+  %led = icmp ne i64 %leading, 0
+  %early = icmp ult i64 %more, %most
+  %stay = and i1 %led, %early
+  br i1 %stay, label %idle, label %sleep
 sleep:
-  %pair = cmpxchg ptr %slot, i32 0, i32 1 acq_rel acquire
-  %slept = extractvalue { i32, i1 } %pair, 1
-  br i1 %slept, label %nap, label %race
-race:
-  br label %poll
+  %bell = load atomic i32, ptr %bell.at acquire, align 4
+  %others = atomicrmw add ptr %sleepers.at, i32 1 seq_cst
+  %now = load atomic i64, ptr %epoch.at seq_cst, align 8
+  %changed = icmp ne i64 %now, %epoch
+  br i1 %changed, label %idle, label %nap
 nap:
-  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %slot, i64 128, i64 1, ptr null, ptr null, i64 0)
-  %now = load atomic i32, ptr %slot acquire, align 4
-  %still = icmp eq i32 %now, 1
-  br i1 %still, label %nap, label %awake
+  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %bell.at, i64 128, i32 %bell, ptr null, ptr null, i64 0)
+  %rung = load atomic i32, ptr %bell.at acquire, align 4
+  %silent = icmp eq i32 %rung, %bell
+  br i1 %silent, label %nap, label %awake
 awake:
   br label %poll
-leave:
+gone:
   ret void
 }
 
-define void @wake(ptr %slot) {
-  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %slot, i64 129, i64 1, ptr null, ptr null, i64 0)
+define internal void @wake(ptr %team) {
+  %sleepers.at = getelementptr i8, ptr %team, i64 256
+  %bell.at = getelementptr i8, ptr %team, i64 260
+  %sleepers = load atomic i32, ptr %sleepers.at seq_cst, align 4
+  %none = icmp eq i32 %sleepers, 0
+  br i1 %none, label %done, label %ring
+ring:
+  store atomic i32 0, ptr %sleepers.at seq_cst, align 4
+  %before = atomicrmw add ptr %bell.at, i32 1 seq_cst
+  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %bell.at, i64 129, i64 2147483647, ptr null, ptr null, i64 0)
+  br label %done
+done:
   ret void
 }
 
-define void @run(ptr %steps, i64 %first, i64 %last, ptr %team, ptr %scratch, i64 %stride) {
+define void @leave(ptr %team) {
+  %epoch.at = getelementptr i8, ptr %team, i64 128
+  %before = atomicrmw xchg ptr %epoch.at, i64 -1 seq_cst
+  call void @wake(ptr %team)
+  ret void
+}
+
+define void @run(ptr %steps, i64 %begin, i64 %end, ptr %team, ptr %scratch, i64 %stride) {
 entry:
+  %leading.at = getelementptr i8, ptr %team, i64 8
+  %function.at = getelementptr i8, ptr %team, i64 16
+  %table.at = getelementptr i8, ptr %team, i64 24
+  %scratch.at = getelementptr i8, ptr %team, i64 32
+  %stride.at = getelementptr i8, ptr %team, i64 40
+  %chunk.at = getelementptr i8, ptr %team, i64 48
+  %units.at = getelementptr i8, ptr %team, i64 56
+  %epoch.at = getelementptr i8, ptr %team, i64 128
+  %slots = getelementptr i8, ptr %team, i64 384
   %helpers = load i64, ptr %team, align 8
-  %slots = getelementptr i8, ptr %team, i64 128
-  %any = icmp slt i64 %first, %last
+  %threads = add i64 %helpers, 1
+  %chunks.most = mul i64 %threads, CHUNKS
+  store atomic i64 1, ptr %leading.at monotonic, align 8
+  store ptr %scratch, ptr %scratch.at, align 8
+  store i64 %stride, ptr %stride.at, align 8
+  %any = icmp slt i64 %begin, %end
   br i1 %any, label %step, label %done
 step:
-  %number = phi i64 [ %first, %entry ], [ %next, %stepped ]
+  %number = phi i64 [ %begin, %entry ], [ %next, %stepped ]
   %offset = mul i64 %number, 32
   %record = getelementptr i8, ptr %steps, i64 %offset
-  %table.at = getelementptr i8, ptr %record, i64 8
-  %units.at = getelementptr i8, ptr %record, i64 16
-  %shared.at = getelementptr i8, ptr %record, i64 24
+  %r.table.at = getelementptr i8, ptr %record, i64 8
+  %r.units.at = getelementptr i8, ptr %record, i64 16
+  %r.shared.at = getelementptr i8, ptr %record, i64 24
   %function = load ptr, ptr %record, align 8
-  %table = load ptr, ptr %table.at, align 8
-  %units = load i64, ptr %units.at, align 8
-  %worth = load i64, ptr %shared.at, align 8
+  %table = load ptr, ptr %r.table.at, align 8
+  %units = load i64, ptr %r.units.at, align 8
+  %worth = load i64, ptr %r.shared.at, align 8
   %many = mul i64 %worth, %helpers
   %alone = icmp eq i64 %many, 0
-  br i1 %alone, label %single, label %take
+  br i1 %alone, label %single, label %share
 single:
   call void %function(ptr %table, i64 0, i64 %units, ptr %scratch)
   br label %stepped
 
-take:
-  %helper = phi i64 [ 0, %step ], [ %helper.next, %taken ]
-  %count = phi i64 [ 1, %step ], [ %count.next, %taken ]
-  %slot.offset = mul i64 %helper, 128
-  %slot = getelementptr i8, ptr %slots, i64 %slot.offset
-  %pair = cmpxchg ptr %slot, i32 0, i32 3 acq_rel acquire
-  %found = extractvalue { i32, i1 } %pair, 0
-  %free = extractvalue { i32, i1 } %pair, 1
-  %free.word = zext i1 %free to i64
-  %taken.at = getelementptr i8, ptr %slot, i64 48
-  store i64 %free.word, ptr %taken.at, align 8
-  %count.next = add i64 %count, %free.word
-  %asleep = icmp eq i32 %found, 1
-  br i1 %asleep, label %wake, label %taken
-wake:
-  store atomic i32 0, ptr %slot release, align 4
-  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %slot, i64 129, i64 1, ptr null, ptr null, i64 0)
-  br label %taken
-taken:
-  %helper.next = add i64 %helper, 1
-  %more = icmp slt i64 %helper.next, %helpers
-  br i1 %more, label %take, label %give
-
-give:
-  %g = phi i64 [ 0, %taken ], [ %g.next, %given ]
-  %share = phi i64 [ 1, %taken ], [ %share.next, %given ]
-  %g.offset = mul i64 %g, 128
-  %g.slot = getelementptr i8, ptr %slots, i64 %g.offset
-  %g.taken.at = getelementptr i8, ptr %g.slot, i64 48
-  %g.taken = load i64, ptr %g.taken.at, align 8
-  %g.mine = icmp ne i64 %g.taken, 0
-  br i1 %g.mine, label %fill, label %given
-fill:
-  %b.product = mul i64 %units, %share
-  %b = sdiv i64 %b.product, %count.next
-  %after = add i64 %share, 1
-  %e.product = mul i64 %units, %after
-  %e = sdiv i64 %e.product, %count.next
-  %f.at = getelementptr i8, ptr %g.slot, i64 8
-  %t.at = getelementptr i8, ptr %g.slot, i64 16
-  %b.at = getelementptr i8, ptr %g.slot, i64 24
-  %e.at = getelementptr i8, ptr %g.slot, i64 32
-  %s.at = getelementptr i8, ptr %g.slot, i64 40
-  store ptr %function, ptr %f.at, align 8
-  store ptr %table, ptr %t.at, align 8
-  store i64 %b, ptr %b.at, align 8
-  store i64 %e, ptr %e.at, align 8
-  %own = add i64 %g, 1
-  %own.offset = mul i64 %own, %stride
-  %own.scratch = getelementptr i8, ptr %scratch, i64 %own.offset
-  store ptr %own.scratch, ptr %s.at, align 8
-  store atomic i32 2, ptr %g.slot release, align 4
-  br label %given
-given:
-  %share.next = phi i64 [ %share, %give ], [ %after, %fill ]
-  %g.next = add i64 %g, 1
-  %g.more = icmp slt i64 %g.next, %helpers
-  br i1 %g.more, label %give, label %lead
-lead:
-  %mine = sdiv i64 %units, %count.next
-  call void %function(ptr %table, i64 0, i64 %mine, ptr %scratch)
+share:
+  %filled = add i64 %units, %chunks.most
+  %rounded = sub i64 %filled, 1
+  %chunk = sdiv i64 %rounded, %chunks.most
+  %units.filled = add i64 %units, %chunk
+  %units.rounded = sub i64 %units.filled, 1
+  %chunks = sdiv i64 %units.rounded, %chunk
+  store ptr %function, ptr %function.at, align 8
+  store ptr %table, ptr %table.at, align 8
+  store i64 %chunk, ptr %chunk.at, align 8
+  store i64 %units, ptr %units.at, align 8
+  br label %range
+range:
+  %t = phi i64 [ 0, %share ], [ %t.next, %range ]
+  %t.next = add i64 %t, 1
+  %t.offset = mul i64 %t, 128
+  %t.slot = getelementptr i8, ptr %slots, i64 %t.offset
+  %t.end.at = getelementptr i8, ptr %t.slot, i64 8
+  %b.product = mul i64 %chunks, %t
+  %b = sdiv i64 %b.product, %threads
+  %e.product = mul i64 %chunks, %t.next
+  %e = sdiv i64 %e.product, %threads
+  store atomic i64 %b, ptr %t.slot monotonic, align 8
+  store i64 %e, ptr %t.end.at, align 8
+  %t.more = icmp slt i64 %t.next, %threads
+  br i1 %t.more, label %range, label %open
+open:
+  %opened = atomicrmw add ptr %epoch.at, i64 1 seq_cst
+  call void @wake(ptr %team)
+  call void @work(ptr %team, i64 0)
+  %closed = atomicrmw add ptr %epoch.at, i64 1 seq_cst
   br label %collect
 
 collect:
-  %c = phi i64 [ 0, %lead ], [ %c.next, %collected ]
+  %c = phi i64 [ 1, %open ], [ %c.next, %collected ]
   %c.offset = mul i64 %c, 128
   %c.slot = getelementptr i8, ptr %slots, i64 %c.offset
-  %c.taken.at = getelementptr i8, ptr %c.slot, i64 48
-  %c.taken = load i64, ptr %c.taken.at, align 8
-  %c.mine = icmp ne i64 %c.taken, 0
-  br i1 %c.mine, label %look, label %collected
+  %c.busy.at = getelementptr i8, ptr %c.slot, i64 16
+  br label %look
 look:
   %looks = phi i64 [ 0, %collect ], [ %looks.next, %paused ], [ %looks.next, %yielded ]
-  %mail = load atomic i32, ptr %c.slot acquire, align 4
-  %working = icmp eq i32 %mail, 2
-  br i1 %working, label %busy, label %collected
-busy:
+  %busy = load atomic i64, ptr %c.busy.at seq_cst, align 8
+  %working = icmp ne i64 %busy, 0
+  br i1 %working, label %busy.yet, label %collected
+busy.yet:
   %looks.next = add i64 %looks, 1
   %long = icmp ugt i64 %looks.next, 5000
   br i1 %long, label %yield, label %pausing
@@ -203,16 +281,19 @@ yielded:
   br label %look
 collected:
   %c.next = add i64 %c, 1
-  %c.more = icmp slt i64 %c.next, %helpers
+  %c.more = icmp sle i64 %c.next, %helpers
   br i1 %c.more, label %collect, label %stepped
 
 stepped:
   %next = add i64 %number, 1
-  %further = icmp slt i64 %next, %last
+  %further = icmp slt i64 %next, %end
   br i1 %further, label %step, label %done
 done:
+  store atomic i64 0, ptr %leading.at monotonic, align 8
   ret void
 }
+
+declare i64 @llvm.smin.i64(i64, i64)
 """
 
 _MACHINES = {  # how to pause, futex(2), sched_yield(2)
@@ -223,15 +304,16 @@ _MACHINES = {  # how to pause, futex(2), sched_yield(2)
 _RUN = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
 )
-_WAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_SERVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+_LEAVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_SERVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 def _assembly(machine: str) -> str:
     declaration, argument, futex, sched_yield = _MACHINES[machine]
     name = declaration.split("(")[0]
     text = _ASSEMBLY.replace("declare void @PAUSE", f"declare void @{declaration}")
-    return text.replace("@PAUSE", f"@{name}({argument})").replace("FUTEX", futex).replace("YIELD", sched_yield)
+    text = text.replace("@PAUSE", f"@{name}({argument})").replace("CHUNKS", str(_CHUNKS))
+    return text.replace("FUTEX", futex).replace("YIELD", sched_yield)
 
 
 class Team:
@@ -242,11 +324,11 @@ class Team:
         self._linker = Linker(object_of_assembly(_assembly(os.uname().machine), target), target)
         self._run = _RUN(self._linker.address("run"))
         self._serve = _SERVE(self._linker.address("serve"))
-        self._wake = _WAKE(self._linker.address("wake"))
-        self._memory = np.zeros((1 + helpers + 1) * _SLOT_WORDS, np.int64)  # a slot more, to begin at a cache line
-        self._base = -(-self._memory.ctypes.data // 128) * 128
+        self._leave = _LEAVE(self._linker.address("leave"))
+        self._memory = np.zeros(_FIRST_SLOT + (1 + helpers + 1) * _LINE_WORDS, np.int64)  # a line more, to align it
+        self._base = -(-self._memory.ctypes.data // _LINE_BYTES) * _LINE_BYTES
         self._words = self._memory[(self._base - self._memory.ctypes.data) // 8 :]
-        self._nobody = np.zeros(_SLOT_WORDS, np.int64)
+        self._nobody = np.zeros(_FIRST_SLOT, np.int64)
         self._nobody_at = self._nobody.ctypes.data
         self._leading = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -271,17 +353,16 @@ class Team:
     def stop(self) -> None:
         """Let the helpers leave, and wait until they have; the next `run` would bring them back."""
         with self._leading:
-            for number, thread in enumerate(self._threads):
-                self._words[_SLOT_WORDS * (1 + number)] = _LEAVE  # nobody else writes it: no run is under way
-                self._wake(self._base + 8 * _SLOT_WORDS * (1 + number))
+            self._leave(self._base)
+            for thread in self._threads:
                 thread.join()
             self._threads.clear()
             self._words[:] = 0
 
     def _start(self) -> None:
-        for number in range(self.helpers):
-            slot = self._base + 8 * _SLOT_WORDS * (1 + number)
-            thread = threading.Thread(target=self._serve, args=(slot, _POLLS), name=f"nnfmq-team-{number}", daemon=True)
+        for number in range(1, self.helpers + 1):
+            arguments = (self._base, number, _POLLS, _MOST_POLLS)
+            thread = threading.Thread(target=self._serve, args=arguments, name=f"nnfmq-team-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
         self._words[0] = self.helpers

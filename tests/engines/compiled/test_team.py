@@ -1,0 +1,151 @@
+"""The thread team by itself: every unit is computed once, and who wakes late takes its part of what is left."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from support.drivers import until
+
+from nnfmq.engines.compiled.objects import Linker, host_target, object_of_assembly
+from nnfmq.engines.compiled.team import STEP_WORDS, Team
+from nnfmq.operations.signature import Array
+
+UNITS_MOST = 1000
+PATIENCE = 1 << 31  # looks at a word: some seconds
+
+KERNELS = f"""
+define void @count(ptr %table, i64 %begin, i64 %end, ptr %scratch) {{
+entry:
+  br label %unit
+unit:
+  %number = phi i64 [ %begin, %entry ], [ %next, %unit ]
+  %at = getelementptr i64, ptr %table, i64 %number
+  %before = atomicrmw add ptr %at, i64 1 seq_cst
+  %next = add i64 %number, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %unit, label %done
+done:
+  ret void
+}}
+
+; Unit 0 waits until the last one, whose number is the first word, has begun, and says in the second that it has.
+define void @meet(ptr %table, i64 %begin, i64 %end, ptr %scratch) {{
+entry:
+  %met.at = getelementptr i64, ptr %table, i64 1
+  %begun.at = getelementptr i64, ptr %table, i64 2
+  %last = load i64, ptr %table
+  %first = icmp eq i64 %begin, 0
+  br i1 %first, label %look, label %other
+look:
+  %looks = phi i64 [ 0, %entry ], [ %more, %again ]
+  %begun = load atomic i64, ptr %begun.at seq_cst, align 8
+  %seen = icmp ne i64 %begun, 0
+  br i1 %seen, label %met, label %again
+again:
+  %more = add i64 %looks, 1
+  %long = icmp sgt i64 %more, {PATIENCE}
+  br i1 %long, label %done, label %look
+met:
+  store atomic i64 1, ptr %met.at seq_cst, align 8
+  br label %done
+other:
+  %is.last = icmp eq i64 %end, %last
+  br i1 %is.last, label %begin.last, label %done
+begin.last:
+  store atomic i64 1, ptr %begun.at seq_cst, align 8
+  br label %done
+done:
+  ret void
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Linker:
+    return Linker(object_of_assembly(KERNELS, host_target()), host_target())
+
+
+@pytest.fixture
+def make_team() -> Iterator[Callable[[int], Team]]:
+    teams: list[Team] = []
+
+    def make(helpers: int) -> Team:
+        teams.append(Team(helpers))
+        return teams[-1]
+
+    yield make
+    for team in teams:
+        team.stop()
+
+
+def run_steps(team: Team, kernel: int, tables: list[Array], units: int, shared: bool = True) -> None:
+    """Let the team run a step for each table."""
+    steps = np.array([[kernel, table.ctypes.data, units, shared] for table in tables], np.int64)
+    assert steps.shape[1] == STEP_WORDS
+    scratch = np.zeros(64 * (team.helpers + 1), np.uint8)
+    team.run(steps.ctypes.data, 0, len(tables), scratch.ctypes.data, 64)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "alone"])
+@pytest.mark.parametrize("helpers", [0, 1, 3])
+@pytest.mark.parametrize("units", [1, 2, 7, 16, 17, 100, UNITS_MOST])
+def test_every_unit_is_computed_once(
+    kernels: Linker, make_team: Callable[[int], Team], units: int, helpers: int, shared: bool
+) -> None:
+    team = make_team(helpers)
+    tables = [np.zeros(UNITS_MOST + 1, np.int64) for _ in range(20)]
+    for _ in range(50):
+        run_steps(team, kernels.address("count"), tables, units, shared)
+    for table in tables:
+        assert set(table[:units]) == {50}
+        assert not table[units:].any()
+
+
+def asleep(team: Team) -> int:
+    """Return how many helpers have said that they sleep."""
+    return int(team._words.view(np.int32)[2 * 32])
+
+
+def test_a_helper_that_sleeps_joins_a_step_that_is_under_way(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+    team = make_team(1)
+    run_steps(team, kernels.address("count"), [np.zeros(8, np.int64)], 8)
+    until(lambda: asleep(team) == 1, "the helper sleeps")
+    table = np.array([8, 0, 0], np.int64)
+    run_steps(team, kernels.address("meet"), [table], 8)
+    assert table[1] == 1
+
+
+def test_a_helper_takes_its_part_of_every_step(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+    team = make_team(1)
+    tables = [np.array([8, 0, 0], np.int64) for _ in range(100)]
+    run_steps(team, kernels.address("meet"), tables, 8)
+    assert all(table[1] == 1 for table in tables)
+
+
+def test_who_finds_the_team_led_computes_alone(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+    team = make_team(1)
+    tables = [[np.zeros(64, np.int64) for _ in range(100)] for _ in range(4)]
+
+    def lead(mine: list[Array]) -> None:
+        for _ in range(20):
+            run_steps(team, kernels.address("count"), mine, 64)
+
+    leaders = [threading.Thread(target=lead, args=(mine,)) for mine in tables]
+    for leader in leaders:
+        leader.start()
+    for leader in leaders:
+        leader.join()
+    assert all((table == 20).all() for mine in tables for table in mine)
+
+
+def test_a_team_that_has_left_comes_back(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+    team = make_team(2)
+    table = np.zeros(16, np.int64)
+    for _ in range(10):
+        run_steps(team, kernels.address("count"), [table], 16)
+        team.stop()
+    run_steps(team, kernels.address("count"), [table], 16)
+    assert (table == 11).all()
