@@ -135,31 +135,31 @@ class Emitter:
     def _block(self, name: str, *arguments: Value) -> None:
         self.call(name, ir.VoidType(), *arguments, ir.Constant(I1, 0))
 
-    def store_panel(
-        self, vectors: Sequence[Value], place: Value, size: int, channels: int, panel_channels: int, panel: Value
-    ) -> None:
-        """Put the vectors of one panel of channels at an address; of the last panel only what it has."""
-        lanes = vectors[0].type.count
+    def store_panel(self, vectors: Sequence[Value], place: Value, rest: int, is_last: Value) -> None:
+        """Put vectors to an address, one after the other; where `is_last` only `rest` elements, if that is not 0."""
 
         def store(width: int) -> None:
-            for number, value in enumerate(vectors):
-                count = min(lanes, width - number * lanes)
+            done = 0
+            for value in vectors:
+                count = min(value.type.count, width - done)
                 if count > 0:
-                    self.store_first(value, count, place, number * lanes * size)
+                    self.store_first(value, count, place, done * size_of(value.type.element))
+                done += value.type.count
 
-        rest, panels = channels % panel_channels, -(-channels // panel_channels)
-        if not rest or panels == 1:
-            store(rest or panel_channels)
+        every = sum(value.type.count for value in vectors)
+        if not rest:
+            store(every)
             return
-        with self.b.if_else(self.b.icmp_signed("==", panel, self.i64(panels - 1))) as (last, other):
+        with self.b.if_else(is_last) as (last, other):
             with last:
                 store(rest)
             with other:
-                store(panel_channels)
+                store(every)
 
     @contextmanager
-    def rows_of(self, values: Sequence[Value], width: int) -> Iterator[tuple[Value, list[Value]]]:
-        """Emit a loop around the block's instructions over rows of `width` of the values: its number, the row."""
+    def rows_of(self, values: Sequence[Value], width: int, pitch: Index = 1) -> Iterator[tuple[Value, list[Value]]]:
+        """Emit a loop around the block's instructions over rows of `width` of the values: `pitch` times its number, and
+        the row."""
         if len(values) == width:
             yield self.i64(0), list(values)
             return
@@ -168,9 +168,14 @@ class Emitter:
         memory = self._on_stack(kind, len(values))
         for number, value in enumerate(values):
             self.b.store(value, self.at(memory, number * size), align=size)
-        with self.loop(0, len(values) // width) as row:
-            first = self.at(memory, self.mul(row, width * size))
-            yield row, [self.b.load(self.at(first, v * size), typ=kind, align=size) for v in range(width)]
+        entered, end = self.b.block, len(values) // width
+        body, after, row = self._open(0, end)
+        offset = self.b.phi(I64)
+        offset.add_incoming(self.i64(0), entered)
+        first = self.at(memory, self.mul(row, width * size))
+        yield offset, [self.b.load(self.at(first, v * size), typ=kind, align=size) for v in range(width)]
+        offset.add_incoming(self.add(offset, pitch), self.b.block)
+        self._close(body, after, row, end, 1)
 
     def _on_stack(self, kind: Any, count: int) -> Value:
         """Return memory that lives as long as the kernel runs; the same for all that ask for as much."""
@@ -206,13 +211,13 @@ class Emitter:
         self.b.position_at_end(after)
 
     def carry(
-        self, count: int, values: Sequence[Value], step: Callable[[Value, Sequence[Value]], Sequence[Value]]
+        self, count: Index, values: Sequence[Value], step: Callable[[Value, Sequence[Value]], Sequence[Value]]
     ) -> Sequence[Value]:
         """Emit a loop of `count` (at least 1) rounds over `values`, and return them after the last.
 
         `step` is called once with the index and the values, and returns the next ones.
         """
-        if count == 1:
+        if isinstance(count, int) and count == 1:
             return step(self.i64(0), values)
         body, after = (self.function.append_basic_block(name) for name in ("carried", "after"))
         entered = self.b.block

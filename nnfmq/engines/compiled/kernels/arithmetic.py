@@ -6,6 +6,7 @@ are subtracted while widening and packing, so that padding is 0 and sums need no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +16,6 @@ import numpy.typing as npt
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.cells import Widening
 from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
-from nnfmq.engines.compiled.target import Target
 
 __all__ = ["Arithmetic", "Codes", "FloatCodes", "Floats"]
 
@@ -30,6 +30,13 @@ class Arithmetic(Protocol):
     output_bytes: int
     cell_bytes: int
     group: int
+    products: int
+    """Registers for products on their way into sums."""
+
+    @property
+    def factor(self) -> int:
+        """How many times weights are to be taken."""
+        ...
 
     def widening(self, e: Emitter, finish: Value) -> Widening:
         """Return how elements become cells, where `finish` has the numbers for that."""
@@ -51,8 +58,8 @@ class Arithmetic(Protocol):
         """Return the type of the weights of one group for `lanes` channels."""
         ...
 
-    def results(self, e: Emitter, sums: Value, finish: Value, channel: Value) -> Value:
-        """Return what is stored."""
+    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
+        """Return what is stored of neighbouring vectors of sums, the first of which begins with `channel`."""
         ...
 
     def pack(self, weights: Array, lanes: int) -> bytes:
@@ -69,6 +76,8 @@ class Floats:
 
     item_bytes = output_bytes = cell_bytes = 4
     group = 1
+    products = 0
+    factor = 1
 
     def widening(self, e: Emitter, finish: Value) -> Floats:
         """They are cells already."""
@@ -98,8 +107,11 @@ class Floats:
         """Return sums + cells · weights, rounded once."""
         return e.intrinsic("llvm.fma", cells, weights, sums)
 
-    def results(self, e: Emitter, sums: Value, finish: Value, channel: Value) -> Value:
+    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the sums, clamped; NaN stays."""
+        return [self._clamped(e, values) for values in sums]
+
+    def _clamped(self, e: Emitter, sums: Value) -> Value:
         lanes = sums.type.count
         if self.low > -np.inf:
             low = e.splat(F32, self.low, lanes)
@@ -147,6 +159,12 @@ class Codes:
     item_bytes = output_bytes = 1
     cell_bytes = 2
     group = 2
+    products = 1
+
+    @property
+    def factor(self) -> int:
+        """As the requantization says."""
+        return self.requantization.rounding.factor
 
     def widening(self, e: Emitter, finish: Value) -> Centred:
         """Subtract the zero point."""
@@ -168,9 +186,9 @@ class Codes:
         """Return sums + both products."""
         return e.b.add(sums, pair_products(e, cells, weights))
 
-    def results(self, e: Emitter, sums: Value, finish: Value, channel: Value) -> Value:
+    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums."""
-        return self.requantization.narrowed(e, self.requantization.codes(e, sums, finish, channel))
+        return self.requantization.codes(e, sums, finish, channel)
 
     def pack(self, weights: Array, lanes: int) -> bytes:
         """Return pairs of cells of one channel side by side; an odd cell's partner is 0."""
@@ -203,6 +221,11 @@ class FloatCodes:
     item_bytes = output_bytes = 1
     cell_bytes = 4
 
+    @property
+    def factor(self) -> int:
+        """As the requantization says."""
+        return self.requantization.rounding.factor
+
     def widening(self, e: Emitter, finish: Value) -> Centred:
         """Subtract the zero point."""
         return Centred(self.signed, self.requantization.centre(e, finish), self.cell_bytes)
@@ -211,13 +234,9 @@ class FloatCodes:
         """Return 0: a bias may be too large for float32."""
         return e.splat(F32, 0.0, lanes)
 
-    def results(self, e: Emitter, sums: Value, finish: Value, channel: Value) -> Value:
+    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums and the bias."""
-        bias = self.requantization.bias(e, finish, channel, sums.type.count)
-        total = e.b.add(whole(e, sums), bias)
-        return self.requantization.narrowed(e, self.requantization.codes(e, total, finish, channel))
-
-
-def vector_of_cells(target: Target, cell_bytes: int) -> int:
-    """Return how many cells fill a vector."""
-    return 4 * target.lanes // cell_bytes
+        lanes = sums[0].type.count
+        biases = [self.requantization.bias(e, finish, e.add(channel, n * lanes), lanes) for n in range(len(sums))]
+        totals = [e.b.add(whole(e, value), bias) for value, bias in zip(sums, biases, strict=True)]
+        return self.requantization.codes(e, totals, finish, channel)

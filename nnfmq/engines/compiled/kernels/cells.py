@@ -1,22 +1,23 @@
 """Rows of an image, widened into a thread's scratch memory with their padding: what filters run over.
 
 A *band* are the image rows under some output rows. Padding is cells of 0. Widening a row reads no byte beyond it, since
-images may end where a mapping does.
+images may end where a mapping does. All extents are numbers known at run time, so that images of any shape share code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llvmlite import ir
 
 from nnfmq.engines.compiled.emission import I32, Emitter, Value
 from nnfmq.operations.shapes import Window
 
-__all__ = ["Band", "Widening", "in_vectors", "widen"]
+__all__ = ["SLACK_BYTES", "Band", "BandNumbers", "Widening", "emit_band", "in_vectors", "widen", "widen_repeated"]
 
-_SLACK_BYTES = 64  # what the last group of a filter's row may read behind it
+SLACK_BYTES = 64  # what the last group of a filter's row may read behind it, and the last vector of padding write
 
 
 class Widening(Protocol):
@@ -41,90 +42,120 @@ class Widening(Protocol):
         ...
 
 
+class BandNumbers(NamedTuple):
+    """A band's extents: rows, bytes and cells, as plain numbers or as what was loaded of them."""
+
+    height: Any
+    stride: Any
+    head: Any
+    reach: Any
+    row_bytes: Any
+    pitch: Any
+    before: Any
+    within: Any
+    behind: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Band:
     """The windows over one image's height and width, and how many output rows a band serves.
 
-    `channels` are those of the cells: each element of the image becomes `repeat` of them.
+    `cells` are those of one pixel, `cell_bytes` their size.
     """
 
     height: int
     width: int
-    channels: int
+    cells: int
     rows: Window
     columns: Window
     served: int
-    repeat: int = 1
+    cell_bytes: int
 
     @property
-    def count(self) -> int:
-        """Image rows in a whole band."""
-        return (self.served - 1) * self.rows.stride + self.rows.reach
-
-    @property
-    def row_cells(self) -> int:
-        """Cells from one row to the next."""
+    def pitch(self) -> int:
+        """Bytes from one row of cells to the next."""
         reached = (self.columns.count - 1) * self.columns.stride + self.columns.reach
-        return max(self.columns.head + self.width, reached) * self.channels
+        return max(self.columns.head + self.width, reached) * self.cells * self.cell_bytes
 
-    def bytes(self, cell_bytes: int) -> int:
+    @property
+    def bytes(self) -> int:
         """How much scratch memory a band takes."""
-        return self.count * self.row_cells * cell_bytes + _SLACK_BYTES
+        count = (self.served - 1) * self.rows.stride + self.rows.reach
+        return count * self.pitch + SLACK_BYTES
 
-    def emit(self, e: Emitter, arithmetic: Widening, image: Value, first: Value, served: Value) -> None:
-        """Fill the scratch memory with the rows under the output rows from `first` on, `served` of them."""
-        top = e.b.sub(e.mul(first, self.rows.stride), e.i64(self.rows.head))
-        last = e.add(e.mul(e.b.sub(served, e.i64(1)), self.rows.stride), self.rows.reach)
-        item, cell = arithmetic.item_bytes, arithmetic.cell_bytes
-        head, width = self.columns.head * self.channels, self.width * self.channels
-        tail = self.row_cells - head - width
-        with e.loop(0, last) as number:
-            row = e.b.add(top, number)
-            place = e.at(e.scratch, e.mul(number, self.row_cells * cell))
-            inside = e.b.icmp_unsigned("<", row, e.i64(self.height))
-            with e.b.if_else(inside) as (here, outside):
-                with here:
-                    fill(e, arithmetic, place, head)
-                    source = e.at(image, e.mul(row, width // self.repeat * item))
-                    if self.repeat > 1:
-                        widen_repeated(e, arithmetic, source, e.at(place, head * cell), width, self.repeat)
-                    else:
-                        widen(e, arithmetic, source, e.at(place, head * cell), width)
-                    fill(e, arithmetic, e.at(place, (head + width) * cell), tail)
-                with outside:
-                    fill(e, arithmetic, place, self.row_cells)
+    def numbers(self, row_bytes: int) -> BandNumbers:
+        """Return its extents, where rows of the image are so long."""
+        rows, before, within = self.rows, self.columns.head * self.cells, self.width * self.cells
+        behind = self.pitch // self.cell_bytes - before - within
+        return BandNumbers(
+            self.height, rows.stride, rows.head, rows.reach, row_bytes, self.pitch, before, within, behind
+        )
 
 
-def widen(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: int) -> None:
-    """Put `count` elements at `source` as cells to `place`."""
+def emit_band(
+    e: Emitter,
+    n: BandNumbers,
+    arithmetic: Widening,
+    image: Value,
+    first: Value,
+    served: Value,
+    widen_row: Callable[[Value, Value], None],
+) -> None:
+    """Fill the scratch memory with the rows under the output rows from `first` on, `served` of them.
+
+    `widen_row` gets a row of the image and the place of its cells.
+    """
+    top = e.b.sub(e.b.mul(first, n.stride), n.head)
+    last = e.b.add(e.b.mul(e.b.sub(served, e.i64(1)), n.stride), n.reach)
+    cell = arithmetic.cell_bytes
+    with e.loop(0, last) as number:
+        row = e.b.add(top, number)
+        place = e.at(e.scratch, e.b.mul(number, n.pitch))
+        inside = e.b.icmp_unsigned("<", row, n.height)
+        with e.b.if_else(inside) as (here, outside):
+            with here:
+                fill(e, arithmetic, place, n.before)
+                pixels = e.at(place, e.mul(n.before, cell))
+                widen_row(e.at(image, e.b.mul(row, n.row_bytes)), pixels)
+                fill(e, arithmetic, e.at(pixels, e.mul(n.within, cell)), n.behind)
+            with outside:
+                fill(e, arithmetic, place, e.b.add(e.b.add(n.before, n.within), n.behind))
+
+
+def widen(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: Value) -> None:
+    """Put `count` elements at `source` as cells to `place`; nothing else is read or written."""
     item, cell = arithmetic.item_bytes, arithmetic.cell_bytes
+    lanes = 4 * e.target.lanes // cell
 
-    def move(offset: Any, lanes: int) -> None:
-        cells = arithmetic.widened(e, source, e.mul(offset, item), lanes)
-        e.store(cells, place, e.mul(offset, cell))
+    def move(offset: Value, elements: int) -> None:
+        e.store(arithmetic.widened(e, source, e.mul(offset, item), elements), place, e.mul(offset, cell))
 
-    in_vectors(e, count, 4 * e.target.lanes // cell, move)
+    whole = e.b.and_(count, e.i64(-lanes))
+    with e.loop(0, whole, lanes) as offset:
+        move(offset, lanes)
+    rest, fits = e.b.icmp_signed("<", whole, count), e.b.icmp_signed(">=", count, e.i64(lanes))
+    with e.b.if_then(rest), e.b.if_else(fits) as (long, short):
+        with long:
+            move(e.b.sub(count, e.i64(lanes)), lanes)
+        with short, e.loop(0, count) as offset:
+            move(offset, 1)
 
 
-def widen_repeated(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: int, repeat: int) -> None:
-    """Put `count` cells to `place`, `repeat` of each element; up to a vector behind them is written as well."""
+def widen_repeated(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: Value, repeat: Value) -> None:
+    """Put `repeat` cells of each of `count` elements to `place`; up to a vector behind them is written as well."""
     item, cell, lanes = arithmetic.item_bytes, arithmetic.cell_bytes, 4 * e.target.lanes // arithmetic.cell_bytes
-    with e.loop(0, count // repeat) as index:
+    with e.loop(0, count) as index:
         one = e.b.extract_element(arithmetic.widened(e, source, e.mul(index, item), 1), ir.Constant(I32, 0))
-        cells, first = e.broadcast(one, lanes), e.at(place, e.mul(index, repeat * cell))
+        cells, first = e.broadcast(one, lanes), e.at(place, e.b.mul(index, e.mul(repeat, cell)))
         with e.loop(0, repeat, lanes) as offset:
             e.store(cells, first, e.mul(offset, cell))
 
 
-def fill(e: Emitter, arithmetic: Widening, place: Value, count: int) -> None:
-    """Put `count` cells of 0 to `place`."""
-    cell = arithmetic.cell_bytes
-    in_vectors(
-        e,
-        count,
-        4 * e.target.lanes // cell,
-        lambda offset, lanes: e.store(arithmetic.zeros(e, lanes), place, e.mul(offset, cell)),
-    )
+def fill(e: Emitter, arithmetic: Widening, place: Value, count: Value) -> None:
+    """Put `count` cells of 0 to `place`; up to a vector behind them is written as well."""
+    cell, lanes = arithmetic.cell_bytes, 4 * e.target.lanes // arithmetic.cell_bytes
+    with e.loop(0, count, lanes) as offset:
+        e.store(arithmetic.zeros(e, lanes), place, e.mul(offset, cell))
 
 
 def in_vectors(e: Emitter, count: int, lanes: int, move: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.combining import CodeExtreme
 from nnfmq.engines.compiled.kernels.functions import compared, truth
-from nnfmq.engines.compiled.kernels.requantize import Codomain, Requantization
+from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS, Rounding, rounding_rows
 from nnfmq.operations.quantization import Multipliers, code_range
 from nnfmq.operations.signature import Tensor
 
@@ -39,7 +39,7 @@ _LANES = 64  # constants are repeated to more than the widest vector
 class Scaled:
     """Codes of whole numbers, by one multiplier for all."""
 
-    requantization: Requantization
+    rounding: Rounding
 
     def codes(self, e: Emitter, values: Value, constants: Value) -> Value:
         """Return bytes."""
@@ -47,7 +47,11 @@ class Scaled:
         if lanes == 1:  # products are taken in pairs
             pair = self.codes(e, e.shuffle(values, values, (0, 0)), constants)
             return e.shuffle(pair, pair, (0,))
-        return self.requantization.narrowed(e, self.requantization.codes(e, values, constants, 0))
+        if not self.rounding.shifts_left:
+            values = e.b.add(values, values)
+        rounded = self.rounding.rounded(e, values, lambda row: _row(e, constants, row, lanes))
+        zero, low, high = (_row(e, constants, ROUNDING_ROWS + n, lanes) for n in range(3))
+        return e.b.trunc(e.clamp(e.b.add(rounded, zero), low, high), vector(I8, lanes))
 
 
 def scaled(multiplier: tuple[int, int], bound: int, activation: int, output: Tensor) -> tuple[Scaled, bytes] | None:
@@ -56,13 +60,11 @@ def scaled(multiplier: tuple[int, int], bound: int, activation: int, output: Ten
     `bound` is on the absolute values of what is scaled to codes of `output`.
     """
     multipliers = Multipliers(np.full(_LANES, multiplier[0], np.int64), np.full(_LANES, multiplier[1], np.int64))
-    bias, bounds = np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64)
-    found = Requantization.of(multipliers, bias, bounds, _LANES)
+    found = Rounding.of(multipliers, np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64))
     if found is None:
         return None
-    return Scaled(found), found.constants(
-        multipliers, bias, Codomain(output.zero_point, *code_range(activation, output))
-    )
+    codes = repeated(output.zero_point, *code_range(activation, output))
+    return Scaled(found), rounding_rows(multipliers).tobytes() + codes
 
 
 def repeated(*numbers: int) -> bytes:

@@ -18,6 +18,8 @@ __all__ = ["Packing"]
 class Packing:
     """Matrices (batch, length, columns) of float32, or of codes of which pairs of rows are joined, centred to 16 bits.
 
+    Codes are taken `factor` times.
+
     A panel are `width` columns, those beside the last one 0; panels follow each other, and in each the rows.
     """
 
@@ -27,6 +29,7 @@ class Packing:
     width: int
     is_float: bool
     zero_point: int
+    factor: int
 
     @property
     def units(self) -> int:
@@ -102,4 +105,5 @@ class Packing:
 
     def _centred(self, e: Emitter, source: Value, column: Value, count: int) -> Value:
         wide = e.b.sext(e.load(vector(I8, count), source, column), vector(I16, count))
-        return e.b.sub(wide, e.splat(I16, self.zero_point, count))
+        centred = e.b.sub(wide, e.splat(I16, self.zero_point, count))
+        return e.b.mul(centred, e.splat(I16, self.factor, count))

@@ -2,21 +2,25 @@
 
 The sums of a tile, `rows` positions times `vectors` of channels, stay in registers while all taps go by. Work is cut
 into blocks of positions and, where these are few or the weights many, groups of channels. Positions beside the last
-whole tile are computed again by the last one, so that there is one shape of tile in a kernel.
+whole tile are computed again by the last one, so that there is one shape of tile in a kernel. Extents are numbers in
+memory: products of any shape that have a tile in common share their code.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnfmq.engines.compiled.emission import Emitter, Value
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Array
-from nnfmq.engines.compiled.kernels.cells import Band, widen
+from nnfmq.engines.compiled.kernels.cells import SLACK_BYTES, Band, BandNumbers, emit_band, widen
+from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window
 
@@ -25,7 +29,6 @@ __all__ = ["Product", "ProductShape", "plan_product"]
 _SCRATCH_BYTES = 1 << 16  # with a panel of weights beside it about half of a second-level cache
 _UNITS = 8
 _PANEL_BYTES = 1 << 17
-_UNROLLED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +86,62 @@ class ProductShape:
         return positions * self.filters * self.rows.size * self.columns.size * self.depth
 
 
+class Walk(StrEnum):
+    """What lies under the positions of a block."""
+
+    IN_PLACE = "pixels of the image"
+    PIXELS = "pixels, widened"
+    BAND = "rows of the image, widened, with padding"
+
+
+class _Numbers(NamedTuple):
+    """What products of one kernel differ in. Bytes but for what is counted."""
+
+    blocks: Any
+    groups: Any
+    panels: Any
+    panel_bytes: Any
+    positions: Any
+    step: Any  # from one position's cells to the next one's
+    place: Any  # from one position's results to the next one's
+    tap_rows: Any
+    tap_columns: Any
+    length: Any  # groups of cells of a tap
+    down: Any  # from one row of taps to the next
+    across: Any
+    pixel_in: Any
+    block_cells: Any  # counted
+    pixels: Any  # with the same weights
+    blocks_of_weights: Any
+    weights_bytes: Any
+    panels_of_a_part: Any
+    part_in: Any
+    part_out: Any
+    image_bytes: Any
+    blocks_of_an_image: Any
+    served: Any
+    rows: Any
+    row_out: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product, planned for a target: its tile, its blocks of positions, its groups of channels."""
+    """One product, planned for a target: its blocks of positions, its groups of channels, and what decides its code.
 
-    shape: ProductShape
+    That is what shows in its `repr`: the tile, how many channels the last panel of a part has if not all (`rest`), and
+    what the kernel walks over.
+    """
+
+    shape: ProductShape = field(repr=False)
+    block: int = field(repr=False)
+    groups: int = field(repr=False)
     arithmetic: Arithmetic
     tile: tuple[int, int]
     lanes: int
-    block: int
-    groups: int
+    rest: int
+    walk: Walk
+    is_parted: bool
+    is_own: bool
 
     @property
     def units(self) -> int:
@@ -121,30 +170,30 @@ class Product:
 
     @property
     def _band(self) -> Band:
-        s = self.shape
-        return Band(s.height, s.width, s.channels, s.rows, s.columns, self.block)
+        return _band(self.shape, self.arithmetic, self.block)
 
     @property
     def _blocks_of_an_image(self) -> int:
         return math.ceil(self.shape.rows.count / self.block)
 
     @property
+    def _blocks_of_weights(self) -> int:
+        return math.ceil(self.shape.pixels / self.block)
+
+    @property
     def _blocks(self) -> int:
         s = self.shape
         if s.is_pointwise:
-            return s.batch * s.height * s.width // self.block
+            return self._blocks_of_weights * (s.batch if s.own else 1)
         return s.batch * self._blocks_of_an_image
-
-    @property
-    def _reads_in_place(self) -> bool:
-        return self.shape.is_pointwise and self.arithmetic.cell_bytes == self.arithmetic.item_bytes
 
     def scratch_bytes(self, target: Target) -> int:
         """The cells of a block."""
-        if self._reads_in_place:
+        if self.walk is Walk.IN_PLACE:
             return 0
-        cell = self.arithmetic.cell_bytes
-        return self.block * self.shape.channels * cell + 64 if self.shape.is_pointwise else self._band.bytes(cell)
+        if self.walk is Walk.BAND:
+            return self._band.bytes
+        return self.block * self.shape.channels * self.arithmetic.cell_bytes + SLACK_BYTES
 
     def pack(self, weights: Array) -> bytes:
         """Return `weights` (channels out, height, width, channels in), zero point subtracted, panel by panel."""
@@ -156,194 +205,247 @@ class Product:
             filled.reshape(self.panels, self._panel, tap_rows * tap_columns, cells), self._panel
         )
 
+    def numbers(self) -> bytes:
+        """Return the constant with all extents."""
+        s, a = self.shape, self.arithmetic
+        tap_rows, tap_columns, cells = s.taps
+        length = math.ceil(cells / a.group)
+        panel_bytes = tap_rows * tap_columns * length * self._panel * a.group * a.cell_bytes
+        place, pixel = s.filters * a.output_bytes, s.channels * a.item_bytes
+        own = _Numbers(
+            blocks=self._blocks,
+            groups=self.groups,
+            panels=self.panels,
+            panel_bytes=panel_bytes,
+            positions=s.columns.count if self.walk is Walk.BAND else self.block,
+            step=s.columns.stride * s.channels * a.cell_bytes,
+            place=place,
+            tap_rows=tap_rows,
+            tap_columns=tap_columns,
+            length=length,
+            down=s.rows.dilation * self._band.pitch,
+            across=s.columns.dilation * s.channels * a.cell_bytes,
+            pixel_in=pixel,
+            block_cells=self.block * s.channels,
+            pixels=s.pixels,
+            blocks_of_weights=self._blocks_of_weights,
+            weights_bytes=self.panels * panel_bytes,
+            panels_of_a_part=self._panels_of_a_part,
+            part_in=s.depth * a.cell_bytes,
+            part_out=s.part * a.output_bytes,
+            image_bytes=s.height * s.width * pixel,
+            blocks_of_an_image=self._blocks_of_an_image,
+            served=self.block,
+            rows=s.rows.count,
+            row_out=s.columns.count * place,
+        )
+        return stored_numbers(own, self._band.numbers(s.width * pixel))
+
     def emit(self, e: Emitter) -> None:
-        """Table: input, output, weights, what finishes sums; own weights come before the output."""
-        image, out, weights, finish = map(e.argument, (0, 2, 1, 3) if self.shape.own else range(4))
+        """Table: input, output, weights, what finishes sums, numbers; own weights come before the output."""
+        image, out, weights, finish = map(e.argument, (0, 2, 1, 3) if self.is_own else range(4))
+        emission = _Emission(self, e, load_numbers(e, e.argument(4), _Numbers), weights, finish)
         with e.loop(e.begin, e.end) as unit:
-            group, block = e.b.sdiv(unit, e.i64(self._blocks)), e.b.srem(unit, e.i64(self._blocks))
-            if self.shape.is_pointwise:
-                self._emit_pointwise(e, image, out, weights, finish, group, block)
-            else:
-                self._emit_band(e, image, out, weights, finish, group, block)
+            emission.emit_unit(image, out, unit)
         e.finish()
 
-    def _emit_pointwise(self, e: Emitter, image: Value, out: Value, *rest: Value) -> None:
-        weights, finish, group, block = rest
-        a, s = self.arithmetic, self.shape
-        source = e.at(image, e.mul(block, self.block * s.channels * a.item_bytes))
-        cells = source
-        if not self._reads_in_place:
-            widen(e, a.widening(e, finish), source, e.scratch, self.block * s.channels)
-            cells = e.scratch
-        target = e.at(out, e.mul(block, self.block * s.filters * a.output_bytes))
-        if s.own:
-            number = e.b.udiv(block, e.i64(s.height * s.width // self.block))
-            weights = e.at(weights, e.mul(number, self.panels * self._panel_bytes))
-        with self._panels(e, group) as panel:
-            self._emit_row(e, cells, self.block, s.channels * a.cell_bytes, target, weights, finish, panel)
 
-    def _emit_band(self, e: Emitter, image: Value, out: Value, *rest: Value) -> None:
-        weights, finish, group, block = rest
-        a, s, per_image = self.arithmetic, self.shape, e.i64(self._blocks_of_an_image)
-        number, first = e.b.sdiv(block, per_image), e.mul(e.b.srem(block, per_image), self.block)
-        served = e.intrinsic("llvm.smin", e.i64(self.block), e.b.sub(e.i64(s.rows.count), first))
-        source = e.at(image, e.mul(number, s.height * s.width * s.channels * a.item_bytes))
-        self._band.emit(e, a.widening(e, finish), source, first, served)
-        pitch, step = self._band.row_cells * a.cell_bytes, s.columns.stride * s.channels * a.cell_bytes
-        row = s.columns.count * s.filters * a.output_bytes
-        target = e.at(out, e.mul(e.add(e.mul(number, s.rows.count), first), row))
-        with self._panels(e, group) as panel, e.loop(0, served) as r:
-            cells = e.at(e.scratch, e.mul(r, s.rows.stride * pitch))
-            place = e.at(target, e.mul(r, row))
-            self._emit_row(e, cells, s.columns.count, step, place, weights, finish, panel)
+@dataclass(frozen=True, slots=True)
+class _Emission:
+    """The instructions of a product, which depend on what shows in its `repr` only."""
+
+    product: Product
+    e: Emitter
+    n: _Numbers
+    weights: Value
+    finish: Value
 
     @property
-    def _panel_bytes(self) -> int:
-        tap_rows, tap_columns, length = self.shape.taps
-        groups = math.ceil(length / self.arithmetic.group)
-        return tap_rows * tap_columns * groups * self._panel * self.arithmetic.group * self.arithmetic.cell_bytes
+    def _a(self) -> Arithmetic:
+        return self.product.arithmetic
 
-    def _panels(self, e: Emitter, group: Value) -> Value:
+    def emit_unit(self, image: Value, out: Value, unit: Value) -> None:
+        e, n = self.e, self.n
+        group, block = e.b.udiv(unit, n.blocks), e.b.urem(unit, n.blocks)
+        if self.product.walk is Walk.BAND:
+            self._emit_band(image, out, group, block)
+        else:
+            self._emit_pixels(image, out, group, block)
+
+    def _emit_pixels(self, image: Value, out: Value, group: Value, block: Value) -> None:
+        e, n = self.e, self.n
+        weights, first = self.weights, e.b.mul(block, n.positions)
+        if self.product.is_own:
+            number = e.b.udiv(block, n.blocks_of_weights)
+            weights = e.at(weights, e.b.mul(number, n.weights_bytes))
+            first = e.b.mul(e.b.urem(block, n.blocks_of_weights), n.positions)
+        first = e.intrinsic("llvm.smin", first, e.b.sub(n.pixels, n.positions))
+        if self.product.is_own:
+            first = e.b.add(first, e.b.mul(number, n.pixels))
+        cells, target = e.at(image, e.b.mul(first, n.pixel_in)), e.at(out, e.b.mul(first, n.place))
+        if self.product.walk is Walk.PIXELS:
+            widen(e, self._a.widening(e, self.finish), cells, e.scratch, n.block_cells)
+            cells = e.scratch
+        with self._panels(group) as panel:
+            self._emit_row(cells, target, weights, panel)
+
+    def _emit_band(self, image: Value, out: Value, group: Value, block: Value) -> None:
+        e, n, a = self.e, self.n, self._a
+        band = load_numbers(e, e.argument(4), BandNumbers, len(_Numbers._fields))
+        number, first = e.b.udiv(block, n.blocks_of_an_image), e.b.mul(e.b.urem(block, n.blocks_of_an_image), n.served)
+        served = e.intrinsic("llvm.smin", n.served, e.b.sub(n.rows, first))
+        widening = a.widening(e, self.finish)
+        source = e.at(image, e.b.mul(number, n.image_bytes))
+        emit_band(
+            e, band, widening, source, first, served, lambda row, place: widen(e, widening, row, place, band.within)
+        )
+        target = e.at(out, e.b.mul(e.b.add(e.b.mul(number, n.rows), first), n.row_out))
+        down = e.b.mul(band.stride, band.pitch)
+        with self._panels(group) as panel, e.loop(0, served) as row:
+            cells, place = e.at(e.scratch, e.b.mul(row, down)), e.at(target, e.b.mul(row, n.row_out))
+            self._emit_row(cells, place, self.weights, panel)
+
+    def _panels(self, group: Value) -> AbstractContextManager[Value]:
         """Return the loop over the panels of a group."""
-        begin, end = (e.b.sdiv(e.mul(e.add(group, more), self.panels), e.i64(self.groups)) for more in (0, 1))
+        e, n = self.e, self.n
+        begin, end = (e.b.udiv(e.b.mul(e.add(group, more), n.panels), n.groups) for more in (0, 1))
         return e.loop(begin, end)
 
-    def _emit_row(
-        self, e: Emitter, cells: Value, count: int, step: int, out: Value, weights: Value, finish: Value, panel: Value
-    ) -> None:
-        """Emit the tiles of `count` positions that lie `step` bytes from each other."""
-        rows = self.tile[0]
-        a, channel = self.arithmetic, e.mul(panel, self._panel)
-        matrix = e.at(weights, e.mul(panel, self._panel_bytes))
-        first = channel
-        if self.shape.parts > 1:
-            part, panel = (f(panel, e.i64(self._panels_of_a_part)) for f in (e.b.udiv, e.b.urem))
-            cells = e.at(cells, e.mul(part, self.shape.depth * a.cell_bytes))
-            first = e.add(e.mul(part, self.shape.part), e.mul(panel, self._panel))
-        with e.loop(0, count, rows) as position:
-            if count % rows:
-                position = e.intrinsic("llvm.smin", position, e.i64(count - rows))
-            sums = self._emit_tile(e, e.at(cells, e.mul(position, step)), step, matrix, finish, channel)
-            place = e.at(out, e.mul(e.add(e.mul(position, self.shape.filters), first), a.output_bytes))
-            self._emit_store(e, sums, place, finish, channel, panel)
+    def _emit_row(self, cells: Value, out: Value, weights: Value, panel: Value) -> None:
+        """Emit the tiles of a panel over all positions of a row."""
+        e, n, (rows, vectors) = self.e, self.n, self.product.tile
+        width = vectors * self.product.lanes
+        channel = e.mul(panel, width)
+        matrix = e.at(weights, e.b.mul(panel, n.panel_bytes))
+        if self.product.is_parted:
+            part, panel = e.b.udiv(panel, n.panels_of_a_part), e.b.urem(panel, n.panels_of_a_part)
+            cells, out = e.at(cells, e.b.mul(part, n.part_in)), e.at(out, e.b.mul(part, n.part_out))
+        out = e.at(out, e.mul(panel, width * self._a.output_bytes))
+        is_last = e.b.icmp_unsigned("==", panel, e.b.sub(n.panels_of_a_part, e.i64(1)))
+        last = e.b.sub(n.positions, e.i64(rows))
+        with e.loop(0, n.positions, rows) as position:
+            position = e.intrinsic("llvm.smin", position, last)
+            sums = self._emit_tile(e.at(cells, e.b.mul(position, n.step)), matrix, channel)
+            self._emit_store(sums, e.at(out, e.b.mul(position, n.place)), channel, is_last)
 
-    def _emit_tile(
-        self, e: Emitter, cells: Value, step: int, matrix: Value, finish: Value, channel: Value
-    ) -> Sequence[Value]:
-        (rows, vectors), lanes, a = self.tile, self.lanes, self.arithmetic
-        tap_rows, tap_columns, length = self.shape.taps
-        groups = math.ceil(length / a.group)
-        group_bytes, pitch = a.group * a.cell_bytes, self._band.row_cells * a.cell_bytes
-        across = self.shape.columns.dilation * self.shape.channels * a.cell_bytes
-        kind = a.weights_type(lanes)
-        starts = [a.first_sums(e, finish, e.add(channel, v * lanes), lanes) for v in range(vectors)]
-        vector_bytes = lanes * group_bytes
+    def _emit_tile(self, cells: Value, matrix: Value, channel: Value) -> Sequence[Value]:
+        (rows, vectors), lanes, a, e, n = self.product.tile, self.product.lanes, self._a, self.e, self.n
+        group_bytes = a.group * a.cell_bytes
+        round_bytes = vectors * lanes * group_bytes
+        starts = [a.first_sums(e, self.finish, e.add(channel, v * lanes), lanes) for v in range(vectors)]
 
-        def multiply(cell: Value, weight: Value, sums: Sequence[Value]) -> list[Value]:
-            loaded = [e.load(kind, weight, v * vector_bytes) for v in range(vectors)]
-            results = []
-            for r in range(rows):
-                group = a.load_group(e, cell, r * step, lanes)
-                results += [a.multiply_add(e, sums[r * vectors + v], group, loaded[v]) for v in range(vectors)]
-            return results
-
-        def tap(i: Value, j: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            first = e.at(cells, e.add(e.mul(i, self.shape.rows.dilation * pitch), e.mul(j, across)))
-            number = e.add(e.mul(i, tap_columns), j)
-            panel = e.at(matrix, e.mul(number, groups * vectors * vector_bytes))
-            return _rounds(
-                e,
-                groups,
+        def tap(number: Value, first: Value, sums: Sequence[Value]) -> Sequence[Value]:
+            panel = e.at(matrix, e.b.mul(number, e.mul(n.length, round_bytes)))
+            cells = [e.at(first, e.mul(n.step, r)) for r in range(rows)]
+            return e.carry(
+                n.length,
                 sums,
-                lambda k, s: multiply(
-                    e.at(first, e.mul(k, group_bytes)), e.at(panel, e.mul(k, vectors * vector_bytes)), s
-                ),
+                lambda k, s: self._multiply(cells, e.mul(k, group_bytes), e.at(panel, e.mul(k, round_bytes)), s),
             )
 
         sums = starts * rows
-        return e.carry(tap_rows, sums, lambda i, s: e.carry(tap_columns, s, lambda j, inner: tap(i, j, inner)))
+        if self.product.walk is not Walk.BAND:
+            return tap(e.i64(0), cells, sums)
 
-    def _emit_store(
-        self, e: Emitter, sums: Sequence[Value], place: Value, finish: Value, channel: Value, panel: Value
-    ) -> None:
+        def taps(i: Value, sums: Sequence[Value]) -> Sequence[Value]:
+            row, first = e.at(cells, e.b.mul(i, n.down)), e.b.mul(i, n.tap_columns)
+            return e.carry(n.tap_columns, sums, lambda j, s: tap(e.b.add(first, j), e.at(row, e.b.mul(j, n.across)), s))
+
+        return e.carry(n.tap_rows, sums, taps)
+
+    def _multiply(self, cells: Sequence[Value], k: Value, weights: Value, sums: Sequence[Value]) -> Sequence[Value]:
+        """Emit one round: the side with fewer vectors stays in registers, the other one goes by."""
+        (rows, vectors), lanes, a, e = self.product.tile, self.product.lanes, self._a, self.e
+        kind = a.weights_type(lanes)
+
+        def factor(v: int) -> Value:
+            return e.load(kind, weights, v * lanes * a.group * a.cell_bytes)
+
+        def group(r: int) -> Value:
+            return a.load_group(e, cells[r], k, lanes)
+
+        results = list(sums)
+        if rows < vectors:
+            groups = [group(r) for r in range(rows)]
+            for v in range(vectors):
+                loaded = factor(v)
+                for r in range(rows):
+                    results[r * vectors + v] = a.multiply_add(e, sums[r * vectors + v], groups[r], loaded)
+            return results
+        factors = [factor(v) for v in range(vectors)]
+        for r in range(rows):
+            loaded = group(r)
+            for v in range(vectors):
+                results[r * vectors + v] = a.multiply_add(e, sums[r * vectors + v], loaded, factors[v])
+        return results
+
+    def _emit_store(self, sums: Sequence[Value], place: Value, channel: Value, is_last: Value) -> None:
         """Finish the sums row by row, through memory: once for each sum would be most of the kernel's code."""
-        (_, vectors), lanes, a, filters = self.tile, self.lanes, self.arithmetic, self.shape.filters
-        with e.rows_of(sums, vectors) as (r, row):
-            out = e.at(place, e.mul(r, filters * a.output_bytes))
-            results = [a.results(e, row[v], finish, e.add(channel, v * lanes)) for v in range(vectors)]
-            e.store_panel(results, out, a.output_bytes, self.shape.part, self._panel, panel)
+        e, (_, vectors) = self.e, self.product.tile
+        with e.rows_of(sums, vectors, self.n.place) as (offset, row):
+            results = self._a.results(e, row, self.finish, channel)
+            e.store_panel(results, e.at(place, offset), self.product.rest, is_last)
 
 
-def _rounds(e: Emitter, count: int, sums: Sequence[Value], body: object) -> Sequence[Value]:
-    """Emit `count` rounds, several in each round of the loop."""
-    assert callable(body)
-    if count <= _UNROLLED:
-        for k in range(count):
-            sums = body(k, sums)
-        return sums
-    times = 4 if count >= 16 else 2
-
-    def several(k: Value, inner: Sequence[Value]) -> Sequence[Value]:
-        first = e.mul(k, times)
-        for more in range(times):
-            inner = body(e.add(first, more), inner)
-        return inner
-
-    sums = e.carry(count // times, sums, several)
-    for k in range(count - count % times, count):
-        sums = body(k, sums)
-    return sums
+def _band(shape: ProductShape, arithmetic: Arithmetic, served: int) -> Band:
+    s = shape
+    return Band(s.height, s.width, s.channels, s.rows, s.columns, served, arithmetic.cell_bytes)
 
 
 def plan_product(shape: ProductShape, arithmetic: Arithmetic, target: Target) -> Product:
     """Choose the tile, the blocks and the groups for a target."""
     positions = shape.pixels if shape.is_pointwise else shape.columns.count
-    tile = _best_tile(positions, shape.part, target)
-    panels = shape.parts * math.ceil(shape.part / (tile[1] * target.lanes))
+    tile = _best_tile(positions, shape.part, arithmetic, target)
+    panel = tile[1] * target.lanes
+    panels = shape.parts * math.ceil(shape.part / panel)
     block = _pointwise_block(shape, arithmetic, tile[0]) if shape.is_pointwise else _band_rows(shape, arithmetic)
-    blocks = Product(shape, arithmetic, tile, target.lanes, block, 1).units
+    walk = Walk.BAND
+    if shape.is_pointwise:
+        walk = Walk.IN_PLACE if arithmetic.cell_bytes == arithmetic.item_bytes else Walk.PIXELS
+    rest, parted = shape.part % panel, shape.parts > 1
+    draft = Product(shape, block, 1, arithmetic, tile, target.lanes, rest, walk, parted, shape.own)
     taps = shape.rows.size * shape.columns.size * shape.depth
     heavy = taps * shape.filters * arithmetic.cell_bytes > _PANEL_BYTES
-    groups = max(math.ceil(_UNITS / blocks), 2 if heavy else 1)
-    return Product(shape, arithmetic, tile, target.lanes, block, min(panels, groups))
+    groups = max(math.ceil(_UNITS / draft.units), 2 if heavy else 1)
+    return replace(draft, groups=min(panels, groups))
 
 
-def _best_tile(positions: int, filters: int, target: Target) -> tuple[int, int]:
-    """Return the tile with the least estimate of cycles: two products, or two loads, a cycle."""
-    sums = target.registers - (4 if target.registers == 16 else 6)
+def _best_tile(positions: int, filters: int, arithmetic: Arithmetic, target: Target) -> tuple[int, int]:
+    """Return the tile with the least estimate of cycles: two products, or two loads, a cycle.
 
-    def cycles(tile: tuple[int, int]) -> tuple[float, int]:
+    Beside the sums, registers hold the shorter side, what is multiplied with it, and its products unless they are added
+    at once.
+    """
+
+    def fits(rows: int, vectors: int) -> bool:
+        return rows * vectors + min(rows, vectors) + 1 + arithmetic.products <= target.registers
+
+    def cycles(tile: tuple[int, int]) -> float:
         rows, vectors = tile
         tiles = math.ceil(positions / rows) * math.ceil(filters / (vectors * target.lanes))
-        return tiles * (max(rows * vectors, rows + vectors) + 1), -rows * vectors
+        return tiles * (
+            max(rows * vectors, rows + vectors) + 1 + vectors / 8
+        )  # narrow panels stay in the nearest cache
 
-    tiles = [(r, v) for r in range(1, min(positions, 8) + 1) for v in range(1, 9) if r * v <= sums]
+    tiles = [(r, v) for r in range(1, min(positions, 8) + 1) for v in range(1, 9) if fits(r, v)]
     return min(tiles, key=cycles)
 
 
 def _pointwise_block(shape: ProductShape, arithmetic: Arithmetic, rows: int) -> int:
-    """Return a divisor of the positions that is no smaller than the tile."""
-    positions = shape.pixels
+    """Return how many positions a block has: whole tiles, but where there is only one block.
+
+    The last block begins earlier where positions are no multiple. What two blocks then have in common both write alike.
+    """
     most = max(rows, _SCRATCH_BYTES // (shape.channels * arithmetic.cell_bytes))
-    wanted = max(rows, min(most, math.ceil(shape.batch * shape.height * shape.width / _UNITS)))
-    divisors = [divisor for divisor in _divisors(positions) if divisor >= rows]
-    fitting = [divisor for divisor in divisors if divisor <= wanted]
-    return max(fitting) if fitting else min(divisors, default=positions)
-
-
-@cache
-def _divisors(number: int) -> list[int]:
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return [*small, *(number // divisor for divisor in small)]
+    wanted = min(most, math.ceil(shape.batch * shape.height * shape.width / _UNITS))
+    blocks = math.ceil(shape.pixels / max(rows, wanted))
+    return min(shape.pixels, math.ceil(math.ceil(shape.pixels / blocks) / rows) * rows)
 
 
 def _band_rows(shape: ProductShape, arithmetic: Arithmetic) -> int:
     """Return how many output rows share a band."""
     most = max(1, math.ceil(shape.batch * shape.rows.count / _UNITS))
     served = 1
-    while served < most:
-        band = Band(shape.height, shape.width, shape.channels, shape.rows, shape.columns, served + 1)
-        if band.bytes(arithmetic.cell_bytes) > _SCRATCH_BYTES:
-            break
+    while served < most and _band(shape, arithmetic, served + 1).bytes <= _SCRATCH_BYTES:
         served += 1
     return served

@@ -1,23 +1,26 @@
 """From exact sums to codes: the two roundings of `operations.fixed_point.multiply` in vectors of 32 bits.
 
-Sums, bias included, must fit 31 bits after the left shift, and half of the right shift on top: `Requantization.of`
-looks at the bounds and declines what does not. Every channel has a multiplier, a shift and a bias of its own; where
-the model has one for all it is repeated.
+Both are shifts to the right of (sum · mantissa + nudge), a number of 64 bits, but that a negative sum is nudged by one
+less between them. Sums come doubled, so that 32 bits are shifted out first: `Rounding.of` declines what 32 bits do not
+hold then. A product's channels have a multiplier, a shift and a bias each; where the model has one for all it is
+repeated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.emission import F32, I8, I16, I32, I64, Emitter, Value, vector
 from nnfmq.operations.fixed_point import INT32_MAX, Ints
 from nnfmq.operations.quantization import Multipliers
+from nnfmq.operations.signature import Array
 
-__all__ = ["Codomain", "Requantization"]
+__all__ = ["NO_REQUANTIZATION", "ROUNDING_ROWS", "Codomain", "Requantization", "Rounding", "rounding_rows", "whole"]
 
-_BIAS, _MANTISSA, _HALF, _RIGHT, _LEFT, _ZERO, _LOW, _HIGH, _CENTRE = range(9)
+_EVEN, _ODD, _EVEN_NUDGES, _ODD_NUDGES, _RIGHT, _LEFT, ROUNDING_ROWS = range(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,89 +34,141 @@ class Codomain:
 
 
 @dataclass(frozen=True, slots=True)
-class Requantization:
-    """How sums become codes; every number is in a constant made by `constants`, so that layers of one shape share code.
+class Rounding:
+    """What of the two roundings there is to do; their numbers are rows of constants.
 
-    `channels` is their number, filled up to whole vectors.
+    Sums that are not shifted to the left are given twice as large as they are.
     """
 
-    channels: int
     shifts_left: bool
     shifts_by_nothing: bool
 
     @classmethod
-    def of(cls, multipliers: Multipliers, bias: Ints, bounds: Ints, channels: int) -> Requantization | None:
+    def of(cls, multipliers: Multipliers, bias: Ints, bounds: Ints) -> Rounding | None:
         """Return the form, or None where 32 bits do not hold what is between. `bounds` are on |sum| without bias."""
         left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
-        most = (np.abs(bias) + bounds) << left
-        if int((most + (np.int64(1) << right)).max(initial=0)) > INT32_MAX - 255:  # a zero point is added last
+        most = (np.abs(bias) + bounds) << (left + 1)
+        if int((most + (np.int64(1) << right)).max(initial=0)) > INT32_MAX:
             return None
-        return cls(channels, bool(left.any()), not bool(right.all()))
+        return cls(bool(left.any()), not bool(right.all()))
 
-    def constants(self, multipliers: Multipliers, bias: Ints, codes: Codomain) -> bytes:
-        """Return bias, mantissas, halves, right and left shifts, and the numbers of `codes`, each for all channels."""
-        left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
-        halves = (np.int64(1) << right) >> 1
-        table = np.zeros((9, self.channels), np.int32)
-        for row, values in enumerate((bias, multipliers.mantissas, halves, right, left)):
-            table[row, : len(bias)] = values
-        table[_ZERO:] = np.array([[codes.zero_point], [codes.low], [codes.high], [codes.centre]])
-        return table.tobytes()
+    @property
+    def factor(self) -> int:
+        """How many times a sum is to be given."""
+        return 1 if self.shifts_left else 2
 
-    def bias(self, e: Emitter, constants: Value, channel: Value, lanes: int) -> Value:
-        """Load the biases of `lanes` channels."""
-        return self._row(e, constants, _BIAS, channel, lanes)
+    def rounded(self, e: Emitter, sums: Value, row: Callable[[int], Value]) -> Value:
+        """Return sums times their multipliers, rounded. `row` loads one of the rows that `rounding_rows` made.
 
-    def codes(self, e: Emitter, sums: Value, constants: Value, channel: Value) -> Value:
-        """Return the codes of a vector of sums, as whole numbers of 32 bits."""
+        A tie between two numbers goes up where the sum is positive, and down where it is negative. Instead of the
+        product's sign that of the sum decides: the product is 0 only for -1 times a half, and then both give 0.
+        """
         lanes = sums.type.count
         if self.shifts_left:
-            sums = e.b.shl(sums, self._row(e, constants, _LEFT, channel, lanes))
-        high = _high_product(e, sums, self._row(e, constants, _MANTISSA, channel, lanes))
-        right = self._row(e, constants, _RIGHT, channel, lanes)
-        tie = e.b.ashr(high, e.splat(I32, 31, lanes))
+            sums = e.b.shl(sums, row(_LEFT))
+        wide = vector(I64, lanes // 2)
+        even = _nudged(e, _low(e, sums, wide), row(_EVEN), row(_EVEN_NUDGES))
+        odd = _nudged(e, e.b.ashr(e.b.bitcast(sums, wide), e.splat(I64, 32, lanes // 2)), row(_ODD), row(_ODD_NUDGES))
+        even = e.b.bitcast(e.b.lshr(even, e.splat(I64, 32, lanes // 2)), sums.type)
+        high = e.shuffle(even, e.b.bitcast(odd, sums.type), [place + lanes * (place % 2) for place in range(lanes)])
+        right, tie = row(_RIGHT), e.b.ashr(sums, e.splat(I32, 31, lanes))
         if self.shifts_by_nothing:
             none = e.b.icmp_signed("==", right, e.splat(I32, 0, lanes))
             tie = e.b.select(none, e.splat(I32, 0, lanes), tie)
-        nudged = e.b.add(e.b.add(high, tie), self._row(e, constants, _HALF, channel, lanes))
-        shifted = e.b.ashr(nudged, right)
-        zero, low, high = (self._row(e, constants, row, channel, lanes) for row in (_ZERO, _LOW, _HIGH))
-        return e.clamp(e.b.add(shifted, zero), low, high)
+        return e.b.ashr(e.b.add(high, tie), right)
+
+
+def _nudged(e: Emitter, values: Value, mantissas: Value, nudges: Value) -> Value:
+    """Return products of 64 bits and what is added to them."""
+    return e.b.add(e.b.mul(values, _low(e, mantissas, values.type)), e.b.bitcast(nudges, values.type))
+
+
+def _low(e: Emitter, values: Value, wide: Value) -> Value:
+    """Return every second number, from the first on, in 64 bits."""
+    by = e.splat(I64, 32, wide.count)
+    return e.b.ashr(e.b.shl(e.b.bitcast(values, wide), by), by)
+
+
+def rounding_rows(multipliers: Multipliers) -> Array:
+    """Return what `Rounding.rounded` loads, for an even number of channels.
+
+    Mantissas where the even ones are taken, and where the odd ones are; what is added to their products; right and left
+    shifts.
+    """
+    left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
+    nudges = (np.int64(1) << 31) + (((np.int64(1) << right) >> 1) << 32)
+    rows = np.zeros((ROUNDING_ROWS, len(left)), np.int32)
+    rows[_EVEN], rows[_ODD, ::2] = multipliers.mantissas, multipliers.mantissas[1::2]
+    rows[_EVEN_NUDGES], rows[_ODD_NUDGES] = (nudges[first::2].astype(np.int64).view(np.int32) for first in (0, 1))
+    rows[_RIGHT], rows[_LEFT] = right, left + 1
+    return rows
+
+
+_ROW_BYTES = 64  # as long as the longest vector
+_ZERO, _LOW, _HIGH, _CENTRE, _HEAD_ROWS = range(5)
+_BIAS, _CHANNEL_ROWS = ROUNDING_ROWS, ROUNDING_ROWS + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Requantization:
+    """How a product's sums become codes.
+
+    Every number is in a constant: first rows for all channels, then those of each vector of channels. So layers of any
+    shape share code.
+    """
+
+    rounding: Rounding
+
+    def constants(self, multipliers: Multipliers, bias: Ints, codes: Codomain, lanes: int) -> bytes:
+        """Return the constant for channels that fill whole vectors."""
+        head = np.zeros((_HEAD_ROWS, _ROW_BYTES // 2), np.int16)
+        head[:_CENTRE] = np.array([[codes.zero_point], [codes.low], [codes.high]])
+        head[_CENTRE].view(np.int32)[:] = codes.centre
+        biases = bias.astype(np.int32) * np.int32(self.rounding.factor)
+        rows = np.concatenate([rounding_rows(multipliers), biases[None]])
+        return head.tobytes() + rows.reshape(_CHANNEL_ROWS, -1, lanes).swapaxes(0, 1).tobytes()
+
+    def bias(self, e: Emitter, constants: Value, channel: Value, lanes: int) -> Value:
+        """Load the biases of `lanes` channels, as large as the sums are to be."""
+        return self._rows(e, constants, channel, lanes)(_BIAS)
+
+    def codes(self, e: Emitter, sums: Sequence[Value], constants: Value, channel: Value) -> list[Value]:
+        """Return the codes of neighbouring vectors of sums, the first of which is that of `channel`, as bytes."""
+        lanes = sums[0].type.count
+        rounded = [
+            self.rounding.rounded(e, value, self._rows(e, constants, e.add(channel, n * lanes), lanes))
+            for n, value in enumerate(sums)
+        ]
+        pairs = [_joined(e, rounded[n : n + 2]) for n in range(0, len(rounded), 2)]
+        return [self._narrowed(e, values, constants) for values in pairs]
+
+    def _narrowed(self, e: Emitter, values: Value, constants: Value) -> Value:
+        """Return codes as bytes: held to 16 bits first, where the zero point is added."""
+        count = values.type.count
+        low, high = e.splat(I32, -(1 << 15), count), e.splat(I32, (1 << 15) - 1, count)
+        short = e.b.trunc(e.clamp(values, low, high), vector(I16, count))
+        zero, low, high = (e.load(short.type, constants, _ROW_BYTES * row) for row in (_ZERO, _LOW, _HIGH))
+        return e.b.trunc(e.clamp(e.intrinsic("llvm.sadd.sat", short, zero), low, high), vector(I8, count))
 
     def centre(self, e: Emitter, constants: Value) -> Value:
         """Load the zero point of the codes that come in."""
-        return e.load(I32, constants, 4 * _CENTRE * self.channels)
+        return e.load(I32, constants, _ROW_BYTES * _CENTRE)
 
-    def narrowed(self, e: Emitter, codes: Value) -> Value:
-        """Return codes as bytes."""
-        return e.b.trunc(codes, vector(I8, codes.type.count))
-
-    def _row(self, e: Emitter, constants: Value, row: int, channel: Value, lanes: int) -> Value:
-        offset = e.add(4 * row * self.channels, e.mul(channel, 4))
-        return e.load(vector(I32, lanes), constants, offset)
+    def _rows(self, e: Emitter, constants: Value, channel: Value, lanes: int) -> Callable[[int], Value]:
+        """Return what loads one of the rows of a vector of channels."""
+        first = e.at(constants, e.mul(channel, 4 * _CHANNEL_ROWS))
+        return lambda row: e.load(vector(I32, lanes), first, _ROW_BYTES * _HEAD_ROWS + 4 * lanes * row)
 
 
-def _high_product(e: Emitter, sums: Value, mantissas: Value) -> Value:
-    """SaturatingRoundingDoublingHighMul by even and odd places, whose products have 64 bits each.
-
-    The mantissa is never the least int32, so nothing saturates.
-    """
-    lanes = sums.type.count
-    wide = vector(I64, lanes // 2)
-    nudge = e.splat(I64, 1 << 30, lanes // 2)
-    even, odd = (
-        e.b.add(e.b.mul(first, second), nudge)
-        for first, second in zip(_even_and_odd(e, sums, wide), _even_and_odd(e, mantissas, wide), strict=True)
-    )
-    low = e.b.bitcast(e.b.lshr(even, e.splat(I64, 31, lanes // 2)), sums.type)
-    high = e.b.bitcast(e.b.shl(odd, e.splat(I64, 1, lanes // 2)), sums.type)
-    return e.shuffle(low, high, [place + lanes * (place % 2) for place in range(lanes)])
+NO_REQUANTIZATION = Requantization(Rounding(False, False))
+"""What products are planned with until it is known which numbers their sums take."""
 
 
-def _even_and_odd(e: Emitter, values: Value, wide: Value) -> tuple[Value, Value]:
-    """Return every second value as 64 bits, from the first and from the second on."""
-    pairs, by = e.b.bitcast(values, wide), e.splat(I64, 32, wide.count)
-    return e.b.ashr(e.b.shl(pairs, by), by), e.b.ashr(pairs, by)
+def _joined(e: Emitter, values: Sequence[Value]) -> Value:
+    """Return one vector, or two as one."""
+    if len(values) == 1:
+        return values[0]
+    return e.shuffle(values[0], values[1], range(2 * values[0].type.count))
 
 
 def whole(e: Emitter, sums: Value) -> Value:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.arithmetic import Codes, Floats
 from nnfmq.engines.compiled.kernels.packing import Packing
 from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
-from nnfmq.engines.compiled.kernels.requantize import Codomain, Requantization
+from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import turned
 from nnfmq.engines.compiled.target import Target
@@ -25,7 +26,7 @@ __all__ = ["RULES"]
 _LEFT, _RIGHT, _FIRST_MADE = 0, 1, 2
 _ONE = Window(1, 1, 1, 0, 0, 1)
 _LARGEST_PRODUCT = 1 << 16
-_FLOATS, _DRAFT = Floats(-np.inf, np.inf), Codes(True, Requantization(0, False, False))
+_FLOATS, _DRAFT = Floats(-np.inf, np.inf), Codes(True, NO_REQUANTIZATION)
 
 
 def batch_matmul(
@@ -39,12 +40,12 @@ def batch_matmul(
     length = left.shape[-2 if adjoint_left else -1]
     shape = ProductShape(batch, 1, rows, length, _ONE, Window(1, 1, 1, 0, 0, rows), columns, own=True)
     draft = plan_product(shape, _FLOATS if is_float else _DRAFT, target)
-    finish = _finish(left, right, output, length, len(draft.order), is_float)
+    finish = _finish(left, right, output, length, len(draft.order), is_float, target)
     if finish is None:
         return None
-    arithmetic, numbers = finish
-    product = plan_product(shape, arithmetic, target)
-    packing = Packing(batch, length, columns, product.tile[1] * product.lanes, is_float, right.zero_point)
+    product = replace(draft, arithmetic=finish[0])
+    width, factor = product.tile[1] * product.lanes, finish[0].factor
+    packing = Packing(batch, length, columns, width, is_float, right.zero_point, factor)
     stages: list[Stage] = []
     sources = [
         _turned(stages, place, tensor, target) if adjoint else place
@@ -53,7 +54,11 @@ def batch_matmul(
     packed = Lowered(packing, (), batch * length * columns // 8)
     made = _FIRST_MADE + len(stages)
     stages.append(Stage(packed, (sources[_RIGHT],), np.dtype("u1"), (packing.bytes,)))
-    return Chain(tuple(stages), Lowered(product, (numbers,), shape.multiplications // 16), (sources[_LEFT], made))
+    return Chain(
+        tuple(stages),
+        Lowered(product, (finish[1], product.numbers()), shape.multiplications // 16),
+        (sources[_LEFT], made),
+    )
 
 
 def _turned(stages: list[Stage], place: int, tensor: Tensor, target: Target) -> int:
@@ -65,7 +70,7 @@ def _turned(stages: list[Stage], place: int, tensor: Tensor, target: Target) -> 
 
 
 def _finish(
-    left: Tensor, right: Tensor, output: Tensor, length: int, channels: int, is_float: bool
+    left: Tensor, right: Tensor, output: Tensor, length: int, channels: int, is_float: bool, target: Target
 ) -> tuple[Floats | Codes, bytes] | None:
     """Return the arithmetic and what finishes sums: no bias for floats, how codes are requantized."""
     if is_float:
@@ -74,11 +79,12 @@ def _finish(
     one = Multipliers.of([real])
     multipliers = Multipliers(np.repeat(one.mantissas, channels), np.repeat(one.shifts, channels))
     zeros, bounds = ints(np.zeros(channels)), ints(np.full(channels, length * _LARGEST_PRODUCT))
-    found = Requantization.of(multipliers, zeros, bounds, channels)
+    found = Rounding.of(multipliers, zeros, bounds)
     if found is None:
         return None
     codes = Codomain(output.zero_point, *type_range(output), left.zero_point)
-    return Codes(True, found), found.constants(multipliers, zeros, codes)
+    requantization = Requantization(found)
+    return Codes(True, requantization), requantization.constants(multipliers, zeros, codes, target.lanes)
 
 
 RULES: Mapping[OperationType, Rule] = {OperationType.BATCH_MATMUL: batch_matmul}

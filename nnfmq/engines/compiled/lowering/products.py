@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats
-from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
+from nnfmq.engines.compiled.kernels.depthwise import plan_depthwise
 from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
-from nnfmq.engines.compiled.kernels.requantize import Codomain, Requantization
+from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import side_by_side
 from nnfmq.engines.compiled.target import Target
@@ -106,7 +107,8 @@ def _product_of(
 
 def _float_product(product: Product, weights: Weights, bias: Array) -> Lowered:
     biases = np.asarray(bias, np.float32)[product.order % len(bias)]
-    return Lowered(product, (lambda: product.pack(weights()), biases.tobytes()), product.shape.multiplications // 16)
+    constants = (lambda: product.pack(weights()), biases.tobytes(), product.numbers())
+    return Lowered(product, constants, product.shape.multiplications // 16)
 
 
 def _quantized_product(
@@ -119,19 +121,16 @@ def _quantized_product(
     target: Target,
     activation: int,
 ) -> Lowered | None:
-    draft = plan_product(shape, Codes(False, _NO_FINISH), target)
+    draft = plan_product(shape, Codes(input.dtype.kind == "i", NO_REQUANTIZATION), target)
     taps = shape.rows.size * shape.columns.size * shape.depth
     finish = _finish(
-        input, filter, bias, output, activation, draft.order, taps, lambda: weights().reshape(shape.filters, -1)
+        input, filter, bias, output, activation, draft.order, taps, lambda: weights().reshape(shape.filters, -1), target
     )
     if finish is None:
         return None
-    requantization, numbers = finish
-    product = plan_product(shape, Codes(input.dtype.kind == "i", requantization), target)
-    return Lowered(product, (lambda: product.pack(weights()), numbers), shape.multiplications // 32)
-
-
-_NO_FINISH = Requantization(0, False, False)
+    product = replace(draft, arithmetic=Codes(input.dtype.kind == "i", finish[0]))
+    constants = (lambda: product.pack(weights() * np.int16(product.arithmetic.factor)), finish[1], product.numbers())
+    return Lowered(product, constants, shape.multiplications // 32)
 
 
 def _centred(filter: Tensor) -> Array:
@@ -156,6 +155,7 @@ def _finish(
     order: Array,
     taps: int,
     weights: Weights,
+    target: Target,
 ) -> tuple[Requantization, bytes] | None:
     """Return how sums become codes, and the numbers of the channels in `order`; they come again after the last one.
 
@@ -167,12 +167,15 @@ def _finish(
     multipliers = Multipliers(multipliers.mantissas[chosen], multipliers.shifts[chosen])
     biases = ints(bias.array)[order % len(bias.array)]
     any_weights = ints(np.full(len(order), taps * _largest(filter) * _largest(input)))
-    found = Requantization.of(multipliers, biases, any_weights, len(order))
+    found = Rounding.of(multipliers, biases, any_weights)
     if found is None:
         bounds = np.abs(weights().astype(np.int32)).sum(axis=1, dtype=np.int64)[order] * _largest(input)
-        found = Requantization.of(multipliers, biases, bounds, len(order))
+        found = Rounding.of(multipliers, biases, bounds)
     codes = Codomain(output.zero_point, *code_range(activation, output), input.zero_point)
-    return None if found is None else (found, found.constants(multipliers, biases, codes))
+    if found is None:
+        return None
+    requantization = Requantization(found)
+    return requantization, requantization.constants(multipliers, biases, codes, target.lanes)
 
 
 def transposed(
@@ -234,33 +237,32 @@ def depthwise(
     if 0 in input.shape:
         return None
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    order = _filled_up(filter.shape[3], target)
     if _is_float(input, filter, output):
         kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, Floats(*float_range(activation)), target)
-        biases = np.asarray(bias.array, np.float32)[_filled_up(filter.shape[3], target)]
-        return Lowered(kernel, (lambda: kernel.pack(filter.array[0]), biases.tobytes()), _taps(kernel) // 12)
+        biases = np.asarray(bias.array, np.float32)[order]
+        constants = (lambda: kernel.pack(filter.array[0]), biases.tobytes(), kernel.numbers())
+        return Lowered(kernel, constants, kernel.multiplications // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
         return None
     taps = rows.size * columns.size
-    if taps * _largest(filter) * _largest(input) >= EXACT_FLOAT32:
+    if 2 * taps * _largest(filter) * _largest(input) >= EXACT_FLOAT32:
         return None
-    order = _filled_up(filter.shape[3], target)
-    finish = _finish(input, filter, bias, output, activation, order, taps, lambda: _centred(filter).reshape(taps, -1).T)
+    finish = _finish(
+        input, filter, bias, output, activation, order, taps, lambda: _centred(filter).reshape(taps, -1).T, target
+    )
     if finish is None:
         return None
     arithmetic = FloatCodes(input.dtype.kind == "i", finish[0])
     kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, arithmetic, target)
-    return Lowered(kernel, (lambda: kernel.pack(_centred(filter)[0]), finish[1]), _taps(kernel) // 8)
+    constants = (lambda: kernel.pack(_centred(filter)[0] * np.int16(arithmetic.factor)), finish[1], kernel.numbers())
+    return Lowered(kernel, constants, kernel.multiplications // 8)
 
 
 def _filled_up(channels: int, target: Target) -> Array:
     """Return the channels, and the last one again up to whole vectors."""
     places: Array = np.minimum(np.arange(math.ceil(channels / target.lanes) * target.lanes), channels - 1)
     return places
-
-
-def _taps(kernel: Depthwise) -> int:
-    positions = kernel.batch * kernel.rows.count * kernel.columns.count
-    return positions * kernel.channels * kernel.rows.size * kernel.columns.size
 
 
 RULES: Mapping[OperationType, Rule] = {

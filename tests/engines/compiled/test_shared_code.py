@@ -1,0 +1,72 @@
+"""Products and depthwise convolutions of different shapes share code: what their names tell is all that decides it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+from llvmlite import ir
+
+from nnfmq.engines.compiled.emission import Emitter
+from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, FloatCodes, Floats
+from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
+from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
+from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
+from nnfmq.engines.compiled.target import TARGETS, Target
+from nnfmq.operations.shapes import Window, axis_window
+
+VALID, SAME = 2, 1
+FLOATS, CODES = Floats(0.0, 6.0), Codes(False, NO_REQUANTIZATION)
+
+
+def window(extent: int, size: int, stride: int) -> Window:
+    return axis_window(extent, size, stride, 1, SAME)
+
+
+def products(arithmetic: Arithmetic, target: Target) -> Iterator[Kernel]:
+    for extent, channels, filters in itertools.product((8, 12, 40), (8, 24, 30, 384), (16, 64, 100, 1000)):
+        for size, stride in ((1, 1), (3, 1), (3, 2), (5, 2)):
+            along = window(extent, size, stride)
+            for parts, own in ((1, False), (2, False), (1, size == 1)):
+                shape = ProductShape(2, extent, extent, channels, along, along, filters, parts, own)
+                yield plan_product(shape, arithmetic, target)
+
+
+def depthwises(arithmetic: Floats | FloatCodes, target: Target) -> Iterator[Depthwise]:
+    for extent, channels, multiplier in itertools.product((8, 12, 40, 96), (4, 16, 24, 128), (1, 3)):
+        for size, stride in ((3, 1), (3, 2), (7, 1), (9, 1)):
+            along = window(extent, size, stride)
+            yield plan_depthwise((2, extent, extent, channels), multiplier, along, along, arithmetic, target)
+
+
+def emitted(kernel: Kernel, target: Target) -> str:
+    module = ir.Module("kernels")
+    kernel.emit(Emitter(module, "kernel", target))
+    return str(module)
+
+
+def assert_names_tell_all(kernels: Iterator[Kernel], target: Target) -> None:
+    """Assert that of kernels with one name two that differ most have the same instructions."""
+    named = defaultdict(list)
+    for kernel in kernels:
+        named[name_of(kernel)].append(kernel)
+    assert any(len(alike) > 5 for alike in named.values())
+    for alike in named.values():
+        assert len({emitted(kernel, target) for kernel in (alike[0], alike[len(alike) // 2], alike[-1])}) == 1
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("arithmetic", [FLOATS, CODES], ids=["floats", "codes"])
+def test_products_of_one_name_have_the_same_instructions(arithmetic: Arithmetic, target: Target) -> None:
+    assert_names_tell_all(products(arithmetic, target), target)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("arithmetic", [FLOATS, FloatCodes(True, NO_REQUANTIZATION)], ids=["floats", "codes"])
+def test_depthwise_convolutions_of_one_name_have_the_same_instructions(
+    arithmetic: Floats | FloatCodes, target: Target
+) -> None:
+    assert_names_tell_all(depthwises(arithmetic, target), target)
