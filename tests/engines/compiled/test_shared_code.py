@@ -27,8 +27,8 @@ def window(extent: int, size: int, stride: int) -> Window:
 
 
 def products(arithmetic: Arithmetic, target: Target) -> Iterator[Kernel]:
-    for extent, channels, filters in itertools.product((8, 12, 40), (8, 24, 30, 384), (16, 64, 100, 1000)):
-        for size, stride in ((1, 1), (3, 1), (3, 2), (5, 2)):
+    for extent, channels, filters in itertools.product((8, 36), (8, 30, 384), (16, 100)):
+        for size, stride in ((1, 1), (3, 1), (5, 2)):
             along = window(extent, size, stride)
             for parts, own in ((1, False), (2, False), (1, size == 1)):
                 shape = ProductShape(2, extent, extent, channels, along, along, filters, parts, own)
@@ -36,8 +36,8 @@ def products(arithmetic: Arithmetic, target: Target) -> Iterator[Kernel]:
 
 
 def depthwises(arithmetic: Floats | FloatCodes, target: Target) -> Iterator[Depthwise]:
-    for extent, channels, multiplier in itertools.product((8, 12, 40, 96), (4, 16, 24, 128), (1, 3)):
-        for size, stride in ((3, 1), (3, 2), (7, 1), (9, 1)):
+    for extent, channels, multiplier in itertools.product((12, 36), (32, 128), (1, 3)):
+        for size, stride in ((3, 1), (3, 2), (9, 1)):
             along = window(extent, size, stride)
             yield plan_depthwise((2, extent, extent, channels), multiplier, along, along, arithmetic, target)
 
@@ -49,22 +49,22 @@ def emitted(kernel: Kernel, target: Target) -> str:
 
 
 def assert_names_tell_all(kernels: Iterator[Kernel], target: Target) -> None:
-    """Assert that of kernels with one name two that differ most have the same instructions."""
+    """Assert that of kernels with one name the first and the last have the same instructions."""
     named = defaultdict(list)
     for kernel in kernels:
         named[name_of(kernel)].append(kernel)
-    assert any(len(alike) > 5 for alike in named.values())
-    for alike in named.values():
-        assert len({emitted(kernel, target) for kernel in (alike[0], alike[len(alike) // 2], alike[-1])}) == 1
+    assert any(len(alike) > 1 for alike in named.values())
+    for alike in (alike for alike in named.values() if len(alike) > 1):
+        assert len({emitted(kernel, target) for kernel in (alike[0], alike[-1])}) == 1
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["avx512"]], ids=["avx2", "avx512"])
 @pytest.mark.parametrize("arithmetic", [FLOATS, CODES], ids=["floats", "codes"])
 def test_products_of_one_name_have_the_same_instructions(arithmetic: Arithmetic, target: Target) -> None:
     assert_names_tell_all(products(arithmetic, target), target)
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["avx512"]], ids=["avx2", "avx512"])
 @pytest.mark.parametrize("arithmetic", [FLOATS, FloatCodes(True, NO_REQUANTIZATION)], ids=["floats", "codes"])
 def test_depthwise_convolutions_of_one_name_have_the_same_instructions(
     arithmetic: Floats | FloatCodes, target: Target
