@@ -22,6 +22,13 @@ os.environ["PYTHONSAFEPATH"] = "1"
 from support import bugs, leaks, places, under_test
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the instruction set for which all tests of kernels generate code."""
+    parser.addoption(
+        "--target", metavar="NAME", help="test kernels for this instruction set, in an emulator if need be"
+    )
+
+
 def pytest_configure() -> None:
     """End the run before it starts if it would test another package or another core than meant."""
     complaint = under_test.complaint()

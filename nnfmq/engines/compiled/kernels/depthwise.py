@@ -16,6 +16,7 @@ import numpy as np
 from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.arithmetic import Array, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.cells import Band
+from nnfmq.engines.compiled.kernels.floats import multiply_add
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window
 from nnfmq.operations.signature import Shape
@@ -174,7 +175,7 @@ class Depthwise:
                 place = offset + p * step + 4 * v * self.lanes
                 if place not in loaded:
                     loaded[place] = e.load(kind, cells, place)
-                results.append(e.intrinsic("llvm.fma", loaded[place], factors[v], sums[p * vectors + v]))
+                results.append(multiply_add(e, loaded[place], factors[v], sums[p * vectors + v]))
         return results
 
     def _emit_store(
