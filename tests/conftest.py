@@ -23,10 +23,10 @@ from support import bugs, leaks, places, under_test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take the instruction set for which all tests of kernels generate code."""
-    parser.addoption(
-        "--target", metavar="NAME", help="test kernels for this instruction set, in an emulator if need be"
-    )
+    """Take the instruction set for which all tests of kernels generate code, and whether it is emulated in any case."""
+    add = parser.addoption
+    add("--target", metavar="NAME", help="test kernels for this instruction set, in an emulator if need be")
+    add("--emulated", action="store_true", help="in an emulator even if this machine has the instruction set")
 
 
 def pytest_configure() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
-from support.instruction_sets import default_sets, using
+from support.instruction_sets import default_sets, emulator, known_symbols_only, using
 
 from nnfmq.engines.compiled.team import the_team
 
@@ -25,11 +26,18 @@ def _team_leaves() -> Iterator[None]:
     the_team().stop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def machine(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Return the emulator that `--target` needs for the whole session, or None."""
+    with emulator(request.config.getoption("--target"), request.config.getoption("--emulated")) as found:
+        yield found
+
+
 @pytest.fixture(autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Generate code for the set that is the parameter."""
+def instruction_set(request: pytest.FixtureRequest, machine: Any) -> Iterator[None]:
+    """Generate code for the set that is the parameter, and look at what it refers to."""
     name = getattr(request, "param", "host")
-    with nullcontext() if name == "host" else using(name):
+    with nullcontext() if name == "host" else using(name, machine), known_symbols_only():
         yield
 
 

@@ -11,11 +11,11 @@ import struct
 from collections.abc import Callable, Sequence
 
 import unicorn
-from support.emulated import CODE, PAGE, Call, Region
-from support.linked import Image, link
 from unicorn import arm64_const as arm
 
 from nnfmq.engines.compiled.target import TARGETS
+from support.emulated import CODE, PAGE, Call, Region
+from support.linked import Image, link
 
 __all__ = ["Arm"]
 
@@ -73,7 +73,7 @@ _FUNCTIONS: dict[str, Callable[[unicorn.Uc], None]] = {
     "memset": _memset,
     "powf": _float(_pow, 2),
     "sinf": _float(_sin, 1),
-    "syscall": lambda uc: None,
+    "syscall": lambda uc: uc.emu_stop(),  # there is no system
 }
 _ADDRESSES = {name: _OUTSIDE + 16 * number for number, name in enumerate(_FUNCTIONS)}
 _BY_ADDRESS = {address: _FUNCTIONS[name] for name, address in _ADDRESSES.items()}

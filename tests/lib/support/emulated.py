@@ -15,7 +15,6 @@ from typing import Protocol
 
 import numpy as np
 import pytest
-from support.linked import Image
 
 from nnfmq.engines.compiled import program
 from nnfmq.engines.compiled.segment import Segment, SegmentPlan
@@ -23,6 +22,7 @@ from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import Team
 from nnfmq.engines.execution import Scope
 from nnfmq.operations.signature import Array
+from support.linked import Image
 
 __all__ = ["PAGE", "Call", "Machine", "Memory", "Region", "elsewhere"]
 

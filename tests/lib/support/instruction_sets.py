@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from llvmlite import binding as llvm
 
 from nnfmq.engines.compiled import program
+from nnfmq.engines.compiled.kernels.kernel import Kernel
+from nnfmq.engines.compiled.objects import compile_kernels
 from nnfmq.engines.compiled.target import TARGETS, Target, runnable
+from support.linked import undefined_symbols
 
-__all__ = ["all_processors", "runs_here", "using"]
+__all__ = ["OUTSIDE", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
+
+OUTSIDE = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
+"""All that kernels may call. Nothing that is an instruction elsewhere is among it, such as fmaf: it would be slow."""
 
 
 def all_processors() -> None:
@@ -22,38 +28,59 @@ def all_processors() -> None:
     llvm.initialize_all_asmprinters()
 
 
-def runs_here(target: Target) -> bool:
-    """Return whether this machine has it."""
+def default_sets() -> tuple[str, ...]:
+    """Return what the tests of kernels run for: this machine's best, and in part others that run fast here."""
+    return ("host", *(("sse4.1", "neon") if platform.machine() == "x86_64" else ()))
+
+
+def _runs_here(target: Target) -> bool:
     return runnable(target, llvm.get_process_triple(), llvm.get_host_cpu_features())
 
 
 @contextmanager
-def using(name: str) -> Iterator[None]:
-    """Prepare and run models for the instruction set `name`; skip the test where nothing here runs it."""
+def emulator(name: str | None, always: bool) -> Iterator[Any]:
+    """Start the emulator that outlives a test, if `name` needs it; `always` also for what runs here."""
+    target = TARGETS.get(name or "")
+    if target is None or target.name == "neon" or (_runs_here(target) and not always):
+        yield None
+        return
+    from support.bochs import Bochs
+
+    with Bochs(target) as machine:
+        yield machine
+
+
+@contextmanager
+def known_symbols_only() -> Iterator[None]:
+    """Refuse kernels that call anything but what is in OUTSIDE."""
+    generate = compile_kernels
+
+    def checked(kernels: Iterable[Kernel], target: Target) -> bytes:
+        code = generate(kernels, target)
+        assert undefined_symbols(code) <= OUTSIDE
+        return code
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "compile_kernels", checked)
+        yield
+
+
+@contextmanager
+def using(name: str, machine: Any = None) -> Iterator[None]:
+    """Prepare and run models for the instruction set `name`, on `machine` if it is given."""
     target = TARGETS[name]
-    if runs_here(target):
+    if machine is None and _runs_here(target):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program, "host_target", lambda: target)
             yield
         return
-    all_processors()
-    from support.emulated import elsewhere  # both need what only some machines have
-
-    if name == "neon":
-        if importlib.util.find_spec("unicorn") is None:
-            pytest.skip("unicorn is not installed")
+    if machine is None:
+        pytest.importorskip("unicorn", reason="unicorn is not installed")
         from support.arm import Arm
 
-        with elsewhere(Arm()):
-            yield
-        return
-    from support.bochs import bochs_for
+        machine = Arm()
+    from support.emulated import elsewhere
 
-    with elsewhere(bochs_for(target)):
+    all_processors()
+    with elsewhere(machine):
         yield
-
-
-def default_sets() -> tuple[str, ...]:
-    """Return what the tests of kernels run for: this machine's best, and a part of them for others that run fast."""
-    others = ("sse4.1", "neon") if platform.machine() == "x86_64" else ()
-    return ("host", *others)

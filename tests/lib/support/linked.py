@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
@@ -59,7 +60,7 @@ def _parsed(code: bytes) -> ELFFile:
     return ELFFile(io.BytesIO(code))
 
 
-def _symbols(elf: ELFFile) -> Iterator[object]:
+def _symbols(elf: ELFFile) -> Iterator[Any]:
     for section in elf.iter_sections():
         if isinstance(section, SymbolTableSection):
             yield from section.iter_symbols()
@@ -81,11 +82,11 @@ def _is_loaded(section: Section) -> bool:
     return bool(section["sh_flags"] & _ALLOCATED) and section.name != ".eh_frame"
 
 
-def _value(symbol: object, starts: Mapping[int, int], outside: Mapping[str, int]) -> int | None:
-    section = symbol["st_shndx"]  # type: ignore[index]
+def _value(symbol: Any, starts: Mapping[int, int], outside: Mapping[str, int]) -> int | None:
+    section = symbol["st_shndx"]
     if section == "SHN_UNDEF":
-        return outside.get(symbol.name)  # type: ignore[attr-defined]
-    return starts[section] + symbol["st_value"] if section in starts else None  # type: ignore[index]
+        return outside.get(symbol.name)
+    return starts[section] + symbol["st_value"] if section in starts else None
 
 
 _Apply = Callable[[int, int, int], int]  # the word, what it refers to, where it is
