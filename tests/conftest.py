@@ -22,6 +22,14 @@ os.environ["PYTHONSAFEPATH"] = "1"
 from support import bugs, leaks, places, under_test
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say what more than in a usual run the tests of the compiling engine may do."""
+    add = parser.addoption
+    add("--target", metavar="NAME", help="test kernels for this instruction set, in an emulator if need be")
+    add("--emulated", action="store_true", help="in an emulator even if this machine has the instruction set")
+    add("--all-photos", action="store_true", help="all photos through the classifiers, not some")
+
+
 def pytest_configure() -> None:
     """End the run before it starts if it would test another package or another core than meant."""
     complaint = under_test.complaint()

@@ -29,9 +29,13 @@ def host_target() -> Target:
 
 def _machine(target: Target) -> llvm.TargetMachine:
     _initialized()
-    cpu = llvm.get_host_cpu_name() if target.name in ("avx512", "avx2") else ""
-    triple = llvm.Target.from_triple(target.triple)
-    return triple.create_target_machine(cpu=cpu, features=target.flags, opt=2, reloc="pic", codemodel="small")
+    tuned = "avx2" in target.features  # to this processor
+    return _machine_of(target, llvm.get_host_cpu_name() if tuned else "", llvm.get_host_cpu_features() if tuned else ())
+
+
+def _machine_of(target: Target, processor: str, features: Iterable[str]) -> llvm.TargetMachine:
+    triple, flags = llvm.Target.from_triple(target.triple), target.flags(features)
+    return triple.create_target_machine(cpu=processor, features=flags, opt=2, reloc="pic", codemodel="small")
 
 
 def object_of_assembly(text: str, target: Target) -> bytes:

@@ -7,7 +7,7 @@ depend on it: quantized ones are exact integers everywhere. `$NNFMQ_TARGET` forc
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
@@ -33,11 +33,16 @@ class Target:
         """Rows and vectors of the block of sums that the registers hold beside what is multiplied."""
         return (4, 3) if self.registers == 16 else (6, 4)
 
-    @property
-    def flags(self) -> str:
-        """The features as LLVM is told of them."""
-        return ",".join(f"+{feature}" for feature in self.features)
+    def flags(self, others: Iterable[str] = ()) -> str:
+        """Return the features as LLVM is told of them, and that it must not use any of `others` that are not among
+        them: those that LLVM knows of a processor by its name may be switched off in a virtual machine, or not be those
+        of the machine that takes the code from a cache."""
+        without = sorted(set(others).difference(self.features, _EVERYWHERE))
+        return ",".join([*(f"-{feature}" for feature in without), *(f"+{feature}" for feature in self.features)])
 
+
+_EVERYWHERE = ("64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
+"""What comes with AVX2."""
 
 _X86 = "x86_64-unknown-linux-gnu"
 _AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")

@@ -1,15 +1,62 @@
-"""The thread team's helpers would outlive the test that started them."""
+"""The thread team's helpers would outlive the test that started them; and the instruction sets of these tests.
+
+All kernels are tested on this machine's best instruction set, and a part on others, so that every test function has
+some of its cases there. `--target NAME` tests all of them on one instead, in an emulator if need be.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
+from support.instruction_sets import default_sets, emulator, known_symbols_only, using
 
 from nnfmq.engines.compiled.team import the_team
+
+_EVERY = 23  # no divisor of it is the number of a parameter's values, so that all of them are among the cases
+_KERNELS = ("elementwise", "layout", "matmul", "moving", "pooling", "products", "recurrent", "resize", "softmax")
 
 
 @pytest.fixture(autouse=True)
 def _team_leaves() -> Iterator[None]:
     yield
     the_team().stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Return the emulator that `--target` needs for the whole session, or None."""
+    with emulator(request.config.getoption("--target"), request.config.getoption("--emulated")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def instruction_set(request: pytest.FixtureRequest, machine: Any) -> Iterator[None]:
+    """Generate code for the set that is the parameter, and look at what it refers to."""
+    name = getattr(request, "param", "host")
+    with nullcontext() if name == "host" else using(name, machine), known_symbols_only():
+        yield
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rsplit("test_")[-1] in _KERNELS:
+        forced = metafunc.config.getoption("--target")
+        names = (forced,) if forced else default_sets()
+        metafunc.parametrize("instruction_set", names, indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def is_wanted(item: pytest.Item) -> bool:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("instruction_set", "host")
+        if name in (None, "host") or item.config.getoption("--target"):
+            return True
+        function = (item.location[0] + item.originalname, name)
+        seen[function] += 1
+        return seen[function] % _EVERY == 1 and "vectors" not in item.originalname  # those take a minute
+
+    items[:] = [item for item in items if is_wanted(item)]

@@ -1,4 +1,4 @@
-"""The two arithmetics of products: codes in pairs of 16 bits with sums of 32, and float32 with fused multiply-add.
+"""The two arithmetics of products: codes in pairs of 16 bits with sums of 32, and float32.
 
 Both multiply rows of an image, widened into *cells* in a thread's scratch memory, with packed weights. The zero points
 are subtracted while widening and packing, so that padding is 0 and sums need no correction.
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.cells import Widening
+from nnfmq.engines.compiled.kernels.floats import multiply_add
 from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
 
 __all__ = ["Arithmetic", "Codes", "FloatCodes", "Floats"]
@@ -104,8 +105,8 @@ class Floats:
         return vector(F32, lanes)
 
     def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
-        """Return sums + cells · weights, rounded once."""
-        return e.intrinsic("llvm.fma", cells, weights, sums)
+        """Return sums + cells · weights."""
+        return multiply_add(e, cells, weights, sums)
 
     def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the sums, clamped; NaN stays."""

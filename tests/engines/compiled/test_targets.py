@@ -1,0 +1,162 @@
+"""Code for each instruction set: the instructions that it may have, and the emulators that run it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from llvmlite import binding as llvm
+from support.emulated import Call, Machine, Memory
+from support.instruction_sets import all_processors
+from support.linked import undefined_symbols
+
+from nnfmq.engines.compiled import objects, team
+from nnfmq.engines.compiled.target import TARGETS
+
+# Reads and writes what it is told to: the first word of a table is an address to read from, the second one to write to.
+_COPY = """
+define void @copy(ptr %table, i64 %begin, i64 %end, ptr %scratch) {
+  %source = load ptr, ptr %table, align 8
+  %at = getelementptr i8, ptr %table, i64 8
+  %target = load ptr, ptr %at, align 8
+  %from = getelementptr i8, ptr %source, i64 %begin
+  %to = getelementptr i8, ptr %target, i64 %end
+  %bytes = load <16 x i8>, ptr %from, align 1
+  store <16 x i8> %bytes, ptr %to, align 1
+  ret void
+}
+"""
+
+
+@contextmanager
+def unicorn() -> Iterator[Machine]:
+    from support.arm import Arm
+
+    yield Arm()
+
+
+def bochs() -> Machine:
+    from support.bochs import Bochs
+
+    return Bochs(TARGETS["avx512"])
+
+
+MACHINES = [
+    pytest.param(
+        unicorn,
+        id="neon",
+        marks=pytest.mark.skipif(importlib.util.find_spec("unicorn") is None, reason="unicorn is not installed"),
+    ),
+    pytest.param(
+        bochs,
+        id="avx512",
+        marks=pytest.mark.skipif(
+            not (shutil.which("bochs") and shutil.which("nasm")), reason="bochs or nasm is not installed"
+        ),
+    ),
+]
+
+
+@pytest.fixture(params=MACHINES)
+def emulated(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    all_processors()
+    with request.param() as machine:
+        yield machine
+
+
+def copied(machine: Machine, begin: int, end: int, to_input: bool = False) -> np.ndarray:
+    memory = Memory()
+    source, target = memory.add(np.arange(33, dtype=np.uint8)), memory.add(np.zeros(33, np.uint8), writable=True)
+    table = memory.add(np.array([source.address, (source if to_input else target).address], np.int64))
+    image = machine.load(objects.object_of_assembly(_COPY, machine.target))
+    machine.run(image, memory.regions, [Call(image.functions["copy"], (table.address, begin, end, 0))])
+    return target.data
+
+
+def test_an_emulator_gives_what_was_computed(emulated: Machine) -> None:
+    expected = np.zeros(33, np.uint8)
+    expected[17:] = np.arange(5, 21)
+    np.testing.assert_array_equal(copied(emulated, 5, 17), expected)
+
+
+@pytest.mark.parametrize(("begin", "end", "to_input"), [(18, 0, False), (0, 18, False), (0, 0, True)])
+def test_an_emulator_finds_what_is_touched_beside_operands(
+    emulated: Machine, begin: int, end: int, to_input: bool
+) -> None:
+    with pytest.raises(AssertionError, match="of the function"):
+        copied(emulated, begin, end, to_input)
+    copied(emulated, 0, 0)  # and is there for the next
+
+
+def test_an_emulator_knows_no_later_instructions() -> None:
+    """Code of one set on a processor that only has another is found out."""
+    if not (shutil.which("bochs") and shutil.which("nasm")):
+        pytest.skip("bochs or nasm is not installed")
+    from support.bochs import Bochs
+
+    all_processors()
+    code = objects.object_of_assembly(_COPY, TARGETS["avx512"])  # its moves have names that only AVX has
+    with Bochs(TARGETS["sse4.1"]) as machine:
+        memory = Memory()
+        image = machine.load(code)
+        table = memory.add(np.array([0, 0], np.int64))
+        with pytest.raises(AssertionError, match="exception 6 "):
+            machine.run(image, memory.regions, [Call(image.functions["copy"], (table.address, 0, 0, 0))])
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_team_s_code_is_generated_for_every_processor(machine: str) -> None:
+    all_processors()
+    target = next(t for t in TARGETS.values() if t.triple.startswith(machine))
+    code = objects.object_of_assembly(team._assembly(machine), target)
+    assert undefined_symbols(code) <= {"syscall"}
+
+
+def test_a_team_without_helpers_makes_every_step(emulated: Machine) -> None:
+    memory, data = Memory(), np.arange(16, dtype=np.uint8)
+    source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
+    table, nobody = memory.add(np.array([source.address, target.address], np.int64)), memory.add(np.zeros(16, np.int64))
+    text = team._assembly(emulated.target.triple.split("-")[0]) + _COPY
+    image = emulated.load(objects.object_of_assembly(text, emulated.target))
+    copy = image.functions["copy"]
+    steps = memory.add(np.array([[copy, table.address, units, 1] for units in (17, 0, 3, 1)], np.int64))
+
+    emulated.run(
+        image, memory.regions, [Call(image.functions["run"], (steps.address, 0, 2, nobody.address, target.address, 0))]
+    )
+
+    np.testing.assert_array_equal(target.data, [*data, 0, *data])
+
+
+_WIDE = """
+define void @wide(ptr %a, ptr %b) {
+  %bytes = load <32 x i8>, ptr %a, align 1
+  %shifted = shl <32 x i8> %bytes, splat(i8 3)
+  store <32 x i8> %shifted, ptr %b, align 1
+  %x = load <8 x i64>, ptr %a, align 1
+  %y = load <8 x i64>, ptr %b, align 1
+  %product = mul <8 x i64> %x, %y
+  %more = icmp sgt <8 x i64> %x, %product
+  %chosen = select <8 x i1> %more, <8 x i64> %y, <8 x i64> %product
+  store <8 x i64> %chosen, ptr %b, align 1
+  ret void
+}
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs the features of x86-64 by name")
+@pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "alderlake", "znver4", "graniterapids"])
+def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
+    """Whatever processor it is tuned to: a virtual machine may lack some of it, a cache may come from another one."""
+    target, parsed = TARGETS["avx2"], llvm.parse_assembly(_WIDE)
+    parsed.triple = target.triple
+    all_processors()
+    assembly = objects._machine_of(target, processor, llvm.get_host_cpu_features()).emit_assembly(parsed)
+    assert "ymm" in assembly
+    assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
