@@ -278,6 +278,11 @@ class Team:
             self._threads.clear()
             self._words[:] = 0
 
+    def limit(self, helpers: int) -> None:
+        """Let so many threads help, at most as many as at first, from the next run on; those that are there leave."""
+        self.stop()
+        self.helpers = helpers
+
     def _start(self) -> None:
         for number in range(self.helpers):
             slot = self._base + 8 * _SLOT_WORDS * (1 + number)
