@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nnfmq.engines.profiling import Times
     from nnfmq.hal.tensor_info import TensorInfo
     from nnfmq.importers import LoadedModel
+    from nnfmq.operations.signature import Shape
 
 EXAMPLES = """\
 examples:
@@ -192,11 +193,14 @@ def _measured(device: str, model: LoadedModel, inputs: Sequence[Array], runs: in
     import numpy as np
 
     from nnfmq.engines.profiling import measure
+    from nnfmq.operations.signature import NUMPY_TYPES
 
-    program = _prepared(device, model)
-    outputs = [_room(program, index, tensor) for index, tensor in zip(_outputs(model), model.outputs, strict=True)]
+    program, main = _prepared(device, model), model.model.main
+    dtypes = [NUMPY_TYPES[main.operands[index].type] for index in (*main.input_indexes, *main.output_indexes)]
+    arrays = [array.view(dtype) for array, dtype in zip(inputs, dtypes, strict=False)]  # booleans are bytes
+    rooms = [_room(program.shapes[index], dtypes[len(inputs) + n]) for n, index in enumerate(main.output_indexes)]
     with np.errstate(all="ignore"):
-        return program, measure(program, program.bind(inputs, outputs), runs)
+        return program, measure(program, program.bind(arrays, rooms), runs)
 
 
 def _prepared(device: str, model: LoadedModel) -> Program:
@@ -209,20 +213,13 @@ def _prepared(device: str, model: LoadedModel) -> Program:
     return prepare(model.model)
 
 
-def _outputs(model: LoadedModel) -> Sequence[int]:
-    return model.model.main.output_indexes
-
-
-def _room(program: Program, index: int, tensor: TensorInfo) -> Any:
+def _room(shape: Shape | None, dtype: Any) -> Any:
     """Return an array for an output; one whose shape comes with the execution gets a new one each time."""
     import numpy as np
 
     from nnfmq.engines.execution import Growing
 
-    shape = program.shapes[index]
-    if shape is None:
-        return Growing(lambda shape: np.empty(shape, tensor.dtype))
-    return np.empty(shape, tensor.dtype)
+    return Growing(lambda shape: np.empty(shape, dtype)) if shape is None else np.empty(shape, dtype)
 
 
 # -- printing ---------------------------------------------------------------------------------------------------------

@@ -91,7 +91,8 @@ def test_what_lives_at_the_same_time_has_places_of_its_own_in_the_arena(data_dir
 
     assert list(overlapping(plan.places)) == []
     assert max(place.offset + place.value.bytes for place in plan.places) <= plan.arena_bytes
-    assert {place.index for place in plan.places if place.end == len(plan.calls)} >= {i for i, *_ in plan.outputs}
+    kept = {(place.offset, place.value.bytes) for place in plan.places if place.end == len(plan.calls)}
+    assert kept == {(offset, value.bytes) for _, offset, value in plan.outputs}
 
 
 def test_a_team_can_be_limited_and_has_all_again() -> None:
