@@ -37,11 +37,12 @@ def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
 
 
 def arena(one: Mapping[str, Any], colours: Mapping[str, int]) -> str:
-    """Return the map of an arena: to the right the operations, upwards the offset."""
+    """Return the map of an arena: to the right the operations, each as wide as the others, upwards the offset."""
     first, last, size = one["first_operation"], one["last_operation"], max(1, one["bytes"])
     column = (_WIDTH - _LEFT - _RIGHT) / (last - first + 1)
     unit = (_ARENA_HEIGHT - _TOP - _BOTTOM) / size
     floor = _ARENA_HEIGHT - _BOTTOM
+    edges = _edges(one["kernels"])
 
     def body() -> Iterator[str]:
         for offset in _ticks(size):
@@ -53,12 +54,22 @@ def arena(one: Mapping[str, Any], colours: Mapping[str, int]) -> str:
             yield _text(_LEFT + (number - first + 0.5) * column, floor + 16, str(number))
         yield _text((_LEFT + _WIDTH) / 2, _ARENA_HEIGHT - 8, "operation")
         for value in one["values"]:
-            x = _LEFT + (value["from_operation"] - first) * column
-            width = (value["to_operation"] - value["from_operation"] + 1) * column
+            begin, end = edges[value["from_kernel"]][0], edges[value["to_kernel"]][1]
+            end = last + 1 if value["is_read_later"] else end
+            x, width = _LEFT + (begin - first) * column, (end - begin) * column
             y, height = floor - (value["offset"] + value["bytes"]) * unit, max(1.0, value["bytes"] * unit)
             yield from _block(value, (x, y, width, height), colours[value["made_by"]])
 
     return _svg(_ARENA_HEIGHT, "where values lie in the arena", body())
+
+
+def _edges(kernels: Sequence[int]) -> list[tuple[float, float]]:
+    """Return where each kernel begins and ends: those of one operation share its column."""
+    edges = []
+    for number, operation in enumerate(kernels):
+        first, count = kernels.index(operation), kernels.count(operation)
+        edges.append((operation + (number - first) / count, operation + (number - first + 1) / count))
+    return edges
 
 
 def _block(value: Mapping[str, Any], box: tuple[float, float, float, float], colour: int) -> Iterator[str]:

@@ -17,10 +17,11 @@ __all__ = ["render"]
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --bar: #3b7dd8; --slow: #d97a2b; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { border-bottom: 1px solid var(--line); padding: .1rem .5rem; text-align: right; white-space: nowrap; }
 td.text, th.text { text-align: left; white-space: normal; }
+tr > :last-child { min-width: 7rem; }
 thead th { position: sticky; top: 0; background: Canvas; font-weight: 600; }
 td.bar { width: 11rem; padding: .1rem 0; } .bar div { background: var(--bar); height: .9rem; min-width: 1px; }
 .reference .bar div { background: var(--slow); }

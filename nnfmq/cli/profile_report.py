@@ -54,7 +54,7 @@ def build(
     return {
         **known,
         "whole_ns": {"p50": median_low(times.whole), "min": min(times.whole)},
-        "parts_ns": _summary(Samples.sum([*(row.samples for row in rows.values()), times.storing])),
+        "parts_ns": _summary(*(row.samples for row in rows.values()), times.storing),
         "storing_ns": _summary(times.storing),
         "overhead_ns": median_low(every_empty),
         "peaks": None if peaks is None else {name: asdict(peak) for name, peak in peaks.items()},
@@ -64,8 +64,9 @@ def build(
     }
 
 
-def _summary(samples: Samples) -> dict[str, int]:
-    return {"p50": samples.p50_ns, "min": samples.min_ns}
+def _summary(*parts: Samples) -> dict[str, int]:
+    """Return the parts' medians and leasts, added: a pause in one of them says nothing of the others."""
+    return {"p50": sum(samples.p50_ns for samples in parts), "min": sum(samples.min_ns for samples in parts)}
 
 
 # -- who computed what, and how long it took --------------------------------------------------------------------------
@@ -216,13 +217,14 @@ def _arenas(subgraph: Subgraph, program: Program) -> Iterator[dict[str, Any]]:
                 "last_operation": part.last,
                 "bytes": plan.arena_bytes,
                 "values_bytes": sum(value["bytes"] for value in values),
+                "kernels": [call.operation for call in plan.calls],
                 "values": values,
             }
         first = part.last + 1
 
 
 def _value(subgraph: Subgraph, calls: Sequence[Call], place: Place) -> dict[str, Any]:
-    made_by = calls[place.begin].operation
+    made_by, last = calls[place.begin].operation, min(place.end, len(calls) - 1)
     return {
         "operand": _operand_of(place.index, len(subgraph.operands)),
         "form": "nhwc" if place.index < 0 else "operand" if place.index < len(subgraph.operands) else "between",
@@ -230,7 +232,9 @@ def _value(subgraph: Subgraph, calls: Sequence[Call], place: Place) -> dict[str,
         "bytes": place.value.bytes,
         "offset": place.offset,
         "from_operation": made_by,
-        "to_operation": calls[min(place.end, len(calls) - 1)].operation,
+        "to_operation": calls[last].operation,
+        "from_kernel": place.begin,
+        "to_kernel": last,
         "is_read_later": place.end == len(calls),
     }
 

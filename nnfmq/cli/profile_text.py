@@ -22,11 +22,16 @@ def operations_table(report: Mapping[str, Any], sort: str, *, wide: bool) -> Any
     if sort == "time":
         rows = sorted(rows, key=lambda row: -row["p50_ns"])
     for row in rows:
-        extra = (microseconds(row["min_ns"]), kilobytes(row["bytes"]), str(row["threads"])) if wide else ()
+        extra = (_time(row["min_ns"]), kilobytes(row["bytes"]), str(row["threads"])) if wide else ()
         rates = figure(row["giga_operations_per_s"]), percent(row["share_of_peak"]), figure(row["gigabytes_per_s"])
-        times = microseconds(row["p50_ns"]), percent(row["share"])
+        times = _time(row["p50_ns"]), percent(row["share"])
         listing.add_row(str(row["number"]), row["operation"], *times, *rates, *extra, computed_by(row))
     return listing
+
+
+def _time(duration_ns: int) -> str:
+    """Return µs without decimals from 1000 on: rows fit a screen of 80 columns up to a second."""
+    return microseconds(duration_ns) if duration_ns < 999_950 else f"{duration_ns / 1000:,.0f}"
 
 
 def computed_by(row: Mapping[str, Any]) -> str:
@@ -89,10 +94,11 @@ def _conditions(report: Mapping[str, Any]) -> str:
 
 def _comparison(report: Mapping[str, Any]) -> str:
     whole, parts = report["whole_ns"], report["parts_ns"]
+    share = parts["p50"] / whole["p50"]
     return (
-        f"Whole model: {microseconds(whole['p50'])} µs (min {microseconds(whole['min'])}). One part after the other: "
-        f"{microseconds(parts['p50'])} µs, {parts['p50'] / whole['p50']:.0%} of that, less what timing costs: "
-        f"{report['overhead_ns'] / 1000:.2f} µs each."
+        f"Whole model: {microseconds(whole['p50'])} µs (min {microseconds(whole['min'])}). The sum of its parts: "
+        f"{microseconds(parts['p50'])} µs (min {microseconds(parts['min'])}), {share:.0%} of that, less what timing "
+        f"costs: {report['overhead_ns'] / 1000:.2f} µs each."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from support import commands
 from support.control_flow_models import branching
 from support.small_models import one_operation
@@ -20,6 +22,8 @@ from support.small_models import one_operation
 import nnfmq
 from nnfmq.cli import main, profile
 from nnfmq.cli.profile_charts import arena, colours_of
+from nnfmq.cli.profile_text import operations_table
+from nnfmq.engines.compiled import peaks
 from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 from nnfmq.importers import LoadedModel
@@ -32,6 +36,11 @@ FIELDS = {
     *("number", "operation", "shapes", "arithmetic", "p50_ns", "min_ns", "share", "multiply_adds", "elements"),
     *("giga_operations_per_s", "share_of_peak", "bytes", "gigabytes_per_s", "computed_by", "threads", "kernels"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _peaks_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peaks, "_LIMITS_NS", (0, 0))
 
 
 def run(*words: object) -> int:
@@ -107,6 +116,7 @@ def test_rates_are_those_of_p50_and_shares_of_the_sum(report: Any) -> None:
             assert (row["giga_operations_per_s"], row["share_of_peak"]) == pytest.approx((rate, rate / peak))
     assert math.fsum(row["share"] for row in found["operations"]) == pytest.approx(1)
     assert sum(one["p50_ns"] for one in found["types"]) == total_ns
+    assert found["parts_ns"]["p50"] == total_ns + found["storing_ns"]["p50"]
     assert {one["operation"]: one["count"] for one in found["types"]}["CONV_2D"] == 2
 
 
@@ -132,6 +142,7 @@ def test_the_arena_holds_every_value_and_is_smaller_than_their_sum(report: Any) 
     assert [value["bytes"] for value in arena["values"]] == [3072, 768, 1536, 384, 40, 40]
     assert arena["values_bytes"] == 5840 > arena["bytes"]
     assert [value["is_read_later"] for value in arena["values"]] == [False] * 5 + [True]
+    assert arena["kernels"] == list(range(6))
     assert [(value["from_operation"], value["to_operation"]) for value in arena["values"]] == [
         *((n, n + 1) for n in range(5)),
         (5, 5),
@@ -217,7 +228,7 @@ def test_each_operation_is_one_line_that_fits(
     monkeypatch.setenv("COLUMNS", str(columns))
     assert run(data_dir / "models" / "mobilenet_v1_0.25_128_quant.tflite", "--runs", 1) == 0
     lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines if line.split() and line.split()[0].isdigit()]
+    rows = [words for line in lines if len(words := line.split()) > 7 and words[0].isdigit() and words[1].isupper()]
 
     assert max(map(len, lines)) <= columns
     assert [row[0] for row in rows] == [str(number) for number in range(31)]
@@ -303,17 +314,24 @@ def test_the_page_draws_each_value_and_each_product(tmp_path: Path) -> None:
     assert [len(picture.findall("path[@class='roof']")) for picture in roofs] == [3]  # float32, memory, cache
 
 
-def test_a_value_is_drawn_from_its_operation_to_its_last_reader_at_its_offset() -> None:
+@pytest.mark.parametrize(
+    ("kernels", "left", "right"),  # the value is made by the third kernel and read last by the fourth
+    [([10, 11, 12, 13, 19], 2, 4), ([10, 12, 12, 13, 13], 2.5, 3.5), ([12, 12, 12, 12, 19], 2.5, 3)],
+    ids=["a kernel each", "two kernels each", "within one operation"],
+)
+def test_a_value_is_drawn_from_its_kernel_to_its_last_reader_at_its_offset(
+    kernels: list[int], left: float, right: float
+) -> None:
     value = {"operand": 7, "form": "operand", "made_by": "ADD", "bytes": 250, "offset": 500, "is_read_later": False}
-    value |= {"from_operation": 12, "to_operation": 13}
-    one = {"first_operation": 10, "last_operation": 19, "bytes": 1000, "values_bytes": 250, "values": [value]}
+    value |= {"from_operation": 12, "to_operation": kernels[3], "from_kernel": 2, "to_kernel": 3}
+    one = {"first_operation": 10, "last_operation": 19, "bytes": 1000, "kernels": kernels, "values": [value]}
     (picture,) = drawings(arena(one, colours_of(["ADD"])))
     rect = picture.find("rect")
     assert rect is not None
     x, y, width, height = (float(rect.get(name, "nan")) for name in ("x", "y", "width", "height"))
     floor, plot_height, column = 380 - 44, 380 - 12 - 44, (960 - 74 - 16) / 10
 
-    assert (x, width) == pytest.approx((74 + 2 * column, 2 * column), abs=0.1)
+    assert (x, width) == pytest.approx((74 + left * column, (right - left) * column), abs=0.1)
     assert (floor - y - height, height) == pytest.approx((plot_height / 2, plot_height / 4), abs=0.11)
 
 
@@ -403,3 +421,23 @@ def test_a_process_of_its_own_prints_one_json_object() -> None:
     assert (process.returncode, err) == (0, b"")
     assert [row["operation"] for row in found["operations"]] == OPERATIONS
     assert found["where"] == "in this process"
+
+
+def test_long_times_do_not_break_a_row() -> None:
+    row = {
+        **dict.fromkeys(("giga_operations_per_s", "gigabytes_per_s"), 123.4),
+        **dict.fromkeys(("p50_ns", "min_ns"), 987_654_321),
+        "number": 100,
+        "operation": "DEPTHWISE_CONV_2D",
+        "share": 1.0,
+        "share_of_peak": 1.0,
+        "bytes": 10**9,
+        "computed_by": "kernel",
+        "threads": 16,
+        "kernels": [{"kind": "Depthwise", "tile": [12, 1]}],
+    }
+    screen = Console(width=80, record=True, file=io.StringIO())
+    screen.print(operations_table({"operations": [row]}, "order", wide=False))
+    (line,) = [line.split() for line in screen.export_text().splitlines() if "CONV" in line]
+
+    assert line == ["100", "DEPTHWISE_CONV_2D", "987,654", "100.0%", "123.4", "100.0%", "123.4", "Depthwise", "12×1"]
