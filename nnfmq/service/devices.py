@@ -24,14 +24,22 @@ from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
 from nnfmq.serialize import control, messages
-from nnfmq.service import interpreter_cache
+from nnfmq.service import interpreter_cache, program_cache
 from nnfmq.service.compilation_cache import CacheContents, Identity
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
 from nnfmq.service.faults import guarded
 from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
 
-__all__ = ["CompiledDevice", "Devices", "InterpreterDevice", "PlugInDevice", "load_devices", "make_devices"]
+__all__ = [
+    "CompiledDevice",
+    "Devices",
+    "InterpreterDevice",
+    "PlugInDevice",
+    "load_devices",
+    "load_engine",
+    "make_devices",
+]
 
 GROUP = "nnfmq.devices"
 _log = logging.getLogger("nnfmq.devices")
@@ -109,16 +117,36 @@ class CompiledDevice(InterpreterDevice):
         return Identity(self.name, f"{self.version_string} {host_target().name}")
 
     def compile(self, model: Model) -> Bindable:
-        """Generate machine code, which takes long."""
+        """Generate machine code, which takes long, unless the driver's cache has it."""
         from nnfmq.engines.compiled.program import prepare  # what it imports need not be installed
 
-        return prepare(model)
+        entry = program_cache.entry_for(self.identity, model)
+        found = self._stored(model, entry)
+        if found is not None:
+            return found
+        program = prepare(model)
+        if entry is not None:
+            entry.store(program.packed)
+        return program
+
+    def _stored(self, model: Model, entry: program_cache.Entry | None) -> interpreter.Program | None:
+        """Return the program that was made of `model` before, if the driver's cache has it."""
+        from nnfmq.engines.compiled.program import prepare
+
+        packed = None if entry is None else entry.find()
+        return None if packed is None else prepare(model, packed)
 
     def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
         """Link the saved code, without validating, packing or generating again."""
         from nnfmq.engines.compiled.program import prepare
 
         return interpreter_cache.restore(contents, prepare)
+
+
+def load_engine() -> None:
+    """Import the compiling engine, where it is installed: that takes longer than most of its models from a cache."""
+    if _llvmlite():
+        import nnfmq.engines.compiled.program  # noqa: F401
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from nnfmq.engines.compiled.team import STEP_WORDS, Team
 from nnfmq.engines.execution import NO_LIMITS, Scope
 from nnfmq.operations.signature import Array, Shape
 
-__all__ = ["Call", "Segment", "SegmentPlan", "Value", "plan_segment"]
+__all__ = ["Call", "PlannedStep", "Segment", "SegmentPlan", "Value", "plan_segment"]
 
 _SHARED_FROM_NS = 3000
 _ARENA, _CONSTANTS, _FIRST_INPUT = 0, 1, 2
@@ -56,10 +56,26 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A call's function, by its name, the words of its table, its units, and whether threads are to share them."""
+
+    function: str
+    words: int
+    units: int
+    is_shared: bool
+
+    @classmethod
+    def of(cls, call: Call) -> Self:
+        """Return what remains of a call once its operands have places."""
+        words, units = len(call.inputs) + len(call.outputs) + len(call.constants), call.kernel.units
+        return cls(name_of(call.kernel), words, units, call.work >= _SHARED_FROM_NS and units > 1)
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentPlan:
     """What a segment does, with no address in it. `regions` and `offsets` give each word of the tables, in order."""
 
-    calls: tuple[Call, ...]
+    steps: tuple[PlannedStep, ...]
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, int, Value], ...]
     regions: Array
@@ -96,7 +112,7 @@ def plan_segment(
     within = np.array([offset for table in words for _, offset in table], np.int64)
     scratch = aligned(max((call.kernel.scratch_bytes(target) for call in calls), default=0) + ALIGNMENT)
     left = tuple((index, place[root(index)], values[index]) for index in outputs)
-    return SegmentPlan(tuple(calls), tuple(inputs), left, regions, within, aligned(total), scratch)
+    return SegmentPlan(tuple(map(PlannedStep.of, calls)), tuple(inputs), left, regions, within, aligned(total), scratch)
 
 
 def _words(call: Call, root: Any, place: dict[int, int], inputs: Sequence[int]) -> list[tuple[int, int]]:
@@ -113,8 +129,8 @@ class Segment:
     def __init__(self, plan: SegmentPlan, constants: Array, linker: Linker, team: Team, slot: int) -> None:
         self.plan = plan
         self._constants, self._linker, self._team, self._slot = constants, linker, team, slot
-        self._functions = [linker.address(name_of(call.kernel)) for call in plan.calls]
-        self.steps = len(plan.calls)
+        self._functions = [linker.address(step.function) for step in plan.steps]
+        self.steps = len(plan.steps)
 
     def __call__(self, scope: Scope) -> None:
         """Compute all of it, or as far as the execution's limits allow. Raises what they raise."""
@@ -137,10 +153,9 @@ class Segment:
         tables = bases[self.plan.regions] + self.plan.offsets
         steps = np.empty((self.steps, STEP_WORDS), np.int64)
         at = tables.ctypes.data
-        for number, (call, function) in enumerate(zip(self.plan.calls, self._functions, strict=True)):
-            shared = call.work >= _SHARED_FROM_NS and call.kernel.units > 1
-            steps[number] = function, at, call.kernel.units, shared
-            at += 8 * (len(call.inputs) + len(call.outputs) + len(call.constants))
+        for number, (step, function) in enumerate(zip(self.plan.steps, self._functions, strict=True)):
+            steps[number] = function, at, step.units, step.is_shared
+            at += 8 * step.words
         return tables, steps
 
     @property
