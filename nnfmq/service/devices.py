@@ -117,24 +117,28 @@ class CompiledDevice(InterpreterDevice):
         return Identity(self.name, f"{self.version_string} {host_target().name}")
 
     def compile(self, model: Model) -> Bindable:
-        """Generate machine code, which takes long, unless the driver's cache has it."""
+        """Generate machine code, which takes long, and keep it in the driver's cache."""
         from nnfmq.engines.compiled.program import prepare  # what it imports need not be installed
 
-        entry = program_cache.entry_for(self.identity, model)
-        found = self._stored(model, entry)
-        if found is not None:
-            return found
         program = prepare(model)
+        entry = program_cache.entry_for(self.identity, model)
         if entry is not None:
             entry.store(program.packed)
         return program
 
-    def _stored(self, model: Model, entry: program_cache.Entry | None) -> interpreter.Program | None:
-        """Return the program that was made of `model` before, if the driver's cache has it."""
+    def stored(self, model: Model) -> Bindable | None:
+        """Link what the driver's cache has."""
+        entry = program_cache.entry_for(self.identity, model)
+        packed = None if entry is None else entry.find()
+        if packed is None:
+            return None
         from nnfmq.engines.compiled.program import prepare
 
-        packed = None if entry is None else entry.find()
-        return None if packed is None else prepare(model, packed)
+        return prepare(model, packed)
+
+    def stand_in(self, model: Model) -> Bindable | None:
+        """Prepare the model for the interpreter."""
+        return interpreter.prepare(model)
 
     def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
         """Link the saved code, without validating, packing or generating again."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nnfmq.channel import close_all
+from nnfmq.engines.provisional import ProvisionalProgram
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError
 from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
@@ -64,7 +65,7 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
             dialect.check_consumers(model, message.consumers)
             undo.pop_all()
         session.send(reply(message.call))
-        _finish(session, message, charge, lambda: device.prepare_model(model, caches))
+        _finish(session, message, charge, lambda: device.prepare_model(model, caches, preference))
 
 
 def _prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: list[int], _seen_ns: int) -> None:
@@ -106,6 +107,8 @@ def _finish(
         session.send(PreparedModelReady(message.call, error.status, str(error), NO_ID))
         return
     session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
+    if isinstance(prepared.program, ProvisionalProgram):
+        session.improve(prepared.program, prepared.priority)
 
 
 def _priority(_session: Session, message: PrepareModel | PrepareModelFromCache) -> int:
