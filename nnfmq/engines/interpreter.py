@@ -72,7 +72,11 @@ def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> 
     return prepare_by(Preparation, model, packed)
 
 
-def prepare_by(kind: type[Preparation], model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
+def prepare_by(
+    kind: Callable[[Model, Subgraph, dict[int, Program]], Preparation],
+    model: Model,
+    packed: Sequence[tuple[Array, ...]] | None = None,
+) -> Program:
     """Return a Program as `prepare`, made by `kind`: how an engine of its own shares the interpreter's way."""
     packing = Packing(packed)
     try:

@@ -24,7 +24,7 @@ from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
 from nnfmq.serialize import control, messages
-from nnfmq.service import interpreter_cache
+from nnfmq.service import compile_jobs, interpreter_cache
 from nnfmq.service.compilation_cache import CacheContents, Identity
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
@@ -110,9 +110,10 @@ class CompiledDevice(InterpreterDevice):
 
     def compile(self, model: Model) -> Bindable:
         """Generate machine code, which takes long."""
+        compile_jobs.warm()
         from nnfmq.engines.compiled.program import prepare  # what it imports need not be installed
 
-        return prepare(model)
+        return prepare(model, compile=compile_jobs.compile_in_processes)
 
     def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
         """Link the saved code, without validating, packing or generating again."""

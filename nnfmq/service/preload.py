@@ -9,9 +9,10 @@ this process inherits.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import nnfmq.service.session
-import nnfmq.service.worker  # noqa: F401
+import nnfmq.service.worker
 from nnfmq.service.extensions import load_extensions
 
 
@@ -24,4 +25,9 @@ def _assert_one_thread() -> None:
 
 
 load_extensions()
+with suppress(ImportError, OSError):  # what compiles need not be installed, or not for this machine
+    import nnfmq.engines.compiled.program  # noqa: F401
+    from nnfmq.engines.compiled.compiler import warm_up
+
+    warm_up()
 os.register_at_fork(before=_assert_one_thread)

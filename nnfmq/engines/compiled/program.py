@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
+from nnfmq.engines.compiled.compiler import Compile, compile_here
 from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Constant, Lowered
 from nnfmq.engines.compiled.lowering.moving import turned
-from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
+from nnfmq.engines.compiled.objects import Linker, host_target
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import the_team
 from nnfmq.engines.execution import Step
 from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
-from nnfmq.hal.types import LifeTime, Model
+from nnfmq.hal.types import LifeTime, Model, Subgraph
 from nnfmq.operations.packing import is_restored, packed, unpacked
 from nnfmq.operations.planning import TO_NCHW, TO_NHWC, Fitted, permuted, sorted_arguments, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
@@ -33,12 +34,19 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 __all__ = ["prepare"]
 
 
-def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
+def prepare(
+    model: Model, packed: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_here
+) -> Program:
     """Return a Program that executes `model`'s main subgraph, as `interpreter.prepare`.
 
-    `packed` has the machine code, too: nothing is generated then. It is of this build, and of this target.
+    `packed` has the machine code, too: nothing is generated then. It is of this build, and of this target. Otherwise
+    `compile` makes it, and what that raises ends the preparation.
     """
-    return prepare_by(CompiledPreparation, model, packed)
+
+    def preparation(model: Model, subgraph: Subgraph, programs: dict[int, Program]) -> CompiledPreparation:
+        return CompiledPreparation(model, subgraph, programs, compile)
+
+    return prepare_by(preparation, model, packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,10 @@ class CompiledPreparation(Preparation):
     """The way from a subgraph to its Program."""
 
     target: Target
+
+    def __init__(self, model: Model, subgraph: Subgraph, programs: dict[int, Program], compile: Compile) -> None:
+        super().__init__(model, subgraph, programs)
+        self._compile = compile
 
     def program(self) -> Program:
         """Bind all operations."""
@@ -237,8 +249,8 @@ class CompiledPreparation(Preparation):
         kernels = [call.kernel for plan in plans for call in plan.calls]
         if not kernels:
             return []
-        (code,) = packed(lambda: (np.frombuffer(compile_kernels(kernels, self.target), np.uint8),))
-        linker = Linker(code.tobytes(), self.target)
+        codes = packed(lambda: tuple(np.frombuffer(code, np.uint8) for code in self._compile(kernels, self.target)))
+        linker = Linker([code.tobytes() for code in codes], self.target)
         constants = self._constants.array()
         first = len(self.subgraph.operands)
         self.extra_slots = len(plans)
