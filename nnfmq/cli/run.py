@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.cli.output import (
     add_connect_argument,
     at_least_one,
+    compiling,
     console,
     microseconds,
     open_client,
@@ -111,7 +112,8 @@ def _burst(
     with ExitStack() as stack:
         client = stack.enter_context(open_client(arguments.connect))
         device = client.device(arguments.device)
-        prepared = stack.enter_context(device.prepare(model, timeout=arguments.timeout))
+        with compiling(arguments.no_color) as progress:
+            prepared = stack.enter_context(device.prepare(model, timeout=arguments.timeout, progress=progress))
         burst = stack.enter_context(prepared.burst())
         executions, states = [], sum(info.is_state for info in model.inputs)
         for _ in range(arguments.repeat):
