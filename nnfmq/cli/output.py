@@ -73,7 +73,7 @@ def console(no_color: bool, at_least: int = 0) -> Console:
 
 @contextmanager
 def compiling(no_color: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Lend what `Device.prepare` tells its progress: a bar on stderr, from a while on; None where that is no terminal."""
+    """Lend what `Device.prepare` tells its progress: a bar on stderr, after a while; None where it is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -36,8 +36,18 @@ if TYPE_CHECKING:
     from nnfmq.engines.compiled.kernels.kernel import Kernel
     from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Preparation", "compile_in_processes", "current_preparation", "preparing", "start", "unheard", "warm"]
+__all__ = [
+    "PROCESSES_MAX",
+    "Preparation",
+    "compile_in_processes",
+    "current_preparation",
+    "preparing",
+    "start",
+    "unheard",
+    "warm",
+]
 
+PROCESSES_MAX = 16  # of a preparation: no model has kernels for more
 _SMALL = 4  # in units of `compiler.cost`: what is compiled here
 _PARTS_EACH = 4  # so that the last one of a process is short, and there is progress to tell
 _STATUS_SECONDS = 1.0  # from a process's end to its status, which the server reports
@@ -109,7 +119,7 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
     different = distinct(kernels)
     preparation = current_preparation()
     if cost(different) > _SMALL and _server is not None:
-        count = len(os.sched_getaffinity(0))
+        count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
         parts = parts_of(different, count * _PARTS_EACH)
         with ExitStack() as stack:
             processes = _processes(min(count, len(parts)), stack)

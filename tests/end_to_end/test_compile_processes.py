@@ -25,6 +25,7 @@ from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, MissedDead
 from nnfmq.hal.types import Model
 from nnfmq.serialize import messages
 from nnfmq.serialize.model import encode_model
+from nnfmq.service.compile_jobs import PROCESSES_MAX
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
@@ -50,7 +51,7 @@ def server(worker: Process) -> Iterator[Process]:
 @contextmanager
 def compile_processes(server: Process) -> Iterator[list[Process]]:
     """Wait until there are as many as processors, and lend them."""
-    count = len(os.sched_getaffinity(0))
+    count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
     until(lambda: len(server.children()) == count, "the compile processes are there")
     with ExitStack() as stack:
         yield [stack.enter_context(process) for process in opened(server.children())]
