@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.cli.output import (
     add_connect_argument,
     at_least_one,
+    compiling,
     console,
     microseconds,
     open_client,
@@ -114,8 +115,9 @@ def _burst(
         client = stack.enter_context(open_client(arguments.connect))
         device = client.device(arguments.device)
         one, many = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
-        preference = one if arguments.repeat == 1 else many
-        prepared = stack.enter_context(device.prepare(model, preference=preference, timeout=arguments.timeout))
+        how = {"preference": one if arguments.repeat == 1 else many, "timeout": arguments.timeout}
+        with compiling(arguments.no_color) as progress:
+            prepared = stack.enter_context(device.prepare(model, progress=progress, **how))
         burst = stack.enter_context(prepared.burst())
         executions, states = [], sum(info.is_state for info in model.inputs)
         for _ in range(arguments.repeat):

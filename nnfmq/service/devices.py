@@ -24,7 +24,7 @@ from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
 from nnfmq.serialize import control, messages
-from nnfmq.service import interpreter_cache, program_cache
+from nnfmq.service import compile_jobs, interpreter_cache, program_cache
 from nnfmq.service.compilation_cache import CacheContents, Identity
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
@@ -37,7 +37,6 @@ __all__ = [
     "InterpreterDevice",
     "PlugInDevice",
     "load_devices",
-    "load_engine",
     "make_devices",
 ]
 
@@ -118,9 +117,10 @@ class CompiledDevice(InterpreterDevice):
 
     def compile(self, model: Model) -> Bindable:
         """Generate machine code, which takes long, and keep it in the driver's cache."""
+        compile_jobs.warm()
         from nnfmq.engines.compiled.program import prepare  # what it imports need not be installed
 
-        program = prepare(model)
+        program = prepare(model, compile=compile_jobs.compile_in_processes)
         entry = program_cache.entry_for(self.identity, model)
         if entry is not None:
             entry.store(program.packed)
@@ -145,12 +145,6 @@ class CompiledDevice(InterpreterDevice):
         from nnfmq.engines.compiled.program import prepare
 
         return interpreter_cache.restore(contents, prepare)
-
-
-def load_engine() -> None:
-    """Import the compiling engine, where it is installed: that takes longer than most of its models from a cache."""
-    if _llvmlite():
-        import nnfmq.engines.compiled.program  # noqa: F401
 
 
 @cache

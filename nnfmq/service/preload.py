@@ -10,11 +10,11 @@ this process inherits.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import nnfmq.service.session
-import nnfmq.service.worker  # noqa: F401
+import nnfmq.service.worker
 from nnfmq.service.compilation_cache import build_identity
-from nnfmq.service.devices import load_engine
 from nnfmq.service.extensions import load_extensions
 
 
@@ -27,6 +27,10 @@ def _assert_one_thread() -> None:
 
 
 load_extensions()
-load_engine()
+with suppress(ImportError, OSError):  # what compiles need not be installed, or not for this machine
+    import nnfmq.engines.compiled.program  # noqa: F401
+    from nnfmq.engines.compiled.compiler import warm_up
+
+    warm_up()
 build_identity()
 os.register_at_fork(before=_assert_one_thread)

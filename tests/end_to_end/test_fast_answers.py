@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from support.drivers import LIMIT_S, Daemon, InThread, Process, one, running_daemon, short_folder, until
 from support.models import null_model
+from support.plugins import path_with
 
 import nnfmq
 from nnfmq.hal.types import ExecutionPreference
@@ -82,7 +83,7 @@ def patched(folder: Path, site: Path, patch: str, environment: Mapping[str, str]
     """Run a daemon whose processes execute `patch` first."""
     site.mkdir()
     (site / "sitecustomize.py").write_text(patch)
-    with running_daemon(folder / "d.sock", environment={"PYTHONPATH": str(site), **environment}) as daemon:
+    with running_daemon(folder / "d.sock", environment={**path_with(site), **environment}) as daemon:
         yield daemon
 
 

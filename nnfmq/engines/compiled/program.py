@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
+from nnfmq.engines.compiled.compiler import Compile, compile_here
 from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Constant, Lowered
 from nnfmq.engines.compiled.lowering.moving import turned
-from nnfmq.engines.compiled.objects import compile_kernels, host_target
+from nnfmq.engines.compiled.objects import host_target
 from nnfmq.engines.compiled.saved import Parts, RestoredPreparation, linked
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import the_team
 from nnfmq.engines.execution import Step
 from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
-from nnfmq.hal.types import LifeTime, Model
+from nnfmq.hal.types import LifeTime, Model, Subgraph
 from nnfmq.operations.packing import unpacked
 from nnfmq.operations.planning import TO_NCHW, TO_NHWC, Fitted, permuted, sorted_arguments, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
@@ -36,13 +37,16 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 __all__ = ["prepare"]
 
 
-def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
+def prepare(
+    model: Model, packed: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_here
+) -> Program:
     """Return a Program that executes `model`'s main subgraph, as `interpreter.prepare`.
 
-    `packed` has the machine code, too: nothing is generated then. It is of this build, and of this target.
+    `packed` has the machine code, too: nothing is generated then. It is of this build, and of this target. Otherwise
+    `compile` makes it, and what that raises ends the preparation.
     """
     if packed is None:
-        return prepare_by(CompiledPreparation, model)
+        return prepare_by(partial(CompiledPreparation, compile=compile), model)
     restoring = partial(RestoredPreparation, arrays=packed[0], target=host_target(), team=the_team())
     return prepare_by(restoring, model, packed[1:])
 
@@ -98,6 +102,10 @@ class CompiledPreparation(Preparation):
     """The way from a subgraph to its Program."""
 
     target: Target
+
+    def __init__(self, model: Model, subgraph: Subgraph, programs: dict[int, Program], compile: Compile) -> None:
+        super().__init__(model, subgraph, programs)
+        self._compile = compile
 
     def program(self) -> Program:
         """Bind all operations."""
@@ -239,7 +247,7 @@ class CompiledPreparation(Preparation):
     def _linked(self, plans: Sequence[tuple[int, int, SegmentPlan]]) -> list[Segment]:
         if not plans:
             return []
-        code = compile_kernels(self._kernels, self.target)
-        self._parts = Parts(plans, self._constants.array(), (np.frombuffer(code, np.uint8),))
+        codes = self._compile(self._kernels, self.target)
+        self._parts = Parts(plans, self._constants.array(), [np.frombuffer(code, np.uint8) for code in codes])
         self.extra_slots = len(plans)
         return linked(self._parts, self.target, the_team(), len(self.subgraph.operands))

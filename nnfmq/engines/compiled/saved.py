@@ -101,8 +101,7 @@ def linked(parts: Parts, target: Target, team: Team, first_slot: int) -> list[Se
     """Return the segments, over code that is linked into this process as long as one of them lives."""
     if not parts.groups:
         return []
-    (code,) = parts.code
-    linker = Linker(code.tobytes(), target)
+    linker = Linker([code.tobytes() for code in parts.code], target)
     plans = [plan for _, _, plan in parts.groups]
     return [Segment(plan, parts.constants, linker, team, first_slot + n) for n, plan in enumerate(plans)]
 

@@ -239,7 +239,7 @@ class Team:
 
     def __init__(self, helpers: int) -> None:
         target = host_target()
-        self._linker = Linker(object_of_assembly(_assembly(os.uname().machine), target), target)
+        self._linker = Linker([object_of_assembly(_assembly(os.uname().machine), target)], target)
         self._run = _RUN(self._linker.address("run"))
         self._serve = _SERVE(self._linker.address("serve"))
         self._wake = _WAKE(self._linker.address("wake"))
