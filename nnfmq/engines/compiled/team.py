@@ -321,7 +321,7 @@ class Team:
 
     def __init__(self, helpers: int) -> None:
         target = host_target()
-        self._linker = Linker(object_of_assembly(_assembly(os.uname().machine), target), target)
+        self._linker = Linker([object_of_assembly(_assembly(os.uname().machine), target)], target)
         self._run = _RUN(self._linker.address("run"))
         self._serve = _SERVE(self._linker.address("serve"))
         self._leave = _LEAVE(self._linker.address("leave"))
