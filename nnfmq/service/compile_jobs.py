@@ -1,7 +1,7 @@
 """A preparation's machine code, made by compile processes: how many there are, what each gets, and what ends them.
 
-The kernels are cut into parts, a few for each process; a process gets the next part when it has answered. What takes no
-longer than it takes to start a process is compiled in this one, and so is everything where there is no server. A
+The kernels are cut into parts, a few for each process; a process gets the next part when it has answered. What takes
+not much longer than to start a process is compiled in this one, and so is everything where there is no server. A
 preparation that fails, is late, or whose worker dies lets go of its processes' connections, with which they end.
 """
 
@@ -122,17 +122,17 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
         count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
         parts = parts_of(different, count * _PARTS_EACH)
         with ExitStack() as stack:
-            processes = _processes(min(count, len(parts)), stack)
+            processes = _processes(min(count, len(parts)), stack, preparation.deadline_ns)
             if processes:
                 return _Job(parts, target, processes, preparation).run()
     return compiled_here(parts_of(different, _PARTS_EACH), target, preparation.report)
 
 
-def _processes(count: int, stack: ExitStack) -> list[_Process]:
-    """Start compile processes, which `stack` ends; none where the server is gone."""
+def _processes(count: int, stack: ExitStack, deadline_ns: int | None) -> list[_Process]:
+    """Start compile processes, which `stack` ends; none where the server is gone. Raises MissedDeadlineTransient."""
     assert _server is not None
     try:
-        return [stack.enter_context(_Process.start(_server)) for _ in range(count)]
+        return [stack.enter_context(_Process.start(_server, deadline_ns)) for _ in range(count)]
     except DeadObject:
         _log.warning("the compile server is gone: compiling in the worker from now on")
         return []
@@ -148,8 +148,11 @@ class _Process:
         self._status = status
 
     @classmethod
-    def start(cls, server: Channel) -> Self:
-        """Let the server fork one. Raises DeadObject where the server is gone, OSError without descriptors."""
+    def start(cls, server: Channel, deadline_ns: int | None) -> Self:
+        """Let the server fork one. Raises DeadObject where the server is gone, OSError without descriptors.
+
+        And MissedDeadlineTransient where it does not even take the order in time.
+        """
         with ExitStack() as undo:
             ours, theirs = Channel.pair()
             undo.callback(ours.close)
@@ -157,7 +160,7 @@ class _Process:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
                 undo.callback(os.close, reading)
                 try:
-                    server.send(FORK, (theirs.fileno(), writing))
+                    server.send(FORK, (theirs.fileno(), writing), deadline_ns)
                 finally:
                     os.close(writing)
             undo.pop_all()
