@@ -43,7 +43,7 @@ from nnfmq.cli.output import open_client
 from nnfmq.hal.errors import NnfmqError
 
 POLLING_US = 100_000.0
-SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 32, 64, 128, 256)
+SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
 AT_SIZE, AT_CHANNELS = 16, 32
 GROWTH_COUNT, COMPILING_COUNT = 300, 3000
 THREADS = 2  # of the parties that are compared
@@ -70,6 +70,10 @@ class Plan:
         """Return a turn of so many steps, fewer in a trial."""
         fewer = max(10, count // self.divisor)
         return Turn(fewer, min(50, max(3, fewer // 10)))
+
+    def some(self, values: Sequence[int]) -> Sequence[int]:
+        """Return the values of a series, in a trial the first two."""
+        return values if self.divisor == 1 else values[:2]
 
 
 # ---- where parties run
@@ -245,8 +249,8 @@ def _compiling_main(connection: Connection, job: Job) -> None:
 def growth(plan: Plan) -> dict[str, Any]:
     """Return latency against image size and channels, of models of one operation, and against threads."""
     return {
-        "size": [_series(plan, kind, dtype, "size", SIZES) for kind in KINDS for dtype in TYPES],
-        "channels": [_series(plan, kind, dtype, "channels", CHANNELS) for kind in KINDS for dtype in TYPES],
+        "size": [_series(plan, kind, dtype, "size", plan.some(SIZES)) for kind in KINDS for dtype in TYPES],
+        "channels": [_series(plan, kind, dtype, "channels", plan.some(CHANNELS)) for kind in KINDS for dtype in TYPES],
         "at": {"size": AT_SIZE, "channels": AT_CHANNELS},
         "threads": [_threads(plan, model) for model in plan.models if model.file == SCALING],
     }
@@ -334,7 +338,8 @@ def turns_of(name: str, plan: Plan) -> int:
     """Return how often a section advances the progress bar."""
     threads = len({1, most_threads()})
     pairs = {"cost": len(plan.models) * min(THREADS, len(placement.ALLOWED) - 1)}
-    pairs["growth"] = len(KINDS) * len(TYPES) * (len(SIZES) + len(CHANNELS)) + len(placement.ALLOWED)
+    pairs["growth"] = len(KINDS) * len(TYPES) * sum(len(plan.some(values)) for values in (SIZES, CHANNELS))
+    pairs["growth"] += len(placement.ALLOWED) * any(model.file == SCALING for model in plan.models)
     if name in pairs:
         return 2 * pairs[name] * plan.rounds
     return {
