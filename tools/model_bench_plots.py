@@ -53,9 +53,8 @@ def _axes(columns: int = 1, height: float = HEIGHT) -> tuple[Any, list[Any]]:
 
 
 def _short(name: str) -> str:
-    return (
-        name.removeprefix("mobilenet_").replace("_int8_per_channel", "\nint8 per channel").replace("_quant", "\nuint8")
-    )
+    short = name.removeprefix("mobilenet_").replace("_quant", "\nuint8")
+    return short.replace("_int8_per_channel", "") + "\nint8 per channel" if "per_channel" in short else short
 
 
 def _models(report: Mapping[str, Any]) -> Any:
@@ -71,7 +70,11 @@ def _models(report: Mapping[str, Any]) -> Any:
         places = [place - 0.4 + (number + 0.5) * width for place in range(len(rows))]
         heights = [_relative(row, name) for row in rows]
         bars = axes.bar(places, heights, width * 0.94, color=COLORS[kind], label=name)
-        axes.bar_label(bars, fmt=lambda value: f"{value:.2f}" if value else "", fontsize=7)
+        labels = axes.bar_label(
+            bars, fmt=lambda value: f"{value:.2f}" if value else "", fontsize=7, padding=1, zorder=4
+        )
+        for label in labels:  # readable where the goal's line crosses it
+            label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.3})
     for place, row in enumerate(rows):
         axes.hlines(row["goals"][0]["limit"], place - 0.4, place + 0.4, label="goal" if not place else None, **_GOAL)
     axes.set_xticks(range(len(rows)), [_short(row["model"]) for row in rows])
@@ -155,13 +158,12 @@ def _roofline(report: Mapping[str, Any]) -> Any:
     for name, style in (("cache", "-."), ("memory", ":")):
         slope = peaks[f"{name}_bytes_per_s"] / 1e9
         axes.plot([low, high], [low * slope, high * slope], style, color="#777777", label=f"from {name}")
-    for row in found["models"]:
+    for number, row in enumerate(found["models"], 1):
         color = _KINDS[1] if row["is_quantized"] else _KINDS[0]
         place = row["intensity"], row["operations_per_s"] / 1e9
-        axes.plot(*place, "o", color=color)
-        axes.annotate(
-            _short(row["model"]).replace("\n", " "), place, xytext=(5, -10), textcoords="offset points", fontsize=7
-        )
+        label = f"{number}  {_short(row['model'])}".replace("\n", " ")
+        axes.plot(*place, "o", color=color, markersize=12, label=label)
+        axes.annotate(str(number), place, ha="center", va="center", color="white", fontsize=8, fontweight="bold")
     rates = [row["operations_per_s"] / 1e9 for row in found["models"]]
     tops = [2 * peak / 1e9 for _, peak, _ in roofs if peak is not None]
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(rates) / 3, max(tops) * 2))
