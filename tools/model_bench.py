@@ -32,7 +32,7 @@ from model_bench_sections import (
     polling_windows,
     turns_of,
 )
-from model_bench_table import MODELS, Benchmark, goals_of
+from model_bench_table import MODELS, Benchmark, counted, goals_of
 from model_bench_turns import progress
 from queue_bench_table import shown
 
@@ -142,7 +142,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "packages": {name: _version(name) for name in PACKAGES},
         "core": core.core_name,
         "cpus_allowed": sorted(placement.ALLOWED),
-        "cpus_used": {f"{n} threads": {"computing": cores(n), "client": client_cores(n)} for n in sorted({1, threads})},
+        "cpus_used": {counted(n): {"computing": cores(n), "client": client_cores(n)} for n in sorted({1, threads})},
         "client_shares_cores": len(placement.ALLOWED) <= threads,
         "polling_window": polling_windows(),
         "load_before": [round(value, 2) for value in load],

@@ -110,6 +110,7 @@ def _serve(connection: Connection, job: Job, party: Party) -> None:
     connection.send(Ready((os.getpid(), *party.pids), party.details, outputs))
     step = None
     while True:
+        signal.alarm(0)  # others may take long; when the benchmark ends, so does the connection
         try:
             turn = connection.recv()
         except EOFError:

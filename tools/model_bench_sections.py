@@ -226,7 +226,7 @@ def _compiling_main(connection: Connection, job: Job) -> None:
             device, model = client.device("compiled"), loaded(job.source)
             device.prepare(model).close()
             connection.send(_Compiler((client.driver_pid,)))
-            while connection.recv():
+            while _asked(connection):
                 signal.alarm(job.limit_s)
                 connection.send(None)
                 count = 0
@@ -241,6 +241,11 @@ def _compiling_main(connection: Connection, job: Job) -> None:
         connection.send(Failed(f"{type(error).__name__}: {error}"))
     finally:
         connection.close()
+
+
+def _asked(connection: Connection) -> bool:
+    signal.alarm(0)  # the other party's turn may take long
+    return bool(connection.recv())
 
 
 # ---- growth

@@ -19,9 +19,14 @@ PEERS = ("LiteRT", "ONNX Runtime")
 COST_US, COMPILING_RATIO = 5.0, 1.5
 
 
+def counted(threads: int) -> str:
+    """Return a number of threads in words."""
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
 def named(kind: str, threads: int) -> str:
     """Return a party's name."""
-    return f"{kind}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{kind}, {counted(threads)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +128,4 @@ def goals_of(report: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    return (
-        f"{row['model']}, {row['threads']} thread{'s' if row['threads'] > 1 else ''}"
-        if "threads" in row
-        else row["model"]
-    )
+    return named(row["model"], row["threads"]) if "threads" in row else str(row["model"])
