@@ -162,7 +162,7 @@ def _version(name: str) -> str | None:
 
 
 def _print(report: dict[str, Any], no_color: bool) -> None:
-    screen = console(no_color, at_least=110)
+    screen = console(no_color, at_least=120)
     for name in SECTIONS:
         if name in report:
             screen.print(f"{name}", style="bold")

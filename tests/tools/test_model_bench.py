@@ -499,3 +499,17 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path: Path, capsys:
 
 def test_the_parties_of_the_table_can_be_run() -> None:
     assert {IN_PROCESS, *PEERS} < set(PARTIES)
+
+
+def test_the_tables_name_ratios_first_and_every_party(
+    report: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_bench._print(report, True)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    ratio = next(number for number, line in enumerate(lines) if "burst / best peer" in line)
+    party = next(number for number, line in enumerate(lines) if line.startswith("nnfmq burst, 2 threads"))
+    assert ratio < party
+    assert lines[ratio + 2].split()[:6] == ["net", "0.50", "×", "0.50", "×", "met"]
+    assert lines[party].split()[4:8] == ["40", "80", "120", "2"]
+    assert "goals missed: net: something" in lines
+    assert "not compared: nothing" in lines
