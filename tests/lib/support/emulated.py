@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from nnfmq.engines.compiled import program, saved
+from nnfmq.engines.compiled import compiler, program, saved
 from nnfmq.engines.compiled.segment import Segment, SegmentPlan
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import Team
@@ -130,6 +130,7 @@ def elsewhere(machine: Machine) -> Iterator[None]:
     """Generate code for `machine`, and run it there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "host_target", lambda: machine.target)
+        patch.setattr(compiler, "_PARTS_HERE", 1)  # an emulator loads one object file
         patch.setattr(saved, "Linker", lambda codes, target: _Linker(machine, *codes))
         patch.setattr(saved, "Segment", _Segment)
         yield

@@ -1,0 +1,129 @@
+"""How much work a model is, and models of one operation made to any size. Used by model_bench.py.
+
+Work is counted, not measured: multiply-adds of convolutions, products and cells (everything else is little beside
+them), and bytes, of every operation's inputs, constants and outputs, as if none stayed in a cache between two
+operations. Their quotient is what a roofline calls arithmetic intensity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from model_bench_parties import Described
+
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import (
+    LifeTime,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    PaddingScheme,
+    Subgraph,
+    operand_bytes,
+)
+from nnfmq.importers.graph_builder import GraphBuilder
+
+OPERATIONS_PER_MULTIPLY_ADD = 2
+_CONSTANT_BYTES = 1 << 26
+_SCALE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What executing a model once takes; `is_quantized`: its products are of codes."""
+
+    multiply_adds: int
+    bytes: int
+    is_quantized: bool
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return OPERATIONS_PER_MULTIPLY_ADD * self.multiply_adds
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.operations / self.bytes
+
+
+def work_of(model: Model) -> Work:
+    """Return the work of a model. What has no shape of its own before the execution is not counted among the bytes."""
+    main = model.main
+    multiply_adds = sum(_COUNTS[o.type](main, o) for o in main.operations if o.type in _COUNTS)
+    indexes = (index for o in main.operations for index in (*o.inputs, *o.outputs))
+    moved = sum(operand_bytes(main.operands[index]) for index in indexes)
+    quantized = main.operands[main.input_indexes[0]].type != OperandType.TENSOR_FLOAT32
+    return Work(multiply_adds, moved, quantized)
+
+
+def _pixels(graph: Subgraph, operation: Operation) -> int:
+    return math.prod(graph.operands[operation.outputs[0]].dimensions[:3])
+
+
+def _of_weights(graph: Subgraph, operation: Operation) -> int:
+    return math.prod(graph.operands[operation.inputs[1]].dimensions)
+
+
+def _of_matrices(graph: Subgraph, operation: Operation) -> int:
+    given = (graph.operands[index] for index in operation.inputs)
+    matrices = (o for o in given if o.lifetime == LifeTime.CONSTANT_COPY and len(o.dimensions) == 2)
+    return sum(math.prod(matrix.dimensions) for matrix in matrices)
+
+
+def _of_rows(graph: Subgraph, operation: Operation) -> int:
+    rows = math.prod(graph.operands[operation.outputs[0]].dimensions[:1])  # one, where that is not known
+    return rows * _of_weights(graph, operation)
+
+
+_COUNTS: Mapping[OperationType, Callable[[Subgraph, Operation], int]] = {
+    OperationType.CONV_2D: lambda g, o: _pixels(g, o) * _of_weights(g, o),
+    OperationType.DEPTHWISE_CONV_2D: lambda g, o: _pixels(g, o) * _of_weights(g, o),
+    OperationType.FULLY_CONNECTED: _of_rows,
+    OperationType.LSTM: _of_matrices,
+    OperationType.RNN: _of_matrices,
+}
+
+# ---- models made to size
+
+KINDS = {"convolution 3×3": OperationType.CONV_2D, "depthwise 3×3": OperationType.DEPTHWISE_CONV_2D}
+TYPES = {"float32": OperandType.TENSOR_FLOAT32, "uint8": OperandType.TENSOR_QUANT8_ASYMM}
+
+
+def generated(kind: str, dtype: str, size: int, channels: int) -> Described:
+    """Return a model of one operation: `size` x `size` pixels of `channels` channels, to as many."""
+    builder, tensor = GraphBuilder(_CONSTANT_BYTES), TYPES[dtype]
+    shape, code = (1, size, size, channels), KINDS[kind]
+    depth = 1 if code == OperationType.DEPTHWISE_CONV_2D else channels
+    source = builder.operand(_value(tensor, shape, LifeTime.SUBGRAPH_INPUT))
+    filters = _weights(builder, tensor, (depth, 3, 3, channels))
+    bias = builder.zeros(
+        OperandType.TENSOR_FLOAT32 if dtype == "float32" else OperandType.TENSOR_INT32,
+        0.0 if dtype == "float32" else _SCALE * _SCALE,
+        channels,
+    )
+    controls = [PaddingScheme.SAME, 1, 1, *([1] if depth == 1 else []), 0]
+    output = builder.operand(_value(tensor, shape, LifeTime.SUBGRAPH_OUTPUT))
+    builder.operation(code, [source, filters, bias, *map(builder.int32, controls)], output)
+    model = builder.build([source], [output])
+    infos = [TensorInfo(name, shape, dtype, _SCALE, 0) for name in ("input", "output")]
+    return Described(model, (infos[0],), (infos[1],))
+
+
+def _value(tensor: OperandType, shape: tuple[int, ...], lifetime: LifeTime) -> Operand:
+    scale = 0.0 if tensor == OperandType.TENSOR_FLOAT32 else _SCALE
+    return Operand(tensor, shape, scale, 0, lifetime)
+
+
+def _weights(builder: GraphBuilder, tensor: OperandType, shape: tuple[int, ...]) -> int:
+    random = np.random.default_rng(5)
+    is_float = tensor == OperandType.TENSOR_FLOAT32
+    array = random.normal(size=shape).astype(np.float32) if is_float else random.integers(0, 256, shape, np.uint8)
+    location = builder.constant(array.tobytes())
+    scale, zero_point = (0.0, 0) if is_float else (_SCALE, 128)
+    return builder.operand(Operand(tensor, shape, scale, zero_point, LifeTime.CONSTANT_COPY, location))
