@@ -150,11 +150,11 @@ def _roofline(report: Mapping[str, Any]) -> Any:
     intensities = [row["intensity"] for row in found["models"]]
     low, high = min(intensities) / 2, max(intensities) * 3
     peaks = found["peaks"]
-    roofs = (("float32", peaks["float32_multiply_adds_per_s"], _KINDS[0]),
-             ("16-bit pairs", peaks["pair_multiply_adds_per_s"], _KINDS[1]))  # fmt: skip
+    roofs = (("float32", peaks["float32_operations_per_s"], _KINDS[0]),
+             ("codes", peaks["code_operations_per_s"], _KINDS[1]))  # fmt: skip
     for name, peak, color in roofs:
         if peak is not None:
-            axes.axhline(2 * peak / 1e9, color=color, linewidth=1.2, label=f"{name}, from registers")
+            axes.axhline(peak / 1e9, color=color, linewidth=1.2, label=f"{name}, from registers")
     for name, style in (("cache", "-."), ("memory", ":")):
         slope = peaks[f"{name}_bytes_per_s"] / 1e9
         axes.plot([low, high], [low * slope, high * slope], style, color="#777777", label=f"from {name}")
@@ -165,7 +165,7 @@ def _roofline(report: Mapping[str, Any]) -> Any:
         axes.plot(*place, "o", color=color, markersize=12, label=label)
         axes.annotate(str(number), place, ha="center", va="center", color="white", fontsize=8, fontweight="bold")
     rates = [row["operations_per_s"] / 1e9 for row in found["models"]]
-    tops = [2 * peak / 1e9 for _, peak, _ in roofs if peak is not None]
+    tops = [peak / 1e9 for _, peak, _ in roofs if peak is not None]
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(rates) / 3, max(tops) * 2))
     axes.set_xlabel("operations for each byte")
     axes.set_ylabel("G operations / s, one thread")

@@ -90,10 +90,10 @@ def compiling_row(name: str, compiled: str, alone: Figures, beside: Figures) -> 
 
 def roofline_row(name: str, work: Any, p50_us: float, peaks: Mapping[str, float | None]) -> dict[str, Any]:
     """Return operations a second and for each byte, and the share of what the machine allows at that intensity."""
-    peak = peaks["pair_multiply_adds_per_s" if work.is_quantized else "float32_multiply_adds_per_s"]
+    peak = peaks["code_operations_per_s" if work.is_quantized else "float32_operations_per_s"]
     rate = work.operations / p50_us * 1e6
     cache = peaks["cache_bytes_per_s"]
-    roof = None if peak is None or cache is None else min(2 * peak, work.intensity * cache)
+    roof = None if peak is None or cache is None else min(peak, work.intensity * cache)
     return {
         "model": name,
         "is_quantized": work.is_quantized,

@@ -1,14 +1,12 @@
 """How much work a model is, and models of one operation made to any size. Used by model_bench.py.
 
-Work is counted, not measured: multiply-adds of convolutions, products and cells (everything else is little beside
-them), and bytes, of every operation's inputs, constants and outputs, as if none stayed in a cache between two
-operations. Their quotient is what a roofline calls arithmetic intensity.
+Work is counted, not measured: multiply-adds as `nnfmq profile` counts them, and bytes, of every operation's inputs,
+constants and outputs, as if none stayed in a cache between two operations. Their quotient is what a roofline calls
+arithmetic intensity.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +25,9 @@ from nnfmq.hal.types import (
     operand_bytes,
 )
 from nnfmq.importers.graph_builder import GraphBuilder
+from nnfmq.operations import REGISTRY
+from nnfmq.operations.signature import match
+from nnfmq.operations.work import work_of as operation_work
 
 OPERATIONS_PER_MULTIPLY_ADD = 2
 _CONSTANT_BYTES = 1 << 26
@@ -55,39 +56,21 @@ class Work:
 def work_of(model: Model) -> Work:
     """Return the work of a model. What has no shape of its own before the execution is not counted among the bytes."""
     main = model.main
-    multiply_adds = sum(_COUNTS[o.type](main, o) for o in main.operations if o.type in _COUNTS)
+    multiply_adds = sum(_multiply_adds(main, operation) for operation in main.operations)
     indexes = (index for o in main.operations for index in (*o.inputs, *o.outputs))
     moved = sum(operand_bytes(main.operands[index]) for index in indexes)
     quantized = main.operands[main.input_indexes[0]].type != OperandType.TENSOR_FLOAT32
     return Work(multiply_adds, moved, quantized)
 
 
-def _pixels(graph: Subgraph, operation: Operation) -> int:
-    return math.prod(graph.operands[operation.outputs[0]].dimensions[:3])
+def _multiply_adds(graph: Subgraph, operation: Operation) -> int:
+    inputs, outputs = (
+        [graph.operands[index] for index in indexes] for indexes in (operation.inputs, operation.outputs)
+    )
+    found = match(REGISTRY[operation.type], inputs, outputs)
+    shapes = [None if operand.lifetime == LifeTime.NO_VALUE else operand.dimensions for operand in inputs]
+    return operation_work(found, shapes, [operand.dimensions for operand in outputs]).multiply_adds or 0
 
-
-def _of_weights(graph: Subgraph, operation: Operation) -> int:
-    return math.prod(graph.operands[operation.inputs[1]].dimensions)
-
-
-def _of_matrices(graph: Subgraph, operation: Operation) -> int:
-    given = (graph.operands[index] for index in operation.inputs)
-    matrices = (o for o in given if o.lifetime == LifeTime.CONSTANT_COPY and len(o.dimensions) == 2)
-    return sum(math.prod(matrix.dimensions) for matrix in matrices)
-
-
-def _of_rows(graph: Subgraph, operation: Operation) -> int:
-    rows = math.prod(graph.operands[operation.outputs[0]].dimensions[:1])  # one, where that is not known
-    return rows * _of_weights(graph, operation)
-
-
-_COUNTS: Mapping[OperationType, Callable[[Subgraph, Operation], int]] = {
-    OperationType.CONV_2D: lambda g, o: _pixels(g, o) * _of_weights(g, o),
-    OperationType.DEPTHWISE_CONV_2D: lambda g, o: _pixels(g, o) * _of_weights(g, o),
-    OperationType.FULLY_CONNECTED: _of_rows,
-    OperationType.LSTM: _of_matrices,
-    OperationType.RNN: _of_matrices,
-}
 
 # ---- models made to size
 

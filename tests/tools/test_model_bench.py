@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
@@ -249,16 +248,14 @@ def test_outputs_are_apart_by_codes_or_relative_to_the_largest_float() -> None:
 
 
 def test_the_roof_is_the_lower_of_cache_and_registers() -> None:
-    peaks = {"float32_multiply_adds_per_s": 40e9, "pair_multiply_adds_per_s": 90e9, "memory_bytes_per_s": 10e9,
+    peaks = {"float32_operations_per_s": 80e9, "code_operations_per_s": 180e9, "memory_bytes_per_s": 10e9,
              "cache_bytes_per_s": 50e9}  # fmt: skip
     low = roofline_row("low", Work(500, 2000, False), 1, peaks)  # half an operation a byte: 25 G/s
     assert low["operations_per_s"] == 1e9
     assert low["share_of_roof"] == pytest.approx(1 / 25)
     high = roofline_row("high", Work(9000, 1000, True), 1, peaks)  # 18 operations a byte: 180 G/s
     assert high["share_of_roof"] == pytest.approx(18 / 180)
-    assert (
-        roofline_row("none", Work(1, 1, True), 1, peaks | {"pair_multiply_adds_per_s": None})["share_of_roof"] is None
-    )
+    assert roofline_row("none", Work(1, 1, True), 1, peaks | {"code_operations_per_s": None})["share_of_roof"] is None
 
 
 def test_goals_are_listed_with_what_they_are_of() -> None:
@@ -283,9 +280,7 @@ def made_up_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         return Gathered({name: [[len(name)]] * rounds for name in jobs}, {name: {} for name in jobs}, outputs)
 
     digits = nnfmq.load(nnfmq.example_path("digits.tflite"))
-    rates = {
-        f"{name}_per_s": 1e9 for name in ("float32_multiply_adds", "pair_multiply_adds", "memory_bytes", "cache_bytes")
-    }
+    rates = {f"{name}_per_s": 1e9 for name in ("float32_operations", "code_operations", "memory_bytes", "cache_bytes")}
     monkeypatch.setattr(sections, "take_turns", take)
     monkeypatch.setattr(sections, "loaded", lambda _: digits)
     monkeypatch.setattr(sections, "_peaks", lambda _: rates)
@@ -367,42 +362,6 @@ def test_models_made_to_size_are_computed_by_kernels(kind: str, dtype: str, team
     assert work_of(made.model).multiply_adds == 6 * 6 * 9 * 12 * depth
 
 
-# ---- peaks
-
-
-def _run(kernel: Any, *arrays: Any) -> None:
-    from nnfmq.engines.compiled.kernels.kernel import name_of
-    from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
-
-    linker = Linker(compile_kernels([kernel], host_target()), host_target())
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-    table = (ctypes.c_int64 * len(arrays))(*(array.ctypes.data for array in arrays))
-    function(linker.address(name_of(kernel)))(ctypes.addressof(table), 0, kernel.units, None)
-
-
-@needs_llvmlite
-def test_the_reading_loop_reads_every_byte() -> None:
-    from machine_peaks import Reading
-
-    array = np.random.default_rng(1).integers(0, 1000, 7 * 64).astype(np.int32)
-    sums = np.zeros(1024, np.int32)
-    _run(Reading(array.nbytes // 256), array, sums)
-    assert sums.sum() == array.sum()
-
-
-@needs_llvmlite
-def test_the_multiplying_loop_makes_the_multiply_adds_that_it_counts() -> None:
-    from machine_peaks import Multiplying
-
-    from nnfmq.engines.compiled.objects import host_target
-
-    kernel = Multiplying("float32", units=100)
-    words = np.zeros(1024, np.float32)
-    words[:16] = 0.5
-    _run(kernel, words)
-    assert words.sum() == 0.25 * 100 * kernel.multiply_adds(host_target())
-
-
 # ---- the page
 
 
@@ -414,7 +373,7 @@ def _party(p50: float) -> dict[str, Any]:
 def report() -> dict[str, Any]:
     row = model_row(MODEL, FIGURES, 2) | {"count": 7, "rounds": 3, "is_quantized": True, "missing": {}}
     row["parties"] = {name: _party(figures["p50"]) for name, figures in FIGURES.items()}
-    peaks = {"float32_multiply_adds_per_s": 40e9, "pair_multiply_adds_per_s": None, "memory_bytes_per_s": 10e9,
+    peaks = {"float32_operations_per_s": 80e9, "code_operations_per_s": None, "memory_bytes_per_s": 10e9,
              "cache_bytes_per_s": 50e9}  # fmt: skip
     points = [{"size": n, "channels": n, "threads": n, "burst_us": 3.0 * n, "in_process_us": 2.0 * n} for n in (8, 16)]
     series = {"operation": "op", "type": "uint8", "points": points, "exponents": {"burst_us": 1.5, "in_process_us": 1}}

@@ -121,7 +121,8 @@ def test_a_team_s_code_is_generated_for_every_processor(machine: str) -> None:
 def test_a_team_without_helpers_makes_every_step(emulated: Machine) -> None:
     memory, data = Memory(), np.arange(16, dtype=np.uint8)
     source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
-    table, nobody = memory.add(np.array([source.address, target.address], np.int64)), memory.add(np.zeros(16, np.int64))
+    table = memory.add(np.array([source.address, target.address], np.int64))
+    nobody = memory.add(np.zeros(48, np.int64), writable=True)
     text = team._assembly(emulated.target.triple.split("-")[0]) + _COPY
     image = emulated.load(objects.object_of_assembly(text, emulated.target))
     copy = image.functions["copy"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from llvmlite import binding as llvm
 
-from nnfmq.engines.compiled import program
+from nnfmq.engines.compiled import compiler, program
 from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.objects import compile_kernels
 from nnfmq.engines.compiled.target import TARGETS, Target, runnable
@@ -61,7 +61,7 @@ def known_symbols_only() -> Iterator[None]:
         return code
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "compile_kernels", checked)
+        patch.setattr(compiler, "compile_kernels", checked)
         yield
 
 
