@@ -7,11 +7,13 @@ arithmetic intensity.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from model_bench_parties import Described
 
+from nnfmq.engines.interpreter import prepare
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import (
     LifeTime,
@@ -26,7 +28,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import match
+from nnfmq.operations.signature import Shape, match
 from nnfmq.operations.work import work_of as operation_work
 
 OPERATIONS_PER_MULTIPLY_ADD = 2
@@ -56,20 +58,22 @@ class Work:
 def work_of(model: Model) -> Work:
     """Return the work of a model. What has no shape of its own before the execution is not counted among the bytes."""
     main = model.main
-    multiply_adds = sum(_multiply_adds(main, operation) for operation in main.operations)
+    shapes = prepare(model).shapes
+    multiply_adds = sum(_multiply_adds(main, operation, shapes) for operation in main.operations)
     indexes = (index for o in main.operations for index in (*o.inputs, *o.outputs))
     moved = sum(operand_bytes(main.operands[index]) for index in indexes)
     quantized = main.operands[main.input_indexes[0]].type != OperandType.TENSOR_FLOAT32
     return Work(multiply_adds, moved, quantized)
 
 
-def _multiply_adds(graph: Subgraph, operation: Operation) -> int:
+def _multiply_adds(graph: Subgraph, operation: Operation, shapes: Sequence[Shape | None]) -> int:
     inputs, outputs = (
         [graph.operands[index] for index in indexes] for indexes in (operation.inputs, operation.outputs)
     )
+    given = [None if graph.operands[i].lifetime == LifeTime.NO_VALUE else shapes[i] for i in operation.inputs]
+    made = [shape for i in operation.outputs if (shape := shapes[i]) is not None]
     found = match(REGISTRY[operation.type], inputs, outputs)
-    shapes = [None if operand.lifetime == LifeTime.NO_VALUE else operand.dimensions for operand in inputs]
-    return operation_work(found, shapes, [operand.dimensions for operand in outputs]).multiply_adds or 0
+    return operation_work(found, given, made).multiply_adds or 0 if made else 0
 
 
 # ---- models made to size
