@@ -170,9 +170,7 @@ def test_a_team_without_threads_to_start_computes_with_those_that_there_are(
     assert len(team._threads) == 1
 
 
-def test_scratch_is_for_all_threads_even_while_fewer_help(
-    kernels: Linker, make_team: Callable[[int], Team]
-) -> None:
+def test_scratch_is_for_all_threads_even_while_fewer_help(kernels: Linker, make_team: Callable[[int], Team]) -> None:
     team = make_team(3)
     team.limit(1)
     assert (team.helpers, team.areas) == (1, 4)
