@@ -45,6 +45,14 @@ def at_least_one(text: str) -> int:
     return value
 
 
+def from_zero(text: str) -> int:
+    """Return the number from 0 up that an argument gives; argparse names the option."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("at least 0")
+    return value
+
+
 def open_client(target: str | None) -> Client:
     """Connect to `target` as --connect gives it; the caller closes the client. Blocks at most connect's own limit."""
     import nnfmq

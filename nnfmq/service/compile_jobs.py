@@ -201,7 +201,8 @@ def _ending(status: str) -> str:
         return "has ended"
     if not status.startswith("-"):
         return f"ended with status {status}"
-    name = signal.Signals(-int(status)).name
+    number = -int(status)
+    name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
     return f"was ended by {name}{' (is there enough memory?)' if name in ('SIGKILL', 'SIGABRT') else ''}"
 
 

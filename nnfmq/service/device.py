@@ -235,14 +235,14 @@ class Device:
         return PreparedModel(model, program, status_byte=self.status_byte)
 
     def _program(self, model: Model, is_in_a_hurry: bool) -> Bindable:
-        stored = self.stored(model)
-        if stored is not None:  # so all of it was supported, by the same code
-            return stored
         supported = self._supported(model)
         if not all(supported):
             number = supported.index(False)
             name = model.main.operations[number].type.name
             raise GeneralFailure(f"device {self.name!r} does not support operation {number} ({name}) as it is here")
+        stored = self.stored(model)  # perhaps under a configuration that left out less, so not before
+        if stored is not None:
+            return stored
         stand_in = self.stand_in(model) if is_in_a_hurry else None
         if stand_in is None:
             return self.compile(model)

@@ -127,14 +127,21 @@ class CompiledDevice(InterpreterDevice):
         return program
 
     def stored(self, model: Model) -> Bindable | None:
-        """Link what the driver's cache has."""
+        """Link what the driver's cache has. What cannot be linked is forgotten: else it would fail for good."""
         entry = program_cache.entry_for(self.identity, model)
         packed = None if entry is None else entry.find()
-        if packed is None:
+        if entry is None or packed is None:
             return None
         from nnfmq.engines.compiled.program import prepare
 
-        return prepare(model, packed)
+        try:
+            return prepare(model, packed)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001  the linker's too: the model is compiled afresh
+            _log.exception("an entry of the cache is removed: it cannot be linked")
+            entry.remove()
+            return None
 
     def stand_in(self, model: Model) -> Bindable | None:
         """Prepare the model for the interpreter."""

@@ -195,9 +195,9 @@ class Session:
 
     def join(self) -> None:
         """Return when no thread of the pool runs any more: for sessions that do not end with their process."""
-        self._improvements.shutdown()
         self._launches.shutdown()
         self._pool.shutdown()
+        self._improvements.shutdown()  # last: what runs on the pool may hand it a model
 
     def _close_bell(self) -> None:
         bell, self._bell = self._bell, -1

@@ -385,7 +385,7 @@ def test_threads_of_the_reference_are_wrong_usage(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    "words", [["--runs", 0], ["--threads", 0], ["--device", "tpu"], ["--sort", "name"], ["--seed", "x"]]
+    "words", [["--runs", 0], ["--threads", 0], ["--device", "tpu"], ["--sort", "name"], ["--seed", "x"], ["--seed", -1]]
 )
 def test_what_is_not_allowed_is_wrong_usage(words: list[object]) -> None:
     assert run(DIGITS, *words) == 2

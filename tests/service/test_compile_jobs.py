@@ -80,9 +80,10 @@ def test_object_code_and_errors_are_what_the_process_answers(pair: tuple[_Proces
     [
         (b"-9", r"was ended by SIGKILL \(is there enough memory\?\)"),
         (b"-11", "was ended by SIGSEGV;"),
+        (b"-35", "was ended by signal 35;"),
         (b"70", "ended with status 70"),
     ],
-    ids=["SIGKILL", "SIGSEGV", "status 70"],
+    ids=["SIGKILL", "SIGSEGV", "signal 35", "status 70"],
 )
 def test_LIFE_8_how_a_process_died_is_in_the_message(
     pair: tuple[_Process, Channel, int], status: bytes, text: str

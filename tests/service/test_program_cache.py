@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from support.caching import chain
 
-from nnfmq.hal.errors import DeviceUnavailable
+from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperationType
 from nnfmq.service import program_cache
 from nnfmq.service.compilation_cache import Identity
+from nnfmq.service.device_configuration import DeviceEntry
+from nnfmq.service.devices import CompiledDevice
 from nnfmq.service.installation_key import KEY_NAME
 from nnfmq.service.interpreter_cache import Groups
 from nnfmq.service.program_cache import Entry, entry_for, entry_sizes
@@ -277,3 +279,31 @@ def test_threads_that_store_the_same_at_once_leave_one_entry(folder: Path) -> No
         list(pool.map(lambda _: entry.store(GROUPS), range(32)))
     assert os.listdir(folder) == [entry.name]
     assert_found(entry)
+
+
+def compiled(**limits: list[str]) -> CompiledDevice:
+    """Return a device of the compiling engine, perhaps limited to some operations."""
+    pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+    return CompiledDevice(DeviceEntry("compiled", "compiled", **limits))
+
+
+def test_SUP_1_what_the_configuration_leaves_out_now_is_not_taken_from_the_cache(folder: Path) -> None:
+    everything = compiled()
+    everything.prepare_model(MODEL)
+    assert everything.stored(MODEL) is not None
+    with pytest.raises(GeneralFailure, match="ADD"):
+        compiled(except_operations=["ADD"]).prepare_model(MODEL)
+
+
+def test_an_entry_that_cannot_be_linked_is_removed_and_the_model_compiled(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = compiled()
+    entry = entry_for(device.identity, MODEL)
+    assert entry is not None
+    entry.store([(SMALL.view(np.uint8), LARGE)])  # sealed, and no plan
+    assert device.stored(MODEL) is None
+    assert not (folder / entry.name).exists()
+    assert "cannot be linked" in caplog.text
+    device.prepare_model(MODEL)
+    assert device.stored(MODEL) is not None

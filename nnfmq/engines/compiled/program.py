@@ -91,7 +91,7 @@ class _Constants:
         skip = -memory.ctypes.data % ALIGNMENT
         joined = np.frombuffer(b"".join(self.parts), np.uint8)
         memory[skip : skip + self.size] = joined
-        return memory[skip:]
+        return memory[skip : skip + self.size]
 
 
 def _bytes_of(constant: Constant) -> bytes:

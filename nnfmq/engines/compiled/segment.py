@@ -228,8 +228,13 @@ class Segment:
 
     @property
     def threads(self) -> int:
-        """How many areas of scratch memory an execution needs."""
+        """How many threads compute it at most."""
         return self._team.helpers + 1
+
+    @property
+    def areas(self) -> int:
+        """How many areas of scratch memory an execution needs, also once the team has as many threads as it may."""
+        return self._team.areas
 
 
 class _Lease:
@@ -254,7 +259,7 @@ class _State:
 
     def __init__(self, segment: Segment) -> None:
         plan = self._plan = segment.plan
-        memory = np.empty(plan.arena_bytes + segment.threads * plan.scratch_bytes + ALIGNMENT, np.uint8)
+        memory = np.empty(plan.arena_bytes + segment.areas * plan.scratch_bytes + ALIGNMENT, np.uint8)
         skip = -memory.ctypes.data % ALIGNMENT
         self._arena = memory[skip:]
         address = memory.ctypes.data + skip

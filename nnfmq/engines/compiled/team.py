@@ -351,12 +351,14 @@ class Team:
         self._leading = threading.Lock()
         self._threads: list[threading.Thread] = []
         self.helpers = helpers
+        self.areas = 1 + helpers
+        """How many areas of scratch memory whoever runs brings, whatever is the limit today."""
 
     def run(self, steps: int, first: int, last: int, scratch: int, stride: int) -> None:
         """Run steps from `first` to before `last` of those at address `steps`. Blocks, without the GIL.
 
-        `scratch` is the address of as many areas of `stride` bytes as the team has threads. While somebody else leads
-        the team this thread computes alone.
+        `scratch` is the address of `areas` areas of `stride` bytes. While somebody else leads the team this thread
+        computes alone.
         """
         if not self.helpers or not self._leading.acquire(blocking=False):
             self._run(steps, first, last, self._nobody_at, scratch, stride)
@@ -371,24 +373,31 @@ class Team:
     def stop(self) -> None:
         """Let the helpers leave, and wait until they have; the next `run` would bring them back."""
         with self._leading:
-            self._leave(self._base)
-            for thread in self._threads:
-                thread.join()
-            self._threads.clear()
-            self._words[:] = 0
+            self._dismiss()
 
     def limit(self, helpers: int) -> None:
         """Let so many threads help, at most as many as at first, from the next run on; those that are there leave."""
-        self.stop()
-        self.helpers = helpers
+        with self._leading:  # nobody may start the old number of helpers meanwhile
+            self._dismiss()
+            self.helpers = helpers
+
+    def _dismiss(self) -> None:
+        self._leave(self._base)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+        self._words[:] = 0
 
     def _start(self) -> None:
         for number in range(1, self.helpers + 1):
             arguments = (self._base, number, _POLLS, _MOST_POLLS)
             thread = threading.Thread(target=self._serve, args=arguments, name=f"nnfmq-team-{number}", daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread to give: those that there are do it
+                break
             self._threads.append(thread)
-        self._words[0] = self.helpers
+        self._words[0] = len(self._threads)
 
 
 @cache

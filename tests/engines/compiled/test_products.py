@@ -9,11 +9,17 @@ import pytest
 from support.compiled import assert_kernels_agree
 from support.small_models import one_operation
 
+from nnfmq.engines.compiled.kernels.depthwise import Depthwise
+from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS
+from nnfmq.engines.compiled.lowering import RULES, Lowered
+from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
+from nnfmq.operations.signature import Tensor
 
 F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 PC, I32 = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, OperandType.TENSOR_INT32
 SAME, VALID = 1, 2
+FLOAT, CODES = np.dtype("<f4"), np.dtype("u1")
 KINDS = ("float", "uint8", "int8", "uint8 per channel", "int8 per channel")
 IMAGES = [  # batch, height, width, channels, filters
     (1, 8, 8, 8, 16),
@@ -160,3 +166,37 @@ def test_fully_connected_is_the_interpreter_s(kind: str, size: tuple[int, int, i
     assert_kernels_agree(
         one_operation(OperationType.FULLY_CONNECTED, arguments, image(kind, (batch, units), 2.0, 120)), tolerance=1e-4
     )
+
+
+@pytest.mark.parametrize("multiplier", [1, 3])
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_every_place_of_a_panel_has_its_numbers(target: Target, multiplier: int) -> None:
+    for channels in range(multiplier, 70, multiplier):
+        shape, window = (1, 5, 5, channels // multiplier), (1, 3, 3, channels)
+        bias = np.arange(channels, dtype=np.int32)
+        tensors = {
+            "float": (Tensor(shape, FLOAT), Tensor(window, FLOAT, value=np.ones(window, FLOAT)), FLOAT),
+            "codes": (
+                Tensor(shape, CODES, 0.5, 1),
+                Tensor(window, CODES, 0.25, 2, value=np.ones(window, CODES)),
+                CODES,
+            ),
+        }
+        for kind, (input, filter, dtype) in tensors.items():
+            lowered = RULES[OperationType.DEPTHWISE_CONV_2D](
+                input,
+                filter,
+                Tensor((channels,), FLOAT if kind == "float" else np.dtype("i4"), 0.125, value=bias),
+                output=Tensor((1, 3, 3, channels), dtype, 2.0, 3),
+                target=target,
+                depth_multiplier=multiplier,
+                activation=0,
+                stride_width=1,
+                stride_height=1,
+                padding_scheme=VALID,
+            )
+            assert isinstance(lowered, Lowered)
+            assert isinstance(lowered.kernel, Depthwise)
+            places = lowered.kernel.panels * lowered.kernel.panel
+            rows, head = (1, 0) if kind == "float" else (ROUNDING_ROWS + 1, 256)  # those of each channel, of all
+            assert len(lowered.constants[1]) == head + 4 * rows * places

@@ -13,6 +13,7 @@ from support.small_models import F32, one_operation
 from nnfmq.engines import idle
 from nnfmq.engines.compiled import segment
 from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.team import the_team
 from nnfmq.engines.execution import Execution
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.types import Operand, OperationType
@@ -100,3 +101,18 @@ def test_a_program_s_states_go_with_it(made: list[Any]) -> None:
     gc.collect()
     (state,) = made
     assert state() is None
+
+
+def test_an_arena_made_while_fewer_threads_helped_serves_all(program: Program, made: list[Any]) -> None:
+    team = the_team()
+    usual = team.helpers
+    team.limit(0)
+    try:
+        execution, _ = run(program, 1)
+    finally:
+        team.limit(usual)
+    state = made[0]()
+    memory = state._arena.base
+    areas = memory.ctypes.data + memory.nbytes - state.scratch
+    assert areas >= (usual + 1) * state._plan.scratch_bytes
+    del execution

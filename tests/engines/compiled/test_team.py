@@ -85,7 +85,7 @@ def run_steps(team: Team, kernel: int, tables: list[Array], units: int, shared: 
     """Let the team run a step for each table."""
     steps = np.array([[kernel, table.ctypes.data, units, shared] for table in tables], np.int64)
     assert steps.shape[1] == STEP_WORDS
-    scratch = np.zeros(64 * (team.helpers + 1), np.uint8)
+    scratch = np.zeros(64 * team.areas, np.uint8)
     team.run(steps.ctypes.data, 0, len(tables), scratch.ctypes.data, 64)
 
 
@@ -149,3 +149,54 @@ def test_a_team_that_has_left_comes_back(kernels: Linker, make_team: Callable[[i
         team.stop()
     run_steps(team, kernels.address("count"), [table], 16)
     assert (table == 11).all()
+
+
+def test_a_team_without_threads_to_start_computes_with_those_that_there_are(
+    kernels: Linker, make_team: Callable[[int], Team], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team, table = make_team(3), np.zeros(64, np.int64)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name != "nnfmq-team-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        run_steps(team, kernels.address("count"), [table], 64)
+    run_steps(team, kernels.address("count"), [table], 64)
+    assert (table == 2).all()
+    assert len(team._threads) == 1
+
+
+def test_scratch_is_for_all_threads_even_while_fewer_help(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+    team = make_team(3)
+    team.limit(1)
+    assert (team.helpers, team.areas) == (1, 4)
+    table = np.zeros(64, np.int64)
+    run_steps(team, kernels.address("count"), [table], 64)
+    assert len(team._threads) == 1
+    team.limit(3)
+    run_steps(team, kernels.address("count"), [table], 64)
+    assert len(team._threads) == 3
+    assert (table == 2).all()
+
+
+def test_limits_and_runs_at_once_leave_every_unit_computed_once(
+    kernels: Linker, make_team: Callable[[int], Team]
+) -> None:
+    team, tables = make_team(3), [np.zeros(64, np.int64) for _ in range(10)]
+
+    def limit() -> None:
+        for helpers in (1, 3, 0, 2) * 10:
+            team.limit(helpers)
+
+    limiter = threading.Thread(target=limit)
+    limiter.start()
+    runs = 0
+    while limiter.is_alive() or runs < 10:
+        run_steps(team, kernels.address("count"), tables, 64)
+        runs += 1
+    limiter.join()
+    assert all((table == runs).all() for table in tables)

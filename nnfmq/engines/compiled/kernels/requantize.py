@@ -47,8 +47,8 @@ class Rounding:
     def of(cls, multipliers: Multipliers, bias: Ints, bounds: Ints) -> Rounding | None:
         """Return the form, or None where 32 bits do not hold what is between. `bounds` are on |sum| without bias."""
         left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
-        most = (np.abs(bias) + bounds) << (left + 1)
-        if int((most + (np.int64(1) << right)).max(initial=0)) > INT32_MAX:
+        room = (INT32_MAX - (np.int64(1) << right)) >> (left + 1)  # what is shifted to the left might not fit 64 bits
+        if bool((np.abs(bias) + bounds > room).any()):
             return None
         return cls(bool(left.any()), not bool(right.all()))
 

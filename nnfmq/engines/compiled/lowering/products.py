@@ -237,10 +237,9 @@ def depthwise(
     if 0 in input.shape:
         return None
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    order = _filled_up(filter.shape[3], target)
     if _is_float(input, filter, output):
         kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, Floats(*float_range(activation)), target)
-        biases = np.asarray(bias.array, np.float32)[order]
+        biases = np.asarray(bias.array, np.float32)[kernel.order]
         constants = (lambda: kernel.pack(filter.array[0]), biases.tobytes(), kernel.numbers())
         return Lowered(kernel, constants, kernel.multiplications // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
@@ -248,21 +247,17 @@ def depthwise(
     taps = rows.size * columns.size
     if 2 * taps * _largest(filter) * _largest(input) >= EXACT_FLOAT32:
         return None
+    signed = input.dtype.kind == "i"
+    draft = plan_depthwise(input.shape, depth_multiplier, rows, columns, FloatCodes(signed, NO_REQUANTIZATION), target)
     finish = _finish(
-        input, filter, bias, output, activation, order, taps, lambda: _centred(filter).reshape(taps, -1).T, target
+        input, filter, bias, output, activation, draft.order, taps, lambda: _centred(filter).reshape(taps, -1).T, target
     )
     if finish is None:
         return None
-    arithmetic = FloatCodes(input.dtype.kind == "i", finish[0])
-    kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, arithmetic, target)
-    constants = (lambda: kernel.pack(_centred(filter)[0] * np.int16(arithmetic.factor)), finish[1], kernel.numbers())
+    kernel = replace(draft, arithmetic=FloatCodes(signed, finish[0]))
+    factor = np.int16(kernel.arithmetic.factor)
+    constants = (lambda: kernel.pack(_centred(filter)[0] * factor), finish[1], kernel.numbers())
     return Lowered(kernel, constants, kernel.multiplications // 8)
-
-
-def _filled_up(channels: int, target: Target) -> Array:
-    """Return the channels, and the last one again up to whole vectors."""
-    places: Array = np.minimum(np.arange(math.ceil(channels / target.lanes) * target.lanes), channels - 1)
-    return places
 
 
 RULES: Mapping[OperationType, Rule] = {
