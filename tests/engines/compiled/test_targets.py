@@ -12,12 +12,18 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from llvmlite import binding as llvm
+from llvmlite import ir
 from support.emulated import Call, Machine, Memory
 from support.instruction_sets import all_processors
 from support.linked import undefined_symbols
 
 from nnfmq.engines.compiled import objects, team
+from nnfmq.engines.compiled.emission import Emitter
+from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes
+from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.target import TARGETS
+from nnfmq.operations.shapes import axis_window
 
 # Reads and writes what it is told to: the first word of a table is an address to read from, the second one to write to.
 _COPY = """
@@ -121,7 +127,8 @@ def test_a_team_s_code_is_generated_for_every_processor(machine: str) -> None:
 def test_a_team_without_helpers_makes_every_step(emulated: Machine) -> None:
     memory, data = Memory(), np.arange(16, dtype=np.uint8)
     source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
-    table, nobody = memory.add(np.array([source.address, target.address], np.int64)), memory.add(np.zeros(16, np.int64))
+    table = memory.add(np.array([source.address, target.address], np.int64))
+    nobody = memory.add(np.zeros(64, np.int64), writable=True)
     text = team._assembly(emulated.target.triple.split("-")[0]) + _COPY
     image = emulated.load(objects.object_of_assembly(text, emulated.target))
     copy = image.functions["copy"]
@@ -160,3 +167,25 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
     assembly = objects._machine_of(target, processor, llvm.get_host_cpu_features()).emit_assembly(parsed)
     assert "ymm" in assembly
     assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
+
+
+def product_assembly(arithmetic: Arithmetic, size: int) -> str:
+    """Return the instructions of a convolution, filters of `size` squared, where products are added as they are made."""
+    target, along = TARGETS["avx512vnni"], axis_window(28, size, 1, 1, 1)
+    module = ir.Module("kernels")
+    shape = ProductShape(1, 28, 28, 128, along, along, 256)
+    plan_product(shape, arithmetic, target).emit(Emitter(module, "kernel", target))
+    parsed = llvm.parse_assembly(str(module))
+    parsed.triple = target.triple
+    all_processors()
+    return objects._machine_of(target, "", ()).emit_assembly(parsed)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_sums_of_pairs_are_added_at_once(size: int) -> None:
+    """LLVM would rather add separately: a single sum would have to wait less."""
+    assembly = product_assembly(Codes(False, NO_REQUANTIZATION), size)
+    rows, vectors = (6, 4) if size == 1 else (7, 2)
+    assert assembly.count("vpdpwssd") == rows * vectors
+    assert "vpmaddwd" not in assembly
+    assert not re.search(r"zmm.*(Spill|Reload)", assembly)

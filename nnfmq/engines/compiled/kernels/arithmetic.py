@@ -17,6 +17,7 @@ from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, v
 from nnfmq.engines.compiled.kernels.cells import Widening
 from nnfmq.engines.compiled.kernels.floats import multiply_add
 from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
+from nnfmq.engines.compiled.target import Target
 
 __all__ = ["Arithmetic", "Codes", "FloatCodes", "Floats"]
 
@@ -31,8 +32,10 @@ class Arithmetic(Protocol):
     output_bytes: int
     cell_bytes: int
     group: int
-    products: int
-    """Registers for products on their way into sums."""
+
+    def products(self, target: Target) -> int:
+        """Return the registers for products on their way into sums."""
+        ...
 
     @property
     def factor(self) -> int:
@@ -77,8 +80,11 @@ class Floats:
 
     item_bytes = output_bytes = cell_bytes = 4
     group = 1
-    products = 0
     factor = 1
+
+    def products(self, target: Target) -> int:
+        """None: they are added at once."""
+        return 0
 
     def widening(self, e: Emitter, finish: Value) -> Floats:
         """They are cells already."""
@@ -160,7 +166,10 @@ class Codes:
     item_bytes = output_bytes = 1
     cell_bytes = 2
     group = 2
-    products = 1
+
+    def products(self, target: Target) -> int:
+        """One, where no instruction adds them at once."""
+        return 0 if target.pair_sum else 1
 
     @property
     def factor(self) -> int:
@@ -185,7 +194,7 @@ class Codes:
 
     def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
         """Return sums + both products."""
-        return e.b.add(sums, pair_products(e, cells, weights))
+        return pair_sums(e, sums, cells, weights)
 
     def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums."""
@@ -200,12 +209,17 @@ class Codes:
         return pairs.transpose(0, 2, 3, 1, 4).tobytes()
 
 
-def pair_products(e: Emitter, cells: Value, weights: Value) -> Value:
-    """Return the sums of products of neighbours of 16 bits."""
+def pair_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+    """Return `sums` plus the products of neighbours of 16 bits."""
+    if e.target.pair_sum is not None and sums.type.count == e.target.lanes:
+        return e.call(e.target.pair_sum, sums.type, sums, *(e.b.bitcast(v, sums.type) for v in (cells, weights)))
+    return e.b.add(sums, _pair_products(e, cells, weights))
+
+
+def _pair_products(e: Emitter, cells: Value, weights: Value) -> Value:
     lanes = weights.type.count // 2
-    sums = vector(I32, lanes)
     if e.target.pair_product is not None and lanes == e.target.lanes:
-        return e.call(e.target.pair_product, sums, cells, weights)
+        return e.call(e.target.pair_product, vector(I32, lanes), cells, weights)
     wide = vector(I32, 2 * lanes)
     products = e.b.mul(e.b.sext(cells, wide), e.b.sext(weights, wide))
     even, odd = (e.shuffle(products, products, range(first, 2 * lanes, 2)) for first in (0, 1))

@@ -418,7 +418,7 @@ def _best_tile(positions: int, filters: int, arithmetic: Arithmetic, target: Tar
     """
 
     def fits(rows: int, vectors: int) -> bool:
-        return rows * vectors + min(rows, vectors) + 1 + arithmetic.products <= target.registers
+        return rows * vectors + min(rows, vectors) + 1 + arithmetic.products(target) <= target.registers
 
     def cycles(tile: tuple[int, int]) -> float:
         rows, vectors = tile
