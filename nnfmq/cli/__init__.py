@@ -20,6 +20,7 @@ from nnfmq.hal.errors import NnfmqError
 COMMANDS = {
     "demo": "classify handwritten digits in a driver of its own: the first thing to try",
     "run": "run a model on a photo or an array; print the top classes and where the time went",
+    "profile": "time each operation of a model, beside what the machine could do; a page with charts",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
     "queue": "make, look at and use queues with a name, for programs that trust each other",

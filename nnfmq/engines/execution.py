@@ -97,20 +97,23 @@ def run_steps(steps: Sequence[Step], scope: Scope, limits: Limits) -> None:
 
 
 class Execution:
-    """One request of one program. `run` may be called any number of times, one call at a time."""
+    """One request of one program. `run` may be called any number of times, one call at a time.
 
-    __slots__ = ("_scope", "_steps", "_store")
+    `scope` and `store`, which comes after the last step, are for who runs the program's parts one by one.
+    """
+
+    __slots__ = ("_steps", "scope", "store")
 
     def __init__(self, scope: Scope, steps: Sequence[Step], store: Store) -> None:
-        self._scope = scope
+        self.scope = scope
         self._steps = steps
-        self._store = store
+        self.store = store
 
     def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
-        scope = self._scope
+        scope = self.scope
         try:
             run_steps(self._steps, scope, limits)
-            return self._store(scope)
+            return self.store(scope)
         except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error

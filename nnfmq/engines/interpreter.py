@@ -41,7 +41,7 @@ from nnfmq.operations.planning import Fitted, fit, tensor_of
 from nnfmq.operations.shapes import FROM_DATA, require_countable
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor, match
 
-__all__ = ["Bound", "InputPlace", "Preparation", "Program", "constant", "prepare", "prepare_by", "supports"]
+__all__ = ["Bound", "InputPlace", "Part", "Preparation", "Program", "constant", "prepare", "prepare_by", "supports"]
 
 T = TypeVar("T")
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
@@ -84,11 +84,34 @@ def prepare_by(kind: type[Preparation], model: Model, packed: Sequence[tuple[Arr
     return program
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A step of a program, the number of its last operation, and the temporaries that no later part reads."""
+
+    step: Step
+    last: int
+    dropped: tuple[int, ...]
+
+    def releasing(self) -> Step:
+        """Return the step that also drops those temporaries, so that their memory is reused while warm."""
+        if not self.dropped:
+            return self.step
+        step, dropped = self.step, self.dropped
+
+        def releasing(scope: Scope) -> None:
+            step(scope)
+            for index in dropped:
+                scope[index] = None
+
+        return releasing
+
+
 class Program:
     """A prepared model; made by `prepare`. Holds no file descriptor, mapping or thread.
 
     `packed` is what its plans made of constants, for a cache; `generated` are the numbers of the operations for which
-    another engine has code of its own.
+    another engine has code of its own. `parts` are its steps, and `shapes` those of its operands, None where they come
+    with the request: for who looks into it.
     """
 
     packed: tuple[tuple[Array, ...], ...] = ()
@@ -98,16 +121,18 @@ class Program:
         self,
         subgraph: Subgraph,
         scope: Scope,
-        steps: tuple[Step, ...],
+        parts: tuple[Part, ...],
         omittable: frozenset[int],
-        output_shapes: tuple[OutputShape, ...] | None,
+        shapes: tuple[Shape | None, ...],
     ) -> None:
+        self.parts = parts
+        self.shapes = shapes
         self._scope = scope
-        self._steps = steps
+        self._steps = tuple(part.releasing() for part in parts)
         self._inputs = tuple(InputPlace.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
         self._outputs = subgraph.output_indexes
         self._output_dtypes = tuple(_dtype(subgraph.operands[index]) for index in subgraph.output_indexes)
-        self._output_shapes = output_shapes  # None where they come with the request
+        self._output_shapes = _all_known([shapes[index] for index in subgraph.output_indexes])
 
     def execute(
         self,
@@ -191,6 +216,10 @@ class InputPlace:
             raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
 
 
+def _all_known(shapes: Sequence[Shape | None]) -> tuple[OutputShape, ...] | None:
+    return None if None in shapes else tuple(OutputShape(shape) for shape in shapes if shape is not None)
+
+
 def _dtype(operand: Operand) -> np.dtype[Any]:
     dtype = NUMPY_TYPES.get(operand.type)
     if dtype is None:
@@ -238,9 +267,9 @@ class Preparation:
     def program(self) -> Program:
         """Bind all operations."""
         steps = [self._step(number, operation) for number, operation in enumerate(self.subgraph.operations)]
-        released = _with_releases(self.subgraph, self.joined(steps))
+        parts = _with_releases(self.subgraph, self.joined(steps))
         omittable = frozenset(self.subgraph.input_indexes) - self._required
-        return Program(self.subgraph, self._runtime_scope(), released, omittable, self._output_shapes())
+        return Program(self.subgraph, self._runtime_scope(), parts, omittable, tuple(self._shapes))
 
     def joined(self, steps: Sequence[Step]) -> list[tuple[int, Step]]:
         """Return the steps, each with the number of its last operation; an engine may make one of several."""
@@ -249,10 +278,6 @@ class Preparation:
     def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted) -> Step:
         """Return the step of an operation of which everything is known."""
         return bound.step(bound.bind(fitted))
-
-    def _output_shapes(self) -> tuple[OutputShape, ...] | None:
-        shapes = [self._shapes[index] for index in self.subgraph.output_indexes]
-        return None if None in shapes else tuple(OutputShape(shape) for shape in shapes if shape is not None)
 
     def _runtime_scope(self) -> Scope:
         """Return the scope without the constants that no step reads again, since a binding has packed them."""
@@ -447,8 +472,8 @@ def _identity(parameter: Parameter, argument: Tensor | None) -> Any:
     return argument.shape, argument.array.tobytes()
 
 
-def _with_releases(subgraph: Subgraph, steps: Sequence[tuple[int, Step]]) -> tuple[Step, ...]:
-    """Let each step drop the temporaries that no later one reads, so that their memory is reused while warm."""
+def _with_releases(subgraph: Subgraph, steps: Sequence[tuple[int, Step]]) -> tuple[Part, ...]:
+    """Say for each step which temporaries no later one reads."""
     last_reader: dict[int, int] = {}
     for number, operation in enumerate(subgraph.operations):
         last_reader.update(dict.fromkeys((*operation.inputs, *operation.outputs), number))
@@ -456,20 +481,8 @@ def _with_releases(subgraph: Subgraph, steps: Sequence[tuple[int, Step]]) -> tup
     for index, number in last_reader.items():
         if subgraph.operands[index].lifetime == LifeTime.TEMPORARY_VARIABLE:
             dropped[number].append(index)
-    first, released = 0, []
+    first, parts = 0, []
     for last, step in steps:
-        released.append(_releasing(step, tuple(chain.from_iterable(dropped[first : last + 1]))))
+        parts.append(Part(step, last, tuple(chain.from_iterable(dropped[first : last + 1]))))
         first = last + 1
-    return tuple(released)
-
-
-def _releasing(step: Step, indexes: tuple[int, ...]) -> Step:
-    if not indexes:
-        return step
-
-    def releasing(scope: Scope) -> None:
-        step(scope)
-        for index in indexes:
-            scope[index] = None
-
-    return releasing
+    return tuple(parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -174,30 +174,38 @@ class CompiledPreparation(Preparation):
         aliases = {one.outputs[0]: one.inputs[0] for one in generated if isinstance(one.lowered, Alias)}
         values = {index: self._value(index) for one in generated for index in (*one.inputs, *one.outputs)}
         plain = read_later.union(*(one.plain_inputs() for one in generated))
-        calls = self._calls(generated, values, plain)
+        calls = self._calls(numbers, generated, values, plain)
         return plan_segment(calls, values, aliases, inputs, outputs, self.target)
 
-    def _calls(self, generated: Sequence[_Generated], values: dict[int, Value], plain: AbstractSet[int]) -> list[Call]:
-        """Return the kernels, between them those that turn images.
+    def _calls(
+        self,
+        numbers: Sequence[int],
+        generated: Sequence[_Generated],
+        values: dict[int, Value],
+        plain: AbstractSet[int],
+    ) -> list[Call]:
+        """Return the kernels of all operations, each with its operation's number."""
+        pairs = zip(numbers, generated, strict=True)
+        return [replace(call, operation=n) for n, one in pairs for call in self._calls_of(one, values, plain)]
+
+    def _calls_of(self, one: _Generated, values: dict[int, Value], plain: AbstractSet[int]) -> list[Call]:
+        """Return the kernels of one operation, around them those that turn images.
 
         The NHWC twin of operand i is ~i. It is made once, and what nobody reads in NCHW (is not in `plain`) stays NHWC.
         """
+        if isinstance(one.lowered, Alias):
+            return []
         calls: list[Call] = []
-        for one in generated:
-            if isinstance(one.lowered, Alias):
-                continue
-            inputs = [~i if turned else i for i, turned in zip(one.inputs, one.turned_inputs, strict=True)]
-            for twin in inputs:
-                if twin not in values:
-                    values[twin] = values[~twin].permuted(TO_NHWC)
-                    calls.append(self._turning(~twin, twin, TO_NHWC, values))
-            if not one.turned_outputs:
-                calls += self._stages(one.lowered, inputs, one.outputs, values)
-                continue
-            values.update({~index: values[index].permuted(TO_NHWC) for index in one.outputs})
-            calls += self._stages(one.lowered, inputs, [~index for index in one.outputs], values)
-            calls += [self._turning(~i, i, TO_NCHW, values) for i in one.outputs if i in plain]
-        return calls
+        inputs = [~i if turned else i for i, turned in zip(one.inputs, one.turned_inputs, strict=True)]
+        for twin in inputs:
+            if twin not in values:
+                values[twin] = values[~twin].permuted(TO_NHWC)
+                calls.append(self._turning(~twin, twin, TO_NHWC, values))
+        if not one.turned_outputs:
+            return [*calls, *self._stages(one.lowered, inputs, one.outputs, values)]
+        values.update({~index: values[index].permuted(TO_NHWC) for index in one.outputs})
+        calls += self._stages(one.lowered, inputs, [~index for index in one.outputs], values)
+        return [*calls, *(self._turning(~i, i, TO_NCHW, values) for i in one.outputs if i in plain)]
 
     def _stages(
         self, lowered: Lowered | Chain, inputs: Sequence[int], outputs: Sequence[int], values: dict[int, Value]

@@ -7,7 +7,7 @@ first run and kept as long as the inputs are the same arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from nnfmq.engines.compiled.team import STEP_WORDS, Team
 from nnfmq.engines.execution import NO_LIMITS, Scope
 from nnfmq.operations.signature import Array, Shape
 
-__all__ = ["Call", "Segment", "SegmentPlan", "Value", "plan_segment"]
+__all__ = ["Call", "Place", "Segment", "SegmentPlan", "Value", "plan_segment"]
 
 _SHARED_FROM_NS = 3000
 _ARENA, _CONSTANTS, _FIRST_INPUT = 0, 1, 2
@@ -46,13 +46,33 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One kernel over operands, by their indexes; its constants' places in the segment's."""
+    """One kernel over operands, by their indexes; its constants' places in the segment's; whose work it does."""
 
     kernel: Kernel
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     constants: tuple[int, ...]
     work: int
+    operation: int = -1
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is worth sharing out among threads."""
+        return self.work >= _SHARED_FROM_NS and self.kernel.units > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operand, or what kernels make for each other, lies in the arena from call `begin` to call `end`.
+
+    `end` is the number of calls for what others read after the segment. Of a twin in NHWC `index` is ~operand.
+    """
+
+    index: int
+    value: Value
+    offset: int
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +86,7 @@ class SegmentPlan:
     offsets: Array
     arena_bytes: int
     scratch_bytes: int
+    places: tuple[Place, ...]
 
 
 def plan_segment(
@@ -96,7 +117,8 @@ def plan_segment(
     within = np.array([offset for table in words for _, offset in table], np.int64)
     scratch = aligned(max((call.kernel.scratch_bytes(target) for call in calls), default=0) + ALIGNMENT)
     left = tuple((index, place[root(index)], values[index]) for index in outputs)
-    return SegmentPlan(tuple(calls), tuple(inputs), left, regions, within, aligned(total), scratch)
+    map_of_arena = tuple(Place(index, values[index], place[index], begins[index], ends[index]) for index in made)
+    return SegmentPlan(tuple(calls), tuple(inputs), left, regions, within, aligned(total), scratch, map_of_arena)
 
 
 def _words(call: Call, root: Any, place: dict[int, int], inputs: Sequence[int]) -> list[tuple[int, int]]:
@@ -132,14 +154,29 @@ class Segment:
         for index, array in state.outputs:
             scope[index] = array
 
+    def stepping(self, scope: Scope) -> Callable[[int, int], None]:
+        """Return what runs steps `first` to before `last`, for who looks at each; no limits are looked at.
+
+        This was called with `scope` before. What is returned holds as long as the scope's arrays are the same, and
+        does not give the scope what others read: `leave` does.
+        """
+        state: _State = scope[self._slot]
+        run, steps, stride = self._team.run, state.steps(scope), self.plan.scratch_bytes
+        return lambda first, last: run(steps, first, last, state.scratch, stride)
+
+    def leave(self, scope: Scope) -> None:
+        """Give the scope what others read, as a call does at its end."""
+        state: _State = scope[self._slot]
+        for index, array in state.outputs:
+            scope[index] = array
+
     def tables(self, bases: Array) -> tuple[Array, Array]:
         """Return the tables of addresses over `bases`, the regions' addresses, and the records of the steps."""
         tables = bases[self.plan.regions] + self.plan.offsets
         steps = np.empty((self.steps, STEP_WORDS), np.int64)
         at = tables.ctypes.data
         for number, (call, function) in enumerate(zip(self.plan.calls, self._functions, strict=True)):
-            shared = call.work >= _SHARED_FROM_NS and call.kernel.units > 1
-            steps[number] = function, at, call.kernel.units, shared
+            steps[number] = function, at, call.kernel.units, call.is_shared
             at += 8 * (len(call.inputs) + len(call.outputs) + len(call.constants))
         return tables, steps
 

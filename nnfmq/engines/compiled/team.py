@@ -359,6 +359,11 @@ class Team:
             self._threads.clear()
             self._words[:] = 0
 
+    def limit(self, helpers: int) -> None:
+        """Let so many threads help, at most as many as at first, from the next run on; those that are there leave."""
+        self.stop()
+        self.helpers = helpers
+
     def _start(self) -> None:
         for number in range(1, self.helpers + 1):
             arguments = (self._base, number, _POLLS, _MOST_POLLS)

@@ -16,7 +16,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.arithmetic import Array, FloatCodes, Floats
-from nnfmq.engines.compiled.kernels.cells import Band, BandNumbers, emit_band, widen, widen_repeated
+from nnfmq.engines.compiled.kernels.cells import Band, BandNumbers, Widening, emit_band, widen, widen_repeated
 from nnfmq.engines.compiled.kernels.floats import multiply_add
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.target import Target
@@ -28,8 +28,8 @@ __all__ = ["Depthwise", "plan_depthwise"]
 _SCRATCH_BYTES = 1 << 16
 _UNITS = 8
 _STRAIGHT_TAPS = 25
-_POSITIONS = 6
-_PIXELWISE = 1.3
+_POSITIONS = 4
+_WIDENING, _PIXEL = 7, 8  # instructions for a vector, and more for each pixel of a slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,14 @@ class Depthwise:
         return math.ceil(self.channels / self.slice)
 
     @property
-    def _panel(self) -> int:
+    def panel(self) -> int:
+        """Channels of a tile."""
         return self.tile[1] * self.lanes
 
     @property
     def panels(self) -> int:
         """Panels, tiles' widths of channels."""
-        return math.ceil(self.channels / self._panel)
+        return math.ceil(self.channels / self.panel)
 
     @property
     def band(self) -> Band:
@@ -129,7 +130,7 @@ class Depthwise:
 
     def scratch_bytes(self, target: Target) -> int:
         """The band's cells, and what the last vectors of channels read behind them."""
-        return self.band.bytes + 4 * self._panel
+        return self.band.bytes + 4 * self.panel
 
     def pack(self, weights: Array) -> bytes:
         """Return `weights` (height, width, channels), zero point subtracted, vector by vector."""
@@ -221,9 +222,21 @@ class _Emission:
             widen_repeated(e, widening, row, place, e.b.udiv(self.band.within, n.multiplier), n.multiplier)
         elif k.is_sliced:
             with e.loop(0, n.width) as x:
-                widen(e, widening, e.at(row, e.b.mul(x, n.pixel_in)), e.at(place, e.b.mul(x, n.pixel)), here)
+                source, cells = e.at(row, e.b.mul(x, n.pixel_in)), e.at(place, e.b.mul(x, n.pixel))
+                if k.rest:
+                    widen(e, widening, source, cells, here)
+                else:
+                    self._widen_panels(widening, source, cells, here)
         else:
             widen(e, widening, row, place, self.band.within)
+
+    def _widen_panels(self, widening: Widening, source: Value, cells: Value, count: Value) -> None:
+        e, k = self.e, self.kernel
+        with e.loop(0, count, k.panel) as panel:
+            for v in range(k.tile[1]):
+                first = e.add(panel, v * k.lanes)
+                value = widening.widened(e, source, e.mul(first, widening.item_bytes), k.lanes)
+                e.store(value, cells, e.mul(first, widening.cell_bytes))
 
     def _emit_row(self, cells: Value, out: Value, first: Value, here: Value) -> None:
         """Emit the tiles of a row: all channels of some positions, then the next, as they lie in memory."""
@@ -306,7 +319,7 @@ def plan_depthwise(
         return replace(draft, block=_most_rows(draft))
 
     slices = [panel * n for n in (1, 2, 4, 8) if multiplier == 1 and panel * n < channels]
-    return min(map(cut, [channels, *slices]), key=_widened_rows)
+    return min(map(cut, [channels, *slices]), key=_widening)
 
 
 def _best_positions(count: int, target: Target) -> int:
@@ -325,8 +338,8 @@ def _most_rows(kernel: Depthwise) -> int:
     return block
 
 
-def _widened_rows(kernel: Depthwise) -> float:
-    """Return how many rows are widened for each channel, where pixel by pixel takes a third longer."""
+def _widening(kernel: Depthwise) -> float:
+    """Return how many instructions it takes to widen what a vector of channels needs."""
     blocks = math.ceil(kernel.rows.count / kernel.block)
     rows = blocks * ((kernel.block - 1) * kernel.rows.stride + kernel.rows.reach)
-    return rows * (_PIXELWISE if kernel.is_sliced else 1)
+    return rows * (_WIDENING + (_PIXEL * kernel.lanes / kernel.slice if kernel.is_sliced else 0))

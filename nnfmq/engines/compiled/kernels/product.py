@@ -12,8 +12,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -86,12 +85,8 @@ class ProductShape:
         return positions * self.filters * self.rows.size * self.columns.size * self.depth
 
 
-class Walk(StrEnum):
-    """What lies under the positions of a block."""
-
-    IN_PLACE = "pixels of the image"
-    PIXELS = "pixels, widened"
-    BAND = "rows of the image, widened, with padding"
+Walk: TypeAlias = Literal["in place", "pixels", "band"]
+"""What lies under the positions of a block: pixels of the image, or of its widened copy, or rows with padding."""
 
 
 class _Numbers(NamedTuple):
@@ -189,9 +184,9 @@ class Product:
 
     def scratch_bytes(self, target: Target) -> int:
         """The cells of a block."""
-        if self.walk is Walk.IN_PLACE:
+        if self.walk == "in place":
             return 0
-        if self.walk is Walk.BAND:
+        if self.walk == "band":
             return self._band.bytes
         return self.block * self.shape.channels * self.arithmetic.cell_bytes + SLACK_BYTES
 
@@ -217,7 +212,7 @@ class Product:
             groups=self.groups,
             panels=self.panels,
             panel_bytes=panel_bytes,
-            positions=s.columns.count if self.walk is Walk.BAND else self.block,
+            positions=s.columns.count if self.walk == "band" else self.block,
             step=s.columns.stride * s.channels * a.cell_bytes,
             place=place,
             tap_rows=tap_rows,
@@ -267,7 +262,7 @@ class _Emission:
     def emit_unit(self, image: Value, out: Value, unit: Value) -> None:
         e, n = self.e, self.n
         group, block = e.b.udiv(unit, n.blocks), e.b.urem(unit, n.blocks)
-        if self.product.walk is Walk.BAND:
+        if self.product.walk == "band":
             self._emit_band(image, out, group, block)
         else:
             self._emit_pixels(image, out, group, block)
@@ -283,7 +278,7 @@ class _Emission:
         if self.product.is_own:
             first = e.b.add(first, e.b.mul(number, n.pixels))
         cells, target = e.at(image, e.b.mul(first, n.pixel_in)), e.at(out, e.b.mul(first, n.place))
-        if self.product.walk is Walk.PIXELS:
+        if self.product.walk == "pixels":
             widen(e, self._a.widening(e, self.finish), cells, e.scratch, n.block_cells)
             cells = e.scratch
         with self._panels(group) as panel:
@@ -344,7 +339,7 @@ class _Emission:
             )
 
         sums = starts * rows
-        if self.product.walk is not Walk.BAND:
+        if self.product.walk != "band":
             return tap(e.i64(0), cells, sums)
 
         def taps(i: Value, sums: Sequence[Value]) -> Sequence[Value]:
@@ -399,9 +394,9 @@ def plan_product(shape: ProductShape, arithmetic: Arithmetic, target: Target) ->
     panel = tile[1] * target.lanes
     panels = shape.parts * math.ceil(shape.part / panel)
     block = _pointwise_block(shape, arithmetic, tile[0]) if shape.is_pointwise else _band_rows(shape, arithmetic)
-    walk = Walk.BAND
+    walk: Walk = "band"
     if shape.is_pointwise:
-        walk = Walk.IN_PLACE if arithmetic.cell_bytes == arithmetic.item_bytes else Walk.PIXELS
+        walk = "in place" if arithmetic.cell_bytes == arithmetic.item_bytes else "pixels"
     rest, parted = shape.part % panel, shape.parts > 1
     draft = Product(shape, block, 1, arithmetic, tile, target.lanes, rest, walk, parted, shape.own)
     taps = shape.rows.size * shape.columns.size * shape.depth

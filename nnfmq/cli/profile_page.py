@@ -1,0 +1,120 @@
+"""A profile as one self-contained page: its summary, a bar for each operation, arena and roofline drawn.
+
+No script and nothing that is loaded from elsewhere. Bars are p50 times, the longest as wide as its column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+from nnfmq.cli.output import microseconds, shape_text
+from nnfmq.cli.profile_charts import arena, colours_of, roofline
+from nnfmq.cli.profile_text import computed_by, figure, kilobytes, percent, summary
+
+__all__ = ["render"]
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --bar: #3b7dd8; --slow: #d97a2b; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { border-bottom: 1px solid var(--line); padding: .1rem .5rem; text-align: right; white-space: nowrap; }
+td.text, th.text { text-align: left; white-space: normal; }
+tr > :last-child { min-width: 7rem; }
+thead th { position: sticky; top: 0; background: Canvas; font-weight: 600; }
+td.bar { width: 11rem; padding: .1rem 0; } .bar div { background: var(--bar); height: .9rem; min-width: 1px; }
+.reference .bar div { background: var(--slow); }
+svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: CanvasText; }
+.grid { stroke: var(--line); fill: none; } .roof { stroke: CanvasText; stroke-width: 1.5; fill: none; }
+.value { stroke: CanvasText; stroke-width: .5; fill-opacity: .75; }
+.c0 { fill: #6ba3e8; } .c1 { fill: #f0a35e; } .c2 { fill: #7cc07c; } .c3 { fill: #c99be0; }
+.c4 { fill: #e88585; } .c5 { fill: #62c2c8; } .c6 { fill: #d6bf57; } .c7 { fill: #a9a9a9; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; padding: 0; font-size: .85rem; }
+.legend svg { width: .8rem; height: .8rem; margin-right: .3rem; }
+"""
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """Return the page of a report of `profile_report.build`."""
+    name = escape(report["model"].rsplit("/", 1)[-1])
+    parts = [*_summary(report), *_operations(report), *_types(report), *_arenas(report), *_roofline(report)]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Profile: {name}</title><style>{_STYLE}</style></head><body>\n"
+        f"<h1>Profile: {name}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _summary(report: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"<p>{escape(line)}</p>" for line in summary(report))
+
+
+def _operations(report: Mapping[str, Any]) -> Iterator[str]:
+    texts = "".join(f'<th class="text">{head}</th>' for head in ("operation", "makes", "time"))
+    heads = ("p50 µs", "min µs", "share", "Gop/s", "of peak", "KB", "GB/s", "threads")
+    figures = "".join(f"<th>{head}</th>" for head in heads)
+    yield "<h2>Operations</h2>"
+    yield f'<table><thead><tr><th></th>{texts}{figures}<th class="text">computed by</th></tr></thead><tbody>'
+    longest = max((row["p50_ns"] for row in report["operations"]), default=0) or 1
+    yield from (_row(row, longest) for row in report["operations"])
+    yield "</tbody></table>"
+
+
+def _row(row: Mapping[str, Any], longest: int) -> str:
+    bar = f'<div style="width:{100 * row["p50_ns"] / longest:.1f}%"></div>' if row["p50_ns"] else ""
+    makes = ", ".join("?" if shape is None else shape_text(shape) for shape in row["shapes"])
+    figures = (
+        *(microseconds(row["p50_ns"]), microseconds(row["min_ns"]), percent(row["share"])),
+        *(figure(row["giga_operations_per_s"]), percent(row["share_of_peak"])),
+        *(kilobytes(row["bytes"]), figure(row["gigabytes_per_s"]), str(row["threads"])),
+    )
+    cells = "".join(f"<td>{escape(text)}</td>" for text in figures)
+    return (
+        f'<tr class="{row["computed_by"]}"><td>{row["number"]}</td><td class="text">{escape(row["operation"])}</td>'
+        f'<td class="text">{escape(makes)}</td><td class="bar">{bar}</td>{cells}'
+        f'<td class="text">{escape(computed_by(row))}</td></tr>'
+    )
+
+
+def _types(report: Mapping[str, Any]) -> Iterator[str]:
+    yield "<h2>Operation types</h2>"
+    yield '<table><thead><tr><th class="text">operation</th><th>count</th><th>p50 µs</th><th>share</th></tr></thead>'
+    for one in report["types"]:
+        cells = f"<td>{one['count']}</td><td>{microseconds(one['p50_ns'])}</td><td>{percent(one['share'])}</td>"
+        yield f'<tr><td class="text">{escape(one["operation"])}</td>{cells}</tr>'
+    yield "</table>"
+
+
+def _arenas(report: Mapping[str, Any]) -> Iterator[str]:
+    for one in report["arenas"]:
+        if one["values"]:
+            colours = colours_of(value["made_by"] for value in one["values"])
+            yield f"<h2>Arena of operations {one['first_operation']} to {one['last_operation']}</h2>"
+            yield "<p>Each value from the operation that makes it to the last that reads it; upwards its offset.</p>"
+            yield arena(one, colours)
+            yield _legend(colours)
+
+
+def _roofline(report: Mapping[str, Any]) -> Iterator[str]:
+    products = [one for one in report["operations"] if one["giga_operations_per_s"]]
+    if not products or report["peaks"] is None:
+        return
+    colours = colours_of(one["operation"] for one in products)
+    yield "<h2>Roofline</h2>"
+    yield (
+        "<p>Each product by what it computes for each byte, and how fast; larger circles take more of the time. No "
+        "product can be above the lines: where they slant, bytes are the limit (from memory, or from a cache, where "
+        "most of an arena stays), where they are level, the units that multiply.</p>"
+    )
+    yield roofline(products, report["peaks"], colours)
+    yield _legend(colours)
+
+
+def _legend(colours: Mapping[str, int]) -> str:
+    items = (
+        f'<li><svg viewBox="0 0 10 10"><rect class="c{colour}" width="10" height="10"/></svg>{escape(name)}</li>'
+        for name, colour in colours.items()
+    )
+    return f'<ul class="legend">{"".join(items)}</ul>'

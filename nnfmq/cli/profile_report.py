@@ -1,0 +1,246 @@
+"""What `nnfmq profile` found, as one object of plain values: what --json prints, and table and page are made of.
+
+Times of an operation are sums over its kernels, run by run. Its bytes are those of its tensors in the model: inputs,
+outputs and constants, once each. Rates are of p50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from statistics import median_low
+from typing import TYPE_CHECKING, Any
+
+from nnfmq.engines.profiling import Divisible, Samples, Times
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, Subgraph, is_scalar
+from nnfmq.operations import REGISTRY
+from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
+from nnfmq.operations.signature import NUMPY_TYPES, Shape, match
+from nnfmq.operations.work import Work, work_of
+
+if TYPE_CHECKING:
+    from nnfmq.engines.compiled.peaks import Peak
+    from nnfmq.engines.compiled.segment import Call, Place, Segment
+    from nnfmq.engines.interpreter import Program
+
+__all__ = ["build"]
+
+_FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One operation's samples, and the kernels that computed it; `computed_by` is kernel, reference or view."""
+
+    samples: Samples
+    kernels: list[dict[str, Any]]
+    computed_by: str
+    threads: int = 1
+
+
+def build(
+    subgraph: Subgraph, program: Program, times: Times, peaks: Mapping[str, Peak] | None, known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the report; `known` comes first in it."""
+    rows = _rows(program, times)
+    total_ns = sum(row.samples.p50_ns for row in rows.values())
+    shapes = {index: shape for index, shape in enumerate(program.shapes) if shape is not None} | {
+        index: shape for index, shape in times.shapes.items() if program.shapes[index] is None
+    }
+    every_empty = [cost for part in times.parts for step in part for cost in step.empty]
+    operations = [_operation(number, subgraph, shapes, rows[number], total_ns, peaks) for number in range(len(rows))]
+    return {
+        **known,
+        "whole_ns": {"p50": median_low(times.whole), "min": min(times.whole)},
+        "parts_ns": _summary(*(row.samples for row in rows.values()), times.storing),
+        "storing_ns": _summary(times.storing),
+        "overhead_ns": median_low(every_empty),
+        "peaks": None if peaks is None else {name: asdict(peak) for name, peak in peaks.items()},
+        "operations": operations,
+        "types": _types(operations),
+        "arenas": list(_arenas(subgraph, program)),
+    }
+
+
+def _summary(*parts: Samples) -> dict[str, int]:
+    """Return the parts' medians and leasts, added: a pause in one of them says nothing of the others."""
+    return {"p50": sum(samples.p50_ns for samples in parts), "min": sum(samples.min_ns for samples in parts)}
+
+
+# -- who computed what, and how long it took --------------------------------------------------------------------------
+
+
+def _rows(program: Program, times: Times) -> dict[int, _Row]:
+    rows: dict[int, _Row] = {}
+    first = 0
+    for part, samples in zip(program.parts, times.parts, strict=True):
+        if isinstance(part.step, Divisible):
+            rows.update(_generated_rows(range(first, part.last + 1), _segment(part.step), samples))
+        else:
+            rows[part.last] = _Row(samples[0], [], "reference")
+        first = part.last + 1
+    return rows
+
+
+def _segment(step: Divisible) -> Segment:
+    from nnfmq.engines.compiled.segment import Segment
+
+    assert isinstance(step, Segment), "nothing else is divisible"
+    return step
+
+
+def _generated_rows(numbers: range, segment: Segment, samples: Sequence[Samples]) -> dict[int, _Row]:
+    """Return the rows of a segment; an operation without a kernel only gives its input another shape."""
+    calls = list(zip(segment.plan.calls, samples, strict=True))
+    nothing = Samples(*([0] * len(samples[0].raw) for _ in range(2)))
+    rows = {}
+    for number in numbers:
+        own = [(call, times) for call, times in calls if call.operation == number]
+        kernels = [_kernel(call, segment.threads) | {"p50_ns": times.p50_ns} for call, times in own]
+        threads = max((kernel["threads"] for kernel in kernels), default=1)
+        rows[number] = _Row(
+            Samples.sum(times for _, times in own) if own else nothing, kernels, "kernel" if own else "view", threads
+        )
+    return rows
+
+
+def _kernel(call: Call, threads: int) -> dict[str, Any]:
+    from nnfmq.engines.compiled.kernels.kernel import name_of
+
+    tile = getattr(call.kernel, "tile", None)
+    return {
+        "kind": type(call.kernel).__name__,
+        "tile": None if tile is None else list(tile),
+        "name": name_of(call.kernel),
+        "units": call.kernel.units,
+        "threads": min(threads, call.kernel.units) if call.is_shared else 1,
+    }
+
+
+# -- one operation ----------------------------------------------------------------------------------------------------
+
+
+def _operation(
+    number: int,
+    subgraph: Subgraph,
+    shapes: Mapping[int, Shape],
+    row: _Row,
+    total_ns: int,
+    peaks: Mapping[str, Peak] | None,
+) -> dict[str, Any]:
+    operation = subgraph.operations[number]
+    work = _work(subgraph, operation, shapes)
+    moved = 0 if row.computed_by == "view" else _moved(subgraph, operation, shapes)
+    p50_ns = row.samples.p50_ns
+    counts = None if work is None else work.operations
+    rate = None if counts is None or not p50_ns else counts / p50_ns
+    arithmetic = _arithmetic(subgraph.operands[operation.outputs[0]])
+    peak = None if peaks is None else peaks[arithmetic].team
+    return {
+        "number": number,
+        "operation": operation.type.name,
+        "p50_ns": p50_ns,
+        "min_ns": row.samples.min_ns,
+        "share": p50_ns / total_ns if total_ns else 0.0,
+        "arithmetic": arithmetic,
+        "multiply_adds": None if work is None else work.multiply_adds,
+        "elements": None if work is None else work.elements,
+        "giga_operations_per_s": rate,
+        "share_of_peak": None if rate is None or peak is None else rate / peak,
+        "bytes": moved,
+        "gigabytes_per_s": None if moved is None or not p50_ns else moved / p50_ns,
+        "computed_by": row.computed_by,
+        "threads": row.threads,
+        "kernels": row.kernels,
+        "shapes": [list(shapes[index]) if index in shapes else None for index in operation.outputs],
+    }
+
+
+def _arithmetic(output: Operand) -> str:
+    return "float32" if output.type in _FLOATS else "codes"
+
+
+def _work(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> Work | None:
+    """Return the work, None where shapes are unknown; what IF and WHILE do is not counted."""
+    outputs = [shapes.get(index) for index in operation.outputs]
+    known = [shape for shape in outputs if shape is not None]
+    if len(known) != len(outputs):
+        return None
+    declaration = REGISTRY.get(operation.type)
+    if declaration is None or operation.type in FIRST_OUTER_INPUT:
+        return Work(None, sum(map(prod, known)))
+    operands = subgraph.operands
+    try:
+        found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])
+    except InvalidArgument:
+        return None
+    given = [None if operands[i].lifetime == LifeTime.NO_VALUE else shapes.get(i) for i in operation.inputs]
+    return work_of(found, given, known)
+
+
+def _moved(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> int | None:
+    total = 0
+    for index in dict.fromkeys((*operation.inputs, *operation.outputs)):
+        operand = subgraph.operands[index]
+        if operand.lifetime == LifeTime.NO_VALUE or operand.type not in NUMPY_TYPES or is_scalar(operand.type):
+            continue
+        if index not in shapes:
+            return None
+        total += prod(shapes[index]) * NUMPY_TYPES[operand.type].itemsize
+    return total
+
+
+def _types(operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what each operation type takes together, the longest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in operations:
+        entry = found.setdefault(one["operation"], {"operation": one["operation"], "count": 0, "p50_ns": 0, "share": 0})
+        entry["count"] += 1
+        entry["p50_ns"] += one["p50_ns"]
+        entry["share"] += one["share"]
+    return sorted(found.values(), key=lambda entry: -entry["p50_ns"])
+
+
+# -- the arena --------------------------------------------------------------------------------------------------------
+
+
+def _arenas(subgraph: Subgraph, program: Program) -> Iterator[dict[str, Any]]:
+    first = 0
+    for part in program.parts:
+        if isinstance(part.step, Divisible):
+            plan = _segment(part.step).plan
+            values = [_value(subgraph, plan.calls, place) for place in plan.places]
+            yield {
+                "first_operation": first,
+                "last_operation": part.last,
+                "bytes": plan.arena_bytes,
+                "values_bytes": sum(value["bytes"] for value in values),
+                "kernels": [call.operation for call in plan.calls],
+                "values": values,
+            }
+        first = part.last + 1
+
+
+def _value(subgraph: Subgraph, calls: Sequence[Call], place: Place) -> dict[str, Any]:
+    made_by, last = calls[place.begin].operation, min(place.end, len(calls) - 1)
+    return {
+        "operand": _operand_of(place.index, len(subgraph.operands)),
+        "form": "nhwc" if place.index < 0 else "operand" if place.index < len(subgraph.operands) else "between",
+        "made_by": subgraph.operations[made_by].type.name,
+        "bytes": place.value.bytes,
+        "offset": place.offset,
+        "from_operation": made_by,
+        "to_operation": calls[last].operation,
+        "from_kernel": place.begin,
+        "to_kernel": last,
+        "is_read_later": place.end == len(calls),
+    }
+
+
+def _operand_of(index: int, count: int) -> int | None:
+    """Return the model's operand; None for what kernels of one operation make for each other."""
+    if index < 0:
+        return ~index
+    return index if index < count else None

@@ -1,0 +1,89 @@
+"""Kernels that do nothing useful as fast as the machine can: what the others' rates are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from nnfmq.engines.compiled.emission import F32, I16, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.arithmetic import Floats, pair_products
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["Copying", "MultiplyAdds"]
+
+_NO_CLAMP = Floats(-np.inf, np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplyAdds:
+    """Multiply-adds in registers alone: float32, or codes of 16 bits in pairs, as products have them.
+
+    Each of `sums` goes on from itself, and waits for nothing else: with 12 of them two units of a latency of 5 or 6
+    cycles are never idle. Factors change with every round, since what stays the same is computed once. With a first
+    element of 0.25, float32 goes to 1/3: no infinity, nothing subnormal.
+    """
+
+    kind: Literal["float32", "codes"]
+    sums: int
+    lanes: int
+    rounds: int
+    units: int
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of all units."""
+        products = self.lanes * (1 if self.kind == "float32" else 2)
+        return 2 * products * self.sums * self.rounds * self.units
+
+    def scratch_bytes(self, target: Target) -> int:
+        """None."""
+        return 0
+
+    def emit(self, e: Emitter) -> None:
+        """Table: a vector of factors, of 4 bytes a lane; output, 4 bytes a lane for each unit."""
+        factors, out = map(e.argument, range(2))
+        element, kind = (F32, vector(F32, self.lanes)) if self.kind == "float32" else (I32, vector(I16, 2 * self.lanes))
+        first = e.load(vector(element, self.lanes), factors)
+        factor = e.load(kind, factors)
+
+        def step(_: Value, sums: Sequence[Value]) -> Sequence[Value]:
+            if self.kind == "float32":
+                return [_NO_CLAMP.multiply_add(e, first, value, factor) for value in sums]
+            return [e.b.add(value, pair_products(e, e.b.bitcast(value, kind), factor)) for value in sums]
+
+        with e.loop(e.begin, e.end) as unit:
+            total, *others = e.carry(self.rounds, [first] * self.sums, step)
+            for value in others:
+                total = (e.b.fadd if self.kind == "float32" else e.b.add)(total, value)
+            e.store(total, out, e.mul(unit, 4 * self.lanes))
+        e.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """A copy; each unit copies a part of its own, so many times."""
+
+    part_bytes: int
+    rounds: int
+    units: int
+
+    @property
+    def moved_bytes(self) -> int:
+        """What all units read and write."""
+        return 2 * self.part_bytes * self.rounds * self.units
+
+    def scratch_bytes(self, target: Target) -> int:
+        """None."""
+        return 0
+
+    def emit(self, e: Emitter) -> None:
+        """Table: input, output."""
+        source, out = map(e.argument, range(2))
+        with e.loop(e.begin, e.end) as unit:
+            offset = e.mul(unit, self.part_bytes)
+            with e.loop(0, self.rounds):
+                e.copy(e.at(out, offset), e.at(source, offset), self.part_bytes)
+        e.finish()

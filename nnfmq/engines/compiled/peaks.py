@@ -1,0 +1,98 @@
+"""What this machine can do at most, measured in a fraction of a second: multiply-adds, and copies of memory.
+
+Each peak is the best of many short runs, by one thread and by the whole team. They are what generated code reaches,
+with this target's instructions: another one may do more a cycle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnfmq.engines.compiled.kernels.kernel import Kernel
+from nnfmq.engines.compiled.kernels.peaks import Copying, MultiplyAdds
+from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
+from nnfmq.engines.compiled.segment import Call, Segment, Value, plan_segment
+from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.team import Team
+from nnfmq.engines.execution import NO_LIMITS
+
+__all__ = ["Peak", "kernels_of", "measure_peaks"]
+
+_ROUNDS, _UNITS = 1 << 12, 64
+_MEMORY_PART, _MEMORY_PARTS = 1 << 20, 32
+_CACHE_PART, _CACHE_ROUNDS = 1 << 17, 32
+_LIMITS_NS = 20_000_000, 40_000_000  # of one thread, and of all, which seldom have all processors to themselves
+_LEAST_RUNS = 4
+_SHARED_NS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Billions a second, of operations or of bytes: by one thread, and by all."""
+
+    one_thread: float
+    team: float
+
+
+def measure_peaks(team: Team) -> dict[str, Peak]:
+    """Return the peaks: `float32` and `codes` in operations, `memory` and `cache` in bytes read and written.
+
+    Blocks for about a third of a second. Memory is copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB for each
+    thread. Runs on `team`, whose helpers stay.
+    """
+    target = host_target()
+    kernels = kernels_of(target, team.helpers + 1)
+    segment, scope = _bound(list(kernels.values()), team, target)
+    segment(scope)
+    run = segment.stepping(scope)
+    peaks = {}
+    for number, (name, kernel) in enumerate(kernels.items()):
+        amount = kernel.operations if isinstance(kernel, MultiplyAdds) else kernel.moved_bytes
+        alone = amount / _best_ns(run, 2 * number, _LIMITS_NS[0])
+        shared = amount / _best_ns(run, 2 * number + 1, _LIMITS_NS[1]) if team.helpers else alone
+        peaks[name] = Peak(alone, max(alone, shared))
+    return peaks
+
+
+def kernels_of(target: Target, threads: int) -> dict[str, MultiplyAdds | Copying]:
+    """Return the kernel of each peak."""
+    sums = 12 if target.registers == 16 else 24
+    return {
+        "float32": MultiplyAdds("float32", sums, target.lanes, _ROUNDS, _UNITS),
+        "codes": MultiplyAdds("codes", sums, target.lanes, _ROUNDS, _UNITS),
+        "memory": Copying(_MEMORY_PART, 1, _MEMORY_PARTS),
+        "cache": Copying(_CACHE_PART, _CACHE_ROUNDS, threads),
+    }
+
+
+def _bound(kernels: Sequence[Kernel], team: Team, target: Target) -> tuple[Segment, list[Any]]:
+    """Return a segment with two steps for each kernel, for one thread and for the team, and its scope."""
+    source, made = 0, 1 + len(kernels)
+    size = max(_MEMORY_PART * _MEMORY_PARTS, _CACHE_PART * (team.helpers + 1))
+    values = {made + number: Value(np.dtype(np.uint8), (size,)) for number in range(len(kernels))}
+    calls = [
+        Call(kernel, (source,), (made + number,), (), work)
+        for number, kernel in enumerate(kernels)
+        for work in (0, _SHARED_NS)
+    ]
+    plan = plan_segment(calls, values, {}, [source], [], target)
+    slot = made + len(kernels)
+    segment = Segment(plan, np.zeros(1, np.uint8), Linker(compile_kernels(kernels, target), target), team, slot)
+    scope: list[Any] = [None] * (slot + 1)
+    scope[source] = np.full(size // 4, 0.25, np.float32).view(np.uint8)
+    return segment, [*scope, NO_LIMITS]
+
+
+def _best_ns(run: Callable[[int, int], None], number: int, limit_ns: int) -> int:
+    """Return how long the step took when nothing was in its way."""
+    times: list[int] = []
+    while sum(times) < limit_ns or len(times) < _LEAST_RUNS:
+        begin_ns = time.perf_counter_ns()
+        run(number, number + 1)
+        times.append(time.perf_counter_ns() - begin_ns)
+    return min(times)

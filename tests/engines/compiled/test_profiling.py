@@ -1,0 +1,171 @@
+"""What the compiling engine shows of itself: whose kernel is whose, steps by themselves, places in the arena; peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.compiled import outputs_of, random_inputs
+from support.small_models import one_operation
+
+from nnfmq import example_path
+from nnfmq.engines.compiled.kernels.kernel import Kernel
+from nnfmq.engines.compiled.kernels.peaks import Copying, MultiplyAdds
+from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
+from nnfmq.engines.compiled.peaks import kernels_of, measure_peaks
+from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.segment import Call, Place, Segment, Value, plan_segment
+from nnfmq.engines.compiled.team import Team, the_team
+from nnfmq.engines.execution import NO_LIMITS
+from nnfmq.engines.interpreter import Program
+from nnfmq.hal.types import Model, Operand, OperandType, OperationType
+from nnfmq.importers import tflite
+
+
+def digits(name: str = "digits.tflite") -> Model:
+    return tflite.load(example_path(name)).model
+
+
+def segment_of(program: Program) -> Segment:
+    (part,) = program.parts
+    assert isinstance(part.step, Segment)
+    return part.step
+
+
+def test_each_kernel_knows_its_operation() -> None:
+    model = digits()
+    calls = segment_of(prepare(model)).plan.calls
+
+    made = {call.outputs[-1]: call.operation for call in calls}
+    assert made == {o.outputs[0]: n for n, o in enumerate(model.main.operations) if o.outputs[0] in made}
+    assert [call.operation for call in calls] == sorted(call.operation for call in calls)
+
+
+def test_kernels_that_turn_an_image_are_its_operation_s() -> None:
+    image = Operand(OperandType.TENSOR_FLOAT32, (1, 4, 6, 6))
+    output = Operand(OperandType.TENSOR_FLOAT32, (1, 1, 12, 12))
+    calls = segment_of(prepare(one_operation(OperationType.DEPTH_TO_SPACE, [image, 2, True], output))).plan.calls
+
+    assert (len(calls), {call.operation for call in calls}) == (3, {0})
+
+
+@pytest.mark.parametrize("name", ["digits.tflite", "digits_quant.tflite"])
+def test_steps_one_by_one_give_what_a_run_gives(name: str) -> None:
+    model = digits(name)
+    program, inputs = prepare(model), random_inputs(digits(name), 3)
+    (expected,) = outputs_of(program, model, inputs)
+    found = np.zeros_like(expected)
+    execution = program.bind(inputs, [np.empty_like(expected)])
+    execution.run()
+    segment, scope = segment_of(program), execution.scope
+    for index, *_ in segment.plan.outputs:
+        scope[index] = None
+
+    run = segment.stepping(scope)
+    for number in range(segment.steps):
+        run(number, number)
+        run(number, number + 1)
+    segment.leave(scope)
+    found[...] = scope[model.main.output_indexes[0]]
+
+    np.testing.assert_array_equal(found, expected)
+
+
+def overlapping(places: tuple[Place, ...]) -> Iterator[tuple[Place, Place]]:
+    """Yield the pairs of places that some byte and some call have in common."""
+    for one, other in combinations(places, 2):
+        in_time = one.begin <= other.end and other.begin <= one.end
+        in_space = one.offset < other.offset + other.value.bytes and other.offset < one.offset + one.value.bytes
+        if in_time and in_space:
+            yield one, other
+
+
+@pytest.mark.parametrize("model", ["mobilenet_v1_0.25_128_quant", "mobilenet_v2_1.0_224_quant", "tts_float"])
+def test_what_lives_at_the_same_time_has_places_of_its_own_in_the_arena(data_dir: Path, model: str) -> None:
+    loaded = tflite.load(data_dir / "models" / f"{model}.tflite").model
+    plan = segment_of(prepare(loaded)).plan
+
+    assert list(overlapping(plan.places)) == []
+    assert max(place.offset + place.value.bytes for place in plan.places) <= plan.arena_bytes
+    kept = {(place.offset, place.value.bytes) for place in plan.places if place.end == len(plan.calls)}
+    assert kept == {(offset, value.bytes) for _, offset, value in plan.outputs}
+
+
+def test_a_team_can_be_limited_and_has_all_again() -> None:
+    team = Team(1)
+    team.limit(0)
+    alone = team.helpers
+    team.limit(1)
+
+    assert (alone, team.helpers) == (0, 1)
+
+
+# -- peaks ------------------------------------------------------------------------------------------------------------
+
+
+def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) -> np.ndarray[Any, Any]:
+    """Run a kernel of one input and return the bytes that it made."""
+    target = host_target()
+    values = {1: Value(np.dtype(np.uint8), (output_bytes,))}
+    plan = plan_segment([Call(kernel, (0,), (1,), (), 0)], values, {}, [0], [1], target)
+    segment = Segment(plan, np.zeros(1, np.uint8), Linker(compile_kernels([kernel], target), target), the_team(), 2)
+    scope: list[Any] = [source, None, None, NO_LIMITS]
+    segment(scope)
+    made: np.ndarray[Any, Any] = scope[1].copy()
+    return made
+
+
+def test_float_multiply_adds_compute_what_they_count() -> None:
+    lanes, sums, rounds = host_target().lanes, 5, 40
+    source = np.linspace(-0.5, 0.5, lanes, dtype=np.float32)
+    expected = source.astype(np.float64)
+    for _ in range(rounds):
+        expected = expected * source + source
+
+    made = run_once(MultiplyAdds("float32", sums, lanes, rounds, 2), source, 2 * 4 * lanes)
+
+    np.testing.assert_allclose(made.view(np.float32).reshape(2, lanes), [sums * expected] * 2, rtol=1e-5)
+
+
+def test_multiply_adds_of_codes_compute_what_they_count() -> None:
+    lanes, sums, rounds = host_target().lanes, 3, 11
+    source = np.arange(1, 2 * lanes + 1, dtype=np.int16)
+    value = source.view(np.int32).astype(np.int64)
+    for _ in range(rounds):
+        pairs = (value & 0xFFFFFFFF).astype(np.uint32).view(np.int16).astype(np.int64) * source
+        value = value + pairs.reshape(lanes, 2).sum(axis=1)
+
+    made = run_once(MultiplyAdds("codes", sums, lanes, rounds, 1), source, 4 * lanes)
+
+    np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
+
+
+def test_a_copy_copies() -> None:
+    source = np.random.default_rng(1).integers(0, 256, 3 * 1000, np.uint8)
+
+    np.testing.assert_array_equal(run_once(Copying(1000, 2, 3), source, 3000), source)
+
+
+def test_what_peaks_count_is_what_their_loops_do() -> None:
+    floats, codes = MultiplyAdds("float32", 12, 8, 100, 4), MultiplyAdds("codes", 12, 8, 100, 4)
+
+    assert floats.operations == 2 * 8 * 12 * 100 * 4
+    assert codes.operations == 2 * 16 * 12 * 100 * 4
+    assert Copying(1000, 5, 3).moved_bytes == 2 * 1000 * 5 * 3
+
+
+def test_there_are_enough_sums_for_two_units_with_a_latency_of_5_and_no_more_than_registers() -> None:
+    for kernel in kernels_of(host_target(), 1).values():
+        if isinstance(kernel, MultiplyAdds):
+            assert 10 <= kernel.sums <= host_target().registers - 4
+
+
+def test_peaks_are_measured_by_one_thread_and_by_the_team() -> None:
+    peaks = measure_peaks(the_team())
+
+    assert list(peaks) == ["float32", "codes", "memory", "cache"]
+    assert all(0 < peak.one_thread <= peak.team for peak in peaks.values())

@@ -1,0 +1,154 @@
+"""Timing a program part by part: what is run in which order, and what is made of the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.small_models import one_operation, vector
+
+from nnfmq.engines import interpreter
+from nnfmq.engines.execution import NO_LIMITS, Execution, Growing, Scope
+from nnfmq.engines.interpreter import Part
+from nnfmq.engines.profiling import Divisible, Samples, measure
+from nnfmq.hal.types import Operand, OperandType, OperationType
+
+F32 = OperandType.TENSOR_FLOAT32
+
+
+class Clock:
+    """Every look takes 10 ns, and work what it says."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += 10
+        return self.now_ns
+
+
+class Divided:
+    """Two steps of 500 and 300 ns; each call costs 70. `log` has the ranges that were run."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.steps = 2
+        self.log: list[Any] = []
+
+    def __call__(self, scope: Scope) -> None:
+        self._clock.now_ns += 800
+        self.leave(scope)
+
+    def stepping(self, scope: Scope) -> Callable[[int, int], None]:
+        def run(first: int, last: int) -> None:
+            self._clock.now_ns += 70 + sum((500, 300)[first:last])
+            self.log.append((first, last))
+
+        return run
+
+    def leave(self, scope: Scope) -> None:
+        self.log.append("leave")
+        scope[0] = np.zeros((2, 3))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "perf_counter_ns", made)
+    return made
+
+
+def measured(clock: Clock, runs: int) -> tuple[Any, Divided, list[Any]]:
+    """Measure a divided step, and another one of 1000 ns that reads what the first leaves."""
+    divided, seen = Divided(clock), []
+
+    def other(scope: Scope) -> None:
+        seen.append(scope[0])
+        clock.now_ns += 1000
+
+    def store(scope: Scope) -> Any:
+        seen.append(scope[0])
+        clock.now_ns += 40
+
+    parts = (Part(divided, 1, ()), Part(other, 2, (0,)))
+    execution = Execution([None, None, NO_LIMITS], [part.releasing() for part in parts], store)
+    return measure(SimpleNamespace(parts=parts), execution, runs), divided, seen  # type: ignore[arg-type]
+
+
+def test_each_step_is_timed_less_what_a_call_costs(clock: Clock) -> None:
+    times, _, _ = measured(clock, runs=4)
+
+    assert [[step.p50_ns for step in part] for part in times.parts] == [[500, 300], [1000]]
+    assert [step.min_ns for step in times.parts[0]] == [500, 300]
+    assert times.storing.p50_ns == 40
+
+
+def test_whole_runs_are_timed_as_they_are(clock: Clock) -> None:
+    times, _, _ = measured(clock, runs=4)
+
+    assert times.whole == [800 + 1000 + 40 + 10] * 4
+
+
+def test_a_pass_goes_through_the_steps_in_order_each_behind_two_empty_calls(clock: Clock) -> None:
+    _, divided, _ = measured(clock, runs=1)
+
+    ranges = [entry for entry in divided.log if entry != "leave"]
+    assert ranges == [(0, 0), (0, 0), (0, 1), (1, 1), (1, 1), (1, 2)]
+
+
+def test_the_next_part_reads_what_a_divided_one_leaves_and_temporaries_go(clock: Clock) -> None:
+    _, _, seen = measured(clock, runs=1)
+
+    assert [None if array is None else array.shape for array in seen[-2:]] == [(2, 3), None]
+
+
+def test_shapes_that_come_between_parts_are_kept(clock: Clock) -> None:
+    times, _, _ = measured(clock, runs=1)
+
+    assert times.shapes == {0: (2, 3)}
+
+
+def test_samples_are_less_their_empty_ones_and_never_negative() -> None:
+    assert Samples([900, 700, 800], [100, 300, 200]).p50_ns == 600
+    assert Samples([900, 700, 800], [100, 300, 200]).min_ns == 600
+    assert (Samples([5, 5], [9, 9]).p50_ns, Samples([5, 5], [9, 9]).min_ns) == (0, 0)
+
+
+def test_samples_are_added_run_by_run() -> None:
+    total = Samples.sum([Samples([1, 20], [0, 2]), Samples([300, 4], [5, 6])])
+
+    assert (total.raw, total.empty) == ([301, 24], [5, 8])
+
+
+def test_the_interpreter_s_steps_are_not_divisible_and_its_results_stay_right() -> None:
+    program = interpreter.prepare(one_operation(OperationType.RELU, [Operand(F32, (4,))], Operand(F32, (4,))))
+    output = np.empty(4, np.float32)
+    execution = program.bind([np.float32([-1, 2, -3, 4])], [output])
+
+    times = measure(program, execution, runs=2)
+
+    assert not isinstance(program.parts[0].step, Divisible)
+    assert [len(step.raw) for part in times.parts for step in part] == [2]
+    assert output.tolist() == [0, 2, 0, 4]
+
+
+def test_a_shape_that_comes_with_the_request_is_found() -> None:
+    model = one_operation(OperationType.RESHAPE, [Operand(F32, (6,)), Operand(vector([1, 1])[0].type, (2,))], F32_2D)
+    program = interpreter.prepare(model)
+    rooms: list[Any] = []
+    execution = program.bind(
+        [np.zeros(6, np.float32), np.int32([3, 2])],
+        [Growing(lambda shape: rooms.append(np.empty(shape, "f4")) or rooms[-1])],
+    )
+
+    times = measure(program, execution, runs=1)
+
+    output = model.main.output_indexes[0]
+    assert (program.shapes[output], times.shapes[output]) == (None, (3, 2))
+
+
+F32_2D = Operand(F32, (0, 0))
