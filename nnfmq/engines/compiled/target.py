@@ -21,8 +21,9 @@ TARGET_VARIABLE = "NNFMQ_TARGET"
 class Target:
     """One instruction set. `lanes` are of 32 bits. LLVM's names of what an instruction does for all of them:
 
-    `pair_product` is the sum of two products of 16 bits; `pair_sum` adds it to another sum. `tuning` are LLVM's choices
-    between instructions that `features` have anyhow.
+    `pair_product` is the sum of two products of 16 bits; `pair_sum` adds it to another sum; `quad_sum` adds four
+    products of bytes, of which the first are without sign. Products of codes are made in `quads`, or in pairs. `tuning`
+    are LLVM's choices between instructions that `features` have anyhow.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Target:
     registers: int
     pair_product: str | None
     pair_sum: str | None = None
+    quad_sum: str | None = None
+    quads: bool = False
     tuning: tuple[str, ...] = ()
 
     def flags(self, others: Iterable[str] = ()) -> str:
@@ -63,6 +66,8 @@ TARGETS = {
             registers=32,
             pair_product=_AVX512_PAIRS,
             pair_sum="llvm.x86.avx512.vpdpwssd.512",
+            quad_sum="llvm.x86.avx512.vpdpbusd.512",
+            quads=True,
             tuning=("fast-dpwssd",),  # or sums would be added separately: sooner each, but here are many side by side
         ),
         Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PAIRS),

@@ -170,7 +170,7 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
 
 
 def product_assembly(arithmetic: Arithmetic, size: int) -> str:
-    """Return the instructions of a convolution, filters of `size` squared, where products are added as they are made."""
+    """Return the instructions of a convolution by filters of `size` squared, for the target that adds at once."""
     target, along = TARGETS["avx512vnni"], axis_window(28, size, 1, 1, 1)
     module = ir.Module("kernels")
     shape = ProductShape(1, 28, 28, 128, along, along, 256)

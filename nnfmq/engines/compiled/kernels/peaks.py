@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, I16, I32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.arithmetic import Floats, pair_products
+from nnfmq.engines.compiled.kernels.arithmetic import Floats, pair_sums
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["Copying", "MultiplyAdds"]
@@ -52,7 +52,7 @@ class MultiplyAdds:
         def step(_: Value, sums: Sequence[Value]) -> Sequence[Value]:
             if self.kind == "float32":
                 return [_NO_CLAMP.multiply_add(e, first, value, factor) for value in sums]
-            return [e.b.add(value, pair_products(e, e.b.bitcast(value, kind), factor)) for value in sums]
+            return [pair_sums(e, value, e.b.bitcast(value, kind), factor) for value in sums]
 
         with e.loop(e.begin, e.end) as unit:
             total, *others = e.carry(self.rounds, [first] * self.sums, step)
