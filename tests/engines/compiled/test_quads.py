@@ -68,6 +68,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
     return made
 
 
+PATTERNS = ("random", "low", "high", "ends")
+
+
 def codes(kind: Codified, shape: Sequence[int], pattern: str, random: np.random.Generator) -> Array:
     """Return codes of any kind, of one end, or of both ends."""
     low, high = kind.ends
@@ -76,13 +79,13 @@ def codes(kind: Codified, shape: Sequence[int], pattern: str, random: np.random.
     return made.astype("i1" if kind.signed else "u1")
 
 
-def filter_of(input: Codified, zero_point: int | None, shape: tuple[int, ...], pattern: str) -> list[Any]:
-    """Return filter and bias as constants."""
+def filter_of(input: Codified, zero_point: int | None, shape: tuple[int, ...], patterns: Sequence[str]) -> list[Any]:
+    """Return filter and bias as constants; channels have one pattern after the other."""
     kind = Codified(True, None) if zero_point is None else Codified(input.signed, zero_point - 128 * input.signed)
     random = np.random.default_rng(1)
-    data, bias = codes(kind, shape, pattern, random), random.integers(-20000, 20000, shape[0]).astype("<i4")
-    if pattern == "random":
-        data.reshape(-1)[:2] = kind.ends
+    bias = random.integers(-20000, 20000, shape[0]).astype("<i4")
+    data = np.stack([codes(kind, shape[1:], patterns[n % len(patterns)], random) for n in range(shape[0])])
+    data.reshape(-1)[:2] = kind.ends
     if zero_point is None:
         scales = tuple(map(float, random.uniform(0.005, 0.01, shape[0]).astype(np.float32)))
         filter = Operand(PC, shape, channel_quant=ChannelQuant(scales, 0))
@@ -95,28 +98,32 @@ def image(kind: Codified, shape: tuple[int, ...], scale: float) -> Operand:
     return Operand(Q8S if kind.signed else Q8, shape, scale, kind.zero_point)
 
 
-def output_scale(taps: int, pattern: str) -> float:
+def output_scale(taps: int, patterns: Sequence[str] = ("random",)) -> float:
     """Return a scale at which most sums are not held at an end of the codes."""
-    return 0.0078125 * (taps if pattern in ("low", "high") else math.sqrt(taps)) * 100
+    return 0.0078125 * (taps if "low" in patterns else math.sqrt(taps)) * 100
 
 
 def convolution(
-    input: Codified, filter: int | None, size: tuple[int, ...], window: tuple[int, ...], pattern: str = "random"
+    input: Codified,
+    filter: int | None,
+    size: tuple[int, ...],
+    window: tuple[int, ...],
+    patterns: Sequence[str] = ("random",),
 ) -> Model:
     batch, height, width, channels, filters = size
     rows, columns, stride, dilation, padding = window
-    constants = filter_of(input, filter, (filters, rows, columns, channels), pattern)
+    constants = filter_of(input, filter, (filters, rows, columns, channels), patterns)
     out = (batch, -(-height // stride), -(-width // stride), filters)
     result = image(
-        Codified(input.signed, 120 - 128 * input.signed), out, output_scale(rows * columns * channels, pattern)
+        Codified(input.signed, 120 - 128 * input.signed), out, output_scale(rows * columns * channels, patterns)
     )
     arguments = [image(input, size[:4], SCALE), *constants, padding, stride, stride, 0, False, dilation, dilation]
     return one_operation(OperationType.CONV_2D, arguments, result)
 
 
-def connected(input: Codified, filter: int, size: tuple[int, int, int], pattern: str, scale: float) -> Model:
+def connected(input: Codified, filter: int, size: tuple[int, int, int], scale: float) -> Model:
     batch, length, units = size
-    arguments = [image(input, (batch, length), SCALE), *filter_of(input, filter, (units, length), pattern), 0]
+    arguments = [image(input, (batch, length), SCALE), *filter_of(input, filter, (units, length), ("random",)), 0]
     result = image(Codified(input.signed, 120 - 128 * input.signed), (batch, units), scale)
     return one_operation(OperationType.FULLY_CONNECTED, arguments, result)
 
@@ -131,8 +138,7 @@ def assert_quads_agree(model: Model, kind: Codified, planned: list[Product], pat
     assert isinstance(planned[-1].arithmetic, Quads)
 
 
-@pytest.mark.parametrize("filter", [PER_CHANNEL, 122])
-@pytest.mark.parametrize("input", [INPUTS[1], INPUTS[4]], ids=["uint8", "int8"])
+@pytest.mark.parametrize(("input", "filter"), [(INPUTS[1], 122), (INPUTS[4], PER_CHANNEL)], ids=["uint8", "int8"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_convolutions_are_the_interpreter_s(
@@ -144,20 +150,12 @@ def test_convolutions_are_the_interpreter_s(
 @pytest.mark.parametrize("window", WINDOWS[:2])
 @pytest.mark.parametrize("filter", FILTERS)
 @pytest.mark.parametrize("input", INPUTS)
-def test_zero_points_are_the_interpreter_s(
+def test_sums_at_their_ends_are_the_interpreter_s(
     input: Codified, filter: int | None, window: tuple[int, ...], planned: list[Product]
 ) -> None:
-    assert_quads_agree(convolution(input, filter, (1, 5, 6, 12, 9), window), input, planned, ("random", "ends"))
-
-
-@pytest.mark.parametrize("pattern", ["low", "high", "ends"])
-@pytest.mark.parametrize("filter", FILTERS)
-@pytest.mark.parametrize("input", INPUTS)
-def test_sums_at_their_ends_are_the_interpreter_s(
-    input: Codified, filter: int | None, pattern: str, planned: list[Product]
-) -> None:
-    model = convolution(input, filter, (1, 3, 3, 100, 5), (1, 1, 1, 1, SAME), pattern)
-    assert_quads_agree(model, input, planned, ("low", "high", "ends"))
+    """Zero points and codes at the ends of their ranges, and in between."""
+    model = convolution(input, filter, (1, 5, 6, 20, 9), window, PATTERNS)
+    assert_quads_agree(model, input, planned, PATTERNS)
 
 
 @pytest.mark.parametrize("size", [(1, 16, 8), (1, 1024, 70), (5, 3, 17), (7, 65, 1), (19, 128, 40)])
@@ -166,28 +164,28 @@ def test_sums_at_their_ends_are_the_interpreter_s(
 def test_fully_connected_is_the_interpreter_s(
     input: Codified, filter: int, size: tuple[int, int, int], planned: list[Product]
 ) -> None:
-    scale = output_scale(size[1], "random")
-    assert_quads_agree(connected(input, filter, size, "random", scale), input, planned)
+    scale = output_scale(size[1])
+    assert_quads_agree(connected(input, filter, size, scale), input, planned)
 
 
 def test_multipliers_above_1_are_the_interpreter_s(planned: list[Product]) -> None:
     """Sums are shifted to the left by more than the one bit that they all are."""
-    model = connected(INPUTS[0], 122, (3, 3, 20), "random", 0.0009765625)
+    model = connected(INPUTS[0], 122, (3, 3, 20), 0.0009765625)
     assert_quads_agree(model, INPUTS[0], planned)
 
 
 def test_sums_that_might_not_fit_are_made_of_pairs(planned: list[Product]) -> None:
     """Of 40000 codes without sign the parts of a sum are larger than the sum."""
-    model = connected(INPUTS[0], 122, (1, 40000, 3), "random", 1000.0)
+    model = connected(INPUTS[0], 122, (1, 40000, 3), 1000.0)
     assert_kernels_agree_on(model, [random_inputs(model, 0)])
     assert isinstance(planned[-1].arithmetic, Codes)
 
 
 @pytest.mark.parametrize("filter", [PER_CHANNEL, 122])
 def test_parts_of_channels_have_quads_where_weights_fit(filter: int | None, planned: list[Product]) -> None:
-    constants = filter_of(INPUTS[1], filter, (10, 3, 3, 6), "random")
+    constants = filter_of(INPUTS[1], filter, (10, 3, 3, 6), ("random",))
     arguments = [image(INPUTS[1], (1, 5, 5, 12), SCALE), *constants, SAME, 1, 1, 2, 0, False]
-    result = image(INPUTS[1], (1, 5, 5, 10), output_scale(54, "random"))
+    result = image(INPUTS[1], (1, 5, 5, 10), output_scale(54))
     model = one_operation(OperationType.GROUPED_CONV_2D, arguments, result)
     assert_kernels_agree_on(model, [random_inputs(model, 0)])
     assert isinstance(planned[-1].arithmetic, Quads if filter is PER_CHANNEL else Codes)
@@ -195,7 +193,7 @@ def test_parts_of_channels_have_quads_where_weights_fit(filter: int | None, plan
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_filters_that_are_filled_up_are_the_interpreter_s(stride: int, planned: list[Product]) -> None:
-    constants = filter_of(INPUTS[1], 0, (7, 3, 3, 5), "high")
+    constants = filter_of(INPUTS[1], 0, (7, 3, 3, 5), ("high",))
     source, result = (
         image(INPUTS[1], (1, 4, 4, 5), SCALE),
         image(INPUTS[1], (1, 3 * stride + 3, 3 * stride + 3, 7), 100.0),

@@ -42,7 +42,7 @@ def _runs_here(target: Target) -> bool:
 
 
 def _in_quads() -> Target:
-    own = replace(host_target(), name=QUADS, lanes=16, registers=32, quads=True)
+    own = replace(host_target(), name=QUADS, lanes=8, registers=32, quads=True)
     return replace(own, pair_product=None, pair_sum=None, quad_sum=None)
 
 
