@@ -259,7 +259,7 @@ class Emitter:
         return phi
 
     def sums_across(self, values: Sequence[Value]) -> Value:
-        """Return a vector that begins with the sum of the elements of each of `values`, at most as many.
+        """Return a vector that begins with the sum of the elements of each of `values`.
 
         Halves of two vectors, parts of two sums, are added: one vector has both sums then, in half as many parts each.
         """
@@ -269,7 +269,14 @@ class Emitter:
             step = min(2, len(pending))
             pending = [self._halved(pending[n : n + step], parts) for n in range(0, len(pending), step)]
             parts //= 2
+        while len(pending) > 1:
+            pending += pending[-1:] * (len(pending) % 2)
+            pending = [self.joined(*pair) for pair in zip(pending[::2], pending[1::2], strict=True)]
         return pending[0]
+
+    def joined(self, first: Value, second: Value) -> Value:
+        """Return two vectors, one after the other, as one."""
+        return self.shuffle(first, second, range(2 * first.type.count))
 
     def _halved(self, values: Sequence[Value], parts: int) -> Value:
         """Return a vector with the sums of one vector, or two, in half as many parts each."""

@@ -20,7 +20,7 @@ from support.linked import undefined_symbols
 __all__ = ["OUTSIDE", "QUADS", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
 
 QUADS = "quads"
-"""Not a set of its own: this machine's, with products of quads in plain instructions, in vectors as long as any."""
+"""Not a set of its own: this machine's, with products of quads made of those of pairs."""
 
 OUTSIDE = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
 """All that kernels may call. Nothing that is an instruction elsewhere is among it, such as fmaf: it would be slow."""
@@ -42,8 +42,7 @@ def _runs_here(target: Target) -> bool:
 
 
 def _in_quads() -> Target:
-    own = replace(host_target(), name=QUADS, lanes=8, registers=32, quads=True)
-    return replace(own, pair_product=None, pair_sum=None, quad_sum=None)
+    return replace(host_target(), name=QUADS, quads=True, quad_sum=None)
 
 
 @contextmanager

@@ -345,11 +345,11 @@ def quad_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
     lanes = sums.type.count
     if e.target.quad_sum is not None and lanes == e.target.lanes:
         return e.call(e.target.quad_sum, sums.type, sums, *(e.b.bitcast(v, sums.type) for v in (cells, weights)))
-    wide = vector(I32, 4 * lanes)
-    products = e.b.mul(e.b.zext(cells, wide), e.b.sext(weights, wide))
-    for first in range(4):
-        sums = e.b.add(sums, e.shuffle(products, products, range(first, 4 * lanes, 4)))
-    return sums
+    shorts, byte = vector(I16, 2 * lanes), e.splat(I16, 8, 2 * lanes)
+    cells, weights = (e.b.bitcast(v, shorts) for v in (cells, weights))
+    even = e.b.and_(cells, e.splat(I16, 255, 2 * lanes)), e.b.ashr(e.b.shl(weights, byte), byte)
+    odd = e.b.lshr(cells, byte), e.b.ashr(weights, byte)
+    return pair_sums(e, pair_sums(e, sums, *even), *odd)
 
 
 @dataclass(frozen=True, slots=True)

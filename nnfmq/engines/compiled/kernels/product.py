@@ -9,16 +9,16 @@ memory: products of any shape that have a tile in common share their code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from llvmlite import ir
 
-from nnfmq.engines.compiled.emission import I8, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.emission import I32, Emitter, Value
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Array
+from nnfmq.engines.compiled.kernels.cell_sums import Tap, counting
 from nnfmq.engines.compiled.kernels.cells import SLACK_BYTES, Band, BandNumbers, emit_band, widen
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.target import Target
@@ -93,9 +93,6 @@ class ProductShape:
 
 Walk: TypeAlias = Literal["in place", "pixels", "band"]
 """What lies under the positions of a block: pixels of the image, or of its widened copy, or rows with padding."""
-
-
-_Tap: TypeAlias = Callable[[Value, Value, Sequence[Value]], Sequence[Value]]
 
 
 class _Numbers(NamedTuple):
@@ -337,39 +334,12 @@ class _Emission:
     def _emit_totals(self, cells: Value, totals: Value) -> None:
         """Put what the excess of weights adds to each position of a row to `totals`; the last ones twice, as tiles."""
         e, n, a, lanes, (rows, _) = self.e, self.n, self._a, self.product.lanes, self.product.tile
-        counted, zeros = self._counting(), e.splat(I32, 0, lanes)
+        counted, zeros = counting(e, a, lanes, n.step, n.tap_vectors, n.tap_rest), e.splat(I32, 0, lanes)
         excess, last = a.excess(e, self.finish), e.b.sub(n.positions, e.i64(rows))
         with e.loop(0, n.positions, rows) as position:
             position = e.intrinsic("llvm.smin", position, last)
             sums = e.sums_across(self._over_taps(e.at(cells, e.b.mul(position, n.step)), [zeros] * rows, counted))
             e.store_first(e.b.mul(sums, e.broadcast(excess, sums.type.count)), rows, totals, e.mul(position, 4))
-
-    def _counting(self) -> _Tap:
-        """Return what adds the cells of a tap to the sums of positions side by side.
-
-        Of its last vector only the groups that begin in the tap are read, and only its own cells count.
-        """
-        e, n, a, lanes = self.e, self.n, self._a, self.product.lanes
-        kind, size = a.weights_type(lanes), 4 * lanes
-        every = e.splat(kind.element, 1, kind.count)
-        numbers, rest = ir.Constant(kind, list(range(kind.count))), e.broadcast(e.b.trunc(n.tap_rest, I8), kind.count)
-        own = e.b.select(e.b.icmp_unsigned("<", numbers, rest), every, ir.Constant(kind, None))
-        begins = ir.Constant(vector(I32, lanes), list(range(0, kind.count, a.group)))
-        groups = e.b.icmp_unsigned("<", begins, e.broadcast(e.b.trunc(n.tap_rest, I32), lanes))
-
-        def counted(_: Value, first: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            places = [e.at(first, e.mul(n.step, r)) for r in range(len(sums))]
-
-            def whole(k: Value, sums: Sequence[Value]) -> Sequence[Value]:
-                cells = [e.load(kind, place, e.mul(k, size)) for place in places]
-                return [a.multiply_add(e, *pair, every) for pair in zip(sums, cells, strict=True)]
-
-            sums = e.carry(n.tap_vectors, sums, whole, or_none=True)
-            last = [e.load_some(vector(I32, lanes), place, e.mul(n.tap_vectors, size), groups) for place in places]
-            cells = [e.b.bitcast(value, kind) for value in last]
-            return [a.multiply_add(e, *pair, own) for pair in zip(sums, cells, strict=True)]
-
-        return counted
 
     def _emit_row(self, cells: Value, totals: Value, out: Value, weights: Value, panel: Value) -> None:
         """Emit the tiles of a panel over all positions of a row."""
@@ -417,7 +387,7 @@ class _Emission:
         self,
         cells: Value,
         sums: Sequence[Value],
-        tap: _Tap,
+        tap: Tap,
     ) -> Sequence[Value]:
         """Emit loops over a filter's taps: `tap` gets the number of one, its first cells, and the sums so far."""
         e, n = self.e, self.n
