@@ -124,6 +124,12 @@ class Depthwise:
         return math.ceil(self.channels / self.panel)
 
     @property
+    def order(self) -> Array:
+        """The channel at each place of the panels; beside the last one it is repeated."""
+        places: Array = np.minimum(np.arange(self.panels * self.panel), self.channels - 1)
+        return places
+
+    @property
     def band(self) -> Band:
         """A unit's cells."""
         return Band(self.shape[1], self.shape[2], self.slice, self.rows, self.columns, self.block, 4)

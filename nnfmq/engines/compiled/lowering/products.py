@@ -314,35 +314,27 @@ def depthwise(
     if 0 in input.shape:
         return None
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    order = _filled_up(filter.shape[3], target)
     if _is_float(input, filter, output):
         kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, Floats(*float_range(activation)), target)
-        biases = np.asarray(bias.array, np.float32)[order]
+        biases = np.asarray(bias.array, np.float32)[kernel.order]
         constants = (lambda: kernel.pack(filter.array[0]), biases.tobytes(), kernel.numbers())
         return Lowered(kernel, constants, kernel.multiplications // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
         return None
-    taps = rows.size * columns.size
+    taps, signed = rows.size * columns.size, input.dtype.kind == "i"
     if 2 * taps * _largest(filter) * _largest(input) >= EXACT_FLOAT32:
         return None
-    finish = _finish(input, filter, bias, output, activation, order, taps, lambda: _centred(filter).reshape(taps, -1).T)
+    draft = FloatCodes(signed, NO_REQUANTIZATION)
+    kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, draft, target)
+    finish = _finish(
+        input, filter, bias, output, activation, kernel.order, taps, lambda: _centred(filter).reshape(taps, -1).T
+    )
     if finish is None:
         return None
-    arithmetic = FloatCodes(input.dtype.kind == "i", finish.requantization)
-    kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, arithmetic, target)
-    factor = np.int16(arithmetic.factor)
-    constants = (
-        lambda: kernel.pack(_centred(filter)[0] * factor),
-        finish.constants(target),
-        kernel.numbers(),
-    )
+    arithmetic = FloatCodes(signed, finish.requantization)
+    kernel, factor = replace(kernel, arithmetic=arithmetic), np.int16(arithmetic.factor)
+    constants = (lambda: kernel.pack(_centred(filter)[0] * factor), finish.constants(target), kernel.numbers())
     return Lowered(kernel, constants, kernel.multiplications // 8)
-
-
-def _filled_up(channels: int, target: Target) -> Array:
-    """Return the channels, and the last one again up to whole vectors."""
-    places: Array = np.minimum(np.arange(math.ceil(channels / target.lanes) * target.lanes), channels - 1)
-    return places
 
 
 RULES: Mapping[OperationType, Rule] = {
