@@ -19,7 +19,7 @@ from support.linked import undefined_symbols
 
 from nnfmq.engines.compiled import objects, team
 from nnfmq.engines.compiled.emission import Emitter
-from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes
+from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, Quads
 from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.target import TARGETS
@@ -188,4 +188,14 @@ def test_sums_of_pairs_are_added_at_once(size: int) -> None:
     rows, vectors = (6, 4) if size == 1 else (7, 2)
     assert assembly.count("vpdpwssd") == rows * vectors
     assert "vpmaddwd" not in assembly
+    assert not re.search(r"zmm.*(Spill|Reload)", assembly)
+
+
+@pytest.mark.parametrize("has_excess", [False, True])
+@pytest.mark.parametrize("size", [1, 3])
+def test_quads_of_bytes_are_added_at_once(size: int, has_excess: bool) -> None:
+    """Sums of cells take one instruction for each position of a tile in their loop, and one for its last vector."""
+    assembly = product_assembly(Quads(False, NO_REQUANTIZATION, has_excess), size)
+    rows, vectors = (6, 4) if size == 1 else (7, 2)
+    assert assembly.count("vpdpbusd") == rows * vectors + 2 * rows * has_excess
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
