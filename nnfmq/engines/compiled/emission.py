@@ -110,6 +110,12 @@ class Emitter:
         """Return what lies at an address."""
         return self.b.load(self.at(address, offset), typ=kind, align=1)
 
+    def load_some(self, kind: Any, address: Value, offset: Index, mask: Value) -> Value:
+        """Return the elements of a vector for which `mask` is set, and 0 for the others, which are not read."""
+        name = f"llvm.masked.load.{_mangled(kind)}.p0"
+        place, alignment = self.at(address, offset), ir.Constant(I32, 1)
+        return self.call(name, kind, place, alignment, mask, ir.Constant(kind, None))
+
     def store(self, value: Value, address: Value, offset: Index = 0) -> None:
         """Put a value at an address."""
         self.b.store(value, self.at(address, offset), align=1)
@@ -211,9 +217,13 @@ class Emitter:
         self.b.position_at_end(after)
 
     def carry(
-        self, count: Index, values: Sequence[Value], step: Callable[[Value, Sequence[Value]], Sequence[Value]]
+        self,
+        count: Index,
+        values: Sequence[Value],
+        step: Callable[[Value, Sequence[Value]], Sequence[Value]],
+        or_none: bool = False,
     ) -> Sequence[Value]:
-        """Emit a loop of `count` (at least 1) rounds over `values`, and return them after the last.
+        """Emit a loop of `count` rounds (at least 1, or 0 if `or_none`) over `values`, and return them after the last.
 
         `step` is called once with the index and the values, and returns the next ones.
         """
@@ -221,7 +231,10 @@ class Emitter:
             return step(self.i64(0), values)
         body, after = (self.function.append_basic_block(name) for name in ("carried", "after"))
         entered = self.b.block
-        self.b.branch(body)
+        if or_none:
+            self.b.cbranch(self.b.icmp_signed("<", self.i64(0), self.i64(count)), body, after)
+        else:
+            self.b.branch(body)
         self.b.position_at_end(body)
         index, carried = self.b.phi(I64), [self.b.phi(value.type) for value in values]
         results = step(index, carried)
@@ -231,9 +244,45 @@ class Emitter:
         for phi, first, result in zip(carried, values, results, strict=True):
             phi.add_incoming(first, entered)
             phi.add_incoming(result, self.b.block)
+        left = self.b.block
         self.b.cbranch(self.b.icmp_signed("<", following, self.i64(count)), body, after)
         self.b.position_at_end(after)
-        return results
+        return (
+            [self._either(entered, *pair, left) for pair in zip(values, results, strict=True)] if or_none else results
+        )
+
+    def _either(self, entered: Value, first: Value, last: Value, left: Value) -> Value:
+        """Return what a loop carried, where it may have been passed by."""
+        phi = self.b.phi(first.type)
+        phi.add_incoming(first, entered)
+        phi.add_incoming(last, left)
+        return phi
+
+    def sums_across(self, values: Sequence[Value]) -> Value:
+        """Return a vector that begins with the sum of the elements of each of `values`.
+
+        Halves of two vectors, parts of two sums, are added: one vector has both sums then, in half as many parts each.
+        """
+        parts, pending = values[0].type.count, list(values)
+        while parts > 1:
+            pending += pending[-1:] * (len(pending) > 1 and len(pending) % 2)
+            step = min(2, len(pending))
+            pending = [self._halved(pending[n : n + step], parts) for n in range(0, len(pending), step)]
+            parts //= 2
+        while len(pending) > 1:
+            pending += pending[-1:] * (len(pending) % 2)
+            pending = [self.joined(*pair) for pair in zip(pending[::2], pending[1::2], strict=True)]
+        return pending[0]
+
+    def joined(self, first: Value, second: Value) -> Value:
+        """Return two vectors, one after the other, as one."""
+        return self.shuffle(first, second, range(2 * first.type.count))
+
+    def _halved(self, values: Sequence[Value], parts: int) -> Value:
+        """Return a vector with the sums of one vector, or two, in half as many parts each."""
+        places = range(len(values) * values[0].type.count)
+        low, high = ([n for n in places if (n % parts < parts // 2) is wanted] for wanted in (True, False))
+        return self.b.add(self.shuffle(values[0], values[-1], low), self.shuffle(values[0], values[-1], high))
 
     def finish(self) -> None:
         """End the kernel."""

@@ -64,7 +64,7 @@ def kernels_of(target: Target, threads: int) -> dict[str, MultiplyAdds | Copying
     sums = 12 if target.registers == 16 else 24
     return {
         "float32": MultiplyAdds("float32", sums, target.lanes, _ROUNDS, _UNITS),
-        "codes": MultiplyAdds("codes", sums, target.lanes, _ROUNDS, _UNITS),
+        "codes": MultiplyAdds("quads" if target.quads else "codes", sums, target.lanes, _ROUNDS, _UNITS),
         "memory": Copying(_MEMORY_PART, 1, _MEMORY_PARTS),
         "cache": Copying(_CACHE_PART, _CACHE_ROUNDS, threads),
     }

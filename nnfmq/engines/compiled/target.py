@@ -19,7 +19,12 @@ TARGET_VARIABLE = "NNFMQ_TARGET"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One instruction set. `lanes` are of 32 bits; `pair_product` names LLVM's sum of two products of 16 bits."""
+    """One instruction set. `lanes` are of 32 bits. LLVM's names of what an instruction does for all of them:
+
+    `pair_product` is the sum of two products of 16 bits; `pair_sum` adds it to another sum; `quad_sum` adds four
+    products of bytes, of which the first are without sign. Products of codes are made in `quads`, or in pairs. `tuning`
+    are LLVM's choices between instructions that `features` have anyhow.
+    """
 
     name: str
     triple: str
@@ -27,18 +32,18 @@ class Target:
     lanes: int
     registers: int
     pair_product: str | None
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Rows and vectors of the block of sums that the registers hold beside what is multiplied."""
-        return (4, 3) if self.registers == 16 else (6, 4)
+    pair_sum: str | None = None
+    quad_sum: str | None = None
+    quads: bool = False
+    tuning: tuple[str, ...] = ()
 
     def flags(self, others: Iterable[str] = ()) -> str:
         """Return the features as LLVM is told of them, and that it must not use any of `others` that are not among
         them: those that LLVM knows of a processor by its name may be switched off in a virtual machine, or not be those
         of the machine that takes the code from a cache."""
         without = sorted(set(others).difference(self.features, _EVERYWHERE))
-        return ",".join([*(f"-{feature}" for feature in without), *(f"+{feature}" for feature in self.features)])
+        with_these = (*self.features, *self.tuning)
+        return ",".join([*(f"-{feature}" for feature in without), *(f"+{feature}" for feature in with_these)])
 
 
 _EVERYWHERE = ("64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
@@ -48,10 +53,24 @@ _X86 = "x86_64-unknown-linux-gnu"
 _AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
 
+_AVX512_PAIRS = "llvm.x86.avx512.pmaddw.d.512"
+
 TARGETS = {
     target.name: target
     for target in (
-        Target("avx512", _X86, _AVX512, 16, 32, "llvm.x86.avx512.pmaddw.d.512"),
+        Target(
+            "avx512vnni",
+            _X86,
+            (*_AVX512, "avx512vnni"),
+            lanes=16,
+            registers=32,
+            pair_product=_AVX512_PAIRS,
+            pair_sum="llvm.x86.avx512.vpdpwssd.512",
+            quad_sum="llvm.x86.avx512.vpdpbusd.512",
+            quads=True,
+            tuning=("fast-dpwssd",),  # or sums would be added separately: sooner each, but here are many side by side
+        ),
+        Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PAIRS),
         Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd"),
         Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd"),
         Target("neon", "aarch64-unknown-linux-gnu", ("neon",), 4, 32, None),

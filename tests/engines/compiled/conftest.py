@@ -12,12 +12,23 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from support.instruction_sets import default_sets, emulator, known_symbols_only, using
+from support.instruction_sets import QUADS, default_sets, emulator, known_symbols_only, using
 
 from nnfmq.engines.compiled.team import the_team
 
 _EVERY = 23  # no divisor of it is the number of a parameter's values, so that all of them are among the cases
-_KERNELS = ("elementwise", "layout", "matmul", "moving", "pooling", "products", "recurrent", "resize", "softmax")
+_KERNELS = (
+    "elementwise",
+    "layout",
+    "matmul",
+    "moving",
+    "pooling",
+    "products",
+    "quads",
+    "recurrent",
+    "resize",
+    "softmax",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +53,9 @@ def instruction_set(request: pytest.FixtureRequest, machine: Any) -> Iterator[No
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__.rsplit("test_")[-1] in _KERNELS:
-        forced = metafunc.config.getoption("--target")
-        names = (forced,) if forced else default_sets()
+    module, forced = metafunc.module.__name__.rsplit("test_")[-1], metafunc.config.getoption("--target")
+    if module in _KERNELS:
+        names = (forced,) if forced else (QUADS,) if module == "quads" else default_sets()
         metafunc.parametrize("instruction_set", names, indirect=True)
 
 
@@ -53,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def is_wanted(item: pytest.Item) -> bool:
         name = getattr(item, "callspec", None) and item.callspec.params.get("instruction_set", "host")
-        if name in (None, "host") or item.config.getoption("--target"):
+        if name in (None, "host", QUADS) or item.config.getoption("--target"):
             return True
         function = (item.location[0] + item.originalname, name)
         seen[function] += 1

@@ -144,6 +144,19 @@ def test_multiply_adds_of_codes_compute_what_they_count() -> None:
     np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
 
 
+def test_multiply_adds_of_quads_compute_what_they_count() -> None:
+    lanes, sums, rounds = host_target().lanes, 3, 11
+    source = np.arange(1, 4 * lanes + 1, dtype=np.int64).astype(np.int8)
+    value = source.view(np.int32).astype(np.int64)
+    for _ in range(rounds):
+        quads = (value & 0xFFFFFFFF).astype(np.uint32).view(np.uint8).astype(np.int64) * source
+        value = value + quads.reshape(lanes, 4).sum(axis=1)
+
+    made = run_once(MultiplyAdds("quads", sums, lanes, rounds, 1), source, 4 * lanes)
+
+    np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
+
+
 def test_a_copy_copies() -> None:
     source = np.random.default_rng(1).integers(0, 256, 3 * 1000, np.uint8)
 
@@ -151,10 +164,11 @@ def test_a_copy_copies() -> None:
 
 
 def test_what_peaks_count_is_what_their_loops_do() -> None:
-    floats, codes = MultiplyAdds("float32", 12, 8, 100, 4), MultiplyAdds("codes", 12, 8, 100, 4)
+    floats, codes, quads = (MultiplyAdds(kind, 12, 8, 100, 4) for kind in ("float32", "codes", "quads"))
 
     assert floats.operations == 2 * 8 * 12 * 100 * 4
     assert codes.operations == 2 * 16 * 12 * 100 * 4
+    assert quads.operations == 2 * 32 * 12 * 100 * 4
     assert Copying(1000, 5, 3).moved_bytes == 2 * 1000 * 5 * 3
 
 

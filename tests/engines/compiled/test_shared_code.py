@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from llvmlite import ir
 
 from nnfmq.engines.compiled.emission import Emitter
-from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, FloatCodes, Floats
+from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, FloatCodes, Floats, Quads
 from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
-from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.operations.shapes import Window, axis_window
@@ -26,7 +26,7 @@ def window(extent: int, size: int, stride: int) -> Window:
     return axis_window(extent, size, stride, 1, SAME)
 
 
-def products(arithmetic: Arithmetic, target: Target) -> Iterator[Kernel]:
+def products(arithmetic: Arithmetic, target: Target) -> Iterator[Product]:
     for extent, channels, filters in itertools.product((8, 36), (8, 30, 384), (16, 100)):
         for size, stride in ((1, 1), (3, 1), (5, 2)):
             along = window(extent, size, stride)
@@ -48,7 +48,7 @@ def emitted(kernel: Kernel, target: Target) -> str:
     return str(module)
 
 
-def assert_names_tell_all(kernels: Iterator[Kernel], target: Target) -> None:
+def assert_names_tell_all(kernels: Iterable[Kernel], target: Target) -> None:
     """Assert that of kernels with one name the first and the last have the same instructions."""
     named = defaultdict(list)
     for kernel in kernels:
@@ -62,6 +62,14 @@ def assert_names_tell_all(kernels: Iterator[Kernel], target: Target) -> None:
 @pytest.mark.parametrize("arithmetic", [FLOATS, CODES], ids=["floats", "codes"])
 def test_products_of_one_name_have_the_same_instructions(arithmetic: Arithmetic, target: Target) -> None:
     assert_names_tell_all(products(arithmetic, target), target)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("has_excess", [False, True])
+def test_products_of_quads_of_one_name_have_the_same_instructions(signed: bool, has_excess: bool) -> None:
+    quads, target = Quads(signed, NO_REQUANTIZATION, has_excess), TARGETS["avx512vnni"]
+    every = products(quads, target)
+    assert_names_tell_all((product for product in every if product.shape.parts == 1 or not has_excess), target)
 
 
 @pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["avx512"]], ids=["avx2", "avx512"])

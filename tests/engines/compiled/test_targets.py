@@ -12,12 +12,18 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from llvmlite import binding as llvm
+from llvmlite import ir
 from support.emulated import Call, Machine, Memory
 from support.instruction_sets import all_processors
 from support.linked import undefined_symbols
 
 from nnfmq.engines.compiled import objects, team
+from nnfmq.engines.compiled.emission import Emitter
+from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, Quads
+from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.target import TARGETS
+from nnfmq.operations.shapes import axis_window
 
 # Reads and writes what it is told to: the first word of a table is an address to read from, the second one to write to.
 _COPY = """
@@ -122,7 +128,7 @@ def test_a_team_without_helpers_makes_every_step(emulated: Machine) -> None:
     memory, data = Memory(), np.arange(16, dtype=np.uint8)
     source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
     table = memory.add(np.array([source.address, target.address], np.int64))
-    nobody = memory.add(np.zeros(48, np.int64), writable=True)
+    nobody = memory.add(np.zeros(64, np.int64), writable=True)
     text = team._assembly(emulated.target.triple.split("-")[0]) + _COPY
     image = emulated.load(objects.object_of_assembly(text, emulated.target))
     copy = image.functions["copy"]
@@ -161,3 +167,35 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
     assembly = objects._machine_of(target, processor, llvm.get_host_cpu_features()).emit_assembly(parsed)
     assert "ymm" in assembly
     assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
+
+
+def product_assembly(arithmetic: Arithmetic, size: int) -> str:
+    """Return the instructions of a convolution by filters of `size` squared, for the target that adds at once."""
+    target, along = TARGETS["avx512vnni"], axis_window(28, size, 1, 1, 1)
+    module = ir.Module("kernels")
+    shape = ProductShape(1, 28, 28, 128, along, along, 256)
+    plan_product(shape, arithmetic, target).emit(Emitter(module, "kernel", target))
+    parsed = llvm.parse_assembly(str(module))
+    parsed.triple = target.triple
+    all_processors()
+    return objects._machine_of(target, "", ()).emit_assembly(parsed)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_sums_of_pairs_are_added_at_once(size: int) -> None:
+    """LLVM would rather add separately: a single sum would have to wait less."""
+    assembly = product_assembly(Codes(False, NO_REQUANTIZATION), size)
+    rows, vectors = (6, 4) if size == 1 else (7, 2)
+    assert assembly.count("vpdpwssd") == rows * vectors
+    assert "vpmaddwd" not in assembly
+    assert not re.search(r"zmm.*(Spill|Reload)", assembly)
+
+
+@pytest.mark.parametrize("has_excess", [False, True])
+@pytest.mark.parametrize("size", [1, 3])
+def test_quads_of_bytes_are_added_at_once(size: int, has_excess: bool) -> None:
+    """Sums of cells take one instruction for each position of a tile in their loop, and one for its last vector."""
+    assembly = product_assembly(Quads(False, NO_REQUANTIZATION, has_excess), size)
+    rows, vectors = (6, 4) if size == 1 else (7, 2)
+    assert assembly.count("vpdpbusd") == rows * vectors + 2 * rows * has_excess
+    assert not re.search(r"zmm.*(Spill|Reload)", assembly)

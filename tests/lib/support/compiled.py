@@ -84,12 +84,19 @@ def compile_described(kernels: Sequence[Kernel], target: Target) -> list[bytes]:
 def assert_kernels_agree(model: Model, seed: int = 0, runs: int = 2, tolerance: float = FLOAT_TOLERANCE) -> None:
     """Compare both engines on random inputs, and require that kernels computed every operation of the model."""
     validate_model(model)
+    assert_kernels_agree_on(model, [random_inputs(model, seed + run) for run in range(runs)], tolerance)
+
+
+def assert_kernels_agree_on(
+    model: Model, arguments: Sequence[Sequence[Array]], tolerance: float = FLOAT_TOLERANCE
+) -> None:
+    """Compare both engines on each of the `arguments`, as `assert_kernels_agree`."""
     compiled, reference = prepare(model, compile=compile_described), interpreter.prepare(model)
     assert compiled.generated == frozenset(range(len(model.main.operations)))
     guarded = with_guarded_constants(compiled, model)
-    for run in range(runs):
+    for run, arrays in enumerate(arguments):
         program = guarded if run else compiled
-        inputs = [before_a_guard(array) for array in random_inputs(model, seed + run)]
+        inputs = [before_a_guard(array) for array in arrays]
         pairs = zip(outputs_of(program, model, inputs), outputs_of(reference, model, inputs), strict=True)
         for ours, expected in pairs:
             if expected.dtype.kind == "f":

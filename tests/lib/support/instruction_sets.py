@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ from llvmlite import binding as llvm
 
 from nnfmq.engines.compiled import compiler, program
 from nnfmq.engines.compiled.kernels.kernel import Kernel
-from nnfmq.engines.compiled.objects import compile_kernels
+from nnfmq.engines.compiled.objects import compile_kernels, host_target
 from nnfmq.engines.compiled.target import TARGETS, Target, runnable
 from support.linked import undefined_symbols
 
-__all__ = ["OUTSIDE", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
+__all__ = ["OUTSIDE", "QUADS", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
+
+QUADS = "quads"
+"""Not a set of its own: this machine's, with products of quads made of those of pairs."""
 
 OUTSIDE = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
 """All that kernels may call. Nothing that is an instruction elsewhere is among it, such as fmaf: it would be slow."""
@@ -35,6 +39,10 @@ def default_sets() -> tuple[str, ...]:
 
 def _runs_here(target: Target) -> bool:
     return runnable(target, llvm.get_process_triple(), llvm.get_host_cpu_features())
+
+
+def _in_quads() -> Target:
+    return replace(host_target(), name=QUADS, quads=True, quad_sum=None)
 
 
 @contextmanager
@@ -68,7 +76,7 @@ def known_symbols_only() -> Iterator[None]:
 @contextmanager
 def using(name: str, machine: Any = None) -> Iterator[None]:
     """Prepare and run models for the instruction set `name`, on `machine` if it is given."""
-    target = TARGETS[name]
+    target = _in_quads() if name == QUADS else TARGETS[name]
     if machine is None and _runs_here(target):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program, "host_target", lambda: target)

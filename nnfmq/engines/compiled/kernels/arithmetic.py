@@ -1,24 +1,28 @@
-"""The two arithmetics of products: codes in pairs of 16 bits with sums of 32, and float32.
+"""The arithmetics of products: float32, and codes in pairs of 16 bits or in quads of bytes, with sums of 32.
 
-Both multiply rows of an image, widened into *cells* in a thread's scratch memory, with packed weights. The zero points
-are subtracted while widening and packing, so that padding is 0 and sums need no correction.
+All multiply rows of an image, widened into *cells* in a thread's scratch memory, with packed weights. Of floats and
+pairs the zero points are subtracted while widening and packing, so that padding is 0 and sums need no correction. Quads
+are codes as they are, and what that adds to sums is taken off again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
 
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.cells import Widening
 from nnfmq.engines.compiled.kernels.floats import multiply_add
 from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
+from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Arithmetic", "Codes", "FloatCodes", "Floats"]
+__all__ = ["Arithmetic", "Codes", "FloatCodes", "Floats", "Quads"]
 
 Array = npt.NDArray[Any]
 
@@ -31,8 +35,23 @@ class Arithmetic(Protocol):
     output_bytes: int
     cell_bytes: int
     group: int
-    products: int
-    """Registers for products on their way into sums."""
+
+    @property
+    def has_excess(self) -> bool:
+        """Whether weights are less than they should be, and `excess` times its cells is added to a position."""
+        ...
+
+    def in_place(self, depth: int) -> bool:
+        """Return whether pixels of `depth` elements are whole groups of cells already."""
+        ...
+
+    def excess(self, e: Emitter, finish: Value) -> Value:
+        """Return what weights lack."""
+        ...
+
+    def products(self, target: Target) -> int:
+        """Return the registers for products on their way into sums."""
+        ...
 
     @property
     def factor(self) -> int:
@@ -77,8 +96,20 @@ class Floats:
 
     item_bytes = output_bytes = cell_bytes = 4
     group = 1
-    products = 0
     factor = 1
+    has_excess = False
+
+    def in_place(self, depth: int) -> bool:
+        """Return True."""
+        return True
+
+    def excess(self, e: Emitter, finish: Value) -> Value:
+        """Return 0."""
+        return ir.Constant(I32, 0)
+
+    def products(self, target: Target) -> int:
+        """None: they are added at once."""
+        return 0
 
     def widening(self, e: Emitter, finish: Value) -> Floats:
         """They are cells already."""
@@ -160,7 +191,19 @@ class Codes:
     item_bytes = output_bytes = 1
     cell_bytes = 2
     group = 2
-    products = 1
+    has_excess = False
+
+    def in_place(self, depth: int) -> bool:
+        """Return False: they are widened."""
+        return False
+
+    def excess(self, e: Emitter, finish: Value) -> Value:
+        """Return 0."""
+        return ir.Constant(I32, 0)
+
+    def products(self, target: Target) -> int:
+        """One, where no instruction adds them at once."""
+        return 0 if target.pair_sum else 1
 
     @property
     def factor(self) -> int:
@@ -185,7 +228,7 @@ class Codes:
 
     def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
         """Return sums + both products."""
-        return e.b.add(sums, pair_products(e, cells, weights))
+        return pair_sums(e, sums, cells, weights)
 
     def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums."""
@@ -193,23 +236,120 @@ class Codes:
 
     def pack(self, weights: Array, lanes: int) -> bytes:
         """Return pairs of cells of one channel side by side; an odd cell's partner is 0."""
-        blocks, _, taps, cells = weights.shape
-        even = np.zeros((blocks, lanes, taps, cells + cells % 2), np.int16)
-        even[..., :cells] = weights
-        pairs = even.reshape(blocks, lanes, taps, -1, 2)
-        return pairs.transpose(0, 2, 3, 1, 4).tobytes()
+        return _grouped(weights.astype(np.int16), self.group)
 
 
-def pair_products(e: Emitter, cells: Value, weights: Value) -> Value:
-    """Return the sums of products of neighbours of 16 bits."""
+def _grouped(weights: Array, group: int) -> bytes:
+    """Return weights (blocks, channels, taps, cells) with groups of cells side by side, filled up with 0."""
+    blocks, lanes, taps, cells = weights.shape
+    filled = np.zeros((blocks, lanes, taps, math.ceil(cells / group) * group), weights.dtype)
+    filled[..., :cells] = weights
+    return filled.reshape(blocks, lanes, taps, -1, group).transpose(0, 2, 3, 1, 4).tobytes()
+
+
+def pair_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+    """Return `sums` plus the products of neighbours of 16 bits."""
+    if e.target.pair_sum is not None and sums.type.count == e.target.lanes:
+        return e.call(e.target.pair_sum, sums.type, sums, *(e.b.bitcast(v, sums.type) for v in (cells, weights)))
+    return e.b.add(sums, _pair_products(e, cells, weights))
+
+
+def _pair_products(e: Emitter, cells: Value, weights: Value) -> Value:
     lanes = weights.type.count // 2
-    sums = vector(I32, lanes)
     if e.target.pair_product is not None and lanes == e.target.lanes:
-        return e.call(e.target.pair_product, sums, cells, weights)
+        return e.call(e.target.pair_product, vector(I32, lanes), cells, weights)
     wide = vector(I32, 2 * lanes)
     products = e.b.mul(e.b.sext(cells, wide), e.b.sext(weights, wide))
     even, odd = (e.shuffle(products, products, range(first, 2 * lanes, 2)) for first in (0, 1))
     return e.b.add(even, odd)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsigned:
+    """Codes of 8 bits as cells without sign: signed ones plus 128. Padding is the zero point."""
+
+    signed: bool
+    zero_point: Value
+
+    item_bytes = cell_bytes = 1
+
+    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+        """Load codes."""
+        codes = e.load(vector(I8, count), source, offset)
+        return e.b.xor(codes, e.splat(I8, -128, count)) if self.signed else codes
+
+    def zeros(self, e: Emitter, count: int) -> Value:
+        """Return cells of padding."""
+        return e.broadcast(e.b.trunc(self.zero_point, I8), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Quads:
+    """8-bit codes without sign, multiplied in quads with weights of 8 bits.
+
+    Sums begin with a bias that takes off what the image's zero point adds. Weights that do not fit are made less by a
+    number, their *excess*: each position has the sum of its cells times that added.
+    """
+
+    signed: bool
+    requantization: Requantization
+    has_excess: bool
+
+    item_bytes = output_bytes = cell_bytes = 1
+    group = 4
+    factor = 1
+
+    def in_place(self, depth: int) -> bool:
+        """Return whether they are without sign, and no quad goes beyond a pixel."""
+        return not self.signed and depth % self.group == 0
+
+    def excess(self, e: Emitter, finish: Value) -> Value:
+        """Return what is in the constants."""
+        return self.requantization.excess(e, finish)
+
+    def products(self, target: Target) -> int:
+        """None: they are added at once."""
+        return 0
+
+    def widening(self, e: Emitter, finish: Value) -> Unsigned:
+        """Take off the sign."""
+        return Unsigned(self.signed, self.requantization.centre(e, finish))
+
+    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+        """Return the bias."""
+        return self.requantization.bias(e, finish, channel, lanes)
+
+    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+        """Load four cells for all lanes."""
+        return e.b.bitcast(e.broadcast(e.load(I32, address, offset), lanes), vector(I8, 4 * lanes))
+
+    def weights_type(self, lanes: int) -> Any:
+        """Return a vector of quads."""
+        return vector(I8, 4 * lanes)
+
+    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+        """Return sums + four products."""
+        return quad_sums(e, sums, cells, weights)
+
+    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
+        """Return the codes of the sums."""
+        return self.requantization.codes(e, sums, finish, channel)
+
+    def pack(self, weights: Array, lanes: int) -> bytes:
+        """Return quads of cells of one channel side by side; missing ones are 0."""
+        return _grouped(weights.astype(np.int8), self.group)
+
+
+def quad_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+    """Return `sums` plus the products of four neighbours, cells without sign and weights with it."""
+    lanes = sums.type.count
+    if e.target.quad_sum is not None and lanes == e.target.lanes:
+        return e.call(e.target.quad_sum, sums.type, sums, *(e.b.bitcast(v, sums.type) for v in (cells, weights)))
+    shorts, byte = vector(I16, 2 * lanes), e.splat(I16, 8, 2 * lanes)
+    cells, weights = (e.b.bitcast(v, shorts) for v in (cells, weights))
+    even = e.b.and_(cells, e.splat(I16, 255, 2 * lanes)), e.b.ashr(e.b.shl(weights, byte), byte)
+    odd = e.b.lshr(cells, byte), e.b.ashr(weights, byte)
+    return pair_sums(e, pair_sums(e, sums, *even), *odd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, I16, I32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.arithmetic import Floats, pair_products
+from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.kernels.arithmetic import Floats, pair_sums, quad_sums
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["Copying", "MultiplyAdds"]
@@ -19,14 +19,14 @@ _NO_CLAMP = Floats(-np.inf, np.inf)
 
 @dataclass(frozen=True, slots=True)
 class MultiplyAdds:
-    """Multiply-adds in registers alone: float32, or codes of 16 bits in pairs, as products have them.
+    """Multiply-adds in registers alone: float32, or codes of 16 bits in pairs or of 8 in quads, as products have them.
 
     Each of `sums` goes on from itself, and waits for nothing else: with 12 of them two units of a latency of 5 or 6
     cycles are never idle. Factors change with every round, since what stays the same is computed once. With a first
     element of 0.25, float32 goes to 1/3: no infinity, nothing subnormal.
     """
 
-    kind: Literal["float32", "codes"]
+    kind: Literal["float32", "codes", "quads"]
     sums: int
     lanes: int
     rounds: int
@@ -35,7 +35,7 @@ class MultiplyAdds:
     @property
     def operations(self) -> int:
         """Multiplications and additions of all units."""
-        products = self.lanes * (1 if self.kind == "float32" else 2)
+        products = self.lanes * {"float32": 1, "codes": 2, "quads": 4}[self.kind]
         return 2 * products * self.sums * self.rounds * self.units
 
     def scratch_bytes(self, target: Target) -> int:
@@ -45,14 +45,16 @@ class MultiplyAdds:
     def emit(self, e: Emitter) -> None:
         """Table: a vector of factors, of 4 bytes a lane; output, 4 bytes a lane for each unit."""
         factors, out = map(e.argument, range(2))
-        element, kind = (F32, vector(F32, self.lanes)) if self.kind == "float32" else (I32, vector(I16, 2 * self.lanes))
-        first = e.load(vector(element, self.lanes), factors)
+        kinds = {"float32": vector(F32, self.lanes), "codes": vector(I16, 2 * self.lanes)}
+        kind = kinds.get(self.kind) or vector(I8, 4 * self.lanes)
+        add_products = quad_sums if self.kind == "quads" else pair_sums
+        first = e.load(vector(F32 if self.kind == "float32" else I32, self.lanes), factors)
         factor = e.load(kind, factors)
 
         def step(_: Value, sums: Sequence[Value]) -> Sequence[Value]:
             if self.kind == "float32":
                 return [_NO_CLAMP.multiply_add(e, first, value, factor) for value in sums]
-            return [e.b.add(value, pair_products(e, e.b.bitcast(value, kind), factor)) for value in sums]
+            return [add_products(e, value, e.b.bitcast(value, kind), factor) for value in sums]
 
         with e.loop(e.begin, e.end) as unit:
             total, *others = e.carry(self.rounds, [first] * self.sums, step)

@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import Emitter, Value
+from nnfmq.engines.compiled.emission import I32, Emitter, Value
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Array
+from nnfmq.engines.compiled.kernels.cell_sums import Tap, counting
 from nnfmq.engines.compiled.kernels.cells import SLACK_BYTES, Band, BandNumbers, emit_band, widen
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.target import Target
@@ -74,6 +75,11 @@ class ProductShape:
         return self.rows.size, self.columns.size, self.depth
 
     @property
+    def taps_of_a_filter(self) -> int:
+        """How many products a sum has."""
+        return self.rows.size * self.columns.size * self.depth
+
+    @property
     def pixels(self) -> int:
         """Pixels with the same weights."""
         return self.height * self.width * (1 if self.own else self.batch)
@@ -82,7 +88,7 @@ class ProductShape:
     def multiplications(self) -> int:
         """How many the whole product takes."""
         positions = self.batch * self.rows.count * self.columns.count
-        return positions * self.filters * self.rows.size * self.columns.size * self.depth
+        return positions * self.filters * self.taps_of_a_filter
 
 
 Walk: TypeAlias = Literal["in place", "pixels", "band"]
@@ -117,6 +123,9 @@ class _Numbers(NamedTuple):
     served: Any
     rows: Any
     row_out: Any
+    totals: Any  # in the scratch memory
+    tap_vectors: Any  # whole vectors of cells of a tap, but the last one
+    tap_rest: Any  # cells of the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +192,13 @@ class Product:
         return s.batch * self._blocks_of_an_image
 
     def scratch_bytes(self, target: Target) -> int:
-        """The cells of a block."""
+        """The cells of a block, and a number for each of its positions."""
+        if not self.arithmetic.has_excess:
+            return self._cells_bytes
+        return self._cells_bytes + 4 * self.block * (self.shape.columns.count if self.walk == "band" else 1)
+
+    @property
+    def _cells_bytes(self) -> int:
         if self.walk == "in place":
             return 0
         if self.walk == "band":
@@ -204,7 +219,7 @@ class Product:
         """Return the constant with all extents."""
         s, a = self.shape, self.arithmetic
         tap_rows, tap_columns, cells = s.taps
-        length = math.ceil(cells / a.group)
+        length, cells_of_a_vector = math.ceil(cells / a.group), 4 * self.lanes // a.cell_bytes
         panel_bytes = tap_rows * tap_columns * length * self._panel * a.group * a.cell_bytes
         place, pixel = s.filters * a.output_bytes, s.channels * a.item_bytes
         own = _Numbers(
@@ -233,6 +248,9 @@ class Product:
             served=self.block,
             rows=s.rows.count,
             row_out=s.columns.count * place,
+            totals=self._cells_bytes,
+            tap_vectors=(cells - 1) // cells_of_a_vector,
+            tap_rest=(cells - 1) % cells_of_a_vector + 1,
         )
         return stored_numbers(own, self._band.numbers(s.width * pixel))
 
@@ -281,8 +299,11 @@ class _Emission:
         if self.product.walk == "pixels":
             widen(e, self._a.widening(e, self.finish), cells, e.scratch, n.block_cells)
             cells = e.scratch
+        totals = e.at(e.scratch, n.totals)
+        if self._a.has_excess:
+            self._emit_totals(cells, totals)
         with self._panels(group) as panel:
-            self._emit_row(cells, target, weights, panel)
+            self._emit_row(cells, totals, target, weights, panel)
 
     def _emit_band(self, image: Value, out: Value, group: Value, block: Value) -> None:
         e, n, a = self.e, self.n, self._a
@@ -296,9 +317,13 @@ class _Emission:
         )
         target = e.at(out, e.b.mul(e.b.add(e.b.mul(number, n.rows), first), n.row_out))
         down = e.b.mul(band.stride, band.pitch)
+        totals, totals_row = e.at(e.scratch, n.totals), e.mul(n.positions, 4)
+        if a.has_excess:
+            with e.loop(0, served) as row:
+                self._emit_totals(e.at(e.scratch, e.b.mul(row, down)), e.at(totals, e.b.mul(row, totals_row)))
         with self._panels(group) as panel, e.loop(0, served) as row:
             cells, place = e.at(e.scratch, e.b.mul(row, down)), e.at(target, e.b.mul(row, n.row_out))
-            self._emit_row(cells, place, self.weights, panel)
+            self._emit_row(cells, e.at(totals, e.b.mul(row, totals_row)), place, self.weights, panel)
 
     def _panels(self, group: Value) -> AbstractContextManager[Value]:
         """Return the loop over the panels of a group."""
@@ -306,7 +331,17 @@ class _Emission:
         begin, end = (e.b.udiv(e.b.mul(e.add(group, more), n.panels), n.groups) for more in (0, 1))
         return e.loop(begin, end)
 
-    def _emit_row(self, cells: Value, out: Value, weights: Value, panel: Value) -> None:
+    def _emit_totals(self, cells: Value, totals: Value) -> None:
+        """Put what the excess of weights adds to each position of a row to `totals`; the last ones twice, as tiles."""
+        e, n, a, lanes, (rows, _) = self.e, self.n, self._a, self.product.lanes, self.product.tile
+        counted, zeros = counting(e, a, lanes, n.step, n.tap_vectors, n.tap_rest), e.splat(I32, 0, lanes)
+        excess, last = a.excess(e, self.finish), e.b.sub(n.positions, e.i64(rows))
+        with e.loop(0, n.positions, rows) as position:
+            position = e.intrinsic("llvm.smin", position, last)
+            sums = e.sums_across(self._over_taps(e.at(cells, e.b.mul(position, n.step)), [zeros] * rows, counted))
+            e.store_first(e.b.mul(sums, e.broadcast(excess, sums.type.count)), rows, totals, e.mul(position, 4))
+
+    def _emit_row(self, cells: Value, totals: Value, out: Value, weights: Value, panel: Value) -> None:
         """Emit the tiles of a panel over all positions of a row."""
         e, n, (rows, vectors) = self.e, self.n, self.product.tile
         width = vectors * self.product.lanes
@@ -320,14 +355,22 @@ class _Emission:
         last = e.b.sub(n.positions, e.i64(rows))
         with e.loop(0, n.positions, rows) as position:
             position = e.intrinsic("llvm.smin", position, last)
-            sums = self._emit_tile(e.at(cells, e.b.mul(position, n.step)), matrix, channel)
+            first = self._first_sums(e.at(totals, e.mul(position, 4)), channel)
+            sums = self._emit_tile(e.at(cells, e.b.mul(position, n.step)), matrix, first)
             self._emit_store(sums, e.at(out, e.b.mul(position, n.place)), channel, is_last)
 
-    def _emit_tile(self, cells: Value, matrix: Value, channel: Value) -> Sequence[Value]:
+    def _first_sums(self, totals: Value, channel: Value) -> Sequence[Value]:
+        (rows, vectors), lanes, a, e = self.product.tile, self.product.lanes, self._a, self.e
+        first = [a.first_sums(e, self.finish, e.add(channel, v * lanes), lanes) for v in range(vectors)]
+        if not a.has_excess:
+            return first * rows
+        more = [e.broadcast(e.load(I32, totals, 4 * r), lanes) for r in range(rows)]
+        return [e.b.add(value, total) for total in more for value in first]
+
+    def _emit_tile(self, cells: Value, matrix: Value, sums: Sequence[Value]) -> Sequence[Value]:
         (rows, vectors), lanes, a, e, n = self.product.tile, self.product.lanes, self._a, self.e, self.n
         group_bytes = a.group * a.cell_bytes
         round_bytes = vectors * lanes * group_bytes
-        starts = [a.first_sums(e, self.finish, e.add(channel, v * lanes), lanes) for v in range(vectors)]
 
         def tap(number: Value, first: Value, sums: Sequence[Value]) -> Sequence[Value]:
             panel = e.at(matrix, e.b.mul(number, e.mul(n.length, round_bytes)))
@@ -338,7 +381,16 @@ class _Emission:
                 lambda k, s: self._multiply(cells, e.mul(k, group_bytes), e.at(panel, e.mul(k, round_bytes)), s),
             )
 
-        sums = starts * rows
+        return self._over_taps(cells, sums, tap)
+
+    def _over_taps(
+        self,
+        cells: Value,
+        sums: Sequence[Value],
+        tap: Tap,
+    ) -> Sequence[Value]:
+        """Emit loops over a filter's taps: `tap` gets the number of one, its first cells, and the sums so far."""
+        e, n = self.e, self.n
         if self.product.walk != "band":
             return tap(e.i64(0), cells, sums)
 
@@ -396,11 +448,10 @@ def plan_product(shape: ProductShape, arithmetic: Arithmetic, target: Target) ->
     block = _pointwise_block(shape, arithmetic, tile[0]) if shape.is_pointwise else _band_rows(shape, arithmetic)
     walk: Walk = "band"
     if shape.is_pointwise:
-        walk = "in place" if arithmetic.cell_bytes == arithmetic.item_bytes else "pixels"
+        walk = "in place" if arithmetic.in_place(shape.depth) else "pixels"
     rest, parted = shape.part % panel, shape.parts > 1
     draft = Product(shape, block, 1, arithmetic, tile, target.lanes, rest, walk, parted, shape.own)
-    taps = shape.rows.size * shape.columns.size * shape.depth
-    heavy = taps * shape.filters * arithmetic.cell_bytes > _PANEL_BYTES
+    heavy = shape.taps_of_a_filter * shape.filters * arithmetic.cell_bytes > _PANEL_BYTES
     groups = max(math.ceil(_UNITS / draft.units), 2 if heavy else 1)
     return replace(draft, groups=min(panels, groups))
 
@@ -413,7 +464,7 @@ def _best_tile(positions: int, filters: int, arithmetic: Arithmetic, target: Tar
     """
 
     def fits(rows: int, vectors: int) -> bool:
-        return rows * vectors + min(rows, vectors) + 1 + arithmetic.products <= target.registers
+        return rows * vectors + min(rows, vectors) + 1 + arithmetic.products(target) <= target.registers
 
     def cycles(tile: tuple[int, int]) -> float:
         rows, vectors = tile

@@ -1,8 +1,8 @@
 """From exact sums to codes: the two roundings of `operations.fixed_point.multiply` in vectors of 32 bits.
 
 Both are shifts to the right of (sum · mantissa + nudge), a number of 64 bits, but that a negative sum is nudged by one
-less between them. Sums come doubled, so that 32 bits are shifted out first: `Rounding.of` declines what 32 bits do not
-hold then. A product's channels have a multiplier, a shift and a bias each; where the model has one for all it is
+less between them. Sums are taken doubled, so that 32 bits are shifted out first: `Rounding.of` declines what 32 bits do
+not hold then. A product's channels have a multiplier, a shift and a bias each; where the model has one for all it is
 repeated.
 """
 
@@ -25,32 +25,39 @@ _EVEN, _ODD, _EVEN_NUDGES, _ODD_NUDGES, _RIGHT, _LEFT, ROUNDING_ROWS = range(7)
 
 @dataclass(frozen=True, slots=True)
 class Codomain:
-    """The codes that come out, and the zero point of those that went in (`centre`)."""
+    """The codes that come out, and the zero point of those that went in (`centre`).
+
+    Weights are less by `excess` than they should be.
+    """
 
     zero_point: int
     low: int
     high: int
     centre: int = 0
+    excess: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
     """What of the two roundings there is to do; their numbers are rows of constants.
 
-    Sums that are not shifted to the left are given twice as large as they are.
+    Sums that are not shifted to the left (by one bit at least) are given twice as large as they are.
     """
 
     shifts_left: bool
     shifts_by_nothing: bool
 
     @classmethod
-    def of(cls, multipliers: Multipliers, bias: Ints, bounds: Ints) -> Rounding | None:
-        """Return the form, or None where 32 bits do not hold what is between. `bounds` are on |sum| without bias."""
+    def of(cls, multipliers: Multipliers, bias: Ints, bounds: Ints, doubled: bool = True) -> Rounding | None:
+        """Return the form, or None where 32 bits do not hold what is between. `bounds` are on |sum| without bias.
+
+        Where sums cannot be given `doubled` all of them are shifted to the left.
+        """
         left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
         room = (INT32_MAX - (np.int64(1) << right)) >> (left + 1)  # what is shifted to the left might not fit 64 bits
         if bool((np.abs(bias) + bounds > room).any()):
             return None
-        return cls(bool(left.any()), not bool(right.all()))
+        return cls(bool(left.any()) or not doubled, not bool(right.all()))
 
     @property
     def factor(self) -> int:
@@ -105,7 +112,7 @@ def rounding_rows(multipliers: Multipliers) -> Array:
 
 
 _ROW_BYTES = 64  # as long as the longest vector
-_ZERO, _LOW, _HIGH, _CENTRE, _HEAD_ROWS = range(5)
+_ZERO, _LOW, _HIGH, _CENTRE, _EXCESS, _HEAD_ROWS = range(6)
 _BIAS, _CHANNEL_ROWS = ROUNDING_ROWS, ROUNDING_ROWS + 1
 
 
@@ -123,7 +130,7 @@ class Requantization:
         """Return the constant for channels that fill whole vectors."""
         head = np.zeros((_HEAD_ROWS, _ROW_BYTES // 2), np.int16)
         head[:_CENTRE] = np.array([[codes.zero_point], [codes.low], [codes.high]])
-        head[_CENTRE].view(np.int32)[:] = codes.centre
+        head[_CENTRE].view(np.int32)[:], head[_EXCESS].view(np.int32)[:] = codes.centre, codes.excess
         biases = bias.astype(np.int32) * np.int32(self.rounding.factor)
         rows = np.concatenate([rounding_rows(multipliers), biases[None]])
         return head.tobytes() + rows.reshape(_CHANNEL_ROWS, -1, lanes).swapaxes(0, 1).tobytes()
@@ -153,6 +160,10 @@ class Requantization:
     def centre(self, e: Emitter, constants: Value) -> Value:
         """Load the zero point of the codes that come in."""
         return e.load(I32, constants, _ROW_BYTES * _CENTRE)
+
+    def excess(self, e: Emitter, constants: Value) -> Value:
+        """Load what weights lack."""
+        return e.load(I32, constants, _ROW_BYTES * _EXCESS)
 
     def _rows(self, e: Emitter, constants: Value, channel: Value, lanes: int) -> Callable[[int], Value]:
         """Return what loads one of the rows of a vector of channels."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats
+from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats, Quads
 from nnfmq.engines.compiled.kernels.depthwise import plan_depthwise
 from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
@@ -17,7 +17,7 @@ from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import side_by_side
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.fixed_point import ints
+from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints
 from nnfmq.operations.quantization import EXACT_FLOAT32, Multipliers, code_range, float_range, product_multipliers
 from nnfmq.operations.shapes import Window, windows
 from nnfmq.operations.signature import Array, Tensor
@@ -29,6 +29,7 @@ Weights: TypeAlias = Callable[[], Array]
 
 _FLOAT, _CODES = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
 _ONE = Window(1, 1, 1, 0, 0, 1)
+_LARGEST_BYTE, _LARGEST_WEIGHT = 255, 128
 
 
 def _is_float(*tensors: Tensor) -> bool:
@@ -121,16 +122,81 @@ def _quantized_product(
     target: Target,
     activation: int,
 ) -> Lowered | None:
-    draft = plan_product(shape, Codes(input.dtype.kind == "i", NO_REQUANTIZATION), target)
-    taps = shape.rows.size * shape.columns.size * shape.depth
-    finish = _finish(
-        input, filter, bias, output, activation, draft.order, taps, lambda: weights().reshape(shape.filters, -1), target
-    )
+    operands = shape, weights, input, filter, bias, output, target, activation
+    return _product_of_quads(*operands) or _product_of_pairs(*operands)
+
+
+def _product_of_pairs(
+    shape: ProductShape,
+    weights: Weights,
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    output: Tensor,
+    target: Target,
+    activation: int,
+) -> Lowered | None:
+    signed = input.dtype.kind == "i"
+    draft = plan_product(shape, Codes(signed, NO_REQUANTIZATION), target)
+    finish = _finish(input, filter, bias, output, activation, draft.order, shape.taps_of_a_filter, _rows(weights))
     if finish is None:
         return None
-    product = replace(draft, arithmetic=Codes(input.dtype.kind == "i", finish[0]))
-    constants = (lambda: product.pack(weights() * np.int16(product.arithmetic.factor)), finish[1], product.numbers())
+    product = replace(draft, arithmetic=Codes(signed, finish.requantization))
+    factor = np.int16(product.arithmetic.factor)
+    constants = (lambda: product.pack(weights() * factor), finish.constants(target), product.numbers())
     return Lowered(product, constants, shape.multiplications // 32)
+
+
+def _product_of_quads(
+    shape: ProductShape,
+    weights: Weights,
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    output: Tensor,
+    target: Target,
+    activation: int,
+) -> Lowered | None:
+    """Return a product of bytes, or None where the target has none or its sums might not fit.
+
+    Of the sum of (code - zero point) · weight the zero point's part is known: it goes into the bias.
+    """
+    signed, excess = input.dtype.kind == "i", _excess(filter)
+    length = shape.taps_of_a_filter
+    largest = _LARGEST_BYTE * length * (_LARGEST_WEIGHT + abs(excess) + _largest(filter))
+    fits = largest + int(np.abs(ints(bias.array)).max(initial=0)) <= INT32_MAX
+    if not (target.quads and fits) or (excess and shape.parts > 1):
+        return None
+    draft = plan_product(shape, Quads(signed, NO_REQUANTIZATION, excess != 0), target)
+    finish = _finish(input, filter, bias, output, activation, draft.order, length, _rows(weights), doubled=False)
+    if finish is None:
+        return None
+    product = replace(draft, arithmetic=Quads(signed, finish.requantization, excess != 0))
+    codes = replace(finish.codes, centre=input.zero_point + 128 * signed, excess=excess)
+
+    def corrected() -> bytes:
+        sums = _rows(weights)().sum(axis=1, dtype=np.int64)
+        return replace(finish, biases=finish.biases - codes.centre * sums[product.order], codes=codes).constants(target)
+
+    constants = (lambda: product.pack(weights() - np.int16(excess)), corrected, product.numbers())
+    return Lowered(product, constants, shape.multiplications // 128)
+
+
+def _rows(weights: Weights) -> Weights:
+    """Return what makes a row of each channel's weights."""
+
+    def rows() -> Array:
+        made = weights()
+        return made.reshape(len(made), -1)
+
+    return rows
+
+
+def _excess(filter: Tensor) -> int:
+    """Return what is to be subtracted from weights so that 8 bits hold them, and the 0 of filled up filters."""
+    low = min(int(filter.array.min()) - filter.zero_point, 0)
+    high = max(int(filter.array.max()) - filter.zero_point, 0)
+    return max(high - 127, 0) + min(low + 128, 0)
 
 
 def _centred(filter: Tensor) -> Array:
@@ -146,6 +212,20 @@ def _largest(tensor: Tensor) -> int:
     return max(info.max - tensor.zero_point, tensor.zero_point - info.min)
 
 
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """How sums become codes: one multiplier and one bias for each place of a channel."""
+
+    requantization: Requantization
+    multipliers: Multipliers
+    biases: Ints
+    codes: Codomain
+
+    def constants(self, target: Target) -> bytes:
+        """Return what kernels load of it."""
+        return self.requantization.constants(self.multipliers, self.biases, self.codes, target.lanes)
+
+
 def _finish(
     input: Tensor,
     filter: Tensor,
@@ -155,27 +235,24 @@ def _finish(
     order: Array,
     taps: int,
     weights: Weights,
-    target: Target,
-) -> tuple[Requantization, bytes] | None:
-    """Return how sums become codes, and the numbers of the channels in `order`; they come again after the last one.
+    doubled: bool = True,
+) -> _Finish | None:
+    """Return how sums become codes, for the channels in `order`; they come again after the last one.
 
     How large the sums of a channel can become is told by the number of taps or, where that is not enough, by the
-    `weights` (channels first).
+    `weights` (channels first). Weights can be `doubled`, or not.
     """
     multipliers = Multipliers.of(product_multipliers(input, filter, bias, output))
     chosen = order % len(multipliers.mantissas)
     multipliers = Multipliers(multipliers.mantissas[chosen], multipliers.shifts[chosen])
     biases = ints(bias.array)[order % len(bias.array)]
     any_weights = ints(np.full(len(order), taps * _largest(filter) * _largest(input)))
-    found = Rounding.of(multipliers, biases, any_weights)
+    found = Rounding.of(multipliers, biases, any_weights, doubled)
     if found is None:
         bounds = np.abs(weights().astype(np.int32)).sum(axis=1, dtype=np.int64)[order] * _largest(input)
-        found = Rounding.of(multipliers, biases, bounds)
+        found = Rounding.of(multipliers, biases, bounds, doubled)
     codes = Codomain(output.zero_point, *code_range(activation, output), input.zero_point)
-    if found is None:
-        return None
-    requantization = Requantization(found)
-    return requantization, requantization.constants(multipliers, biases, codes, target.lanes)
+    return None if found is None else _Finish(Requantization(found), multipliers, biases, codes)
 
 
 def transposed(
@@ -244,19 +321,19 @@ def depthwise(
         return Lowered(kernel, constants, kernel.multiplications // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
         return None
-    taps = rows.size * columns.size
+    taps, signed = rows.size * columns.size, input.dtype.kind == "i"
     if 2 * taps * _largest(filter) * _largest(input) >= EXACT_FLOAT32:
         return None
-    signed = input.dtype.kind == "i"
-    draft = plan_depthwise(input.shape, depth_multiplier, rows, columns, FloatCodes(signed, NO_REQUANTIZATION), target)
+    draft = FloatCodes(signed, NO_REQUANTIZATION)
+    kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, draft, target)
     finish = _finish(
-        input, filter, bias, output, activation, draft.order, taps, lambda: _centred(filter).reshape(taps, -1).T, target
+        input, filter, bias, output, activation, kernel.order, taps, lambda: _centred(filter).reshape(taps, -1).T
     )
     if finish is None:
         return None
-    kernel = replace(draft, arithmetic=FloatCodes(signed, finish[0]))
-    factor = np.int16(kernel.arithmetic.factor)
-    constants = (lambda: kernel.pack(_centred(filter)[0] * factor), finish[1], kernel.numbers())
+    arithmetic = FloatCodes(signed, finish.requantization)
+    kernel, factor = replace(kernel, arithmetic=arithmetic), np.int16(arithmetic.factor)
+    constants = (lambda: kernel.pack(_centred(filter)[0] * factor), finish.constants(target), kernel.numbers())
     return Lowered(kernel, constants, kernel.multiplications // 8)
 
 
