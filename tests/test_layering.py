@@ -108,6 +108,9 @@ def test_imports_of_a_cython_file_are_read(line: str) -> None:
         ("serialize.control", "import pickle"),
         ("service.session", "import multiprocess"),
         ("service.supervisor", "import multiprocessing.connection"),
+        ("service.session", "import subprocess"),
+        ("service.compile_jobs", "import os\nos.fork()"),
+        ("engines.compiled.compiler", "from os import fork\nfork()"),
         ("memory", "import ctypes"),
     ],
 )
@@ -122,6 +125,8 @@ def test_a_back_door_is_found(module: str, text: str) -> None:
         ("memory", "import mmap, os\nos.memfd_create('x')"),
         ("queue.twin", "import ctypes"),
         ("service.supervisor", "import multiprocess.context"),
+        ("service.compile_server", "import os\nos.fork()"),
+        ("runtime.launch", "import subprocess"),
     ],
 )
 def test_the_one_door_is_allowed(module: str, text: str) -> None:

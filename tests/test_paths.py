@@ -90,7 +90,7 @@ def test_a_directory_that_others_may_enter_is_refused_with_the_remedy(mode: int,
     directory.mkdir()
     directory.chmod(mode)
     with pytest.raises(
-        DeviceUnavailable, match=f"mode {mode:04o}.*set XDG_RUNTIME_DIR, NNFMQ_SOCKET or XDG_STATE_HOME"
+        DeviceUnavailable, match=f"mode {mode:04o}.*set XDG_RUNTIME_DIR, NNFMQ_SOCKET, XDG_STATE_HOME or XDG_CACHE_HOME"
     ):
         paths.check_directory(directory)
 

@@ -1,8 +1,8 @@
-"""Child processes of the benchmarks: started together, each reports once over a pipe, and all are gone afterwards.
+"""Child processes of the benchmarks: started together, each reports over a pipe, and all are gone afterwards.
 
-Used by latency_stress.py and queue_bench.py. A child sets its own alarm, so that nothing waits without limit; the
-parent waits a little longer than that. What a child reports is its result, or the exception that says why there is
-none.
+Used by latency_stress.py, queue_bench.py and model_bench.py. A child sets its own alarm, so that nothing waits without
+limit; the parent waits a little longer than that. What a child reports is its result, or the exception that says why
+there is none.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ class Failed(Exception):
 
 
 @contextmanager
-def started(targets: Sequence[Target]) -> Iterator[list[Connection]]:
-    """Start a process for each target; yields where each one reports; afterwards all are gone."""
+def started(targets: Sequence[Target], *, duplex: bool = False) -> Iterator[list[Connection]]:
+    """Start a process for each target; yields where each one reports; afterwards all are gone.
+
+    `duplex`: they are told something over the same connection, too.
+    """
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         connections = []
         for target, more in targets:
-            ours, theirs = context.Pipe(duplex=False)
+            ours, theirs = context.Pipe(duplex)
             process = context.Process(target=target, args=(theirs, *more))
             process.start()
             stack.callback(end, process, ours)

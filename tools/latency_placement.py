@@ -1,4 +1,4 @@
-"""Which process runs on which core, and how much CPU it used. Used by latency_stress.py and latency_peers.py.
+"""Which process runs on which core, and how much CPU it used. Used by the benchmarks.
 
 A round trip means nothing without its placement: waking a sleeper on another core can cost thirty times what it costs
 on the same one. `apart` gives client and driver a core each, `same` one for both, `free` leaves it to the kernel.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 PLACEMENTS = ("apart", "same", "free")
@@ -45,9 +46,15 @@ def two_cores() -> Cpus | None:
 
 def pin_process(pid: int, cpu: int | None) -> None:
     """Put every thread of a process (0: this one) on `cpu`, or anywhere; threads started later inherit it."""
+    pin_to(pid, ALLOWED if cpu is None else {cpu})
+
+
+def pin_to(pid: int, cpus: Iterable[int]) -> None:
+    """Put every thread of a process (0: this one) on some cores; threads started later inherit it."""
+    allowed = frozenset(cpus)
     for thread in os.listdir(f"/proc/{pid or 'self'}/task"):
         with contextlib.suppress(ProcessLookupError):  # a thread that ended meanwhile
-            os.sched_setaffinity(int(thread), ALLOWED if cpu is None else {cpu})
+            os.sched_setaffinity(int(thread), allowed)
 
 
 def cpu_ns(pid: int) -> int:

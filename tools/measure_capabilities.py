@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 import nnfmq
 from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import ExecutionPreference
 
 Array = npt.NDArray[Any]
 Run = Callable[[], object]
@@ -116,7 +117,9 @@ def compare_on(
     with ExitStack() as stack:
 
         def running(name: str) -> Run:
-            prepared = stack.enter_context(client.device(name).prepare(model))
+            prepared = stack.enter_context(
+                client.device(name).prepare(model, preference=ExecutionPreference.SUSTAINED_SPEED)
+            )
             burst = stack.enter_context(prepared.burst())
             return lambda: burst.execute(*inputs)
 

@@ -196,13 +196,14 @@ def report_row(row: Row, rounds: Mapping[str, Sequence[Sample]], missing: Mappin
     return {
         "name": row.name,
         "title": row.title,
-        "goals": [_judged(goal, figures) for goal in row.goals],
+        "goals": [judged(goal, figures) for goal in row.goals],
         "parties": {party: values | {"rounds": len(rounds[party])} for party, values in figures.items()},
         "missing": dict(missing),
     }
 
 
-def _judged(goal: Goal, figures: Mapping[str, Figures]) -> dict[str, Any]:
+def judged(goal: Goal, figures: Mapping[str, Figures]) -> dict[str, Any]:
+    """Return a goal of the report: what was reached, what is allowed, and whether it is met."""
     value = goal.value(figures)
     return {
         "goal": goal.text,

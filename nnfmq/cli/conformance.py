@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -114,6 +115,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print("nnfmq: error: --device and --connect are a driver's: say which --path, such as burst", file=sys.stderr)
         return 2
     arguments.device = arguments.device or "reference"
+    os.environ.setdefault("NNFMQ_CACHE_MIB", "0")  # what is judged is what an embedded driver makes, not what one made
     settings = Settings(arguments.path, arguments.device, arguments.connect, arguments.filter)
     began_ns = time.monotonic_ns()
     try:

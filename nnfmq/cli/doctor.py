@@ -80,7 +80,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def examine() -> list[Finding]:
     """Return every finding, part by part. Blocks at most two seconds, for a driver that does not answer."""
-    return [finding for check in (_core, _python, _kernel, _limits, _numpy, _extras, _driver) for finding in check()]
+    return [
+        finding for check in (_core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache) for finding in check()
+    ]
 
 
 def _core() -> Iterator[Finding]:
@@ -254,6 +256,23 @@ def _driver() -> Iterator[Finding]:
         yield Finding("driver", "running driver", f"at {path}: {error}", State.LIMITED, "end it and start it again")
     else:
         yield Finding("driver", "running driver", f"at {path}, devices: {names}")
+
+
+def _cache() -> Iterator[Finding]:
+    from nnfmq.service import program_cache
+
+    limit = program_cache.limit_bytes()
+    if not limit:
+        yield Finding("driver", "compiled models kept", f"none: ${program_cache.VARIABLE} is 0")
+        return
+    try:
+        sizes = program_cache.entry_sizes()
+    except (NnfmqError, OSError) as error:
+        remedy = "as it says; until then each model is compiled anew"
+        yield Finding("driver", "compiled models kept", str(error), State.LIMITED, remedy)
+        return
+    value = f"{len(sizes)}, {sum(sizes) / _MIB:,.1f} MiB of {limit // _MIB:,} at most"
+    yield Finding("driver", "compiled models kept", value)
 
 
 def _print(findings: list[Finding], usable: bool, no_color: bool) -> None:

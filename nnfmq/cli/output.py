@@ -11,16 +11,20 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.table import Table
 
     from nnfmq.runtime.client import Client
 
 _WIDTH_IN_A_FILE = 100
+_PATIENCE_S = 0.3  # which nobody needs to be told
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 
 
@@ -65,6 +69,36 @@ def console(no_color: bool, at_least: int = 0) -> Console:
         at_least = max(at_least, _WIDTH_IN_A_FILE)
     screen.width = max(screen.width, at_least)
     return screen
+
+
+@contextmanager
+def compiling(no_color: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Lend what `Device.prepare` tells its progress: a bar on stderr, after a while; None where it is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bars: list[Progress] = []
+    begin = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        if not bars and time.monotonic() - begin >= _PATIENCE_S:
+            bars.append(stack.enter_context(_bar(no_color)))
+        for bar in bars:
+            bar.update(bar.task_ids[0], completed=done, total=total, refresh=True)
+
+    with ExitStack() as stack:
+        yield show
+
+
+def _bar(no_color: bool) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    screen = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False, markup=False)
+    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn()
+    bar = Progress(*columns, console=screen, auto_refresh=False, transient=True)
+    bar.add_task("")
+    return bar
 
 
 def table(*headings: str, title: str | None = None) -> Table:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.cli.output import (
     add_connect_argument,
     at_least_one,
+    compiling,
     console,
     microseconds,
     open_client,
@@ -108,10 +109,15 @@ def _burst(
     """Return the outputs, and the p50 of each stage over the repeats."""
     from contextlib import ExitStack
 
+    from nnfmq.hal.types import ExecutionPreference
+
     with ExitStack() as stack:
         client = stack.enter_context(open_client(arguments.connect))
         device = client.device(arguments.device)
-        prepared = stack.enter_context(device.prepare(model, timeout=arguments.timeout))
+        one, many = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
+        how = {"preference": one if arguments.repeat == 1 else many, "timeout": arguments.timeout}
+        with compiling(arguments.no_color) as progress:
+            prepared = stack.enter_context(device.prepare(model, progress=progress, **how))
         burst = stack.enter_context(prepared.burst())
         executions, states = [], sum(info.is_state for info in model.inputs)
         for _ in range(arguments.repeat):

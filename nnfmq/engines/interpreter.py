@@ -72,7 +72,11 @@ def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> 
     return prepare_by(Preparation, model, packed)
 
 
-def prepare_by(kind: type[Preparation], model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
+def prepare_by(
+    kind: Callable[[Model, Subgraph, dict[int, Program]], Preparation],
+    model: Model,
+    packed: Sequence[tuple[Array, ...]] | None = None,
+) -> Program:
     """Return a Program as `prepare`, made by `kind`: how an engine of its own shares the interpreter's way."""
     packing = Packing(packed)
     try:
@@ -80,7 +84,7 @@ def prepare_by(kind: type[Preparation], model: Model, packed: Sequence[tuple[Arr
             program = kind(model, model.main, {}).program()
     except (MemoryError, RecursionError) as error:
         raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
-    program.packed = tuple(packing.groups)
+    program.packed = (*program.packed, *packing.groups)
     return program
 
 
@@ -250,7 +254,7 @@ class Preparation:
     """The way from a subgraph to its Program: constants, then each operation in order, with the shapes known so far.
 
     `programs` are those of referenced subgraphs that were prepared already, by index. An engine of its own overrides
-    `static_step` and `joined`, and may ask for `extra_slots` behind the operands of a scope for states of its steps.
+    some of the methods, and may ask for `extra_slots` behind the operands of a scope for states of its steps.
     """
 
     extra_slots = 0
@@ -259,17 +263,21 @@ class Preparation:
         self._model = model
         self.subgraph = subgraph
         self._programs = programs
-        self._scope: Scope = [constant(model, operand) for operand in subgraph.operands]
+        self._scope = self.constants()
         self._shapes = [_known_shape(operand) for operand in subgraph.operands]
         self._required: set[int] = set()  # operands that some operation may not go without
         self._read: set[int] = set()  # operands that steps read during an execution
 
     def program(self) -> Program:
         """Bind all operations."""
-        steps = [self._step(number, operation) for number, operation in enumerate(self.subgraph.operations)]
+        steps = [self.prepared_step(number, operation) for number, operation in enumerate(self.subgraph.operations)]
         parts = _with_releases(self.subgraph, self.joined(steps))
         omittable = frozenset(self.subgraph.input_indexes) - self._required
         return Program(self.subgraph, self._runtime_scope(), parts, omittable, tuple(self._shapes))
+
+    def constants(self) -> Scope:
+        """Return the value of each operand that has one already."""
+        return [constant(self._model, operand) for operand in self.subgraph.operands]
 
     def joined(self, steps: Sequence[Step]) -> list[tuple[int, Step]]:
         """Return the steps, each with the number of its last operation; an engine may make one of several."""
@@ -284,7 +292,8 @@ class Preparation:
         values = [value if index in self._read else None for index, value in enumerate(self._scope)]
         return [*values, *[None] * self.extra_slots, NO_LIMITS]
 
-    def _step(self, number: int, operation: Operation) -> Step:
+    def prepared_step(self, number: int, operation: Operation) -> Step:
+        """Return an operation's step."""
         label = f"operation {number} ({operation.type.name})"
         if operation.type in FIRST_OUTER_INPUT:
             return self._control_flow_step(label, operation)

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.operations.signature import Array
 
-__all__ = ["Packing", "is_restored", "packed", "unpacked"]
+__all__ = ["Packing", "packed", "unpacked"]
 
 
 class Packing:
@@ -24,11 +24,6 @@ class Packing:
     def __init__(self, known: Sequence[tuple[Array, ...]] | None = None) -> None:
         self.groups: list[tuple[Array, ...]] = []
         self._known = known
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it was made with arrays."""
-        return self._known is not None
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -57,12 +52,6 @@ def unpacked() -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-
-
-def is_restored() -> bool:
-    """Return True where the arrays of an earlier preparation are in use: all was checked then, by the same code."""
-    current = _current.get()
-    return current is not None and current.is_known
 
 
 _current: ContextVar[Packing | None] = ContextVar("packing", default=None)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from msgspec.structs import replace
 
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "Role", "connect"]
 
 CONNECT_SECONDS = TIMEOUT_S
+Progress: TypeAlias = Callable[[int, int], None]
 RETRY_SECONDS = 0.02  # between two looks for a driver that does not listen yet
 _log = logging.getLogger("nnfmq.client")
 
@@ -342,6 +343,7 @@ class Device:
         model_cache: Sequence[int] = (),
         data_cache: Sequence[int] = (),
         timeout: float | None = None,
+        progress: Progress | None = None,
     ) -> PreparedModel:
         """Let the device validate and compile a model; blocks until it is ready. The caller closes the result.
 
@@ -353,8 +355,11 @@ class Device:
         which the driver saves under `token`, and to nothing if anything is wrong with them.
 
         `hints` are for devices that know their extensions, whose prefixes `extensions` names. `timeout` in seconds is
-        also the preparation's deadline in the driver; None = no limit. Raises InvalidArgument for an invalid model or
-        hints, GeneralFailure for a model that the device cannot run, MissedDeadline, DeadObject.
+        also the preparation's deadline in the driver; None = no limit. `progress` is called on this thread with how
+        many pieces of code are compiled, of how many, where a device compiles; what it raises ends the call.
+
+        Raises InvalidArgument for an invalid model or hints, GeneralFailure for a model that the device cannot run,
+        MissedDeadline, DeadObject.
         """
         if cache_dir is not None and (model_cache or data_cache):
             raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
@@ -374,14 +379,15 @@ class Device:
             self._consumers(bare),
             files,
             *messages.hints_to_data(hints, extensions),
+            progress is not None,
         )
         fds = [*lent_fds(pools), *model_cache, *data_cache]
         if cache_dir is None:
-            return self._prepare(message, fds, model, deadline_ns)
+            return self._prepare(message, fds, model, deadline_ns, progress)
         from nnfmq.runtime.caching import CacheFolder, model_token
 
-        own = model_token(message, pools) if token is None else token
-        return self._prepare_in(CacheFolder.of(cache_dir, self.info, message, own), message, fds, model, deadline_ns)
+        folder = CacheFolder.of(cache_dir, self.info, message, model_token(message, pools) if token is None else token)
+        return self._prepare_in(folder, message, fds, model, deadline_ns, progress)
 
     def _prepare_in(
         self,
@@ -390,6 +396,7 @@ class Device:
         fds: Sequence[int],
         model: Model | NamedModel,
         deadline_ns: int | None,
+        progress: Progress | None,
     ) -> PreparedModel:
         """Try the folder's files first, and on any failure prepare afresh, with fresh ones (CACHE-11)."""
         with folder.saved_files() as saved:
@@ -401,7 +408,7 @@ class Device:
         with folder.fresh_files() as fresh:
             files = messages.CachesData(folder.token, *map(len, fresh))
             message = replace(message, caches=files)
-            return self._prepare(message, [*fds, *fresh.model, *fresh.data], model, deadline_ns)
+            return self._prepare(message, [*fds, *fresh.model, *fresh.data], model, deadline_ns, progress)
 
     def prepare_from_cache(
         self,
@@ -438,8 +445,14 @@ class Device:
         fds: Sequence[int],
         model: Model | Described,
         deadline_ns: int | None,
+        progress: Progress | None = None,
     ) -> PreparedModel:
         """Send either call, under a number of its own, and return what the driver made."""
+
+        def on_notice(notice: messages.PreparationProgress) -> None:
+            if progress is not None:
+                progress(notice.done, notice.total)
+
         prepared = PreparedModel(self._connection, None, *_described(model, self.info), self.info.name)
         try:
             self._connection.call(
@@ -448,6 +461,7 @@ class Device:
                 fds,
                 deadline_ns,
                 on_answer=prepared.take_answer,
+                on_notice=on_notice,
             )
         except BaseException:
             prepared.close()  # the driver may have made it just before a signal came

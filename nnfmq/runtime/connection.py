@@ -2,7 +2,8 @@
 
 The watcher's thread receives; callers wait for their own answer. The driver's death (the hang-up of its socket) fails
 every open call with DEAD_OBJECT and wakes every burst. After fork(2) the child's copy of the socket is closed at once,
-since a hang-up is seen only when no copy is left, and every call in the child raises.
+since a hang-up is seen only when no copy is left, and every call in the child raises. Long because whatever ends the
+connection ends every kind of wait.
 """
 
 from __future__ import annotations
@@ -171,14 +172,16 @@ class Connection:
         *,
         on_answer: Callable[[AnswerT], None] | None = None,
         on_fds: Callable[[list[int]], None] | None = None,
+        on_notice: Callable[[Any], None] = lambda _notice: None,
     ) -> AnswerT:
         """Send a call (its number from `new_call`) and return its answer; blocks. The fds stay the caller's.
 
         `on_answer` runs on the watcher's thread before this returns, so that what the driver made for us is known even
         where a signal interrupts the very return; `on_fds` before it, and takes over the descriptors that came with the
-        answer. Raises the error that the answer's status stands for, DeadObject, MissedDeadlineTransient.
+        answer. `on_notice` runs on this thread with each notice that comes before the answer, and may raise. Raises the
+        error that the answer's status stands for, DeadObject, MissedDeadlineTransient.
         """
-        result = self.ask(message, answer, fds, deadline_ns, on_answer=on_answer, on_fds=on_fds)
+        result = self.ask(message, answer, fds, deadline_ns, on_answer=on_answer, on_fds=on_fds, on_notice=on_notice)
         if result.status is not ErrorStatus.NONE:
             raise error_for(result.status, result.message)
         return result
@@ -192,6 +195,7 @@ class Connection:
         *,
         on_answer: Callable[[CallT], None] | None = None,
         on_fds: Callable[[list[int]], None] | None = None,
+        on_notice: Callable[[Any], None] = lambda _notice: None,
     ) -> CallT:
         """As `call`, but return the answer whatever its status says."""
         key = _Key(message.call, answer)
@@ -199,7 +203,7 @@ class Connection:
         self._expect(key, _Question(given, on_answer, on_fds))
         try:
             self._send(message, fds, deadline_ns)
-            result = given.wait(deadline_ns)
+            result = given.wait(deadline_ns, on_notice)
         except MissedDeadlineTransient:
             if self._waiting.pop(key, None) is not None:
                 raise  # a late answer finds nobody, and is undone
@@ -377,6 +381,8 @@ class Connection:
             self._greeting.give(error_for(status, f"the driver refused: {message.message}"))
         elif isinstance(message, messages.GetMemories):
             self._give_memories(message)
+        elif isinstance(message, messages.PreparationProgress):
+            self._on_notice(message)
         else:
             assert isinstance(message, messages.Call)
             self._on_answer(message, frame)
@@ -403,6 +409,11 @@ class Connection:
         undone = _UNDONE.get(type(answer))
         if undone is not None and isinstance(answer, messages.Answer) and answer.status is ErrorStatus.NONE:
             self._send_unblocked(undone(self.new_call(), answer))
+
+    def _on_notice(self, notice: messages.PreparationProgress) -> None:
+        question = self._waiting.get(_Key(notice.call, control.NOTICES[type(notice)]))
+        if question is not None and isinstance(question.answer, OneShot):  # else whoever asked has stopped waiting
+            question.answer.tell(notice)
 
     def _give_memories(self, question: messages.GetMemories) -> None:
         burst = self._bursts.get(question.burst_id)

@@ -1,10 +1,10 @@
 """The tables of the control channel: who may send which message when, with how many file descriptors; and its bytes.
 
-Rules of this file: everything about the order of messages is in TRANSITIONS, REPLIES and FILE_DESCRIPTORS, which do
-not know which side they run on; what is not in a table is refused. A message is decoded as exactly one of the types
-that its sender may send. Whoever breaks the rules is told by ProtocolError, and that connection ends. Left out: the
-fields (`messages`), sockets, descriptors, waiting (`channel`), the state of one connection (`conversation`), and the
-meaning of the calls (`service`, `runtime`). docs/protocol.md describes the same for readers.
+Rules of this file: everything about the order of messages is in TRANSITIONS, REPLIES, NOTICES and FILE_DESCRIPTORS,
+which do not know which side they run on; what is not in a table is refused. A message is decoded as exactly one of the
+types that its sender may send. Whoever breaks the rules is told by ProtocolError, and that connection ends. Left out:
+the fields (`messages`), sockets, descriptors, waiting (`channel`), the state of one connection (`conversation`), and
+the meaning of the calls (`service`, `runtime`). docs/protocol.md describes the same for readers.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from nnfmq.serialize.messages import (
     ListDevices,
     Memories,
     Message,
+    PreparationProgress,
     PreparedModelReady,
     PrepareModel,
     PrepareModelFromCache,
@@ -128,10 +129,12 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ReleaseBuffer: (Reply,),
     GetMemories: (Memories,),
 }
+# What may come, any number of times, while of a call this answer alone is missing.
+NOTICES: dict[type[Call], type[Call]] = {PreparationProgress: PreparedModelReady}
 _DRIVER_CALLS = (GetMemories,)  # all others are the client's
 
 _CLIENT_CALLS = [call for call in REPLIES if call not in _DRIVER_CALLS]
-_DRIVER_REPLIES = [answer for call in _CLIENT_CALLS for answer in REPLIES[call]]
+_DRIVER_REPLIES = [*(answer for call in _CLIENT_CALLS for answer in REPLIES[call]), *NOTICES]
 
 TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
     Role.CLIENT: {

@@ -11,7 +11,7 @@ import threading
 from typing import NamedTuple
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
-from nnfmq.serialize.control import REPLIES, TRANSITIONS, Role, State
+from nnfmq.serialize.control import NOTICES, REPLIES, TRANSITIONS, Role, State
 from nnfmq.serialize.messages import Call, Message, Reply
 
 
@@ -22,8 +22,10 @@ class _Pending(NamedTuple):
     missing: tuple[type[Call], ...]
 
     def without(self, answer: Call) -> _Pending:
-        """Return this with `answer` given; raises ProtocolError if the call misses none of its type."""
+        """Return this with `answer` given, or as it is for a notice; raises ProtocolError if it misses none such."""
         kind, name = type(answer), self.kind.__name__
+        if self.missing == (NOTICES.get(kind),):
+            return self
         if kind not in self.missing:
             raise ProtocolError(f"{_name(answer)} does not answer {name} (call {answer.call}) now")
         missing = tuple(other for other in self.missing if other is not kind)

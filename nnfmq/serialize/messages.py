@@ -430,7 +430,8 @@ class SupportedOperations(Call, frozen=True):
 class PrepareModel(Call, frozen=True):
     """Prepare a model for execution; `deadline_ns` -1 = none; the model's pools come beside it.
 
-    Its compilation is saved to the cache files that come after them, if any.
+    Its compilation is saved to the cache files that come after them, if any. With `tells_progress` the driver says how
+    far it is.
     """
 
     device: Name
@@ -443,6 +444,7 @@ class PrepareModel(Call, frozen=True):
     caches: CachesData = CachesData()
     hints: Hints = ()
     extensions: Prefixes = ()
+    tells_progress: bool = False
 
     @property
     def fd_count(self) -> int:
@@ -471,6 +473,13 @@ class PreparedModelReady(Answer, frozen=True):
     """The callback of both preparations: exactly once, before the Reply if that is an error; `model_id` is then 0."""
 
     model_id: U63
+
+
+class PreparationProgress(Call, frozen=True):
+    """How far a preparation is that was begun and asked for it: so many pieces of code are compiled, of so many."""
+
+    done: U32
+    total: U32
 
 
 class ReleaseModel(Call, frozen=True):

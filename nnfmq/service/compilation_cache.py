@@ -34,7 +34,7 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.service.installation_key import find_key, make_key
 from nnfmq.validation.values import validate_cache_token
 
-__all__ = ["CacheContents", "CacheFiles", "Identity", "build_identity", "open_files", "save"]
+__all__ = ["CacheContents", "CacheFiles", "Identity", "build_identity", "open_files", "save", "write_files"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -43,6 +43,7 @@ _HEADER = struct.Struct("<8sHBBIQ8x32s")  # magic, format, kind, index, 0, bytes
 _MAGIC = b"nnfmqCCH"
 _MODEL, _DATA = 1, 2
 _DIGEST_BYTES = 32
+_ALIGNMENT = 64
 _NO_DIGEST = bytes(_DIGEST_BYTES)
 _BUILD_PARTS = ("hal", "operations", "validation", "engines", "serialize/model.py", "service/interpreter_cache.py")
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -161,17 +162,22 @@ def save(
         files.check(needed)
         for fd in files.fds:
             os.ftruncate(fd, 0)  # whatever comes now, what was there is not what is asked to be saved
-        _save(files, identity, contents())
+        found = contents()
+        if found is None:
+            _log.info("device %s does not save this model", identity.name)
+        else:
+            write_files(files, identity, found)
     except (NnfmqError, OSError) as error:
         _log.warning("a compilation for device %s was not saved: %s", identity.name, error)
     except Exception:  # noqa: BLE001  a device's own code may raise anything
         _log.exception("a compilation for device %s was not saved", identity.name)
 
 
-def _save(files: CacheFiles, identity: Identity, contents: CacheContents | None) -> None:
-    if contents is None:
-        _log.info("device %s does not save this model", identity.name)
-        return
+def write_files(files: CacheFiles, identity: Identity, contents: CacheContents) -> None:
+    """Write sealed `contents` to empty files; blocks. Where that fails they are empty again.
+
+    Raises OSError, and GeneralFailure where there is no key to seal by.
+    """
     try:
         for fd, header, data in reversed(_sealed(files, identity, contents)):  # the model, which says what all is, last
             _write(fd, header, 0)
@@ -250,12 +256,13 @@ def _read_all(files: CacheFiles, limit_bytes: int) -> list[tuple[bytes, bytes, m
 
 def _read(fd: int, size: int, start: int) -> memoryview:
     """Return a copy of a part of a file, which may change meanwhile: what is looked at is the copy."""
-    data = bytearray(size)
+    room = np.empty(size + _ALIGNMENT, np.uint8)  # unlike a bytearray not filled first
+    skip = -room.ctypes.data % _ALIGNMENT  # so that arrays at multiples of it lie at cache lines in memory, too
+    data = room[skip : skip + size].data
     done = 0
-    with memoryview(data) as rest:
-        while done < size:
-            count = os.preadv(fd, [rest[done:]], start + done)
-            if count == 0:
-                raise GeneralFailure("a cache file became shorter while it was read")
-            done += count
-    return memoryview(data).toreadonly()
+    while done < size:
+        count = os.preadv(fd, [data[done:]], start + done)
+        if count == 0:
+            raise GeneralFailure("a cache file became shorter while it was read")
+        done += count
+    return data.toreadonly()

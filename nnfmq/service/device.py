@@ -12,11 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from nnfmq.engines.control_flow import reached_by
 from nnfmq.engines.execution import Bindable
+from nnfmq.engines.provisional import ProvisionalProgram
 from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, make_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.types import (
@@ -123,6 +124,17 @@ class Device:
         """Return the model and the program that were saved. `contents` is private, and lives as long as the result."""
         raise NotImplementedError
 
+    def stored(self, _model: Model) -> Bindable | None:
+        """Return what `compile` made of an equal model before, where the driver keeps that; here nothing."""
+        return None
+
+    def stand_in(self, _model: Model) -> Bindable | None:
+        """Return a program that is ready sooner than `compile`'s, and answers alike; None: there is no such thing.
+
+        A client that prefers a FAST_SINGLE_ANSWER is given it, until `compile` is done on a thread of its own.
+        """
+        return None
+
     # -- what the driver calls ----------------------------------------------------------------------------------------
 
     @property
@@ -206,21 +218,35 @@ class Device:
         _check_deadline(deadline_ns)
         return model
 
-    def prepare_model(self, model: Model, caches: CacheFiles | None = None) -> PreparedModel:
+    def prepare_model(
+        self, model: Model, caches: CacheFiles | None = None, preference: int = ExecutionPreference.SUSTAINED_SPEED
+    ) -> PreparedModel:
         """Compile a model that `check_preparation` returned, and save that to `caches`, if it can be. Blocks.
+
+        For a FAST_SINGLE_ANSWER the program may be a ProvisionalProgram: whoever calls lets its `make` run somewhere.
+        Not where there are caches, which a client may read once the model is ready.
 
         Raises GeneralFailure for what is not supported, ResourceExhaustedTransient where memory runs out.
         """
         with faults_as_errors("preparing the model"):
-            supported = self._supported(model)
-            if not all(supported):
-                number = supported.index(False)
-                name = model.main.operations[number].type.name
-                raise GeneralFailure(f"device {self.name!r} does not support operation {number} ({name}) as it is here")
-            program = self.compile(model)
+            program = self._program(model, not caches and preference == ExecutionPreference.FAST_SINGLE_ANSWER)
         if caches:
             save(caches, self.number_of_cache_files, self.identity, lambda: self.save(model, program))
         return PreparedModel(model, program, status_byte=self.status_byte)
+
+    def _program(self, model: Model, is_in_a_hurry: bool) -> Bindable:
+        stored = self.stored(model)
+        if stored is not None:  # so all of it was supported, by the same code
+            return stored
+        supported = self._supported(model)
+        if not all(supported):
+            number = supported.index(False)
+            name = model.main.operations[number].type.name
+            raise GeneralFailure(f"device {self.name!r} does not support operation {number} ({name}) as it is here")
+        stand_in = self.stand_in(model) if is_in_a_hurry else None
+        if stand_in is None:
+            return self.compile(model)
+        return ProvisionalProgram(stand_in, partial(self.compile, model))
 
     def check_caches(self, caches: CacheFiles, deadline_ns: int | None, limit_bytes: int) -> tuple[CacheContents, int]:
         """Judge the arguments of prepareModelFromCache; return what is for `restore_model`, and its bytes. Blocks.

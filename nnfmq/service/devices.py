@@ -24,14 +24,21 @@ from nnfmq.hal.extensions import is_extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
 from nnfmq.serialize import control, messages
-from nnfmq.service import interpreter_cache
+from nnfmq.service import compile_jobs, interpreter_cache, program_cache
 from nnfmq.service.compilation_cache import CacheContents, Identity
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
 from nnfmq.service.faults import guarded
 from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
 
-__all__ = ["CompiledDevice", "Devices", "InterpreterDevice", "PlugInDevice", "load_devices", "make_devices"]
+__all__ = [
+    "CompiledDevice",
+    "Devices",
+    "InterpreterDevice",
+    "PlugInDevice",
+    "load_devices",
+    "make_devices",
+]
 
 GROUP = "nnfmq.devices"
 _log = logging.getLogger("nnfmq.devices")
@@ -109,10 +116,29 @@ class CompiledDevice(InterpreterDevice):
         return Identity(self.name, f"{self.version_string} {host_target().name}")
 
     def compile(self, model: Model) -> Bindable:
-        """Generate machine code, which takes long."""
+        """Generate machine code, which takes long, and keep it in the driver's cache."""
+        compile_jobs.warm()
         from nnfmq.engines.compiled.program import prepare  # what it imports need not be installed
 
-        return prepare(model)
+        program = prepare(model, compile=compile_jobs.compile_in_processes)
+        entry = program_cache.entry_for(self.identity, model)
+        if entry is not None:
+            entry.store(program.packed)
+        return program
+
+    def stored(self, model: Model) -> Bindable | None:
+        """Link what the driver's cache has."""
+        entry = program_cache.entry_for(self.identity, model)
+        packed = None if entry is None else entry.find()
+        if packed is None:
+            return None
+        from nnfmq.engines.compiled.program import prepare
+
+        return prepare(model, packed)
+
+    def stand_in(self, model: Model) -> Bindable | None:
+        """Prepare the model for the interpreter."""
+        return interpreter.prepare(model)
 
     def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
         """Link the saved code, without validating, packing or generating again."""

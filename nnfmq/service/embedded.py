@@ -15,6 +15,7 @@ from typing import NoReturn
 from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize import control, messages
+from nnfmq.service import compile_jobs
 from nnfmq.service.devices import load_devices
 from nnfmq.service.extensions import load_extensions
 from nnfmq.service.session import run_session
@@ -22,6 +23,7 @@ from nnfmq.service.session import run_session
 
 def main(control_fd: int) -> NoReturn:
     """Serve the client at the other end of `control_fd` until it is gone; refuse it where devices cannot be read."""
+    compile_jobs.start()
     load_extensions()
     channel = Channel.adopt(control_fd)
     try:

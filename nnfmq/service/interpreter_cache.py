@@ -2,12 +2,14 @@
 
 The model file has the model without its constants, and where everything lies in the data file: the model's own
 constants, its pools, the packed arrays, each at a multiple of 64 bytes. Restoring binds the operations anew, which is
-what takes the interpreter little time, and skips what takes much: validation, and packing weights. Both files arrive
-here only as they were saved (`compilation_cache`), so they are decoded, and not judged again.
+what takes the interpreter little time, and skips what takes much: validation, and packing weights. Packed arrays alone,
+without the model, are one file (`save_groups`). Files arrive here only as they were saved (`compilation_cache`), so
+they are decoded, and not judged again.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -22,9 +24,10 @@ from nnfmq.serialize.model import decode_model, encode_model
 from nnfmq.service.compilation_cache import CacheContents
 from nnfmq.service.wire import PrivatePool
 
-__all__ = ["restore", "save"]
+__all__ = ["Groups", "restore", "restore_groups", "save", "save_groups"]
 
 _ALIGNMENT = 64
+_LARGE_BYTES = 1 << 16
 
 Groups: TypeAlias = Sequence[tuple[Array, ...]]
 Prepare: TypeAlias = Callable[[Model, Groups], interpreter.Program]
@@ -47,8 +50,12 @@ class _Saved(msgspec.Struct, frozen=True, array_like=True):
     groups: tuple[tuple[_Place, ...], ...]
 
 
+_Places: TypeAlias = tuple[tuple[_Place, ...], ...]
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Saved)
+_places_decoder = msgspec.msgpack.Decoder(_Places)
+_LENGTH = struct.Struct("<Q")
 
 
 class _Writer:
@@ -64,6 +71,10 @@ class _Writer:
         self.data += np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         return place
 
+    def add_groups(self, groups: Groups) -> _Places:
+        """Append all of them, and return their places."""
+        return tuple(tuple(self.add(array) for array in group) for group in groups)
+
 
 def save(model: Model, groups: Groups) -> CacheContents | None:
     """Return the two files of a model and its packed constants; None for one with extensions.
@@ -78,9 +89,25 @@ def save(model: Model, groups: Groups) -> CacheContents | None:
         data,
         writer.add(np.frombuffer(model.operand_values, np.uint8)),
         tuple(writer.add(np.frombuffer(pool.view, np.uint8)) for pool in pools),
-        tuple(tuple(writer.add(array) for array in group) for group in groups),
+        writer.add_groups(groups),
     )
     return CacheContents((_encoder.encode(saved),), (writer.data,))
+
+
+def save_groups(groups: Groups) -> CacheContents:
+    """Return one file of packed constants: the arrays, their places, and how long these are."""
+    writer = _Writer()
+    places = _encoder.encode(writer.add_groups(groups))
+    writer.data += places + _LENGTH.pack(len(places))
+    return CacheContents((writer.data,))
+
+
+def restore_groups(contents: CacheContents) -> Groups:
+    """Return what `save_groups` was given; large arrays look at `contents`."""
+    data = memoryview(contents.model[0])
+    (length,) = _LENGTH.unpack(data[-_LENGTH.size :])
+    end = len(data) - _LENGTH.size
+    return list(_groups(data, _places_decoder.decode(data[end - length : end])))
 
 
 def restore(contents: CacheContents, prepare: Prepare = interpreter.prepare) -> tuple[Model, interpreter.Program]:
@@ -89,12 +116,17 @@ def restore(contents: CacheContents, prepare: Prepare = interpreter.prepare) -> 
     data = memoryview(contents.data[0])
     pools = [PrivatePool(_array(data, place).data) for place in saved.pools]
     model = replace(decode_model(saved.model, pools), operand_values=_array(data, saved.values).tobytes())
-    return model, prepare(model, list(_groups(data, saved)))
+    return model, prepare(model, list(_groups(data, saved.groups)))
 
 
-def _groups(data: memoryview, saved: _Saved) -> Iterator[tuple[Array, ...]]:
-    for group in saved.groups:
-        yield tuple(_array(data, place).copy() for place in group)  # a view would keep the whole file in memory
+def _groups(data: memoryview, groups: _Places) -> Iterator[tuple[Array, ...]]:
+    for group in groups:
+        yield tuple(_kept(_array(data, place)) for place in group)
+
+
+def _kept(array: Array) -> Array:
+    """Return a copy of a small array: a view keeps the whole file in memory. A large one is most of it."""
+    return array if array.nbytes >= _LARGE_BYTES else array.copy()
 
 
 def _array(data: memoryview, place: _Place) -> np.ndarray[Any, Any]:

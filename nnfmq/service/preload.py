@@ -1,7 +1,8 @@
 """What the forkserver imports before it forks the first worker; imported for its effects, there and nowhere else.
 
-It loads all that a session needs, plug-ins with extensions too, so that a worker is ready in milliseconds, and asserts
-before each fork that the forkserver has one thread: a fork copies locks held by others, and nobody to release them.
+It loads all that a session needs, plug-ins with extensions and the compiling engine too, so that a worker is ready in
+milliseconds, and asserts before each fork that the forkserver has one thread: a fork copies locks held by others, and
+nobody to release them.
 BLAS would start threads when numpy is imported; the supervisor sets OPENBLAS_NUM_THREADS=1 in the environment that
 this process inherits.
 """
@@ -9,9 +10,11 @@ this process inherits.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import nnfmq.service.session
-import nnfmq.service.worker  # noqa: F401
+import nnfmq.service.worker
+from nnfmq.service.compilation_cache import build_identity
 from nnfmq.service.extensions import load_extensions
 
 
@@ -24,4 +27,10 @@ def _assert_one_thread() -> None:
 
 
 load_extensions()
+with suppress(ImportError, OSError):  # what compiles need not be installed, or not for this machine
+    import nnfmq.engines.compiled.program  # noqa: F401
+    from nnfmq.engines.compiled.compiler import warm_up
+
+    warm_up()
+build_identity()
 os.register_at_fork(before=_assert_one_thread)

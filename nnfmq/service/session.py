@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
@@ -28,6 +29,7 @@ from typing import Any, NoReturn
 
 from nnfmq import watcher
 from nnfmq.channel import INLINE_BYTES, NOW, Channel, Frame
+from nnfmq.engines.provisional import ProvisionalProgram
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -53,6 +55,7 @@ from nnfmq.service.devices import Devices, load_devices
 from nnfmq.service.dialects import Dialect
 from nnfmq.service.fenced import FencedExecution
 from nnfmq.service.handles import Handles
+from nnfmq.service.improvement import improve
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.service.rest import give_back_memory
 from nnfmq.service.reusable import ReusableExecution
@@ -93,6 +96,7 @@ class Session:
         self._driver_name = driver_name
         self._pool = Scheduler(POOL_THREADS, "nnfmq-session")
         self._launches = Scheduler(1, "nnfmq-launches")
+        self._improvements = Scheduler(1, "nnfmq-improvements")
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._calls = 0  # on the pool, queued or running
@@ -174,8 +178,24 @@ class Session:
             self._ring()
         threads.submit(partial(self._guarded, work, *arguments), priority)
 
+    def improve(self, program: ProvisionalProgram, priority: int = Priority.MEDIUM) -> None:
+        """Replace `program` by what it is provisional for, on a thread of its own, unless it is gone by then.
+
+        No call waits for this, and none is refused for it.
+        """
+        self._improvements.submit(partial(self._improve, weakref.ref(program)), priority)
+
+    def _improve(self, wanted: weakref.ref[ProvisionalProgram]) -> None:
+        if not self.has_ended:
+            improve(wanted)
+        with self._lock:
+            self._done += 1
+        if self._is_resting:
+            self._ring()  # this has left something to give back
+
     def join(self) -> None:
         """Return when no thread of the pool runs any more: for sessions that do not end with their process."""
+        self._improvements.shutdown()
         self._launches.shutdown()
         self._pool.shutdown()
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from nnfmq.channel import Channel
 from nnfmq.memory import Memory
+from nnfmq.service import compile_jobs
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.devices import make_devices
 from nnfmq.service.session import run_session
@@ -27,6 +28,8 @@ def main(control_fd: int, status_fd: int, configured: Sequence[DeviceEntry]) -> 
 
     `status_fd` is the page with the devices' status.
     """
+    if any(entry.engine == "compiled" for entry in configured):
+        compile_jobs.start()
     devices = make_devices(configured)
     devices.share_status(Memory.adopt(status_fd).view)
     run_session(Channel.adopt(control_fd), "nnfmq", devices)

@@ -120,6 +120,24 @@ class TestReport:
         finding = named("running driver")
         assert (finding.state, finding.value) == (State.OK, f"none at {tmp_path / 'nnfmq.sock'}")
 
+    def test_the_driver_s_cache_is_counted(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setenv("NNFMQ_CACHE_MIB", "7")
+        assert named("compiled models kept").value == "0, 0.0 MiB of 7 at most"
+        (tmp_path / "nnfmq").mkdir(mode=0o700)
+        (tmp_path / "nnfmq" / "entry").write_bytes(bytes(3 << 20))
+        assert named("compiled models kept").value == "1, 3.0 MiB of 7 at most"
+
+    def test_a_cache_that_others_may_enter_is_limited_and_says_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        (tmp_path / "nnfmq").mkdir(mode=0o755)
+        finding = named("compiled models kept")
+        assert (finding.state, "mode 0755" in finding.value) == (State.LIMITED, True)
+        monkeypatch.setenv("NNFMQ_CACHE_MIB", "0")
+        assert named("compiled models kept").state is State.OK
+
 
 def test_a_running_driver_is_named_with_its_devices(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))

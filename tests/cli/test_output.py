@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from nnfmq.cli.output import console, distribution, microseconds, percentile, shape_text
+from nnfmq.cli import output
+from nnfmq.cli.output import compiling, console, distribution, microseconds, percentile, shape_text
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(50, 50), (90, 90), (99, 99), (99.9, 100), (100, 100), (0, 1)])
@@ -39,3 +43,42 @@ def test_a_character_that_stdout_lacks_is_replaced(monkeypatch: pytest.MonkeyPat
     console(no_color=True).print("µs")
     sys.stdout.flush()
     assert raw.getvalue() == b"?s\n"
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> str:
+    """Return what is written to stderr, a terminal, meanwhile."""
+    ours, theirs = pty.openpty()
+    try:
+        with open(theirs, "w", closefd=False) as terminal:
+            monkeypatch.setattr(sys, "stderr", terminal)
+            act()
+            terminal.write(".")
+        return os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def compile_all() -> None:
+    with compiling(no_color=True) as progress:
+        assert progress is not None
+        for done in (0, 3, 7):
+            progress(done, 7)
+
+
+def test_what_compiles_for_long_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_PATIENCE_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    screen = on_a_terminal(monkeypatch, compile_all)
+    assert "compiling" in screen and "0/7" in screen and "7/7" in screen
+
+
+def test_what_compiles_soon_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_PATIENCE_S", 60.0)
+    assert on_a_terminal(monkeypatch, compile_all) == "."
+
+
+def test_into_a_file_no_progress_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with compiling(no_color=True) as progress:
+        assert progress is None

@@ -105,11 +105,11 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
         {
             "call": 3, "device": "reference", "preference": 99, "priority": -1, "deadline_ns": -1, "model": b"m",
             "pools": [MEMORY_WIRE], "consumers": [[1, 2]], "caches": [b"tk", 2, 1], "hints": [[0x10001, b"h"]],
-            "extensions": [["com.example.one", 1]],
+            "extensions": [["com.example.one", 1]], "tells_progress": True,
         },
         messages.PrepareModel(
             3, "reference", 99, -1, -1, b"m", (MEMORY,), ((1, 2),), messages.CachesData(b"tk", 2, 1),
-            (messages.HintData(0x10001, b"h"),), (messages.PrefixData("com.example.one", 1),),
+            (messages.HintData(0x10001, b"h"),), (messages.PrefixData("com.example.one", 1),), True,
         ),
         4,
     ),
@@ -121,6 +121,7 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
     ),
     (DRIVER, FAILED, messages.Reply(7, INVALID, "operand 3: no"), 0),
     (DRIVER, {**FAILED, "model_id": 0}, messages.PreparedModelReady(7, INVALID, "operand 3: no", 0), 0),
+    (DRIVER, {"call": 3, "done": 5, "total": 22}, messages.PreparationProgress(3, 5, 22), 0),
     (CLIENT, {"call": 4, "model_id": 5}, messages.ReleaseModel(4, 5), 0),
     (
         CLIENT,
@@ -364,6 +365,7 @@ MAY_BE_ABSENT = {
     ("DeviceCapabilities", "capabilities"),
     ("PrepareModel", "hints"),
     ("PrepareModel", "extensions"),
+    ("PrepareModel", "tells_progress"),
     ("SupportedOperations", "status"),
     ("SupportedOperations", "message"),
     ("Executed", "shapes"),

@@ -169,6 +169,33 @@ def test_PREP_1_a_failed_reply_after_its_callback_ends_the_call(opened: Conversa
     assert opened.pending(CLIENT) == ()
 
 
+def test_progress_comes_any_number_of_times_between_the_two_answers(opened: Conversation) -> None:
+    opened.note(PREPARE, CLIENT)
+    opened.note(messages.Reply(3, OK, ""), DRIVER)
+    opened.note(messages.PreparationProgress(3, 0, 2), DRIVER)
+    opened.note(messages.PreparationProgress(3, 1, 2), DRIVER)
+    assert opened.pending(CLIENT) == (messages.PrepareModel,)
+    opened.note(messages.PreparedModelReady(3, OK, "", 1), DRIVER)
+    assert opened.pending(CLIENT) == ()
+
+
+@pytest.mark.parametrize("answers", [[], [messages.PreparedModelReady(3, OK, "", 1)]], ids=["before", "behind"])
+def test_progress_of_a_preparation_that_has_not_begun_or_is_over_is_refused(
+    opened: Conversation, answers: list[messages.Call]
+) -> None:
+    opened.note(PREPARE, CLIENT)
+    for answer in answers:
+        opened.note(answer, DRIVER)
+    with pytest.raises(ProtocolError, match="PreparationProgress does not answer PrepareModel"):
+        opened.note(messages.PreparationProgress(3, 1, 2), DRIVER)
+
+
+def test_progress_of_another_call_is_refused(opened: Conversation) -> None:
+    opened.note(EXECUTE, CLIENT)
+    with pytest.raises(ProtocolError, match="PreparationProgress does not answer Execute"):
+        opened.note(messages.PreparationProgress(EXECUTE.call, 1, 2), DRIVER)
+
+
 def test_a_one_way_message_leaves_nothing_pending(opened: Conversation) -> None:
     opened.note(messages.FreeMemory(1, 1), CLIENT)
     assert opened.pending(CLIENT) == ()
@@ -208,8 +235,10 @@ def test_every_call_in_the_table_has_answers_that_its_peer_may_send() -> None:
     assert wrong == []
 
 
-def test_every_message_with_a_call_number_is_a_call_or_an_answer() -> None:
+def test_every_message_with_a_call_number_is_a_call_an_answer_or_a_notice() -> None:
     numbered = {k for role in Role for k in control.messages_of(role) if issubclass(k, messages.Call)}
     answers = {answer for answers in control.REPLIES.values() for answer in answers}
-    assert numbered == control.REPLIES.keys() | answers
+    assert numbered == control.REPLIES.keys() | answers | control.NOTICES.keys()
     assert control.REPLIES.keys() & answers == set()
+    assert control.NOTICES.keys() & (control.REPLIES.keys() | answers) == set()
+    assert set(control.NOTICES.values()) <= answers

@@ -50,20 +50,21 @@ def object_of_assembly(text: str, target: Target) -> bytes:
 
 
 def compile_kernels(kernels: Iterable[Kernel], target: Target) -> bytes:
-    """Return object code with a function for each kernel, by its name."""
+    """Return object code with a function for each of different kernels, by its name."""
     module = ir.Module("kernels")
-    for name, kernel in {name_of(kernel): kernel for kernel in kernels}.items():
-        kernel.emit(Emitter(module, name, target))
+    for kernel in kernels:
+        kernel.emit(Emitter(module, name_of(kernel), target))
     return object_of_assembly(str(module), target)
 
 
 class Linker:
-    """Object code, linked into this process as long as this lives."""
+    """Object codes, linked into this process as long as this lives."""
 
-    def __init__(self, code: bytes, target: Target) -> None:
+    def __init__(self, codes: Iterable[bytes], target: Target) -> None:
         module = llvm.parse_assembly("")
         self._engine = llvm.create_mcjit_compiler(module, _machine(target))
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        for code in codes:
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:

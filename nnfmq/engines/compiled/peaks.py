@@ -82,7 +82,7 @@ def _bound(kernels: Sequence[Kernel], team: Team, target: Target) -> tuple[Segme
     ]
     plan = plan_segment(calls, values, {}, [source], [], target)
     slot = made + len(kernels)
-    segment = Segment(plan, np.zeros(1, np.uint8), Linker(compile_kernels(kernels, target), target), team, slot)
+    segment = Segment(plan, np.zeros(1, np.uint8), Linker([compile_kernels(kernels, target)], target), team, slot)
     scope: list[Any] = [None] * (slot + 1)
     scope[source] = np.full(size // 4, 0.25, np.float32).view(np.uint8)
     return segment, [*scope, NO_LIMITS]

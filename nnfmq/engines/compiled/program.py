@@ -10,22 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
+from nnfmq.engines.compiled.compiler import Compile, compile_here
+from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Constant, Lowered
 from nnfmq.engines.compiled.lowering.moving import turned
-from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
+from nnfmq.engines.compiled.objects import host_target
+from nnfmq.engines.compiled.saved import Parts, RestoredPreparation, linked
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import the_team
 from nnfmq.engines.execution import Step
 from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
-from nnfmq.hal.types import LifeTime, Model
-from nnfmq.operations.packing import is_restored, packed, unpacked
+from nnfmq.hal.types import LifeTime, Model, Subgraph
+from nnfmq.operations.packing import unpacked
 from nnfmq.operations.planning import TO_NCHW, TO_NHWC, Fitted, permuted, sorted_arguments, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
@@ -33,12 +37,18 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 __all__ = ["prepare"]
 
 
-def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
+def prepare(
+    model: Model, packed: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_here
+) -> Program:
     """Return a Program that executes `model`'s main subgraph, as `interpreter.prepare`.
 
-    `packed` has the machine code, too: nothing is generated then. It is of this build, and of this target.
+    `packed` has the machine code, too: nothing is generated then. It is of this build, and of this target. Otherwise
+    `compile` makes it, and what that raises ends the preparation.
     """
-    return prepare_by(CompiledPreparation, model, packed)
+    if packed is None:
+        return prepare_by(partial(CompiledPreparation, compile=compile), model)
+    restoring = partial(RestoredPreparation, arrays=packed[0], target=host_target(), team=the_team())
+    return prepare_by(restoring, model, packed[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +74,10 @@ class _Generated:
 class _Constants:
     """All constants of a program, one after the other."""
 
-    parts: list[bytes | memoryview] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
     size: int = 0
 
-    def add(self, data: bytes | memoryview) -> int:
+    def add(self, data: bytes) -> int:
         """Return the offset of `data`."""
         offset = self.size
         padding = aligned(len(data)) - len(data)
@@ -84,11 +94,8 @@ class _Constants:
         return memory[skip:]
 
 
-def _bytes_of(constant: Constant) -> bytes | memoryview:
-    if isinstance(constant, bytes):
-        return constant
-    (array,) = packed(lambda: (np.frombuffer(constant(), np.uint8),))
-    return array.data
+def _bytes_of(constant: Constant) -> bytes:
+    return constant if isinstance(constant, bytes) else constant()
 
 
 class CompiledPreparation(Preparation):
@@ -96,14 +103,21 @@ class CompiledPreparation(Preparation):
 
     target: Target
 
+    def __init__(self, model: Model, subgraph: Subgraph, programs: dict[int, Program], compile: Compile) -> None:
+        super().__init__(model, subgraph, programs)
+        self._compile = compile
+
     def program(self) -> Program:
         """Bind all operations."""
         self.target = host_target()
         self._constants = _Constants()
-        self._generated: frozenset[int] = frozenset()
+        self._kernels: list[Kernel] = []
         self._between = count(len(self.subgraph.operands))
+        self._parts = Parts((), np.empty(0, np.uint8), ())
         program = super().program()
-        program.generated = self._generated
+        program.generated = frozenset(n for first, last, _ in self._parts.groups for n in range(first, last + 1))
+        required = sorted(self._required.intersection(self.subgraph.input_indexes))
+        program.packed = (self._parts.to_arrays(required, self._shapes),)
         return program
 
     def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted) -> Any:
@@ -129,12 +143,9 @@ class CompiledPreparation(Preparation):
         lowered = rule(*tensors, output=outputs[0] if len(outputs) == 1 else outputs, target=self.target, **controls)
         if lowered is None:
             return None
-        reference = None
-        if isinstance(lowered, Alias):
-            reference = super().static_step(bound, arguments, fitted)
-        elif not is_restored():
-            with unpacked():
-                bound.bind(fitted)  # for what it refuses
+        with unpacked():
+            step = super().static_step(bound, arguments, fitted)  # also for what it refuses
+        reference = step if isinstance(lowered, Alias) else None
         images = declaration.images if nchw else ()
         data, turned = tuple(index for _, index in given), tuple(p.name in images for p, _ in given)
         return _Generated(lowered, data, bound.operation.outputs, reference, turned, turns)
@@ -157,8 +168,7 @@ class CompiledPreparation(Preparation):
             else:
                 result.append((number, [number]))
         groups = [numbers for _, numbers in result if isinstance(numbers, list)]
-        self._generated = frozenset(number for numbers in groups for number in numbers)
-        plans = [self._plan(numbers, steps) for numbers in groups]
+        plans = [(numbers[0], numbers[-1], self._plan(numbers, steps)) for numbers in groups]
         segments = iter(self._linked(plans))
         return [(number, next(segments) if isinstance(step, list) else step) for number, step in result]
 
@@ -239,15 +249,13 @@ class CompiledPreparation(Preparation):
 
     def _call(self, lowered: Lowered, inputs: Sequence[int], outputs: Sequence[int]) -> Call:
         places = tuple(self._constants.add(_bytes_of(constant)) for constant in lowered.constants)
+        self._kernels.append(lowered.kernel)
         return Call(lowered.kernel, tuple(inputs), tuple(outputs), places, lowered.work)
 
-    def _linked(self, plans: Sequence[SegmentPlan]) -> list[Segment]:
-        kernels = [call.kernel for plan in plans for call in plan.calls]
-        if not kernels:
+    def _linked(self, plans: Sequence[tuple[int, int, SegmentPlan]]) -> list[Segment]:
+        if not plans:
             return []
-        (code,) = packed(lambda: (np.frombuffer(compile_kernels(kernels, self.target), np.uint8),))
-        linker = Linker(code.tobytes(), self.target)
-        constants = self._constants.array()
-        first = len(self.subgraph.operands)
+        codes = self._compile(self._kernels, self.target)
+        self._parts = Parts(plans, self._constants.array(), [np.frombuffer(code, np.uint8) for code in codes])
         self.extra_slots = len(plans)
-        return [Segment(plan, constants, linker, the_team(), first + n) for n, plan in enumerate(plans)]
+        return linked(self._parts, self.target, the_team(), len(self.subgraph.operands))

@@ -1,15 +1,15 @@
 """A segment: consecutive operations of a model that kernels compute, as one step of the interpreter's loop.
 
 A segment reads arrays that are there when it begins, writes its values into an arena, and leaves in the scope those
-that others read. What depends on where things lie, the tables of addresses, belongs to an execution: it is made at the
-first run and kept as long as the inputs are the same arrays.
+that others read. What depends on where things lie, arena and tables of addresses, belongs to an execution from its
+first run to its end; the next execution gets what the last one had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from nnfmq.engines.compiled.objects import Linker
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import STEP_WORDS, Team
 from nnfmq.engines.execution import NO_LIMITS, Scope
+from nnfmq.engines.idle import join
 from nnfmq.operations.signature import Array, Shape
 
-__all__ = ["Call", "Place", "Segment", "SegmentPlan", "Value", "plan_segment"]
+__all__ = ["Call", "Place", "PlannedStep", "Segment", "SegmentPlan", "Value", "plan_segment"]
 
 _SHARED_FROM_NS = 3000
+_IDLE_MOST = 4  # states that a segment keeps: as many executions run at once, but for bursts, which keep their own
 _ARENA, _CONSTANTS, _FIRST_INPUT = 0, 1, 2
 
 
@@ -76,17 +78,37 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentPlan:
-    """What a segment does, with no address in it. `regions` and `offsets` give each word of the tables, in order."""
+class PlannedStep:
+    """A call's function, by its name, the words of its table, its units, and whether threads are to share them."""
 
-    calls: tuple[Call, ...]
+    function: str
+    words: int
+    units: int
+    is_shared: bool
+
+    @classmethod
+    def of(cls, call: Call) -> Self:
+        """Return what remains of a call once its operands have places."""
+        words, units = len(call.inputs) + len(call.outputs) + len(call.constants), call.kernel.units
+        return cls(name_of(call.kernel), words, units, call.is_shared)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """What a segment does, with no address in it. `regions` and `offsets` give each word of the tables, in order.
+
+    `calls` and `places` are for who looks into it; a plan that comes from a cache has none.
+    """
+
+    steps: tuple[PlannedStep, ...]
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, int, Value], ...]
     regions: Array
     offsets: Array
     arena_bytes: int
     scratch_bytes: int
-    places: tuple[Place, ...]
+    calls: tuple[Call, ...] = ()
+    places: tuple[Place, ...] = ()
 
 
 def plan_segment(
@@ -118,7 +140,9 @@ def plan_segment(
     scratch = aligned(max((call.kernel.scratch_bytes(target) for call in calls), default=0) + ALIGNMENT)
     left = tuple((index, place[root(index)], values[index]) for index in outputs)
     map_of_arena = tuple(Place(index, values[index], place[index], begins[index], ends[index]) for index in made)
-    return SegmentPlan(tuple(calls), tuple(inputs), left, regions, within, aligned(total), scratch, map_of_arena)
+    steps = tuple(map(PlannedStep.of, calls))
+    sizes = aligned(total), scratch
+    return SegmentPlan(steps, tuple(inputs), left, regions, within, *sizes, tuple(calls), map_of_arena)
 
 
 def _words(call: Call, root: Any, place: dict[int, int], inputs: Sequence[int]) -> list[tuple[int, int]]:
@@ -135,14 +159,17 @@ class Segment:
     def __init__(self, plan: SegmentPlan, constants: Array, linker: Linker, team: Team, slot: int) -> None:
         self.plan = plan
         self._constants, self._linker, self._team, self._slot = constants, linker, team, slot
-        self._functions = [linker.address(name_of(call.kernel)) for call in plan.calls]
-        self.steps = len(plan.calls)
+        self._functions = [linker.address(step.function) for step in plan.steps]
+        self.steps = len(plan.steps)
+        self._idle: list[_State] = []
+        join(self)
 
     def __call__(self, scope: Scope) -> None:
         """Compute all of it, or as far as the execution's limits allow. Raises what they raise."""
-        state: _State | None = scope[self._slot]
-        if state is None:
-            state = scope[self._slot] = _State(self)
+        lease: _Lease | None = scope[self._slot]
+        if lease is None:
+            lease = scope[self._slot] = _Lease(self, self.take_state())
+        state = lease.state
         steps = state.steps(scope)
         limits, team = scope[-1], self._team
         if limits is NO_LIMITS:
@@ -151,8 +178,7 @@ class Segment:
             for number in range(self.steps):
                 limits.check()
                 team.run(steps, number, number + 1, state.scratch, self.plan.scratch_bytes)
-        for index, array in state.outputs:
-            scope[index] = array
+        self.leave(scope)
 
     def stepping(self, scope: Scope) -> Callable[[int, int], None]:
         """Return what runs steps `first` to before `last`, for who looks at each; no limits are looked at.
@@ -160,25 +186,40 @@ class Segment:
         This was called with `scope` before. What is returned holds as long as the scope's arrays are the same, and
         does not give the scope what others read: `leave` does.
         """
-        state: _State = scope[self._slot]
+        state: _State = scope[self._slot].state
         run, steps, stride = self._team.run, state.steps(scope), self.plan.scratch_bytes
         return lambda first, last: run(steps, first, last, state.scratch, stride)
 
     def leave(self, scope: Scope) -> None:
         """Give the scope what others read, as a call does at its end."""
-        state: _State = scope[self._slot]
+        state: _State = scope[self._slot].state
         for index, array in state.outputs:
             scope[index] = array
 
-    def tables(self, bases: Array) -> tuple[Array, Array]:
-        """Return the tables of addresses over `bases`, the regions' addresses, and the records of the steps."""
-        tables = bases[self.plan.regions] + self.plan.offsets
+    def records(self, tables: int) -> Array:
+        """Return the records of the steps, over tables that begin at address `tables`."""
         steps = np.empty((self.steps, STEP_WORDS), np.int64)
-        at = tables.ctypes.data
-        for number, (call, function) in enumerate(zip(self.plan.calls, self._functions, strict=True)):
-            steps[number] = function, at, call.kernel.units, call.is_shared
-            at += 8 * (len(call.inputs) + len(call.outputs) + len(call.constants))
-        return tables, steps
+        for number, (step, function) in enumerate(zip(self.plan.steps, self._functions, strict=True)):
+            steps[number] = function, tables, step.units, step.is_shared
+            tables += 8 * step.words
+        return steps
+
+    def take_state(self) -> _State:
+        """Return a state that no execution has: one that was given back, or a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _State(self)
+
+    def leave_state(self, state: _State) -> None:
+        """Take back what `take_state` returned, and keep it for the next execution, unless there are many."""
+        state.forget_inputs()
+        if len(self._idle) < _IDLE_MOST:
+            self._idle.append(state)
+
+    def give_back(self) -> None:
+        """Let go of the states that no execution has."""
+        self._idle.clear()
 
     @property
     def constants_address(self) -> int:
@@ -191,39 +232,59 @@ class Segment:
         return self._team.helpers + 1
 
 
+class _Lease:
+    """An execution's hold on a state, which goes back to its segment with the execution."""
+
+    __slots__ = ("_segment", "state")
+
+    def __init__(self, segment: Segment, state: _State) -> None:
+        self._segment = segment
+        self.state = state
+
+    def __del__(self) -> None:
+        self._segment.leave_state(self.state)
+
+
 class _State:
-    """What one execution has of a segment: an arena, and tables that name it."""
+    """What one execution has of a segment: an arena, and tables that name it.
+
+    A new arena costs a page fault for each of its pages when it is used first, so states are used again. Nothing in
+    one depends on what it was used for before but the addresses of the inputs.
+    """
 
     def __init__(self, segment: Segment) -> None:
-        self._segment = segment
-        plan = segment.plan
+        plan = self._plan = segment.plan
         memory = np.empty(plan.arena_bytes + segment.threads * plan.scratch_bytes + ALIGNMENT, np.uint8)
         skip = -memory.ctypes.data % ALIGNMENT
         self._arena = memory[skip:]
-        self._address = memory.ctypes.data + skip
-        self.scratch = self._address + plan.arena_bytes
+        address = memory.ctypes.data + skip
+        self.scratch = address + plan.arena_bytes
         self.outputs = [(index, self._view(offset, value)) for index, offset, value in plan.outputs]
-        self._seen: list[Any] = [None] * len(plan.inputs)
-        self._held: list[Array] = []
-        self._tables = np.empty(0, np.int64)
-        self._steps: Array | None = None
-        self._steps_at = 0
+        self._bases = np.array([address, segment.constants_address, *[0] * len(plan.inputs)], np.int64)
+        self._tables = np.empty_like(plan.offsets)
+        self._records = segment.records(self._tables.ctypes.data)
+        self._records_at = int(self._records.ctypes.data)
+        self.forget_inputs()
 
     def _view(self, offset: int, value: Value) -> Array:
         return self._arena[offset : offset + value.bytes].view(value.dtype).reshape(value.shape)
 
+    def forget_inputs(self) -> None:
+        """Keep no input, which may be a client's memory."""
+        self._seen: list[Any] | None = None
+        self._held: list[Array] = []
+
     def steps(self, scope: Scope) -> int:
         """Return the address of the steps over the inputs that are in `scope`."""
-        inputs = self._segment.plan.inputs
-        same = self._steps is not None and all(
+        inputs = self._plan.inputs
+        same = self._seen is not None and all(
             scope[index] is seen for index, seen in zip(inputs, self._seen, strict=True)
         )
         if not same:
-            self._seen = [scope[index] for index in inputs]
-            self._held = [np.ascontiguousarray(array) for array in self._seen]
-            if any(held is not seen for held, seen in zip(self._held, self._seen, strict=True)):
-                self._seen = [None] * len(inputs)  # copied: what the copy shows is looked at anew each time
-            bases = [self._address, self._segment.constants_address, *(array.ctypes.data for array in self._held)]
-            self._tables, self._steps = self._segment.tables(np.array(bases, np.int64))
-            self._steps_at = int(self._steps.ctypes.data)
-        return self._steps_at
+            seen = [scope[index] for index in inputs]
+            self._held = [np.ascontiguousarray(array) for array in seen]
+            is_copied = any(held is not array for held, array in zip(self._held, seen, strict=True))
+            self._seen = None if is_copied else seen  # what a copy shows is looked at anew each time
+            self._bases[_FIRST_INPUT:] = [array.ctypes.data for array in self._held]
+            np.add(self._bases[self._plan.regions], self._plan.offsets, out=self._tables)
+        return self._records_at

@@ -4,7 +4,8 @@ One leader, the thread that executes a model, opens a step; whoever is awake joi
 step's chunks, takes from its own first and then from the others', one at a time. So nobody waits for a thread that
 sleeps or has lost its processor, but for the one chunk that it has begun: the leader does its work, and a helper that
 wakes in the middle of a long step takes its part of what is left. Helpers poll as long as somebody leads, and for a
-bounded time after that; then they sleep. Results do not depend on who computes what, since units do not overlap.
+bounded time after that; then they sleep. The leader sleeps, too, where a helper has lost its processor in the middle of
+a chunk: so the helper gets the leader's. Results do not depend on who computes what, since units do not overlap.
 
     epoch    odd: a step is open    even: none is    -1: leave
 
@@ -35,6 +36,7 @@ _POLLS = 2000  # after the last step of a run
 _MOST_POLLS = 200_000  # while somebody leads
 _MOST_HELPERS = 15
 _CHUNKS = 4  # of each thread
+_PATIENCE = 2000  # looks at a helper that has a chunk still
 _FIRST_SLOT = 3 * _LINE_WORDS
 
 _ASSEMBLY = """
@@ -45,7 +47,7 @@ declare void @PAUSE
 ;   0  helpers, leading, and the open step: function, table, scratch, stride, chunk, units (i64 each)
 ;   1  epoch (i64)
 ;   2  sleepers (i32), bell (i32): the word that those who sleep wait on
-;   3  a slot for each thread, the leader's first: next chunk, end of the range, busy (i64 each)
+;   3  a slot for each thread, the leader's first: next chunk, end of the range, busy (i64 each; 2: the leader sleeps)
 
 define internal void @work(ptr %team, i64 %me) {
 entry:
@@ -95,6 +97,17 @@ done:
   ret void
 }
 
+define internal void @rest(ptr %busy) {
+  %before = atomicrmw xchg ptr %busy, i64 0 seq_cst
+  %awaited = icmp eq i64 %before, 2
+  br i1 %awaited, label %wake, label %done
+wake:
+  %ignored = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %busy, i64 129, i64 1, ptr null, ptr null, i64 0)
+  br label %done
+done:
+  ret void
+}
+
 define void @serve(ptr %team, i64 %me, i64 %limit, i64 %most) {
 entry:
   %leading.at = getelementptr i8, ptr %team, i64 8
@@ -123,7 +136,7 @@ join:
   %same = icmp eq i64 %still, %epoch
   br i1 %same, label %go, label %late
 late:
-  store atomic i64 0, ptr %busy.at release, align 8
+  call void @rest(ptr %busy.at)
   br label %idle
 idle:
   %spent = phi i64 [ %polls, %late ], [ %more, %wait ], [ %more, %consider ], [ 0, %sleep ]
@@ -132,7 +145,7 @@ go:
   call void @work(ptr %team, i64 %me)
   br label %worked
 worked:
-  store atomic i64 0, ptr %busy.at release, align 8
+  call void @rest(ptr %busy.at)
   br label %poll
 wait:
   call void @PAUSE
@@ -261,24 +274,25 @@ collect:
   %c.busy.at = getelementptr i8, ptr %c.slot, i64 16
   br label %look
 look:
-  %looks = phi i64 [ 0, %collect ], [ %looks.next, %paused ], [ %looks.next, %yielded ]
+  %looks = phi i64 [ 0, %collect ], [ %looks.next, %pausing ]
   %busy = load atomic i64, ptr %c.busy.at seq_cst, align 8
   %working = icmp ne i64 %busy, 0
   br i1 %working, label %busy.yet, label %collected
 busy.yet:
   %looks.next = add i64 %looks, 1
-  %long = icmp ugt i64 %looks.next, 5000
-  br i1 %long, label %yield, label %pausing
+  %long = icmp ugt i64 %looks.next, PATIENCE
+  br i1 %long, label %await, label %pausing
 pausing:
   call void @PAUSE
-  br label %paused
-paused:
   br label %look
-yield:
-  %none = call i64 (i64, ...) @syscall(i64 YIELD)
-  br label %yielded
-yielded:
-  br label %look
+await:
+  %exchange = cmpxchg ptr %c.busy.at, i64 1, i64 2 seq_cst seq_cst
+  %found = extractvalue { i64, i1 } %exchange, 0
+  %over = icmp eq i64 %found, 0
+  br i1 %over, label %collected, label %sleep
+sleep:
+  %none = call i64 (i64, ...) @syscall(i64 FUTEX, ptr %c.busy.at, i64 128, i64 2, ptr null, ptr null, i64 0)
+  br label %await
 collected:
   %c.next = add i64 %c, 1
   %c.more = icmp sle i64 %c.next, %helpers
@@ -296,9 +310,9 @@ done:
 declare i64 @llvm.smin.i64(i64, i64)
 """
 
-_MACHINES = {  # how to pause, futex(2), sched_yield(2)
-    "x86_64": ("llvm.x86.sse2.pause()", "", "202", "24"),
-    "aarch64": ("llvm.aarch64.hint(i32)", "i32 1", "98", "124"),
+_MACHINES = {  # how to pause, futex(2)
+    "x86_64": ("llvm.x86.sse2.pause()", "", "202"),
+    "aarch64": ("llvm.aarch64.hint(i32)", "i32 1", "98"),
 }
 
 _RUN = ctypes.CFUNCTYPE(
@@ -309,11 +323,15 @@ _SERVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64,
 
 
 def _assembly(machine: str) -> str:
-    declaration, argument, futex, sched_yield = _MACHINES[machine]
+    declaration, argument, futex = _MACHINES[machine]
     name = declaration.split("(")[0]
     text = _ASSEMBLY.replace("declare void @PAUSE", f"declare void @{declaration}")
-    text = text.replace("@PAUSE", f"@{name}({argument})").replace("CHUNKS", str(_CHUNKS))
-    return text.replace("FUTEX", futex).replace("YIELD", sched_yield)
+    text = (
+        text.replace("@PAUSE", f"@{name}({argument})")
+        .replace("CHUNKS", str(_CHUNKS))
+        .replace("PATIENCE", str(_PATIENCE))
+    )
+    return text.replace("FUTEX", futex)
 
 
 class Team:
@@ -321,7 +339,7 @@ class Team:
 
     def __init__(self, helpers: int) -> None:
         target = host_target()
-        self._linker = Linker(object_of_assembly(_assembly(os.uname().machine), target), target)
+        self._linker = Linker([object_of_assembly(_assembly(os.uname().machine), target)], target)
         self._run = _RUN(self._linker.address("run"))
         self._serve = _SERVE(self._linker.address("serve"))
         self._leave = _LEAVE(self._linker.address("leave"))

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.channel import close_all
+from nnfmq.engines.provisional import ProvisionalProgram
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError
 from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
     CachesData,
     GetSupportedOperations,
     Message,
+    PreparationProgress,
     PreparedModelReady,
     PrepareModel,
     PrepareModelFromCache,
@@ -27,6 +30,7 @@ from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.arguments import constant_ranges
 from nnfmq.service.calls.answering import Handler, Pooled, reply
 from nnfmq.service.compilation_cache import CacheFiles
+from nnfmq.service.compile_jobs import Preparation, preparing, unheard
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.handles import NO_ID
 from nnfmq.service.prepared_model import PreparedModel
@@ -64,7 +68,13 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
             dialect.check_consumers(model, message.consumers)
             undo.pop_all()
         session.send(reply(message.call))
-        _finish(session, message, charge, lambda: device.prepare_model(model, caches))
+        heard = partial(_tell, session, message.call) if message.tells_progress else unheard
+        with preparing(Preparation(deadline_ns, heard)):
+            _finish(session, message, charge, lambda: device.prepare_model(model, caches, preference))
+
+
+def _tell(session: Session, call: int, done: int, total: int) -> None:
+    session.send(PreparationProgress(call, done, total))
 
 
 def _prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: list[int], _seen_ns: int) -> None:
@@ -106,6 +116,8 @@ def _finish(
         session.send(PreparedModelReady(message.call, error.status, str(error), NO_ID))
         return
     session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
+    if isinstance(prepared.program, ProvisionalProgram):
+        session.improve(prepared.program, prepared.priority)
 
 
 def _priority(_session: Session, message: PrepareModel | PrepareModelFromCache) -> int:

@@ -1,7 +1,7 @@
 """An application that waits for its driver in a given way, says so, and never comes back.
 
-waits.py SOCKET burst|preparation|execution|computation|fenced|copy|copies|buffers|nothing: prints the driver's pid,
-reads a line, begins, prints "waiting".
+waits.py SOCKET burst|preparation|compilation|execution|computation|fenced|copy|copies|buffers|nothing: prints the
+driver's pid, reads a line, begins, prints "waiting".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from support.drivers import one, until, wait_until_waiting
-from support.models import null_model, relu_model, slow_model
+from support.models import logistics_model, null_model, relu_model, slow_model
 
 import nnfmq
 
@@ -68,6 +68,7 @@ def wait_for_a_fence_of_our_own() -> None:
 WAYS: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
     "burst": (lambda: burst.execute(one(2)), when_in_burst),
     "preparation": (lambda: device.prepare(null_model()), when_called),
+    "compilation": (lambda: client.device("compiled").prepare(logistics_model(1200)), when_called),
     "execution": (lambda: model.execute(one(2)), when_called),
     "computation": (lambda: slow.execute(np.zeros(slow.inputs[0].shape, np.float32)), when_called),
     "copy": (lambda: buffers[0].copy_from(one(2)), when_called),

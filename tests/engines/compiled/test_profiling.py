@@ -112,7 +112,7 @@ def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) ->
     target = host_target()
     values = {1: Value(np.dtype(np.uint8), (output_bytes,))}
     plan = plan_segment([Call(kernel, (0,), (1,), (), 0)], values, {}, [0], [1], target)
-    segment = Segment(plan, np.zeros(1, np.uint8), Linker(compile_kernels([kernel], target), target), the_team(), 2)
+    segment = Segment(plan, np.zeros(1, np.uint8), Linker([compile_kernels([kernel], target)], target), the_team(), 2)
     scope: list[Any] = [source, None, None, NO_LIMITS]
     segment(scope)
     made: np.ndarray[Any, Any] = scope[1].copy()

@@ -65,7 +65,7 @@ done:
 
 @pytest.fixture(scope="module")
 def kernels() -> Linker:
-    return Linker(object_of_assembly(KERNELS, host_target()), host_target())
+    return Linker([object_of_assembly(KERNELS, host_target())], host_target())
 
 
 @pytest.fixture

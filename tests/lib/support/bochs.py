@@ -28,7 +28,7 @@ __all__ = ["Bochs"]
 
 _SHARE = Path("/usr/share/bochs")
 _MONITOR = Path(__file__).with_name("bochs_monitor.asm")
-_FUNCTIONS, _NAMES = 0xFF00, ("memcpy", "memset", "logf", "sinf", "syscall")
+_FUNCTIONS, _NAMES = 0xFF00, ("memcpy", "memset", "logf", "syscall")
 _STATUS, _FIRST_GIB, _PAYLOAD = 0x5000, 0x3000, 0x100_0000
 _SECTOR = 512
 _DISK_BYTES = 256 << 20

@@ -178,17 +178,10 @@ logf:
         movss [rsp], xmm0
         fld dword [rsp]
         fyl2x
-        jmp left
-sinf:
-        sub rsp, 8
-        movss [rsp], xmm0
-        fld dword [rsp]
-        fsin
-left:   fstp dword [rsp]
+        fstp dword [rsp]
         movss xmm0, [rsp]
         add rsp, 8
         ret
-
 syscall:                        ; there is no system
         ud2
 
@@ -240,7 +233,7 @@ gdt:
 
 ; Where the other side finds them.
         times 0xFF00 - ($ - $$) db 0
-        dq memcpy, memset, logf, sinf, syscall
+        dq memcpy, memset, logf, syscall
 
         times 0xFFF0 - ($ - $$) db 0
         bits 16

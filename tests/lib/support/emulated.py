@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from nnfmq.engines.compiled import program
+from nnfmq.engines.compiled import compiler, program, saved
 from nnfmq.engines.compiled.segment import Segment, SegmentPlan
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import Team
@@ -109,11 +109,10 @@ class _Segment(Segment):
         constants = memory.add(self._constants)
         inputs = [memory.add(np.ascontiguousarray(scope[index])) for index in plan.inputs]
         bases = [region.address for region in (arena, constants, *inputs)]
-        tables, steps = self.tables(np.array(bases, np.int64))
-        moved = memory.add(tables).address - tables.ctypes.data
+        tables = memory.add(np.array(bases, np.int64)[plan.regions] + plan.offsets)
         calls = [
-            Call(int(function), (int(table) + moved, begin, end, scratch.address))
-            for function, table, units, _ in steps
+            Call(int(function), (int(table), begin, end, scratch.address))
+            for function, table, units, _ in self.records(tables.address)
             for begin, end in _parts(int(units))
         ]
         self._there.machine.run(self._there.image, memory.regions, calls)
@@ -131,6 +130,7 @@ def elsewhere(machine: Machine) -> Iterator[None]:
     """Generate code for `machine`, and run it there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "host_target", lambda: machine.target)
-        patch.setattr(program, "Linker", lambda code, target: _Linker(machine, code))
-        patch.setattr(program, "Segment", _Segment)
+        patch.setattr(compiler, "_PARTS_HERE", 1)  # an emulator loads one object file
+        patch.setattr(saved, "Linker", lambda codes, target: _Linker(machine, *codes))
+        patch.setattr(saved, "Segment", _Segment)
         yield

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from llvmlite import binding as llvm
 
-from nnfmq.engines.compiled import program
+from nnfmq.engines.compiled import compiler, program
 from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.objects import compile_kernels, host_target
 from nnfmq.engines.compiled.target import TARGETS, Target, runnable
@@ -69,7 +69,7 @@ def known_symbols_only() -> Iterator[None]:
         return code
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "compile_kernels", checked)
+        patch.setattr(compiler, "compile_kernels", checked)
         yield
 
 
@@ -80,6 +80,7 @@ def using(name: str, machine: Any = None) -> Iterator[None]:
     if machine is None and _runs_here(target):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program, "host_target", lambda: target)
+            patch.setitem(TARGETS, name, target)
             yield
         return
     if machine is None:

@@ -53,6 +53,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "ctypes": ("queue", "service.rest", "engines.compiled.team"),
     "llvmlite": ("engines.compiled",),
     "multiprocess": ("service.supervisor",),
+    # The embedded driver; and what measures or tests in processes of its own.
+    "subprocess": ("runtime.launch", "runtime.client", "cli.queue_bench", "conformance.running"),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),
@@ -63,6 +65,7 @@ DOORS: dict[str, tuple[str, ...]] = {
 """Module → the only places that may import it."""
 
 CALLS: dict[str, tuple[str, ...]] = {
+    "fork": ("service.compile_server",),
     "memfd_create": ("memory", "cli.doctor"),  # the doctor asks the kernel whether it can
     "posix_fallocate": ("memory",),
     "F_ADD_SEALS": ("memory", "cli.doctor"),

@@ -114,6 +114,17 @@ def relu_model(shape: Shape = (4,)) -> Model:
     return builder.model()
 
 
+def logistics_model(count: int) -> Model:
+    """`count` independent LOGISTICs, each over another number of floats: as many different kernels."""
+    builder = _Builder()
+    lengths = range(9, 9 + count)
+    givens = [builder.input((length,)) for length in lengths]
+    answers = [builder.output((length,)) for length in lengths]
+    for given, answer in zip(givens, answers, strict=True):
+        builder.operation(OperationType.LOGISTIC, [given], [answer])
+    return builder.model()
+
+
 def relus_model(count: int, shape: Shape = (1,)) -> Model:
     """`count` independent RELUs, each with an input and an output of its own: results with many shapes."""
     builder = _Builder()

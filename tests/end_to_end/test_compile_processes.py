@@ -1,0 +1,231 @@
+"""Models are compiled in processes of their own: what becomes of them, and of the preparation, when something ends.
+
+A preparation is in the middle where compile processes of its worker are there; 1200 kernels take much longer than any
+test here waits for an end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.compiled import random_inputs
+from support.drivers import LIMIT_S, Daemon, InThread, Process, app, opened, running_daemon, until
+from support.models import logistics_model
+
+import nnfmq
+from nnfmq.engines import interpreter
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, MissedDeadlineTransient
+from nnfmq.hal.types import Model
+from nnfmq.serialize import messages
+from nnfmq.serialize.model import encode_model
+from nnfmq.service.compile_jobs import PROCESSES_MAX
+
+pytest.importorskip("llvmlite", exc_type=ImportError)
+
+ENDLESS = logistics_model(1200)
+SHORT = logistics_model(24)
+AT_ONCE_S = 2.0  # where one part of ENDLESS alone takes longer
+
+
+@pytest.fixture
+def worker(client: nnfmq.Client) -> Iterator[Process]:
+    with Process(client.driver_pid) as process:
+        yield process
+
+
+@pytest.fixture
+def server(worker: Process) -> Iterator[Process]:
+    """Return the worker's compile server, its only child."""
+    (pid,) = worker.children()
+    with Process(pid) as process:
+        yield process
+
+
+@contextmanager
+def compile_processes(server: Process) -> Iterator[list[Process]]:
+    """Wait until there are as many as processors, and lend them."""
+    count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
+    until(lambda: len(server.children()) == count, "the compile processes are there")
+    with ExitStack() as stack:
+        yield [stack.enter_context(process) for process in opened(server.children())]
+
+
+def assert_computes(prepared: nnfmq.PreparedModel, model: Model) -> None:
+    inputs = random_inputs(model, 1)
+    expected = [np.empty_like(array) for array in inputs]
+    interpreter.prepare(model).execute(inputs, expected)
+    for found, wanted in zip(prepared.execute(*inputs), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_what_processes_compiled_computes_the_same(client: nnfmq.Client, server: Process) -> None:
+    with client.device("compiled").prepare(SHORT) as prepared:
+        assert_computes(prepared, SHORT)
+    until(lambda: server.children() == [], "the compile processes are gone")
+
+
+def test_server_and_processes_have_sessions_and_descriptors_of_their_own(
+    client: nnfmq.Client, worker: Process, server: Process
+) -> None:
+    call = InThread.start(lambda: client.device("compiled").prepare(ENDLESS))
+    with compile_processes(server) as processes:
+        assert os.getsid(server.pid) == server.pid
+        assert {os.getsid(process.pid) for process in processes} == {server.pid}
+        until(lambda: all(len(process.descriptors()) == 4 for process in processes), "they have closed the rest")
+        assert all(process.descriptors().count("socket") == 1 for process in processes)
+        assert all(process.shared_mappings() == [] for process in processes)
+    client.close()
+    assert isinstance(call.wait().error, DeadObject)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda number: number.name)
+def test_LIFE_8_a_compile_process_that_dies_fails_its_preparation_alone(
+    client: nnfmq.Client, server: Process, number: signal.Signals
+) -> None:
+    device = client.device("compiled")
+    call = InThread.start(lambda: device.prepare(ENDLESS))
+    with compile_processes(server) as processes:
+        processes[0].send(number)
+        assert isinstance(call.wait().error, GeneralFailure)
+        assert f"was ended by {number.name}" in str(call.error)
+        for process in processes:
+            process.wait_for_end(AT_ONCE_S)
+    with device.prepare(SHORT) as prepared:
+        assert_computes(prepared, SHORT)
+
+
+def test_LIFE_3_SIGKILL_of_the_worker_ends_its_compile_processes(
+    daemon: Daemon, client: nnfmq.Client, worker: Process, server: Process
+) -> None:
+    call = InThread.start(lambda: client.device("compiled").prepare(ENDLESS))
+    with compile_processes(server) as processes:
+        worker.kill()
+        for process in (server, *processes):
+            process.wait_for_end(AT_ONCE_S)
+    assert isinstance(call.wait().error, DeadObject)
+
+
+def test_LIFE_3_SIGKILL_of_the_client_ends_its_worker_and_the_compile_processes(daemon: Daemon) -> None:
+    with app("waits", daemon.path, "compilation") as client, Process(int(client.line())) as worker:
+        (pid,) = worker.children()
+        client.tell()
+        assert client.line() == "waiting"
+        with Process(pid) as server, compile_processes(server) as processes:
+            client.popen.kill()
+            for process in (worker, server, *processes):
+                process.wait_for_end(AT_ONCE_S)
+
+
+def test_a_compile_server_that_is_killed_leaves_the_worker_compiling(client: nnfmq.Client, server: Process) -> None:
+    server.kill()
+    server.wait_for_end()
+    with client.device("compiled").prepare(SHORT) as prepared:
+        assert_computes(prepared, SHORT)
+
+
+def test_a_preparation_outlives_the_compile_server(client: nnfmq.Client, server: Process) -> None:
+    call = InThread.start(lambda: client.device("compiled").prepare(logistics_model(60)))
+    with compile_processes(server):
+        server.kill()
+    with call.wait().value as prepared:
+        assert_computes(prepared, logistics_model(60))
+
+
+def test_PREP_6_a_deadline_that_passes_ends_the_compile_processes(client: nnfmq.Client, server: Process) -> None:
+    call = InThread.start(lambda: client.device("compiled").prepare(logistics_model(400), timeout=1.5))
+    with compile_processes(server) as processes:
+        assert isinstance(call.wait().error, MissedDeadlineTransient)
+        for process in processes:
+            process.wait_for_end(AT_ONCE_S)
+    with client.device("compiled").prepare(SHORT) as prepared:
+        assert_computes(prepared, SHORT)
+
+
+def test_PREP_6_the_driver_s_answer_is_the_missed_deadline(client: nnfmq.Client, server: Process) -> None:
+    """Ask without a limit on this side: what comes is what the driver says, while nothing compiles."""
+    data, _ = encode_model(SHORT)
+    connection, deadline_ns = client.connection, time.monotonic_ns() + 1_000_000_000
+    message = messages.PrepareModel(connection.new_call(), "compiled", 1, 1, deadline_ns, data)
+    with server.stopped():
+        answer = connection.ask(message, messages.PreparedModelReady)
+    assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    assert "while the model was compiled" in answer.message
+
+
+def test_clients_that_compile_at_once_have_processes_of_their_own(daemon: Daemon) -> None:
+    models = [logistics_model(count) for count in (20, 24, 28)]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(daemon.connect()) for _ in models]
+        devices = [client.device("compiled") for client in clients]
+        calls = [InThread.start(lambda d=d, m=m: d.prepare(m)) for d, m in zip(devices, models, strict=True)]
+        for call, model in zip(calls, models, strict=True):
+            assert_computes(stack.enter_context(call.wait().value), model)
+
+
+def test_one_client_compiles_several_models_at_once(client: nnfmq.Client) -> None:
+    models = [logistics_model(count) for count in (20, 24, 28)]
+    with ExitStack() as stack:
+        calls = [InThread.start(lambda m=m: client.device("compiled").prepare(m)) for m in models]
+        for call, model in zip(calls, models, strict=True):
+            assert_computes(stack.enter_context(call.wait().value), model)
+
+
+def test_progress_is_told_on_the_caller_s_thread_until_all_is_compiled(client: nnfmq.Client) -> None:
+    heard: list[tuple[int, int]] = []
+    with client.device("compiled").prepare(SHORT, progress=lambda *told: heard.append(told)):
+        pass
+    assert heard[0] == (0, 24) and heard[-1] == (24, 24) and len(heard) > 2
+    assert heard == sorted(heard)
+
+
+def test_a_device_that_does_not_compile_tells_no_progress(client: nnfmq.Client) -> None:
+    heard: list[tuple[int, int]] = []
+    with client.device("reference").prepare(SHORT, progress=lambda *told: heard.append(told)):
+        pass
+    assert heard == []
+
+
+class _EnoughError(Exception):
+    pass
+
+
+def test_an_error_of_what_hears_ends_the_call_and_what_was_prepared_is_given_back(client: nnfmq.Client) -> None:
+    def enough(_done: int, _total: int) -> None:
+        raise _EnoughError
+
+    with pytest.raises(_EnoughError):
+        client.device("compiled").prepare(SHORT, progress=enough)
+    with client.device("compiled").prepare(SHORT) as prepared:
+        assert_computes(prepared, SHORT)
+
+
+def test_an_embedded_driver_compiles_in_processes_that_end_with_it() -> None:
+    with nnfmq.connect(embedded=True) as client, Process(client.driver_pid) as driver:
+        (pid,) = driver.children()
+        with Process(pid) as server:
+            with client.device("compiled").prepare(SHORT) as prepared:
+                assert_computes(prepared, SHORT)
+            call = InThread.start(lambda: client.device("compiled").prepare(ENDLESS))
+            with compile_processes(server) as processes:
+                driver.kill()
+                for process in (server, *processes):
+                    process.wait_for_end(AT_ONCE_S)
+            assert isinstance(call.wait().error, DeadObject)
+
+
+def test_a_driver_without_a_device_that_compiles_has_no_compile_server(folder: Path) -> None:
+    listed = folder / "devices.toml"
+    listed.write_text('[[device]]\nname = "plain"\n', encoding="utf-8")
+    with (
+        running_daemon(folder / "plain.sock", environment={"NNFMQ_DEVICES": str(listed)}) as daemon,
+        nnfmq.connect(daemon.path, timeout=LIMIT_S) as client,
+        Process(client.driver_pid) as worker,
+    ):
+        assert worker.children() == []

@@ -1,0 +1,125 @@
+"""What a compile process answers, and what a preparation makes of it; processes themselves are in tests/end_to_end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite", exc_type=ImportError)
+
+from nnfmq.channel import Channel
+from nnfmq.engines.compiled import objects
+from nnfmq.engines.compiled.description import described
+from nnfmq.engines.compiled.kernels.elementwise import Elementwise
+from nnfmq.engines.compiled.kernels.functions import FloatUnary
+from nnfmq.engines.compiled.kernels.kernel import name_of
+from nnfmq.engines.compiled.objects import Linker, host_target
+from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
+from nnfmq.service import compile_jobs, compile_server
+from nnfmq.service.compile_jobs import (
+    Preparation,
+    _Process,
+    compile_in_processes,
+    current_preparation,
+    preparing,
+)
+from nnfmq.service.compile_server import Answer, _answer
+
+
+def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> Elementwise:
+    return Elementwise(FloatUnary("floor", -np.inf), (), ((),), length, steps, 4, 1, length, 1, (False,))
+
+
+def test_a_description_is_answered_by_object_code() -> None:
+    answer = _answer(bytearray(described([kernel()], host_target())))
+    assert answer.status is ErrorStatus.NONE
+    assert Linker([answer.code], host_target()).address(name_of(kernel())) != 0
+
+
+def test_LIFE_8_a_fault_while_compiling_is_the_answer() -> None:
+    answer = _answer(bytearray(described([kernel(steps=(1, 1))], host_target())))
+    assert answer.status is ErrorStatus.GENERAL_FAILURE
+    assert "compiling failed: ValueError" in answer.message
+
+
+def test_no_memory_while_compiling_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(objects, "compile_kernels", exhausted)
+    answer = _answer(bytearray(described([kernel()], host_target())))
+    assert answer.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[_Process, Channel, int]]:
+    """Return a process as the worker has it, its end of the connection, and of the pipe for its status."""
+    ours, theirs = Channel.pair()
+    reading, writing = os.pipe()
+    with _Process(ours, reading) as process, theirs:
+        yield process, theirs, writing
+        os.close(writing)
+
+
+def test_object_code_and_errors_are_what_the_process_answers(pair: tuple[_Process, Channel, int]) -> None:
+    process, theirs, _ = pair
+    theirs.send(msgspec.msgpack.encode(Answer(ErrorStatus.NONE, code=b"x" * 100_000)))
+    assert process.answer() == b"x" * 100_000
+    theirs.send(msgspec.msgpack.encode(Answer(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "no room")))
+    with pytest.raises(ResourceExhaustedTransient, match="no room"):
+        process.answer()
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (b"-9", r"was ended by SIGKILL \(is there enough memory\?\)"),
+        (b"-11", "was ended by SIGSEGV;"),
+        (b"70", "ended with status 70"),
+    ],
+    ids=["SIGKILL", "SIGSEGV", "status 70"],
+)
+def test_LIFE_8_how_a_process_died_is_in_the_message(
+    pair: tuple[_Process, Channel, int], status: bytes, text: str
+) -> None:
+    process, theirs, writing = pair
+    os.write(writing, status)
+    theirs.close()
+    with pytest.raises(GeneralFailure, match=text):
+        process.answer()
+
+
+def test_a_process_of_whose_end_nobody_tells_has_ended(
+    pair: tuple[_Process, Channel, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_jobs, "_STATUS_SECONDS", 0.001)
+    process, theirs, _ = pair
+    theirs.close()
+    with pytest.raises(GeneralFailure, match="has ended; prepare it again"):
+        process.answer()
+
+
+def test_PREP_6_what_is_compiled_in_this_process_ends_at_the_deadline_too() -> None:
+    late = Preparation(time.monotonic_ns() - 1)
+    with preparing(late), pytest.raises(MissedDeadlineTransient, match="while the model was compiled"):
+        compile_in_processes([kernel()], host_target())
+    assert current_preparation() == Preparation()
+
+
+def test_without_a_server_all_is_compiled_in_this_process_and_told() -> None:
+    heard: list[tuple[int, int]] = []
+    kernels = [kernel(length) for length in range(8, 16)]
+    with preparing(Preparation(heard=lambda *told: heard.append(told))):
+        linker = Linker(compile_in_processes(kernels, host_target()), host_target())
+    assert all(linker.address(name_of(each)) for each in kernels)
+    assert heard[0] == (0, 8) and heard[-1] == (8, 8)
+
+
+def test_a_process_with_threads_forks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_server.os, "listdir", lambda _path: ["1", "2"])
+    assert compile_server.start_server() is None

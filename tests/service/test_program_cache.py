@@ -1,0 +1,279 @@
+"""The driver's own cache: what comes back is what was stored, for the same model and device, or nothing at all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.caching import chain
+
+from nnfmq.hal.errors import DeviceUnavailable
+from nnfmq.hal.types import ExtensionNameAndPrefix, OperationType
+from nnfmq.service import program_cache
+from nnfmq.service.compilation_cache import Identity
+from nnfmq.service.installation_key import KEY_NAME
+from nnfmq.service.interpreter_cache import Groups
+from nnfmq.service.program_cache import Entry, entry_for, entry_sizes
+
+SELF = Identity("compiled", "1")
+MODEL = chain(OperationType.ADD)
+SMALL, LARGE = np.arange(7, dtype=np.float32), np.arange(1 << 20, dtype=np.uint8)
+GROUPS: Groups = [(SMALL, LARGE), (), (np.zeros((0, 3), np.int16),)]
+ENTRY_BYTES = LARGE.nbytes + 1024  # about
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the cache's directory, which does not exist yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(program_cache.VARIABLE, raising=False)
+    return tmp_path / "cache" / "nnfmq"
+
+
+def made_entry(identity: Identity = SELF, code: OperationType = OperationType.ADD) -> Entry:
+    entry = entry_for(identity, chain(code))
+    assert entry is not None
+    return entry
+
+
+@pytest.fixture
+def entry() -> Entry:
+    """Return an entry that has something."""
+    entry = made_entry()
+    entry.store(GROUPS)
+    return entry
+
+
+def assert_found(entry: Entry) -> None:
+    found = entry.find()
+    assert found is not None
+    for group, expected in zip(found, GROUPS, strict=True):
+        for array, stored in zip(group, expected, strict=True):
+            assert array.dtype == stored.dtype
+            np.testing.assert_array_equal(array, stored)
+
+
+def test_what_was_stored_comes_back(entry: Entry) -> None:
+    assert_found(entry)
+    assert_found(made_entry())
+
+
+def test_nothing_is_found_and_nothing_made_where_nothing_was_stored(folder: Path) -> None:
+    assert made_entry().find() is None
+    assert not folder.exists()
+    assert entry_sizes() == []
+
+
+def test_large_arrays_lie_at_cache_lines(entry: Entry) -> None:
+    found = entry.find()
+    assert found is not None
+    assert found[0][1].ctypes.data % 64 == 0
+
+
+def test_only_this_user_can_enter_the_directory_and_read_an_entry(entry: Entry, folder: Path) -> None:
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
+    assert entry_sizes() == [(folder / entry.name).stat().st_size]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: made_entry(Identity("compiled", "2")),
+        lambda: made_entry(Identity("other", "1")),
+        lambda: made_entry(code=OperationType.MUL),
+    ],
+    ids=["version", "device", "model"],
+)
+@pytest.mark.usefixtures("entry")
+def test_what_another_device_or_model_would_need_is_not_found(other: Callable[[], Entry]) -> None:
+    assert other().find() is None
+
+
+def test_one_constant_makes_another_model() -> None:
+    values = bytearray(MODEL.operand_values)
+    values[-1] ^= 1
+    other = entry_for(SELF, replace(MODEL, operand_values=bytes(values)))
+    assert other is not None
+    assert other.name != made_entry().name
+
+
+def test_another_build_finds_nothing(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_cache, "build_identity", lambda: bytes(32))
+    assert made_entry().find() is None
+    monkeypatch.undo()
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def headless(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+
+
+def appended(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def of_another_model(path: Path) -> None:
+    other = made_entry(code=OperationType.MUL)
+    other.store([(LARGE[::-1],)])
+    os.rename(path.parent / other.name, path)
+
+
+def of_another_key(path: Path) -> None:
+    key = Path(os.environ["XDG_STATE_HOME"]) / "nnfmq" / KEY_NAME
+    key.write_bytes(bytes(32))
+
+
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "flipped": flipped,
+    "header": headless,
+    "cut short": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "shorter than a header": lambda path: os.truncate(path, 63),
+    "appended": appended,
+    "of another model": of_another_model,
+    "of another key": of_another_key,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+def test_CACHE_12_a_spoilt_entry_is_not_believed_but_removed_and_replaced(
+    spoil: Callable[[Path], object], entry: Entry, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil(folder / entry.name)
+    assert entry.find() is None
+    assert not (folder / entry.name).exists()
+    assert "an entry of the cache is removed" in caplog.text
+    entry.store(GROUPS)
+    assert_found(entry)
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
+def test_what_is_no_file_is_not_read(
+    kind: str, entry: Entry, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder / entry.name
+    os.rename(path, tmp_path / "elsewhere")
+    {
+        "directory": path.mkdir,
+        "link": lambda: path.symlink_to(tmp_path / "elsewhere"),
+        "pipe": lambda: os.mkfifo(path),
+    }[kind]()
+    assert entry.find() is None
+    assert "cache" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o500])
+def test_a_directory_that_is_not_ours_alone_is_refused_with_a_log_line(
+    mode: int, entry: Entry, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.chmod(mode)
+    assert entry.find() is None
+    entry.store(GROUPS)
+    assert caplog.text.count(f"mode {mode:04o}") == 2
+    with pytest.raises(DeviceUnavailable):
+        entry_sizes()
+    folder.chmod(0o700)
+    assert_found(entry)
+
+
+def test_a_place_where_no_directory_can_be_costs_a_log_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    entry = made_entry()
+    entry.store(GROUPS)
+    assert entry.find() is None
+    assert "a model was not added to the cache" in caplog.text
+
+
+@pytest.fixture
+def _files_of_64_KiB_at_most() -> Iterator[None]:
+    """Let every file end there, as on a full disk: Python ignores SIGXFSZ."""
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("_files_of_64_KiB_at_most")
+def test_CACHE_4_a_full_disk_leaves_nothing_and_costs_a_log_line(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = made_entry()
+    entry.store(GROUPS)
+    assert "a model was not added to the cache" in caplog.text
+    assert os.listdir(folder) == []
+
+
+def test_it_can_be_switched_off(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(program_cache.VARIABLE, "0")
+    assert entry_for(SELF, MODEL) is None
+
+
+def test_EXT_a_model_with_extensions_has_no_place() -> None:
+    named = replace(MODEL, extensions=(ExtensionNameAndPrefix("com.example.test", 1),))
+    assert entry_for(SELF, named) is None
+
+
+def test_what_was_not_used_for_the_longest_time_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(program_cache.VARIABLE, "3")
+    entries = [made_entry(Identity("compiled", str(number))) for number in range(4)]
+    for age, entry in zip((30, 20, 10), entries, strict=False):
+        entry.store([(LARGE[: 900 << 10],)])
+        os.utime(folder / entry.name, (1e9 - age, 1e9 - age))
+    assert entries[0].find() is not None  # now it was used last
+    entries[3].store([(LARGE[: 900 << 10],)])
+    assert [entry.find() is not None for entry in entries] == [True, False, True, True]
+    assert sum(entry_sizes()) <= 3 << 20
+
+
+def test_what_is_larger_than_all_may_be_is_not_stored(
+    folder: Path, entry: Entry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(program_cache.VARIABLE, "1")
+    made_entry(Identity("compiled", "2")).store([(np.concatenate([LARGE, LARGE]),)])
+    assert "more than all may" in caplog.text
+    assert os.listdir(folder) == [entry.name]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(folder: Path, entry: Entry) -> None:
+    unfinished = folder / f".{entry.name}.0123456789abcdef"
+    unfinished.write_bytes(b"half")
+    made_entry(Identity("compiled", "2")).store(GROUPS)
+    assert not unfinished.exists()
+    assert len(entry_sizes()) == 2
+
+
+def test_what_a_living_writer_writes_is_left_alone(folder: Path, entry: Entry) -> None:
+    unfinished = folder / f".{entry.name}.0123456789abcdef"
+    with unfinished.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        made_entry(Identity("compiled", "2")).store(GROUPS)
+        assert unfinished.exists()
+
+
+def test_threads_that_store_the_same_at_once_leave_one_entry(folder: Path) -> None:
+    entry = made_entry()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: entry.store(GROUPS), range(32)))
+    assert os.listdir(folder) == [entry.name]
+    assert_found(entry)

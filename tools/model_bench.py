@@ -1,0 +1,248 @@
+"""How fast models run, beside LiteRT and ONNX Runtime in process, and what a burst costs over the model: one run.
+
+All parties of a comparison have a process each and take turns; only one computes at any time. Writing the input and
+reading the output is part of what is timed, for everybody. A peer that is not installed is named and left out. The
+machine should do nothing else meanwhile. docs/performance.md says how to read it.
+
+    python tools/model_bench.py --models FOLDER --json > performance.json    # a quarter of an hour
+    python tools/model_bench.py --models FOLDER --sections models,cost --only mobilenet_v1_0.25_128_quant
+    python tools/model_bench.py --models FOLDER --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import latency_placement as placement
+from bench_processes import Failed, cpu_model
+from model_bench_sections import (
+    NEEDS_TWO_CORES,
+    SECTIONS,
+    Plan,
+    client_cores,
+    cores,
+    most_threads,
+    polling_windows,
+    turns_of,
+)
+from model_bench_table import MODELS, Benchmark, counted, goals_of
+from model_bench_turns import progress
+from queue_bench_table import shown
+
+from nnfmq.cli.output import at_least_one, console, print_json, table
+from nnfmq.hal.errors import NnfmqError
+
+PACKAGES = ("ai-edge-litert", "onnxruntime", "onnx", "llvmlite", "numpy")
+QUICK_DIVISOR = 100
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; 0 measured, 1 failed (or what --judge and --require-all ask for), 2 usage, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    try:
+        report = measure(arguments)
+    except (Failed, NnfmqError, OSError) as error:
+        print(f"model_bench: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if arguments.json:
+        print_json(report)
+    else:
+        _print(report, arguments.no_color)
+    is_missed = arguments.judge and report["missed"]
+    is_missing = arguments.require_all and report["not_compared"]
+    return 1 if is_missed or is_missing else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument(
+        "--models", metavar="FOLDER", type=Path, default=Path(os.environ.get("NNFMQ_DATA", ".")) / "models",
+        help="where the .tflite files are (default: `models` in $NNFMQ_DATA)",
+    )  # fmt: skip
+    names = ", ".join(model.name for model in MODELS)
+    parser.add_argument("--only", type=_models, default=MODELS, metavar="NAME,...", help=f"some of: {names}")
+    every = tuple(SECTIONS)
+    parser.add_argument(
+        "--sections", type=_sections, default=every, metavar="NAME,...", help=f"some of: {', '.join(every)}"
+    )
+    parser.add_argument("--rounds", type=at_least_one, help="rounds in which the parties alternate (5, --quick: 1)")
+    parser.add_argument("--quick", action="store_true", help="a hundredth of the steps: a trial, no measurement")
+    parser.add_argument("--limit", type=at_least_one, default=120, metavar="S", help="seconds that a turn may take")
+    parser.add_argument("--judge", action="store_true", help="status 1 where a goal is missed")
+    parser.add_argument("--require-all", action="store_true", help="status 1 where something is not compared")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--no-color", action="store_true")
+    return parser
+
+
+def _models(text: str) -> tuple[Benchmark, ...]:
+    known = {model.name: model for model in MODELS}
+    return tuple(known[name] for name in _known(text, known, "model"))
+
+
+def _sections(text: str) -> tuple[str, ...]:
+    return _known(text, SECTIONS, "section")
+
+
+def _known(text: str, known: Any, what: str) -> tuple[str, ...]:
+    unknown = [name for name in text.split(",") if name not in known]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(text.split(","))
+
+
+# ---- measuring
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the report, as --json prints it. Raises Failed where a party fails."""
+    load = os.getloadavg()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # idle threads of a BLAS would spin beside what is measured
+    rounds = arguments.rounds or (1 if arguments.quick else 5)
+    divisor = QUICK_DIVISOR if arguments.quick else 1
+    plan = Plan(arguments.models, arguments.only, rounds, divisor, arguments.limit, lambda _: None)
+    chosen, left_out = _possible(arguments.sections)
+    with progress(sum(turns_of(name, plan) for name in chosen), arguments.no_color) as advance:
+        plan = Plan(arguments.models, arguments.only, rounds, divisor, arguments.limit, advance)
+        report: dict[str, Any] = {"conditions": _conditions(load, arguments.quick)}
+        report |= {name: SECTIONS[name](plan) for name in chosen}
+    missed = [f"{label}: {goal['goal']}" for label, goal in goals_of(report) if goal["met"] is False]
+    missing = [
+        f"{row['model']}: {party}: {why}" for row in report.get("models", []) for party, why in row["missing"].items()
+    ]
+    return report | {"missed": missed, "not_compared": [*left_out, *missing]}
+
+
+def _possible(sections: Sequence[str]) -> tuple[list[str], list[str]]:
+    if placement.two_cores() is not None:
+        return list(sections), []
+    left_out = [f"{name}: one core allowed, both ends poll" for name in sections if name in NEEDS_TWO_CORES]
+    return [name for name in sections if name not in NEEDS_TWO_CORES], left_out
+
+
+def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
+    from nnfmq.engines.compiled.objects import host_target
+    from nnfmq.queue import core
+
+    threads = most_threads()
+    return {
+        "cpu": cpu_model(),
+        "target": host_target().name,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "core": core.core_name,
+        "cpus_allowed": sorted(placement.ALLOWED),
+        "cpus_used": {counted(n): {"computing": cores(n), "client": client_cores(n)} for n in sorted({1, threads})},
+        "client_shares_cores": len(placement.ALLOWED) <= threads,
+        "polling_window": polling_windows(),
+        "load_before": [round(value, 2) for value in load],
+        "clock": "time.perf_counter_ns, around: write the input, execute, read the output",
+        "quick": is_quick,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# ---- what is printed
+
+
+def _print(report: dict[str, Any], no_color: bool) -> None:
+    screen = console(no_color, at_least=120)
+    for name in SECTIONS:
+        if name in report:
+            screen.print(f"{name}", style="bold")
+            _PRINTED[name](screen, report[name])
+    for name, value in report["conditions"].items():
+        screen.print(f"{name}: {value}")
+    screen.print(f"\ngoals missed: {'; '.join(report['missed']) or 'none'}")
+    screen.print(f"not compared: {'; '.join(report['not_compared']) or 'nothing'}")
+
+
+def _print_models(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
+    ratios = table("model", ">burst / best peer", ">goal", "", "best peer")
+    for row in rows:
+        ratios.add_row(row["model"], *_verdict(row["goals"][0]), row["best_peer"] or "-")
+    screen.print(ratios)
+    for row in rows:
+        parties = table(row["model"], ">p50 µs", ">p99", ">p99.9", ">threads", ">apart", "way")
+        for name, party in row["parties"].items():
+            times = [shown(party[figure], "") for figure in ("p50", "p99", "p99.9")]
+            parties.add_row(name, *times, str(party["threads"]), f"{party['apart']:.2g}", party["way"])
+        screen.print(parties)
+        for party, reason in row["missing"].items():
+            screen.print(f"  {party}: missing: {reason}")
+
+
+def _verdict(goal: dict[str, Any]) -> tuple[str, str, str]:
+    verdict = {True: "met", False: "missed", None: "not compared"}[goal["met"]]
+    return shown(goal["value"], goal["unit"]), shown(goal["limit"], goal["unit"]), verdict
+
+
+def _print_cost(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
+    made = table("model", ">threads", ">cost", ">goal", "", ">burst µs", ">in process µs")
+    for row in rows:
+        times = (shown(row[name], "") for name in ("burst_us", "in_process_us"))
+        made.add_row(row["model"], str(row["threads"]), *_verdict(row["goals"][0]), *times)
+    screen.print(made)
+
+
+def _print_compiling(screen: Any, rows: Sequence[dict[str, Any]]) -> None:
+    made = table("burst of", "while this is compiled", ">p99 / p99 alone", ">goal", "", ">p99 µs", ">alone µs")
+    for row in rows:
+        times = (shown(row["figures"][name]["p99"], "") for name in ("beside", "alone"))
+        made.add_row(row["model"], row["compiled"], *_verdict(row["goals"][0]), *times)
+    screen.print(made)
+
+
+def _print_growth(screen: Any, found: dict[str, Any]) -> None:
+    for what in ("size", "channels"):
+        made = table("operation", "type", f">{what}", ">burst µs", ">in process µs")
+        for series in found[what]:
+            for point in series["points"]:
+                times = (shown(point[name], "") for name in ("burst_us", "in_process_us"))
+                made.add_row(series["operation"], series["type"], str(point[what]), *times)
+        screen.print(made)
+    made = table("model", ">threads", ">burst µs", ">in process µs")
+    for series in found["threads"]:
+        for point in series["points"]:
+            times = (shown(point[name], "") for name in ("burst_us", "in_process_us"))
+            made.add_row(series["model"], str(point["threads"]), *times)
+    screen.print(made)
+
+
+def _print_roofline(screen: Any, found: dict[str, Any]) -> None:
+    for name, peak in found["peaks"].items():
+        screen.print(f"  {name}: {'-' if peak is None else f'{peak / 1e9:.1f} G'}")
+    made = table("model", ">operations M", ">MB", ">operations / byte", ">G operations / s", ">share of roof")
+    for row in found["models"]:
+        share = "-" if row["share_of_roof"] is None else f"{row['share_of_roof']:.0%}"
+        figures = (row["operations"] / 1e6, row["bytes"] / 1e6, row["intensity"], row["operations_per_s"] / 1e9)
+        made.add_row(row["model"], *(shown(value, "") for value in figures), share)
+    screen.print(made)
+
+
+_PRINTED: dict[str, Callable[[Any, Any], None]] = {
+    "models": _print_models,
+    "cost": _print_cost,
+    "compiling": _print_compiling,
+    "growth": _print_growth,
+    "roofline": _print_roofline,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,352 @@
+"""What happens in a party's process of model_bench.py: it loads a model once, then takes its turns when it is told to.
+
+A *step* is what is timed: the input is written, the model executed, the output read. States of a recurrent model go
+from one step's outputs to the next one's inputs, within the step, unless a runtime keeps them itself. What a runtime
+offers several ways for is tried on the first turn, and the quickest way taken: it is told in the report.
+A party is pinned to its cores before it makes its threads, so their number is known.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import latency_placement as placement
+import numpy as np
+import numpy.typing as npt
+from bench_processes import Failed
+from latency_client import CLIENT_WINDOW, SERVER_WINDOW
+from latency_peers import PeerMissing
+from measure_capabilities import made_up
+
+import nnfmq
+from nnfmq.cli.output import open_client
+from nnfmq.hal.errors import NnfmqError
+from nnfmq.hal.tensor_info import TensorInfo
+
+if TYPE_CHECKING:
+    from nnfmq.hal.types import Model
+
+Array = npt.NDArray[Any]
+Step = Callable[[], Sequence[Array]]
+_TRIALS = 20  # of each way, to see which is the quickest
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model that comes from no file, as `nnfmq.LoadedModel` has it."""
+
+    model: Model
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One party; sent to its process. `cpus` are where it computes, one for each thread."""
+
+    kind: str
+    source: Path | Described
+    cpus: tuple[int, ...]
+    client_cpus: tuple[int, ...] = ()
+    window_us: float | None = None  # None: the default window
+    connect: str = "embedded"
+    limit_s: int = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a party is told to do: so many steps that are timed, after some that are not."""
+
+    count: int
+    warm_up: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a party says first: its processes, how it runs, and what its first step gave."""
+
+    pids: tuple[int, ...]
+    details: dict[str, Any]
+    outputs: list[Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """A loaded model. `ways` are steps by name, of which the quickest is taken."""
+
+    ways: Mapping[str, Step]
+    pids: tuple[int, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def child_main(connection: Connection, job: Job) -> None:
+    """Say that the party is ready, then answer each Turn with its times in ns, until the connection ends."""
+    signal.alarm(job.limit_s)
+    try:
+        placement.pin_to(0, job.client_cpus or job.cpus)
+        with PARTIES[job.kind](job) as party:
+            _serve(connection, job, party)
+    except PeerMissing as missing:
+        connection.send(missing)
+    except (Failed, NnfmqError, ImportError, OSError) as error:
+        connection.send(Failed(f"{job.kind}: {type(error).__name__}: {error}"))
+    finally:
+        connection.close()
+
+
+def _serve(connection: Connection, job: Job, party: Party) -> None:
+    outputs = [np.array(array) for array in next(iter(party.ways.values()))()]
+    connection.send(Ready((os.getpid(), *party.pids), party.details, outputs))
+    step = None
+    while True:
+        signal.alarm(0)  # others may take long; when the benchmark ends, so does the connection
+        try:
+            turn = connection.recv()
+        except EOFError:
+            return
+        signal.alarm(job.limit_s)
+        with np.errstate(all="ignore"):
+            if step is None:
+                step, party.details["way"] = quickest(party.ways)
+            timed(step, turn.warm_up)
+            connection.send((timed(step, turn.count), party.details))
+
+
+def quickest(ways: Mapping[str, Step]) -> tuple[Step, str]:
+    """Return the way whose median is the least, and its name. Several are tried, in turns."""
+    if len(ways) == 1:
+        return next((step, name) for name, step in ways.items())
+    times: dict[str, list[int]] = {name: [] for name in ways}
+    for name, step in [*ways.items()] * _TRIALS:
+        times[name] += timed(step, 1)
+    best = min(times, key=lambda name: statistics.median(times[name]))
+    return ways[best], best
+
+
+def timed(step: Step, count: int) -> list[int]:
+    """Return how long each of so many steps took, in ns."""
+    clock, samples = time.perf_counter_ns, [0] * count
+    for index in range(count):
+        begin = clock()
+        step()
+        samples[index] = clock() - begin
+    return samples
+
+
+# ---- ours
+
+
+def loaded(source: Path | Described) -> Any:
+    """Return what a job's source is."""
+    return source if isinstance(source, Described) else nnfmq.load(source)
+
+
+def inputs_for(infos: Sequence[TensorInfo]) -> list[Array]:
+    """Return the same random arrays to every party; states begin as zeros."""
+    random = np.random.default_rng(_SEED)
+    return [np.zeros(i.shape, i.dtype) if i.is_state else made_up(i, random) for i in infos]
+
+
+def _stepping(given: Sequence[Array], infos: Sequence[TensorInfo], targets: Sequence[Array],
+              results: Sequence[Array], run: Callable[[], object]) -> Step:  # fmt: skip
+    """Return the step of what reads `targets` and writes `results` in place."""
+    writes = [(target, array) for target, array, i in zip(targets, given, infos, strict=True) if not i.is_state]
+    states = [target for target, info in zip(targets, infos, strict=True) if info.is_state]
+    fresh, kept = results[: len(results) - len(states)], results[len(results) - len(states) :]
+    moves = list(zip(states, kept, strict=True))
+
+    def step() -> list[Array]:
+        for target, array in writes:
+            target[...] = array
+        run()
+        outputs = [array.copy() for array in fresh]
+        for state, made in moves:
+            state[...] = made
+        return outputs
+
+    return step
+
+
+@contextmanager
+def _in_process(job: Job) -> Iterator[Party]:
+    """The compiling engine, called directly."""
+    from nnfmq.engines.compiled.program import prepare
+    from nnfmq.engines.compiled.team import the_team
+
+    model = loaded(job.source)
+    given = inputs_for(model.inputs)
+    targets, results = [array.copy() for array in given], [np.zeros(i.shape, i.dtype) for i in model.outputs]
+    begin = time.perf_counter()
+    program = prepare(model.model)
+    details = {"prepare_s": time.perf_counter() - begin, "threads": the_team().helpers + 1}
+    execution = program.bind(targets, results)
+    try:
+        yield Party({"bound": _stepping(given, model.inputs, targets, results, execution.run)}, (), details)
+    finally:
+        the_team().stop()
+
+
+@contextmanager
+def _burst(job: Job) -> Iterator[Party]:
+    """The device `compiled` of a driver process, over a burst; arrays are written to and read from its memory."""
+    if job.window_us is not None:
+        os.environ[CLIENT_WINDOW] = os.environ[SERVER_WINDOW] = str(job.window_us)
+    model = loaded(job.source)
+    with ExitStack() as stack:
+        client = stack.enter_context(open_client(job.connect))
+        placement.pin_to(client.driver_pid, job.cpus)  # its team is as large as that
+        device = client.device("compiled")
+        begin = time.perf_counter()
+        prepared = stack.enter_context(device.prepare(model, timeout=job.limit_s))
+        details = {"prepare_s": time.perf_counter() - begin, "threads": len(job.cpus)}
+        # Whether a process polls is decided when a burst is made, by the number of cores that it may use.
+        for pid in (0, client.driver_pid):
+            placement.pin_process(pid, None)
+        burst = stack.enter_context(prepared.burst())
+        given = inputs_for(model.inputs)
+        for target, array in zip(burst.inputs, given, strict=True):
+            target[...] = array
+        placement.pin_to(client.driver_pid, job.cpus)
+        placement.pin_to(0, job.client_cpus)
+        outputs = burst.outputs
+
+        def run() -> None:
+            burst.execute(out=outputs, timeout=job.limit_s)
+
+        step = _stepping(given, model.inputs, burst.inputs, outputs, run)
+        yield Party({"in place": step}, (client.driver_pid,), details)
+
+
+# ---- peers
+
+
+@contextmanager
+def _litert(job: Job) -> Iterator[Party]:
+    """LiteRT with its default delegate, XNNPACK; it keeps states itself."""
+    try:
+        from ai_edge_litert.interpreter import Interpreter  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        raise PeerMissing("ai-edge-litert is not installed: pip install 'nnfmq[bench]'") from None
+    with _said_on_stderr() as said:
+        runner = Interpreter(model_path=str(job.source), num_threads=len(job.cpus))
+        runner.allocate_tensors()
+    details = {"threads": len(job.cpus), "delegate": "XNNPACK" if "XNNPACK" in said[0] else "none"}
+    model = loaded(job.source)
+    fresh = [array for array, info in zip(inputs_for(model.inputs), model.inputs, strict=True) if not info.is_state]
+    places = [detail["index"] for detail in runner.get_input_details()]
+    results = [detail["index"] for detail in runner.get_output_details()]
+    writes = list(zip(places, fresh, strict=True))
+
+    def step() -> list[Array]:
+        for place, array in writes:
+            runner.set_tensor(place, array)
+        runner.invoke()
+        return [runner.get_tensor(place) for place in results]
+
+    yield Party({"set, invoke, get": step}, (), details)
+
+
+@contextmanager
+def _said_on_stderr() -> Iterator[list[str]]:
+    """Catch what a library writes to stderr: LiteRT names its delegate nowhere else. It is let through on failure."""
+    said: list[str] = []
+    with tempfile.TemporaryFile() as caught:
+        kept = os.dup(2)
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield said
+        except BaseException:
+            os.write(kept, _all_of(caught))
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            said.append(_all_of(caught).decode(errors="replace"))
+
+
+def _all_of(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
+
+
+@contextmanager
+def _onnx_runtime(job: Job) -> Iterator[Party]:
+    """ONNX Runtime with the model's twin, all optimizations on, by `run` and by bound memory."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import onnxruntime as runtime  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from onnx_twins import twin_of
+    except ImportError as error:
+        raise PeerMissing(f"{error.name} is not installed: pip install 'nnfmq[bench]'") from None
+    model = loaded(job.source)
+    ways: dict[str, Step] = {}
+    for weights in _weight_types(model):
+        twin = twin_of(model.model, weights)
+        session = _session(runtime, twin, len(job.cpus))
+        given = [twin.codes_in(array) for array in inputs_for(model.inputs)]
+        for name, make in {"run": _run_way, "bound": _bound_way}.items():
+            ways[f"{name}, weights {weights}"] = _coded(make(session, given, model.inputs), twin)
+    yield Party(ways, (), {"threads": len(job.cpus)})
+
+
+def _weight_types(model: Any) -> tuple[str, ...]:
+    """Return the types of weights worth trying: int8 is as exact only where the processor has VNNI."""
+    is_quantized = not any(info.dtype == "float32" for info in model.inputs)
+    has_vnni = "vnni" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return ("uint8", "int8") if is_quantized and has_vnni else ("uint8",)
+
+
+def _session(runtime: Any, twin: Any, threads: int) -> Any:
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    return runtime.InferenceSession(twin.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _coded(step: Step, twin: Any) -> Step:
+    """Return the step, or one that gives int8 again: only a view, no work."""
+    return (lambda: [twin.codes_out(array) for array in step()]) if twin.is_shifted else step
+
+
+def _run_way(session: Any, given: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:
+    names = [described.name for described in session.get_inputs()]
+    feeds, run = dict(zip(names, given, strict=True)), session.run
+    states = [name for name, info in zip(names, infos, strict=True) if info.is_state]
+
+    def step() -> list[Array]:
+        outputs: list[Array] = run(None, feeds)
+        feeds.update(zip(states, outputs[len(outputs) - len(states) :], strict=True))
+        return outputs[: len(outputs) - len(states)]
+
+    return step
+
+
+def _bound_way(session: Any, given: Sequence[Array], infos: Sequence[TensorInfo]) -> Step:
+    binding = session.io_binding()
+    targets = [array.copy() for array in given]
+    results = [np.zeros(o.shape, targets[0].dtype) for o in session.get_outputs()]
+    for described, array in zip(session.get_inputs(), targets, strict=True):
+        binding.bind_input(described.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    for described, array in zip(session.get_outputs(), results, strict=True):
+        binding.bind_output(described.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    return _stepping(given, infos, targets, results, lambda: session.run_with_iobinding(binding))
+
+
+PARTIES: dict[str, Callable[[Job], Any]] = {
+    "nnfmq burst": _burst,
+    "nnfmq in process": _in_process,
+    "LiteRT": _litert,
+    "ONNX Runtime": _onnx_runtime,
+}

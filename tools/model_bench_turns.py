@@ -1,0 +1,111 @@
+"""Parties of model_bench.py take turns: one computes, all others sleep.
+
+The runtimes' threads go on polling for a while after a run, and would take a core from whoever is next. So a turn
+begins when no process of any party has used the processor for two looks in a row. Rounds begin with another party each
+time. A party that is not installed is named and left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import latency_placement as placement
+from bench_processes import Failed, received, started
+from latency_peers import PeerMissing
+from model_bench_parties import Job, Turn, child_main
+
+from nnfmq.cli.output import percentile
+
+SHOWN = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
+LOOK_S, QUIET_NS, QUIET_LOOKS, PATIENCE_S = 0.01, 200_000, 2, 10
+Advance = Callable[[str], object]
+Samples = list[list[int]]
+"""Times in ns, by round."""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What the parties' turns gave: times in ns by party and round, what they say of themselves, who is missing."""
+
+    samples: dict[str, Samples] = field(default_factory=dict)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outputs: dict[str, list[Any]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Return the figures of each party, in µs."""
+        return {name: figures_of(samples) for name, samples in self.samples.items()}
+
+
+def figures_of(rounds: Samples) -> dict[str, float]:
+    """Return the median over the rounds of each round's percentiles, in µs."""
+    ordered = [sorted(times) for times in rounds]
+    return {
+        name: statistics.median(percentile(times, percent) for times in ordered) / 1000
+        for name, percent in SHOWN.items()
+    }
+
+
+def take_turns(jobs: Mapping[str, Job], turns: Mapping[str, Turn] | Turn, rounds: int, advance: Advance) -> Gathered:
+    """Run `rounds` rounds of all parties. Raises Failed where one fails or does not become quiet."""
+    gathered, present = Gathered(), {}
+    with ExitStack() as stack:
+        for name, job in jobs.items():  # one after the other: preparing takes a core, and its time is reported
+            (connection,) = stack.enter_context(started([(child_main, (job,))], duplex=True))
+            try:
+                present[name] = connection, received(connection, job.limit_s)
+            except PeerMissing as reason:
+                gathered.missing[name] = str(reason)
+        pids = [pid for _, ready in present.values() for pid in ready.pids]
+        for name, (_, ready) in present.items():
+            gathered.outputs[name], gathered.samples[name] = ready.outputs, []
+        for number in range(rounds):
+            for name in rotated(list(jobs), number):
+                advance(name)
+                if name in present:
+                    turn = turns if isinstance(turns, Turn) else turns[name]
+                    wait_until_quiet(pids)
+                    times, gathered.details[name] = _turn(present[name][0], turn, jobs[name].limit_s)
+                    gathered.samples[name].append(times)
+    return gathered
+
+
+def _turn(connection: Connection, turn: Turn, limit_s: int) -> Any:
+    connection.send(turn)
+    return received(connection, limit_s)
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    """Return the names from another one on in each round."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def wait_until_quiet(pids: Sequence[int], patience_s: float = PATIENCE_S) -> None:
+    """Return when none of these processes has computed for two looks in a row. Raises Failed."""
+    deadline, quiet, before = time.monotonic() + patience_s, 0, [placement.cpu_ns(pid) for pid in pids]
+    while quiet < QUIET_LOOKS:
+        if time.monotonic() > deadline:
+            raise Failed(f"a party still computes {patience_s:g} s after its turn")
+        time.sleep(LOOK_S)
+        now = [placement.cpu_ns(pid) for pid in pids]
+        quiet = quiet + 1 if all(b - a < QUIET_NS for a, b in zip(before, now, strict=True)) else 0
+        before = now
+
+
+@contextmanager
+def progress(total: int, no_color: bool) -> Iterator[Advance]:
+    """Yield what is called with a party's name before its turn; the bar is on stderr, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    screen = Console(stderr=True, no_color=no_color or None)
+    with Progress(console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
