@@ -19,7 +19,6 @@ from nnfmq.engines.compiled.kernels.arithmetic import Codes, Quads
 from nnfmq.engines.compiled.kernels.product import Product, plan_product
 from nnfmq.engines.compiled.lowering import products
 from nnfmq.engines.compiled.program import prepare
-from nnfmq.engines.compiled.target import TARGETS
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
 from nnfmq.operations.signature import Array
 
@@ -217,8 +216,3 @@ def test_what_depends_on_weights_is_restored() -> None:
         found.append(out)
     np.testing.assert_array_equal(found[0], found[2])
     np.testing.assert_array_equal(found[1], found[2])
-
-
-def test_targets_with_quads_name_their_instruction() -> None:
-    assert [target.name for target in TARGETS.values() if target.quads] == ["avx512vnni"]
-    assert all(target.quad_sum for target in TARGETS.values() if target.quads)

@@ -128,7 +128,7 @@ def test_a_team_without_helpers_makes_every_step(emulated: Machine) -> None:
     memory, data = Memory(), np.arange(16, dtype=np.uint8)
     source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
     table = memory.add(np.array([source.address, target.address], np.int64))
-    nobody = memory.add(np.zeros(64, np.int64), writable=True)
+    nobody = memory.add(np.zeros(48, np.int64), writable=True)
     text = team._assembly(emulated.target.triple.split("-")[0]) + _COPY
     image = emulated.load(objects.object_of_assembly(text, emulated.target))
     copy = image.functions["copy"]
@@ -199,3 +199,8 @@ def test_quads_of_bytes_are_added_at_once(size: int, has_excess: bool) -> None:
     rows, vectors = (6, 4) if size == 1 else (7, 2)
     assert assembly.count("vpdpbusd") == rows * vectors + 2 * rows * has_excess
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
+
+
+def test_what_makes_products_of_quads_has_an_instruction_for_them() -> None:
+    assert {target.name for target in TARGETS.values() if target.quads} == {"avx512vnni"}
+    assert TARGETS["avx512vnni"].quad_sum

@@ -80,6 +80,7 @@ def using(name: str, machine: Any = None) -> Iterator[None]:
     if machine is None and _runs_here(target):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program, "host_target", lambda: target)
+            patch.setitem(TARGETS, name, target)
             yield
         return
     if machine is None:

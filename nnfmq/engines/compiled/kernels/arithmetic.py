@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.cells import Widening
@@ -43,10 +42,6 @@ class Arithmetic(Protocol):
 
     def in_place(self, depth: int) -> bool:
         """Return whether pixels of `depth` elements are whole groups of cells already."""
-        ...
-
-    def excess(self, e: Emitter, finish: Value) -> Value:
-        """Return what weights lack."""
         ...
 
     def products(self, target: Target) -> int:
@@ -102,10 +97,6 @@ class Floats:
     def in_place(self, depth: int) -> bool:
         """Return True."""
         return True
-
-    def excess(self, e: Emitter, finish: Value) -> Value:
-        """Return 0."""
-        return ir.Constant(I32, 0)
 
     def products(self, target: Target) -> int:
         """None: they are added at once."""
@@ -196,10 +187,6 @@ class Codes:
     def in_place(self, depth: int) -> bool:
         """Return False: they are widened."""
         return False
-
-    def excess(self, e: Emitter, finish: Value) -> Value:
-        """Return 0."""
-        return ir.Constant(I32, 0)
 
     def products(self, target: Target) -> int:
         """One, where no instruction adds them at once."""

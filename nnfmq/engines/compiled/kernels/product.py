@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from nnfmq.engines.compiled.emission import I32, Emitter, Value
-from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Array
+from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Array, Quads
 from nnfmq.engines.compiled.kernels.cell_sums import Tap, counting
 from nnfmq.engines.compiled.kernels.cells import SLACK_BYTES, Band, BandNumbers, emit_band, widen
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
@@ -334,6 +334,7 @@ class _Emission:
     def _emit_totals(self, cells: Value, totals: Value) -> None:
         """Put what the excess of weights adds to each position of a row to `totals`; the last ones twice, as tiles."""
         e, n, a, lanes, (rows, _) = self.e, self.n, self._a, self.product.lanes, self.product.tile
+        assert isinstance(a, Quads), "no others have an excess"
         counted, zeros = counting(e, a, lanes, n.step, n.tap_vectors, n.tap_rest), e.splat(I32, 0, lanes)
         excess, last = a.excess(e, self.finish), e.b.sub(n.positions, e.i64(rows))
         with e.loop(0, n.positions, rows) as position:
