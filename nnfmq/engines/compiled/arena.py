@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 __all__ = ["ALIGNMENT", "Life", "aligned", "places"]
 
 ALIGNMENT = 64
@@ -29,20 +31,17 @@ def aligned(size: int) -> int:
 def places(lives: Sequence[Life]) -> tuple[list[int], int]:
     """Return the offset of each value and the bytes of all; large values first, each at the lowest free place."""
     offsets, total = [0] * len(lives), 0
-    placed: list[int] = []
-    for number in sorted(range(len(lives)), key=lambda n: (-lives[n].size, lives[n].begin)):
-        life = lives[number]
-        taken = sorted(
-            (offsets[other], offsets[other] + aligned(lives[other].size + _SLACK))
-            for other in placed
-            if lives[other].begin <= life.end and life.begin <= lives[other].end
-        )
+    placed = np.empty((4, len(lives)), np.int64)  # of those that have one: first and last step, first and last byte
+    order = sorted(range(len(lives)), key=lambda n: (-lives[n].size, lives[n].begin))
+    for count, number in enumerate(order):
+        life, (begins, ends, firsts, lasts) = lives[number], placed[:, :count]
+        beside = np.flatnonzero((begins <= life.end) & (life.begin <= ends))
         offset, need = 0, aligned(life.size + _SLACK)
-        for begin, end in taken:
-            if begin - offset >= need:
+        for other in beside[np.argsort(firsts[beside], kind="stable")].tolist():
+            if firsts[other] - offset >= need:
                 break
-            offset = max(offset, end)
+            offset = max(offset, int(lasts[other]))
         offsets[number] = offset
         total = max(total, offset + need)
-        placed.append(number)
+        placed[:, count] = life.begin, life.end, offset, offset + need
     return offsets, total

@@ -7,6 +7,7 @@ arguments are checked by the same code, and what no kernel computes is computed 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -155,25 +156,26 @@ class CompiledPreparation(Preparation):
 
     def joined(self, steps: Sequence[Any]) -> list[tuple[int, Step]]:
         """Gather neighbours that kernels compute; return each step with the number of its last operation."""
-        result: list[tuple[int, Step | list[int]]] = []
+        gathered: list[tuple[list[int], Step | None]] = []  # operations, and their step where it is the interpreter's
+        made: set[int] = set()  # by the group that is last
         for number, step in enumerate(steps):
-            group = result[-1][1] if result and isinstance(result[-1][1], list) else None
+            group = gathered[-1][0] if gathered and gathered[-1][1] is None else None
             if not isinstance(step, _Generated):
-                result.append((number, step))
-            elif isinstance(step.lowered, Alias) and not (group and self._makes(group, steps, step.inputs[0])):
-                assert step.reference is not None
-                result.append((number, step.reference))  # what it renames is not in an arena
-            elif group is not None:
-                result[-1] = (number, [*group, number])
-            else:
-                result.append((number, [number]))
-        groups = [numbers for _, numbers in result if isinstance(numbers, list)]
+                gathered.append(([number], step))
+                continue
+            if isinstance(step.lowered, Alias) and not (group and step.inputs[0] in made):
+                gathered.append(([number], step.reference))  # what it renames is not in an arena
+                continue
+            if group is None:
+                group, made = [], set()
+                gathered.append((group, None))
+            group.append(number)
+            made.update(step.outputs)
+        groups = [numbers for numbers, step in gathered if step is None]
+        self._readers = Counter(index for o in self.subgraph.operations for index in set(o.inputs))
         plans = [(numbers[0], numbers[-1], self._plan(numbers, steps)) for numbers in groups]
         segments = iter(self._linked(plans))
-        return [(number, next(segments) if isinstance(step, list) else step) for number, step in result]
-
-    def _makes(self, numbers: Sequence[int], steps: Sequence[Any], index: int) -> bool:
-        return any(index in steps[number].outputs for number in numbers)
+        return [(numbers[-1], next(segments) if step is None else step) for numbers, step in gathered]
 
     def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> SegmentPlan:
         generated = [steps[number] for number in numbers]
@@ -238,9 +240,11 @@ class CompiledPreparation(Preparation):
         return self._call(lowered, [source], [made])
 
     def _read_outside(self, numbers: Sequence[int]) -> set[int]:
-        within = set(numbers)
-        others = (o for n, o in enumerate(self.subgraph.operations) if n not in within)
-        return {index for operation in others for index in operation.inputs} | set(self.subgraph.output_indexes)
+        """Return what these operations make that others, or the model's client, read."""
+        operations = [self.subgraph.operations[number] for number in numbers]
+        within = Counter(index for operation in operations for index in set(operation.inputs))
+        made = {index for operation in operations for index in operation.outputs}
+        return {index for index in made if self._readers[index] > within[index]}.union(self.subgraph.output_indexes)
 
     def _value(self, index: int) -> Value:
         shape = self._shapes[index]

@@ -134,7 +134,8 @@ def plan_segment(
     made = list(begins)
     offsets, total = places([Life(values[index].bytes, begins[index], ends[index]) for index in made])
     place = dict(zip(made, offsets, strict=True))
-    words = [_words(call, root, place, inputs) for call in calls]
+    regions_of_inputs = {index: _FIRST_INPUT + number for number, index in enumerate(inputs)}
+    words = [_words(call, root, place, regions_of_inputs) for call in calls]
     regions = np.array([region for table in words for region, _ in table], np.int64)
     within = np.array([offset for table in words for _, offset in table], np.int64)
     scratch = aligned(max((call.kernel.scratch_bytes(target) for call in calls), default=0) + ALIGNMENT)
@@ -145,11 +146,9 @@ def plan_segment(
     return SegmentPlan(steps, tuple(inputs), left, regions, within, *sizes, tuple(calls), map_of_arena)
 
 
-def _words(call: Call, root: Any, place: dict[int, int], inputs: Sequence[int]) -> list[tuple[int, int]]:
+def _words(call: Call, root: Any, place: dict[int, int], inputs: dict[int, int]) -> list[tuple[int, int]]:
     operands = [root(index) for index in (*call.inputs, *call.outputs)]
-    found = [
-        (_ARENA, place[index]) if index in place else (_FIRST_INPUT + inputs.index(index), 0) for index in operands
-    ]
+    found = [(_ARENA, place[index]) if index in place else (inputs[index], 0) for index in operands]
     return found + [(_CONSTANTS, offset) for offset in call.constants]
 
 
