@@ -16,6 +16,7 @@ from nnfmq.engines.compiled.description import kinds
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.objects import compile_kernels, host_target
 from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.team import team_code
 from nnfmq.hal.errors import InvalidArgument
 
 __all__ = ["Compile", "Heard", "compile_here", "compiled_here", "cost", "distinct", "parts_of", "warm_up"]
@@ -54,6 +55,7 @@ def warm_up() -> None:
     kinds()
     with suppress(InvalidArgument):  # no code for this machine: a preparation says so
         compile_kernels([], host_target())
+        team_code()
 
 
 def compiled_here(parts: Sequence[Sequence[Kernel]], target: Target, heard: Heard) -> list[bytes]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.objects import Linker, host_target, object_of_assembly
 
-__all__ = ["STEP_WORDS", "Team", "the_team"]
+__all__ = ["STEP_WORDS", "Team", "team_code", "the_team"]
 
 STEP_WORDS = 4
 _LINE_BYTES = 128  # two cache lines, which some processors fetch together
@@ -334,12 +334,17 @@ def _assembly(machine: str) -> str:
     return text.replace("FUTEX", futex)
 
 
+@cache
+def team_code() -> bytes:
+    """Return the functions' object code. It takes as long as a small model, and a process that is forked has it."""
+    return object_of_assembly(_assembly(os.uname().machine), host_target())
+
+
 class Team:
     """The threads of this process that help to execute models, and the leave to lead them."""
 
     def __init__(self, helpers: int) -> None:
-        target = host_target()
-        self._linker = Linker([object_of_assembly(_assembly(os.uname().machine), target)], target)
+        self._linker = Linker([team_code()], host_target())
         self._run = _RUN(self._linker.address("run"))
         self._serve = _SERVE(self._linker.address("serve"))
         self._leave = _LEAVE(self._linker.address("leave"))
