@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import time
@@ -110,16 +109,17 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run, write, print; the status is 0 if everything passed."""
     from nnfmq.conformance.running import Settings
     from nnfmq.conformance.testmodels import BadFormat
+    from nnfmq.service.program_cache import switched_off
 
     if arguments.path in _ENGINES and (arguments.device or arguments.connect):
         print("nnfmq: error: --device and --connect are a driver's: say which --path, such as burst", file=sys.stderr)
         return 2
     arguments.device = arguments.device or "reference"
-    os.environ.setdefault("NNFMQ_CACHE_MIB", "0")  # what is judged is what an embedded driver makes, not what one made
     settings = Settings(arguments.path, arguments.device, arguments.connect, arguments.filter)
     began_ns = time.monotonic_ns()
     try:
-        with _dump_folder(arguments) as folder:
+        # What is judged is what an embedded driver makes, not what an earlier one has made.
+        with switched_off(), _dump_folder(arguments) as folder:
             summary = _run(arguments, replace(settings, dump_to=folder))
     except BadFormat as error:
         print(f"nnfmq: error: {error}", file=sys.stderr)

@@ -29,7 +29,7 @@ from nnfmq.serialize.model import encode_model
 from nnfmq.service.compilation_cache import CacheFiles, Identity, build_identity, open_files, write_files
 from nnfmq.service.interpreter_cache import Groups, restore_groups, save_groups
 
-__all__ = ["VARIABLE", "Entry", "entry_for", "entry_sizes", "limit_bytes"]
+__all__ = ["VARIABLE", "Entry", "entry_for", "entry_sizes", "limit_bytes", "switched_off"]
 
 VARIABLE = "NNFMQ_CACHE_MIB"
 _DEFAULT_MIB = 512
@@ -44,6 +44,19 @@ def limit_bytes() -> int:
     """Return how much all entries may take; 0: nothing is cached."""
     given = os.environ.get(VARIABLE, "")
     return (int(given) if given.isdecimal() else _DEFAULT_MIB) * _MIB
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Let this process, and drivers that it starts during the block, cache nothing."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def entry_for(identity: Identity, model: Model) -> Entry | None:

@@ -64,6 +64,18 @@ def assert_found(entry: Entry) -> None:
             np.testing.assert_array_equal(array, stored)
 
 
+@pytest.mark.parametrize("before", ["7", None])
+def test_a_cache_that_was_switched_off_is_as_it_was_before(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(program_cache.VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(program_cache.VARIABLE, before)
+    limit = program_cache.limit_bytes()
+    with program_cache.switched_off():
+        assert program_cache.limit_bytes() == 0
+    assert program_cache.limit_bytes() == limit
+    assert os.environ.get(program_cache.VARIABLE) == before
+
+
 def test_what_was_stored_comes_back(entry: Entry) -> None:
     assert_found(entry)
     assert_found(made_entry())
