@@ -198,5 +198,5 @@ def test_every_place_of_a_panel_has_its_numbers(target: Target, multiplier: int)
             assert isinstance(lowered, Lowered)
             assert isinstance(lowered.kernel, Depthwise)
             places = lowered.kernel.panels * lowered.kernel.panel
-            rows, head = (1, 0) if kind == "float" else (ROUNDING_ROWS + 1, 256)  # those of each channel, of all
+            rows, head = (1, 0) if kind == "float" else (ROUNDING_ROWS + 1, 5 * 64)  # those of each channel, of all
             assert len(lowered.constants[1]) == head + 4 * rows * places
