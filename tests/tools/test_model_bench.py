@@ -432,7 +432,9 @@ def test_the_page_links_the_plots_and_the_same_report_gives_the_same_bytes(
     calls = "; ".join(
         f"assert not model_bench_page.main([{str(file)!r}, '--page', {str(page)!r}])" for page in pages_of
     )
-    done = _python("-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); import model_bench_page; {calls}")
+    done = _python(
+        "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'tools')!r}); import model_bench_page; {calls}"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     written = [{path.name: path.read_bytes() for path in page.parent.rglob("*.*")} for page in pages_of]
     assert written[0] == written[1]
