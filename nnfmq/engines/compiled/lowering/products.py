@@ -84,26 +84,36 @@ def _product(
 ) -> Lowered | None:
     if 0 in input.shape:
         return None
-    return _product_of(shape, lambda: _centred(filter), input, filter, bias, output, target, activation)
+    return _product_of(_Operands(shape, lambda: _centred(filter), input, filter, bias, output, target, activation))
 
 
-def _product_of(
-    shape: ProductShape,
-    weights: Weights,
-    input: Tensor,
-    filter: Tensor,
-    bias: Tensor,
-    output: Tensor,
-    target: Target,
-    activation: int,
-) -> Lowered | None:
-    """Return a product with `weights` (channels, height, width, depth), made of the filter's values."""
-    if _is_float(input, filter, output):
-        product = plan_product(shape, Floats(*float_range(activation)), target)
-        return _float_product(product, weights, bias.array)
-    if input.dtype not in _CODES or output.dtype not in _CODES:
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    """What a product is made of: `weights` (channels, height, width, depth) are made of the filter's values."""
+
+    shape: ProductShape
+    weights: Weights
+    input: Tensor
+    filter: Tensor
+    bias: Tensor
+    output: Tensor
+    target: Target
+    activation: int
+
+    def finish(self, order: Array, doubled: bool = True) -> _Finish | None:
+        """Return how sums become codes, for the channels in `order`."""
+        taps, rows = self.shape.taps_of_a_filter, _rows(self.weights)
+        return _finish(self.input, self.filter, self.bias, self.output, self.activation, order, taps, rows, doubled)
+
+
+def _product_of(given: _Operands) -> Lowered | None:
+    """Return a product of floats or of codes."""
+    if _is_float(given.input, given.filter, given.output):
+        product = plan_product(given.shape, Floats(*float_range(given.activation)), given.target)
+        return _float_product(product, given.weights, given.bias.array)
+    if given.input.dtype not in _CODES or given.output.dtype not in _CODES:
         return None
-    return _quantized_product(shape, weights, input, filter, bias, output, target, activation)
+    return _product_of_quads(given) or _product_of_pairs(given)
 
 
 def _float_product(product: Product, weights: Weights, bias: Array) -> Lowered:
@@ -112,33 +122,11 @@ def _float_product(product: Product, weights: Weights, bias: Array) -> Lowered:
     return Lowered(product, constants, product.shape.multiplications // 16)
 
 
-def _quantized_product(
-    shape: ProductShape,
-    weights: Weights,
-    input: Tensor,
-    filter: Tensor,
-    bias: Tensor,
-    output: Tensor,
-    target: Target,
-    activation: int,
-) -> Lowered | None:
-    operands = shape, weights, input, filter, bias, output, target, activation
-    return _product_of_quads(*operands) or _product_of_pairs(*operands)
-
-
-def _product_of_pairs(
-    shape: ProductShape,
-    weights: Weights,
-    input: Tensor,
-    filter: Tensor,
-    bias: Tensor,
-    output: Tensor,
-    target: Target,
-    activation: int,
-) -> Lowered | None:
-    signed = input.dtype.kind == "i"
+def _product_of_pairs(given: _Operands) -> Lowered | None:
+    shape, weights, target = given.shape, given.weights, given.target
+    signed = given.input.dtype.kind == "i"
     draft = plan_product(shape, Codes(signed, NO_REQUANTIZATION), target)
-    finish = _finish(input, filter, bias, output, activation, draft.order, shape.taps_of_a_filter, _rows(weights))
+    finish = given.finish(draft.order)
     if finish is None:
         return None
     product = replace(draft, arithmetic=Codes(signed, finish.requantization))
@@ -147,32 +135,25 @@ def _product_of_pairs(
     return Lowered(product, constants, shape.multiplications // 32)
 
 
-def _product_of_quads(
-    shape: ProductShape,
-    weights: Weights,
-    input: Tensor,
-    filter: Tensor,
-    bias: Tensor,
-    output: Tensor,
-    target: Target,
-    activation: int,
-) -> Lowered | None:
+def _product_of_quads(given: _Operands) -> Lowered | None:
     """Return a product of bytes, or None where the target has none or its sums might not fit.
 
     Of the sum of (code - zero point) · weight the zero point's part is known: it goes into the bias.
     """
-    signed, excess = input.dtype.kind == "i", _excess(filter)
-    length = shape.taps_of_a_filter
-    largest = _LARGEST_BYTE * length * (_LARGEST_WEIGHT + abs(excess) + _largest(filter))
-    fits = largest + int(np.abs(ints(bias.array)).max(initial=0)) <= INT32_MAX
-    if not (target.quads and fits) or (excess and shape.parts > 1):
+    shape, weights, target = given.shape, given.weights, given.target
+    if not target.quads:
+        return None
+    signed, excess = given.input.dtype.kind == "i", _excess(given.filter)
+    largest = _LARGEST_BYTE * shape.taps_of_a_filter * (_LARGEST_WEIGHT + abs(excess) + _largest(given.filter))
+    fits = largest + int(np.abs(ints(given.bias.array)).max(initial=0)) <= INT32_MAX
+    if not fits or (excess and shape.parts > 1):
         return None
     draft = plan_product(shape, Quads(signed, NO_REQUANTIZATION, excess != 0), target)
-    finish = _finish(input, filter, bias, output, activation, draft.order, length, _rows(weights), doubled=False)
+    finish = given.finish(draft.order, doubled=False)
     if finish is None:
         return None
     product = replace(draft, arithmetic=Quads(signed, finish.requantization, excess != 0))
-    codes = replace(finish.codes, centre=input.zero_point + 128 * signed, excess=excess)
+    codes = replace(finish.codes, centre=given.input.zero_point + 128 * signed, excess=excess)
 
     def corrected() -> bytes:
         sums = _rows(weights)().sum(axis=1, dtype=np.int64)
@@ -277,7 +258,7 @@ def transposed(
 
     batch, height, width, channels = input.shape
     shape = ProductShape(batch, height, width, channels, rows, columns, places * filters)
-    product = _product_of(shape, virtual, input, filter, bias, output, target, activation)
+    product = _product_of(_Operands(shape, virtual, input, filter, bias, output, target, activation))
     made = (batch, rows.count, columns.count, vertical.stride, horizontal.stride, filters)
     joined = None if product is None else side_by_side(made, (vertical.head, horizontal.head), output, target)
     if product is None or joined is None:
