@@ -11,6 +11,7 @@ import multiprocessing
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,14 @@ def received(connection: Connection, limit_s: int) -> Any:
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, None where there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def cpu_model() -> str:

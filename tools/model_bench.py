@@ -16,12 +16,11 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import latency_placement as placement
-from bench_processes import Failed, cpu_model
+from bench_processes import Failed, cpu_model, package_version
 from model_bench_sections import (
     NEEDS_TWO_CORES,
     SECTIONS,
@@ -139,7 +138,7 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "target": host_target().name,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: package_version(name) for name in PACKAGES},
         "core": core.core_name,
         "cpus_allowed": sorted(placement.ALLOWED),
         "cpus_used": {counted(n): {"computing": cores(n), "client": client_cores(n)} for n in sorted({1, threads})},
@@ -149,13 +148,6 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "clock": "time.perf_counter_ns, around: write the input, execute, read the output",
         "quick": is_quick,
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 # ---- what is printed

@@ -18,12 +18,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import latency_placement as placement
-from bench_processes import Failed, cpu_model, received, started
+from bench_processes import Failed, cpu_model, package_version, received, started
 from latency_peers import PeerMissing
 from queue_bench_html import page
 from queue_bench_parties import child_main
@@ -176,20 +175,13 @@ def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, A
         "cpus_used": {name: asdict(placement.choose(name, 0)) for name in placement.PLACEMENTS},
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "peers": {name: _version(name) for name in PEERS},
+        "peers": {name: package_version(name) for name in PEERS},
         "core": core.core_name,
         "polling_window_us": {"default": DEFAULT_NS / 1000, "polling": POLLING_NS / 1000},
         "load_before": [round(value, 2) for value in load],
         "clock": "time.perf_counter_ns; in C clock_gettime(CLOCK_MONOTONIC)",
         "quick": is_quick,
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 # ---- what is printed ----
