@@ -196,7 +196,7 @@ def _driver() -> Iterator[str]:
     """Run `nnfmq serve` in a folder of its own; yields where it listens."""
     with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
         socket = Path(folder) / "driver.sock"
-        command = [sys.executable, "-m", "nnfmq", "serve", "--socket", str(socket)]
+        command = [sys.executable, "-P", "-m", "nnfmq", "serve", "--socket", str(socket)]
         driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert driver.stdout is not None
         try:
