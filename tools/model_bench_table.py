@@ -46,9 +46,9 @@ class Benchmark:
 MODELS = (
     Benchmark("mobilenet_v1_0.25_128", 0.80, 2000),
     Benchmark("mobilenet_v1_0.25_128_quant", 0.40, 2000),
-    Benchmark("mobilenet_v1_0.75_192_quant", 0.55, 1000),
-    Benchmark("mobilenet_v2_1.0_224_quant", 0.55, 1000),
-    Benchmark("micro/mobilenet_v2_int8_per_channel_224", 0.85, 1000),
+    Benchmark("mobilenet_v1_0.75_192_quant", 0.55, 300),
+    Benchmark("mobilenet_v2_1.0_224_quant", 0.55, 300),
+    Benchmark("micro/mobilenet_v2_int8_per_channel_224", 0.85, 300),
     Benchmark("tts_float", 1.3, 4000),
 )
 
