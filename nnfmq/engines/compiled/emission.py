@@ -110,6 +110,25 @@ class Emitter:
         """Return what lies at an address."""
         return self.b.load(self.at(address, offset), typ=kind, align=1)
 
+    def load_again(self, kind: Any, address: Value, offset: Index = 0) -> Value:
+        """Return what lies at an address, loaded at this very place: not taken from a register that held it before.
+
+        For constants that are used several times while no register is free: an instruction takes them from memory.
+        """
+        place = self.at(address, offset)
+        found = _LoadAgain(self.b.block, place, "", typ=kind)
+        found.align = 1
+        self.b._insert(found)
+        return found
+
+    def opaque(self, address: Value) -> Value:
+        """Return `address` as something of which nothing is known.
+
+        Addresses in a loop then stay as they were written, in registers of their own; otherwise one would be made of
+        the other in each round, which takes instructions.
+        """
+        return self.b.asm(ir.FunctionType(POINTER, [POINTER]), "", "=r,0", [address], side_effect=False)
+
     def load_some(self, kind: Any, address: Value, offset: Index, mask: Value) -> Value:
         """Return the elements of a vector for which `mask` is set, and 0 for the others, which are not read."""
         name = f"llvm.masked.load.{_mangled(kind)}.p0"
@@ -287,6 +306,14 @@ class Emitter:
     def finish(self) -> None:
         """End the kernel."""
         self.b.ret_void()
+
+
+class _LoadAgain(ir.instructions.LoadInstr):  # type: ignore[misc]  # llvmlite is not typed
+    """A volatile load, of which llvmlite's builder has none."""
+
+    def descr(self, buf: list[str]) -> None:
+        super().descr(buf)
+        buf[-1] = buf[-1].replace("load ", "load volatile ", 1)
 
 
 def size_of(kind: Any) -> int:

@@ -21,9 +21,10 @@ TARGET_VARIABLE = "NNFMQ_TARGET"
 class Target:
     """One instruction set. `lanes` are of 32 bits. LLVM's names of what an instruction does for all of them:
 
-    `pair_product` is the sum of two products of 16 bits; `pair_sum` adds it to another sum; `quad_sum` adds four
-    products of bytes, of which the first are without sign. Products of codes are made in `quads`, or in pairs. `tuning`
-    are LLVM's choices between instructions that `features` have anyhow.
+    `pair_product` is the sum of two products of 16 bits; `pair_sum` adds it to another sum; `byte_products` are sums of
+    two products of bytes in 16 bits, of which the first are without sign; `quad_sum` adds four of these to another sum.
+    Products of codes are made in `quads`, or in octets where there are `byte_products`, or in pairs. `tuning` are what
+    LLVM chooses between instructions that `features` have anyhow.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Target:
     lanes: int
     registers: int
     pair_product: str | None
+    byte_products: str | None
     pair_sum: str | None = None
     quad_sum: str | None = None
     quads: bool = False
@@ -53,7 +55,7 @@ _X86 = "x86_64-unknown-linux-gnu"
 _AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
 
-_AVX512_PAIRS = "llvm.x86.avx512.pmaddw.d.512"
+_AVX512_PAIRS, _AVX512_BYTES = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
 
 TARGETS = {
     target.name: target
@@ -65,15 +67,16 @@ TARGETS = {
             lanes=16,
             registers=32,
             pair_product=_AVX512_PAIRS,
+            byte_products=_AVX512_BYTES,
             pair_sum="llvm.x86.avx512.vpdpwssd.512",
             quad_sum="llvm.x86.avx512.vpdpbusd.512",
             quads=True,
             tuning=("fast-dpwssd",),  # or sums would be added separately: sooner each, but here are many side by side
         ),
-        Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PAIRS),
-        Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd"),
-        Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd"),
-        Target("neon", "aarch64-unknown-linux-gnu", ("neon",), 4, 32, None),
+        Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PAIRS, _AVX512_BYTES),
+        Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"),
+        Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd", "llvm.x86.ssse3.pmadd.ub.sw.128"),
+        Target("neon", "aarch64-unknown-linux-gnu", ("neon",), 4, 32, None, None),
     )
 }
 """By name, the best first."""

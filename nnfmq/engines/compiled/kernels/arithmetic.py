@@ -18,10 +18,11 @@ import numpy.typing as npt
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.cells import Widening
 from nnfmq.engines.compiled.kernels.floats import multiply_add
+from nnfmq.engines.compiled.kernels.octets import GROUP, pack_lists
 from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Arithmetic", "Codes", "FloatCodes", "Floats", "Quads"]
+__all__ = ["Arithmetic", "Codes", "FloatCodes", "Floats", "Octets", "Quads"]
 
 Array = npt.NDArray[Any]
 
@@ -38,6 +39,11 @@ class Arithmetic(Protocol):
     @property
     def has_excess(self) -> bool:
         """Whether weights are less than they should be, and `excess` times its cells is added to a position."""
+        ...
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether weights come in groups with the places of their cells, and not all groups come once."""
         ...
 
     def in_place(self, depth: int) -> bool:
@@ -77,8 +83,11 @@ class Arithmetic(Protocol):
         """Return what is stored of neighbouring vectors of sums, the first of which begins with `channel`."""
         ...
 
-    def pack(self, weights: Array, lanes: int) -> bytes:
-        """Return weights (blocks of `lanes` channels, taps, cells of a tap) in the order in which they are read."""
+    def pack(self, weights: Array, tap_places: Array) -> bytes:
+        """Return weights (panels, channels, taps, cells of a tap) in the order in which they are read.
+
+        `tap_places` are bytes from a position's first cell to that of each tap.
+        """
         ...
 
 
@@ -92,7 +101,7 @@ class Floats:
     item_bytes = output_bytes = cell_bytes = 4
     group = 1
     factor = 1
-    has_excess = False
+    has_excess = is_listed = False
 
     def in_place(self, depth: int) -> bool:
         """Return True."""
@@ -144,8 +153,8 @@ class Floats:
             sums = e.b.select(e.b.fcmp_ordered(">", sums, high), high, sums)
         return sums
 
-    def pack(self, weights: Array, lanes: int) -> bytes:
-        """Return them with the channels of a block last."""
+    def pack(self, weights: Array, _: Array) -> bytes:
+        """Return them with the channels of a panel last."""
         return weights.transpose(0, 2, 3, 1).astype(np.float32).tobytes()
 
 
@@ -182,7 +191,7 @@ class Codes:
     item_bytes = output_bytes = 1
     cell_bytes = 2
     group = 2
-    has_excess = False
+    has_excess = is_listed = False
 
     def in_place(self, depth: int) -> bool:
         """Return False: they are widened."""
@@ -221,7 +230,7 @@ class Codes:
         """Return the codes of the sums."""
         return self.requantization.codes(e, sums, finish, channel)
 
-    def pack(self, weights: Array, lanes: int) -> bytes:
+    def pack(self, weights: Array, _: Array) -> bytes:
         """Return pairs of cells of one channel side by side; an odd cell's partner is 0."""
         return _grouped(weights.astype(np.int16), self.group)
 
@@ -285,6 +294,7 @@ class Quads:
     item_bytes = output_bytes = cell_bytes = 1
     group = 4
     factor = 1
+    is_listed = False
 
     def in_place(self, depth: int) -> bool:
         """Return whether they are without sign, and no quad goes beyond a pixel."""
@@ -322,7 +332,7 @@ class Quads:
         """Return the codes of the sums."""
         return self.requantization.codes(e, sums, finish, channel)
 
-    def pack(self, weights: Array, lanes: int) -> bytes:
+    def pack(self, weights: Array, _: Array) -> bytes:
         """Return quads of cells of one channel side by side; missing ones are 0."""
         return _grouped(weights.astype(np.int8), self.group)
 
@@ -337,6 +347,70 @@ def quad_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
     even = e.b.and_(cells, e.splat(I16, 255, 2 * lanes)), e.b.ashr(e.b.shl(weights, byte), byte)
     odd = e.b.lshr(cells, byte), e.b.ashr(weights, byte)
     return pair_sums(e, pair_sums(e, sums, *even), *odd)
+
+
+@dataclass(frozen=True, slots=True)
+class Octets:
+    """8-bit codes without sign, in groups of eight, multiplied with listed weights of 8 bits (`octets`).
+
+    Sums begin with a bias that takes off what the image's zero point adds.
+    """
+
+    signed: bool
+    requantization: Requantization
+
+    item_bytes = output_bytes = cell_bytes = 1
+    group = GROUP
+    factor = 1
+    has_excess = False
+    is_listed = True
+
+    def in_place(self, depth: int) -> bool:
+        """Return whether they are without sign, and no group goes beyond a pixel."""
+        return not self.signed and depth % self.group == 0
+
+    def products(self, target: Target) -> int:
+        """Two on their way, and the ones with which neighbours are added."""
+        return 3
+
+    def widening(self, e: Emitter, finish: Value) -> Unsigned:
+        """Take off the sign."""
+        return Unsigned(self.signed, self.requantization.centre(e, finish))
+
+    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+        """Return the bias."""
+        return self.requantization.bias(e, finish, channel, lanes)
+
+    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> tuple[Value, Value]:
+        """Load eight cells for all lanes, as two quads."""
+        kind, place = vector(I8, 4 * lanes), e.at(address, offset)
+        first, second = (e.b.bitcast(e.broadcast(e.load(I32, place, n), lanes), kind) for n in (0, 4))
+        return first, second
+
+    def weights_type(self, lanes: int) -> Any:
+        """Return a vector of quads: half a group for each lane."""
+        return vector(I8, 4 * lanes)
+
+    def multiply_add(
+        self, e: Emitter, sums: Value, cells: tuple[Value, Value], weights: tuple[Value, Value]
+    ) -> Value:  # fmt: skip
+        """Return sums + eight products."""
+        first, second = (byte_products(e, *pair) for pair in zip(cells, weights, strict=True))
+        return pair_sums(e, sums, e.b.add(first, second), e.splat(I16, 1, 2 * sums.type.count))
+
+    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
+        """Return the codes of the sums."""
+        return self.requantization.codes(e, sums, finish, channel)
+
+    def pack(self, weights: Array, tap_places: Array) -> bytes:
+        """Return lists."""
+        return pack_lists(weights, tap_places)
+
+
+def byte_products(e: Emitter, cells: Value, weights: Value) -> Value:
+    """Return sums of two neighbours' products, cells without sign and weights with it, which 16 bits hold."""
+    assert e.target.byte_products is not None, "asked for where there is one"
+    return e.call(e.target.byte_products, vector(I16, cells.type.count // 2), cells, weights)
 
 
 @dataclass(frozen=True, slots=True)

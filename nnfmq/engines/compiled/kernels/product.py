@@ -9,18 +9,19 @@ memory: products of any shape that have a tile in common share their code.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import I32, Emitter, Value
+from nnfmq.engines.compiled.emission import I32, I64, Emitter, Value
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Array, Quads
 from nnfmq.engines.compiled.kernels.cell_sums import Tap, counting
 from nnfmq.engines.compiled.kernels.cells import SLACK_BYTES, Band, BandNumbers, emit_band, widen
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
+from nnfmq.engines.compiled.kernels.octets import LINE_BYTES, rounds_of
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window
 
@@ -29,6 +30,7 @@ __all__ = ["Product", "ProductShape", "plan_product"]
 _SCRATCH_BYTES = 1 << 16  # with a panel of weights beside it about half of a second-level cache
 _UNITS = 8
 _PANEL_BYTES = 1 << 17
+_SAMPLE = 8  # panels, whose lists tell how long all are
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,12 @@ class ProductShape:
     @property
     def multiplications(self) -> int:
         """How many the whole product takes."""
-        positions = self.batch * self.rows.count * self.columns.count
-        return positions * self.filters * self.taps_of_a_filter
+        return self.positions * self.filters * self.taps_of_a_filter
+
+    @property
+    def positions(self) -> int:
+        """Positions of a filter."""
+        return self.batch * self.rows.count * self.columns.count
 
 
 Walk: TypeAlias = Literal["in place", "pixels", "band"]
@@ -107,7 +113,7 @@ class _Numbers(NamedTuple):
     place: Any  # from one position's results to the next one's
     tap_rows: Any
     tap_columns: Any
-    length: Any  # groups of cells of a tap
+    length: Any  # rounds of a tap
     down: Any  # from one row of taps to the next
     across: Any
     pixel_in: Any
@@ -132,8 +138,8 @@ class _Numbers(NamedTuple):
 class Product:
     """One product, planned for a target: its blocks of positions, its groups of channels, and what decides its code.
 
-    That is what shows in its `repr`: the tile, how many channels the last panel of a part has if not all (`rest`), and
-    what the kernel walks over.
+    That is what shows in its `repr`: the tile, how many channels the last panel of a part has if not all (`rest`), what
+    the kernel walks over, and how many groups it multiplies `at_once`, in one round.
     """
 
     shape: ProductShape = field(repr=False)
@@ -146,6 +152,7 @@ class Product:
     walk: Walk
     is_parted: bool
     is_own: bool
+    at_once: int
 
     @property
     def units(self) -> int:
@@ -211,9 +218,41 @@ class Product:
         parts, taps = self.shape.parts, tap_rows * tap_columns
         filled = np.zeros((parts, self._panels_of_a_part * self._panel, taps, cells), weights.dtype)
         filled[:, : self.shape.part] = weights.reshape(parts, self.shape.part, taps, cells)
-        return self.arithmetic.pack(
-            filled.reshape(self.panels, self._panel, tap_rows * tap_columns, cells), self._panel
-        )
+        panels = filled.reshape(self.panels, self._panel, taps, cells)
+        return self.arithmetic.pack(panels, self._tap_places)
+
+    def time(self, rounds: float) -> float:
+        """Return about how long that many rounds take for each tile, to compare products of one shape."""
+        tiles = math.ceil(self.shape.positions / self.tile[0]) * self.panels
+        return tiles * rounds * _round_time(self.arithmetic, *self.tile)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds, one after the other, a tile takes whose weights are not listed."""
+        rows, columns, cells = self.shape.taps
+        return rows * columns * math.ceil(cells / self.arithmetic.group)
+
+    def listed_rounds(self, weights: Array) -> float:
+        """Return how many it takes where `weights`, as for `pack`, are listed: the mean of a sample of panels."""
+        channels = weights.reshape(self.shape.filters, -1, self.shape.taps[2])
+        sample = np.unique(np.linspace(0, self.panels - 1, _SAMPLE).astype(int))
+        panels = (channels[self.order[number * self._panel :][: self._panel]] for number in sample)
+        return sum(map(rounds_of, panels)) / len(sample)
+
+    @property
+    def _tap_places(self) -> Array:
+        """Bytes from a position's first cell to that of each tap."""
+        rows, columns, _ = self.shape.taps
+        result: Array = (np.arange(rows)[:, None] * self._down + np.arange(columns) * self._across).reshape(-1)
+        return result
+
+    @property
+    def _down(self) -> int:
+        return self.shape.rows.dilation * self._band.pitch
+
+    @property
+    def _across(self) -> int:
+        return self.shape.columns.dilation * self.shape.channels * self.arithmetic.cell_bytes
 
     def numbers(self) -> bytes:
         """Return the constant with all extents."""
@@ -232,9 +271,9 @@ class Product:
             place=place,
             tap_rows=tap_rows,
             tap_columns=tap_columns,
-            length=length,
-            down=s.rows.dilation * self._band.pitch,
-            across=s.columns.dilation * s.channels * a.cell_bytes,
+            length=length // self.at_once,
+            down=self._down,
+            across=self._across,
             pixel_in=pixel,
             block_cells=self.block * s.channels,
             pixels=s.pixels,
@@ -347,7 +386,8 @@ class _Emission:
         e, n, (rows, vectors) = self.e, self.n, self.product.tile
         width = vectors * self.product.lanes
         channel = e.mul(panel, width)
-        matrix = e.at(weights, e.b.mul(panel, n.panel_bytes))
+        matrix = e.at(weights, e.mul(panel, 16) if self._a.is_listed else e.b.mul(panel, n.panel_bytes))
+        emit_tile = self._emit_listed(weights, matrix) if self._a.is_listed else self._emit_taps(matrix)
         if self.product.is_parted:
             part, panel = e.b.udiv(panel, n.panels_of_a_part), e.b.urem(panel, n.panels_of_a_part)
             cells, out = e.at(cells, e.b.mul(part, n.part_in)), e.at(out, e.b.mul(part, n.part_out))
@@ -357,7 +397,7 @@ class _Emission:
         with e.loop(0, n.positions, rows) as position:
             position = e.intrinsic("llvm.smin", position, last)
             first = self._first_sums(e.at(totals, e.mul(position, 4)), channel)
-            sums = self._emit_tile(e.at(cells, e.b.mul(position, n.step)), matrix, first)
+            sums = emit_tile(e.at(cells, e.b.mul(position, n.step)), first)
             self._emit_store(sums, e.at(out, e.b.mul(position, n.place)), channel, is_last)
 
     def _first_sums(self, totals: Value, channel: Value) -> Sequence[Value]:
@@ -368,18 +408,52 @@ class _Emission:
         more = [e.broadcast(e.load(I32, totals, 4 * r), lanes) for r in range(rows)]
         return [e.b.add(value, total) for total in more for value in first]
 
+    def _emit_listed(self, weights: Value, entry: Value) -> _Tile:
+        """Return what emits a tile over the groups in a panel's list."""
+        (rows, vectors), lanes, a, e, n = self.product.tile, self.product.lanes, self._a, self.e, self.n
+        places, count = e.at(weights, e.load(I64, entry)), e.load(I64, entry, 8)
+        lines = e.b.and_(e.add(e.mul(count, 4), LINE_BYTES - 1), e.i64(-LINE_BYTES))
+        listed, kind, size = e.at(places, lines), a.weights_type(lanes), 4 * lanes
+
+        def tile(cells: Value, sums: Sequence[Value]) -> Sequence[Value]:
+            first = [e.at(cells, e.mul(n.step, r)) for r in range(rows)]
+
+            def group(k: Value, sums: Sequence[Value]) -> Sequence[Value]:
+                place = e.b.sext(e.load(I32, places, e.mul(k, 4)), I64)
+                quads, results = e.at(listed, e.mul(k, 2 * vectors * size)), []
+                for r in range(rows):
+                    loaded = a.load_group(e, first[r], place, lanes)
+                    for v in range(vectors):
+                        pair = tuple(e.load_again(kind, quads, n * size) for n in (v, vectors + v))
+                        results.append(a.multiply_add(e, sums[r * vectors + v], loaded, pair))
+                return results
+
+            return e.carry(count, sums, group, or_none=True)
+
+        return tile
+
+    def _emit_taps(self, matrix: Value) -> _Tile:
+        """Return what emits a tile over all groups of all taps."""
+        return lambda cells, sums: self._emit_tile(cells, matrix, sums)
+
     def _emit_tile(self, cells: Value, matrix: Value, sums: Sequence[Value]) -> Sequence[Value]:
         (rows, vectors), lanes, a, e, n = self.product.tile, self.product.lanes, self._a, self.e, self.n
-        group_bytes = a.group * a.cell_bytes
-        round_bytes = vectors * lanes * group_bytes
+        group_bytes, at_once = a.group * a.cell_bytes, self.product.at_once
+        groups_bytes = vectors * lanes * group_bytes
+
+        def groups(cells: Sequence[Value], k: Value, weights: Value, sums: Sequence[Value]) -> Sequence[Value]:
+            for number in range(at_once):
+                place = e.add(e.mul(k, at_once * group_bytes), number * group_bytes)
+                sums = self._multiply(cells, place, e.at(weights, number * groups_bytes), sums)
+            return sums
 
         def tap(number: Value, first: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            panel = e.at(matrix, e.b.mul(number, e.mul(n.length, round_bytes)))
-            cells = [e.at(first, e.mul(n.step, r)) for r in range(rows)]
+            panel = e.at(matrix, e.b.mul(number, e.mul(n.length, at_once * groups_bytes)))
+            cells = [e.opaque(e.at(first, e.mul(n.step, r))) for r in range(rows)]
             return e.carry(
                 n.length,
                 sums,
-                lambda k, s: self._multiply(cells, e.mul(k, group_bytes), e.at(panel, e.mul(k, round_bytes)), s),
+                lambda k, s: groups(cells, k, e.at(panel, e.mul(k, at_once * groups_bytes)), s),
             )
 
         return self._over_taps(cells, sums, tap)
@@ -435,15 +509,21 @@ class _Emission:
             e.store_panel(results, e.at(place, offset), self.product.rest, is_last)
 
 
+_Tile: TypeAlias = Callable[[Value, Sequence[Value]], Sequence[Value]]
+"""What emits a tile: it gets the cells of its first position and what the sums begin with, and returns the sums."""
+
+
 def _band(shape: ProductShape, arithmetic: Arithmetic, served: int) -> Band:
     s = shape
     return Band(s.height, s.width, s.channels, s.rows, s.columns, served, arithmetic.cell_bytes)
 
 
-def plan_product(shape: ProductShape, arithmetic: Arithmetic, target: Target) -> Product:
-    """Choose the tile, the blocks and the groups for a target."""
+def plan_product(
+    shape: ProductShape, arithmetic: Arithmetic, target: Target, widths: Sequence[int] = range(1, 9)
+) -> Product:
+    """Choose the tile, which has one of these widths in vectors, the blocks and the groups for a target."""
     positions = shape.pixels if shape.is_pointwise else shape.columns.count
-    tile = _best_tile(positions, shape.part, arithmetic, target)
+    tile = _best_tile(positions, shape.part, arithmetic, target, widths)
     panel = tile[1] * target.lanes
     panels = shape.parts * math.ceil(shape.part / panel)
     block = _pointwise_block(shape, arithmetic, tile[0]) if shape.is_pointwise else _band_rows(shape, arithmetic)
@@ -451,14 +531,17 @@ def plan_product(shape: ProductShape, arithmetic: Arithmetic, target: Target) ->
     if shape.is_pointwise:
         walk = "in place" if arithmetic.in_place(shape.depth) else "pixels"
     rest, parted = shape.part % panel, shape.parts > 1
-    draft = Product(shape, block, 1, arithmetic, tile, target.lanes, rest, walk, parted, shape.own)
+    at_once = 1 if arithmetic.is_listed or math.ceil(shape.taps[2] / arithmetic.group) % 2 else 2
+    draft = Product(shape, block, 1, arithmetic, tile, target.lanes, rest, walk, parted, shape.own, at_once)
     heavy = shape.taps_of_a_filter * shape.filters * arithmetic.cell_bytes > _PANEL_BYTES
     groups = max(math.ceil(_UNITS / draft.units), 2 if heavy else 1)
     return replace(draft, groups=min(panels, groups))
 
 
-def _best_tile(positions: int, filters: int, arithmetic: Arithmetic, target: Target) -> tuple[int, int]:
-    """Return the tile with the least estimate of cycles: two products, or two loads, a cycle.
+def _best_tile(
+    positions: int, filters: int, arithmetic: Arithmetic, target: Target, widths: Sequence[int]
+) -> tuple[int, int]:
+    """Return the tile of the least time.
 
     Beside the sums, registers hold the shorter side, what is multiplied with it, and its products unless they are added
     at once.
@@ -467,15 +550,23 @@ def _best_tile(positions: int, filters: int, arithmetic: Arithmetic, target: Tar
     def fits(rows: int, vectors: int) -> bool:
         return rows * vectors + min(rows, vectors) + 1 + arithmetic.products(target) <= target.registers
 
-    def cycles(tile: tuple[int, int]) -> float:
+    def time(tile: tuple[int, int]) -> float:
         rows, vectors = tile
         tiles = math.ceil(positions / rows) * math.ceil(filters / (vectors * target.lanes))
-        return tiles * (
-            max(rows * vectors, rows + vectors) + 1 + vectors / 8
-        )  # narrow panels stay in the nearest cache
+        return tiles * _round_time(arithmetic, rows, vectors)
 
-    tiles = [(r, v) for r in range(1, min(positions, 8) + 1) for v in range(1, 9) if fits(r, v)]
-    return min(tiles, key=cycles)
+    tiles = [(r, v) for r in range(1, min(positions, 8) + 1) for v in widths if fits(r, v)]
+    return min(tiles, key=time)
+
+
+def _round_time(arithmetic: Arithmetic, rows: int, vectors: int) -> float:
+    """Return about how long one round of a tile takes: two products, or two loads, are 1.
+
+    Listed weights, of eight cells, are loaded for each row; that was measured. Narrow panels stay in the nearest cache.
+    """
+    if arithmetic.is_listed:
+        return 2.6 * rows * vectors + 1.4 * rows + 2
+    return max(rows * vectors, rows + vectors) + 1 + vectors / 8
 
 
 def _pointwise_block(shape: ProductShape, arithmetic: Arithmetic, rows: int) -> int:

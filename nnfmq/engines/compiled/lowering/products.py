@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats, Quads
+from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats, Octets, Quads
 from nnfmq.engines.compiled.kernels.depthwise import plan_depthwise
 from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
@@ -30,6 +30,7 @@ Weights: TypeAlias = Callable[[], Array]
 _FLOAT, _CODES = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
 _ONE = Window(1, 1, 1, 0, 0, 1)
 _LARGEST_BYTE, _LARGEST_WEIGHT = 255, 128
+_LISTED_WIDTHS, _LISTED_WIDTHS_OF_ONE = (2, 4), (2, 4, 8)  # the widest would leave the nearest cache
 
 
 def _is_float(*tensors: Tensor) -> bool:
@@ -113,7 +114,7 @@ def _product_of(given: _Operands) -> Lowered | None:
         return _float_product(product, given.weights, given.bias.array)
     if given.input.dtype not in _CODES or given.output.dtype not in _CODES:
         return None
-    return _product_of_quads(given) or _product_of_pairs(given)
+    return _product_of_bytes(given) or _product_of_pairs(given)
 
 
 def _float_product(product: Product, weights: Weights, bias: Array) -> Lowered:
@@ -135,24 +136,28 @@ def _product_of_pairs(given: _Operands) -> Lowered | None:
     return Lowered(product, constants, shape.multiplications // 32)
 
 
-def _product_of_quads(given: _Operands) -> Lowered | None:
-    """Return a product of bytes, or None where the target has none or its sums might not fit.
+def _product_of_bytes(given: _Operands) -> Lowered | None:
+    """Return a product of bytes, or None where the target has none, they take longer, or sums might not fit.
 
     Of the sum of (code - zero point) · weight the zero point's part is known: it goes into the bias.
     """
     shape, weights, target = given.shape, given.weights, given.target
-    if not target.quads:
-        return None
-    signed, excess = given.input.dtype.kind == "i", _excess(given.filter)
+    signed, excess = given.input.dtype.kind == "i", _excess(given.filter) if target.quads else 0
     largest = _LARGEST_BYTE * shape.taps_of_a_filter * (_LARGEST_WEIGHT + abs(excess) + _largest(given.filter))
     fits = largest + int(np.abs(ints(given.bias.array)).max(initial=0)) <= INT32_MAX
     if not fits or (excess and shape.parts > 1):
         return None
-    draft = plan_product(shape, Quads(signed, NO_REQUANTIZATION, excess != 0), target)
+
+    def arithmetic(requantization: Requantization) -> Quads | Octets:
+        return Quads(signed, requantization, excess != 0) if target.quads else Octets(signed, requantization)
+
+    draft = plan_product(shape, arithmetic(NO_REQUANTIZATION), target) if target.quads else _listed_draft(given)
+    if draft is None:
+        return None
     finish = given.finish(draft.order, doubled=False)
     if finish is None:
         return None
-    product = replace(draft, arithmetic=Quads(signed, finish.requantization, excess != 0))
+    product = replace(draft, arithmetic=arithmetic(finish.requantization))
     codes = replace(finish.codes, centre=given.input.zero_point + 128 * signed, excess=excess)
 
     def corrected() -> bytes:
@@ -161,6 +166,22 @@ def _product_of_quads(given: _Operands) -> Lowered | None:
 
     constants = (lambda: product.pack(weights() - np.int16(excess)), corrected, product.numbers())
     return Lowered(product, constants, shape.multiplications // 128)
+
+
+def _listed_draft(given: _Operands) -> Product | None:
+    """Return the product of listed bytes that takes the least time, None where one of pairs takes less.
+
+    The wider a panel, the more groups are in its list again because of one of its channels.
+    """
+    shape, target, signed = given.shape, given.target, given.input.dtype.kind == "i"
+    if target.byte_products is None:
+        return None
+    weights, pairs = given.weights(), plan_product(shape, Codes(signed, NO_REQUANTIZATION), target)
+    octets = Octets(signed, NO_REQUANTIZATION)
+    widths = _LISTED_WIDTHS_OF_ONE if shape.positions == 1 else _LISTED_WIDTHS
+    drafts = [plan_product(shape, octets, target, [width]) for width in widths]
+    time, draft = min(((d.time(d.listed_rounds(weights)), d) for d in drafts), key=lambda timed: timed[0])
+    return draft if time < pairs.time(pairs.rounds) else None
 
 
 def _rows(weights: Weights) -> Weights:
