@@ -30,7 +30,7 @@ __all__ = ["Product", "ProductShape", "plan_product"]
 _SCRATCH_BYTES = 1 << 16  # with a panel of weights beside it about half of a second-level cache
 _UNITS = 8
 _PANEL_BYTES = 1 << 17
-_SAMPLE = 8  # panels, whose lists tell how long all are
+_SAMPLE = 4  # panels, whose lists tell how long all are
 
 
 @dataclass(frozen=True, slots=True)
