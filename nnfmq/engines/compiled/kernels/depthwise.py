@@ -311,7 +311,8 @@ def plan_depthwise(
 ) -> Depthwise:
     """Choose the tile, the blocks and the slices for an input's shape and a target."""
     channels = shape[3] * multiplier
-    vectors = min(2, math.ceil(channels / target.lanes))
+    needed = math.ceil(channels / target.lanes)
+    vectors = 3 if needed % 2 and needed % 3 == 0 else min(2, needed)
     panel = vectors * target.lanes
     straight = rows.size * columns.size <= _STRAIGHT_TAPS
     taps = Taps(rows.size, columns.size, columns.stride, columns.dilation) if straight else Taps(0, 0, 0, 0)
