@@ -6,6 +6,7 @@ answer for what they keep as well. Where a test must leave something, there is n
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from support import bugs, leaks, places, under_test
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Say what more than in a usual run the tests of the compiling engine may do."""
     add = parser.addoption
-    add("--target", metavar="NAME", help="test kernels for this instruction set, in an emulator if need be")
+    add("--target", metavar="NAME", help="all kernel tests, for this instruction set (or `host`)")
     add("--emulated", action="store_true", help="in an emulator even if this machine has the instruction set")
     add("--all-photos", action="store_true", help="all photos through the classifiers, not some")
 
@@ -36,6 +37,12 @@ def pytest_configure() -> None:
     if complaint:
         pytest.exit(complaint, returncode=pytest.ExitCode.USAGE_ERROR)
     bugs.watch_for_them()
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector the tests themselves, hundreds of thousands of objects that last: a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:

@@ -47,6 +47,15 @@ def start_child(after: ExitStack) -> None:
     after.callback(child.communicate)
 
 
+def set_variable(after: ExitStack) -> None:
+    os.environ["LEFT"] = "7"
+    after.callback(os.environ.pop, "LEFT")
+
+
+def unset_variable(after: ExitStack) -> None:
+    after.callback(os.environ.update, PYTHONSAFEPATH=os.environ.pop("PYTHONSAFEPATH"))
+
+
 @pytest.mark.parametrize(
     ("leave", "said"),
     [
@@ -54,6 +63,8 @@ def start_child(after: ExitStack) -> None:
         (map_memfd, r"mapping .*/memfd:left"),
         (start_thread, r"thread \d+ lingering"),
         (start_child, r"child process \d+ "),
+        (set_variable, r"variable LEFT=7"),
+        (unset_variable, r"no variable PYTHONSAFEPATH=1"),
     ],
 )
 def test_what_is_left_behind_is_named(leave: object, said: str, after: ExitStack) -> None:

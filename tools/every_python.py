@@ -1,8 +1,10 @@
 """The fast tests on every Python that the project supports and this machine has: `tools/every_python.py [--json]`.
 
 Each gets a fresh clone of HEAD and an environment of its own, with the compiled core, and runs every test but those of
-SLOW, which start many drivers, walk schedules or go through the whole conformance suite (what they ask depends least on
-the interpreter, and they take most of the time), and of TIMED. Ends with 1 where a test failed or nothing was tested.
+SLOW and TIMED. What SLOW asks depends least on the interpreter, and takes most of the time: it starts many drivers,
+walks schedules, goes through the whole conformance suite, or runs KERNELS, whose code is LLVM's, not Python's; of those
+tests/engines/compiled/test_matmul.py stays, which has code generated and runs it. Ends with 1 where a test failed or
+nothing was tested.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from pathlib import Path
 from wheels import pythons
 from wheels.pythons import ROOT, Failed, Python, environment, run
 
+KERNELS = tuple(
+    f"tests/engines/compiled/test_{name}.py"
+    for name in ("elementwise", "moving", "photos", "pooling", "products", "quads", "recurrent", "requantize", "resize",
+                 "shared_code", "softmax", "targets", "vts")
+)  # fmt: skip
 SLOW = (
+    *KERNELS,
     "tests/end_to_end", "tests/queue_proof", "tests/conformance", "tests/cli", "tests/tools", "tests/queue/parity",
     "tests/engines/test_vts.py", "tests/engines/test_spoilt_models.py", "tests/engines/test_photos.py",
     "tests/validation/test_model_mutations.py", "tests/importers/test_tflite_corrupt.py",

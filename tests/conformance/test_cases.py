@@ -17,7 +17,18 @@ from support import model_lines
 from nnfmq.cli import conformance as command
 from nnfmq.conformance import testmodels, variants
 from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, run_test
-from nnfmq.conformance.targets import PATHS, Answered, Asked, Driver, Interpreter, Prepared, open_target
+from nnfmq.conformance.targets import (
+    INTERPRETER_LEVEL,
+    PATHS,
+    Answered,
+    Asked,
+    CompilingEngine,
+    Driver,
+    Interpreter,
+    Prepared,
+    Target,
+    open_target,
+)
 from nnfmq.hal.errors import GeneralFailure, OutputInsufficientSize
 from nnfmq.hal.types import Model, OperandType, OutputShape
 
@@ -60,33 +71,54 @@ def judged(target: Any, **fields: Any) -> Result:
     return run_test(testmodels.read(model_lines.add() | fields), target)
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if not path.endswith("fenced")])
-def test_TST_5_a_model_and_its_variants_pass_on_every_path(path: str) -> None:
-    with closing(open_target(path, "reference", "embedded")) as target:
-        result = judged(target)
+@pytest.fixture(scope="module")
+def opened(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """A path to the reference device, over one driver for all tests of the path."""
+    with closing(open_target(request.param, "reference", "embedded")) as target:
+        assert target.feature_level == INTERPRETER_LEVEL  # connects here: a test would answer for what that takes
+        yield target
+
+
+@pytest.fixture
+def target(opened: Target) -> Iterator[Target]:
+    yield opened
+    if isinstance(opened, CompilingEngine):
+        opened.close()  # its threads
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest) -> str:
+    """Return the path of `target`."""
+    return str(request.node.callspec.params["opened"])
+
+
+def on(*paths: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("opened", paths, indirect=True)
+
+
+@on(*(path for path in PATHS if not path.endswith("fenced")))
+def test_TST_5_a_model_and_its_variants_pass_on_every_path(target: Target, path: str) -> None:
+    result = judged(target)
     # A buffer of the driver's is never short.
     kinds = [MODEL, *variants.KINDS[:1], *([] if path.startswith("memory-domain") else [variants.INSUFFICIENT_OUTPUT])]
     assert outcomes(result) == dict.fromkeys(kinds, PASSED)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_wrong_values_are_a_failure_on_every_path(path: str) -> None:
-    with closing(open_target(path, "reference", "embedded")) as target:
-        result = run_test(testmodels.read(model_lines.add("add", (11, 22, 34))), target)
+@on(*PATHS)
+def test_wrong_values_are_a_failure_on_every_path(target: Target) -> None:
+    result = run_test(testmodels.read(model_lines.add("add", (11, 22, 34))), target)
     assert outcomes(result)[MODEL] == FAILED
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_model_that_must_fail_and_does_not_is_a_failure(path: str) -> None:
-    with closing(open_target(path, "reference", "embedded")) as target:
-        result = judged(target, expectFailure=True)
+@on(*PATHS)
+def test_a_model_that_must_fail_and_does_not_is_a_failure(target: Target) -> None:
+    result = judged(target, expectFailure=True)
     assert reasons(result) == {MODEL: "preparing or executing it must fail; both succeeded"}
 
 
-@pytest.mark.parametrize("path", ["fenced", "memory-domain-fenced"])
-def test_TST_5_behind_fences_a_model_passes_and_one_of_unknown_shapes_is_skipped(path: str) -> None:
-    with closing(open_target(path, "reference", "embedded")) as target:
-        found = outcomes(judged(target))
+@on("fenced", "memory-domain-fenced")
+def test_TST_5_behind_fences_a_model_passes_and_one_of_unknown_shapes_is_skipped(target: Target) -> None:
+    found = outcomes(judged(target))
     assert found[MODEL] == PASSED
     assert found[variants.UNKNOWN_OUTPUT_SHAPES] == SKIPPED
 
@@ -203,9 +235,9 @@ def test_TST_12_N_BAS_4_int8_must_be_supported_where_uint8_is() -> None:
     assert reasons(result)[variants.INT8_COUPLING].startswith("the uint8 model is supported, so this one must be")
 
 
-def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refused_fenced() -> None:
-    with closing(open_target("fenced", "reference", "embedded")) as target:
-        result = judged(target)
+@on("fenced")
+def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refused_fenced(target: Target) -> None:
+    result = judged(target)
     assert outcomes(result) == {
         MODEL: PASSED,
         variants.UNKNOWN_OUTPUT_SHAPES: SKIPPED,
@@ -284,23 +316,22 @@ def test_SUP_5_operations_whose_int8_form_differs_or_is_missing_are_no_pairs(ope
     assert not variants.is_coupled(line)
 
 
-@pytest.mark.parametrize("path", PATHS[2:])
+@on(*PATHS[2:])
 def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_refused_them(
-    path: str, data_dir: Path
+    target: Target, data_dir: Path
 ) -> None:
     (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
-    with closing(open_target(path, "reference", "embedded")) as target:
-        result = run_test(testmodels.read(line), target)
+    result = run_test(testmodels.read(line), target)
     assert outcomes(result)[MODEL] == SKIPPED
     assert "N-VAL-20" in reasons(result)[MODEL]
 
 
-def test_TST_12_a_pair_that_the_hal_has_refused_is_skipped_in_both_forms(data_dir: Path) -> None:
+@on("sync")
+def test_TST_12_a_pair_that_the_hal_has_refused_is_skipped_in_both_forms(target: Target, data_dir: Path) -> None:
     folder = data_dir / "vts" / "V1_3_cts_only"
     tests = (testmodels.read(line) for path in sorted(folder.glob("*.gz")) for _, line in testmodels.lines(path))
     pair = next(test for test in tests if variants.INT8_COUPLING in variants.kinds_of(test))
-    with closing(open_target("sync", "reference", "embedded")) as target:
-        result = run_test(pair, target)
+    result = run_test(pair, target)
     assert outcomes(result)[MODEL] == outcomes(result)[variants.INT8_COUPLING] == SKIPPED
     assert "N-VAL-20" in reasons(result)[variants.INT8_COUPLING]
 
@@ -316,11 +347,10 @@ def test_a_driver_that_takes_boundaries_of_unknown_size_fails(data_dir: Path) ->
     assert "N-VAL-20 has them refused" in reasons(run_test(testmodels.read(line), _Lenient()))[MODEL]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_an_endless_loop_has_to_miss_its_deadline(path: str, data_dir: Path) -> None:
+@on(*PATHS)
+def test_an_endless_loop_has_to_miss_its_deadline(target: Target, data_dir: Path) -> None:
     lines = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
-    with closing(open_target(path, "reference", "embedded")) as target:
-        results = [run_test(testmodels.read(line), target) for _, line in lines]
+    results = [run_test(testmodels.read(line), target) for _, line in lines]
     assert {verdict.outcome for result in results for verdict in result.verdicts} == {PASSED}
 
 

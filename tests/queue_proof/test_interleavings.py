@@ -7,6 +7,7 @@ its steps. With accesses in order, then with delayed and reordered stores.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from support.depth import needs_depth
@@ -98,8 +99,8 @@ AS_LIBFMQ_WRITES = [
 NAPPING = [
     streaming([1, 1], 2, how="send", window_ns=2, naps=True),
     ping_pong(1, window_ns=2, naps=True),
-    dying("writer", [1, 1], 2, how="send", window_ns=2, quantum=1, naps=True),
 ]
+NAPPING_DEATH = dying("writer", [1, 1], 2, how="send", window_ns=2, quantum=1, naps=True)
 AS_LIBFMQ = (SILENT_WRITE, SILENT_BEGIN)
 LARGE = [
     trying(5, 5, 3, in_place=True),
@@ -176,8 +177,15 @@ def test_a_reader_a_whole_ring_behind_libfmqs_writer_may_get_a_torn_record(in_pl
         explore(overwriting([1] * 4, 3, 2, in_place=in_place), Model.SEQUENTIAL, AS_LIBFMQ)
 
 
-@pytest.mark.parametrize("model", [Model.SEQUENTIAL, Model.TSO], ids=name)
-@pytest.mark.parametrize("scenario", NAPPING, ids=name)
+@pytest.mark.parametrize(
+    ("scenario", "model"),
+    [
+        *product(NAPPING, (Model.SEQUENTIAL, Model.TSO)),
+        (NAPPING_DEATH, Model.SEQUENTIAL),
+        pytest.param(NAPPING_DEATH, Model.TSO, marks=needs_depth),
+    ],
+    ids=name,
+)
 def test_a_nap_before_the_expected_record_loses_nothing(scenario: Scenario, model: Model, explored: Explored) -> None:
     explored(scenario, model)
 

@@ -1,13 +1,14 @@
 """The thread team's helpers would outlive the test that started them; and the instruction sets of these tests.
 
-All kernels are tested on this machine's best instruction set, and a part on others, so that every test function has
-some of its cases there. `--target NAME` tests all of them on one instead, in an emulator if need be.
+Kernels are tested on this machine's best instruction set, by cases in which any two values of two parameters meet that
+meet in any case at all; and by some cases of every test function on others. `--target NAME` takes all cases on one set
+instead, in an emulator if need be; `--target host` on this machine's best.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import itertools
+from collections.abc import Hashable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -55,19 +56,47 @@ def instruction_set(request: pytest.FixtureRequest, machine: Any) -> Iterator[No
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module, forced = metafunc.module.__name__.rsplit("test_")[-1], metafunc.config.getoption("--target")
     if module in _KERNELS:
-        names = (forced,) if forced else (QUADS,) if module == "quads" else default_sets()
+        own = (QUADS,) if module == "quads" else ("host",) if forced else default_sets()
+        names = own if forced in (None, "host") else (forced,)
         metafunc.parametrize("instruction_set", names, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seen: Counter[tuple[str, str]] = Counter()
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    if config.getoption("--target"):
+        return
+    cases: dict[tuple[str, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and "instruction_set" in parameters_of(item):
+            function = item.location[0] + item.originalname, parameters_of(item)["instruction_set"]
+            cases.setdefault(function, []).append(item)
+    left_out = set[pytest.Item]()
+    for (function, name), all_of_it in cases.items():
+        if name in ("host", QUADS):
+            left_out.update(without_news(all_of_it))
+        elif "vectors" in function:  # those take a minute
+            left_out.update(all_of_it)
+        else:
+            left_out.update(item for number, item in enumerate(all_of_it) if number % _EVERY)
+    items[:] = [item for item in items if item not in left_out]
 
-    def is_wanted(item: pytest.Item) -> bool:
-        name = getattr(item, "callspec", None) and item.callspec.params.get("instruction_set", "host")
-        if name in (None, "host", QUADS) or item.config.getoption("--target"):
-            return True
-        function = (item.location[0] + item.originalname, name)
-        seen[function] += 1
-        return seen[function] % _EVERY == 1 and "vectors" not in item.originalname  # those take a minute
 
-    items[:] = [item for item in items if is_wanted(item)]
+def parameters_of(item: pytest.Function) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def without_news(items: list[pytest.Function]) -> set[pytest.Function]:
+    """Return the cases of a test in which no two values meet that do not in the others; those with most news first."""
+    left = {item: meetings(parameters_of(item)) for item in items}
+    while left:
+        best = max(left, key=lambda item: len(left[item]))
+        news = left.pop(best)
+        if not news:
+            return {best, *left}
+        for others in left.values():
+            others -= news
+    return set()
+
+
+def meetings(parameters: dict[str, Any]) -> set[tuple[Any, ...]]:
+    values = [(name, value if isinstance(value, Hashable) else repr(value)) for name, value in parameters.items()]
+    return {*itertools.combinations(values, 1), *itertools.combinations(values, 2)}

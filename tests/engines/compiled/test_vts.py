@@ -19,17 +19,21 @@ FOLDER = places.data_path() / "vts"
 SPECS = sorted(FOLDER.glob("*/*.jsonl.gz"))
 
 
-@pytest.fixture(params=[("compiled", ""), ("burst", "compiled")], ids=["in this process", "over a burst"])
+@pytest.fixture(
+    params=[("compiled", ""), ("burst", "compiled")], ids=["in this process", "over a burst"], scope="module"
+)
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """Yield where models run; one driver is started for all of them."""
     path, device = request.param
     with closing(open_target(path, device, "embedded")) as opened:
+        assert opened.feature_level  # connects here: a test would answer for what that takes
         yield opened
 
 
 @pytest.mark.skipif(not SPECS, reason=f"no test data in {FOLDER}; $NNFMQ_DATA can say where it is")
 @pytest.mark.parametrize("first", range(0, 80, 8))
 def test_test_models_pass_with_their_variants(first: int, target: Target) -> None:
-    """Ten tests of as many specs each, since a driver is started for each of them."""
+    """Ten tests of as many specs each."""
     specs = SPECS[first::80]
     results = [run_test(testmodels.read(next(testmodels.lines(spec))[1]), target) for spec in specs]
     assert len(results) > 4

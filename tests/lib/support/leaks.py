@@ -1,8 +1,9 @@
-"""What a process holds that a finished test may not leave behind: descriptors, threads, mappings, children.
+"""What a process holds that a finished test may not leave behind: descriptors, threads, mappings, children, variables.
 
 The kernel is asked, not Python: /proc says what is there whoever made it. `watch()` compares before and after and names
-what is new. Of mappings only shared memory (memfd, /dev/shm) counts: ordinary memory is not looked at, and a library
-loaded by the first test that needs it stays. NumPy is imported before the first look: BLAS starts its threads then.
+what is new. Only the environment is Python's word: /proc does not follow it; there, what is gone is named, too.
+Of mappings only shared memory (memfd, /dev/shm) counts: ordinary memory is not looked at, and a library loaded by the
+first test that needs it stays. NumPy is imported before the first look: BLAS starts its threads then.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy  # noqa: F401  (for its threads, see above)
 import pytest
 
 GRACE_NS = 2_000_000_000
-_SHARED_MEMORY = ("/memfd:", "/dev/shm/")
+_SHARED_MEMORY = (b"/memfd:", b"/dev/shm/")
 _GONE = (FileNotFoundError, ProcessLookupError)
+_PYTEST_S = "PYTEST_CURRENT_TEST"
 
 Held = dict[str, str]
 """What is held: what identifies it → what to say about it beyond that."""
@@ -28,7 +30,7 @@ Held = dict[str, str]
 
 def snapshot() -> Held:
     """Look at everything this process holds now."""
-    return dict([*_descriptors(), *_threads(), *_shared_mappings(), *_children()])
+    return dict([*_descriptors(), *_threads(), *_shared_mappings(), *_children(), *_variables()])
 
 
 def _descriptors() -> Iterator[tuple[str, str]]:
@@ -44,16 +46,33 @@ def _threads() -> Iterator[tuple[str, str]]:
 
 
 def _shared_mappings() -> Iterator[tuple[str, str]]:
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if any(part in line for part in _SHARED_MEMORY):
-            yield f"mapping {line}", ""
+    maps = _content("/proc/self/maps")
+    if any(part in maps for part in _SHARED_MEMORY):  # seldom
+        for line in maps.splitlines():
+            if any(part in line for part in _SHARED_MEMORY):
+                yield f"mapping {line.decode()}", ""
 
 
 def _children() -> Iterator[tuple[str, str]]:
     for task in os.listdir("/proc/self/task"):
         with suppress(*_GONE):
-            for child in Path(f"/proc/self/task/{task}/children").read_text().split():
+            for child in _content(f"/proc/self/task/{task}/children").decode().split():
                 yield f"child process {child}", _command(child)
+
+
+def _content(path: str) -> bytes:
+    """Return a file of /proc: twice around each of many thousand tests, so without layers above the calls."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, 1 << 20), b""))
+    finally:
+        os.close(descriptor)
+
+
+def _variables() -> Iterator[tuple[str, str]]:
+    for name, value in os.environ.items():
+        if name != _PYTEST_S:
+            yield f"variable {name}={value}", ""
 
 
 def _command(pid: str) -> str:
@@ -66,7 +85,9 @@ def _command(pid: str) -> str:
 
 
 def _new_since(before: Held) -> list[str]:
-    return sorted(f"{what} {more}".rstrip() for what, more in snapshot().items() if what not in before)
+    now = snapshot()
+    new = sorted(f"{what} {more}".rstrip() for what, more in now.items() if what not in before)
+    return new + sorted(f"no {what}" for what in before.keys() - now.keys() if what.startswith("variable "))
 
 
 def _settled(before: Held, deadline_ns: int) -> list[str]:

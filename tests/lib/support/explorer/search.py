@@ -9,9 +9,11 @@ the death of a process that has something left to do.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EAGAIN, EINTR, ETIMEDOUT
 from typing import Any
@@ -72,6 +74,23 @@ class Report:
 
 def explore(scenario: Scenario, model: Model, faults: tuple[Fault, ...] = (), limit: int = 5_000_000) -> Report:
     """Walk all schedules of `scenario`; raises Violation with the schedule of the first one that breaks a promise."""
+    with _no_collections():
+        return _explored(scenario, model, faults, limit)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Spare the collector millions of states, none of which is garbage; it would look at all of them time and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _explored(scenario: Scenario, model: Model, faults: tuple[Fault, ...], limit: int) -> Report:
     start = time.perf_counter()
     search = _Search(scenario, model, faults)
     search.walk(limit)
@@ -105,11 +124,6 @@ class _Search:
         self.after: list[tuple[int, ...]] = []
         self.by_fate: dict[int, tuple[int, ...]] = {}
         self.came_by: list[tuple[int, str]] = []
-        self._kinds: dict[str, Callable[[State, int, ThreadState, Op], Iterator[Step]]] = {
-            "load": self._load, "store": self._store, "copy": self._copy, "resolve": self._resolve,
-            "or": self._change, "and": self._change, "wait": self._wait, "wake": self._wake,
-            "clock": self._clock, "death": self._death, "end": self._end,
-        }  # fmt: skip
 
     # ---- walking ----
 
@@ -148,7 +162,7 @@ class _Search:
                 if thread[1] is not None:
                     yield from self._asleep(state, i, thread, thread[1])
                 else:
-                    yield from self._kinds[thread[0].op[0]](state, i, thread, thread[0].op)
+                    yield from _KINDS[thread[0].op[0]](self, state, i, thread, thread[0].op)
             yield from self._deaths(state)
         except Violation as violation:
             raise Violation(violation.what, (*self.schedule(number), label)) from None
@@ -353,6 +367,14 @@ class _Search:
         """Return the states after this one, and 1 for each that thread `i` moved on to."""
         node = self.states[number][1][i][0]
         return [(other, int(self.states[other][1][i][0] is not node)) for other in self.after[number]]
+
+
+_KINDS: dict[str, Callable[[_Search, State, int, ThreadState, Op], Iterator[Step]]] = {
+    "load": _Search._load, "store": _Search._store, "copy": _Search._copy, "resolve": _Search._resolve,
+    "or": _Search._change, "and": _Search._change, "wait": _Search._wait, "wake": _Search._wake,
+    "clock": _Search._clock, "death": _Search._death, "end": _Search._end,
+}  # fmt: skip
+"""What a thread can do, by its operation. Not kept by the search: a cycle would keep all its states."""
 
 
 def _with(memory: Memory, place: int, value: int) -> Memory:
