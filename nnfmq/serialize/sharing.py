@@ -23,7 +23,7 @@ from nnfmq.hal.errors import ProtocolError
 
 __all__ = ["Absent", "Here", "Left", "Message", "Offered", "Role", "Spoilt", "Wanted", "decode", "encode", "fd_count"]
 
-ProgramName: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]*$", min_length=64, max_length=64)]
+ProgramName: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]*\Z", min_length=64, max_length=64)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 

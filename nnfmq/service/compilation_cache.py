@@ -41,6 +41,7 @@ __all__ = [
     "build_identity",
     "open_files",
     "open_memory",
+    "read_file",
     "save",
     "sealed",
     "write_file",
@@ -290,12 +291,15 @@ def _read_all(files: CacheFiles, limit_bytes: int) -> list[tuple[bytes, bytes, m
         if size > left:
             raise GeneralFailure(f"cache files of more than {limit_bytes} bytes are not read")
         left -= size
-        found.append((digest, header, _read(fd, size, _HEADER.size)))
+        found.append((digest, header, read_file(fd, size, _HEADER.size)))
     return found
 
 
-def _read(fd: int, size: int, start: int) -> memoryview:
-    """Return a copy of a part of a file, which may change meanwhile: what is looked at is the copy."""
+def read_file(fd: int, size: int, start: int = 0) -> memoryview:
+    """Return a copy of a part of a file, which may change meanwhile: what is looked at is the copy.
+
+    Raises OSError, and GeneralFailure where the file ends early.
+    """
     room = np.empty(size + _ALIGNMENT, np.uint8)  # unlike a bytearray not filled first
     skip = -room.ctypes.data % _ALIGNMENT  # so that arrays at multiples of it lie at cache lines in memory, too
     data = room[skip : skip + size].data

@@ -23,6 +23,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
@@ -37,6 +38,7 @@ from nnfmq.service.compilation_cache import (
     Identity,
     build_identity,
     open_memory,
+    read_file,
     sealed,
     write_file,
 )
@@ -48,8 +50,10 @@ VARIABLE = "NNFMQ_CACHE_MIB"
 _DEFAULT_MIB = 512
 _MIB = 1 << 20
 _LABEL = "nnfmq-program"
+_PIECE_BYTES = 1 << 20
 _UNFINISHED = "."  # what names of files begin with that are being written
-_ERRORS = (NnfmqError, OSError, RuntimeError)  # the last: a user without a home
+# The last: a user without a home. They are logged as text: what keeps an error keeps the memory that its frames see.
+_ERRORS = (NnfmqError, OSError, RuntimeError)
 _log = logging.getLogger("nnfmq.caching")
 
 
@@ -135,7 +139,7 @@ class Entry:
                 raise GeneralFailure(f"it takes {len(contents.model[0])} bytes, more than all may (${VARIABLE})")
             ((header, data),) = sealed(self.identity, self.token, contents)
         except (*_ERRORS, MemoryError) as error:
-            _log.warning("a model was not added to the cache: %s", error)
+            _log.warning("a model was not added to the cache: %s", str(error))
             return None
         shared = self._offered(header, data) if shared_programs.is_possible() else None
         self._write(header, data)
@@ -148,7 +152,7 @@ class Entry:
             return None
         with lent.memory as memory:
             try:
-                return self._verified(memory)
+                return self._verified(memory.view)
             except (*_ERRORS, MemoryError) as error:
                 _log.warning("what another worker shares is not used: %s", str(error))
                 if isinstance(error, GeneralFailure):  # and not for want of something
@@ -167,21 +171,32 @@ class Entry:
             _log.warning("the cache is not used: %s", error)
             return None
         try:
-            with _read(fd) as memory:
-                groups = self._verified(memory)
-                os.utime(fd)  # it was used
-                shared_programs.offer(self.name, memory)
-                return groups
+            groups = self._read(fd)
+            os.utime(fd)  # it was used
+            return groups
         except (*_ERRORS, MemoryError) as error:
-            _log.warning("an entry of the cache is removed: %s", str(error))  # its traceback holds the memory
+            _log.warning("an entry of the cache is removed: %s", str(error))
             self.remove()
             return None
         finally:
             os.close(fd)
 
-    def _verified(self, memory: Memory) -> Groups:
-        """Return what lies in constant memory. Raises GeneralFailure unless it is what was sealed for this entry."""
-        return restore_groups(open_memory(memory.view, self.identity, self.token))
+    def _read(self, fd: int) -> Groups:
+        """Return what a file has, from memory that is offered to other workers where there may be some."""
+        info = os.fstat(fd)
+        size = info.st_size
+        if not stat.S_ISREG(info.st_mode) or not 0 < size <= limit_bytes():
+            raise GeneralFailure(f"it is no file of 1 to {limit_bytes()} bytes")
+        if not shared_programs.is_possible():
+            return self._verified(read_file(fd, size))
+        with Memory.create_constant(size, partial(_copy, fd, size), _LABEL) as memory:
+            groups = self._verified(memory.view)
+            shared_programs.offer(self.name, memory)
+            return groups
+
+    def _verified(self, file: memoryview) -> Groups:
+        """Return what lies in memory that nobody can change. Raises GeneralFailure unless it is this entry's file."""
+        return restore_groups(open_memory(file, self.identity, self.token))
 
     def _offered(self, header: bytes, data: Buffer) -> Groups | None:
         """Offer a file's bytes to other workers, and return what lies in their memory."""
@@ -192,7 +207,7 @@ class Entry:
                 shared_programs.offer(self.name, memory)
                 return groups
         except _ERRORS as error:
-            _log.warning("a model is not shared: %s", error)
+            _log.warning("a model is not shared: %s", str(error))
             return None
 
     def _write(self, header: bytes, data: Buffer) -> None:
@@ -204,24 +219,15 @@ class Entry:
                 write_file(fd, header, data)
             _make_room(directory)
         except _ERRORS as error:
-            _log.warning("a model was not added to the cache: %s", error)
+            _log.warning("a model was not added to the cache: %s", str(error))
 
 
-def _read(fd: int) -> Memory:
-    """Return a copy of a file that nobody can change any more. Raises GeneralFailure for what is no such file."""
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= limit_bytes():
-        raise GeneralFailure(f"it is no file of 1 to {limit_bytes()} bytes")
-    return Memory.create_constant(info.st_size, lambda copy: _copy(fd, copy, info.st_size), _LABEL)
-
-
-def _copy(source: int, target: int, size_bytes: int) -> None:
+def _copy(source: int, size_bytes: int, target: int) -> None:
+    """Copy a file, in pieces: page by page through the kernel is slower."""
     done = 0
     while done < size_bytes:
-        count = os.sendfile(target, source, done, size_bytes - done)
-        if count == 0:
-            raise GeneralFailure("a cache file became shorter while it was read")
-        done += count
+        piece = read_file(source, min(_PIECE_BYTES, size_bytes - done), done)
+        done += os.pwrite(target, piece, done)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ class ProgramRegistry:
             case Left(number):
                 program = connection.holds.pop(number, None)
                 if program is not None:
-                    self._let_go(program)
+                    self._let_go(program)  # SYNC left
             case Spoilt(number):
                 self._forget(connection, number)
 
@@ -111,7 +111,7 @@ class ProgramRegistry:
         if program is None or len(connection.holds) >= HOLDS_MAX:
             _send(connection, Absent(number))
             return
-        self._hold(connection, number, program)
+        self._hold(connection, number, program)  # SYNC held: before the answer, whose reader may be killed
         try:
             _send(connection, Here(number), program.fd)
         except OSError as error:  # too many descriptors are on their way, perhaps by another worker's fault
@@ -121,7 +121,7 @@ class ProgramRegistry:
 
     def _add(self, connection: Connection, number: int, name: str, frame: Frame) -> None:
         _require_new(connection, number)
-        size = constant_bytes(frame.fds[0])
+        size = constant_bytes(frame.fds[0])  # SYNC offered: what is sealed now stays so
         if size is None:
             raise ProtocolError("it offered what is not sealed against writing, or no memfd")
         if name in self._programs:

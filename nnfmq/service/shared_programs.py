@@ -23,7 +23,7 @@ from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, NnfmqError, ProtocolError
 from nnfmq.memory import Memory
 from nnfmq.serialize import sharing
-from nnfmq.serialize.sharing import Here, Left, Offered, Role, Spoilt, Wanted
+from nnfmq.serialize.sharing import Left, Offered, Role, Spoilt, Wanted
 
 __all__ = ["Lent", "Sharing", "is_possible", "offer", "refuse", "start", "wanted"]
 
@@ -61,8 +61,7 @@ class Sharing:
         if fd is None:
             return None
         try:
-            # SYNC mapped: what is here was sealed before it was offered
-            memory = Memory.adopt_constant(fd)
+            memory = Memory.adopt_constant(fd)  # SYNC offered: whoever did had sealed it
         except NnfmqError as error:
             _log.warning("what another worker shares is not used: %s", error)
             self._send(Left(number))
@@ -73,8 +72,7 @@ class Sharing:
     def offer(self, name: str, memory: Memory) -> None:
         """Let other workers have constant `memory`, which stays the caller's."""
         number = next(self._numbers)
-        # SYNC offered: nothing of it changes from here on
-        if self._send(Offered(number, name), memory.fileno()):
+        if self._send(Offered(number, name), memory.fileno()):  # SYNC offered: it cannot change any more
             self._leave_with(memory, number)
 
     def refuse(self, lent: Lent) -> None:
@@ -91,9 +89,8 @@ class Sharing:
         if not self._asking.acquire(timeout=PATIENCE_NS / 1e9):
             return None
         try:
-            if not self._send(Wanted(number, name)):
+            if not self._send(Wanted(number, name)):  # SYNC held: from here on, until it is left
                 return None
-            # SYNC asked: from here on the supervisor may count this worker among the users
             return self._answer(number, deadline_ns)
         except MissedDeadlineTransient:
             self._send(Left(number))
@@ -113,14 +110,13 @@ class Sharing:
                 answer = sharing.decode(frame.data, sender=Role.SUPERVISOR, fds=count)
                 if answer.number != number:
                     continue  # of a question that was given up; its number was left
-                if isinstance(answer, Here) and frame.fds:
-                    return frame.take_fds()[0]
-                self._send(Left(number))  # where there was no room for the descriptor
-                return None
+                if frame.lacks_fds:  # for want of room here
+                    self._send(Left(number))
+                return frame.take_fds()[0] if frame.fds else None
 
     def _leave_with(self, memory: Memory, number: int) -> None:
         """Tell the supervisor when the mapping goes, on whichever thread that happens: this takes no lock."""
-        weakref.finalize(memory.view.obj, self._send, Left(number)).atexit = False
+        weakref.finalize(memory.view.obj, self._send, Left(number)).atexit = False  # SYNC left
 
     def _send(self, message: sharing.Message, *fds: int) -> bool:
         """Send without waiting, and return whether that was possible: if not, this is over."""
