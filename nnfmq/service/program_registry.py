@@ -56,7 +56,7 @@ class Connection:
 
 
 class ProgramRegistry:
-    """The programs that the workers of one driver share. One thread uses it. Close it, or close all connections."""
+    """The programs that the workers of one driver share. One thread uses it, and closes all connections."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
