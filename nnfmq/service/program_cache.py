@@ -52,8 +52,8 @@ _MIB = 1 << 20
 _LABEL = "nnfmq-program"
 _PIECE_BYTES = 1 << 20
 _UNFINISHED = "."  # what names of files begin with that are being written
-# The last: a user without a home. They are logged as text: what keeps an error keeps the memory that its frames see.
-_ERRORS = (NnfmqError, OSError, RuntimeError)
+# RuntimeError: a user without a home. All are logged as text: who keeps an error keeps the memory that its frames see.
+_ERRORS = (NnfmqError, OSError, RuntimeError, MemoryError)
 _log = logging.getLogger("nnfmq.caching")
 
 
@@ -138,7 +138,7 @@ class Entry:
             if len(contents.model[0]) > limit_bytes():
                 raise GeneralFailure(f"it takes {len(contents.model[0])} bytes, more than all may (${VARIABLE})")
             ((header, data),) = sealed(self.identity, self.token, contents)
-        except (*_ERRORS, MemoryError) as error:
+        except _ERRORS as error:
             _log.warning("a model was not added to the cache: %s", str(error))
             return None
         shared = self._offered(header, data) if shared_programs.is_possible() else None
@@ -153,7 +153,7 @@ class Entry:
         with lent.memory as memory:
             try:
                 return self._verified(memory.view)
-            except (*_ERRORS, MemoryError) as error:
+            except _ERRORS as error:
                 _log.warning("what another worker shares is not used: %s", str(error))
                 if isinstance(error, GeneralFailure):  # and not for want of something
                     shared_programs.refuse(lent)
@@ -174,12 +174,14 @@ class Entry:
             groups = self._read(fd)
             os.utime(fd)  # it was used
             return groups
-        except (*_ERRORS, MemoryError) as error:
+        except GeneralFailure as error:
             _log.warning("an entry of the cache is removed: %s", str(error))
             self.remove()
-            return None
+        except _ERRORS as error:  # a lack of something: the entry may be right
+            _log.warning("an entry of the cache is not used: %s", str(error))
         finally:
             os.close(fd)
+        return None
 
     def _read(self, fd: int) -> Groups:
         """Return what a file has, from memory that is offered to other workers where there may be some."""

@@ -34,7 +34,7 @@ CLASSIFIER = "mobilenet_v1_0.25_128_quant.tflite"
 PROGRAM = "/memfd:nnfmq-program"
 
 HELD = """
-import fcntl, os, signal, threading
+import fcntl, os, signal, subprocess, threading
 from nnfmq.memory import CONSTANT_SEALS, Memory
 from nnfmq.service import program_cache, shared_programs
 from nnfmq.service.shared_programs import Sharing
@@ -79,6 +79,9 @@ def offering(self, name, memory):
             offer(self, name, unsealed)
     else:
         offer(self, name, memory)
+    if at("leave a copy"):
+        copy = os.dup(self._channel.fileno())
+        subprocess.Popen(["sleep", "1000"], pass_fds=[copy])
     if at("offered"):
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
@@ -364,6 +367,26 @@ def test_LIFE_4_a_worker_that_is_killed_while_it_offers_leaves_nothing(
     until(lambda: kept_by(held.daemon) == 0, "nobody has it")
     assert_computes(second.prepare())
     assert_kept(held.daemon, 1)
+
+
+def test_LIFE_4_a_copy_of_its_connection_keeps_nothing_of_a_worker_that_has_ended(
+    held: Held, user: Callable[[], User]
+) -> None:
+    """As one whose client has taken it over, and got the connection from it."""
+    victim, second = user(), user()
+    before = set(victim.worker.children())
+    held.order("leave a copy")
+    victim.prepare()
+    held.order("")
+    (pid,) = set(victim.worker.children()) - before
+    with Process(pid) as copy:
+        assert_kept(held.daemon, 1)
+        victim.worker.kill()
+        assert_kept(held.daemon, 0)
+        assert not copy.has_ended()
+        copy.kill()
+        copy.wait_for_end()
+    assert_computes(second.prepare())
 
 
 @pytest.mark.parametrize("point", ["before it asks", "held", "sealed"])
