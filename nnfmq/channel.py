@@ -269,9 +269,10 @@ class Channel:
                     raise InvalidArgument(f"N-VAL-13: of the fds {list(fds)} one is no open descriptor") from error
                 raise self._gone(error) from error
 
-    def receive(self, deadline_ns: int | None = None) -> Frame:
+    def receive(self, deadline_ns: int | None = None, *, body_bytes_max: int = BODY_BYTES_MAX) -> Frame:
         """Return the next frame; blocks until one is there. The caller owns its fds.
 
+        A body in a file, whose reading takes time, has at most `body_bytes_max` bytes; 0 refuses all of them.
         Raises DeadObject on hang-up, ProtocolError for a truncated or malformed frame (its fds are closed),
         MissedDeadlineTransient at the deadline.
         """
@@ -287,9 +288,9 @@ class Channel:
                 continue  # said once, of a peer that closed without reading everything: what it sent comes next
             except OSError as error:
                 raise self._gone(error) from error
-            return self._frame(size, _received_fds(ancillary), flags)
+            return self._frame(size, _received_fds(ancillary), flags, body_bytes_max)
 
-    def _frame(self, size: int, fds: list[int], flags: int) -> Frame:
+    def _frame(self, size: int, fds: list[int], flags: int, body_bytes_max: int) -> Frame:
         try:
             if self._lacks_fds(size, fds, flags):
                 close_all(fds)
@@ -298,7 +299,7 @@ class Channel:
                 raise ProtocolError(f"a frame was cut short: at most {INLINE_BYTES} bytes and {FDS_MAX} fds fit")
             if size == 0:
                 raise DeadObject("the peer closed its end of the connection")
-            return Frame(self._body(size, fds), fds)
+            return Frame(self._body(size, fds, body_bytes_max), fds)
         except BaseException:
             close_all(fds)
             raise
@@ -308,15 +309,16 @@ class Channel:
         is_cut = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC
         return bool(is_cut) and len(fds) <= FDS_MAX and size > 0 and self._buffer[0] == _INLINE
 
-    def _body(self, size: int, fds: list[int]) -> bytearray:
+    def _body(self, size: int, fds: list[int], body_bytes_max: int) -> bytearray:
         kind = self._buffer[0]
         if kind == _INLINE:
             return self._buffer[1:size]
         if kind != _IN_FILE or size != _BODY_LENGTH.size or not fds:
             raise ProtocolError(f"frame of kind {kind} with {size} bytes and {len(fds)} fds is malformed", 0)
         length = _BODY_LENGTH.unpack_from(self._buffer)[1]
-        if not INLINE_BYTES < length <= BODY_BYTES_MAX:
-            raise ProtocolError(f"a body in a file has {INLINE_BYTES + 1} to {BODY_BYTES_MAX} bytes, not {length}", 1)
+        if not INLINE_BYTES < length <= body_bytes_max:
+            allowed = f"has {INLINE_BYTES + 1} to {body_bytes_max} bytes" if body_bytes_max else "is not taken here"
+            raise ProtocolError(f"a body in a file {allowed}, not {length}", 1)
         body = fds.pop()
         try:
             return take_from_file(body, length)

@@ -6,6 +6,9 @@ can be missing even so). What we create has its pages allocated before anybody t
 its mapping; arrays made over `view` keep the mapping alive after `close` (and with it a duplicate of the fd, which
 Python's mmap makes for itself), never the fd that was lent.
 
+Constant memory (`create_constant`, `adopt_constant`) is sealed against writing as well, its maker's included: what was
+verified in it once stays as it is.
+
 POSIX shared memory with a name (`create_named`, `open_named`) is the exception, for programs that trust each other: it
 cannot be sealed, so whoever may open it can make the others die by SIGBUS, and it stays until `unlink`. Nothing of the
 driver uses it.
@@ -29,6 +32,7 @@ from nnfmq.hal.types import Protection
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python 3.11 has no name for it
 SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+CONSTANT_SEALS = SHARED_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 NAMED_FOLDER = Path("/dev/shm")
 """Where Linux shows POSIX shared memory."""
 _NAME_BYTES = 255
@@ -78,12 +82,26 @@ def can_be_mapped(fd: int) -> bool:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError as error:
         raise InvalidArgument(f"N-VAL-13: {fd} is no open descriptor: {error.strerror}") from error
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return False
     is_readable = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_PATH
-    return is_readable and seals & SHARED_SEALS == SHARED_SEALS and os.fstatvfs(fd).f_bsize == _PAGE
+    return is_readable and _seals(fd) & SHARED_SEALS == SHARED_SEALS and os.fstatvfs(fd).f_bsize == _PAGE
+
+
+def constant_bytes(fd: int) -> int | None:
+    """Return the size of a received descriptor's memory if nobody can ever write to it or resize it, None otherwise.
+
+    Raises InvalidArgument for a number that is no open descriptor.
+    """
+    if not can_be_mapped(fd) or _seals(fd) & CONSTANT_SEALS != CONSTANT_SEALS:
+        return None
+    return os.fstat(fd).st_size
+
+
+def _seals(fd: int) -> int:
+    """Return the seals of an open descriptor's file; 0 for what cannot be sealed."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return 0
 
 
 def identity_of(fd: int) -> tuple[int, int] | None:
@@ -213,7 +231,10 @@ def _mapping(fd: int, size_bytes: int, offset: int, may_write: bool) -> tuple[mm
         if may_write:
             with suppress(PermissionError):
                 return mmap.mmap(fd, size_bytes, offset=offset), True
-        return mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ, offset=offset), False
+        # Before Linux 6.7 what is sealed against writing has no shared mapping, not even for reading. Pages that nobody
+        # writes to are the file's own in a private one, too.
+        flags = mmap.MAP_PRIVATE if _seals(fd) & fcntl.F_SEAL_WRITE else mmap.MAP_SHARED
+        return mmap.mmap(fd, size_bytes, flags, mmap.PROT_READ, offset=offset), False
     except PermissionError:
         raise
     except OSError as error:  # a sparse file costs its sender nothing, whatever its size
@@ -282,6 +303,36 @@ class Memory:
             with suppress(OSError):  # a number that is no open descriptor is refused like any other
                 memory.close()
             raise
+
+    @classmethod
+    def create_constant(cls, size_bytes: int, fill: Callable[[int], object], label: str) -> Self:
+        """Create memory that nobody can write to, this process neither. `fill` writes it, into the fd that it is lent.
+
+        Raises as `create`, and what `fill` does.
+        """
+        if size_bytes < 1:
+            raise InvalidArgument(f"shared memory needs at least 1 byte, not {size_bytes}")
+        memory = cls()
+        try:
+            memory._fds.append(_new_file(label, size_bytes))
+            fill(memory.fileno())
+            fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, CONSTANT_SEALS)
+            memory._map(size_bytes, may_write=False)
+            return memory
+        except BaseException:
+            memory.close()
+            raise
+
+    @classmethod
+    def adopt_constant(cls, fd: int) -> Self:
+        """Take over a received fd as `adopt` does, all of it, of memory that nobody can write to, its sender neither.
+
+        Raises InvalidArgument for all other, ResourceExhaustedTransient where it does not fit into the address space.
+        """
+        if constant_bytes(fd) is None:
+            os.close(fd)
+            raise InvalidArgument("received memory is not sealed against writing, or is no memfd that may be mapped")
+        return cls.adopt(fd, protection=Protection.READ)
 
     @classmethod
     def create_named(cls, name: str, size_bytes: int) -> Self:

@@ -286,6 +286,16 @@ def test_a_body_length_out_of_range_is_refused(length: int, raw: tuple[socket.so
     assert error.offset == 1
 
 
+def test_a_body_in_a_file_is_refused_unread_where_none_is_taken(pair: tuple[Channel, Channel]) -> None:
+    ours, theirs = pair
+    ours.send(bytes(INLINE_BYTES + 1))
+    with pytest.raises(ProtocolError, match="a body in a file is not taken here"):
+        theirs.receive(soon(), body_bytes_max=0)
+    ours.send(bytes(INLINE_BYTES))
+    with theirs.receive(soon(), body_bytes_max=0) as frame:
+        assert len(frame.data) == INLINE_BYTES
+
+
 def test_a_body_longer_than_its_file_is_refused(
     raw: tuple[socket.socket, Channel], files: Callable[[int], list[int]]
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from nnfmq import memory as memory_module
 from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
-from nnfmq.memory import F_SEAL_FUTURE_WRITE, Memory, put_in_file, take_from_file
+from nnfmq.memory import CONSTANT_SEALS, F_SEAL_FUTURE_WRITE, Memory, constant_bytes, put_in_file, take_from_file
 
 RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 HUGE_PAGE_BYTES = 2 << 20
@@ -126,6 +126,65 @@ def test_memory_with_one_writer_refuses_every_other_way_to_write() -> None:
             os.pwrite(memory.fileno(), b"x", 0)
         with pytest.raises(PermissionError):
             mmap.mmap(memory.fileno(), 8)
+
+
+# ------------------------------------------------------------------------------------------------ constant
+
+
+def constant(data: bytes = b"content") -> Memory:
+    return Memory.create_constant(len(data), lambda fd: os.pwrite(fd, data, 0), "constant")
+
+
+def test_constant_memory_has_what_it_was_filled_with_and_is_only_read() -> None:
+    with constant() as memory:
+        assert bytes(memory.view) == b"content" and memory.view.readonly and not memory.is_writable
+        assert fcntl.fcntl(memory.fileno(), fcntl.F_GET_SEALS) == CONSTANT_SEALS
+        assert constant_bytes(memory.fileno()) == memory.size_bytes == 7
+
+
+def test_nobody_can_write_to_constant_memory_nor_resize_it() -> None:
+    with constant() as memory:
+        for change in (
+            lambda: os.pwrite(memory.fileno(), b"x", 0),
+            lambda: os.ftruncate(memory.fileno(), 1),
+            lambda: os.ftruncate(memory.fileno(), 100),
+            lambda: mmap.mmap(memory.fileno(), 7),
+            lambda: fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE),
+        ):
+            with pytest.raises(PermissionError):
+                change()
+
+
+def test_received_constant_memory_is_the_same_pages() -> None:
+    with constant() as ours, Memory.adopt_constant(os.dup(ours.fileno())) as theirs:
+        assert bytes(theirs.view) == b"content" and theirs.view.readonly
+        lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:constant" in line]
+        assert len(lines) == 2 and len({line[4] for line in lines}) == 1
+
+
+@pytest.mark.parametrize("lacking", [fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL])
+def test_memory_that_its_sender_could_change_is_not_constant_and_closed(lacking: int) -> None:
+    fd = memfd(4096, CONSTANT_SEALS & ~lacking)
+    assert constant_bytes(fd) is None
+    with pytest.raises(InvalidArgument, match="not sealed against writing"):
+        Memory.adopt_constant(fd)
+    assert not is_open(fd)
+
+
+def test_constant_memory_that_cannot_be_filled_leaves_nothing() -> None:
+    def fail(_fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(OSError, match="Input/output error"):
+        Memory.create_constant(100, fail, "constant")
+    with pytest.raises(InvalidArgument, match="at least 1 byte"):
+        Memory.create_constant(0, fail, "constant")
+    assert mappings_named("constant") == 0
+
+
+def test_a_pool_that_is_constant_may_be_lent_as_any_other() -> None:
+    with constant() as ours, Memory.adopt(os.dup(ours.fileno())) as theirs:
+        assert bytes(theirs.view) == b"content" and not theirs.is_writable
 
 
 # ------------------------------------------------------------------------------------------------ received

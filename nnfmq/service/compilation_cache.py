@@ -34,7 +34,18 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.service.installation_key import find_key, make_key
 from nnfmq.validation.values import validate_cache_token
 
-__all__ = ["CacheContents", "CacheFiles", "Identity", "build_identity", "open_files", "save", "write_files"]
+__all__ = [
+    "CacheContents",
+    "CacheFiles",
+    "Identity",
+    "build_identity",
+    "open_files",
+    "open_memory",
+    "read_file",
+    "save",
+    "sealed",
+    "write_file",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -166,22 +177,24 @@ def save(
         if found is None:
             _log.info("device %s does not save this model", identity.name)
         else:
-            write_files(files, identity, found)
+            _write_files(files, identity, found)
     except (NnfmqError, OSError) as error:
         _log.warning("a compilation for device %s was not saved: %s", identity.name, error)
     except Exception:  # noqa: BLE001  a device's own code may raise anything
         _log.exception("a compilation for device %s was not saved", identity.name)
 
 
-def write_files(files: CacheFiles, identity: Identity, contents: CacheContents) -> None:
-    """Write sealed `contents` to empty files; blocks. Where that fails they are empty again.
+def _write_files(files: CacheFiles, identity: Identity, contents: CacheContents) -> None:
+    """Write sealed `contents` to empty files. Where that fails they are empty again.
 
     Raises OSError, and GeneralFailure where there is no key to seal by.
     """
     try:
-        for fd, header, data in reversed(_sealed(files, identity, contents)):  # the model, which says what all is, last
-            _write(fd, header, 0)
-            _write(fd, data, len(header))
+        if (len(contents.model), len(contents.data)) != (len(files.model), len(files.data)):
+            raise GeneralFailure(f"device {identity.name!r} saves other numbers of files than it announces")
+        parts = sealed(identity, files.token, contents)
+        for fd, (header, data) in reversed(list(zip(files.fds, parts, strict=True))):  # the model, which says what
+            write_file(fd, header, data)  # all is, last
     except BaseException:
         for fd in files.fds:
             with suppress(OSError):
@@ -189,21 +202,27 @@ def write_files(files: CacheFiles, identity: Identity, contents: CacheContents) 
         raise
 
 
-def _sealed(files: CacheFiles, identity: Identity, contents: CacheContents) -> list[tuple[int, bytes, Buffer]]:
+def sealed(identity: Identity, token: bytes, contents: CacheContents) -> list[tuple[bytes, Buffer]]:
+    """Return what each file of a compilation consists of: its header and its bytes.
+
+    Raises GeneralFailure where there is no key to seal by.
+    """
     places = [
         *((_MODEL, index, data) for index, data in enumerate(contents.model)),
         *((_DATA, index, data) for index, data in enumerate(contents.data)),
     ]
-    if (len(contents.model), len(contents.data)) != (len(files.model), len(files.data)):
-        raise GeneralFailure(f"device {identity.name!r} saves other numbers of files than it announces")
     unsealed = [(_header(kind, index, len(data)), data) for kind, index, data in places]
-    digest = _digest(make_key(), identity, files.token, unsealed)
-    headers = [_header(kind, index, len(data), digest) for kind, index, data in places]
-    return [(fd, header, data) for fd, header, (_, _, data) in zip(files.fds, headers, places, strict=True)]
+    digest = _digest(make_key(), identity, token, unsealed)
+    return [(_header(kind, index, len(data), digest), data) for kind, index, data in places]
+
+
+def write_file(fd: int, header: bytes, data: Buffer) -> None:
+    """Write one of what `sealed` returned into an empty file, wherever the descriptor stands. Raises OSError."""
+    _write(fd, header, 0)
+    _write(fd, data, len(header))
 
 
 def _write(fd: int, data: Buffer, start: int) -> None:
-    """Write `data` at `start`, wherever the client's descriptor stands."""
     done = 0
     with memoryview(data) as rest:
         while done < len(rest):
@@ -226,14 +245,39 @@ def open_files(
     try:
         files.check(needed)
         read = _read_all(files, limit_bytes)
-        expected = _digest(find_key(), identity, files.token, [(header, data) for _, header, data in read])
     except OSError as error:
         raise GeneralFailure(f"the cache cannot be read: {error}") from error
-    if not all(hmac.compare_digest(expected, digest) for digest, _, _ in read):
-        raise GeneralFailure("the cache is not what was saved, by this driver, for this device and token")
+    _verify(read, identity, files.token)
     data = [content for _, _, content in read]
     count = len(files.model)
     return CacheContents(tuple(data[:count]), tuple(data[count:])), sum(map(len, data))
+
+
+def open_memory(file: memoryview, identity: Identity, token: bytes) -> CacheContents:
+    """Verify a compilation's only file, a model's, in memory that nobody can write to; what is returned lies there.
+
+    Blocks. Raises GeneralFailure as `open_files`.
+    """
+    size = len(file) - _HEADER.size
+    digest, header = _sides_of(bytes(file[: _HEADER.size]), _MODEL, 0, size)
+    data = file[_HEADER.size :]
+    _verify([(digest, header, data)], identity, token)
+    return CacheContents((data,))
+
+
+def _verify(read: Sequence[tuple[bytes, bytes, memoryview]], identity: Identity, token: bytes) -> None:
+    """Raise GeneralFailure unless each file's digest is that of all headers and bytes."""
+    expected = _digest(find_key(), identity, token, [(header, data) for _, header, data in read])
+    if not all(hmac.compare_digest(expected, digest) for digest, _, _ in read):
+        raise GeneralFailure("the cache is not what was saved, by this driver, for this device and token")
+
+
+def _sides_of(header: bytes, kind: int, index: int, size: int) -> tuple[bytes, bytes]:
+    """Return a header's digest, and the header without it, of a file in this place with `size` bytes behind it."""
+    expected = _header(kind, index, max(size, 0))
+    if size < 0 or header[:-_DIGEST_BYTES] != expected[:-_DIGEST_BYTES]:  # also of what is too large to be read
+        raise GeneralFailure(f"a file of {size + _HEADER.size} bytes is no cache that was saved in this place")
+    return header[-_DIGEST_BYTES:], expected
 
 
 def _read_all(files: CacheFiles, limit_bytes: int) -> list[tuple[bytes, bytes, memoryview]]:
@@ -243,19 +287,19 @@ def _read_all(files: CacheFiles, limit_bytes: int) -> list[tuple[bytes, bytes, m
     left = limit_bytes
     for fd, (kind, index) in zip(files.fds, places, strict=True):
         size = os.fstat(fd).st_size - _HEADER.size
-        expected = _header(kind, index, max(size, 0))
-        header = os.pread(fd, _HEADER.size, 0)
-        if size < 0 or header[:-_DIGEST_BYTES] != expected[:-_DIGEST_BYTES]:  # also of what is too large to be read
-            raise GeneralFailure(f"a file of {size + _HEADER.size} bytes is no cache that was saved in this place")
+        digest, header = _sides_of(os.pread(fd, _HEADER.size, 0), kind, index, size)
         if size > left:
             raise GeneralFailure(f"cache files of more than {limit_bytes} bytes are not read")
         left -= size
-        found.append((header[-_DIGEST_BYTES:], expected, _read(fd, size, _HEADER.size)))
+        found.append((digest, header, read_file(fd, size, _HEADER.size)))
     return found
 
 
-def _read(fd: int, size: int, start: int) -> memoryview:
-    """Return a copy of a part of a file, which may change meanwhile: what is looked at is the copy."""
+def read_file(fd: int, size: int, start: int = 0) -> memoryview:
+    """Return a copy of a part of a file, which may change meanwhile: what is looked at is the copy.
+
+    Raises OSError, and GeneralFailure where the file ends early.
+    """
     room = np.empty(size + _ALIGNMENT, np.uint8)  # unlike a bytearray not filled first
     skip = -room.ctypes.data % _ALIGNMENT  # so that arrays at multiples of it lie at cache lines in memory, too
     data = room[skip : skip + size].data

@@ -10,6 +10,7 @@ others (DEV-10). A device's status is one byte, which all workers share and an a
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
@@ -29,6 +30,7 @@ from nnfmq.service.compilation_cache import CacheContents, Identity
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
 from nnfmq.service.faults import guarded
+from nnfmq.service.interpreter_cache import Groups
 from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
 
 __all__ = [
@@ -116,32 +118,25 @@ class CompiledDevice(InterpreterDevice):
         return Identity(self.name, f"{self.version_string} {host_target().name}")
 
     def compile(self, model: Model) -> Bindable:
-        """Generate machine code, which takes long, and keep it in the driver's cache."""
+        """Generate machine code, which takes long, and keep it in the driver's cache.
+
+        Where workers share it the program is linked once more, over the memory that they share: its own goes.
+        """
         compile_jobs.warm()
         from nnfmq.engines.compiled.program import prepare  # what it imports need not be installed
 
         program = prepare(model, compile=compile_jobs.compile_in_processes)
         entry = program_cache.entry_for(self.identity, model)
-        if entry is not None:
-            entry.store(program.packed)
-        return program
+        shared = None if entry is None else entry.store(program.packed)
+        if entry is None or shared is None:
+            return program
+        return _linked(entry, model, shared) or program
 
     def stored(self, model: Model) -> Bindable | None:
         """Link what the driver's cache has. What cannot be linked is forgotten: else it would fail for good."""
         entry = program_cache.entry_for(self.identity, model)
         packed = None if entry is None else entry.find()
-        if entry is None or packed is None:
-            return None
-        from nnfmq.engines.compiled.program import prepare
-
-        try:
-            return prepare(model, packed)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001  the linker's too: the model is compiled afresh
-            _log.exception("an entry of the cache is removed: it cannot be linked")
-            entry.remove()
-            return None
+        return None if entry is None or packed is None else _linked(entry, model, packed)
 
     def stand_in(self, model: Model) -> Bindable | None:
         """Prepare the model for the interpreter."""
@@ -152,6 +147,20 @@ class CompiledDevice(InterpreterDevice):
         from nnfmq.engines.compiled.program import prepare
 
         return interpreter_cache.restore(contents, prepare)
+
+
+def _linked(entry: program_cache.Entry, model: Model, packed: Groups) -> Bindable | None:
+    """Return the program that lies in `packed`; None where it cannot be linked, after removing it from the cache."""
+    from nnfmq.engines.compiled.program import prepare
+
+    try:
+        return prepare(model, packed)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  the linker's too: the model is compiled afresh
+        _log.error("an entry of the cache is removed: it cannot be linked\n%s", traceback.format_exc())
+        entry.remove()
+        return None
 
 
 @cache

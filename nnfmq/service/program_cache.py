@@ -8,6 +8,9 @@ Any number of workers share the directory without a lock among them. An entry is
 whole; the writer holds a lock on that file, so what a killed one left is known by its lock being free, and removed by
 the next writer. All entries together take at most $NNFMQ_CACHE_MIB (0: no cache at all); those that were not used for
 the longest time go first. Whatever is wrong costs a log line, and never fails a preparation. (docs/caching.md)
+
+What a living worker has of an entry others take from it (`shared_programs`): the memory in which it lies has the very
+bytes of the file, so one seal is verified either way, and constants of a program are views of that memory.
 """
 
 from __future__ import annotations
@@ -16,17 +19,29 @@ import fcntl
 import hashlib
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from nnfmq.hal.device import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.hal.types import Model
+from nnfmq.memory import Memory
 from nnfmq.paths import cache_directory, check_directory, make_cache_directory
 from nnfmq.serialize.model import encode_model
-from nnfmq.service.compilation_cache import CacheFiles, Identity, build_identity, open_files, write_files
+from nnfmq.service import shared_programs
+from nnfmq.service.compilation_cache import (
+    Buffer,
+    CacheContents,
+    Identity,
+    build_identity,
+    open_memory,
+    read_file,
+    sealed,
+    write_file,
+)
 from nnfmq.service.interpreter_cache import Groups, restore_groups, save_groups
 
 __all__ = ["VARIABLE", "Entry", "entry_for", "entry_sizes", "limit_bytes", "switched_off"]
@@ -34,9 +49,11 @@ __all__ = ["VARIABLE", "Entry", "entry_for", "entry_sizes", "limit_bytes", "swit
 VARIABLE = "NNFMQ_CACHE_MIB"
 _DEFAULT_MIB = 512
 _MIB = 1 << 20
-_ONE_FILE = NumberOfCacheFiles(model=1)
+_LABEL = "nnfmq-program"
+_PIECE_BYTES = 1 << 20
 _UNFINISHED = "."  # what names of files begin with that are being written
-_ERRORS = (NnfmqError, OSError, RuntimeError)  # the last: a user without a home
+# RuntimeError: a user without a home. All are logged as text: who keeps an error keeps the memory that its frames see.
+_ERRORS = (NnfmqError, OSError, RuntimeError, MemoryError)
 _log = logging.getLogger("nnfmq.caching")
 
 
@@ -99,7 +116,51 @@ class Entry:
     name: str
 
     def find(self) -> Groups | None:
-        """Return what was stored here, None for nothing, or nothing to be trusted. Blocks."""
+        """Return what another worker shares or was stored here, None for nothing, or nothing to be trusted. Blocks."""
+        shared = self._shared()
+        return self._stored() if shared is None else shared
+
+    def remove(self) -> None:
+        """Forget what was stored here."""
+        with suppress(*_ERRORS):
+            (cache_directory() / self.name).unlink()
+
+    def store(self, groups: Groups) -> Groups | None:
+        """Keep `groups` here, for workers of now and of later, unless that cannot be. Blocks; raises nothing.
+
+        Return them as they lie in memory that other workers have or can have, None where nothing is shared.
+        """
+        found = self._shared()
+        if found is not None:
+            return found  # another worker was faster
+        try:
+            contents = save_groups(groups)
+            if len(contents.model[0]) > limit_bytes():
+                raise GeneralFailure(f"it takes {len(contents.model[0])} bytes, more than all may (${VARIABLE})")
+            ((header, data),) = sealed(self.identity, self.token, contents)
+        except _ERRORS as error:
+            _log.warning("a model was not added to the cache: %s", str(error))
+            return None
+        shared = self._offered(header, data) if shared_programs.is_possible() else None
+        self._write(header, data)
+        return shared
+
+    def _shared(self) -> Groups | None:
+        """Return what another worker shares, None for nothing, or nothing to be trusted."""
+        lent = shared_programs.wanted(self.name)
+        if lent is None:
+            return None
+        with lent.memory as memory:
+            try:
+                return self._verified(memory.view)
+            except _ERRORS as error:
+                _log.warning("what another worker shares is not used: %s", str(error))
+                if isinstance(error, GeneralFailure):  # and not for want of something
+                    shared_programs.refuse(lent)
+                return None
+
+    def _stored(self) -> Groups | None:
+        """Return what the file has, None for nothing, or nothing to be trusted."""
         try:
             directory = cache_directory()
             check_directory(directory)
@@ -110,37 +171,65 @@ class Entry:
             _log.warning("the cache is not used: %s", error)
             return None
         try:
-            contents, _ = open_files(self._files(fd), _ONE_FILE, self.identity, limit_bytes())
+            groups = self._read(fd)
             os.utime(fd)  # it was used
-            return restore_groups(contents)
-        except (*_ERRORS, MemoryError) as error:
-            _log.warning("an entry of the cache is removed: %s", error)
+            return groups
+        except GeneralFailure as error:
+            _log.warning("an entry of the cache is removed: %s", str(error))
             self.remove()
-            return None
+        except _ERRORS as error:  # a lack of something: the entry may be right
+            _log.warning("an entry of the cache is not used: %s", str(error))
         finally:
             os.close(fd)
+        return None
 
-    def remove(self) -> None:
-        """Forget what was stored here."""
-        with suppress(*_ERRORS):
-            (cache_directory() / self.name).unlink()
+    def _read(self, fd: int) -> Groups:
+        """Return what a file has, from memory that is offered to other workers where there may be some."""
+        info = os.fstat(fd)
+        size = info.st_size
+        if not stat.S_ISREG(info.st_mode) or not 0 < size <= limit_bytes():
+            raise GeneralFailure(f"it is no file of 1 to {limit_bytes()} bytes")
+        if not shared_programs.is_possible():
+            return self._verified(read_file(fd, size))
+        with Memory.create_constant(size, partial(_copy, fd, size), _LABEL) as memory:
+            groups = self._verified(memory.view)
+            shared_programs.offer(self.name, memory)
+            return groups
 
-    def store(self, groups: Groups) -> None:
-        """Keep `groups` here, unless that cannot be. Blocks; raises nothing."""
+    def _verified(self, file: memoryview) -> Groups:
+        """Return what lies in memory that nobody can change. Raises GeneralFailure unless it is this entry's file."""
+        return restore_groups(open_memory(file, self.identity, self.token))
+
+    def _offered(self, header: bytes, data: Buffer) -> Groups | None:
+        """Offer a file's bytes to other workers, and return what lies in their memory."""
         try:
-            contents = save_groups(groups)
-            if len(contents.model[0]) > limit_bytes():
-                raise GeneralFailure(f"it takes {len(contents.model[0])} bytes, more than all may (${VARIABLE})")
+            size_bytes = len(header) + len(data)
+            with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _LABEL) as memory:
+                groups = restore_groups(CacheContents((memory.view[len(header) :],)))
+                shared_programs.offer(self.name, memory)
+                return groups
+        except _ERRORS as error:
+            _log.warning("a model is not shared: %s", str(error))
+            return None
+
+    def _write(self, header: bytes, data: Buffer) -> None:
+        """Write the file."""
+        try:
             directory = make_cache_directory()
             _remove_unfinished(directory)
             with _written(directory, self.name) as fd:
-                write_files(self._files(fd), self.identity, contents)
+                write_file(fd, header, data)
             _make_room(directory)
-        except (*_ERRORS, MemoryError) as error:
-            _log.warning("a model was not added to the cache: %s", error)
+        except _ERRORS as error:
+            _log.warning("a model was not added to the cache: %s", str(error))
 
-    def _files(self, fd: int) -> CacheFiles:
-        return CacheFiles(self.token, (fd,))
+
+def _copy(source: int, size_bytes: int, target: int) -> None:
+    """Copy a file, in pieces: page by page through the kernel is slower."""
+    done = 0
+    while done < size_bytes:
+        piece = read_file(source, min(_PIECE_BYTES, size_bytes - done), done)
+        done += os.pwrite(target, piece, done)
 
 
 @contextmanager

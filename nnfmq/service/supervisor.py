@@ -6,7 +6,8 @@ Workers depend on their client alone, so they outlive a supervisor that is kille
 On SIGTERM or SIGINT it stops listening, ends its workers, and returns.
 
 Each worker is watched, and ended, through a pidfd of our own: what `multiprocess` offers, a pipe that its forkserver
-holds, says that a worker has ended when the forkserver has.
+holds, says that a worker has ended when the forkserver has. With a worker its connection for shared programs is closed
+(`program_registry`), whoever else may have a copy of the other end.
 
 The forkserver keeps a listener file; it lives in a 0700 directory beside the socket, which the next `serve` clears
 under its lock when this one was killed.
@@ -24,6 +25,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,9 +35,10 @@ from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedD
 from nnfmq.memory import Memory
 from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
 from nnfmq.serialize import control, messages
-from nnfmq.service import worker
+from nnfmq.service import program_cache, worker
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
 from nnfmq.service.extensions import ALLOWED
+from nnfmq.service.program_registry import Connection, ProgramRegistry
 
 CLIENTS_MAX = 64
 END_SECONDS = 2.0
@@ -61,6 +64,12 @@ class _Passed:
         return worker.take_fd, (DupFd(self._fd),)
 
 
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    process: Any  # multiprocess.Process
+    connection: Connection
+
+
 class Supervisor:
     """A listening driver. `run` serves until the eventfd `bell` is rung; bell and listener stay their owners'."""
 
@@ -71,7 +80,9 @@ class Supervisor:
         self._configured = configured
         self._status = status  # of the devices, by their place; all workers map it
         self._context = context
-        self._workers: dict[int, Any] = {}  # pidfd, which is ours → multiprocess.Process
+        self._workers: dict[int, _Worker] = {}  # by its pidfd, which is ours
+        self._programs = ProgramRegistry(program_cache.limit_bytes())
+        self._connections: dict[int, Connection] = {}  # those that are open, by their descriptor
         self._bell = bell
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
@@ -81,15 +92,28 @@ class Supervisor:
     def run(self) -> None:
         """Accept clients until the bell rings; then end every worker. Blocks."""
         while True:
-            for fd, _ in self._poll.poll(None if self._is_listening else _ACCEPT_PAUSE_MS):
-                if fd == self._bell:
-                    self._end_workers()
-                    return
-                if fd == self._listener.fileno():
-                    self._accept()
-                else:
-                    self._reap(fd)
+            ready = [fd for fd, _ in self._poll.poll(None if self._is_listening else _ACCEPT_PAUSE_MS)]
+            if self._bell in ready:
+                self._end_workers()
+                return
+            for fd in ready:
+                self._attend_to(fd)
+            if self._listener.fileno() in ready:
+                self._accept()  # last: what it opens may have the number of what was closed in this round
             self._listen(True)
+
+    def _attend_to(self, fd: int) -> None:
+        if fd in self._workers:
+            self._reap(fd)
+        elif fd in self._connections and not self._programs.serve(self._connections[fd]):
+            self._hang_up(self._connections[fd])
+
+    def _hang_up(self, connection: Connection) -> None:
+        """Close a worker's connection, unless that was done; the worker goes on alone."""
+        fd = connection.channel.fileno()
+        if self._connections.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+            self._programs.close(connection)
 
     def _listen(self, on: bool) -> None:
         if on != self._is_listening:
@@ -127,26 +151,42 @@ class Supervisor:
             channel.send(control.encode(messages.Refused(status, text)), (), NOW)
 
     def _start_worker(self, channel: Channel) -> None:
-        given = _Passed(channel.fileno()), _Passed(self._status.fileno()), self._configured
-        process = self._context.Process(target=worker.main, args=given, name="nnfmq-worker")
         try:
-            process.start()
-        except _SPAWN_ERRORS as error:
+            connection, theirs = self._programs.connect()
+        except OSError as error:
             self._refuse(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
             return
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            _report(process)  # it has ended already
-            return
-        self._workers[pidfd] = process
-        self._poll.register(pidfd, select.POLLIN)
+        with theirs, ExitStack() as undo:
+            undo.callback(self._programs.close, connection)
+            descriptors = (_Passed(fd) for fd in (channel.fileno(), self._status.fileno(), theirs.fileno()))
+            given = *descriptors, self._configured
+            process = self._context.Process(target=worker.main, args=given, name="nnfmq-worker")
+            try:
+                process.start()
+            except _SPAWN_ERRORS as error:
+                self._refuse(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
+                return
+            try:
+                pidfd = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                _report(process)  # it has ended already
+                return
+            undo.pop_all()
+        connection.worker = process.pid
+        self._watch(pidfd, _Worker(process, connection))
+
+    def _watch(self, pidfd: int, started: _Worker) -> None:
+        connection = started.connection
+        self._workers[pidfd], self._connections[connection.channel.fileno()] = started, connection
+        for fd in (pidfd, connection.channel.fileno()):
+            self._poll.register(fd, select.POLLIN)
 
     def _reap(self, pidfd: int) -> None:
-        process = self._workers.pop(pidfd)
+        ended = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        _report(process)
+        self._hang_up(ended.connection)
+        _report(ended.process)
 
     def _end_workers(self) -> None:
         """Ask every worker to end, then end those that did not."""
@@ -160,8 +200,8 @@ class Supervisor:
 
     def _reap_until(self, deadline: float) -> None:
         while self._workers and (left := deadline - time.monotonic()) > 0:
-            for pidfd, _ in self._poll.poll(left * 1000):
-                self._reap(pidfd)
+            for fd, _ in self._poll.poll(left * 1000):
+                self._attend_to(fd)
 
 
 def _report(process: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.caching import chain
 
-from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure
+from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedTransient
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperationType
 from nnfmq.service import program_cache
 from nnfmq.service.compilation_cache import Identity
@@ -176,6 +176,19 @@ def test_CACHE_12_a_spoilt_entry_is_not_believed_but_removed_and_replaced(
     assert "an entry of the cache is removed" in caplog.text
     entry.store(GROUPS)
     assert_found(entry)
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), ResourceExhaustedTransient("none left"), OSError("bad")])
+def test_an_entry_that_cannot_be_read_now_is_kept(
+    error: Exception, entry: Entry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_fd: int, _size: int) -> memoryview:
+        raise error
+
+    monkeypatch.setattr(program_cache, "read_file", fail)
+    assert entry.find() is None
+    assert f"an entry of the cache is not used: {error}" in caplog.text
+    assert len(entry_sizes()) == 1
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe"])

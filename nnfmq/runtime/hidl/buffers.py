@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.hal.device import BufferDesc, BufferRole
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument
+from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
 from nnfmq.hal.types import Pool
 from nnfmq.hal.versions import FeatureLevel
 from nnfmq.runtime.connection import Connection
@@ -85,4 +86,5 @@ class IBuffer(HasForms):
     def close(self) -> None:
         """Drop the reference: the driver frees the buffer when no execution uses it."""
         if self.connection.is_open:
-            self.connection.ask(messages.ReleaseBuffer(self.connection.new_call(), self.buffer_id), messages.Reply)
+            with suppress(DeadObject):  # whose end is seen only now
+                self.connection.ask(messages.ReleaseBuffer(self.connection.new_call(), self.buffer_id), messages.Reply)

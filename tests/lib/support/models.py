@@ -166,6 +166,16 @@ def slow_model(operations: int = 400, side: int = 128, channels: int = 32) -> Mo
     return builder.model()
 
 
+def weighty_model(value: float = 1.0, side: int = 256) -> Model:
+    """FULLY_CONNECTED with `side` * `side` weights of `value`: each answer is the inputs' sum by that."""
+    builder = _Builder()
+    given, answer = builder.input((1, side)), builder.output((1, side))
+    weights, bias = builder.floats((side, side), value), builder.floats((side,), 0.0)
+    activation = builder.scalar(FusedActivationFunc.NONE)
+    builder.operation(OperationType.FULLY_CONNECTED, [given, weights, bias, activation], [answer])
+    return builder.model()
+
+
 def unsupported_model() -> Model:
     """A valid model that no engine here can run: one OEM_OPERATION."""
     builder = _Builder()

@@ -1,0 +1,84 @@
+"""Messages about shared programs: each is read from the array that it is on the wire, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from nnfmq.hal.errors import ProtocolError
+from nnfmq.serialize.sharing import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted, decode, encode, fd_count
+
+WORKER, SUPERVISOR = Role.WORKER, Role.SUPERVISOR
+NAME = "0123456789abcdef" * 4
+SAMPLES: list[tuple[Role, Message, list[Any], int]] = [
+    (WORKER, Wanted(7, NAME), ["Wanted", 7, NAME], 0),
+    (WORKER, Offered(0, NAME), ["Offered", 0, NAME], 1),
+    (WORKER, Left(2**63 - 1), ["Left", 2**63 - 1], 0),
+    (WORKER, Spoilt(1), ["Spoilt", 1], 0),
+    (SUPERVISOR, Here(7), ["Here", 7], 1),
+    (SUPERVISOR, Absent(7), ["Absent", 7], 0),
+]
+IDS = [type(message).__name__ for _, message, _, _ in SAMPLES]
+sampled = pytest.mark.parametrize(("sender", "message", "wire", "fds"), SAMPLES, ids=IDS)
+
+
+@sampled
+def test_a_message_is_written_as_its_array_and_read_again(
+    sender: Role, message: Message, wire: list[Any], fds: int
+) -> None:
+    assert msgspec.msgpack.decode(encode(message)) == wire
+    assert decode(msgspec.msgpack.encode(wire), sender=sender, fds=fds) == message
+    assert decode(encode(message), sender=sender, fds=None) == message
+    assert fd_count(message) == fds
+
+
+@sampled
+def test_a_message_that_is_cut_short_or_too_long_is_refused(
+    sender: Role, message: Message, wire: list[Any], fds: int
+) -> None:
+    data = encode(message)
+    for count in range(len(data)):
+        with pytest.raises(ProtocolError):
+            decode(data[:count], sender=sender, fds=fds)
+    for longer in (data + b"\0", msgspec.msgpack.encode([*wire, 0])):
+        with pytest.raises(ProtocolError):
+            decode(longer, sender=sender, fds=fds)
+
+
+@sampled
+def test_another_number_of_descriptors_is_refused(sender: Role, message: Message, wire: list[Any], fds: int) -> None:
+    for count in {0, 1, 2} - {fds}:
+        with pytest.raises(ProtocolError, match=f"came with {count} file descriptors instead of {fds}"):
+            decode(msgspec.msgpack.encode(wire), sender=sender, fds=count)
+
+
+@sampled
+def test_what_the_other_side_says_is_refused(sender: Role, message: Message, wire: list[Any], fds: int) -> None:
+    other = SUPERVISOR if sender is WORKER else WORKER
+    with pytest.raises(ProtocolError, match=f"the {other.value} may not send"):
+        decode(msgspec.msgpack.encode(wire), sender=other, fds=fds)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        ["Wanted", -1, NAME],
+        ["Wanted", 2**63, NAME],
+        ["Wanted", 1, NAME[1:]],
+        ["Wanted", 1, NAME + "0"],
+        ["Wanted", 1, NAME[1:] + "\n"],
+        ["Wanted", 1, NAME.upper()],
+        ["Wanted", 1, "../" + NAME[3:]],
+        ["Wanted", "1", NAME],
+        ["Message", 1],
+        ["Nothing", 1],
+        {"type": "Left", "number": 1},
+        None,
+    ],
+    ids=str,
+)
+def test_what_is_no_message_is_refused(wire: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decode(msgspec.msgpack.encode(wire), sender=WORKER, fds=0)

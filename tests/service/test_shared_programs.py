@@ -1,0 +1,345 @@
+"""A worker's part in shared programs: what it gets is verified, what it has it gives back, and alone it goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.caching import chain
+from support.descriptors import no_more_descriptors
+
+from nnfmq.channel import NOW, Channel
+from nnfmq.hal.types import OperationType
+from nnfmq.memory import CONSTANT_SEALS, Memory
+from nnfmq.serialize import sharing
+from nnfmq.serialize.sharing import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted
+from nnfmq.service import program_cache, shared_programs
+from nnfmq.service.compilation_cache import Identity
+from nnfmq.service.interpreter_cache import Groups
+from nnfmq.service.program_cache import Entry, entry_for
+from nnfmq.service.shared_programs import PATIENCE_NS, Lent, Sharing
+
+SELF = Identity("compiled", "1")
+NAME = "a" * 64
+LARGE = np.arange(1 << 20, dtype=np.uint8)
+GROUPS: Groups = [(np.arange(7, dtype=np.float32), LARGE), ()]
+LATE_NS = 20_000_000_000
+
+
+class Supervisor:
+    """The other end, which answers as a test wants it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    def hears(self) -> tuple[Message, list[int]]:
+        """Return what comes next, and its descriptors, the caller's."""
+        with self.channel.receive(time.monotonic_ns() + LATE_NS) as frame:
+            return sharing.decode(frame.data, sender=Role.WORKER, fds=len(frame.fds)), frame.take_fds()
+
+    def says(self, message: Message, *fds: int) -> None:
+        """Answer; the fds stay the caller's."""
+        self.channel.send(sharing.encode(message), fds, NOW)
+
+    def answers(self, *answer: Callable[[int], Message], fds: tuple[int, ...] = ()) -> threading.Thread:
+        """Let a thread answer the next question with its number: the last answer has the descriptors."""
+
+        def run() -> None:
+            question, _ = self.hears()
+            for number, make in enumerate(answer, 1):
+                self.says(make(question.number), *(fds if number == len(answer) else ()))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(program_cache.VARIABLE, raising=False)
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch, resources: ExitStack) -> Supervisor:
+    """Return the supervisor's end of what this process shares by."""
+    ours, theirs = Channel.pair()
+    resources.callback(ours.close)
+    worker = Sharing(theirs)
+    resources.callback(worker.close)
+    monkeypatch.setattr(shared_programs, "_sharing", worker)
+    return Supervisor(ours)
+
+
+@pytest.fixture
+def worker(supervisor: Supervisor) -> Sharing:
+    assert shared_programs._sharing is not None
+    return shared_programs._sharing
+
+
+@pytest.fixture
+def entry() -> Entry:
+    made = entry_for(SELF, chain(OperationType.ADD))
+    assert made is not None
+    return made
+
+
+def constant(data: bytes) -> Memory:
+    return Memory.create_constant(len(data), lambda fd: os.pwrite(fd, data, 0), "shared-test")
+
+
+def unsealed(resources: ExitStack) -> int:
+    fd = os.memfd_create("shared-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    resources.callback(os.close, fd)
+    os.ftruncate(fd, 4096)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, CONSTANT_SEALS & ~fcntl.F_SEAL_WRITE)
+    return fd
+
+
+def own_mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("/memfd:nnfmq-program")
+
+
+# ---------------------------------------------------------------------------------------------------------- asking
+
+
+def test_what_is_here_is_mapped_and_left_when_nothing_looks_at_it(supervisor: Supervisor, worker: Sharing) -> None:
+    with constant(b"content") as memory:
+        thread = supervisor.answers(Here, fds=(memory.fileno(),))
+        lent = worker.wanted(NAME)
+        thread.join()
+    assert lent is not None
+    view = lent.memory.view
+    lent.memory.close()
+    assert bytes(view) == b"content" and view.readonly
+    number = lent.number
+    del view, lent
+    gc.collect()
+    assert supervisor.hears() == (Left(number), [])
+
+
+def test_what_is_absent_is_nothing(supervisor: Supervisor, worker: Sharing) -> None:
+    thread = supervisor.answers(Absent)
+    assert worker.wanted(NAME) is None
+    thread.join()
+    worker.refuse(Lent(Memory(), 5))
+    assert supervisor.hears()[0] == Spoilt(5)  # and nothing before it
+
+
+def test_what_may_still_be_written_is_not_mapped(
+    supervisor: Supervisor, worker: Sharing, resources: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    thread = supervisor.answers(Here, fds=(unsealed(resources),))
+    assert worker.wanted(NAME) is None
+    thread.join()
+    assert isinstance(supervisor.hears()[0], Left)
+    assert "not sealed against writing" in caplog.text
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_another(supervisor: Supervisor, worker: Sharing) -> None:
+    with constant(b"late") as late, constant(b"new") as new:
+        assert worker.wanted(NAME) is None
+        question, left = supervisor.hears()[0], supervisor.hears()[0]
+        assert left == Left(question.number)
+        supervisor.says(Here(question.number), late.fileno())
+        thread = supervisor.answers(Here, fds=(new.fileno(),))
+        lent = worker.wanted(NAME)
+        thread.join()
+    assert lent is not None
+    with lent.memory as memory:
+        assert bytes(memory.view) == b"new"
+
+
+def test_a_supervisor_that_does_not_answer_costs_a_moment_and_one_log_line(
+    supervisor: Supervisor, worker: Sharing, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin_ns = time.monotonic_ns()
+    assert worker.wanted(NAME) is None and worker.wanted(NAME) is None
+    assert 2 * PATIENCE_NS <= time.monotonic_ns() - begin_ns < LATE_NS
+    assert len(caplog.records) == 1 and not worker.is_over
+
+
+def test_DEAD_a_supervisor_that_is_gone_is_asked_nothing(
+    supervisor: Supervisor, worker: Sharing, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "nnfmq.sharing")
+    supervisor.channel.close()
+    with constant(b"content") as memory:
+        for _ in range(3):
+            assert worker.wanted(NAME) is None
+            worker.offer(NAME, memory)
+    assert worker.is_over and not shared_programs.is_possible()
+    assert len(caplog.records) == 1
+
+
+def test_a_supervisor_that_ends_while_it_is_asked_keeps_nobody_waiting(supervisor: Supervisor, worker: Sharing) -> None:
+    def end() -> None:
+        supervisor.hears()
+        supervisor.channel.close()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    begin_ns = time.monotonic_ns()
+    assert worker.wanted(NAME) is None and worker.is_over
+    assert time.monotonic_ns() - begin_ns < PATIENCE_NS
+    thread.join()
+
+
+@pytest.mark.parametrize("answer", [b"", b"\xff", sharing.encode(Wanted(1, NAME)), sharing.encode(Here(1))])
+def test_an_impossible_answer_ends_it(answer: bytes, supervisor: Supervisor, worker: Sharing) -> None:
+    supervisor.channel.send(answer, (), NOW)
+    assert worker.wanted(NAME) is None
+    assert worker.is_over
+
+
+def test_without_room_for_a_descriptor_nothing_is_held(supervisor: Supervisor, worker: Sharing) -> None:
+    with constant(b"content") as memory:
+        supervisor.says(Here(1), memory.fileno())
+        with no_more_descriptors():
+            assert worker.wanted(NAME) is None
+    assert [supervisor.hears()[0] for _ in range(2)] == [Wanted(1, NAME), Left(1)]
+    assert not worker.is_over
+
+
+def test_a_supervisor_that_takes_nothing_any_more_ends_it(supervisor: Supervisor, worker: Sharing) -> None:
+    with constant(b"content") as memory:
+        for _ in range(100_000):
+            worker.offer(NAME, memory)
+            if worker.is_over:
+                break
+    assert worker.is_over
+
+
+# ---------------------------------------------------------------------------------------------------------- the cache
+
+
+def stored(entry: Entry, supervisor: Supervisor) -> tuple[Groups, Memory]:
+    """Store something; return it as it is shared, and what the supervisor was offered, the caller's."""
+    thread = supervisor.answers(Absent)
+    shared = entry.store(GROUPS)
+    thread.join()
+    assert shared is not None
+    (offered, (fd,)) = supervisor.hears()
+    assert isinstance(offered, Offered) and offered.name == entry.name
+    return shared, Memory.adopt_constant(fd)
+
+
+def assert_equal(found: Groups | None) -> None:
+    assert found is not None
+    for group, expected in zip(found, GROUPS, strict=True):
+        for array, kept in zip(group, expected, strict=True):
+            assert array.dtype == kept.dtype
+            np.testing.assert_array_equal(array, kept)
+
+
+def test_what_is_stored_is_offered_as_the_bytes_of_its_file_and_becomes_its_view(
+    entry: Entry, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    shared, memory = stored(entry, supervisor)
+    with memory:
+        assert bytes(memory.view) == (tmp_path / "cache" / "nnfmq" / entry.name).read_bytes()
+        assert own_mappings() == 2  # the offered memory, and the one that came back
+        assert_equal(shared)
+        assert shared[0][1].ctypes.data % 64 == 0 and not shared[0][1].flags.writeable
+
+
+def test_what_is_shared_is_found_without_a_file(entry: Entry, supervisor: Supervisor, tmp_path: Path) -> None:
+    _, memory = stored(entry, supervisor)
+    (tmp_path / "cache" / "nnfmq" / entry.name).unlink()
+    with memory:
+        thread = supervisor.answers(Here, fds=(memory.fileno(),))
+        assert_equal(entry.find())
+        thread.join()
+
+
+def test_what_is_read_from_a_file_is_offered(entry: Entry, supervisor: Supervisor) -> None:
+    shared, memory = stored(entry, supervisor)
+    with memory:
+        expected = bytes(memory.view)
+    del shared
+    assert isinstance(supervisor.hears()[0], Left)  # of what was stored: nobody kept it
+    thread = supervisor.answers(Absent)
+    found = entry.find()
+    thread.join()
+    assert_equal(found)
+    offered, (fd,) = supervisor.hears()
+    with Memory.adopt_constant(fd) as memory:
+        assert isinstance(offered, Offered) and bytes(memory.view) == expected
+
+
+def test_what_another_worker_shares_meanwhile_takes_the_place_of_one_s_own(
+    entry: Entry, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    _, memory = stored(entry, supervisor)
+    with memory:
+        thread = supervisor.answers(Here, fds=(memory.fileno(),))
+        assert_equal(entry.store(GROUPS))
+        thread.join()
+
+
+SPOILT: dict[str, Callable[[bytes], bytes]] = {
+    "flipped": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    "header": lambda data: b"\0" + data[1:],
+    "cut short": lambda data: data[:-1],
+    "appended": lambda data: data + b"\0",
+    "shorter than a header": lambda data: data[:63],
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+def test_CACHE_12_what_is_not_what_its_name_says_is_refused_and_the_file_is_used(
+    spoil: Callable[[bytes], bytes], entry: Entry, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, memory = stored(entry, supervisor)
+    with memory, constant(spoil(bytes(memory.view))) as spoilt:
+        thread = supervisor.answers(Here, fds=(spoilt.fileno(),))
+        assert_equal(entry.find())
+        thread.join()
+    assert isinstance(supervisor.hears()[0], Spoilt)
+    assert "what another worker shares is not used" in caplog.text
+    del kept
+
+
+def test_CACHE_12_another_entry_s_memory_is_refused(entry: Entry, supervisor: Supervisor) -> None:
+    other = entry_for(SELF, chain(OperationType.MUL))
+    assert other is not None
+    kept, memory = stored(other, supervisor)
+    with memory:
+        thread = supervisor.answers(Here, fds=(memory.fileno(),))
+        assert entry.find() is None
+        thread.join()
+    assert isinstance(supervisor.hears()[0], Spoilt)
+    del kept
+
+
+def test_a_full_cache_directory_does_not_keep_it_from_being_shared(
+    entry: Entry, supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    shared, memory = stored(entry, supervisor)
+    memory.close()
+    assert_equal(shared)
+
+
+def test_alone_nothing_is_shared_and_the_file_is_read_into_private_memory(entry: Entry) -> None:
+    assert entry.store(GROUPS) is None
+    found = entry.find()
+    assert_equal(found)
+    assert own_mappings() == 0
