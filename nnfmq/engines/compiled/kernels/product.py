@@ -30,6 +30,7 @@ __all__ = ["Product", "ProductShape", "plan_product"]
 _SCRATCH_BYTES = 1 << 16  # with a panel of weights beside it about half of a second-level cache
 _UNITS = 8
 _PANEL_BYTES = 1 << 17
+_AT_ONCE = (2, 3, 5)  # groups in a round: the first number that all can be divided by
 _SAMPLE = 4  # panels, whose lists tell how long all are
 
 
@@ -531,7 +532,8 @@ def plan_product(
     if shape.is_pointwise:
         walk = "in place" if arithmetic.in_place(shape.depth) else "pixels"
     rest, parted = shape.part % panel, shape.parts > 1
-    at_once = 1 if arithmetic.is_listed or math.ceil(shape.taps[2] / arithmetic.group) % 2 else 2
+    groups = 1 if arithmetic.is_listed else math.ceil(shape.taps[2] / arithmetic.group)
+    at_once = next((number for number in _AT_ONCE if groups % number == 0), 1)
     draft = Product(shape, block, 1, arithmetic, tile, target.lanes, rest, walk, parted, shape.own, at_once)
     heavy = shape.taps_of_a_filter * shape.filters * arithmetic.cell_bytes > _PANEL_BYTES
     groups = max(math.ceil(_UNITS / draft.units), 2 if heavy else 1)
