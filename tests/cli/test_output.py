@@ -53,7 +53,10 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> s
             monkeypatch.setattr(sys, "stderr", terminal)
             act()
             terminal.write(".")
-        return os.read(ours, 1 << 16).decode()
+        written = b""
+        while not written.endswith(b"."):  # a terminal passes on what it was given in pieces, a little later
+            written += os.read(ours, 1 << 16)
+        return written.decode()
     finally:
         os.close(ours)
         os.close(theirs)
