@@ -13,8 +13,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from support.instruction_sets import QUADS, default_sets, emulator, known_symbols_only, using
+from support.instruction_sets import OCTETS, QUADS, default_sets, emulator, known_symbols_only, using
 
+from nnfmq.engines.compiled.kernels.product import Product
+from nnfmq.engines.compiled.lowering import products
+from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.engines.compiled.team import the_team
 
 _EVERY = 23  # no divisor of it is the number of a parameter's values, so that all of them are among the cases
@@ -23,6 +26,7 @@ _KERNELS = (
     "layout",
     "matmul",
     "moving",
+    "octets",
     "pooling",
     "products",
     "quads",
@@ -30,6 +34,11 @@ _KERNELS = (
     "resize",
     "softmax",
 )
+_MADE_HERE = {"quads": QUADS, "octets": OCTETS}  # how this machine makes such products, whatever is best on it
+
+
+def _makes(target: Target) -> str:
+    return "quads" if target.quads else "octets" if target.byte_products else "pairs"
 
 
 @pytest.fixture(autouse=True)
@@ -53,12 +62,41 @@ def instruction_set(request: pytest.FixtureRequest, machine: Any) -> Iterator[No
         yield
 
 
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
+    """The kernels that the rules of products answered with."""
+    made: list[Product] = []
+    rule = products._product_of
+
+    def noted(given: Any) -> Any:
+        lowered = rule(given)
+        made.extend([lowered.kernel] if lowered else [])
+        return lowered
+
+    monkeypatch.setattr(products, "_product_of", noted)
+    return made
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module, forced = metafunc.module.__name__.rsplit("test_")[-1], metafunc.config.getoption("--target")
     if module in _KERNELS:
-        own = (QUADS,) if module == "quads" else ("host",) if forced else default_sets()
-        names = own if forced in (None, "host") else (forced,)
+        names = [_forced(module, forced)] if forced else _sets_of(module)
         metafunc.parametrize("instruction_set", names, indirect=True)
+
+
+def _forced(module: str, name: str) -> Any:
+    if name == "host":
+        return _MADE_HERE.get(module, name)
+    made = _makes(TARGETS[name])
+    marks = pytest.mark.skip(reason=f"{name} makes products of {made}")
+    return pytest.param(name, marks=marks if module in _MADE_HERE and module != made else ())
+
+
+def _sets_of(module: str) -> list[str]:
+    if module not in _MADE_HERE:
+        return list(default_sets())
+    others = (name for name in default_sets() if name != "host" and _makes(TARGETS[name]) == module)
+    return [_MADE_HERE[module], *others]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
@@ -71,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
             cases.setdefault(function, []).append(item)
     left_out = set[pytest.Item]()
     for (function, name), all_of_it in cases.items():
-        if name in ("host", QUADS):
+        if name in ("host", *_MADE_HERE.values()):
             left_out.update(without_news(all_of_it))
         elif "vectors" in function:  # those take a minute
             left_out.update(all_of_it)

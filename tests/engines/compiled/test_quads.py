@@ -7,40 +7,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from support.code_products import (
+    INPUTS,
+    PATTERNS,
+    PER_CHANNEL,
+    SAME,
+    SCALE,
+    VALID,
+    Codified,
+    assert_weights_are_restored,
+    codes,
+    connected,
+    constants_of,
+    convolution,
+    filter_kind,
+    image,
+    inputs_of,
+)
 from support.compiled import assert_kernels_agree_on, random_inputs
 from support.small_models import one_operation
 
-from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.kernels.arithmetic import Codes, Quads
-from nnfmq.engines.compiled.kernels.product import Product, plan_product
-from nnfmq.engines.compiled.lowering import products
-from nnfmq.engines.compiled.program import prepare
-from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
-from nnfmq.operations.signature import Array
+from nnfmq.engines.compiled.kernels.product import Product
+from nnfmq.hal.types import Model, OperationType
 
-Q8, Q8S = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
-PC, I32 = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, OperandType.TENSOR_INT32
-SAME, VALID = 1, 2
-SCALE = 0.5
-
-
-class Codified(NamedTuple):
-    """Whether codes have a sign, and their zero point; that of a filter is None where it has scales per channel."""
-
-    signed: bool
-    zero_point: int | None
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        return (-128, 127) if self.signed else (0, 255)
-
-
-INPUTS = [Codified(False, 0), Codified(False, 117), Codified(False, 255), Codified(True, -128), Codified(True, 4)]
-PER_CHANNEL = None
 FILTERS = [PER_CHANNEL, 0, 122, 127, 128, 255]
 """Zero points, as of codes without sign. Files have such as 122, with weights from -122 to 133; 128 just fits."""
 SIZES = [  # batch, height, width, channels, filters
@@ -54,47 +48,12 @@ SIZES = [  # batch, height, width, channels, filters
 WINDOWS = [(1, 1, 1, 1, SAME), (3, 3, 1, 1, SAME), (3, 2, 2, 1, SAME), (2, 3, 1, 2, SAME), (1, 1, 2, 1, VALID)]
 
 
-@pytest.fixture(autouse=True)
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
-    """What the rules of products planned."""
-    made: list[Product] = []
-
-    def noted(*arguments: Any) -> Product:
-        made.append(plan_product(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(products, "plan_product", noted)
-    return made
-
-
-PATTERNS = ("random", "low", "high", "ends")
-
-
-def codes(kind: Codified, shape: Sequence[int], pattern: str, random: np.random.Generator) -> Array:
-    """Return codes of any kind, of one end, or of both ends."""
-    low, high = kind.ends
-    ends = {"low": [low], "high": [high], "ends": [low, high]}.get(pattern)
-    made = random.integers(low, high + 1, shape) if ends is None else random.choice(ends, shape)
-    return made.astype("i1" if kind.signed else "u1")
-
-
 def filter_of(input: Codified, zero_point: int | None, shape: tuple[int, ...], patterns: Sequence[str]) -> list[Any]:
     """Return filter and bias as constants; channels have one pattern after the other."""
-    kind = Codified(True, None) if zero_point is None else Codified(input.signed, zero_point - 128 * input.signed)
-    random = np.random.default_rng(1)
-    bias = random.integers(-20000, 20000, shape[0]).astype("<i4")
+    kind, random = filter_kind(input, zero_point), np.random.default_rng(1)
     data = np.stack([codes(kind, shape[1:], patterns[n % len(patterns)], random) for n in range(shape[0])])
     data.reshape(-1)[:2] = kind.ends
-    if zero_point is None:
-        scales = tuple(map(float, random.uniform(0.005, 0.01, shape[0]).astype(np.float32)))
-        filter = Operand(PC, shape, channel_quant=ChannelQuant(scales, 0))
-        return [(filter, data.tobytes()), (Operand(I32, shape[:1]), bias.tobytes())]
-    filter = Operand(Q8S if kind.signed else Q8, shape, 0.0078125, kind.zero_point)
-    return [(filter, data.tobytes()), (Operand(I32, shape[:1], SCALE * 0.0078125), bias.tobytes())]
-
-
-def image(kind: Codified, shape: tuple[int, ...], scale: float) -> Operand:
-    return Operand(Q8S if kind.signed else Q8, shape, scale, kind.zero_point)
+    return constants_of(kind, data)
 
 
 def output_scale(taps: int, patterns: Sequence[str] = ("random",)) -> float:
@@ -102,34 +61,21 @@ def output_scale(taps: int, patterns: Sequence[str] = ("random",)) -> float:
     return 0.0078125 * (taps if "low" in patterns else math.sqrt(taps)) * 100
 
 
-def convolution(
+def convolved(
     input: Codified,
     filter: int | None,
     size: tuple[int, ...],
     window: tuple[int, ...],
     patterns: Sequence[str] = ("random",),
 ) -> Model:
-    batch, height, width, channels, filters = size
-    rows, columns, stride, dilation, padding = window
-    constants = filter_of(input, filter, (filters, rows, columns, channels), patterns)
-    out = (batch, -(-height // stride), -(-width // stride), filters)
-    result = image(
-        Codified(input.signed, 120 - 128 * input.signed), out, output_scale(rows * columns * channels, patterns)
-    )
-    arguments = [image(input, size[:4], SCALE), *constants, padding, stride, stride, 0, False, dilation, dilation]
-    return one_operation(OperationType.CONV_2D, arguments, result)
+    rows, columns, *moves = window
+    constants = filter_of(input, filter, (size[4], rows, columns, size[3]), patterns)
+    return convolution(input, constants, size[:4], tuple(moves), output_scale(rows * columns * size[3], patterns))
 
 
-def connected(input: Codified, filter: int, size: tuple[int, int, int], scale: float) -> Model:
+def rows_by(input: Codified, filter: int, size: tuple[int, int, int], scale: float) -> Model:
     batch, length, units = size
-    arguments = [image(input, (batch, length), SCALE), *filter_of(input, filter, (units, length), ("random",)), 0]
-    result = image(Codified(input.signed, 120 - 128 * input.signed), (batch, units), scale)
-    return one_operation(OperationType.FULLY_CONNECTED, arguments, result)
-
-
-def inputs_of(model: Model, kind: Codified, patterns: Sequence[str]) -> list[list[Array]]:
-    shape = model.main.operands[model.main.input_indexes[0]].dimensions
-    return [[codes(kind, shape, pattern, np.random.default_rng(7))] for pattern in patterns]
+    return connected(input, filter_of(input, filter, (units, length), ("random",)), batch, scale)
 
 
 def assert_quads_agree(model: Model, kind: Codified, planned: list[Product], patterns: Sequence[str] = ()) -> None:
@@ -143,7 +89,7 @@ def assert_quads_agree(model: Model, kind: Codified, planned: list[Product], pat
 def test_convolutions_are_the_interpreter_s(
     input: Codified, filter: int | None, size: tuple[int, ...], window: tuple[int, ...], planned: list[Product]
 ) -> None:
-    assert_quads_agree(convolution(input, filter, size, window), input, planned)
+    assert_quads_agree(convolved(input, filter, size, window), input, planned)
 
 
 @pytest.mark.parametrize("window", WINDOWS[:2])
@@ -153,7 +99,7 @@ def test_sums_at_their_ends_are_the_interpreter_s(
     input: Codified, filter: int | None, window: tuple[int, ...], planned: list[Product]
 ) -> None:
     """Zero points and codes at the ends of their ranges, and in between."""
-    model = convolution(input, filter, (1, 5, 6, 20, 9), window, PATTERNS)
+    model = convolved(input, filter, (1, 5, 6, 20, 9), window, PATTERNS)
     assert_quads_agree(model, input, planned, PATTERNS)
 
 
@@ -164,18 +110,18 @@ def test_fully_connected_is_the_interpreter_s(
     input: Codified, filter: int, size: tuple[int, int, int], planned: list[Product]
 ) -> None:
     scale = output_scale(size[1])
-    assert_quads_agree(connected(input, filter, size, scale), input, planned)
+    assert_quads_agree(rows_by(input, filter, size, scale), input, planned)
 
 
 def test_multipliers_above_1_are_the_interpreter_s(planned: list[Product]) -> None:
     """Sums are shifted to the left by more than the one bit that they all are."""
-    model = connected(INPUTS[0], 122, (3, 3, 20), 0.0009765625)
+    model = rows_by(INPUTS[0], 122, (3, 3, 20), 0.0009765625)
     assert_quads_agree(model, INPUTS[0], planned)
 
 
 def test_sums_that_might_not_fit_are_made_of_pairs(planned: list[Product]) -> None:
     """Of 40000 codes without sign the parts of a sum are larger than the sum."""
-    model = connected(INPUTS[0], 122, (1, 40000, 3), 1000.0)
+    model = rows_by(INPUTS[0], 122, (1, 40000, 3), 1000.0)
     assert_kernels_agree_on(model, [random_inputs(model, 0)])
     assert isinstance(planned[-1].arithmetic, Codes)
 
@@ -203,16 +149,4 @@ def test_filters_that_are_filled_up_are_the_interpreter_s(stride: int, planned: 
 
 def test_what_depends_on_weights_is_restored() -> None:
     """Weights in quads and the biases that their sums correct come back from a cache: nothing looks at them."""
-    model = convolution(INPUTS[1], 122, SIZES[2], WINDOWS[1])
-    first = prepare(model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "_centred", lambda filter: pytest.fail("weights are looked at"))
-        second = prepare(model, first.packed)
-    assert second.generated == first.generated == {0}
-    inputs, found = random_inputs(model, 3), []
-    for program in (first, second, interpreter.prepare(model)):
-        out = np.empty(model.main.operands[model.main.output_indexes[0]].dimensions, np.uint8)
-        program.execute(inputs, [out])
-        found.append(out)
-    np.testing.assert_array_equal(found[0], found[2])
-    np.testing.assert_array_equal(found[1], found[2])
+    assert_weights_are_restored(convolved(INPUTS[1], 122, SIZES[2], WINDOWS[1]))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from llvmlite import ir
 
 from nnfmq.engines.compiled.emission import Emitter
-from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, FloatCodes, Floats, Quads
+from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, FloatCodes, Floats, Octets, Quads
 from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
@@ -26,13 +26,13 @@ def window(extent: int, size: int, stride: int) -> Window:
     return axis_window(extent, size, stride, 1, SAME)
 
 
-def products(arithmetic: Arithmetic, target: Target) -> Iterator[Product]:
+def products(arithmetic: Arithmetic, target: Target, widths: Sequence[int] = range(1, 9)) -> Iterator[Product]:
     for extent, channels, filters in itertools.product((8, 36), (8, 30, 384), (16, 100)):
         for size, stride in ((1, 1), (3, 1), (5, 2)):
             along = window(extent, size, stride)
             for parts, own in ((1, False), (2, False), (1, size == 1)):
                 shape = ProductShape(2, extent, extent, channels, along, along, filters, parts, own)
-                yield plan_product(shape, arithmetic, target)
+                yield plan_product(shape, arithmetic, target, widths)
 
 
 def depthwises(arithmetic: Floats | FloatCodes, target: Target) -> Iterator[Depthwise]:
@@ -70,6 +70,13 @@ def test_products_of_quads_of_one_name_have_the_same_instructions(signed: bool, 
     quads, target = Quads(signed, NO_REQUANTIZATION, has_excess), TARGETS["avx512vnni"]
     every = products(quads, target)
     assert_names_tell_all((product for product in every if product.shape.parts == 1 or not has_excess), target)
+
+
+@pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["sse4.1"]], ids=["avx2", "sse4.1"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_products_of_octets_of_one_name_have_the_same_instructions(signed: bool, target: Target) -> None:
+    every = products(Octets(signed, NO_REQUANTIZATION), target, [2, 4])
+    assert_names_tell_all((product for product in every if not product.is_own), target)  # own weights have no lists
 
 
 @pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["avx512"]], ids=["avx2", "avx512"])

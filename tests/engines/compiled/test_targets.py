@@ -6,7 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,11 +19,14 @@ from support.linked import undefined_symbols
 
 from nnfmq.engines.compiled import objects, team
 from nnfmq.engines.compiled.emission import Emitter
-from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, Quads
-from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, Octets, Quads
+from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
-from nnfmq.engines.compiled.target import TARGETS
+from nnfmq.engines.compiled.lowering import RULES, Lowered
+from nnfmq.engines.compiled.target import TARGETS, Target
+from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import axis_window
+from nnfmq.operations.signature import Tensor
 
 # Reads and writes what it is told to: the first word of a table is an address to read from, the second one to write to.
 _COPY = """
@@ -169,24 +172,34 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
     assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
 
 
-def product_assembly(arithmetic: Arithmetic, size: int) -> str:
-    """Return the instructions of a convolution by filters of `size` squared, for the target that adds at once."""
-    target, along = TARGETS["avx512vnni"], axis_window(28, size, 1, 1, 1)
+def planned_product(arithmetic: Arithmetic, size: int, target: Target, widths: Sequence[int] = range(1, 9)) -> Product:
+    """Return a convolution by filters of `size` squared."""
+    along = axis_window(28, size, 1, 1, 1)
+    return plan_product(ProductShape(1, 28, 28, 128, along, along, 256), arithmetic, target, widths)
+
+
+def assembly_of(product: Product, target: Target) -> str:
+    """Return a product's instructions."""
     module = ir.Module("kernels")
-    shape = ProductShape(1, 28, 28, 128, along, along, 256)
-    plan_product(shape, arithmetic, target).emit(Emitter(module, "kernel", target))
+    product.emit(Emitter(module, "kernel", target))
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = target.triple
     all_processors()
     return objects._machine_of(target, "", ()).emit_assembly(parsed)
 
 
+def product_assembly(arithmetic: Arithmetic, size: int) -> str:
+    """Return the instructions of a convolution for the target that adds at once."""
+    target = TARGETS["avx512vnni"]
+    return assembly_of(planned_product(arithmetic, size, target), target)
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_sums_of_pairs_are_added_at_once(size: int) -> None:
-    """LLVM would rather add separately: a single sum would have to wait less."""
+    """LLVM would rather add separately: a single sum would have to wait less. A round has two pairs."""
     assembly = product_assembly(Codes(False, NO_REQUANTIZATION), size)
     rows, vectors = (6, 4) if size == 1 else (7, 2)
-    assert assembly.count("vpdpwssd") == rows * vectors
+    assert assembly.count("vpdpwssd") == 2 * rows * vectors
     assert "vpmaddwd" not in assembly
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
 
@@ -194,13 +207,50 @@ def test_sums_of_pairs_are_added_at_once(size: int) -> None:
 @pytest.mark.parametrize("has_excess", [False, True])
 @pytest.mark.parametrize("size", [1, 3])
 def test_quads_of_bytes_are_added_at_once(size: int, has_excess: bool) -> None:
-    """Sums of cells take one instruction for each position of a tile in their loop, and one for its last vector."""
+    """A round has two quads. Sums of cells take one instruction for each position of a tile in their loop, and one for
+    its last vector."""
     assembly = product_assembly(Quads(False, NO_REQUANTIZATION, has_excess), size)
     rows, vectors = (6, 4) if size == 1 else (7, 2)
-    assert assembly.count("vpdpbusd") == rows * vectors + 2 * rows * has_excess
+    assert assembly.count("vpdpbusd") == 2 * rows * vectors + 2 * rows * has_excess
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
 
 
 def test_what_makes_products_of_quads_has_an_instruction_for_them() -> None:
     assert {target.name for target in TARGETS.values() if target.quads} == {"avx512vnni"}
     assert TARGETS["avx512vnni"].quad_sum
+
+
+@pytest.mark.parametrize("name", ["avx512", "avx2", "sse4.1"])
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("size", [1, 3])
+def test_octets_of_bytes_have_their_weights_from_memory(size: int, width: int, name: str) -> None:
+    """No register is left for them beside the sums of several rows.
+
+    What SSE has takes operands in memory only where these are aligned: there they go through a register each.
+    """
+    target = TARGETS[name]
+    product = planned_product(Octets(False, NO_REQUANTIZATION), size, target, [width])
+    assembly = assembly_of(product, target)
+    rows, vectors = product.tile
+    of_bytes = re.findall(r"pmaddubsw\s+(\S+),", assembly)
+    assert rows > 1 and vectors == width
+    assert len(of_bytes) == 2 * rows * vectors == 2 * len(re.findall(r"pmaddwd\s", assembly))
+    assert all(operand.endswith(")") for operand in of_bytes) or name == "sse4.1"
+    assert not re.search(r"[xyz]mm.*(Spill|Reload)", assembly)
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+def test_octets_are_for_targets_that_add_bytes_in_16_bits(target: Target) -> None:
+    codes, weights = np.dtype("u1"), np.random.default_rng(1).integers(118, 139, (64, 256), np.uint8)
+    lowered = RULES[OperationType.FULLY_CONNECTED](
+        Tensor((8, 256), codes, 0.5, 117),
+        Tensor(weights.shape, codes, 0.0078125, 128, value=weights),
+        Tensor((64,), np.dtype("<i4"), 0.5 * 0.0078125, value=np.zeros(64, np.int32)),
+        output=Tensor((8, 64), codes, 1.0, 120),
+        target=target,
+        activation=0,
+    )
+    assert isinstance(lowered, Lowered)
+    assert isinstance(lowered.kernel, Product)
+    made = {"avx512vnni": Quads, "avx512": Octets, "avx2": Octets, "sse4.1": Octets, "neon": Codes}
+    assert type(lowered.kernel.arithmetic) is made[target.name]

@@ -17,10 +17,13 @@ from nnfmq.engines.compiled.objects import compile_kernels, host_target
 from nnfmq.engines.compiled.target import TARGETS, Target, runnable
 from support.linked import undefined_symbols
 
-__all__ = ["OUTSIDE", "QUADS", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
+__all__ = ["OCTETS", "OUTSIDE", "QUADS", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
 
 QUADS = "quads"
 """Not a set of its own: this machine's, with products of quads made of those of pairs."""
+
+OCTETS = "octets"
+"""This machine's, with products of octets even where it has quads."""
 
 OUTSIDE = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
 """All that kernels may call. Nothing that is an instruction elsewhere is among it, such as fmaf: it would be slow."""
@@ -41,8 +44,14 @@ def _runs_here(target: Target) -> bool:
     return runnable(target, llvm.get_process_triple(), llvm.get_host_cpu_features())
 
 
-def _in_quads() -> Target:
-    return replace(host_target(), name=QUADS, quads=True, quad_sum=None)
+def _named(name: str) -> Target:
+    if name == QUADS:
+        return replace(host_target(), name=QUADS, quads=True, quad_sum=None)
+    if name == OCTETS:
+        if host_target().byte_products is None:
+            pytest.skip("this machine has no instruction that products of octets are made with")
+        return replace(host_target(), name=OCTETS, quads=False)
+    return TARGETS[name]
 
 
 @contextmanager
@@ -76,7 +85,7 @@ def known_symbols_only() -> Iterator[None]:
 @contextmanager
 def using(name: str, machine: Any = None) -> Iterator[None]:
     """Prepare and run models for the instruction set `name`, on `machine` if it is given."""
-    target = _in_quads() if name == QUADS else TARGETS[name]
+    target = _named(name)
     if machine is None and _runs_here(target):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program, "host_target", lambda: target)
