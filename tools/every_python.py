@@ -26,7 +26,7 @@ from wheels.pythons import ROOT, Failed, Python, environment, run
 KERNELS = tuple(
     f"tests/engines/compiled/test_{name}.py"
     for name in ("elementwise", "moving", "photos", "pooling", "products", "quads", "recurrent", "requantize", "resize",
-                 "shared_code", "softmax", "targets", "vts")
+                 "octets", "octet_lists", "shared_code", "softmax", "targets", "vts")
 )  # fmt: skip
 SLOW = (
     *KERNELS,
