@@ -42,6 +42,11 @@ class Arithmetic(Protocol):
         ...
 
     @property
+    def finishes_soon(self) -> bool:
+        """Whether results take so few instructions that a loop over rows would take more."""
+        ...
+
+    @property
     def is_listed(self) -> bool:
         """Whether weights come in groups with the places of their cells, and not all groups come once."""
         ...
@@ -102,6 +107,7 @@ class Floats:
     group = 1
     factor = 1
     has_excess = is_listed = False
+    finishes_soon = True
 
     def in_place(self, depth: int) -> bool:
         """Return True."""
@@ -147,10 +153,10 @@ class Floats:
         lanes = sums.type.count
         if self.low > -np.inf:
             low = e.splat(F32, self.low, lanes)
-            sums = e.b.select(e.b.fcmp_ordered("<", sums, low), low, sums)
+            sums = e.b.select(e.b.fcmp_ordered(">", low, sums), low, sums)  # in this order one instruction of x86
         if self.high < np.inf:
             high = e.splat(F32, self.high, lanes)
-            sums = e.b.select(e.b.fcmp_ordered(">", sums, high), high, sums)
+            sums = e.b.select(e.b.fcmp_ordered("<", high, sums), high, sums)
         return sums
 
     def pack(self, weights: Array, _: Array) -> bytes:
@@ -191,7 +197,7 @@ class Codes:
     item_bytes = output_bytes = 1
     cell_bytes = 2
     group = 2
-    has_excess = is_listed = False
+    has_excess = is_listed = finishes_soon = False
 
     def in_place(self, depth: int) -> bool:
         """Return False: they are widened."""
@@ -294,7 +300,7 @@ class Quads:
     item_bytes = output_bytes = cell_bytes = 1
     group = 4
     factor = 1
-    is_listed = False
+    is_listed = finishes_soon = False
 
     def in_place(self, depth: int) -> bool:
         """Return whether they are without sign, and no quad goes beyond a pixel."""
@@ -362,7 +368,7 @@ class Octets:
     item_bytes = output_bytes = cell_bytes = 1
     group = GROUP
     factor = 1
-    has_excess = False
+    has_excess = finishes_soon = False
     is_listed = True
 
     def in_place(self, depth: int) -> bool:

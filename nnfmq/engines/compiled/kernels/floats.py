@@ -25,10 +25,10 @@ def clamped(e: Emitter, value: Value, low: float, high: float) -> Value:
     lanes = value.type.count
     if low > -math.inf:
         least = e.splat(F32, low, lanes)
-        value = e.b.select(e.b.fcmp_ordered("<", value, least), least, value)
+        value = e.b.select(e.b.fcmp_ordered(">", least, value), least, value)
     if high < math.inf:
         most = e.splat(F32, high, lanes)
-        value = e.b.select(e.b.fcmp_ordered(">", value, most), most, value)
+        value = e.b.select(e.b.fcmp_ordered("<", most, value), most, value)
     return value
 
 

@@ -503,11 +503,14 @@ class _Emission:
         return results
 
     def _emit_store(self, sums: Sequence[Value], place: Value, channel: Value, is_last: Value) -> None:
-        """Finish the sums row by row, through memory: once for each sum would be most of the kernel's code."""
-        e, (_, vectors) = self.e, self.product.tile
-        with e.rows_of(sums, vectors, self.n.place) as (offset, row):
+        """Finish the sums row by row."""
+        e, (_, vectors), rest = self.e, self.product.tile, self.product.rest
+
+        def store(offset: Value, row: Sequence[Value]) -> None:
             results = self._a.results(e, row, self.finish, channel)
-            e.store_panel(results, e.at(place, offset), self.product.rest, is_last)
+            e.store_panel(results, e.at(place, offset), rest, is_last)
+
+        e.over_rows(sums, vectors, self.n.place, store, straight=self._a.finishes_soon and not rest)
 
 
 _Tile: TypeAlias = Callable[[Value, Sequence[Value]], Sequence[Value]]
