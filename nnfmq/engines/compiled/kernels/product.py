@@ -4,6 +4,8 @@ The sums of a tile, `rows` positions times `vectors` of channels, stay in regist
 into blocks of positions and, where these are few or the weights many, groups of channels. Positions beside the last
 whole tile are computed again by the last one, so that there is one shape of tile in a kernel. Extents are numbers in
 memory: products of any shape that have a tile in common share their code.
+
+Long because a product's plan, the numbers that it stores and the instructions that load them are one agreement.
 """
 
 from __future__ import annotations
