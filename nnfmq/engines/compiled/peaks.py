@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,9 +62,12 @@ def measure_peaks(team: Team) -> dict[str, Peak]:
 def kernels_of(target: Target, threads: int) -> dict[str, MultiplyAdds | Copying]:
     """Return the kernel of each peak."""
     sums = 12 if target.registers == 16 else 24
+    codes: Literal["pairs", "quads", "octets"] = (
+        "quads" if target.quads else "octets" if target.byte_products else "pairs"
+    )
     return {
         "float32": MultiplyAdds("float32", sums, target.lanes, _ROUNDS, _UNITS),
-        "codes": MultiplyAdds("quads" if target.quads else "codes", sums, target.lanes, _ROUNDS, _UNITS),
+        "codes": MultiplyAdds(codes, sums, target.lanes, _ROUNDS, _UNITS),
         "memory": Copying(_MEMORY_PART, 1, _MEMORY_PARTS),
         "cache": Copying(_CACHE_PART, _CACHE_ROUNDS, threads),
     }

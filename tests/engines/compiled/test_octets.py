@@ -6,6 +6,7 @@ The least product would often be one of pairs; here the rules never find these f
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -33,6 +34,7 @@ from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels.arithmetic import Codes, Octets
 from nnfmq.engines.compiled.kernels.product import Product
+from nnfmq.engines.compiled.kernels.product_plan import time_of
 from nnfmq.engines.compiled.lowering import products
 from nnfmq.hal.types import Model, OperationType
 from nnfmq.operations.signature import Array
@@ -82,7 +84,11 @@ WINDOWS = [(1, 1, 1, 1, SAME), (3, 3, 1, 1, SAME), (3, 2, 2, 1, SAME), (2, 3, 1,
 @pytest.fixture
 def octets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs take longer, whatever is computed."""
-    monkeypatch.setattr(Product, "rounds", property(lambda self: 1e9))
+
+    def time(product: Product, weights: Array) -> float:
+        return time_of(product, weights) if product.arithmetic.is_listed else math.inf
+
+    monkeypatch.setattr(products, "time_of", time)
 
 
 def output_scale(weights: Array) -> float:

@@ -131,7 +131,7 @@ def test_float_multiply_adds_compute_what_they_count() -> None:
     np.testing.assert_allclose(made.view(np.float32).reshape(2, lanes), [sums * expected] * 2, rtol=1e-5)
 
 
-def test_multiply_adds_of_codes_compute_what_they_count() -> None:
+def test_multiply_adds_of_pairs_compute_what_they_count() -> None:
     lanes, sums, rounds = host_target().lanes, 3, 11
     source = np.arange(1, 2 * lanes + 1, dtype=np.int16)
     value = source.view(np.int32).astype(np.int64)
@@ -139,7 +139,7 @@ def test_multiply_adds_of_codes_compute_what_they_count() -> None:
         pairs = (value & 0xFFFFFFFF).astype(np.uint32).view(np.int16).astype(np.int64) * source
         value = value + pairs.reshape(lanes, 2).sum(axis=1)
 
-    made = run_once(MultiplyAdds("codes", sums, lanes, rounds, 1), source, 4 * lanes)
+    made = run_once(MultiplyAdds("pairs", sums, lanes, rounds, 1), source, 4 * lanes)
 
     np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
 
@@ -157,6 +157,21 @@ def test_multiply_adds_of_quads_compute_what_they_count() -> None:
     np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
 
 
+@pytest.mark.skipif(host_target().byte_products is None, reason="this machine's code has no octets")
+def test_multiply_adds_of_octets_compute_what_they_count() -> None:
+    lanes, sums, rounds = host_target().lanes, 3, 11
+    source = (np.arange(8 * lanes, dtype=np.int64) % 17 - 8).astype(np.int8)  # no four of them leave 16 bits
+    factors = source.reshape(2, lanes, 4).sum(axis=0, dtype=np.int64)
+    value = source[: 4 * lanes].view(np.int32).astype(np.int64)
+    for _ in range(rounds):
+        quads = (value & 0xFFFFFFFF).astype(np.uint32).view(np.uint8).astype(np.int64).reshape(lanes, 4)
+        value = value + (quads * factors).sum(axis=1)
+
+    made = run_once(MultiplyAdds("octets", sums, lanes, rounds, 1), source, 4 * lanes)
+
+    np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
+
+
 def test_a_copy_copies() -> None:
     source = np.random.default_rng(1).integers(0, 256, 3 * 1000, np.uint8)
 
@@ -164,11 +179,13 @@ def test_a_copy_copies() -> None:
 
 
 def test_what_peaks_count_is_what_their_loops_do() -> None:
-    floats, codes, quads = (MultiplyAdds(kind, 12, 8, 100, 4) for kind in ("float32", "codes", "quads"))
+    kinds = "float32", "pairs", "quads", "octets"
+    floats, pairs, quads, octets = (MultiplyAdds(kind, 12, 8, 100, 4) for kind in kinds)
 
     assert floats.operations == 2 * 8 * 12 * 100 * 4
-    assert codes.operations == 2 * 16 * 12 * 100 * 4
+    assert pairs.operations == 2 * 16 * 12 * 100 * 4
     assert quads.operations == 2 * 32 * 12 * 100 * 4
+    assert octets.operations == 2 * 64 * 12 * 100 * 4
     assert Copying(1000, 5, 3).moved_bytes == 2 * 1000 * 5 * 3
 
 

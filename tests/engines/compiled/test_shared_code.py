@@ -13,7 +13,9 @@ from nnfmq.engines.compiled.emission import Emitter
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, FloatCodes, Floats, Octets, Quads
 from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
-from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.product import Product
+from nnfmq.engines.compiled.kernels.product_plan import plan_product
+from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.operations.shapes import Window, axis_window

@@ -20,7 +20,9 @@ from support.linked import undefined_symbols
 from nnfmq.engines.compiled import objects, team
 from nnfmq.engines.compiled.emission import Emitter
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, Octets, Quads
-from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.product import Product
+from nnfmq.engines.compiled.kernels.product_plan import plan_product
+from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import RULES, Lowered
 from nnfmq.engines.compiled.target import TARGETS, Target

@@ -401,8 +401,7 @@ class Octets:
         self, e: Emitter, sums: Value, cells: tuple[Value, Value], weights: tuple[Value, Value]
     ) -> Value:  # fmt: skip
         """Return sums + eight products."""
-        first, second = (byte_products(e, *pair) for pair in zip(cells, weights, strict=True))
-        return pair_sums(e, sums, e.b.add(first, second), e.splat(I16, 1, 2 * sums.type.count))
+        return octet_sums(e, sums, cells, weights)
 
     def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums."""
@@ -411,6 +410,12 @@ class Octets:
     def pack(self, weights: Array, tap_places: Array) -> bytes:
         """Return lists."""
         return pack_lists(weights, tap_places)
+
+
+def octet_sums(e: Emitter, sums: Value, cells: tuple[Value, Value], weights: tuple[Value, Value]) -> Value:
+    """Return `sums` plus the products of eight, two and two quads; 16 bits hold the sum of any four that are added."""
+    first, second = (byte_products(e, *pair) for pair in zip(cells, weights, strict=True))
+    return pair_sums(e, sums, e.b.add(first, second), e.splat(I16, 1, 2 * sums.type.count))
 
 
 def byte_products(e: Emitter, cells: Value, weights: Value) -> Value:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.arithmetic import Floats, pair_sums, quad_sums
+from nnfmq.engines.compiled.kernels.arithmetic import Floats, octet_sums, pair_sums, quad_sums
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["Copying", "MultiplyAdds"]
@@ -19,14 +19,14 @@ _NO_CLAMP = Floats(-np.inf, np.inf)
 
 @dataclass(frozen=True, slots=True)
 class MultiplyAdds:
-    """Multiply-adds in registers alone: float32, or codes of 16 bits in pairs or of 8 in quads, as products have them.
+    """Multiply-adds in registers alone: float32, or codes in pairs, quads or octets, as products have them.
 
     Each of `sums` goes on from itself, and waits for nothing else: with 12 of them two units of a latency of 5 or 6
     cycles are never idle. Factors change with every round, since what stays the same is computed once. With a first
     element of 0.25, float32 goes to 1/3: no infinity, nothing subnormal.
     """
 
-    kind: Literal["float32", "codes", "quads"]
+    kind: Literal["float32", "pairs", "quads", "octets"]
     sums: int
     lanes: int
     rounds: int
@@ -35,7 +35,7 @@ class MultiplyAdds:
     @property
     def operations(self) -> int:
         """Multiplications and additions of all units."""
-        products = self.lanes * {"float32": 1, "codes": 2, "quads": 4}[self.kind]
+        products = self.lanes * {"float32": 1, "pairs": 2, "quads": 4, "octets": 8}[self.kind]
         return 2 * products * self.sums * self.rounds * self.units
 
     def scratch_bytes(self, target: Target) -> int:
@@ -43,18 +43,22 @@ class MultiplyAdds:
         return 0
 
     def emit(self, e: Emitter) -> None:
-        """Table: a vector of factors, of 4 bytes a lane; output, 4 bytes a lane for each unit."""
+        """Table: a vector of factors, of 4 bytes a lane, for octets two; output, 4 bytes a lane for each unit."""
         factors, out = map(e.argument, range(2))
-        kinds = {"float32": vector(F32, self.lanes), "codes": vector(I16, 2 * self.lanes)}
+        kinds = {"float32": vector(F32, self.lanes), "pairs": vector(I16, 2 * self.lanes)}
         kind = kinds.get(self.kind) or vector(I8, 4 * self.lanes)
-        add_products = quad_sums if self.kind == "quads" else pair_sums
         first = e.load(vector(F32 if self.kind == "float32" else I32, self.lanes), factors)
         factor = e.load(kind, factors)
+        other = e.load(kind, factors, 4 * self.lanes) if self.kind == "octets" else factor
 
         def step(_: Value, sums: Sequence[Value]) -> Sequence[Value]:
             if self.kind == "float32":
                 return [_NO_CLAMP.multiply_add(e, first, value, factor) for value in sums]
-            return [add_products(e, value, e.b.bitcast(value, kind), factor) for value in sums]
+            cells = [e.b.bitcast(value, kind) for value in sums]
+            if self.kind == "octets":
+                return [octet_sums(e, value, (c, c), (factor, other)) for value, c in zip(sums, cells, strict=True)]
+            add_products = quad_sums if self.kind == "quads" else pair_sums
+            return [add_products(e, value, c, factor) for value, c in zip(sums, cells, strict=True)]
 
         with e.loop(e.begin, e.end) as unit:
             total, *others = e.carry(self.rounds, [first] * self.sums, step)

@@ -4,8 +4,6 @@ The sums of a tile, `rows` positions times `vectors` of channels, stay in regist
 into blocks of positions and, where these are few or the weights many, groups of channels. Positions beside the last
 whole tile are computed again by the last one, so that there is one shape of tile in a kernel. Extents are numbers in
 memory: products of any shape that have a tile in common share their code.
-
-Long because a product's plan, the numbers that it stores and the instructions that load them are one agreement.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,82 +21,11 @@ from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Array, Quads
 from nnfmq.engines.compiled.kernels.cell_sums import Tap, counting
 from nnfmq.engines.compiled.kernels.cells import SLACK_BYTES, Band, BandNumbers, emit_band, widen
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
-from nnfmq.engines.compiled.kernels.octets import LINE_BYTES, rounds_of
+from nnfmq.engines.compiled.kernels.octets import LINE_BYTES
+from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.target import Target
-from nnfmq.operations.shapes import Window
 
-__all__ = ["Product", "ProductShape", "plan_product"]
-
-_SCRATCH_BYTES = 1 << 16  # with a panel of weights beside it about half of a second-level cache
-_UNITS = 8
-_PANEL_BYTES = 1 << 17
-_AT_ONCE = (2, 3, 5)  # groups in a round: the first number that all can be divided by
-_SAMPLE = 4  # panels, whose lists tell how long all are
-
-
-@dataclass(frozen=True, slots=True)
-class ProductShape:
-    """An image, how a filter moves over it, and how many channels come out.
-
-    Channels, in and out, may be in `parts` that do not see each other. With `own` weights each image has some, which
-    are the second input, as `packing` makes them; that is for pixels by themselves only.
-    """
-
-    batch: int
-    height: int
-    width: int
-    channels: int
-    rows: Window
-    columns: Window
-    filters: int
-    parts: int = 1
-    own: bool = False
-
-    @property
-    def depth(self) -> int:
-        """Channels that a filter sees."""
-        return self.channels // self.parts
-
-    @property
-    def part(self) -> int:
-        """Channels that come out of one part."""
-        return self.filters // self.parts
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether each pixel is one position."""
-        return all(
-            window.reach == window.stride == 1 and not (window.head or window.tail)
-            for window in (self.rows, self.columns)
-        )
-
-    @property
-    def taps(self) -> tuple[int, int, int]:
-        """Rows and columns of taps, and the cells of each: neighbouring columns are one tap."""
-        if self.columns.dilation == 1 and self.parts == 1:
-            return self.rows.size, 1, self.columns.size * self.channels
-        return self.rows.size, self.columns.size, self.depth
-
-    @property
-    def taps_of_a_filter(self) -> int:
-        """How many products a sum has."""
-        return self.rows.size * self.columns.size * self.depth
-
-    @property
-    def pixels(self) -> int:
-        """Pixels with the same weights."""
-        return self.height * self.width * (1 if self.own else self.batch)
-
-    @property
-    def multiplications(self) -> int:
-        """How many the whole product takes."""
-        return self.positions * self.filters * self.taps_of_a_filter
-
-    @property
-    def positions(self) -> int:
-        """Positions of a filter."""
-        return self.batch * self.rows.count * self.columns.count
-
+__all__ = ["Product", "Walk", "band_of"]
 
 Walk: TypeAlias = Literal["in place", "pixels", "band"]
 """What lies under the positions of a block: pixels of the image, or of its widened copy, or rows with padding."""
@@ -169,22 +96,23 @@ class Product:
 
     @property
     def _panels_of_a_part(self) -> int:
-        return math.ceil(self.shape.part / self._panel)
+        return math.ceil(self.shape.part / self.panel)
 
     @property
     def order(self) -> Array:
         """The channel at each place of the panels; beside the last one of a part it is repeated."""
-        places = np.minimum(np.arange(self._panels_of_a_part * self._panel), self.shape.part - 1)
+        places = np.minimum(np.arange(self._panels_of_a_part * self.panel), self.shape.part - 1)
         result: Array = (np.arange(self.shape.parts)[:, None] * self.shape.part + places).reshape(-1)
         return result
 
     @property
-    def _panel(self) -> int:
+    def panel(self) -> int:
+        """Channels of a tile."""
         return self.tile[1] * self.lanes
 
     @property
     def _band(self) -> Band:
-        return _band(self.shape, self.arithmetic, self.block)
+        return band_of(self.shape, self.arithmetic, self.block)
 
     @property
     def _blocks_of_an_image(self) -> int:
@@ -219,28 +147,10 @@ class Product:
         """Return `weights` (channels out, height, width, channels in), zero point subtracted, panel by panel."""
         tap_rows, tap_columns, cells = self.shape.taps
         parts, taps = self.shape.parts, tap_rows * tap_columns
-        filled = np.zeros((parts, self._panels_of_a_part * self._panel, taps, cells), weights.dtype)
+        filled = np.zeros((parts, self._panels_of_a_part * self.panel, taps, cells), weights.dtype)
         filled[:, : self.shape.part] = weights.reshape(parts, self.shape.part, taps, cells)
-        panels = filled.reshape(self.panels, self._panel, taps, cells)
+        panels = filled.reshape(self.panels, self.panel, taps, cells)
         return self.arithmetic.pack(panels, self._tap_places)
-
-    def time(self, rounds: float) -> float:
-        """Return about how long that many rounds take for each tile, to compare products of one shape."""
-        tiles = math.ceil(self.shape.positions / self.tile[0]) * self.panels
-        return tiles * rounds * _round_time(self.arithmetic, *self.tile)
-
-    @property
-    def rounds(self) -> int:
-        """How many rounds, one after the other, a tile takes whose weights are not listed."""
-        rows, columns, cells = self.shape.taps
-        return rows * columns * math.ceil(cells / self.arithmetic.group)
-
-    def listed_rounds(self, weights: Array) -> float:
-        """Return how many it takes where `weights`, as for `pack`, are listed: the mean of a sample of panels."""
-        channels = weights.reshape(self.shape.filters, -1, self.shape.taps[2])
-        sample = np.unique(np.linspace(0, self.panels - 1, _SAMPLE).astype(int))
-        panels = (channels[self.order[number * self._panel :][: self._panel]] for number in sample)
-        return sum(map(rounds_of, panels)) / len(sample)
 
     @property
     def _tap_places(self) -> Array:
@@ -262,7 +172,7 @@ class Product:
         s, a = self.shape, self.arithmetic
         tap_rows, tap_columns, cells = s.taps
         length, cells_of_a_vector = math.ceil(cells / a.group), 4 * self.lanes // a.cell_bytes
-        panel_bytes = tap_rows * tap_columns * length * self._panel * a.group * a.cell_bytes
+        panel_bytes = tap_rows * tap_columns * length * self.panel * a.group * a.cell_bytes
         place, pixel = s.filters * a.output_bytes, s.channels * a.item_bytes
         own = _Numbers(
             blocks=self._blocks,
@@ -519,78 +429,7 @@ _Tile: TypeAlias = Callable[[Value, Sequence[Value]], Sequence[Value]]
 """What emits a tile: it gets the cells of its first position and what the sums begin with, and returns the sums."""
 
 
-def _band(shape: ProductShape, arithmetic: Arithmetic, served: int) -> Band:
+def band_of(shape: ProductShape, arithmetic: Arithmetic, served: int) -> Band:
+    """Return the image rows under so many output rows."""
     s = shape
     return Band(s.height, s.width, s.channels, s.rows, s.columns, served, arithmetic.cell_bytes)
-
-
-def plan_product(
-    shape: ProductShape, arithmetic: Arithmetic, target: Target, widths: Sequence[int] = range(1, 9)
-) -> Product:
-    """Choose the tile, which has one of these widths in vectors, the blocks and the groups for a target."""
-    positions = shape.pixels if shape.is_pointwise else shape.columns.count
-    tile = _best_tile(positions, shape.part, arithmetic, target, widths)
-    panel = tile[1] * target.lanes
-    panels = shape.parts * math.ceil(shape.part / panel)
-    block = _pointwise_block(shape, arithmetic, tile[0]) if shape.is_pointwise else _band_rows(shape, arithmetic)
-    walk: Walk = "band"
-    if shape.is_pointwise:
-        walk = "in place" if arithmetic.in_place(shape.depth) else "pixels"
-    rest, parted = shape.part % panel, shape.parts > 1
-    groups = 1 if arithmetic.is_listed else math.ceil(shape.taps[2] / arithmetic.group)
-    at_once = next((number for number in _AT_ONCE if groups % number == 0), 1)
-    draft = Product(shape, block, 1, arithmetic, tile, target.lanes, rest, walk, parted, shape.own, at_once)
-    heavy = shape.taps_of_a_filter * shape.filters * arithmetic.cell_bytes > _PANEL_BYTES
-    groups = max(math.ceil(_UNITS / draft.units), 2 if heavy else 1)
-    return replace(draft, groups=min(panels, groups))
-
-
-def _best_tile(
-    positions: int, filters: int, arithmetic: Arithmetic, target: Target, widths: Sequence[int]
-) -> tuple[int, int]:
-    """Return the tile of the least time.
-
-    Beside the sums, registers hold the shorter side, what is multiplied with it, and its products unless they are added
-    at once.
-    """
-
-    def fits(rows: int, vectors: int) -> bool:
-        return rows * vectors + min(rows, vectors) + 1 + arithmetic.products(target) <= target.registers
-
-    def time(tile: tuple[int, int]) -> float:
-        rows, vectors = tile
-        tiles = math.ceil(positions / rows) * math.ceil(filters / (vectors * target.lanes))
-        return tiles * _round_time(arithmetic, rows, vectors)
-
-    tiles = [(r, v) for r in range(1, min(positions, 8) + 1) for v in widths if fits(r, v)]
-    return min(tiles, key=time)
-
-
-def _round_time(arithmetic: Arithmetic, rows: int, vectors: int) -> float:
-    """Return about how long one round of a tile takes: two products, or two loads, are 1.
-
-    Listed weights, of eight cells, are loaded for each row; that was measured. Narrow panels stay in the nearest cache.
-    """
-    if arithmetic.is_listed:
-        return 2.6 * rows * vectors + 1.4 * rows + 2
-    return max(rows * vectors, rows + vectors) + 1 + vectors / 8
-
-
-def _pointwise_block(shape: ProductShape, arithmetic: Arithmetic, rows: int) -> int:
-    """Return how many positions a block has: whole tiles, but where there is only one block.
-
-    The last block begins earlier where positions are no multiple. What two blocks then have in common both write alike.
-    """
-    most = max(rows, _SCRATCH_BYTES // (shape.channels * arithmetic.cell_bytes))
-    wanted = min(most, math.ceil(shape.batch * shape.height * shape.width / _UNITS))
-    blocks = math.ceil(shape.pixels / max(rows, wanted))
-    return min(shape.pixels, math.ceil(math.ceil(shape.pixels / blocks) / rows) * rows)
-
-
-def _band_rows(shape: ProductShape, arithmetic: Arithmetic) -> int:
-    """Return how many output rows share a band."""
-    most = max(1, math.ceil(shape.batch * shape.rows.count / _UNITS))
-    served = 1
-    while served < most and _band(shape, arithmetic, served + 1).bytes <= _SCRATCH_BYTES:
-        served += 1
-    return served

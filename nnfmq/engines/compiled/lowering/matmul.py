@@ -10,7 +10,8 @@ import numpy as np
 
 from nnfmq.engines.compiled.kernels.arithmetic import Codes, Floats
 from nnfmq.engines.compiled.kernels.packing import Packing
-from nnfmq.engines.compiled.kernels.product import ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.product_plan import plan_product
+from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import turned

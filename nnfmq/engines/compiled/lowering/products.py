@@ -11,7 +11,9 @@ import numpy as np
 
 from nnfmq.engines.compiled.kernels.arithmetic import Codes, FloatCodes, Floats, Octets, Quads
 from nnfmq.engines.compiled.kernels.depthwise import plan_depthwise
-from nnfmq.engines.compiled.kernels.product import Product, ProductShape, plan_product
+from nnfmq.engines.compiled.kernels.product import Product
+from nnfmq.engines.compiled.kernels.product_plan import plan_product, time_of
+from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.moving import side_by_side
@@ -180,8 +182,8 @@ def _listed_draft(given: _Operands) -> Product | None:
     octets = Octets(signed, NO_REQUANTIZATION)
     widths = _LISTED_WIDTHS_OF_ONE if shape.positions == 1 else _LISTED_WIDTHS
     drafts = [plan_product(shape, octets, target, [width]) for width in widths]
-    time, draft = min(((d.time(d.listed_rounds(weights)), d) for d in drafts), key=lambda timed: timed[0])
-    return draft if time < pairs.time(pairs.rounds) else None
+    time, draft = min(((time_of(draft, weights), draft) for draft in drafts), key=lambda timed: timed[0])
+    return draft if time < time_of(pairs, weights) else None
 
 
 def _rows(weights: Weights) -> Weights:
