@@ -57,7 +57,7 @@ class Left(Message, frozen=True):
 
 
 class Spoilt(Message, frozen=True):
-    """Of a number whose program was Here."""
+    """Of a number that is held."""
 
 
 class Here(Message, frozen=True):

@@ -130,7 +130,10 @@ class CompiledDevice(InterpreterDevice):
         shared = None if entry is None else entry.store(program.packed)
         if entry is None or shared is None:
             return program
-        return _linked(entry, model, shared) or program
+        try:
+            return _linked(entry, model, shared) or program
+        except MemoryError:  # for both at once: its own will do
+            return program
 
     def stored(self, model: Model) -> Bindable | None:
         """Link what the driver's cache has. What cannot be linked is forgotten: else it would fail for good."""

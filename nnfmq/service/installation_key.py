@@ -7,13 +7,14 @@ can make the driver believe anything. Where there is none, and none can be made,
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
 
-from nnfmq.hal.errors import GeneralFailure, NnfmqError
+from nnfmq.hal.errors import GeneralFailure, NnfmqError, ResourceExhaustedTransient
 from nnfmq.paths import check_directory, make_state_directory, state_directory
 
 __all__ = ["KEY_BYTES", "KEY_NAME", "find_key", "is_key_possible", "make_key"]
@@ -22,6 +23,7 @@ KEY_NAME = "cache.key"
 KEY_BYTES = 32
 _log = logging.getLogger("nnfmq.caching")
 _ERRORS = (NnfmqError, OSError, RuntimeError)  # the last: a user without a home
+_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
 def is_key_possible() -> bool:
@@ -42,13 +44,18 @@ def _is_writable(directory: Path) -> bool:
 
 
 def find_key() -> bytes:
-    """Return the key. Raises GeneralFailure where there is none, or none to be trusted."""
+    """Return the key. Raises GeneralFailure where there is none, or none to be trusted.
+
+    And ResourceExhaustedTransient where it cannot be read for want of something: then nothing is known of it.
+    """
     try:
         directory = state_directory()
         check_directory(directory)
         key = _read(directory)
     except _ERRORS as error:
-        raise GeneralFailure(f"this installation's key cannot be used: {error}") from error
+        lacks = isinstance(error, OSError) and error.errno in _SHORTAGES
+        kind = ResourceExhaustedTransient if lacks else GeneralFailure
+        raise kind(f"this installation's key cannot be used: {error}") from error
     if key is None:
         raise GeneralFailure("this installation has no key: it has never saved a compilation")
     return key

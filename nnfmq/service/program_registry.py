@@ -6,7 +6,7 @@ with the last one the descriptor is closed, so nothing outlives its users. The m
 here: whoever is given it verifies it (`compilation_cache.open_memory`).
 
 A worker may have been taken over by its client. So what is taken is memory that nobody can write to or resize, within
-limits of number and size; nothing here waits for a worker; and what breaks the rules of `serialize.sharing` ends that
+limits of number and size; nothing here waits for an answer; and what breaks the rules of `serialize.sharing` ends that
 connection with one log line, after which its worker goes on alone. A second offer of a name changes nothing: the first
 stays, and who offered the second keeps its own copy.
 """
@@ -52,7 +52,7 @@ class Connection:
         self.channel = channel
         self.holds: dict[int, _Program] = {}
         self.worker = 0  # its pid, as soon as it is known; for the log
-        self.was_refused = False
+        self.was_refused = self.has_complained = False
 
 
 class ProgramRegistry:
@@ -122,8 +122,8 @@ class ProgramRegistry:
     def _add(self, connection: Connection, number: int, name: str, frame: Frame) -> None:
         _require_new(connection, number)
         size = constant_bytes(frame.fds[0])  # SYNC offered: what is sealed now stays so
-        if size is None:
-            raise ProtocolError("it offered what is not sealed against writing, or no memfd")
+        if not size:
+            raise ProtocolError("it offered what is not sealed against writing, or no memfd, or nothing")
         if name in self._programs:
             return
         obstacle = self._obstacle(connection, size)
@@ -165,7 +165,9 @@ class ProgramRegistry:
         program = connection.holds.pop(number, None)
         if program is None:
             raise ProtocolError(f"it holds no program {number} that could be spoilt")
-        _log.warning("worker %d found a program that it was given spoilt: nobody else gets it", connection.worker)
+        if not connection.has_complained:
+            _log.warning("worker %d found a program that it was given spoilt: nobody else gets it", connection.worker)
+        connection.has_complained = True
         self._drop(program)
         self._let_go(program)
 

@@ -20,7 +20,7 @@ import weakref
 from dataclasses import dataclass
 
 from nnfmq.channel import NOW, Channel
-from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, NnfmqError, ProtocolError
+from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError, ProtocolError
 from nnfmq.memory import Memory
 from nnfmq.serialize import sharing
 from nnfmq.serialize.sharing import Left, Offered, Role, Spoilt, Wanted
@@ -64,7 +64,7 @@ class Sharing:
             memory = Memory.adopt_constant(fd)  # SYNC offered: whoever did had sealed it
         except NnfmqError as error:
             _log.warning("what another worker shares is not used: %s", error)
-            self._send(Left(number))
+            self._send(Spoilt(number) if isinstance(error, InvalidArgument) else Left(number))
             return None
         self._leave_with(memory, number)
         return Lent(memory, number)

@@ -48,7 +48,7 @@ _PATH_BYTES_MAX = 86  # sun_path holds 107; the forkserver's listener, in a dire
 _SPAWN_ERRORS = (OSError, EOFError)
 # Worth a log line and a next try, after a pause: this process is short of something, the socket is fine.
 _ACCEPT_ERRORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-_ACCEPT_PAUSE_MS = 100
+_ACCEPT_PAUSE_SECONDS = 0.1
 _log = logging.getLogger("nnfmq.supervisor")
 
 
@@ -87,12 +87,13 @@ class Supervisor:
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
         self._poll.register(listener.fileno(), select.POLLIN)
-        self._is_listening = True
+        self._deaf_until = 0.0  # on the monotonic clock; 0: it listens
 
     def run(self) -> None:
         """Accept clients until the bell rings; then end every worker. Blocks."""
         while True:
-            ready = [fd for fd, _ in self._poll.poll(None if self._is_listening else _ACCEPT_PAUSE_MS)]
+            ready = [fd for fd, _ in self._poll.poll(self._pause_ms())]
+            self._listen_again()
             if self._bell in ready:
                 self._end_workers()
                 return
@@ -100,7 +101,6 @@ class Supervisor:
                 self._attend_to(fd)
             if self._listener.fileno() in ready:
                 self._accept()  # last: what it opens may have the number of what was closed in this round
-            self._listen(True)
 
     def _attend_to(self, fd: int) -> None:
         if fd in self._workers:
@@ -115,10 +115,19 @@ class Supervisor:
             self._poll.unregister(fd)
             self._programs.close(connection)
 
-    def _listen(self, on: bool) -> None:
-        if on != self._is_listening:
-            self._poll.modify(self._listener.fileno(), select.POLLIN if on else 0)
-            self._is_listening = on
+    def _pause_ms(self) -> float | None:
+        """Return how long it is until it listens again, None where it does."""
+        return max(0.0, (self._deaf_until - time.monotonic()) * 1000) if self._deaf_until else None
+
+    def _pause(self) -> None:
+        """Accept nobody for a while: a client that waits would end every poll at once."""
+        self._poll.modify(self._listener.fileno(), 0)
+        self._deaf_until = time.monotonic() + _ACCEPT_PAUSE_SECONDS
+
+    def _listen_again(self) -> None:
+        if self._deaf_until and time.monotonic() >= self._deaf_until:
+            self._poll.modify(self._listener.fileno(), select.POLLIN)
+            self._deaf_until = 0.0
 
     def _accept(self) -> None:
         try:
@@ -127,7 +136,7 @@ class Supervisor:
             if error.errno not in _ACCEPT_ERRORS:
                 raise
             _log.error("cannot accept a client now: %s", error.strerror)
-            self._listen(False)
+            self._pause()
             return
         if channel is not None:
             with channel:  # our copy is closed here, whatever happened

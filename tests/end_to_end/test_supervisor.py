@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.descriptors import no_more_descriptors_than
 from support.drivers import (
     DEAD_WITHIN_NS,
     LIMIT_S,
@@ -64,6 +65,18 @@ def answers(client: nnfmq.Client, value: float) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- clients
+
+
+def test_without_a_free_descriptor_it_tries_again_ten_times_a_second_at_most(folder: Path) -> None:
+    """A client that waits would otherwise have it try without a pause, and log every try."""
+    with serve(folder / "d.sock") as program:
+        program.line()
+        began = time.monotonic()
+        with no_more_descriptors_than(program.pid, 3), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(str(folder / "d.sock"))
+            until(lambda: program.errors().count("cannot accept a client now") >= 4, "four tries")
+        assert time.monotonic() - began >= 0.3
+        nnfmq.connect(folder / "d.sock").close()
 
 
 def test_each_of_4_clients_at_once_has_a_worker_of_its_own(daemon: Daemon) -> None:

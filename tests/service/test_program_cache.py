@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.caching import chain
+from support.descriptors import no_more_descriptors
 
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedTransient
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperationType
-from nnfmq.service import program_cache
+from nnfmq.service import devices, program_cache
 from nnfmq.service.compilation_cache import Identity
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.devices import CompiledDevice
@@ -191,6 +192,15 @@ def test_an_entry_that_cannot_be_read_now_is_kept(
     assert len(entry_sizes()) == 1
 
 
+def test_an_entry_is_kept_when_no_descriptor_is_left_to_read_the_key_by(
+    entry: Entry, caplog: pytest.LogCaptureFixture
+) -> None:
+    with no_more_descriptors(but=1):  # that of the entry
+        assert entry.find() is None
+    assert "an entry of the cache is not used" in caplog.text
+    assert_found(entry)
+
+
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
 def test_what_is_no_file_is_not_read(
     kind: str, entry: Entry, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -332,3 +342,14 @@ def test_an_entry_that_cannot_be_linked_is_removed_and_the_model_compiled(
     assert "cannot be linked" in caplog.text
     device.prepare_model(MODEL)
     assert device.stored(MODEL) is not None
+
+
+def test_without_memory_for_the_shared_program_beside_its_own_a_worker_uses_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none_left(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Entry, "store", lambda self, groups: groups)
+    monkeypatch.setattr(devices, "_linked", none_left)
+    compiled().prepare_model(MODEL)

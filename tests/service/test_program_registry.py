@@ -188,6 +188,14 @@ def test_what_was_found_spoilt_is_given_to_nobody_and_may_be_replaced(first: Wor
     assert first.wants(NAME, 5) == number
 
 
+def test_a_worker_that_finds_everything_spoilt_is_heard_once(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(5):
+        first.offers(NAME, memfd(), number)
+        assert first.say(Spoilt(number))
+    assert caplog.text.count("spoilt") == 1
+    assert held() == 0
+
+
 # ---------------------------------------------------------------------------------------------------------- refused
 
 
@@ -207,6 +215,7 @@ WRONG: dict[str, Callable[[], int]] = {
     "no seals": lambda: memfd(seals=0),
     "may be written": lambda: memfd(seals=SHARED_SEALS | fcntl.F_SEAL_SEAL),
     "its mapping may be written": lambda: memfd(seals=SHARED_SEALS | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL),
+    "empty": lambda: memfd(size_bytes=0),
     "may shrink": lambda: memfd(seals=CONSTANT_SEALS & ~fcntl.F_SEAL_SHRINK),
     "may grow": lambda: memfd(seals=CONSTANT_SEALS & ~fcntl.F_SEAL_GROW),
     "may be sealed": lambda: memfd(seals=CONSTANT_SEALS & ~fcntl.F_SEAL_SEAL),

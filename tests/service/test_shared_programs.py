@@ -147,7 +147,7 @@ def test_what_may_still_be_written_is_not_mapped(
     thread = supervisor.answers(Here, fds=(unsealed(resources),))
     assert worker.wanted(NAME) is None
     thread.join()
-    assert isinstance(supervisor.hears()[0], Left)
+    assert isinstance(supervisor.hears()[0], Spoilt)
     assert "not sealed against writing" in caplog.text
 
 
