@@ -9,6 +9,7 @@ one model with 1, 2, ... threads. *roofline* says how near the models come to wh
 from __future__ import annotations
 
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,7 @@ from model_bench_table import (
     named,
     roofline_row,
 )
-from model_bench_turns import Advance, figures_of, take_turns, wait_until_quiet
+from model_bench_turns import TURNS, Advance, Gathered, figures_of, take_turns, wait_until_quiet
 from model_work import KINDS, TYPES, generated, work_of
 
 from nnfmq.cli.output import open_client
@@ -66,9 +67,9 @@ class Plan:
         """Return the .tflite file of a model."""
         return self.folder / f"{file}.tflite"
 
-    def turn(self, count: int) -> Turn:
-        """Return a turn of so many steps, fewer in a trial."""
-        fewer = max(10, count // self.divisor)
+    def turn(self, count: int, turns: int = TURNS) -> Turn:
+        """Return one of so many turns that together have so many steps, fewer in a trial."""
+        fewer = max(10, count // self.divisor // turns)
         return Turn(fewer, min(50, max(3, fewer // 10)))
 
     def some(self, values: Sequence[int]) -> Sequence[int]:
@@ -125,7 +126,7 @@ def _model(plan: Plan, model: Benchmark) -> dict[str, Any]:
         name: values | found.details[name] | {"apart": apart(found.outputs[name], ours)}
         for name, values in figures.items()
     }
-    conditions = {"count": turn.count, "rounds": plan.rounds, "is_quantized": ours[0].dtype.kind != "f"}
+    conditions = {"count": TURNS * turn.count, "rounds": plan.rounds, "is_quantized": ours[0].dtype.kind != "f"}
     return model_row(model, figures, most_threads()) | conditions | {"parties": parties, "missing": found.missing}
 
 
@@ -140,17 +141,16 @@ def cost(plan: Plan) -> list[dict[str, Any]]:
     rows = []
     for model in plan.models:
         for threads in range(1, min(THREADS, len(placement.ALLOWED) - 1) + 1):
-            figures = _pair(plan, plan.path(model.file), threads, model.count, f"cost of {model.name}")
-            rows.append(cost_row(model.name, threads, figures[BURST], figures[IN_PROCESS]))
+            found = _pair(plan, plan.path(model.file), threads, model.count, f"cost of {model.name}")
+            figures, cost_us = found.figures(), statistics.median(found.differences_us(BURST, IN_PROCESS))
+            rows.append(cost_row(model.name, threads, figures[BURST], figures[IN_PROCESS], cost_us))
     return rows
 
 
-def _pair(
-    plan: Plan, source: Path | Described, threads: int, count: int, label: str
-) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Return the figures of burst and engine, polling, in rounds that alternate."""
+def _pair(plan: Plan, source: Path | Described, threads: int, count: int, label: str) -> Gathered:
+    """Return what the turns of burst and engine gave, both polling."""
     jobs = {BURST: _burst(plan, source, threads, POLLING_US), IN_PROCESS: _in_process(plan, source, threads)}
-    return take_turns(jobs, plan.turn(count), plan.rounds, lambda name: plan.advance(f"{label}: {name}")).figures()
+    return take_turns(jobs, plan.turn(count), plan.rounds, lambda name: plan.advance(f"{label}: {name}"))
 
 
 # ---- compiling
@@ -159,7 +159,7 @@ def _pair(
 def compiling(plan: Plan) -> list[dict[str, Any]]:
     """Measure a burst alone, and while another client's model is compiled, in one driver, on cores apart."""
     executed, compiled = (plan.path(name) for name in COMPILING)
-    turn, allowed = plan.turn(COMPILING_COUNT), sorted(placement.ALLOWED)
+    turn, allowed = plan.turn(COMPILING_COUNT, turns=1), sorted(placement.ALLOWED)
     own, others = ((allowed[0],), (allowed[1],)) if len(allowed) < 4 else ((allowed[0],), (allowed[2],))
     client = own if len(allowed) < 4 else (allowed[1],)
     samples: dict[str, list[list[int]]] = {"alone": [], "beside": []}
@@ -272,7 +272,8 @@ def _series(plan: Plan, kind: str, dtype: str, what: str, values: Sequence[int])
 
 def _point(plan: Plan, kind: str, dtype: str, what: str, value: int) -> dict[str, Any]:
     size, channels = (value, AT_CHANNELS) if what == "size" else (AT_SIZE, value)
-    figures = _pair(plan, generated(kind, dtype, size, channels), 1, GROWTH_COUNT, f"{kind}, {dtype}, {what} {value}")
+    label = f"{kind}, {dtype}, {what} {value}"
+    figures = _pair(plan, generated(kind, dtype, size, channels), 1, GROWTH_COUNT, label).figures()
     return {what: value, "burst_us": figures[BURST]["p50"], "in_process_us": figures[IN_PROCESS]["p50"]}
 
 
@@ -356,12 +357,13 @@ def turns_of(name: str, plan: Plan) -> int:
     pairs = {"cost": len(plan.models) * min(THREADS, len(placement.ALLOWED) - 1)}
     pairs["growth"] = len(KINDS) * len(TYPES) * sum(len(plan.some(values)) for values in (SIZES, CHANNELS))
     pairs["growth"] += len(placement.ALLOWED) * any(model.file == SCALING for model in plan.models)
+    turns = TURNS * plan.rounds
     if name in pairs:
-        return 2 * pairs[name] * plan.rounds
+        return 2 * pairs[name] * turns
     return {
-        "models": len(plan.models) * threads * (2 + len(PEERS)) * plan.rounds,
+        "models": len(plan.models) * threads * (2 + len(PEERS)) * turns,
         "compiling": 2 * plan.rounds,
-        "roofline": 1 + len(plan.models) * plan.rounds,
+        "roofline": 1 + len(plan.models) * turns,
     }[name]
 
 

@@ -1,12 +1,14 @@
 """Parties of model_bench.py take turns: one computes, all others sleep.
 
 The runtimes' threads go on polling for a while after a run, and would take a core from whoever is next. So a turn
-begins when no process of any party has used the processor for two looks in a row. Rounds begin with another party each
+begins when no process of any party has used the processor for two looks in a row. A round is several turns of each
+party, so that all have their part of the seconds in which the machine is slower, and another one is the first each
 time. A party that is not installed is named and left out.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +28,13 @@ SHOWN = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 LOOK_S, QUIET_NS, QUIET_LOOKS, PATIENCE_S = 0.01, 200_000, 2, 10
 Advance = Callable[[str], object]
 Samples = list[list[int]]
-"""Times in ns, by round."""
+"""Times in ns, by turn, or by round."""
+TURNS = 5  # of each party in a round
 
 
 @dataclass(slots=True)
 class Gathered:
-    """What the parties' turns gave: times in ns by party and round, what they say of themselves, who is missing."""
+    """What the parties' turns gave: times in ns by party and turn, what they say of themselves, who is missing."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -40,7 +43,16 @@ class Gathered:
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return the figures of each party, in µs."""
-        return {name: figures_of(samples) for name, samples in self.samples.items()}
+        return {name: figures_of(_by_round(turns)) for name, turns in self.samples.items()}
+
+    def differences_us(self, first: str, second: str) -> list[float]:
+        """Return p50 of one party's turns less p50 of another's, each beside the one nearest to it in time."""
+        pairs = zip(self.samples[first], self.samples[second], strict=True)
+        return [(percentile(sorted(a), 50) - percentile(sorted(b), 50)) / 1000 for a, b in pairs]
+
+
+def _by_round(turns: Samples) -> Samples:
+    return [[*itertools.chain(*turns[first : first + TURNS])] for first in range(0, len(turns), TURNS)]
 
 
 def figures_of(rounds: Samples) -> dict[str, float]:
@@ -53,7 +65,7 @@ def figures_of(rounds: Samples) -> dict[str, float]:
 
 
 def take_turns(jobs: Mapping[str, Job], turns: Mapping[str, Turn] | Turn, rounds: int, advance: Advance) -> Gathered:
-    """Run `rounds` rounds of all parties. Raises Failed where one fails or does not become quiet."""
+    """Run `rounds` rounds of TURNS turns of all parties. Raises Failed where one fails or does not become quiet."""
     gathered, present = Gathered(), {}
     with ExitStack() as stack:
         for name, job in jobs.items():  # one after the other: preparing takes a core, and its time is reported
@@ -65,7 +77,7 @@ def take_turns(jobs: Mapping[str, Job], turns: Mapping[str, Turn] | Turn, rounds
         pids = [pid for _, ready in present.values() for pid in ready.pids]
         for name, (_, ready) in present.items():
             gathered.outputs[name], gathered.samples[name] = ready.outputs, []
-        for number in range(rounds):
+        for number in range(rounds * TURNS):
             for name in rotated(list(jobs), number):
                 advance(name)
                 if name in present:

@@ -36,7 +36,7 @@ from model_bench_table import (
     named,
     roofline_row,
 )
-from model_bench_turns import Gathered, figures_of, rotated, wait_until_quiet
+from model_bench_turns import TURNS, Gathered, figures_of, rotated, wait_until_quiet
 from model_work import KINDS, TYPES, Work, generated, work_of
 from support.compiled import assert_kernels_agree
 from support.places import ROOT
@@ -201,6 +201,16 @@ def test_a_figure_is_the_median_over_rounds_of_each_round_s_percentile() -> None
     assert figures_of(rounds) == {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}
 
 
+def test_all_turns_of_a_round_are_one_sample() -> None:
+    found = Gathered({"a": [[1000]] * (TURNS - 1) + [[5000]] + [[3000]] * TURNS})
+    assert found.figures() == {"a": {"p50": 2.0, "p99": 4.0, "p99.9": 4.0}}
+
+
+def test_turns_side_by_side_differ_by_their_medians() -> None:
+    found = Gathered({"a": [[1000, 7000, 9000], [20000]], "b": [[4000], [5000, 6000, 99000]]})
+    assert found.differences_us("a", "b") == [3.0, 14.0]
+
+
 def test_each_round_begins_with_another_party() -> None:
     assert [rotated("abc", number) for number in range(4)] == [
         ["a", "b", "c"],
@@ -237,9 +247,9 @@ def test_a_model_without_peers_is_not_compared() -> None:
 
 
 def test_the_cost_is_a_difference_beside_5_us() -> None:
-    assert cost_row("net", 1, _figures(45), _figures(41))["goals"][0]["value"] == 4
-    assert cost_row("net", 1, _figures(45), _figures(41))["goals"][0]["met"] is True
-    assert cost_row("net", 1, _figures(45), _figures(39))["goals"][0]["met"] is False
+    assert cost_row("net", 1, _figures(45), _figures(41), 4)["goals"][0]["value"] == 4
+    assert cost_row("net", 1, _figures(45), _figures(41), 4)["goals"][0]["met"] is True
+    assert cost_row("net", 1, _figures(45), _figures(39), 6)["goals"][0]["met"] is False
 
 
 def test_p99_beside_a_compilation_is_over_p99_alone() -> None:
@@ -272,7 +282,7 @@ def test_the_roof_is_the_lower_of_cache_and_registers() -> None:
 
 
 def test_goals_are_listed_with_what_they_are_of() -> None:
-    report = {"models": [model_row(MODEL, FIGURES, 2)], "cost": [cost_row("net", 2, _figures(9), _figures(1))]}
+    report = {"models": [model_row(MODEL, FIGURES, 2)], "cost": [cost_row("net", 2, _figures(9), _figures(1), 8)]}
     assert [(label, goal["met"]) for label, goal in goals_of(report)] == [("net", True), ("net, 2 threads", False)]
 
 
@@ -287,10 +297,10 @@ def made_up_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let parties answer at once, without processes: each step takes as many ns as the party's name is long."""
 
     def take(jobs: dict[str, Job], turns: object, rounds: int, advance: Callable[[str], object]) -> Gathered:
-        for name in [*jobs] * rounds:
+        for name in [*jobs] * rounds * TURNS:
             advance(name)
         outputs = {name: [np.zeros(1, np.uint8)] for name in jobs}
-        return Gathered({name: [[len(name)]] * rounds for name in jobs}, {name: {} for name in jobs}, outputs)
+        return Gathered({name: [[len(name)]] * rounds * TURNS for name in jobs}, {name: {} for name in jobs}, outputs)
 
     digits = nnfmq.load(nnfmq.example_path("digits.tflite"))
     rates = {f"{name}_per_s": 1e9 for name in ("float32_operations", "code_operations", "memory_bytes", "cache_bytes")}
@@ -329,8 +339,8 @@ def test_growth_has_a_point_for_each_size(made_up_turns: None) -> None:
 
 
 def test_a_trial_has_fewer_steps() -> None:
-    assert Plan(Path(), MODELS, 3, 1, 1, lambda _: None).turn(2000) == Turn(2000, 50)
-    assert Plan(Path(), MODELS, 3, 100, 1, lambda _: None).turn(2000) == Turn(20, 3)
+    assert Plan(Path(), MODELS, 3, 1, 1, lambda _: None).turn(2000) == Turn(2000 // TURNS, 40)
+    assert Plan(Path(), MODELS, 3, 100, 1, lambda _: None).turn(2000, turns=1) == Turn(20, 3)
 
 
 # ---- work, and models made to size
@@ -398,7 +408,7 @@ def report() -> dict[str, Any]:
     return {
         "conditions": conditions,
         "models": [row],
-        "cost": [cost_row("net", 1, _figures(45), _figures(41))],
+        "cost": [cost_row("net", 1, _figures(45), _figures(41), 4)],
         "compiling": [compiling_row("net", "other", _figures(10), _figures(16))],
         "growth": {"size": [series], "channels": [series], "at": {"size": 16, "channels": 32},
                    "threads": [{"model": "net", "points": points}]},
