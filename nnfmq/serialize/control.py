@@ -234,10 +234,14 @@ def decode(data: Buffer, *, sender: Role, fds: int | None = 0) -> Message:
         message = _decoders[sender].decode(data)
     except _NOT_A_MESSAGE as error:
         raise ProtocolError(f"the {sender.value} may not send {_described(data)}: {error}") from error
-    if fds is not None and fds != fd_count(message):
-        kind = type(message).__name__
-        raise ProtocolError(f"{kind} came with {fds} file descriptors instead of {fd_count(message)}")
+    require_fds(message, fds, fd_count(message))
     return message
+
+
+def require_fds(message: object, given: int | None, needed: int) -> None:
+    """Raise ProtocolError unless a message came with as many file descriptors as it needs; None: it did."""
+    if given is not None and given != needed:
+        raise ProtocolError(f"{type(message).__name__} came with {given} file descriptors instead of {needed}")
 
 
 def _with_sendable_text(message: Message) -> Message:

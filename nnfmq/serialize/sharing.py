@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from nnfmq.hal.errors import ProtocolError
+from nnfmq.serialize.control import require_fds
 
 __all__ = ["Absent", "Here", "Left", "Message", "Offered", "Role", "Spoilt", "Wanted", "decode", "encode", "fd_count"]
 
@@ -96,7 +97,5 @@ def decode(data: bytes | bytearray, *, sender: Role, fds: int | None) -> Message
         message = _decoders[sender].decode(data)
     except _NOT_A_MESSAGE as error:
         raise ProtocolError(f"the {sender.value} may not send these {len(data)} bytes: {error}") from error
-    if fds is not None and fds != fd_count(message):
-        kind = type(message).__name__
-        raise ProtocolError(f"{kind} came with {fds} file descriptors instead of {fd_count(message)}")
+    require_fds(message, fds, fd_count(message))
     return message

@@ -202,23 +202,6 @@ class Emitter:
         offset.add_incoming(self.add(offset, pitch), self.b.block)
         self._close(body, after, row, end, 1)
 
-    def over_rows(
-        self,
-        values: Sequence[Value],
-        width: int,
-        pitch: Index,
-        act: Callable[[Value, Sequence[Value]], None],
-        straight: bool,
-    ) -> None:
-        """Call `act` for rows of `width` of the values, with `pitch` times its number: once, in a loop that takes them
-        through memory, or, `straight`, for each row; a loop would be a small part of a kernel's code."""
-        if straight:
-            for row in range(len(values) // width):
-                act(self.i64(self.mul(pitch, row)), values[row * width :][:width])
-            return
-        with self.rows_of(values, width, pitch) as (offset, one):
-            act(offset, one)
-
     def _on_stack(self, kind: Any, count: int) -> Value:
         """Return memory that lives as long as the kernel runs; the same for all that ask for as much."""
         key = (str(kind), count)

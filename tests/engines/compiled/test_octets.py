@@ -17,7 +17,8 @@ from support.code_products import (
     PER_CHANNEL,
     SAME,
     SCALE,
-    VALID,
+    SIZES,
+    WINDOWS,
     Codified,
     assert_weights_are_restored,
     connected,
@@ -70,15 +71,6 @@ def largest(shape: tuple[int, ...], random: np.random.Generator) -> Array:
 
 Make = Callable[[tuple[int, ...], np.random.Generator], Array]
 KINDS: list[Make] = [small, outliers, nothing, lone, largest]
-SIZES = [  # batch, height, width, channels, filters
-    (1, 5, 5, 8, 16),
-    (2, 7, 3, 3, 1),
-    (1, 9, 11, 66, 33),
-    (1, 4, 4, 64, 100),
-    (3, 1, 1, 132, 7),
-    (1, 2, 3, 1, 17),
-]
-WINDOWS = [(1, 1, 1, 1, SAME), (3, 3, 1, 1, SAME), (3, 2, 2, 1, SAME), (2, 3, 1, 2, SAME), (1, 1, 2, 1, VALID)]
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from support.code_products import (
     PER_CHANNEL,
     SAME,
     SCALE,
-    VALID,
+    SIZES,
+    WINDOWS,
     Codified,
     assert_weights_are_restored,
     codes,
@@ -37,15 +38,6 @@ from nnfmq.hal.types import Model, OperationType
 
 FILTERS = [PER_CHANNEL, 0, 122, 127, 128, 255]
 """Zero points, as of codes without sign. Files have such as 122, with weights from -122 to 133; 128 just fits."""
-SIZES = [  # batch, height, width, channels, filters
-    (1, 5, 5, 8, 16),
-    (2, 7, 3, 3, 1),
-    (1, 9, 11, 66, 33),
-    (1, 4, 4, 64, 100),
-    (3, 1, 1, 132, 7),
-    (1, 2, 3, 1, 17),
-]
-WINDOWS = [(1, 1, 1, 1, SAME), (3, 3, 1, 1, SAME), (3, 2, 2, 1, SAME), (2, 3, 1, 2, SAME), (1, 1, 2, 1, VALID)]
 
 
 def filter_of(input: Codified, zero_point: int | None, shape: tuple[int, ...], patterns: Sequence[str]) -> list[Any]:

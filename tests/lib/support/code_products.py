@@ -23,6 +23,16 @@ SCALE, WEIGHT_SCALE = 0.5, 0.0078125
 """Of images, and of the weights of filters without scales per channel."""
 
 PER_CHANNEL = None
+SIZES = [  # batch, height, width, channels, filters
+    (1, 5, 5, 8, 16),
+    (2, 7, 3, 3, 1),
+    (1, 9, 11, 66, 33),
+    (1, 4, 4, 64, 100),
+    (3, 1, 1, 132, 7),
+    (1, 2, 3, 1, 17),
+]
+WINDOWS = [(1, 1, 1, 1, SAME), (3, 3, 1, 1, SAME), (3, 2, 2, 1, SAME), (2, 3, 1, 2, SAME), (1, 1, 2, 1, VALID)]
+"""Rows, columns, stride, dilation, padding."""
 
 
 class Codified(NamedTuple):

@@ -286,33 +286,23 @@ class Unsigned:
 
 
 @dataclass(frozen=True, slots=True)
-class Quads:
-    """8-bit codes without sign, multiplied in quads with weights of 8 bits.
+class _Bytes:
+    """8-bit codes without sign, multiplied with weights of 8 bits.
 
-    Sums begin with a bias that takes off what the image's zero point adds. Weights that do not fit are made less by a
-    number, their *excess*: each position has the sum of its cells times that added.
+    Sums begin with a bias that takes off what the image's zero point adds.
     """
 
     signed: bool
     requantization: Requantization
-    has_excess: bool
 
     item_bytes = output_bytes = cell_bytes = 1
     group = 4
     factor = 1
-    is_listed = finishes_soon = False
+    finishes_soon = False
 
     def in_place(self, depth: int) -> bool:
-        """Return whether they are without sign, and no quad goes beyond a pixel."""
+        """Return whether they are without sign, and no group goes beyond a pixel."""
         return not self.signed and depth % self.group == 0
-
-    def excess(self, e: Emitter, finish: Value) -> Value:
-        """Return what is in the constants."""
-        return self.requantization.excess(e, finish)
-
-    def products(self, target: Target) -> int:
-        """None: they are added at once."""
-        return 0
 
     def widening(self, e: Emitter, finish: Value) -> Unsigned:
         """Take off the sign."""
@@ -322,25 +312,51 @@ class Quads:
         """Return the bias."""
         return self.requantization.bias(e, finish, channel, lanes)
 
-    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
-        """Load four cells for all lanes."""
-        return e.b.bitcast(e.broadcast(e.load(I32, address, offset), lanes), vector(I8, 4 * lanes))
-
     def weights_type(self, lanes: int) -> Any:
         """Return a vector of quads."""
         return vector(I8, 4 * lanes)
-
-    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
-        """Return sums + four products."""
-        return quad_sums(e, sums, cells, weights)
 
     def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums."""
         return self.requantization.codes(e, sums, finish, channel)
 
+
+@dataclass(frozen=True, slots=True)
+class Quads(_Bytes):
+    """Bytes in quads, which are added in 32 bits.
+
+    Weights that do not fit are made less by a number, their *excess*: each position has the sum of its cells times that
+    added.
+    """
+
+    has_excess: bool
+
+    is_listed = False
+
+    def excess(self, e: Emitter, finish: Value) -> Value:
+        """Return what is in the constants."""
+        return self.requantization.excess(e, finish)
+
+    def products(self, target: Target) -> int:
+        """None: they are added at once."""
+        return 0
+
+    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+        """Load four cells for all lanes."""
+        return load_quad(e, address, offset, lanes)
+
+    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+        """Return sums + four products."""
+        return quad_sums(e, sums, cells, weights)
+
     def pack(self, weights: Array, _: Array) -> bytes:
         """Return quads of cells of one channel side by side; missing ones are 0."""
         return _grouped(weights.astype(np.int8), self.group)
+
+
+def load_quad(e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+    """Return four bytes, the same for all lanes."""
+    return e.b.bitcast(e.broadcast(e.load(I32, address, offset), lanes), vector(I8, 4 * lanes))
 
 
 def quad_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
@@ -356,56 +372,27 @@ def quad_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Octets:
-    """8-bit codes without sign, in groups of eight, multiplied with listed weights of 8 bits (`octets`).
+class Octets(_Bytes):
+    """Bytes in groups of eight, four products of which are added in 16 bits; their weights are listed (`octets`)."""
 
-    Sums begin with a bias that takes off what the image's zero point adds.
-    """
-
-    signed: bool
-    requantization: Requantization
-
-    item_bytes = output_bytes = cell_bytes = 1
     group = GROUP
-    factor = 1
-    has_excess = finishes_soon = False
+    has_excess = False
     is_listed = True
-
-    def in_place(self, depth: int) -> bool:
-        """Return whether they are without sign, and no group goes beyond a pixel."""
-        return not self.signed and depth % self.group == 0
 
     def products(self, target: Target) -> int:
         """Two on their way, and the ones with which neighbours are added."""
         return 3
 
-    def widening(self, e: Emitter, finish: Value) -> Unsigned:
-        """Take off the sign."""
-        return Unsigned(self.signed, self.requantization.centre(e, finish))
-
-    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
-        """Return the bias."""
-        return self.requantization.bias(e, finish, channel, lanes)
-
     def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> tuple[Value, Value]:
         """Load eight cells for all lanes, as two quads."""
-        kind, place = vector(I8, 4 * lanes), e.at(address, offset)
-        first, second = (e.b.bitcast(e.broadcast(e.load(I32, place, n), lanes), kind) for n in (0, 4))
-        return first, second
-
-    def weights_type(self, lanes: int) -> Any:
-        """Return a vector of quads: half a group for each lane."""
-        return vector(I8, 4 * lanes)
+        place = e.at(address, offset)
+        return load_quad(e, place, 0, lanes), load_quad(e, place, 4, lanes)
 
     def multiply_add(
         self, e: Emitter, sums: Value, cells: tuple[Value, Value], weights: tuple[Value, Value]
     ) -> Value:  # fmt: skip
         """Return sums + eight products."""
         return octet_sums(e, sums, cells, weights)
-
-    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
-        """Return the codes of the sums."""
-        return self.requantization.codes(e, sums, finish, channel)
 
     def pack(self, weights: Array, tap_places: Array) -> bytes:
         """Return lists."""

@@ -422,7 +422,12 @@ class _Emission:
             results = self._a.results(e, row, self.finish, channel)
             e.store_panel(results, e.at(place, offset), rest, is_last)
 
-        e.over_rows(sums, vectors, self.n.place, store, straight=self._a.finishes_soon and not rest)
+        if self._a.finishes_soon and not rest:
+            for first in range(0, len(sums), vectors):
+                store(e.mul(self.n.place, first // vectors), sums[first : first + vectors])
+        else:
+            with e.rows_of(sums, vectors, self.n.place) as (offset, row):
+                store(offset, row)
 
 
 _Tile: TypeAlias = Callable[[Value, Sequence[Value]], Sequence[Value]]
