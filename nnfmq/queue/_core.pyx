@@ -670,7 +670,6 @@ cdef class Ring:
     cdef bint wait(self, EventWord event, int64_t deadline, int64_t window) except -1:
         """Return True when a look is worth while (or the wait must stop), False when the deadline passed."""
         cdef int64_t began = nnfmq_now()
-        cdef int64_t plan
         if began >= deadline:
             return self.is_worth_a_look(event)
         if window > 0 and nnfmq_writer_is_here(&self.ring):
@@ -679,17 +678,16 @@ cdef class Ring:
             return self.is_worth_a_look(event) or self.sleep(event, deadline)
         if window > 0 and self.poll(event, min(later(began, min(window, FIRST_LOOK_NS)), deadline)):
             return True  # too short to learn from: what is learnt is when not to poll
-        plan = nnfmq_plan(&self.forecast, began, window)
-        if plan == NNFMQ_SLEEP:
-            return self.sleep(event, deadline)
-        return self.wait_as_planned(event, deadline, window, began, plan)
+        return self.wait_as_planned(event, deadline, window, began)
 
-    cdef bint wait_as_planned(self, EventWord event, int64_t deadline, int64_t window, int64_t began,
-                              int64_t plan) except -1:
+    cdef bint wait_as_planned(self, EventWord event, int64_t deadline, int64_t window, int64_t began) except -1:
+        cdef int64_t plan = nnfmq_plan(&self.forecast, began, window)
         cdef int64_t now = began
-        if plan != NNFMQ_POLL and self.nap(event, deadline, plan, &now):
+        cdef bint found
+        if plan > NNFMQ_POLL and self.nap(event, deadline, plan, &now):
             return True
-        if not self.poll_freely(event, now, min(later(now, window), deadline)) and not self.sleep(event, deadline):
+        found = plan != NNFMQ_SLEEP and self.poll_freely(event, now, min(later(now, window), deadline))
+        if not found and not self.sleep(event, deadline):
             return False
         nnfmq_learn(&self.forecast, nnfmq_now() - began)
         return True

@@ -24,17 +24,19 @@ static inline int64_t nnfmq_least(int64_t a, int64_t b) { return a < b ? a : b; 
 static inline int64_t nnfmq_plan(const nnfmq_forecast *f, int64_t now, int64_t window_ns) {
     if (window_ns == 0)
         return NNFMQ_SLEEP;
-    if (f->samples < 4 || f->spread > window_ns / 2 || f->expected > 100000000)
+    if (f->samples < 4 || f->expected > 100000000 || f->expected + 2 * f->spread <= window_ns)
         return NNFMQ_POLL;
-    if (f->expected + 2 * f->spread <= window_ns)
-        return NNFMQ_POLL;
+    if (f->spread > window_ns / 2)
+        return f->expected - f->spread > window_ns ? NNFMQ_SLEEP : NNFMQ_POLL;
     int64_t nap = f->expected - nnfmq_least(f->lateness + 2 * f->spread + 5000, window_ns);
     return nap < 10000 ? NNFMQ_POLL : now + nap;
 }
 
 static inline void nnfmq_learn(nnfmq_forecast *f, int64_t waited) {
-    if (!f->samples)
+    if (!f->samples) {
         f->expected = waited;
+        f->spread = waited / 2;
+    }
     int is_longer = waited > f->expected;
     int64_t error = nnfmq_least(is_longer ? waited - f->expected : f->expected - waited, 4 * f->spread + 20000);
     f->expected += is_longer ? error / 4 : -(error / 4);

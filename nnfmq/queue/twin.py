@@ -686,21 +686,17 @@ class Ring:
             return self._is_ready(READER, self._quantum) or event.is_stopped
         if self._poll(event, began, _earlier(deadline_ns, began + min(window_ns, _FIRST_LOOK_NS))):
             return True  # too short to learn from: what is learnt is when not to poll
-        plan = self._forecast.plan(began, window_ns)
-        if plan != SLEEP and self._writer_cpu[0] == current_cpu() + 1:
+        if window_ns and self._writer_cpu[0] == current_cpu() + 1:
             os.sched_yield()  # it cannot answer while we run here
-            plan = SLEEP
-        return self._sleep_as_planned(event, deadline_ns, window_ns, began, plan)
-
-    def _sleep_as_planned(
-        self, event: EventWord, deadline_ns: int | None, window_ns: int, began: int, plan: int
-    ) -> bool:  # fmt: skip
-        if plan == SLEEP:
             return self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
-        if plan != POLL and self._nap(event, deadline_ns, plan):
+        return self._wait_as_planned(event, deadline_ns, window_ns, began)
+
+    def _wait_as_planned(self, event: EventWord, deadline_ns: int | None, window_ns: int, began: int) -> bool:
+        plan = self._forecast.plan(began, window_ns)
+        if plan > POLL and self._nap(event, deadline_ns, plan):
             return True
         start = began if plan == POLL else monotonic_ns()
-        found = self._poll(event, monotonic_ns(), _earlier(deadline_ns, start + window_ns))
+        found = plan != SLEEP and self._poll(event, monotonic_ns(), _earlier(deadline_ns, start + window_ns))
         found = found or self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
         if found:
             self._forecast.learn(monotonic_ns() - began)

@@ -70,9 +70,10 @@ class Forecast:
     """What one receiver knows of its waits: how long they are, and how late its naps end.
 
     Each number is an integer of nanoseconds. A wait is predictable when the last ones differed little; then it is spent
-    asleep until shortly before its expected end, and the polling window begins there. No wait ever polls for longer
-    than one window. (To sleep at once where another task was seen to take the CPU was tried and was worse: beside a
-    process that eats a core, the rare interruption of a poll costs less than all those wake-ups.)
+    asleep until shortly before its expected end, and the polling window begins there. One that is not, but hardly ends
+    within a window, is spent asleep: polling in vain takes a core, perhaps from who computes the answer. No wait ever
+    polls for longer than one window. (To sleep at once where another task was seen to take the CPU was tried and was
+    worse: beside a process that eats a core, the rare interruption of a poll costs less than all those wake-ups.)
     """
 
     __slots__ = ("expected", "finds", "lateness", "samples", "spread")
@@ -87,10 +88,10 @@ class Forecast:
         """Return POLL, SLEEP, or when the nap ends after which to poll."""
         if window_ns == 0:
             return SLEEP
-        if self.samples < _SAMPLES or self.spread > window_ns // 2 or self.expected > _LONGEST_NS:
+        if self.samples < _SAMPLES or self.expected > _LONGEST_NS or self.expected + 2 * self.spread <= window_ns:
             return POLL
-        if self.expected + 2 * self.spread <= window_ns:
-            return POLL
+        if self.spread > window_ns // 2:
+            return SLEEP if self.expected - self.spread > window_ns else POLL
         margin = min(self.lateness + 2 * self.spread + _MARGIN_NS, window_ns)
         nap = self.expected - margin
         return POLL if nap < _SHORTEST_NAP_NS else now + nap
@@ -98,7 +99,7 @@ class Forecast:
     def learn(self, waited: int) -> None:
         """Take in how long a wait was. One that lasted much longer than all before counts for less."""
         if not self.samples:
-            self.expected = waited
+            self.expected, self.spread = waited, waited // 2
         error = min(abs(waited - self.expected), 4 * self.spread + 20_000)
         self.expected += error // 4 if waited > self.expected else -(error // 4)
         self.spread += (error - self.spread) // 4 if error > self.spread else -((self.spread - error) // 4)

@@ -51,7 +51,7 @@ def test_naps_that_end_late_begin_to_end_earlier_but_never_more_than_a_window() 
     forecast = used_to(*[200 * US] * 50)
     for _ in range(20):
         forecast.woke(1000, 1000 + 30 * US, False)
-    assert 165 * US <= forecast.plan(0, WINDOW) <= 172 * US
+    assert 164 * US <= forecast.plan(0, WINDOW) <= 172 * US
     for _ in range(20):
         forecast.woke(1000, 1000 + 500 * US, False)
     assert 145 * US <= forecast.plan(0, WINDOW) <= 150 * US
@@ -73,9 +73,22 @@ def test_a_rhythm_that_becomes_much_quicker_is_noticed_within_a_dozen_naps() -> 
     assert naps <= 12
 
 
-def test_waits_of_any_length_are_polled_for_as_in_android() -> None:
+def test_waits_of_any_length_that_may_end_within_the_window_are_polled_for_as_in_android() -> None:
     chance = random.Random(5)
-    assert used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)]).plan(0, WINDOW) == POLL
+    assert used_to(*[chance.randrange(5 * US, 150 * US) for _ in range(200)]).plan(0, WINDOW) == POLL
+
+
+def test_waits_of_any_length_beyond_the_window_are_slept_through() -> None:
+    chance = random.Random(5)
+    assert used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)]).plan(0, WINDOW) == SLEEP
+
+
+def test_who_slept_through_long_waits_polls_again_when_they_become_short() -> None:
+    chance = random.Random(5)
+    forecast = used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)])
+    for _ in range(30):
+        forecast.learn(20 * US)
+    assert forecast.plan(0, WINDOW) == POLL
 
 
 def test_after_a_second_of_silence_nobody_is_expected() -> None:
@@ -219,6 +232,19 @@ def test_a_thread_naps_with_exact_timers_and_gets_its_own_back(
     seen = accustom(queue, sender, 0.02, 15 * MS)
     assert (seen[0], 1 in seen) == (own, True)
     assert status_of(threading.get_native_id()) == own
+
+
+def test_waits_of_any_length_beyond_the_window_take_no_core(
+    make_queue: Callable[..., MessageQueue], sender: ThreadPoolExecutor
+) -> None:
+    queue, me, polled = make_queue(8, 4), threading.get_native_id(), []
+    for wait_s in [0.04, 0.1] * 6:
+        sent, before = sender.submit(send_after, queue, wait_s, me), time.thread_time_ns()
+        assert queue.receive(time.monotonic_ns() + 20_000 * MS, 15 * MS)
+        polled.append(time.thread_time_ns() - before)
+        sent.result(20)
+    assert polled[0] >= 10 * MS, "a stranger is polled for"
+    assert min(polled[6:]) < 5 * MS
 
 
 def test_a_deadline_ends_a_nap() -> None:
