@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from model_bench_plots import draw
+from model_bench_table import goals_of
 from queue_bench_table import shown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -65,7 +66,7 @@ def results(report: Mapping[str, Any], plots: Mapping[str, str]) -> str:
 
 
 def _conditions(report: Mapping[str, Any]) -> str:
-    given = report["conditions"]
+    given, goals = report["conditions"], goals_of(report)
     packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in given["packages"].items())
     used = "; ".join(f"{name}: {_placed(cpus)}" for name, cpus in given["cpus_used"].items())
     shares = ", which has no core of its own then" if given["client_shares_cores"] else ""
@@ -77,7 +78,7 @@ def _conditions(report: Mapping[str, Any]) -> str:
         f"* computing on, and the burst's client: {used}{shares}",
         *(f"* polling window, {name}: {window}" for name, window in given["polling_window"].items()),
         f"* load before: {', '.join(map(str, given['load_before']))}",
-        f"* goals missed: {'; '.join(report['missed']) or 'none'}",
+        f"* goals: {sum(goal['met'] is True for _, goal in goals)} of {len(goals)} met; which, the tables say",
         f"* not compared: {'; '.join(report['not_compared']) or 'nothing'}\n",
     ]
     return "\n".join(lines)
