@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import add_connect_argument, at_least_one, console, table
+from nnfmq.cli.output import add_connect_argument, at_least_one, console, new_file, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name it finds")
     _add_random_arguments(parser)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write the results as a page")
+    parser.add_argument("--json", metavar="FILE", type=new_file, help="write the results")
+    parser.add_argument("--html", metavar="FILE", type=new_file, help="write the results as a page")
     parser.add_argument("--verbose", action="store_true", help="all failures, why tests were skipped, the slowest")
     add_connect_argument(parser)
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +36,16 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
         metavar="PATH|embedded",
         help="the socket of a driver, or `embedded` for a private one (default: a running driver, else embedded)",
     )
+
+
+def new_file(text: str) -> Path:
+    """Return the path that an argument gives, to which a file can be written later; argparse names the option."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}; make it first")
+    return path
 
 
 def at_least_one(text: str) -> int:

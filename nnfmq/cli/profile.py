@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import at_least_one, console, from_zero, print_json
+from nnfmq.cli.output import at_least_one, console, from_zero, new_file, print_json
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=from_zero, default=0, help="of random inputs (default: 0)")
     parser.add_argument("--sort", choices=("order", "time"), default="order", help="of the table (default: order)")
     parser.add_argument("--arena", action="store_true", help="print where values lie, too")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with charts")
+    parser.add_argument("--html", metavar="FILE", type=new_file, help="write a page with charts")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -7,10 +7,11 @@ import os
 import pty
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from nnfmq.cli import output
+from nnfmq.cli import main, output
 from nnfmq.cli.output import compiling, console, distribution, microseconds, percentile, shape_text
 
 
@@ -85,3 +86,15 @@ def test_into_a_file_no_progress_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with compiling(no_color=True) as progress:
         assert progress is None
+
+
+@pytest.mark.parametrize(
+    "command", [["profile", "model.tflite", "--html"], ["conformance", "--html"], ["conformance", "--json"]]
+)
+@pytest.mark.parametrize(("place", "said"), [("gone/report", "make it first"), (".", "is a folder; name a file in it")])
+def test_a_file_that_cannot_be_written_later_is_refused_before_anything_is_measured(
+    command: list[str], place: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, str(tmp_path / place)]) == 2
+    assert f"argument {command[-1]}: " in (complaint := capsys.readouterr().err)
+    assert said in complaint
