@@ -17,7 +17,7 @@ import numpy as np
 from nnfmq.engines.compiled.objects import Linker
 from nnfmq.engines.compiled.segment import PlannedStep, Segment, SegmentPlan, Value
 from nnfmq.engines.compiled.target import Target
-from nnfmq.engines.compiled.team import Team
+from nnfmq.engines.compiled.team import Sharing, Team
 from nnfmq.engines.execution import Scope, Step
 from nnfmq.engines.interpreter import Preparation, Program, constant
 from nnfmq.hal.types import Model, Operation, Subgraph
@@ -30,7 +30,7 @@ class _Step(msgspec.Struct, frozen=True, array_like=True):
     function: str
     words: int
     units: int
-    is_shared: bool
+    sharing: Sharing
 
 
 class _Output(msgspec.Struct, frozen=True, array_like=True):
@@ -84,14 +84,14 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 def _segment(first: int, last: int, plan: SegmentPlan) -> _Segment:
-    steps = tuple(_Step(s.function, s.words, s.units, s.is_shared) for s in plan.steps)
+    steps = tuple(_Step(s.function, s.words, s.units, s.sharing) for s in plan.steps)
     outputs = tuple(_Output(index, offset, value.dtype.str, value.shape) for index, offset, value in plan.outputs)
     words = plan.regions.tobytes(), plan.offsets.tobytes()
     return _Segment(first, last, steps, plan.inputs, outputs, *words, plan.arena_bytes, plan.scratch_bytes)
 
 
 def _plan(saved: _Segment) -> SegmentPlan:
-    steps = tuple(PlannedStep(s.function, s.words, s.units, s.is_shared) for s in saved.steps)
+    steps = tuple(PlannedStep(s.function, s.words, s.units, s.sharing) for s in saved.steps)
     outputs = tuple((o.index, o.offset, Value(np.dtype(o.dtype), o.shape)) for o in saved.outputs)
     words = np.frombuffer(saved.regions, np.int64), np.frombuffer(saved.offsets, np.int64)
     return SegmentPlan(steps, saved.inputs, outputs, *words, saved.arena_bytes, saved.scratch_bytes)

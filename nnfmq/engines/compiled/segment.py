@@ -17,7 +17,7 @@ from nnfmq.engines.compiled.arena import ALIGNMENT, Life, aligned, places
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.objects import Linker
 from nnfmq.engines.compiled.target import Target
-from nnfmq.engines.compiled.team import STEP_WORDS, Team
+from nnfmq.engines.compiled.team import STEP_WORDS, Sharing, Team
 from nnfmq.engines.execution import NO_LIMITS, Scope
 from nnfmq.engines.idle import join
 from nnfmq.operations.signature import Array, Shape
@@ -25,6 +25,7 @@ from nnfmq.operations.signature import Array, Shape
 __all__ = ["Call", "Place", "PlannedStep", "Segment", "SegmentPlan", "Value", "plan_segment"]
 
 _SHARED_FROM_NS = 3000
+_WAKING_FROM_NS = 80_000  # who sleeps takes half of that to come
 _IDLE_MOST = 4  # states that a segment keeps: as many executions run at once, but for bursts, which keep their own
 _ARENA, _CONSTANTS, _FIRST_INPUT = 0, 1, 2
 
@@ -79,18 +80,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A call's function, by its name, the words of its table, its units, and whether threads are to share them."""
+    """A call's function, by its name, the words of its table, its units, and how threads share them."""
 
     function: str
     words: int
     units: int
-    is_shared: bool
+    sharing: Sharing
 
     @classmethod
-    def of(cls, call: Call) -> Self:
+    def of(cls, call: Call, sharing: Sharing) -> Self:
         """Return what remains of a call once its operands have places."""
         words, units = len(call.inputs) + len(call.outputs) + len(call.constants), call.kernel.units
-        return cls(name_of(call.kernel), words, units, call.is_shared)
+        return cls(name_of(call.kernel), words, units, sharing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,19 @@ def plan_segment(
     scratch = aligned(max((call.kernel.scratch_bytes(target) for call in calls), default=0) + ALIGNMENT)
     left = tuple((index, place[root(index)], values[index]) for index in outputs)
     map_of_arena = tuple(Place(index, values[index], place[index], begins[index], ends[index]) for index in made)
-    steps = tuple(map(PlannedStep.of, calls))
+    steps = tuple(map(PlannedStep.of, calls, _sharing(calls)))
     sizes = aligned(total), scratch
     return SegmentPlan(steps, tuple(inputs), left, regions, within, *sizes, tuple(calls), map_of_arena)
+
+
+def _sharing(calls: Sequence[Call]) -> list[Sharing]:
+    """Return how each call is shared. Near the end nobody is woken any more: who wakes would find nothing to do."""
+    found, left_ns = [], 0
+    for call in reversed(calls):
+        left_ns += call.work * call.is_shared
+        rings = Sharing.AND_WAKE if left_ns >= _WAKING_FROM_NS else Sharing.SHARED
+        found.append(rings if call.is_shared else Sharing.ALONE)
+    return found[::-1]
 
 
 def _words(call: Call, root: Any, place: dict[int, int], inputs: dict[int, int]) -> list[tuple[int, int]]:
@@ -199,7 +210,7 @@ class Segment:
         """Return the records of the steps, over tables that begin at address `tables`."""
         steps = np.empty((self.steps, STEP_WORDS), np.int64)
         for number, (step, function) in enumerate(zip(self.plan.steps, self._functions, strict=True)):
-            steps[number] = function, tables, step.units, step.is_shared
+            steps[number] = function, tables, step.units, step.sharing
             tables += 8 * step.words
         return steps
 

@@ -4,15 +4,16 @@ One leader, the thread that executes a model, opens a step; whoever is awake joi
 step's chunks, takes from its own first and then from the others', one at a time. So nobody waits for a thread that
 sleeps or has lost its processor, but for the one chunk that it has begun: the leader does its work, and a helper that
 wakes in the middle of a long step takes its part of what is left. Helpers poll as long as somebody leads, and for a
-bounded time after that; then they sleep. The leader sleeps, too, where a helper has lost its processor in the middle of
-a chunk: so the helper gets the leader's. Results do not depend on who computes what, since units do not overlap.
+moment after that; then they sleep, and only a step with enough work behind it wakes them. The leader sleeps, too, where
+a helper has lost its processor in the middle of a chunk: so the helper gets the leader's. Results do not depend on who
+computes what, since units do not overlap.
 
     epoch    odd: a step is open    even: none is    -1: leave
 
 A helper says that it is busy before it looks whether the step is still open, and the leader closes the step before it
 looks who is busy: so one of them sees the other, and what describes a step changes when nobody reads it.
 
-Steps are records of four words: function, table of addresses, units, and whether sharing them out is worth it. The
+Steps are records of four words: function, table of addresses, units, and how they are shared out (`Sharing`). The
 functions are below in LLVM's assembly, which has the atomic operations; they are compiled once in a process.
 """
 
@@ -21,18 +22,19 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from enum import IntEnum
 from functools import cache
 
 import numpy as np
 
 from nnfmq.engines.compiled.objects import Linker, host_target, object_of_assembly
 
-__all__ = ["STEP_WORDS", "Team", "team_code", "the_team"]
+__all__ = ["STEP_WORDS", "Sharing", "Team", "team_code", "the_team"]
 
 STEP_WORDS = 4
 _LINE_BYTES = 128  # two cache lines, which some processors fetch together
 _LINE_WORDS = _LINE_BYTES // 8
-_POLLS = 2000  # after the last step of a run
+_POLLS = 300  # after the last step of a run: some 10 µs, for whoever got the result wants the processor
 _MOST_POLLS = 200_000  # while somebody leads
 _MOST_HELPERS = 15
 _CHUNKS = 4  # of each thread
@@ -222,12 +224,12 @@ step:
   %record = getelementptr i8, ptr %steps, i64 %offset
   %r.table.at = getelementptr i8, ptr %record, i64 8
   %r.units.at = getelementptr i8, ptr %record, i64 16
-  %r.shared.at = getelementptr i8, ptr %record, i64 24
+  %r.sharing.at = getelementptr i8, ptr %record, i64 24
   %function = load ptr, ptr %record, align 8
   %table = load ptr, ptr %r.table.at, align 8
   %units = load i64, ptr %r.units.at, align 8
-  %worth = load i64, ptr %r.shared.at, align 8
-  %many = mul i64 %worth, %helpers
+  %sharing = load i64, ptr %r.sharing.at, align 8
+  %many = mul i64 %sharing, %helpers
   %alone = icmp eq i64 %many, 0
   br i1 %alone, label %single, label %share
 single:
@@ -262,13 +264,18 @@ range:
   br i1 %t.more, label %range, label %open
 open:
   %opened = atomicrmw add ptr %epoch.at, i64 1 seq_cst
+  %all = icmp eq i64 %sharing, 2
+  br i1 %all, label %ring, label %take
+ring:
   call void @wake(ptr %team)
+  br label %take
+take:
   call void @work(ptr %team, i64 0)
   %closed = atomicrmw add ptr %epoch.at, i64 1 seq_cst
   br label %collect
 
 collect:
-  %c = phi i64 [ 1, %open ], [ %c.next, %collected ]
+  %c = phi i64 [ 1, %take ], [ %c.next, %collected ]
   %c.offset = mul i64 %c, 128
   %c.slot = getelementptr i8, ptr %slots, i64 %c.offset
   %c.busy.at = getelementptr i8, ptr %c.slot, i64 16
@@ -338,6 +345,14 @@ def _assembly(machine: str) -> str:
 def team_code() -> bytes:
     """Return the functions' object code. It takes as long as a small model, and a process that is forked has it."""
     return object_of_assembly(_assembly(os.uname().machine), host_target())
+
+
+class Sharing(IntEnum):
+    """Who computes a step: the leader alone, all who are awake, or those who sleep as well."""
+
+    ALONE = 0
+    SHARED = 1
+    AND_WAKE = 2
 
 
 class Team:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from support.drivers import until
 
+from nnfmq.engines.compiled.kernels.peaks import Copying
 from nnfmq.engines.compiled.objects import Linker, host_target, object_of_assembly
-from nnfmq.engines.compiled.team import STEP_WORDS, Team
+from nnfmq.engines.compiled.segment import Call, Value, plan_segment
+from nnfmq.engines.compiled.team import STEP_WORDS, Sharing, Team
 from nnfmq.operations.signature import Array
 
 UNITS_MOST = 1000
@@ -81,24 +83,24 @@ def make_team() -> Iterator[Callable[[int], Team]]:
         team.stop()
 
 
-def run_steps(team: Team, kernel: int, tables: list[Array], units: int, shared: bool = True) -> None:
+def run_steps(team: Team, kernel: int, tables: list[Array], units: int, sharing: int = Sharing.AND_WAKE) -> None:
     """Let the team run a step for each table."""
-    steps = np.array([[kernel, table.ctypes.data, units, shared] for table in tables], np.int64)
+    steps = np.array([[kernel, table.ctypes.data, units, sharing] for table in tables], np.int64)
     assert steps.shape[1] == STEP_WORDS
     scratch = np.zeros(64 * team.areas, np.uint8)
     team.run(steps.ctypes.data, 0, len(tables), scratch.ctypes.data, 64)
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "alone"])
+@pytest.mark.parametrize("sharing", Sharing, ids=lambda sharing: sharing.name)
 @pytest.mark.parametrize("helpers", [0, 1, 3])
 @pytest.mark.parametrize("units", [1, 2, 7, 16, 17, 100, UNITS_MOST])
 def test_every_unit_is_computed_once(
-    kernels: Linker, make_team: Callable[[int], Team], units: int, helpers: int, shared: bool
+    kernels: Linker, make_team: Callable[[int], Team], units: int, helpers: int, sharing: Sharing
 ) -> None:
     team = make_team(helpers)
     tables = [np.zeros(UNITS_MOST + 1, np.int64) for _ in range(20)]
     for _ in range(50):
-        run_steps(team, kernels.address("count"), tables, units, shared)
+        run_steps(team, kernels.address("count"), tables, units, sharing)
     for table in tables:
         assert set(table[:units]) == {50}
         assert not table[units:].any()
@@ -116,6 +118,16 @@ def test_a_helper_that_sleeps_joins_a_step_that_is_under_way(kernels: Linker, ma
     table = np.array([8, 0, 0], np.int64)
     run_steps(team, kernels.address("meet"), [table], 8)
     assert table[1] == 1
+
+
+def test_a_helper_that_sleeps_is_not_woken_for_a_little(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+    team, table = make_team(1), np.zeros(8, np.int64)
+    run_steps(team, kernels.address("count"), [table], 8)
+    until(lambda: asleep(team) >= 1, "the helper sleeps")
+    sleepers = asleep(team)
+    run_steps(team, kernels.address("count"), [table], 8, Sharing.SHARED)
+    assert asleep(team) == sleepers, "who rings the bell counts from 0 again"
+    assert (table == 2).all()
 
 
 def test_a_helper_takes_its_part_of_every_step(kernels: Linker, make_team: Callable[[int], Team]) -> None:
@@ -200,3 +212,17 @@ def test_limits_and_runs_at_once_leave_every_unit_computed_once(
         runs += 1
     limiter.join()
     assert all((table == runs).all() for table in tables)
+
+
+def test_near_the_end_of_a_segment_nobody_is_woken_any_more() -> None:
+    kernel, works = Copying(64, 1, 8), (100_000, 1000, 50_000, 40_000, 39_000)
+    calls = [Call(kernel, (n,), (n + 1,), (), work_ns) for n, work_ns in enumerate(works)]
+    values = {n + 1: Value(np.dtype(np.uint8), (512,)) for n in range(len(works))}
+    plan = plan_segment(calls, values, {}, [0], [len(works)], host_target())
+    assert [step.sharing for step in plan.steps] == [
+        Sharing.AND_WAKE,
+        Sharing.ALONE,
+        Sharing.AND_WAKE,
+        Sharing.SHARED,
+        Sharing.SHARED,
+    ]
