@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.depth import IS_DEEP
 from support.tflite_cases import CASES, Case
 from support.tflite_files import Operator, Tensor, everything, quantized, single, writer
 
@@ -77,7 +78,7 @@ def test_any_byte_may_be_wrong(make: Callable[[], bytes], change: int) -> None:
 @pytest.mark.parametrize("make", TINY.values(), ids=TINY)
 def test_several_changes_at_random_places_do_no_harm(make: Callable[[], bytes]) -> None:
     data, rng = make(), random.Random(SEED)
-    for _ in range(1000):
+    for _ in range(1000 if IS_DEEP else 300):
         attempt(spoiled(spoiled(data, rng), rng))
 
 
@@ -86,7 +87,7 @@ def test_each_operator_s_options_and_arguments_may_be_wrong(case: Case) -> None:
     content = case.content()
     rng = random.Random(SEED)
     assert attempt(content)
-    for _ in range(40):
+    for _ in range(40 if IS_DEEP else 15):
         attempt(spoiled(content, rng))
 
 

@@ -37,7 +37,7 @@ from nnfmq.service.devices import Devices, InterpreterDevice
 
 ADD, MUL = OperationType.ADD, OperationType.MUL
 NONE, INVALID, FAILURE = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
-ROUNDS = 100
+ROUNDS = 40
 SEEDS = range(10)
 EACH_FILE = [pytest.param(0, id="model"), pytest.param(1, id="data")]
 WRONG_COUNTS = [(2, 1), (0, 1), (1, 2), (1, 0)]
