@@ -23,7 +23,7 @@ from typing import Any
 import latency_placement as placement
 from bench_processes import Failed, received, started
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
-from model_bench_parties import Described, Job, Turn, child_main, loaded
+from model_bench_parties import SUSTAINED, Described, Job, Turn, child_main, loaded
 from model_bench_table import (
     BURST,
     IN_PROCESS,
@@ -42,6 +42,7 @@ from model_work import KINDS, TYPES, generated, work_of
 
 from nnfmq.cli.output import open_client
 from nnfmq.hal.errors import NnfmqError
+from nnfmq.service.program_cache import switched_off
 
 POLLING_US = 100_000.0
 SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
@@ -193,8 +194,8 @@ def _turn(connection: Connection, turn: Turn, limit_s: int) -> list[int]:
 
 @contextmanager
 def _driver() -> Iterator[str]:
-    """Run `nnfmq serve` in a folder of its own; yields where it listens."""
-    with tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
+    """Run `nnfmq serve` in a folder of its own, without its cache; yields where it listens."""
+    with switched_off(), tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
         socket = Path(folder) / "driver.sock"
         command = [sys.executable, "-P", "-m", "nnfmq", "serve", "--socket", str(socket)]
         driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -224,14 +225,14 @@ def _compiling_main(connection: Connection, job: Job) -> None:
             placement.pin_to(client.driver_pid, job.cpus)
             placement.pin_to(0, job.client_cpus)
             device, model = client.device("compiled"), loaded(job.source)
-            device.prepare(model).close()
+            device.prepare(model, preference=SUSTAINED).close()
             connection.send(_Compiler((client.driver_pid,)))
             while _asked(connection):
                 signal.alarm(job.limit_s)
                 connection.send(None)
                 count = 0
                 while not connection.poll():
-                    device.prepare(model).close()
+                    device.prepare(model, preference=SUSTAINED).close()
                     count += 1
                 connection.recv()
                 connection.send(count)

@@ -237,14 +237,13 @@ def test_a_thread_naps_with_exact_timers_and_gets_its_own_back(
 def test_waits_of_any_length_beyond_the_window_take_no_core(
     make_queue: Callable[..., MessageQueue], sender: ThreadPoolExecutor
 ) -> None:
-    queue, me, polled = make_queue(8, 4), threading.get_native_id(), []
-    for wait_s in [0.04, 0.1] * 6:
+    queue, me, spent = make_queue(8, 4), threading.get_native_id(), []
+    for wait_s in [0.03, 0.06] * 6:
         sent, before = sender.submit(send_after, queue, wait_s, me), time.thread_time_ns()
         assert queue.receive(time.monotonic_ns() + 20_000 * MS, 15 * MS)
-        polled.append(time.thread_time_ns() - before)
+        spent.append(time.thread_time_ns() - before)
         sent.result(20)
-    assert polled[0] >= 10 * MS, "a stranger is polled for"
-    assert min(polled[6:]) < 5 * MS
+    assert min(spent[6:]) < spent[0] // 5, "a stranger is polled for, for 15 ms where this thread has a core"
 
 
 def test_a_deadline_ends_a_nap() -> None:
