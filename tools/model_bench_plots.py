@@ -102,6 +102,7 @@ def _cost(report: Mapping[str, Any]) -> Any:
     labels = [f"{row['model']}, {row['threads']} thr." for row in rows]
     bars = axes.barh(labels, [row["goals"][0]["value"] for row in rows], color=COLORS[BURST], height=0.6)
     axes.bar_label(bars, fmt=" %.1f µs", fontsize=8)
+    axes.margins(x=0.15)  # room for the label of a bar to the left of 0 as well
     axes.axvline(rows[0]["goals"][0]["limit"], label="goal", **_GOAL)
     axes.invert_yaxis()
     axes.set_xlabel("burst p50 less p50 of the same engine in process, µs")
