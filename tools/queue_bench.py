@@ -29,7 +29,7 @@ from queue_bench_parties import child_main
 from queue_bench_server import DEFAULT_NS, POLLING_NS, Job, Sample
 from queue_bench_table import ROWS, SLOWER, Row, report_row, shown
 
-from nnfmq.cli.output import console, print_json, table
+from nnfmq.cli.output import console, new_file, print_json, table
 
 PEERS = ("iceoryx2", "pyzmq", "grpcio")
 Rounds = dict[str, list[Sample]]
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=_positive, default=120, metavar="S", help="seconds that a party may take")
     parser.add_argument("--judge", action="store_true", help="status 1 where a goal is missed")
     parser.add_argument("--require-all", action="store_true", help="status 1 where a peer is missing")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with the distributions drawn")
+    parser.add_argument("--html", type=new_file, metavar="FILE", help="also write a page with the distributions drawn")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--no-color", action="store_true")
     return parser

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.caching import FLOAT, QUANT8, TOKEN, TYPES, CachingClient, Loaded, Paths, answer, chain
+from support.depth import IS_DEEP
 from support.models import invalid_model, unsupported_model
 
 import nnfmq
@@ -37,7 +38,7 @@ from nnfmq.service.devices import Devices, InterpreterDevice
 
 ADD, MUL = OperationType.ADD, OperationType.MUL
 NONE, INVALID, FAILURE = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
-ROUNDS = 40
+ROUNDS = 100 if IS_DEEP else 40
 SEEDS = range(10)
 EACH_FILE = [pytest.param(0, id="model"), pytest.param(1, id="data")]
 WRONG_COUNTS = [(2, 1), (0, 1), (1, 2), (1, 0)]

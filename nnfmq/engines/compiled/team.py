@@ -264,7 +264,7 @@ range:
   br i1 %t.more, label %range, label %open
 open:
   %opened = atomicrmw add ptr %epoch.at, i64 1 seq_cst
-  %all = icmp eq i64 %sharing, 2
+  %all = icmp eq i64 %sharing, AND_WAKE
   br i1 %all, label %ring, label %take
 ring:
   call void @wake(ptr %team)
@@ -337,6 +337,7 @@ def _assembly(machine: str) -> str:
         text.replace("@PAUSE", f"@{name}({argument})")
         .replace("CHUNKS", str(_CHUNKS))
         .replace("PATIENCE", str(_PATIENCE))
+        .replace("AND_WAKE", str(int(Sharing.AND_WAKE)))
     )
     return text.replace("FUTEX", futex)
 
