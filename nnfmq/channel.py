@@ -7,7 +7,7 @@ forked child closes its copies of all channels and listeners at once.
 
     frame: u8 kind (0 inline, 1 body in the last fd), then inline: the message; else u64 length of the body
 
-What the bytes mean is `serialize.control`'s business; who waits for what, `runtime`'s and `service`'s.
+What the bytes mean is `serialize.control_protocol`'s business; who waits for what, `runtime`'s and `service`'s.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from nnfmq.hal.errors import (
 from nnfmq.memory import put_in_file, take_from_file
 
 INLINE_BYTES = 32 * 1024  # comfortably under the default socket buffer, with room for several frames
-BODY_BYTES_MAX = 256 << 20  # as `serialize.control`: no larger message exists; a test compares these two
+BODY_BYTES_MAX = 256 << 20  # as `serialize.control_protocol`: no larger message exists; a test compares these two
 FDS_MAX = 250  # Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 

@@ -32,7 +32,7 @@ from nnfmq.hal.errors import (
     NnfmqError,
     ProtocolError,
 )
-from nnfmq.serialize import control, messages
+from nnfmq.serialize import control_protocol, messages
 
 SECOND_NS = 1_000_000_000
 SHORT_NS = 30_000_000
@@ -321,7 +321,7 @@ def test_a_body_in_an_ordinary_file_is_refused_unread(raw: tuple[socket.socket, 
 
 
 def test_the_limits_of_a_frame_are_those_of_a_message() -> None:
-    assert (FDS_MAX, BODY_BYTES_MAX) == (messages.MAX_FDS, control.MAX_BODY_BYTES)
+    assert (FDS_MAX, BODY_BYTES_MAX) == (messages.MAX_FDS, control_protocol.MAX_BODY_BYTES)
 
 
 # ------------------------------------------------------------------------------------------------ hang-up and deadlines

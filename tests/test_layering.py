@@ -105,7 +105,7 @@ def test_imports_of_a_cython_file_are_read(line: str) -> None:
         ("queue.twin", "import mmap"),
         ("channel", "import os\nos.memfd_create('x')"),
         ("channel", "from os import memfd_create as m\nx = memfd_create"),
-        ("serialize.control", "import pickle"),
+        ("serialize.control_protocol", "import pickle"),
         ("service.session", "import multiprocess"),
         ("service.supervisor", "import multiprocessing.connection"),
         ("service.session", "import subprocess"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import (
+from nnfmq.hal.extension_codes import (
     HIDL_PREFIX_BITS,
     Code,
     Extension,

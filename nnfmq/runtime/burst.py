@@ -56,8 +56,8 @@ from nnfmq.runtime.results import check_result
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
+from nnfmq.serialize.execution_stats import StageSlots
 from nnfmq.serialize.packet import ResultPacket
-from nnfmq.serialize.stages import StageSlots
 
 QUEUE_RECORDS = 1024  # each way, as the HAL's own client
 _NONE = ErrorStatus.NONE  # an attribute of an enum costs more than a record through the ring

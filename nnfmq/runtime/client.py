@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 from msgspec.structs import replace
 
 from nnfmq.channel import Channel
-from nnfmq.hal.device import Capabilities
+from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.errors import (
     DeviceUnavailable,
     ErrorStatus,
@@ -53,7 +53,7 @@ from nnfmq.runtime.outcomes import deadline_on_wire, lent_fds
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize.model_codec import encode_model
 
 if TYPE_CHECKING:
     from nnfmq.runtime.caching import CacheFolder
@@ -111,7 +111,7 @@ def connect(
     """
     deadline_ns = deadline_after(timeout)
     if interface != INTERFACE:  # judge it before anything is started
-        from nnfmq.hal.versions import interface_level
+        from nnfmq.hal.feature_levels import interface_level
 
         interface_level(interface)
     if embedded and (path is not None or wait):
@@ -471,7 +471,7 @@ class Device:
     def _consumers(self, model: Model) -> tuple[tuple[int, ...], ...]:
         if self._connection.is_aidl:
             return ()
-        from nnfmq.hal.versions import number_of_consumers
+        from nnfmq.hal.feature_levels import number_of_consumers
 
         return tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
 

@@ -33,12 +33,12 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.types import Pool, SharedPool
 from nnfmq.runtime.answers import OneShot
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role
-from nnfmq.serialize.conversation import Conversation
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.connection_state import Conversation
+from nnfmq.serialize.control_protocol import Role
 
 INTERFACE = "AIDL v4"  # unless the application wants another
-# Levels of `hal.versions`, for which no application shall wait.
+# Levels of `hal.feature_levels`, for which no application shall wait.
 _LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 8, 5, 4, 8
 _GONE = "the driver process is gone"
 _TELL_NS = 1_000_000_000  # for a driver that reads nothing, before it is left alone
@@ -136,7 +136,7 @@ class Connection:
             connection._watch_driver(process)
             name = f"pid {os.getpid()}"
             with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
-                connection.send(messages.Hello(control.PROTOCOL, interface, name), deadline_ns)
+                connection.send(messages.Hello(control_protocol.PROTOCOL, interface, name), deadline_ns)
             connection.driver = connection._greeting.wait(deadline_ns)
         except DeadObject as error:
             connection.close()
@@ -318,7 +318,7 @@ class Connection:
 
     def _noted(self, message: messages.Message) -> bytes:
         """Return the bytes of a message that is to be sent now. Raises DeadObject where nothing is sent any more."""
-        data = control.encode(message)
+        data = control_protocol.encode(message)
         self.raise_if_ended()
         try:
             self._conversation.note(message, Role.CLIENT)
@@ -372,7 +372,7 @@ class Connection:
 
     def _on_frame(self, frame: Frame) -> None:
         count = None if frame.lacks_fds else len(frame.fds)
-        message = control.decode(frame.data, sender=Role.DRIVER, fds=count)
+        message = control_protocol.decode(frame.data, sender=Role.DRIVER, fds=count)
         self._conversation.note(message, Role.DRIVER)
         if isinstance(message, messages.HelloReply):
             self._greeting.give(message)
@@ -411,7 +411,7 @@ class Connection:
             self._send_unblocked(undone(self.new_call(), answer))
 
     def _on_notice(self, notice: messages.PreparationProgress) -> None:
-        question = self._waiting.get(_Key(notice.call, control.NOTICES[type(notice)]))
+        question = self._waiting.get(_Key(notice.call, control_protocol.NOTICES[type(notice)]))
         if question is not None and isinstance(question.answer, OneShot):  # else whoever asked has stopped waiting
             question.answer.tell(notice)
 
@@ -457,7 +457,7 @@ class Connection:
             watcher.unwatch(watch)  # before the driver can hang up in answer: that is no death
         if was_open and self.driver is not None:
             with contextlib.suppress(NnfmqError, OSError):  # the hang-up that follows says the same
-                self._channel.send(control.encode(messages.Goodbye()), (), NOW)
+                self._channel.send(control_protocol.encode(messages.Goodbye()), (), NOW)
         self._finish(self._end)
         if self._pid == os.getpid():
             self._channel.hang_up()  # and end the call of a thread that could not be sent
@@ -485,7 +485,7 @@ class Connection:
 def _level_of(interface: str) -> int:
     if interface == INTERFACE:
         return _LEVEL
-    from nnfmq.hal.versions import interface_level
+    from nnfmq.hal.feature_levels import interface_level
 
     return interface_level(interface)
 

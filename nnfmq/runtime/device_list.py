@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
-from nnfmq.hal.device import MAX_NUMBER_OF_CACHE_FILES
+from nnfmq.hal.capabilities import MAX_NUMBER_OF_CACHE_FILES
 from nnfmq.serialize.messages import DeviceInfo
 
 _log = logging.getLogger("nnfmq.client")
@@ -34,7 +34,7 @@ def _impossible(info: DeviceInfo) -> Iterator[str]:
         if count > MAX_NUMBER_OF_CACHE_FILES:
             yield f"it wants {count} cache files of a kind, {MAX_NUMBER_OF_CACHE_FILES} are allowed (DEV-6)"
     if info.extensions:  # few devices have any, and the module costs a millisecond
-        from nnfmq.hal.extensions import is_extension_name
+        from nnfmq.hal.extension_codes import is_extension_name
 
         for extension in info.extensions:
             types = [element.type for element in extension.operand_types]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure, ProtocolError
-from nnfmq.hal.extensions import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
+from nnfmq.hal.extension_codes import HIDL_PREFIX_BITS, extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import Model, OperandType
 from nnfmq.serialize.messages import DeviceInfo, OperandTypeData

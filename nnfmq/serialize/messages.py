@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias, cast
 import msgspec
 from msgspec import Meta
 
-from nnfmq.hal.device import Capabilities
+from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.types import (
     BufferToken,
@@ -32,7 +32,7 @@ from nnfmq.hal.types import (
     SharedPool,
     TokenValuePair,
 )
-from nnfmq.serialize.stages import STAGE_SLOTS
+from nnfmq.serialize.execution_stats import STAGE_SLOTS
 
 MAX_FDS = 250  # per message: Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 MAX_POOLS = 65536  # of a request, driver's buffers among them

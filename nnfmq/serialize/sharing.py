@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from nnfmq.hal.errors import ProtocolError
-from nnfmq.serialize.control import require_fds
+from nnfmq.serialize.control_protocol import require_fds
 
 __all__ = ["Absent", "Here", "Left", "Message", "Offered", "Role", "Spoilt", "Wanted", "decode", "encode", "fd_count"]
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnfmq.file_memory import FileMemory
-from nnfmq.hal.device import BufferDesc, BufferRole
+from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import BufferToken, Operand, Request, is_scalar, joined
 from nnfmq.operations.signature import NUMPY_TYPES

@@ -28,8 +28,8 @@ from nnfmq.hal.types import NO_TIMING, ExecutionConfig, OutputShape, Request
 from nnfmq.queue import NOT_EMPTY, DeadFlag, MessageQueue, PollingWindow
 from nnfmq.serialize.codec import Decoder, decode_request, encode_result
 from nnfmq.serialize.datum import DATUM_BYTES
+from nnfmq.serialize.execution_stats import StageSlots
 from nnfmq.serialize.packet import RequestPacket, result_packet_for_error
-from nnfmq.serialize.stages import StageSlots
 from nnfmq.service.accounts import Received
 from nnfmq.service.faults import FAULTS
 from nnfmq.service.memory_cache import MemoryCache

@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from nnfmq.hal.device import NumberOfCacheFiles
+from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.service.installation_key import find_key, make_key
 from nnfmq.validation.values import validate_cache_token
@@ -56,7 +56,14 @@ _MODEL, _DATA = 1, 2
 _DIGEST_BYTES = 32
 _ALIGNMENT = 64
 _NO_DIGEST = bytes(_DIGEST_BYTES)
-_BUILD_PARTS = ("hal", "operations", "validation", "engines", "serialize/model.py", "service/interpreter_cache.py")
+_BUILD_PARTS = (
+    "hal",
+    "operations",
+    "validation",
+    "engines",
+    "serialize/model_codec.py",
+    "service/interpreter_cache.py",
+)
 _PACKAGE = Path(__file__).resolve().parent.parent
 _log = logging.getLogger("nnfmq.caching")
 

@@ -18,8 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from nnfmq.engines.control_flow import reached_by
 from nnfmq.engines.execution import Bindable
 from nnfmq.engines.provisional import ProvisionalProgram
-from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, make_capabilities
+from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, make_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
+from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
@@ -31,7 +32,6 @@ from nnfmq.hal.types import (
     Subgraph,
     TokenValuePair,
 )
-from nnfmq.hal.versions import FeatureLevel
 from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
 from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save

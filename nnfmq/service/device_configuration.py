@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from nnfmq.hal.device import (
+from nnfmq.hal.capabilities import (
     CPU_PERFORMANCE,
     LARGEST_FLOAT32,
     Capabilities,
@@ -20,7 +20,7 @@ from nnfmq.hal.device import (
     is_device_name,
     make_capabilities,
 )
-from nnfmq.hal.device import update as with_performance
+from nnfmq.hal.capabilities import update as with_performance
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperandType, OperationType
 

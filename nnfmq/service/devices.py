@@ -19,12 +19,12 @@ from typing import Any
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable
-from nnfmq.hal.device import Capabilities, NumberOfCacheFiles
+from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.extensions import is_extension
+from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
-from nnfmq.serialize import control, messages
+from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import compile_jobs, interpreter_cache, program_cache
 from nnfmq.service.compilation_cache import CacheContents, Identity
 from nnfmq.service.device import FEATURE_LEVEL, Device
@@ -338,5 +338,5 @@ def _checked(device: Device) -> Device:
         validate_extension(extension.described)
     validate_capabilities(device.capabilities)
     validate_cache_counts(device.cache_files_needed.model, device.cache_files_needed.data)
-    control.encode(messages.DeviceList(0, (device.info,)))
+    control_protocol.encode(messages.DeviceList(0, (device.info,)))
     return device

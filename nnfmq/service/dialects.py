@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.feature_levels import FeatureLevel, interface_name, is_aidl
 from nnfmq.hal.types import (
     NO_TIME,
     ExecutionPreference,
@@ -24,7 +25,6 @@ from nnfmq.hal.types import (
     Priority,
     Timing,
 )
-from nnfmq.hal.versions import FeatureLevel, interface_name, is_aidl
 from nnfmq.serialize.messages import (
     Allocate,
     ConfigData,

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
-from nnfmq.serialize import control, messages
+from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import compile_jobs
 from nnfmq.service.devices import load_devices
 from nnfmq.service.extensions import load_extensions
@@ -30,6 +30,6 @@ def main(control_fd: int) -> NoReturn:
         devices = load_devices()
     except (InvalidArgument, OSError) as error:
         with suppress(NnfmqError):  # it may be gone already
-            channel.send(control.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error))), (), NOW)
+            channel.send(control_protocol.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error))), (), NOW)
         sys.exit(1)
     run_session(channel, "embedded", devices)

@@ -20,7 +20,7 @@ import numpy as np
 from nnfmq.engines import interpreter
 from nnfmq.hal.types import Model
 from nnfmq.operations.signature import Array
-from nnfmq.serialize.model import decode_model, encode_model
+from nnfmq.serialize.model_codec import decode_model, encode_model
 from nnfmq.service.compilation_cache import CacheContents
 from nnfmq.service.wire import PrivatePool
 

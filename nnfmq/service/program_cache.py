@@ -30,7 +30,7 @@ from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.hal.types import Model
 from nnfmq.memory import Memory
 from nnfmq.paths import cache_directory, check_directory, make_cache_directory
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service import shared_programs
 from nnfmq.service.compilation_cache import (
     Buffer,

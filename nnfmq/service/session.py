@@ -39,12 +39,12 @@ from nnfmq.hal.errors import (
     ProtocolError,
     ResourceExhaustedTransient,
 )
+from nnfmq.hal.feature_levels import FeatureLevel, interface_level
 from nnfmq.hal.types import Priority
-from nnfmq.hal.versions import FeatureLevel, interface_level
 from nnfmq.queue import core
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role
-from nnfmq.serialize.conversation import Conversation
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.connection_state import Conversation
+from nnfmq.serialize.control_protocol import Role
 from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.aidl_burst import AidlBurst
 from nnfmq.service.buffers import Buffers
@@ -158,7 +158,7 @@ class Session:
     def send(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
         """Send a message; the fds stay the caller's. Raises DeadObject, also where the client reads nothing."""
         message = self.dialect.spoken(message)
-        data = control.encode(message)
+        data = control_protocol.encode(message)
         deadline_ns = time.monotonic_ns() + _PATIENCE_NS
         with self._send_lock:  # the conversation must note messages in the order in which they are sent
             self.conversation.note(message, Role.DRIVER)
@@ -218,7 +218,7 @@ class Session:
     def _on_frame(self, frame: Frame) -> None:
         seen_ns = time.monotonic_ns()
         count = None if frame.lacks_fds else len(frame.fds)
-        message = control.decode(frame.data, sender=Role.CLIENT, fds=count)
+        message = control_protocol.decode(frame.data, sender=Role.CLIENT, fds=count)
         self.conversation.note(message, Role.CLIENT)
         handler = _HANDLERS[type(message)]
         if frame.lacks_fds:
@@ -283,9 +283,9 @@ class Session:
             self.send(answer)
 
     def _hello(self, message: messages.Hello, _fds: list[int]) -> None:
-        if message.protocol != control.PROTOCOL:
+        if message.protocol != control_protocol.PROTOCOL:
             text = (
-                f"this driver speaks protocol {control.PROTOCOL}, the client {message.protocol}: "
+                f"this driver speaks protocol {control_protocol.PROTOCOL}, the client {message.protocol}: "
                 "install the same nnfmq release on both sides"
             )
             self._turn_away(text)
@@ -296,7 +296,7 @@ class Session:
             self._turn_away(str(error))
             return
         name, pid = self._driver_name, os.getpid()
-        self.send(messages.HelloReply(control.PROTOCOL, message.interface, name, pid, core.core_name))
+        self.send(messages.HelloReply(control_protocol.PROTOCOL, message.interface, name, pid, core.core_name))
 
     def _turn_away(self, text: str) -> None:
         self.send(messages.Refused(ErrorStatus.GENERAL_FAILURE, text))

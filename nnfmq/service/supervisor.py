@@ -34,7 +34,7 @@ from nnfmq.channel import NOW, Channel, Listener
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
 from nnfmq.memory import Memory
 from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
-from nnfmq.serialize import control, messages
+from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import program_cache, worker
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
 from nnfmq.service.extensions import ALLOWED
@@ -157,7 +157,7 @@ class Supervisor:
     def _refuse(channel: Channel, status: ErrorStatus, text: str) -> None:
         _log.warning("client refused: %s", text)
         with contextlib.suppress(DeadObject, MissedDeadlineTransient):
-            channel.send(control.encode(messages.Refused(status, text)), (), NOW)
+            channel.send(control_protocol.encode(messages.Refused(status, text)), (), NOW)
 
     def _start_worker(self, channel: Channel) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nnfmq.hal.device import BufferDesc, BufferRole
+from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Model, Operand, is_scalar, joined
 from nnfmq.validation.values import validate_buffer_desc, validate_buffer_roles

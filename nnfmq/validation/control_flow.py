@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import is_extension
+from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.types import (
     LifeTime,
     Model,

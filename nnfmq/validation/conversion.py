@@ -13,9 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from nnfmq.hal.device import UNKNOWN_PERFORMANCE, Capabilities
+from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extensions import is_extension
+from nnfmq.hal.extension_codes import is_extension
+from nnfmq.hal.feature_levels import (
+    FeatureLevel,
+    interface_name,
+    is_aidl,
+    microseconds,
+    nanoseconds,
+    prefix_bits,
+    since,
+)
 from nnfmq.hal.types import (
     BufferToken,
     ExecutionPreference,
@@ -26,7 +35,6 @@ from nnfmq.hal.types import (
     RequestArgument,
     Timing,
 )
-from nnfmq.hal.versions import FeatureLevel, interface_name, is_aidl, microseconds, nanoseconds, prefix_bits, since
 from nnfmq.validation.model import validate_model
 
 __all__ = ["Converted", "compliant_with", "convert_to", "require_level", "require_prefixes"]

@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import extension_prefix, is_extension
+from nnfmq.hal.extension_codes import extension_prefix, is_extension
+from nnfmq.hal.feature_levels import since
 from nnfmq.hal.types import (
     LifeTime,
     Model,
@@ -27,7 +28,6 @@ from nnfmq.hal.types import (
     element_bytes,
     is_scalar,
 )
-from nnfmq.hal.versions import since
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import V1_0, V1_1, V1_3, match
 from nnfmq.validation.control_flow import require_counts, validate_boundaries

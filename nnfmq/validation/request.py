@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import BufferToken, DataLocation, Model, Operand, Request, RequestArgument, is_scalar
-from nnfmq.hal.versions import FeatureLevel
 from nnfmq.validation.model import operand_size
 
 __all__ = ["validate_request"]

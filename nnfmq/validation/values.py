@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TypeVar
 
-from nnfmq.hal.device import (
+from nnfmq.hal.capabilities import (
     BYTE_SIZE_OF_CACHE_TOKEN,
     MAX_NUMBER_OF_CACHE_FILES,
     BufferDesc,
@@ -21,7 +21,8 @@ from nnfmq.hal.device import (
     PerformanceInfo,
 )
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extensions import HIDL_PREFIX_BITS, Extension, extension_prefix, is_extension, is_extension_name
+from nnfmq.hal.extension_codes import HIDL_PREFIX_BITS, Extension, extension_prefix, is_extension, is_extension_name
+from nnfmq.hal.feature_levels import FeatureLevel, number_of_consumers, since
 from nnfmq.hal.types import (
     BASE_MAX,
     NO_TIME,
@@ -39,7 +40,6 @@ from nnfmq.hal.types import (
     Timing,
     TokenValuePair,
 )
-from nnfmq.hal.versions import FeatureLevel, number_of_consumers, since
 
 __all__ = [
     "validate_buffer_desc",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nnfmq
-from nnfmq.hal.device import CPU_PERFORMANCE, Capabilities, PerformanceInfo, make_capabilities, update
+from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, PerformanceInfo, make_capabilities, update
 from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DeviceStatus, OperandType

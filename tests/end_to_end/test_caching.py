@@ -41,7 +41,7 @@ os.pwrite = pwrite
 
 SAVING_DEVICE = """
 from nnfmq.engines.function import FunctionProgram
-from nnfmq.hal.device import NumberOfCacheFiles
+from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.service import interpreter_cache
 from nnfmq.service.compilation_cache import CacheContents
 from nnfmq.service.device import Device

@@ -25,7 +25,7 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, MissedDeadlineTransient
 from nnfmq.hal.types import ExecutionPreference, Model
 from nnfmq.serialize import messages
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service import program_cache
 from nnfmq.service.compile_jobs import PROCESSES_MAX
 

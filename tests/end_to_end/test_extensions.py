@@ -32,7 +32,7 @@ from support.plugins import (
 from support.small_models import F32, I32, one_operation
 
 import nnfmq
-from nnfmq.hal.extensions import ExtensionNumbers, extension_code
+from nnfmq.hal.extension_codes import ExtensionNumbers, extension_code
 from nnfmq.hal.types import (
     DataLocation,
     ExtensionNameAndPrefix,

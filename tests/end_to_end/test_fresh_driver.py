@@ -10,7 +10,7 @@ from support.drivers import Daemon, running_daemon, short_folder
 from support.small_models import F32, I32, Q8, Q8S, one_operation, two_adds
 
 import nnfmq
-from nnfmq.hal.device import LARGEST_FLOAT32
+from nnfmq.hal.capabilities import LARGEST_FLOAT32
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operand, OperandType, OperationType
 
 BASE_TYPES = set(OperandType) - {OperandType.SUBGRAPH}

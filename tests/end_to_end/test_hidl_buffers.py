@@ -17,7 +17,7 @@ from support.drivers import LIMIT_S, Daemon, Process
 from support.models import add_model, relu_model
 
 import nnfmq
-from nnfmq.hal.device import BufferDesc, BufferRole
+from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import (
     BufferToken,

@@ -16,8 +16,8 @@ from support.models import add_model, pool_bytes, request_for, slow_model
 from support.places import ROOT
 
 import nnfmq
+from nnfmq.hal.feature_levels import FeatureLevel, interface_name
 from nnfmq.hal.types import MeasureTiming, OutputShape
-from nnfmq.hal.versions import FeatureLevel, interface_name
 from nnfmq.memory import Memory
 from nnfmq.runtime import hidl
 from nnfmq.validation.conversion import convert_to

@@ -83,8 +83,8 @@ def test_workers_have_the_devices_that_were_configured_when_their_driver_started
 
 SAVING = """
 from nnfmq.engines import interpreter
-from nnfmq.hal.device import NumberOfCacheFiles
-from nnfmq.serialize.model import decode_model, encode_model
+from nnfmq.hal.capabilities import NumberOfCacheFiles
+from nnfmq.serialize.model_codec import decode_model, encode_model
 from nnfmq.service.compilation_cache import CacheContents
 from nnfmq.service.device import Device
 

@@ -17,8 +17,8 @@ from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionConfig, Model, Priority
 from nnfmq.serialize import messages
-from nnfmq.serialize.control import Role
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.model_codec import encode_model
 
 THREADS = 4  # that a driver has for a client's calls
 EACH = 8

@@ -35,8 +35,8 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.serialize import messages
-from nnfmq.serialize.control import Role
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.model_codec import encode_model
 
 INVALID = ErrorStatus.INVALID_ARGUMENT
 REFUSED = (INVALID, INVALID, 0, INVALID)

@@ -25,8 +25,8 @@ from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionConfig, Model, OperationType
 from nnfmq.memory import Memory
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.control_protocol import Role
 
 NONE, FAILURE, INVALID = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE, ErrorStatus.INVALID_ARGUMENT
 ADD, MUL = OperationType.ADD, OperationType.MUL
@@ -41,7 +41,7 @@ class OverDaemon(CachingClient):
     def __init__(self, daemon: Daemon) -> None:
         self.speaker = Speaker(Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), Role.CLIENT)
         self._calls = itertools.count(1)
-        self.speaker.say(messages.Hello(control.PROTOCOL, "AIDL v4", "caching"))
+        self.speaker.say(messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "caching"))
         self.speaker.hear(messages.HelloReply)
 
     def result(self, model_id: int, value: float = 1.0) -> float:

@@ -28,7 +28,7 @@ from support.models import null_model
 
 import nnfmq
 from nnfmq.channel import Channel
-from nnfmq.serialize import control, messages
+from nnfmq.serialize import control_protocol, messages
 
 FEW = 2
 
@@ -106,7 +106,7 @@ def test_a_client_beyond_the_limit_is_refused_until_another_leaves(folder: Path)
 
 
 def test_LIFE_7_a_broken_protocol_ends_that_connection_and_no_other(daemon: Daemon, client: nnfmq.Client) -> None:
-    for bad in (b"", b"no message", b"\xff" * 1000, control.encode(messages.ListDevices(1))):
+    for bad in (b"", b"no message", b"\xff" * 1000, control_protocol.encode(messages.ListDevices(1))):
         with Channel.connect(daemon.path) as channel:
             channel.send(bad)
             with pytest.raises(nnfmq.DeadObject):

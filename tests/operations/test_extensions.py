@@ -13,7 +13,7 @@ from support.small_models import F32, one_operation, two_adds
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.extensions import ExtensionNumbers, extension_code
+from nnfmq.hal.extension_codes import ExtensionNumbers, extension_code
 from nnfmq.hal.types import (
     ExtensionNameAndPrefix,
     Model,

@@ -16,11 +16,11 @@ from support.protocol import Speaker
 
 from nnfmq.channel import Channel
 from nnfmq.runtime.connection import Connection
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.control_protocol import Role
 from nnfmq.service.session import Session
 
-GREETING = messages.HelloReply(control.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
+GREETING = messages.HelloReply(control_protocol.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
 
 
 @pytest.fixture

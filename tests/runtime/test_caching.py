@@ -35,7 +35,7 @@ from nnfmq.runtime.client import Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.session import Session
 
 ADD = chain(OperationType.ADD)

@@ -33,10 +33,10 @@ from nnfmq.queue import DeadFlag, MessageQueue
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.serialize import control, messages
+from nnfmq.serialize import control_protocol, messages
 
 NONE = ErrorStatus.NONE
-GREETING = messages.HelloReply(control.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
+GREETING = messages.HelloReply(control_protocol.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
 SECOND_NS = 1_000_000_000
 Start = Callable[..., Future[Any]]
 
@@ -242,7 +242,7 @@ def test_a_driver_is_given_the_memories_that_it_asks_for(
     connection.add_burst(3, Provider(memories))
     driver.say(messages.GetMemories(1, 3, (7, 4)))
     with driver.channel.receive(soon()) as frame:
-        answer = control.decode(frame.data, sender=control.Role.CLIENT, fds=len(frame.fds))
+        answer = control_protocol.decode(frame.data, sender=control_protocol.Role.CLIENT, fds=len(frame.fds))
         assert answer == messages.Memories(1, NONE, "", (messages.MemoryData(8), messages.MemoryData(5)))
         assert [os.fstat(fd).st_size for fd in frame.fds] == [8, 5]
 
@@ -382,9 +382,9 @@ def test_a_burst_that_comes_after_the_hang_up_is_refused(connection: Connection,
 
 VIOLATIONS = {
     "no message": b"\xc1",
-    "a client's message": control.encode(messages.ListDevices(1)),
-    "an answer to nothing": control.encode(messages.DeviceList(77, ())),
-    "a second greeting": control.encode(GREETING),
+    "a client's message": control_protocol.encode(messages.ListDevices(1)),
+    "an answer to nothing": control_protocol.encode(messages.DeviceList(77, ())),
+    "a second greeting": control_protocol.encode(GREETING),
 }
 
 
@@ -413,7 +413,7 @@ def test_descriptors_from_a_driver_break_the_protocol_and_are_closed(
     connection: Connection, driver: Speaker, start: Start
 ) -> None:
     waiting = listing(connection, start)
-    answer = control.encode(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
+    answer = control_protocol.encode(messages.DeviceList(driver.hear(messages.ListDevices).call, ()))
     driver.say_bytes(answer, [0, 0])
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
 

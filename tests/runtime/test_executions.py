@@ -38,7 +38,7 @@ from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
-from nnfmq.serialize.control import Role
+from nnfmq.serialize.control_protocol import Role
 from nnfmq.service import prepared_model as service
 from nnfmq.service.session import Session
 

@@ -18,8 +18,10 @@ from support.bursts import packet_for
 from support.caching import Paths
 from support.executors import LIMIT_S, floats, until
 
-from nnfmq.hal.device import CPU_PERFORMANCE
+from nnfmq.hal.capabilities import CPU_PERFORMANCE
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
+from nnfmq.hal.feature_levels import FeatureLevel as L
+from nnfmq.hal.feature_levels import interface_name, is_aidl, number_of_consumers
 from nnfmq.hal.types import (
     DeviceStatus,
     ExecutionPreference,
@@ -32,8 +34,6 @@ from nnfmq.hal.types import (
     Priority,
     Request,
 )
-from nnfmq.hal.versions import FeatureLevel as L
-from nnfmq.hal.versions import interface_name, is_aidl, number_of_consumers
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.runtime import hidl

@@ -13,8 +13,10 @@ from support import control_flow_models, models
 from support.executors import floats
 
 from nnfmq.channel import Channel
-from nnfmq.hal.device import CPU_PERFORMANCE, UNKNOWN_PERFORMANCE
+from nnfmq.hal.capabilities import CPU_PERFORMANCE, UNKNOWN_PERFORMANCE
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument
+from nnfmq.hal.feature_levels import FeatureLevel as L
+from nnfmq.hal.feature_levels import interface_name, is_aidl, number_of_consumers
 from nnfmq.hal.types import (
     NO_TIMING,
     DataLocation,
@@ -30,13 +32,11 @@ from nnfmq.hal.types import (
     RequestArgument,
     TokenValuePair,
 )
-from nnfmq.hal.versions import FeatureLevel as L
-from nnfmq.hal.versions import interface_name, is_aidl, number_of_consumers
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.session import Session
 
 Speaking = Callable[[str], tuple[Connection, Session]]

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from support import places
 
-from nnfmq.serialize import control, datum, messages, stages
+from nnfmq.serialize import control_protocol, datum, execution_stats, messages
 from nnfmq.serialize.codec import decode_request
-from nnfmq.serialize.control import FILE_DESCRIPTORS, REPLIES, TRANSITIONS, Role, State
+from nnfmq.serialize.control_protocol import FILE_DESCRIPTORS, REPLIES, TRANSITIONS, Role, State
 from nnfmq.serialize.datum import Variant
 from nnfmq.serialize.messages import Message
 
@@ -115,15 +115,15 @@ def test_the_records_are_as_documented(tables: list[list[Row]]) -> None:
 
 def test_the_stage_slots_are_as_documented(tables: list[list[Row]]) -> None:
     documented = {name.strip("`"): int(word) for word, name, _ in table(tables, "word", "name", "meaning")}
-    assert documented == {name: vars(stages)[name] for name in documented}
-    assert sorted(documented.values()) == list(range(stages.RESERVED + 1))
+    assert documented == {name: vars(execution_stats)[name] for name in documented}
+    assert sorted(documented.values()) == list(range(execution_stats.RESERVED + 1))
 
 
 def test_the_limits_are_as_documented() -> None:
     text = " ".join((places.ROOT / "docs" / "protocol.md").read_text().split())
-    assert f"at most {control.MAX_BODY_BYTES >> 20} MiB and {messages.MAX_FDS} file descriptors" in text
+    assert f"at most {control_protocol.MAX_BODY_BYTES >> 20} MiB and {messages.MAX_FDS} file descriptors" in text
     assert f"a name at most {messages.MAX_NAME} characters, an error text {messages.MAX_TEXT}" in text
-    assert f"protocol (this is {control.PROTOCOL})" in text
+    assert f"protocol (this is {control_protocol.PROTOCOL})" in text
 
 
 def test_the_codec_s_example_does_what_it_says() -> None:

@@ -23,7 +23,7 @@ from support.small_models import F32, Q8, Q8S, graph, one_operation
 
 from nnfmq.channel import Channel
 from nnfmq.file_memory import FileMemory
-from nnfmq.hal.device import BufferDesc, BufferRole
+from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import (
     ErrorStatus,
     GeneralFailure,

@@ -27,8 +27,8 @@ from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.queue.layout import READ_COUNTER, WRITE_COUNTER
 from nnfmq.serialize.codec import decode_result, encode_request
+from nnfmq.serialize.execution_stats import StageSlots
 from nnfmq.serialize.packet import RequestPacket, ResultPacket, result_packet_for_error
-from nnfmq.serialize.stages import StageSlots
 from nnfmq.service.burst import BindingExecutor, BurstServer
 from nnfmq.service.prepared_model import ExecutionResult, PreparedModel
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnfmq.hal.device import NumberOfCacheFiles
+from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.service import compilation_cache
 from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save

@@ -26,7 +26,7 @@ from support.models import invalid_model, unsupported_model
 
 import nnfmq
 from nnfmq.engines import interpreter
-from nnfmq.hal.device import NumberOfCacheFiles
+from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DeviceStatus, ExtensionNameAndPrefix, Model, Operation, OperationType, Subgraph
 from nnfmq.operations import gemm

@@ -15,7 +15,7 @@ from support.small_models import two_adds, with_operand, with_operation
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.function import FunctionProgram
-from nnfmq.hal.device import (
+from nnfmq.hal.capabilities import (
     CPU_PERFORMANCE,
     UNKNOWN_PERFORMANCE,
     Capabilities,
@@ -26,7 +26,7 @@ from nnfmq.hal.device import (
     make_capabilities,
 )
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
-from nnfmq.hal.extensions import Extension
+from nnfmq.hal.extension_codes import Extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, OperandType, Operation, OperationType, Subgraph
 from nnfmq.service import devices as devices_module
 from nnfmq.service.compilation_cache import CacheContents, CacheFiles

@@ -6,10 +6,10 @@ import pytest
 from support import places
 
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.hal.versions import FeatureLevel as L
-from nnfmq.hal.versions import interface_name
+from nnfmq.hal.feature_levels import FeatureLevel as L
+from nnfmq.hal.feature_levels import interface_name
 from nnfmq.serialize import messages
-from nnfmq.serialize.control import REPLIES, Role, messages_of
+from nnfmq.serialize.control_protocol import REPLIES, Role, messages_of
 from nnfmq.service import dialects
 from nnfmq.service.calls.answering import Pooled
 from nnfmq.service.dialects import Dialect

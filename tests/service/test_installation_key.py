@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nnfmq.hal.device import NumberOfCacheFiles
+from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.service import installation_key
 from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save

@@ -50,8 +50,8 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service import device
 from nnfmq.service import session as session_module
 from nnfmq.service.calls import models as model_calls
@@ -79,18 +79,18 @@ def client(running: Running) -> Speaker:
 def test_a_client_is_greeted(running: Running) -> None:
     running.client.say(HELLO)
     reply = running.client.hear(messages.HelloReply)
-    assert reply.protocol == control.PROTOCOL
+    assert reply.protocol == control_protocol.PROTOCOL
     assert reply.driver_name == "driver under test"
     assert reply.pid == os.getpid()
     assert reply.core == core_name
 
 
-@pytest.mark.parametrize("version", [0, control.PROTOCOL + 1, 2**32 - 1])
+@pytest.mark.parametrize("version", [0, control_protocol.PROTOCOL + 1, 2**32 - 1])
 def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(version: int, running: Running) -> None:
     running.client.say(messages.Hello(version, "AIDL v4", "old"))
     refused = running.client.hear(messages.Refused)
     assert refused.status is not NONE
-    assert f"protocol {control.PROTOCOL}, the client {version}" in refused.message
+    assert f"protocol {control_protocol.PROTOCOL}, the client {version}" in refused.message
     assert "install the same" in refused.message
     assert running.client.hears_the_end()
     assert running.ends()
@@ -100,7 +100,7 @@ def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy(v
 def test_an_interface_that_the_driver_does_not_speak_is_refused_with_all_that_it_does(
     interface: str, running: Running
 ) -> None:
-    running.client.say(messages.Hello(control.PROTOCOL, interface, "new"))
+    running.client.say(messages.Hello(control_protocol.PROTOCOL, interface, "new"))
     refused = running.client.hear(messages.Refused)
     assert refused.status is ErrorStatus.GENERAL_FAILURE
     assert repr(interface) in refused.message
@@ -111,7 +111,7 @@ def test_an_interface_that_the_driver_does_not_speak_is_refused_with_all_that_it
 
 @pytest.mark.parametrize("interface", ["HIDL 1.0", "HIDL 1.3", "AIDL v1"])
 def test_the_driver_agrees_to_the_interface_that_the_client_speaks(interface: str, running: Running) -> None:
-    running.client.say(messages.Hello(control.PROTOCOL, interface, "test"))
+    running.client.say(messages.Hello(control_protocol.PROTOCOL, interface, "test"))
     assert running.client.hear(messages.HelloReply).interface == interface
 
 
@@ -141,7 +141,7 @@ def test_a_second_greeting_ends_the_connection(running: Running, client: Speaker
 # ------------------------------------------------------------------------------------------------ protocol violations
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", control.encode(messages.ListDevices(1))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", control_protocol.encode(messages.ListDevices(1))[:-1]])
 def test_bytes_that_are_no_message_end_the_connection(data: bytes, running: Running, client: Speaker) -> None:
     client.say_bytes(data)
     assert client.hears_the_end()
@@ -167,13 +167,13 @@ def test_a_message_that_a_client_may_not_send_ends_the_connection(
 
 
 def test_descriptors_that_no_message_has_end_the_connection_and_are_closed(running: Running, client: Speaker) -> None:
-    client.say_bytes(control.encode(messages.ListDevices(1)), [0, 0, 0])
+    client.say_bytes(control_protocol.encode(messages.ListDevices(1)), [0, 0, 0])
     assert client.hears_the_end()
     assert running.ends()
 
 
 def test_fewer_descriptors_than_a_message_says_end_the_connection(running: Running, client: Speaker) -> None:
-    client.say_bytes(control.encode(prepare_message(pools=LENT * 2)), [0])
+    client.say_bytes(control_protocol.encode(prepare_message(pools=LENT * 2)), [0])
     assert client.hears_the_end()
 
 
@@ -211,7 +211,7 @@ def has_stopped_listening(client: Speaker, running: Running) -> bool:
     """Say one thing more; True when the driver's watcher waits for us to read its answers."""
     thread = watcher.thread()
     with suppress(MissedDeadlineTransient):
-        client.channel.send(control.encode(messages.ListDevices(next(NUMBERS))), (), NOW)
+        client.channel.send(control_protocol.encode(messages.ListDevices(next(NUMBERS))), (), NOW)
     return running.session._send_lock.locked() and thread is not None and thread_state(thread.native_id or 0) == "S"
 
 

@@ -16,7 +16,7 @@ import pytest
 from support.places import ROOT
 
 import nnfmq
-from nnfmq.hal.device import CPU_PERFORMANCE, PerformanceInfo, lookup
+from nnfmq.hal.capabilities import CPU_PERFORMANCE, PerformanceInfo, lookup
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import OperandType
 from nnfmq.service.device_configuration import read_configuration

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.small_models import F32, INPUT, OUTPUT, Q8, TEMPORARY, graph, scalar, two_adds, with_operand
 
-from nnfmq.hal.device import BufferDesc, BufferRole
+from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ChannelQuant, Model, Operand, Operation, OperationType
 from nnfmq.validation.buffers import validate_buffer

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from support.small_models import F32, one_operation, two_adds, with_main
 
-from nnfmq.hal.device import UNKNOWN_PERFORMANCE, PerformanceInfo, make_capabilities
+from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, PerformanceInfo, make_capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
+from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import (
     BufferToken,
     DataLocation,
@@ -25,7 +26,6 @@ from nnfmq.hal.types import (
     RequestArgument,
     Timing,
 )
-from nnfmq.hal.versions import FeatureLevel
 from nnfmq.validation import validate_model
 from nnfmq.validation.conversion import compliant_with, convert_to
 

@@ -31,7 +31,7 @@ from support.vts_models import one_of_each
 from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import extension_code
+from nnfmq.hal.extension_codes import extension_code
 from nnfmq.hal.types import (
     ChannelQuant,
     DataLocation,
@@ -45,7 +45,7 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.memory import Memory
-from nnfmq.serialize.model import decode_model, encode_model
+from nnfmq.serialize.model_codec import decode_model, encode_model
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_consumers
 

@@ -10,10 +10,10 @@ import pytest
 from support.small_models import two_adds
 
 from nnfmq.conformance.testmodels import BytesPool
-from nnfmq.hal import device
-from nnfmq.hal.device import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo
+from nnfmq.hal import capabilities
+from nnfmq.hal.capabilities import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extensions import Extension, ExtensionOperandTypeInformation
+from nnfmq.hal.extension_codes import Extension, ExtensionOperandTypeInformation
 from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
@@ -28,7 +28,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.validation import values
 
-GOOD = device.make_capabilities(PerformanceInfo(0.5, 0.25))
+GOOD = capabilities.make_capabilities(PerformanceInfo(0.5, 0.25))
 
 
 def refused(rule: str, check: Callable[..., Any], *arguments: Any) -> None:
@@ -171,11 +171,11 @@ def test_CAP_6_every_type_gets_a_figure_and_the_newest_needs_1_3() -> None:
 
 def test_CAP_6_a_type_that_is_not_listed_is_as_slow_as_float32_can_say() -> None:
     fast = PerformanceInfo(0.1, 0.1)
-    some = device.update(device.Capabilities(), [OperandType.TENSOR_FLOAT32, OperandType.FLOAT32], fast)
+    some = capabilities.update(capabilities.Capabilities(), [OperandType.TENSOR_FLOAT32, OperandType.FLOAT32], fast)
 
     assert [int(e.type) for e in some.operand_performance] == [0, 3]
-    assert device.lookup(some, OperandType.FLOAT32) == fast
-    assert device.lookup(some, OperandType.BOOL).exec_time == pytest.approx(3.4028234663852886e38, rel=1e-15)
+    assert capabilities.lookup(some, OperandType.FLOAT32) == fast
+    assert capabilities.lookup(some, OperandType.BOOL).exec_time == pytest.approx(3.4028234663852886e38, rel=1e-15)
 
 
 @pytest.mark.parametrize("counts", [(33, 0), (0, 33), (-1, 0)])

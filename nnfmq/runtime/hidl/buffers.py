@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.hal.device import BufferDesc, BufferRole
+from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
+from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
-from nnfmq.hal.versions import FeatureLevel
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.hidl.forms import INVALID, NONE, V1_3, Form, HasForms, status_of
 from nnfmq.runtime.outcomes import lent_fds

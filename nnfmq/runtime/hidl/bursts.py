@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from nnfmq import watcher
 from nnfmq.hal.errors import ErrorStatus, error_for
+from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
-from nnfmq.hal.versions import FeatureLevel
 from nnfmq.queue import DeadFlag, MessageQueue
 from nnfmq.runtime.burst import descriptor_data
 from nnfmq.runtime.connection import Connection

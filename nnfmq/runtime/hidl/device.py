@@ -6,8 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from nnfmq.hal.device import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES, Capabilities, PerformanceInfo, lookup
+from nnfmq.hal.capabilities import (
+    BYTE_SIZE_OF_CACHE_TOKEN,
+    MAX_NUMBER_OF_CACHE_FILES,
+    Capabilities,
+    PerformanceInfo,
+    lookup,
+)
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
+from nnfmq.hal.feature_levels import FeatureLevel, number_of_consumers
 from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
@@ -16,7 +23,6 @@ from nnfmq.hal.types import (
     OperandType,
     Priority,
 )
-from nnfmq.hal.versions import FeatureLevel, number_of_consumers
 from nnfmq.runtime.answers import OneShot
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.hidl.buffers import allocate
@@ -36,7 +42,7 @@ from nnfmq.runtime.hidl.forms import (
 from nnfmq.runtime.hidl.prepared_model import IPreparedModel
 from nnfmq.runtime.outcomes import as_sent, lent_fds
 from nnfmq.serialize import messages
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.validation.conversion import convert_to
 
 Consumers = Sequence[Sequence[int]]

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus
-from nnfmq.hal.versions import HIDL_NO_TIME, FeatureLevel, interface_name, microseconds
+from nnfmq.hal.feature_levels import HIDL_NO_TIME, FeatureLevel, interface_name, microseconds
 from nnfmq.runtime.answers import OneShot
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages

@@ -7,8 +7,8 @@ from typing import Any
 
 from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, Request
-from nnfmq.hal.versions import FeatureLevel
 from nnfmq.runtime.answers import OneShot
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.fenced import FencedExecution, FencedTiming, fence_fds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nnfmq.hal.device import BufferDesc, BufferRole
+from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize.messages import (
     Allocate,

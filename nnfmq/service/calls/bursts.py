@@ -19,7 +19,7 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.queue import MessageQueue
-from nnfmq.serialize.control import Role
+from nnfmq.serialize.control_protocol import Role
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.messages import (
     MAX_FDS,

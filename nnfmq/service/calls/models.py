@@ -25,7 +25,7 @@ from nnfmq.serialize.messages import (
     SupportedOperations,
     hints_from_data,
 )
-from nnfmq.serialize.model import decode_model
+from nnfmq.serialize.model_codec import decode_model
 from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.arguments import constant_ranges
 from nnfmq.service.calls.answering import Handler, Pooled, reply

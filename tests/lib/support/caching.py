@@ -20,9 +20,9 @@ from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionPreference, Model, Operand, OperandType, Operation, OperationType, Priority
 from nnfmq.operations.signature import NUMPY_TYPES
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.session import Session
 from support.executors import LIMIT_S
 from support.protocol import Speaker
@@ -111,7 +111,7 @@ class CachingClient:
         self._calls = itertools.count(1)
         self._thread = threading.Thread(target=self.session.run, name="session under test")
         self._thread.start()
-        self.speaker.say(messages.Hello(control.PROTOCOL, "AIDL v4", "caching"))
+        self.speaker.say(messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "caching"))
         self.speaker.hear(messages.HelloReply)
 
     def save(

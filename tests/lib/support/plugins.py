@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nnfmq.hal.extensions import ExtensionNumbers
+from nnfmq.hal.extension_codes import ExtensionNumbers
 from nnfmq.hal.types import EXTENSION_ELEMENTS, Model, Operand, OperandType
 from nnfmq.operations import REGISTRY, extensions
 from nnfmq.operations.signature import NUMPY_TYPES

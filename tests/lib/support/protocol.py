@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
-from nnfmq.serialize import control
-from nnfmq.serialize.control import Role
+from nnfmq.serialize import control_protocol
+from nnfmq.serialize.control_protocol import Role
 from nnfmq.serialize.messages import Message
 
 LIMIT_NS = 20_000_000_000
@@ -30,7 +30,7 @@ class Speaker:
 
     def say(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; the fds stay the caller's."""
-        self.channel.send(control.encode(message), fds, time.monotonic_ns() + LIMIT_NS)
+        self.channel.send(control_protocol.encode(message), fds, time.monotonic_ns() + LIMIT_NS)
 
     def say_bytes(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send what may be no message at all."""
@@ -39,7 +39,7 @@ class Speaker:
     def hear_any(self) -> Message:
         """Return the next message; fds that come with it are closed with it."""
         with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
-            return control.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
+            return control_protocol.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
 
     def hear(self, kind: type[MessageT]) -> MessageT:
         """Return the next message, which must be a `kind`."""
@@ -50,7 +50,7 @@ class Speaker:
     def hear_with_fds(self, kind: type[MessageT]) -> tuple[MessageT, list[int]]:
         """Return the next message, which must be a `kind`, and what came with it, which is the caller's."""
         with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
-            message = control.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
+            message = control_protocol.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
             assert isinstance(message, kind), f"expected {kind.__name__}, heard {message}"
             return message, frame.take_fds()
 

@@ -23,9 +23,9 @@ from nnfmq.hal.types import (
     Request,
 )
 from nnfmq.memory import Memory
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role
-from nnfmq.serialize.model import encode_model
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.service.session import Session
 from support import control_flow_models, models
@@ -34,7 +34,7 @@ from support.protocol import Speaker
 
 ADD = models.add_model()
 NONE = ErrorStatus.NONE
-HELLO = messages.Hello(control.PROTOCOL, "AIDL v4", "test")
+HELLO = messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "test")
 NO_LIMIT = -1
 
 

@@ -10,12 +10,12 @@ import pytest
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import NO_TIMING, Timing
 from nnfmq.queue import layout
-from nnfmq.serialize import stages
-from nnfmq.serialize.stages import StageSlots
+from nnfmq.serialize import execution_stats
+from nnfmq.serialize.execution_stats import StageSlots
 
 
 def test_the_area_is_as_large_as_the_queue_reserves() -> None:
-    assert (stages.STAGE_SLOTS, stages.STAGE_BYTES) == (layout.STAGE_SLOTS, layout.STAGE_BYTES)
+    assert (execution_stats.STAGE_SLOTS, execution_stats.STAGE_BYTES) == (layout.STAGE_SLOTS, layout.STAGE_BYTES)
 
 
 def test_what_one_side_records_the_other_side_reads() -> None:
@@ -34,13 +34,13 @@ def test_a_slot_is_a_native_u64_at_eight_times_its_number() -> None:
     area = bytearray(256)
     StageSlots.over(memoryview(area)).record(2**63, 1, 0, 2, 3)
     assert struct.unpack_from("=QQQQQ", area) == (2**63, 1, 0, 2, 3)
-    assert struct.unpack_from("=QQQ", area, 8 * stages.TIME_ON_DEVICE_NS) == (2**64 - 1, 2**64 - 1, 0)
+    assert struct.unpack_from("=QQQ", area, 8 * execution_stats.TIME_ON_DEVICE_NS) == (2**64 - 1, 2**64 - 1, 0)
 
 
 def test_reserved_slots_stay_zero() -> None:
     area = bytearray(256)
     StageSlots.over(memoryview(area)).record(1, 2, 7, 3, 4, Timing(5, 6))
-    assert area[8 * stages.RESERVED :] == bytes(256 - 8 * stages.RESERVED)
+    assert area[8 * execution_stats.RESERVED :] == bytes(256 - 8 * execution_stats.RESERVED)
 
 
 def test_times_that_were_not_measured_are_read_so() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nnfmq.hal.device import ResultCode, error_status_of
+from nnfmq.hal.capabilities import ResultCode, error_status_of
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
-from nnfmq.hal.extensions import extension_code, extension_prefix, extension_type, is_extension
-from nnfmq.hal.types import LifeTime, OperandType, OperationType, Priority, element_bytes, is_scalar
-from nnfmq.hal.versions import (
+from nnfmq.hal.extension_codes import extension_code, extension_prefix, extension_type, is_extension
+from nnfmq.hal.feature_levels import (
     FeatureLevel,
     api_level,
     interface_name,
@@ -19,6 +18,7 @@ from nnfmq.hal.versions import (
     prefix_bits,
     since,
 )
+from nnfmq.hal.types import LifeTime, OperandType, OperationType, Priority, element_bytes, is_scalar
 from nnfmq.operations import REGISTRY
 
 L = FeatureLevel

@@ -24,7 +24,7 @@ from nnfmq.hal.types import (
     OperationType,
     Subgraph,
 )
-from nnfmq.serialize.model import decode_model, encode_model
+from nnfmq.serialize.model_codec import decode_model, encode_model
 from nnfmq.validation import validate_model
 
 

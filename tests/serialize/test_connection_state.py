@@ -8,9 +8,9 @@ import pytest
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.types import MeasureTiming
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role, State
-from nnfmq.serialize.conversation import Conversation
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.connection_state import Conversation
+from nnfmq.serialize.control_protocol import Role, State
 from nnfmq.serialize.messages import Message
 
 CLIENT, DRIVER = Role.CLIENT, Role.DRIVER
@@ -228,17 +228,17 @@ def test_every_call_in_the_table_has_answers_that_its_peer_may_send() -> None:
     wrong = [
         (kind, answer)
         for role in Role
-        for kind in control.messages_of(role)
-        for answer in control.REPLIES.get(kind, ())  # type: ignore[call-overload]
-        if answer not in control.messages_of(role.peer)
+        for kind in control_protocol.messages_of(role)
+        for answer in control_protocol.REPLIES.get(kind, ())  # type: ignore[call-overload]
+        if answer not in control_protocol.messages_of(role.peer)
     ]
     assert wrong == []
 
 
 def test_every_message_with_a_call_number_is_a_call_an_answer_or_a_notice() -> None:
-    numbered = {k for role in Role for k in control.messages_of(role) if issubclass(k, messages.Call)}
-    answers = {answer for answers in control.REPLIES.values() for answer in answers}
-    assert numbered == control.REPLIES.keys() | answers | control.NOTICES.keys()
-    assert control.REPLIES.keys() & answers == set()
-    assert control.NOTICES.keys() & (control.REPLIES.keys() | answers) == set()
-    assert set(control.NOTICES.values()) <= answers
+    numbered = {k for role in Role for k in control_protocol.messages_of(role) if issubclass(k, messages.Call)}
+    answers = {answer for answers in control_protocol.REPLIES.values() for answer in answers}
+    assert numbered == control_protocol.REPLIES.keys() | answers | control_protocol.NOTICES.keys()
+    assert control_protocol.REPLIES.keys() & answers == set()
+    assert control_protocol.NOTICES.keys() & (control_protocol.REPLIES.keys() | answers) == set()
+    assert set(control_protocol.NOTICES.values()) <= answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extensions import ExtensionNumbers, extension_prefix, extension_type, is_extension, named
+from nnfmq.hal.extension_codes import ExtensionNumbers, extension_prefix, extension_type, is_extension, named
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperandType, OperationType
 from nnfmq.validation.values import validate_extensions
 

@@ -11,7 +11,7 @@ import threading
 from typing import NamedTuple
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
-from nnfmq.serialize.control import NOTICES, REPLIES, TRANSITIONS, Role, State
+from nnfmq.serialize.control_protocol import NOTICES, REPLIES, TRANSITIONS, Role, State
 from nnfmq.serialize.messages import Call, Message, Reply
 
 

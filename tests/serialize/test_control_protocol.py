@@ -28,8 +28,8 @@ from nnfmq.hal.types import (
     RequestArgument,
     TokenValuePair,
 )
-from nnfmq.serialize import control, messages
-from nnfmq.serialize.control import Role, decode, encode, fd_count
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.control_protocol import Role, decode, encode, fd_count
 from nnfmq.serialize.messages import Message
 
 CLIENT, DRIVER = Role.CLIENT, Role.DRIVER
@@ -289,7 +289,7 @@ every_field = pytest.mark.parametrize(("sender", "fields", "message", "fds", "fi
 
 def test_there_is_a_sample_of_every_message() -> None:
     sampled = {(sender, type(message)) for sender, _, message, _ in SAMPLES}
-    assert sampled == {(role, kind) for role in Role for kind in control.messages_of(role)}
+    assert sampled == {(role, kind) for role in Role for kind in control_protocol.messages_of(role)}
 
 
 @every_message
@@ -464,7 +464,7 @@ def test_more_descriptors_than_linux_passes_at_once_are_refused() -> None:
 
 
 def test_a_body_over_the_limit_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "MAX_BODY_BYTES", 100)
+    monkeypatch.setattr(control_protocol, "MAX_BODY_BYTES", 100)
     with pytest.raises(ProtocolError, match="101 bytes from the client; the limit is 100"):
         decode(bytes(101), sender=CLIENT)
 
@@ -556,7 +556,7 @@ def test_arguments_and_shapes_out_of_range_are_the_callers_mistake() -> None:
 
 KNOWN = """
 import nnfmq.service.session
-from nnfmq.hal import device, types
+from nnfmq.hal import capabilities, types
 kinds = (types.RequestArgument, types.DataLocation, types.OutputShape, types.ExecutionConfig, device.BufferRole)
 print(all("__msgspec_cache__" in vars(kind) for kind in kinds))
 """
