@@ -97,6 +97,29 @@ def test_imports_of_a_cython_file_are_read(line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "edge",
+    [
+        "from nnfmq.a import y",
+        "import nnfmq.a",
+        "def f():\n    from nnfmq import a",
+        "if TYPE_CHECKING:\n    import nnfmq.a",
+    ],
+)
+def test_an_import_cycle_is_found(edge: str) -> None:
+    found = [Source("a", "from nnfmq.b import x"), Source("b", f"from nnfmq.c import z\n{edge}"), Source("c", "")]
+    assert layering.cycles(found) == [["a", "b"]]
+
+
+def test_a_package_that_imports_its_modules_is_no_cycle() -> None:
+    found = [
+        Source("p", "from nnfmq.p import a", is_package=True),
+        Source("p.a", "from nnfmq.p import b"),
+        Source("p.b", ""),
+    ]
+    assert layering.cycles(found) == []
+
+
+@pytest.mark.parametrize(
     ("module", "text"),
     [
         ("runtime.client", "import socket"),

@@ -170,6 +170,50 @@ def _own(name: str) -> str | None:
     return rest if rest.split(".")[0] in LAYERS else ""
 
 
+def cycles(found: Iterable[Source]) -> list[list[str]]:
+    """Return the import cycles between modules: strongly connected components (Tarjan), each sorted.
+
+    An import counts wherever it stands, as in `imports`. `from package import module` is an import of the module only.
+    """
+    graph = _import_graph(list(found))
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    components: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in graph[node]:
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            start = stack.index(node)
+            components.append(sorted(stack[start:]))
+            del stack[start:]
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return sorted(component for component in components if len(component) > 1)
+
+
+def _import_graph(found: list[Source]) -> dict[str, set[str]]:
+    """Return the modules that each module imports; names are those of `Source.module`."""
+    modules = {source.module for source in found}
+    graph: dict[str, set[str]] = {source.module: set() for source in found}
+    for source in found:
+        for _, name in imports(source):
+            inside = name.removeprefix(f"{PACKAGE}.") if name.startswith(f"{PACKAGE}.") else None
+            target = inside if inside in modules else (inside or "").rpartition(".")[0]
+            if inside is not None and target in modules and target != source.module:
+                graph[source.module].add(target)
+    return graph
+
+
 def back_doors(source: Source) -> Iterator[str]:
     """Complain about side effects outside their one door."""
     for line, name in imports(source):
@@ -202,13 +246,14 @@ def over_the_limits(source: Source) -> Iterator[str]:
     if lines > MODULE_LINES and EXCUSE not in " ".join((doc or "").lower().split()):
         yield f"{source.module}: {lines} lines, and its docstring does not say {EXCUSE!r}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _body_lines(node) > FUNCTION_LINES:
-            yield f"{source.module}:{node.lineno}: {node.name}() has {_body_lines(node)} lines, over {FUNCTION_LINES}"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > FUNCTION_LINES:
+            yield f"{source.module}:{node.lineno}: {node.name}() has {body_lines(node)} lines, over {FUNCTION_LINES}"
         if isinstance(node, ast.ExceptHandler) and _swallows_everything(node):
             yield f"{source.module}:{node.lineno}: every error is swallowed"
 
 
-def _body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the number of lines of a function's body, without its docstring."""
     body = node.body[1:] if ast.get_docstring(node) else node.body
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
