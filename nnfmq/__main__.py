@@ -11,7 +11,7 @@ import sys
 
 def _start() -> int:
     if sys.argv[1:2] == ["--embedded"]:
-        from nnfmq.service.embedded import main as serve_embedded
+        from nnfmq.service.embedded_main import main as serve_embedded
 
         serve_embedded(int(sys.argv[2]))  # never returns
     from nnfmq.cli import main

@@ -19,7 +19,7 @@ from typing import Any
 
 import nnfmq
 from nnfmq.hal.types import ExecutionPreference
-from nnfmq.service.program_cache import switched_off
+from nnfmq.service.caching.program_cache import switched_off
 
 ROUNDS = 11
 TOKEN = bytes(32)

@@ -42,7 +42,7 @@ from model_work import KINDS, TYPES, generated, work_of
 
 from nnfmq.cli.output import open_client
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.service.program_cache import switched_off
+from nnfmq.service.caching.program_cache import switched_off
 
 POLLING_US = 100_000.0
 SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)

@@ -109,7 +109,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run, write, print; the status is 0 if everything passed."""
     from nnfmq.conformance.running import Settings
     from nnfmq.conformance.testmodels import BadFormat
-    from nnfmq.service.program_cache import switched_off
+    from nnfmq.service.caching.program_cache import switched_off
 
     if arguments.path in _ENGINES and (arguments.device or arguments.connect):
         print("nnfmq: error: --device and --connect are a driver's: say which --path, such as burst", file=sys.stderr)

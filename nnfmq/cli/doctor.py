@@ -259,7 +259,7 @@ def _driver() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    from nnfmq.service import program_cache
+    from nnfmq.service.caching import program_cache
 
     limit = program_cache.limit_bytes()
     if not limit:

@@ -3,7 +3,7 @@
 Received regions are, the private copies that a model is made of, until the model is dropped (not only released, but
 used by no burst any more), the copies of what lies in files, the buffers that it had allocated, and large messages
 while they wait for their turn. What a device makes of a model is not, whether it is this worker's own or shared with
-others (`shared_programs`): the model, which it grows with, is charged to each client that has it.
+others (`service.caching`): the model, which it grows with, is charged to each client that has it.
 
 A client could otherwise make the driver map, and so keep alive, as much memory as the machine has. The limit is
 $NNFMQ_CLIENT_MEMORY_MIB, by default half of the machine's memory. One account per session. (ARCHITECTURE: Shared

@@ -34,9 +34,9 @@ from nnfmq.hal.types import (
 )
 from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
-from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
+from nnfmq.service.caching.cache_key import is_key_possible
+from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
 from nnfmq.service.faults import faults_as_errors
-from nnfmq.service.installation_key import is_key_possible
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 from nnfmq.validation.conversion import require_level, require_prefixes

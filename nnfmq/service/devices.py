@@ -25,12 +25,13 @@ from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, Operation, OperationType, OutputShape, Subgraph
 from nnfmq.operations.extensions import INSTALLED, VendorExtension
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.service import compile_jobs, interpreter_cache, program_cache
-from nnfmq.service.compilation_cache import CacheContents, Identity
+from nnfmq.service import compile_jobs
+from nnfmq.service.caching import interpreter_cache_format, program_cache
+from nnfmq.service.caching.compilation_cache import CacheContents, Identity
+from nnfmq.service.caching.interpreter_cache_format import Groups
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
 from nnfmq.service.faults import guarded
-from nnfmq.service.interpreter_cache import Groups
 from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
 
 __all__ = [
@@ -90,11 +91,11 @@ class InterpreterDevice(Device):
     def save(self, model: Model, program: Bindable) -> CacheContents | None:
         """Return the model and its packed constants."""
         assert isinstance(program, interpreter.Program)
-        return interpreter_cache.save(model, program.packed)
+        return interpreter_cache_format.save(model, program.packed)
 
     def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
         """Bind the saved model, without validating or packing again."""
-        return interpreter_cache.restore(contents)
+        return interpreter_cache_format.restore(contents)
 
 
 class CompiledDevice(InterpreterDevice):
@@ -149,7 +150,7 @@ class CompiledDevice(InterpreterDevice):
         """Link the saved code, without validating, packing or generating again."""
         from nnfmq.engines.compiled.program import prepare
 
-        return interpreter_cache.restore(contents, prepare)
+        return interpreter_cache_format.restore(contents, prepare)
 
 
 def _linked(entry: program_cache.Entry, model: Model, packed: Groups) -> Bindable | None:

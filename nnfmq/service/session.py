@@ -47,6 +47,7 @@ from nnfmq.serialize.connection_state import Conversation
 from nnfmq.serialize.control_protocol import Role
 from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.aidl_burst import AidlBurst
+from nnfmq.service.background_compile import improve
 from nnfmq.service.buffers import Buffers
 from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, fenced, models, reusable
 from nnfmq.service.calls.answering import Handler, Pooled
@@ -55,7 +56,6 @@ from nnfmq.service.devices import Devices, load_devices
 from nnfmq.service.dialects import Dialect
 from nnfmq.service.fenced import FencedExecution
 from nnfmq.service.handles import Handles
-from nnfmq.service.improvement import improve
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.service.rest import give_back_memory
 from nnfmq.service.reusable import ReusableExecution

@@ -7,7 +7,7 @@ On SIGTERM or SIGINT it stops listening, ends its workers, and returns.
 
 Each worker is watched, and ended, through a pidfd of our own: what `multiprocess` offers, a pipe that its forkserver
 holds, says that a worker has ended when the forkserver has. With a worker its connection for shared programs is closed
-(`program_registry`), whoever else may have a copy of the other end.
+(`shared_cache_server`), whoever else may have a copy of the other end.
 
 The forkserver keeps a listener file; it lives in a 0700 directory beside the socket, which the next `serve` clears
 under its lock when this one was killed.
@@ -35,10 +35,11 @@ from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedD
 from nnfmq.memory import Memory
 from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.service import program_cache, worker
+from nnfmq.service import worker
+from nnfmq.service.caching import program_cache
+from nnfmq.service.caching.shared_cache_server import Connection, ProgramRegistry
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
-from nnfmq.service.extensions import ALLOWED
-from nnfmq.service.program_registry import Connection, ProgramRegistry
+from nnfmq.service.extension_plugins import ALLOWED
 
 CLIENTS_MAX = 64
 END_SECONDS = 2.0
@@ -274,7 +275,7 @@ def _forkserver(directory: Path) -> Iterator[Any]:
     os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     context = multiprocess.get_context("forkserver")
     # The command line too: `multiprocess` imports the main module, that is the `nnfmq` script, in every worker.
-    context.set_forkserver_preload(["nnfmq.service.preload", "nnfmq.cli"])
+    context.set_forkserver_preload(["nnfmq.service.forkserver_preload", "nnfmq.cli"])
     forkserver.ensure_running()  # now, so that the first client does not pay for the imports
     try:
         yield context

@@ -2,7 +2,7 @@
 
 It gets its sockets from the forkserver and from then on depends on nobody: it outlives a killed supervisor. SIGTERM
 (the supervisor's clean end) and the client's death both end it at once, with everything it held. The devices' status is
-in a page that all workers of a driver map; compiled programs they share by way of the supervisor (`shared_programs`).
+in a page that all workers of a driver map; compiled programs they share by way of the supervisor (`service.caching`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from nnfmq.channel import Channel
 from nnfmq.memory import Memory
-from nnfmq.service import compile_jobs, shared_programs
+from nnfmq.service import compile_jobs
+from nnfmq.service.caching import shared_cache_client
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.devices import make_devices
 from nnfmq.service.session import run_session
@@ -30,7 +31,7 @@ def main(control_fd: int, status_fd: int, sharing_fd: int, configured: Sequence[
     """
     if any(entry.engine == "compiled" for entry in configured):
         compile_jobs.start()
-    shared_programs.start(sharing_fd)
+    shared_cache_client.start(sharing_fd)
     devices = make_devices(configured)
     devices.share_status(Memory.adopt(status_fd).view)
     run_session(Channel.adopt(control_fd), "nnfmq", devices)

@@ -42,8 +42,8 @@ os.pwrite = pwrite
 SAVING_DEVICE = """
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.capabilities import NumberOfCacheFiles
-from nnfmq.service import interpreter_cache
-from nnfmq.service.compilation_cache import CacheContents
+from nnfmq.service.caching import interpreter_cache_format
+from nnfmq.service.caching.compilation_cache import CacheContents
 from nnfmq.service.device import Device
 
 

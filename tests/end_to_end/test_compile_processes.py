@@ -26,7 +26,7 @@ from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, MissedDead
 from nnfmq.hal.types import ExecutionPreference, Model
 from nnfmq.serialize import messages
 from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service import program_cache
+from nnfmq.service.caching import program_cache
 from nnfmq.service.compile_jobs import PROCESSES_MAX
 
 pytest.importorskip("llvmlite", exc_type=ImportError)

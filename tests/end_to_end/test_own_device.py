@@ -85,7 +85,7 @@ SAVING = """
 from nnfmq.engines import interpreter
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.serialize.model_codec import decode_model, encode_model
-from nnfmq.service.compilation_cache import CacheContents
+from nnfmq.service.caching.compilation_cache import CacheContents
 from nnfmq.service.device import Device
 
 

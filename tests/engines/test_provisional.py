@@ -17,7 +17,7 @@ from nnfmq.engines.execution import Bindable
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.engines.provisional import ProvisionalProgram
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service.improvement import improve
+from nnfmq.service.background_compile import improve
 
 MODEL = null_model()
 ONE = np.ones(1, np.float32)

@@ -42,7 +42,7 @@ from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import decode_result
 from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.service import interpreter_cache
+from nnfmq.service.caching import interpreter_cache_format
 from nnfmq.service.session import Session
 from nnfmq.validation.values import validate_capabilities, validate_device_type, validate_extension
 
@@ -433,7 +433,7 @@ def test_DEV_13_CACHE_8_a_callback_says_what_its_form_can_say(
         caches = [[[fd] for fd in fds] for fds in Paths.new(tmp_path).open(stack)]
         assert device.prepareModel_1_2(ADD, FAST, *caches, TOKEN, callback) is NONE
         assert callback.only()[0] is NONE
-        monkeypatch.setattr(interpreter_cache, "restore", no_memory)
+        monkeypatch.setattr(interpreter_cache_format, "restore", no_memory)
         assert getattr(device, form)(*FROM_CACHE[form][:-3], *caches, TOKEN, callback) is NONE
         assert callback.only() == (status, None)
 

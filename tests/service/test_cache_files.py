@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service import compilation_cache
-from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
-from nnfmq.service.installation_key import find_key
+from nnfmq.service.caching import compilation_cache
+from nnfmq.service.caching.cache_key import find_key
+from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
 
 TOKEN = bytes(range(32))
 SELF = Identity("reference", "nnfmq-1")

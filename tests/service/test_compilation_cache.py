@@ -31,8 +31,9 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DeviceStatus, ExtensionNameAndPrefix, Model, Operation, OperationType, Subgraph
 from nnfmq.operations import gemm
 from nnfmq.serialize import messages
-from nnfmq.service import compilation_cache, device, interpreter_cache
-from nnfmq.service.compilation_cache import CacheContents
+from nnfmq.service import device
+from nnfmq.service.caching import compilation_cache, interpreter_cache_format
+from nnfmq.service.caching.compilation_cache import CacheContents
 from nnfmq.service.device import Device
 from nnfmq.service.devices import Devices, InterpreterDevice
 
@@ -275,7 +276,7 @@ def test_PREP_11_CACHE_8_a_driver_without_memory_says_so_in_the_callback(
 
     saved(client, files)
     with monkeypatch.context() as patch:
-        patch.setattr(interpreter_cache, "restore", no_memory)
+        patch.setattr(interpreter_cache_format, "restore", no_memory)
         assert client.load(files).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert_right(client, client.load(files))
 
@@ -548,8 +549,8 @@ def test_CACHE_9_CACHE_4_a_device_that_does_not_save_after_all_leaves_empty_file
 def test_CACHE_9_the_interpreter_does_not_save_a_model_with_extensions() -> None:
     plain = chain(ADD)
     named = Model(plain.main, operand_values=plain.operand_values, extensions=(ExtensionNameAndPrefix("a.b", 1),))
-    assert interpreter_cache.save(plain, ()) is not None
-    assert interpreter_cache.save(named, ()) is None
+    assert interpreter_cache_format.save(plain, ()) is not None
+    assert interpreter_cache_format.save(named, ()) is None
 
 
 def test_a_model_that_is_not_prepared_leaves_files_alone(client: CachingClient, files: Paths) -> None:

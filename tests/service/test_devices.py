@@ -29,7 +29,7 @@ from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, General
 from nnfmq.hal.extension_codes import Extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, OperandType, Operation, OperationType, Subgraph
 from nnfmq.service import devices as devices_module
-from nnfmq.service.compilation_cache import CacheContents, CacheFiles
+from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles
 from nnfmq.service.device import Device
 from nnfmq.service.device_configuration import DEVICES_MAX, read_configuration
 from nnfmq.service.devices import Devices, InterpreterDevice, load_devices, make_devices

@@ -18,13 +18,14 @@ from support.descriptors import no_more_descriptors
 
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedTransient
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperationType
-from nnfmq.service import devices, program_cache
-from nnfmq.service.compilation_cache import Identity
+from nnfmq.service import devices
+from nnfmq.service.caching import program_cache
+from nnfmq.service.caching.cache_key import KEY_NAME
+from nnfmq.service.caching.compilation_cache import Identity
+from nnfmq.service.caching.interpreter_cache_format import Groups
+from nnfmq.service.caching.program_cache import Entry, entry_for, entry_sizes
 from nnfmq.service.device_configuration import DeviceEntry
 from nnfmq.service.devices import CompiledDevice
-from nnfmq.service.installation_key import KEY_NAME
-from nnfmq.service.interpreter_cache import Groups
-from nnfmq.service.program_cache import Entry, entry_for, entry_sizes
 
 SELF = Identity("compiled", "1")
 MODEL = chain(OperationType.ADD)

@@ -28,8 +28,8 @@ from nnfmq.serialize.messages import (
 from nnfmq.serialize.model_codec import decode_model
 from nnfmq.service.accounts import Charge, MemoryAccount
 from nnfmq.service.arguments import constant_ranges
+from nnfmq.service.caching.compilation_cache import CacheFiles
 from nnfmq.service.calls.answering import Handler, Pooled, reply
-from nnfmq.service.compilation_cache import CacheFiles
 from nnfmq.service.compile_jobs import Preparation, preparing, unheard
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.handles import NO_ID

@@ -21,7 +21,7 @@ BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "": ("runtime", "importers", "queue", "memory", "file_memory", "fence", "hal"),
-    "__main__": ("cli", "service.embedded"),
+    "__main__": ("cli", "service.embedded_main"),
     "hal": (),
     "cores": (),
     "paths": ("hal.errors",),

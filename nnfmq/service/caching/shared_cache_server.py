@@ -1,4 +1,4 @@
-"""Which programs workers share, and who holds them: the supervisor's part of `shared_programs`.
+"""Which programs workers share, and who holds them: the supervisor's part of `shared_cache_client`.
 
 Of a program there is its name, a descriptor of the memory it lies in, and how many holds workers have on it: who was
 given it, or offered it first. A hold ends when its worker says so, when the worker ends, and when its connection does;
@@ -6,9 +6,9 @@ with the last one the descriptor is closed, so nothing outlives its users. The m
 here: whoever is given it verifies it (`compilation_cache.open_memory`).
 
 A worker may have been taken over by its client. So what is taken is memory that nobody can write to or resize, within
-limits of number and size; nothing here waits for an answer; and what breaks the rules of `serialize.sharing` ends that
-connection with one log line, after which its worker goes on alone. A second offer of a name changes nothing: the first
-stays, and who offered the second keeps its own copy.
+limits of number and size; nothing here waits for an answer; and what breaks the rules of
+`shared_cache_protocol` ends that connection with one log line, after which its worker goes on alone. A second offer of
+a name changes nothing: the first stays, and who offered the second keeps its own copy.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import os
 from nnfmq.channel import NOW, Channel, Frame
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ProtocolError
 from nnfmq.memory import constant_bytes
-from nnfmq.serialize import sharing
-from nnfmq.serialize.sharing import Absent, Here, Left, Offered, Role, Spoilt, Wanted
+from nnfmq.service.caching import shared_cache_protocol
+from nnfmq.service.caching.shared_cache_protocol import Absent, Here, Left, Offered, Role, Spoilt, Wanted
 
 __all__ = ["HOLDS_MAX", "PROGRAMS_MAX", "Connection", "ProgramRegistry"]
 
@@ -90,7 +90,7 @@ class ProgramRegistry:
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         count = None if frame.lacks_fds else len(frame.fds)
-        match sharing.decode(frame.data, sender=Role.WORKER, fds=count):
+        match shared_cache_protocol.decode(frame.data, sender=Role.WORKER, fds=count):
             case Wanted(number, name):
                 self._give(connection, number, name)
             case Offered(number, name):
@@ -182,8 +182,8 @@ def _require_new(connection: Connection, number: int) -> None:
         raise ProtocolError(f"it gave the number {number} twice")
 
 
-def _send(connection: Connection, message: sharing.Message, *fds: int) -> None:
+def _send(connection: Connection, message: shared_cache_protocol.Message, *fds: int) -> None:
     try:
-        connection.channel.send(sharing.encode(message), fds, NOW)
+        connection.channel.send(shared_cache_protocol.encode(message), fds, NOW)
     except MissedDeadlineTransient:
         raise ProtocolError("it does not read its answers") from None

@@ -31,7 +31,7 @@ import numpy as np
 
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
-from nnfmq.service.installation_key import find_key, make_key
+from nnfmq.service.caching.cache_key import find_key, make_key
 from nnfmq.validation.values import validate_cache_token
 
 __all__ = [
@@ -62,9 +62,9 @@ _BUILD_PARTS = (
     "validation",
     "engines",
     "serialize/model_codec.py",
-    "service/interpreter_cache.py",
+    "service/caching/interpreter_cache_format.py",
 )
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parents[2]
 _log = logging.getLogger("nnfmq.caching")
 
 

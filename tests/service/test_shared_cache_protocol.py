@@ -8,7 +8,19 @@ import msgspec
 import pytest
 
 from nnfmq.hal.errors import ProtocolError
-from nnfmq.serialize.sharing import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted, decode, encode, fd_count
+from nnfmq.service.caching.shared_cache_protocol import (
+    Absent,
+    Here,
+    Left,
+    Message,
+    Offered,
+    Role,
+    Spoilt,
+    Wanted,
+    decode,
+    encode,
+    fd_count,
+)
 
 WORKER, SUPERVISOR = Role.WORKER, Role.SUPERVISOR
 NAME = "0123456789abcdef" * 4

@@ -19,13 +19,12 @@ from support.descriptors import no_more_descriptors
 from nnfmq.channel import NOW, Channel
 from nnfmq.hal.types import OperationType
 from nnfmq.memory import CONSTANT_SEALS, Memory
-from nnfmq.serialize import sharing
-from nnfmq.serialize.sharing import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted
-from nnfmq.service import program_cache, shared_programs
-from nnfmq.service.compilation_cache import Identity
-from nnfmq.service.interpreter_cache import Groups
-from nnfmq.service.program_cache import Entry, entry_for
-from nnfmq.service.shared_programs import PATIENCE_NS, Lent, Sharing
+from nnfmq.service.caching import program_cache, shared_cache_client, shared_cache_protocol
+from nnfmq.service.caching.compilation_cache import Identity
+from nnfmq.service.caching.interpreter_cache_format import Groups
+from nnfmq.service.caching.program_cache import Entry, entry_for
+from nnfmq.service.caching.shared_cache_client import PATIENCE_NS, Lent, Sharing
+from nnfmq.service.caching.shared_cache_protocol import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted
 
 SELF = Identity("compiled", "1")
 NAME = "a" * 64
@@ -43,11 +42,11 @@ class Supervisor:
     def hears(self) -> tuple[Message, list[int]]:
         """Return what comes next, and its descriptors, the caller's."""
         with self.channel.receive(time.monotonic_ns() + LATE_NS) as frame:
-            return sharing.decode(frame.data, sender=Role.WORKER, fds=len(frame.fds)), frame.take_fds()
+            return shared_cache_protocol.decode(frame.data, sender=Role.WORKER, fds=len(frame.fds)), frame.take_fds()
 
     def says(self, message: Message, *fds: int) -> None:
         """Answer; the fds stay the caller's."""
-        self.channel.send(sharing.encode(message), fds, NOW)
+        self.channel.send(shared_cache_protocol.encode(message), fds, NOW)
 
     def answers(self, *answer: Callable[[int], Message], fds: tuple[int, ...] = ()) -> threading.Thread:
         """Let a thread answer the next question with its number: the last answer has the descriptors."""
@@ -82,14 +81,14 @@ def supervisor(monkeypatch: pytest.MonkeyPatch, resources: ExitStack) -> Supervi
     resources.callback(ours.close)
     worker = Sharing(theirs)
     resources.callback(worker.close)
-    monkeypatch.setattr(shared_programs, "_sharing", worker)
+    monkeypatch.setattr(shared_cache_client, "_sharing", worker)
     return Supervisor(ours)
 
 
 @pytest.fixture
 def worker(supervisor: Supervisor) -> Sharing:
-    assert shared_programs._sharing is not None
-    return shared_programs._sharing
+    assert shared_cache_client._sharing is not None
+    return shared_cache_client._sharing
 
 
 @pytest.fixture
@@ -183,7 +182,7 @@ def test_DEAD_a_supervisor_that_is_gone_is_asked_nothing(
         for _ in range(3):
             assert worker.wanted(NAME) is None
             worker.offer(NAME, memory)
-    assert worker.is_over and not shared_programs.is_possible()
+    assert worker.is_over and not shared_cache_client.is_possible()
     assert len(caplog.records) == 1
 
 
@@ -200,7 +199,9 @@ def test_a_supervisor_that_ends_while_it_is_asked_keeps_nobody_waiting(superviso
     thread.join()
 
 
-@pytest.mark.parametrize("answer", [b"", b"\xff", sharing.encode(Wanted(1, NAME)), sharing.encode(Here(1))])
+@pytest.mark.parametrize(
+    "answer", [b"", b"\xff", shared_cache_protocol.encode(Wanted(1, NAME)), shared_cache_protocol.encode(Here(1))]
+)
 def test_an_impossible_answer_ends_it(answer: bytes, supervisor: Supervisor, worker: Sharing) -> None:
     supervisor.channel.send(answer, (), NOW)
     assert worker.wanted(NAME) is None

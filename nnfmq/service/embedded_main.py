@@ -17,7 +17,7 @@ from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import compile_jobs
 from nnfmq.service.devices import load_devices
-from nnfmq.service.extensions import load_extensions
+from nnfmq.service.extension_plugins import load_extensions
 from nnfmq.service.session import run_session
 
 

@@ -16,10 +16,9 @@ from support.descriptors import no_more_descriptors
 from nnfmq.channel import INLINE_BYTES, NOW, Channel
 from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.memory import CONSTANT_SEALS, F_SEAL_FUTURE_WRITE, SHARED_SEALS
-from nnfmq.serialize import sharing
-from nnfmq.serialize.sharing import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted
-from nnfmq.service import program_registry
-from nnfmq.service.program_registry import Connection, ProgramRegistry
+from nnfmq.service.caching import shared_cache_protocol, shared_cache_server
+from nnfmq.service.caching.shared_cache_protocol import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted
+from nnfmq.service.caching.shared_cache_server import Connection, ProgramRegistry
 
 LIMIT = 1 << 20
 NAME, OTHER = "a" * 64, "b" * 64
@@ -37,7 +36,7 @@ class Worker:
 
     def say(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
         """Send a message; return whether the supervisor goes on listening."""
-        return self.say_bytes(sharing.encode(message), fds)
+        return self.say_bytes(shared_cache_protocol.encode(message), fds)
 
     def say_bytes(self, data: bytes, fds: tuple[int, ...] = ()) -> bool:
         self.channel.send(data, fds, NOW)
@@ -60,7 +59,7 @@ class Worker:
         """Return the inode of what it is given, which it closes."""
         assert self.say(Wanted(number, name))
         with self.channel.receive(NOW) as frame:
-            answer = sharing.decode(frame.data, sender=Role.SUPERVISOR, fds=len(frame.fds))
+            answer = shared_cache_protocol.decode(frame.data, sender=Role.SUPERVISOR, fds=len(frame.fds))
             assert answer == (Here(number) if frame.fds else Absent(number))
             return os.fstat(frame.fds[0]).st_ino if frame.fds else None
 
@@ -239,12 +238,12 @@ def test_what_is_not_sealed_ends_the_connection_of_its_worker_alone(
 BROKEN: dict[str, tuple[bytes, int]] = {
     "nothing": (b"", 0),
     "no message": (b"\xff" * 100, 0),
-    "a supervisor's": (sharing.encode(Absent(1)), 0),
-    "an offer without memory": (sharing.encode(Offered(1, NAME)), 0),
-    "an offer of two": (sharing.encode(Offered(1, NAME)), 2),
-    "a question with memory": (sharing.encode(Wanted(1, NAME)), 1),
+    "a supervisor's": (shared_cache_protocol.encode(Absent(1)), 0),
+    "an offer without memory": (shared_cache_protocol.encode(Offered(1, NAME)), 0),
+    "an offer of two": (shared_cache_protocol.encode(Offered(1, NAME)), 2),
+    "a question with memory": (shared_cache_protocol.encode(Wanted(1, NAME)), 1),
     "a body in a file": (bytes(INLINE_BYTES + 1), 0),
-    "spoilt, and not held": (sharing.encode(Spoilt(1)), 0),
+    "spoilt, and not held": (shared_cache_protocol.encode(Spoilt(1)), 0),
 }
 
 
@@ -315,7 +314,7 @@ def test_all_together_are_within_the_limit(first: Worker, second: Worker) -> Non
 def test_there_are_only_so_many(
     first: Worker, second: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(program_registry, "PROGRAMS_MAX", 3)
+    monkeypatch.setattr(shared_cache_server, "PROGRAMS_MAX", 3)
     for number in range(5):
         assert first.offers(f"{number:064x}", memfd(), number)
     assert held() == 3 and "there are 3 programs already" in caplog.text
@@ -325,7 +324,7 @@ def test_there_are_only_so_many(
 def test_LIFE_7_a_worker_holds_only_so_many_and_others_go_on(
     first: Worker, second: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(program_registry, "HOLDS_MAX", 2)
+    monkeypatch.setattr(shared_cache_server, "HOLDS_MAX", 2)
     assert all(first.offers(f"{number:064x}", memfd(), number) for number in range(3))
     assert held() == 2 and "it holds 2 already" in caplog.text
     assert first.wants(f"{0:064x}", 7) is None
@@ -334,7 +333,7 @@ def test_LIFE_7_a_worker_holds_only_so_many_and_others_go_on(
 
 def test_without_a_free_descriptor_an_offer_is_not_kept(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
     fd = memfd()
-    first.channel.send(sharing.encode(Offered(1, NAME)), (fd,), NOW)
+    first.channel.send(shared_cache_protocol.encode(Offered(1, NAME)), (fd,), NOW)
     os.close(fd)
     with no_more_descriptors():
         assert first.heard()

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import nnfmq.service.session
 import nnfmq.service.worker
-from nnfmq.service.compilation_cache import build_identity
-from nnfmq.service.extensions import load_extensions
+from nnfmq.service.caching.compilation_cache import build_identity
+from nnfmq.service.extension_plugins import load_extensions
 
 
 def _assert_one_thread() -> None:

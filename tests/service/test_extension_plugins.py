@@ -13,7 +13,7 @@ from support.plugins import NAME, add_fibonacci, add_plugin, tables_as_they_were
 
 from nnfmq.operations.extensions import INSTALLED
 from nnfmq.service.devices import load_devices
-from nnfmq.service.extensions import load_extensions
+from nnfmq.service.extension_plugins import load_extensions
 
 START = """
 from nnfmq.operations.extensions import ElementType, VendorExtension, own_operation, own_type

@@ -9,8 +9,8 @@ whole; the writer holds a lock on that file, so what a killed one left is known 
 the next writer. All entries together take at most $NNFMQ_CACHE_MIB (0: no cache at all); those that were not used for
 the longest time go first. Whatever is wrong costs a log line, and never fails a preparation. (docs/caching.md)
 
-What a living worker has of an entry others take from it (`shared_programs`): the memory in which it lies has the very
-bytes of the file, so one seal is verified either way, and constants of a program are views of that memory.
+What a living worker has of an entry others take from it (`shared_cache_client`): the memory in which it lies has
+the very bytes of the file, so one seal is verified either way, and constants of a program are views of that memory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from nnfmq.hal.types import Model
 from nnfmq.memory import Memory
 from nnfmq.paths import cache_directory, check_directory, make_cache_directory
 from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service import shared_programs
-from nnfmq.service.compilation_cache import (
+from nnfmq.service.caching import shared_cache_client
+from nnfmq.service.caching.compilation_cache import (
     Buffer,
     CacheContents,
     Identity,
@@ -42,7 +42,7 @@ from nnfmq.service.compilation_cache import (
     sealed,
     write_file,
 )
-from nnfmq.service.interpreter_cache import Groups, restore_groups, save_groups
+from nnfmq.service.caching.interpreter_cache_format import Groups, restore_groups, save_groups
 
 __all__ = ["VARIABLE", "Entry", "entry_for", "entry_sizes", "limit_bytes", "switched_off"]
 
@@ -141,13 +141,13 @@ class Entry:
         except _ERRORS as error:
             _log.warning("a model was not added to the cache: %s", str(error))
             return None
-        shared = self._offered(header, data) if shared_programs.is_possible() else None
+        shared = self._offered(header, data) if shared_cache_client.is_possible() else None
         self._write(header, data)
         return shared
 
     def _shared(self) -> Groups | None:
         """Return what another worker shares, None for nothing, or nothing to be trusted."""
-        lent = shared_programs.wanted(self.name)
+        lent = shared_cache_client.wanted(self.name)
         if lent is None:
             return None
         with lent.memory as memory:
@@ -156,7 +156,7 @@ class Entry:
             except _ERRORS as error:
                 _log.warning("what another worker shares is not used: %s", str(error))
                 if isinstance(error, GeneralFailure):  # and not for want of something
-                    shared_programs.refuse(lent)
+                    shared_cache_client.refuse(lent)
                 return None
 
     def _stored(self) -> Groups | None:
@@ -189,11 +189,11 @@ class Entry:
         size = info.st_size
         if not stat.S_ISREG(info.st_mode) or not 0 < size <= limit_bytes():
             raise GeneralFailure(f"it is no file of 1 to {limit_bytes()} bytes")
-        if not shared_programs.is_possible():
+        if not shared_cache_client.is_possible():
             return self._verified(read_file(fd, size))
         with Memory.create_constant(size, partial(_copy, fd, size), _LABEL) as memory:
             groups = self._verified(memory.view)
-            shared_programs.offer(self.name, memory)
+            shared_cache_client.offer(self.name, memory)
             return groups
 
     def _verified(self, file: memoryview) -> Groups:
@@ -206,7 +206,7 @@ class Entry:
             size_bytes = len(header) + len(data)
             with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _LABEL) as memory:
                 groups = restore_groups(CacheContents((memory.view[len(header) :],)))
-                shared_programs.offer(self.name, memory)
+                shared_cache_client.offer(self.name, memory)
                 return groups
         except _ERRORS as error:
             _log.warning("a model is not shared: %s", str(error))

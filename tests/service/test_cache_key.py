@@ -12,10 +12,10 @@ import pytest
 
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service import installation_key
-from nnfmq.service.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
+from nnfmq.service.caching import cache_key
+from nnfmq.service.caching.cache_key import find_key, is_key_possible, make_key
+from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
 from nnfmq.service.devices import load_devices
-from nnfmq.service.installation_key import find_key, is_key_possible, make_key
 
 ONE_FILE = NumberOfCacheFiles(1, 0)
 SELF = Identity("reference", "1")
@@ -64,7 +64,7 @@ def test_threads_that_make_the_key_at_the_same_time_get_the_same() -> None:
 
 def test_processes_that_make_the_key_at_the_same_time_get_the_same() -> None:
     code = (
-        "import sys; from nnfmq.service.installation_key import make_key; "
+        "import sys; from nnfmq.service.caching.cache_key import make_key; "
         "print(flush=True); sys.stdin.read(1); print(make_key().hex())"
     )
     makers = [
@@ -141,7 +141,7 @@ def test_N_CCH_15_without_a_possible_key_a_device_announces_no_files_saves_nothi
 
 
 def test_a_directory_that_may_not_be_written_to_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation_key.os, "access", lambda *_: False)
+    monkeypatch.setattr(cache_key.os, "access", lambda *_: False)
     assert not is_key_possible()
 
 

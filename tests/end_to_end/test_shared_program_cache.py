@@ -1,7 +1,7 @@
 """One copy of a program's constants for all workers of a daemon, whoever of them is killed, and when.
 
-A worker of a held daemon stops itself where a test says, at one of the labels of `service.shared_programs`, or offers
-what the test says in place of what it has. The kernel says who has which memory: the inode in /proc/PID/maps.
+A worker stops itself where a test orders it to, at one of the labels of `shared_cache_client`, or publishes altered
+memory in place of its own. Which process maps which memory is read as the inode in /proc/PID/maps.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ PROGRAM = "/memfd:nnfmq-program"
 HELD = """
 import fcntl, os, signal, subprocess, threading
 from nnfmq.memory import CONSTANT_SEALS, Memory
-from nnfmq.service import program_cache, shared_programs
-from nnfmq.service.shared_programs import Sharing
+from nnfmq.service.caching import shared_cache_client
+from nnfmq.service.caching import program_cache
+from nnfmq.service.caching.shared_cache_client import Sharing
 
 def at(point):
     try:

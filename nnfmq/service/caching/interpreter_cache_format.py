@@ -21,7 +21,7 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.types import Model
 from nnfmq.operations.signature import Array
 from nnfmq.serialize.model_codec import decode_model, encode_model
-from nnfmq.service.compilation_cache import CacheContents
+from nnfmq.service.caching.compilation_cache import CacheContents
 from nnfmq.service.wire import PrivatePool
 
 __all__ = ["Groups", "restore", "restore_groups", "save", "save_groups"]

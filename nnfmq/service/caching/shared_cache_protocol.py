@@ -8,7 +8,7 @@
     worker     Spoilt    number                it is not what its name says: nobody else should have it
 
 A program's name is a digest; a number is the worker's own, given once. Whatever is not in the table is refused with
-ProtocolError. The meaning is `service.program_registry`'s (supervisor) and `service.shared_programs`' (worker).
+ProtocolError. The meaning is `shared_cache_server`'s (supervisor) and `shared_cache_client`'s (worker).
 """
 
 from __future__ import annotations

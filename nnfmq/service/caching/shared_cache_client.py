@@ -1,4 +1,4 @@
-"""One copy of a compiled program's constants for all workers of a user: a worker's part (`program_registry` is the
+"""One copy of a compiled program's constants for all workers of a user: a worker's part (`shared_cache_server` is the
 supervisor's).
 
 A program's memory holds the bytes of its cache file, sealed against writing. Who has made or read one offers it under
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError, ProtocolError
 from nnfmq.memory import Memory
-from nnfmq.serialize import sharing
-from nnfmq.serialize.sharing import Left, Offered, Role, Spoilt, Wanted
+from nnfmq.service.caching import shared_cache_protocol
+from nnfmq.service.caching.shared_cache_protocol import Left, Offered, Role, Spoilt, Wanted
 
 __all__ = ["Lent", "Sharing", "is_possible", "offer", "refuse", "start", "wanted"]
 
@@ -107,7 +107,7 @@ class Sharing:
         while True:
             with self._channel.receive(deadline_ns, body_bytes_max=0) as frame:
                 count = None if frame.lacks_fds else len(frame.fds)
-                answer = sharing.decode(frame.data, sender=Role.SUPERVISOR, fds=count)
+                answer = shared_cache_protocol.decode(frame.data, sender=Role.SUPERVISOR, fds=count)
                 if answer.number != number:
                     continue  # of a question that was given up; its number was left
                 if frame.lacks_fds:  # for want of room here
@@ -118,12 +118,12 @@ class Sharing:
         """Tell the supervisor when the mapping goes, on whichever thread that happens: this takes no lock."""
         weakref.finalize(memory.view.obj, self._send, Left(number)).atexit = False  # SYNC left
 
-    def _send(self, message: sharing.Message, *fds: int) -> bool:
+    def _send(self, message: shared_cache_protocol.Message, *fds: int) -> bool:
         """Send without waiting, and return whether that was possible: if not, this is over."""
         if self.is_over:
             return False
         try:
-            self._channel.send(sharing.encode(message), fds, NOW)
+            self._channel.send(shared_cache_protocol.encode(message), fds, NOW)
         except (NnfmqError, OSError) as error:
             self._end(error)
             return False
