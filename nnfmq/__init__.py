@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from nnfmq.hal.types import FenceState
     from nnfmq.importers import LoadedModel, example_path, load
     from nnfmq.memory import Memory
-    from nnfmq.runtime.allocation import allocate
-    from nnfmq.runtime.buffers import Buffer, copy
-    from nnfmq.runtime.burst import Burst, ExecutionInfo
+    from nnfmq.runtime.buffer_allocation import allocate
+    from nnfmq.runtime.managed_buffer import Buffer, copy
+    from nnfmq.runtime.burst_controller import Burst, ExecutionInfo
     from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
-    from nnfmq.runtime.fenced import FencedExecution
-    from nnfmq.runtime.pending import PendingExecution
+    from nnfmq.runtime.fenced_execution import FencedExecution
+    from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.prepared_model import PreparedModel
-    from nnfmq.runtime.reusable import Execution
+    from nnfmq.runtime.reusable_execution import Execution
 
 __all__ = [
     "BadState",
@@ -90,18 +90,18 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a checker would take any name that is asked of a module with a `__getattr__`
     _PLACES = {
-        **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst"),
+        **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst_controller"),
         **dict.fromkeys(("Client", "Device", "DeviceInfo", "connect"), "nnfmq.runtime.client"),
         **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
-        **dict.fromkeys(("Buffer", "copy"), "nnfmq.runtime.buffers"),
-        "allocate": "nnfmq.runtime.allocation",
-        "Execution": "nnfmq.runtime.reusable",
+        **dict.fromkeys(("Buffer", "copy"), "nnfmq.runtime.managed_buffer"),
+        "allocate": "nnfmq.runtime.buffer_allocation",
+        "Execution": "nnfmq.runtime.reusable_execution",
         "Fence": "nnfmq.fence",
         "FenceState": "nnfmq.hal.types",
-        "FencedExecution": "nnfmq.runtime.fenced",
+        "FencedExecution": "nnfmq.runtime.fenced_execution",
         "FileMemory": "nnfmq.file_memory",
         "Memory": "nnfmq.memory",
-        "PendingExecution": "nnfmq.runtime.pending",
+        "PendingExecution": "nnfmq.runtime.async_execution",
         "PreparedModel": "nnfmq.runtime.prepared_model",
         "TensorInfo": "nnfmq.hal.tensor_info",
     }

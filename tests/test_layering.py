@@ -149,7 +149,7 @@ def test_a_back_door_is_found(module: str, text: str) -> None:
         ("queue.twin", "import ctypes"),
         ("service.supervisor", "import multiprocess.context"),
         ("service.compile_server", "import os\nos.fork()"),
-        ("runtime.launch", "import subprocess"),
+        ("runtime.embedded_driver", "import subprocess"),
     ],
 )
 def test_the_one_door_is_allowed(module: str, text: str) -> None:

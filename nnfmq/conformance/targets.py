@@ -29,7 +29,7 @@ from nnfmq.hal.types import (
     RequestArgument,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime.buffers import Buffer
+from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.client import Client, Device, Role, connect
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model

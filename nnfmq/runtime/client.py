@@ -44,19 +44,19 @@ from nnfmq.hal.types import (
 )
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime.allocation import TIMEOUT_S, Role, allocate_in_driver
-from nnfmq.runtime.buffers import Buffer
+from nnfmq.runtime.buffer_allocation import TIMEOUT_S, Role, allocate_in_driver
+from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.connection import INTERFACE, Connection
-from nnfmq.runtime.device_list import possible_devices
-from nnfmq.runtime.launch import end_embedded_driver, start_embedded_driver
-from nnfmq.runtime.outcomes import deadline_on_wire, lent_fds
+from nnfmq.runtime.device_validation import possible_devices
+from nnfmq.runtime.embedded_driver import end_embedded_driver, start_embedded_driver
+from nnfmq.runtime.execution_result import deadline_on_wire, lent_fds
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.caching import CacheFolder
+    from nnfmq.runtime.cache_directory import CacheFolder
 
 __all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "Role", "connect"]
 
@@ -384,7 +384,7 @@ class Device:
         fds = [*lent_fds(pools), *model_cache, *data_cache]
         if cache_dir is None:
             return self._prepare(message, fds, model, deadline_ns, progress)
-        from nnfmq.runtime.caching import CacheFolder, model_token
+        from nnfmq.runtime.cache_directory import CacheFolder, model_token
 
         folder = CacheFolder.of(cache_dir, self.info, message, model_token(message, pools) if token is None else token)
         return self._prepare_in(folder, message, fds, model, deadline_ns, progress)
@@ -508,7 +508,7 @@ def _described(model: Model | Described, device: DeviceInfo) -> tuple[tuple[Tens
         return tuple(model.inputs), tuple(model.outputs)
     main, types = model.main, None
     if model.extensions:  # few models name any
-        from nnfmq.runtime.extensions import extension_types
+        from nnfmq.runtime.extension_types import extension_types
 
         types = extension_types(model, device)
     inputs = [describe(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]

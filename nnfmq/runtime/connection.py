@@ -32,7 +32,7 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.hal.types import Pool, SharedPool
-from nnfmq.runtime.answers import OneShot
+from nnfmq.runtime.future import OneShot
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import Conversation
 from nnfmq.serialize.control_protocol import Role

@@ -19,22 +19,22 @@ from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputIns
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request, Timing
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime import arguments
-from nnfmq.runtime.arguments import Array
-from nnfmq.runtime.buffers import Buffer
+from nnfmq.runtime import tensor_layout
+from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.outcomes import Outcome, as_sent, config_of, deadline_on_wire, duration_of, lent_fds
-from nnfmq.runtime.results import Judge
-from nnfmq.runtime.workspace import Workspace, checked_values
+from nnfmq.runtime.execution_result import Outcome, as_sent, config_of, deadline_on_wire, duration_of, lent_fds
+from nnfmq.runtime.result_validation import Judge
+from nnfmq.runtime.array_request import Workspace, checked_values
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
     from nnfmq.fence import HasFileno
-    from nnfmq.runtime.aidl_burst import AidlBurst
-    from nnfmq.runtime.burst import Burst
-    from nnfmq.runtime.fenced import FencedExecution, FencedTiming
-    from nnfmq.runtime.pending import Launch, PendingExecution
-    from nnfmq.runtime.reusable import Execution, RequestExecution
+    from nnfmq.runtime.aidl_burst_controller import AidlBurst
+    from nnfmq.runtime.burst_controller import Burst
+    from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming
+    from nnfmq.runtime.async_execution import Launch, PendingExecution
+    from nnfmq.runtime.reusable_execution import Execution, RequestExecution
 
 ResultT = TypeVar("ResultT")
 
@@ -78,19 +78,19 @@ def ask_execution(
 def _check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
     given: Any = out  # whatever the application gave
     if not isinstance(given, Sequence) or not any(isinstance(target, Buffer) for target in given):
-        arguments.check_out(infos, given)
+        tensor_layout.check_out(infos, given)
         return
     if len(given) != len(infos):
         raise InvalidArgument(f"the model has {len(infos)} outputs, `out` has {len(given)} arrays or buffers")
     arrays = [pair for pair in zip(infos, given, strict=True) if not isinstance(pair[1], Buffer)]
-    arguments.check_out([info for info, _ in arrays], [target for _, target in arrays])
+    tensor_layout.check_out([info for info, _ in arrays], [target for _, target in arrays])
 
 
 def _copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
     """Copy results into the caller's arrays, and return what the caller gave."""
     pairs = zip(targets, results, strict=True)
     arrays = [(t, r) for t, r in pairs if isinstance(t, np.ndarray) and isinstance(r, np.ndarray)]
-    arguments.copy_out([target for target, _ in arrays], [result for _, result in arrays])
+    tensor_layout.copy_out([target for target, _ in arrays], [result for _, result in arrays])
     return tuple(targets)
 
 
@@ -129,7 +129,7 @@ class PreparedModel:
             raise InvalidArgument("this prepared model is closed")
         return self._model_id
 
-    def memory_preference(self, kind: Literal["input", "output"], index: int) -> arguments.MemoryPreference:
+    def memory_preference(self, kind: Literal["input", "output"], index: int) -> tensor_layout.MemoryPreference:
         """Return where in a memory of the application's one input or output lies best (MEM-6).
 
         Padding counts nothing where a result is too large, and nothing is written there. Raises InvalidArgument where
@@ -138,7 +138,7 @@ class PreparedModel:
         count = len(self.inputs if kind == "input" else self.outputs)
         if not 0 <= index < count:
             raise InvalidArgument(f"the model has {count} {kind}s, there is no {kind} {index}")
-        return arguments.MemoryPreference(arguments.ALIGNMENT, arguments.PADDING)
+        return tensor_layout.MemoryPreference(tensor_layout.ALIGNMENT, tensor_layout.PADDING)
 
     def take_answer(self, answer: messages.PreparedModelReady) -> None:
         """Note what the driver made; for a model that is created before its number is known."""
@@ -224,10 +224,10 @@ class PreparedModel:
         Arguments as for `execute`; they are copied before this returns. Raises InvalidArgument for what is wrong with
         the arrays, DeadObject; everything else comes with the result.
         """
-        from nnfmq.runtime.pending import begin_arrays
+        from nnfmq.runtime.async_execution import begin_arrays
 
         launch = self._launch(config_of(measure, loop_timeout), timeout)
-        given = arguments.checked_arrays(self.inputs, inputs)
+        given = tensor_layout.checked_arrays(self.inputs, inputs)
         return begin_arrays(launch, Workspace.create(self.inputs, self.outputs, given), self._note_timing)
 
     def execute_fenced(
@@ -248,7 +248,7 @@ class PreparedModel:
         Raises InvalidArgument (also for outputs of unknown shape, for what is no fence and for a fence in error),
         MissedDeadline, DeadObject, or what the driver answered.
         """
-        given = arguments.checked_arrays(self.inputs, inputs)
+        given = tensor_layout.checked_arrays(self.inputs, inputs)
         workspace = Workspace.create(self.inputs, self.outputs, given)
         try:
             launched = self.launch_fenced(
@@ -272,7 +272,7 @@ class PreparedModel:
         AIDL v4: then each run sends the request anew. `loop_timeout` as for `execute`; `timeout` (seconds) bounds the
         making alone. Raises InvalidArgument, DeadObject.
         """
-        from nnfmq.runtime.reusable import Execution
+        from nnfmq.runtime.reusable_execution import Execution
 
         config, deadline_ns = config_of(measure, loop_timeout), deadline_after(timeout)
         return Execution.create(self, config, deadline_ns, reusable=True)
@@ -282,12 +282,12 @@ class PreparedModel:
 
         As `create_reusable_execution`, but the driver is told nothing before it is computed.
         """
-        from nnfmq.runtime.reusable import Execution
+        from nnfmq.runtime.reusable_execution import Execution
 
         return Execution.create(self, config_of(measure, loop_timeout), None, reusable=False)
 
     def _launch(self, config: ExecutionConfig, timeout: float | None) -> Launch:
-        from nnfmq.runtime.pending import Launch
+        from nnfmq.runtime.async_execution import Launch
 
         return Launch(self._connection, self.model_id, self.outputs, config, deadline_after(timeout))
 
@@ -299,7 +299,7 @@ class PreparedModel:
         collect: Callable[[FencedTiming], ResultT],
     ) -> FencedExecution[ResultT]:
         """Launch a request behind `limits`: the fences, the timeout and the duration."""
-        from nnfmq.runtime.fenced import FencedExecution, fence_fds
+        from nnfmq.runtime.fenced_execution import FencedExecution, fence_fds
 
         fences, deadline_ns = fence_fds(limits[0]), deadline_after(limits[1])
         message = messages.ExecuteFenced(
@@ -347,7 +347,7 @@ class PreparedModel:
 
         Raises DeadObject, InvalidArgument for what cannot be sent; all else comes with the result.
         """
-        from nnfmq.runtime.pending import begin_request
+        from nnfmq.runtime.async_execution import begin_request
 
         return begin_request(self._launch(config, timeout), request)
 
@@ -371,7 +371,7 @@ class PreparedModel:
         timeout: float | None = 10.0,
     ) -> RequestExecution:
         """Have the driver check one request as the HAL has it and keep it, to be run often. The caller closes it."""
-        from nnfmq.runtime.reusable import RequestExecution
+        from nnfmq.runtime.reusable_execution import RequestExecution
 
         asked = self._connection, self.model_id, self.outputs
         return RequestExecution.create(*asked, request, config, deadline_after(timeout))
@@ -381,7 +381,7 @@ class PreparedModel:
 
         Blocks up to `timeout` seconds. The caller closes the burst.
         """
-        from nnfmq.runtime.burst import Burst
+        from nnfmq.runtime.burst_controller import Burst
 
         return Burst.configure(self._connection, self, None, deadline_after(timeout), with_memory=False)
 
@@ -390,7 +390,7 @@ class PreparedModel:
 
         Blocks up to `timeout` seconds. The caller closes the burst.
         """
-        from nnfmq.runtime.aidl_burst import AidlBurst
+        from nnfmq.runtime.aidl_burst_controller import AidlBurst
 
         return AidlBurst.configure(self._connection, self, deadline_after(timeout))
 
@@ -400,7 +400,7 @@ class PreparedModel:
         `polling_window_us`: how long a call polls before it sleeps (0 = sleep at once); the default is
         $NNFMQ_BURST_CONTROLLER_POLLING_WINDOW or 50. Blocks up to `timeout` seconds. The caller closes the burst.
         """
-        from nnfmq.runtime.burst import Burst
+        from nnfmq.runtime.burst_controller import Burst
 
         return Burst.configure(self._connection, self, polling_window_us, deadline_after(timeout))
 

@@ -33,7 +33,7 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import NO_TIMING, ExecutionConfig, FenceState, MeasureTiming, OutputShape, Priority
 from nnfmq.memory import Memory
-from nnfmq.runtime.answers import OneShot
+from nnfmq.runtime.future import OneShot
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel

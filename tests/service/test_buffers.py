@@ -49,7 +49,7 @@ from nnfmq.hal.types import (
     operand_bytes,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime import buffers as client_buffers
+from nnfmq.runtime import managed_buffer as client_buffers
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel

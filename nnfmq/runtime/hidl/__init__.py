@@ -19,11 +19,11 @@ than the connection's interface, by what it could have said; handles, and refere
 
 from __future__ import annotations
 
-from nnfmq.runtime.hidl.buffers import BUFFER, IBuffer
-from nnfmq.runtime.hidl.bursts import BurstContext
-from nnfmq.runtime.hidl.device import DEVICE, IDevice
-from nnfmq.runtime.hidl.forms import NO_TIMING, UINT64_MAX, Timing
-from nnfmq.runtime.hidl.prepared_model import PREPARED_MODEL, FencedCallback, IPreparedModel
+from nnfmq.runtime.hidl.ibuffer import BUFFER, IBuffer
+from nnfmq.runtime.hidl.iburst_context import BurstContext
+from nnfmq.runtime.hidl.idevice import DEVICE, IDevice
+from nnfmq.runtime.hidl.methods import NO_TIMING, UINT64_MAX, Timing
+from nnfmq.runtime.hidl.iprepared_model import PREPARED_MODEL, FencedCallback, IPreparedModel
 
 __all__ = [
     "BUFFER",

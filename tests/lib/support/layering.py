@@ -54,7 +54,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "llvmlite": ("engines.compiled",),
     "multiprocess": ("service.supervisor",),
     # The embedded driver; and what measures or tests in processes of its own.
-    "subprocess": ("runtime.launch", "runtime.client", "cli.queue_bench", "conformance.running"),
+    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.running"),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nnfmq.hal.types import DeviceStatus, DeviceType
-from nnfmq.runtime.device_list import possible_devices
+from nnfmq.runtime.device_validation import possible_devices
 from nnfmq.serialize.messages import DeviceInfo, ExtensionData, OperandTypeData
 
 GOOD = DeviceInfo("good", DeviceType.CPU, "1", 8, DeviceStatus.AVAILABLE, (), 32, 0)

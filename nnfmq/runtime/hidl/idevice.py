@@ -23,10 +23,10 @@ from nnfmq.hal.types import (
     OperandType,
     Priority,
 )
-from nnfmq.runtime.answers import OneShot
+from nnfmq.runtime.future import OneShot
 from nnfmq.runtime.client import Client
-from nnfmq.runtime.hidl.buffers import allocate
-from nnfmq.runtime.hidl.forms import (
+from nnfmq.runtime.hidl.ibuffer import allocate
+from nnfmq.runtime.hidl.methods import (
     INVALID,
     NONE,
     V1_0,
@@ -39,8 +39,8 @@ from nnfmq.runtime.hidl.forms import (
     refused,
     status_of,
 )
-from nnfmq.runtime.hidl.prepared_model import IPreparedModel
-from nnfmq.runtime.outcomes import as_sent, lent_fds
+from nnfmq.runtime.hidl.iprepared_model import IPreparedModel
+from nnfmq.runtime.execution_result import as_sent, lent_fds
 from nnfmq.serialize import messages
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.validation.conversion import convert_to

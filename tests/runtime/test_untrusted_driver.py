@@ -28,7 +28,7 @@ from nnfmq.hal.types import (
     Timing,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime.buffers import Buffer
+from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages

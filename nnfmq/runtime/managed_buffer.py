@@ -20,8 +20,8 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime import arguments
-from nnfmq.runtime.arguments import Array
+from nnfmq.runtime import tensor_layout
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 
@@ -109,7 +109,7 @@ class Buffer:
         if isinstance(source, Memory | FileMemory):
             self._copy_from(source, tuple(dimensions), timeout)
             return
-        array = np.asarray(arguments.checked_array(self.info, source), self.info.dtype, order="C")
+        array = np.asarray(tensor_layout.checked_array(self.info, source), self.info.dtype, order="C")
         with Memory.create(max(array.nbytes, 1), "nnfmq-copy", one_writer=True) as memory:
             memory.view[: array.nbytes] = array.reshape(-1).view(np.uint8).data
             self._copy_from(memory, array.shape, timeout)
@@ -136,7 +136,7 @@ class Buffer:
         shape = self.info.shape if is_known else self._dimensions
         if shape is None:
             raise GeneralFailure(f"buffer {self.token} is uninitialized: nothing was written into it")
-        size = arguments.size_bytes(self.info, shape)
+        size = tensor_layout.size_bytes(self.info, shape)
         with Memory.create(max(size, 1), "nnfmq-copy") as memory:
             self.copy_to(memory, timeout=timeout)
             return np.frombuffer(memory.view[:size], self.info.dtype).reshape(shape).copy()

@@ -11,7 +11,7 @@ from nnfmq.hal.errors import InvalidArgument, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.runtime import arguments
+from nnfmq.runtime import tensor_layout
 
 IMAGE = TensorInfo("image", (1, 2, 3), "float32")
 PIXELS = TensorInfo("pixels", (5,), "uint8")
@@ -20,7 +20,7 @@ SCALAR = TensorInfo("factor", (), "float32")
 
 
 def test_every_argument_starts_at_a_multiple_of_64_and_ends_with_its_last_element() -> None:
-    placed, size_bytes = arguments.layout([IMAGE, PIXELS, PIXELS], [(1, 2, 3), (5,), (5,)], 3)
+    placed, size_bytes = tensor_layout.layout([IMAGE, PIXELS, PIXELS], [(1, 2, 3), (5,), (5,)], 3)
     assert [argument.location for argument in placed] == [
         DataLocation(3, 0, 24),
         DataLocation(3, 64, 5),
@@ -31,23 +31,23 @@ def test_every_argument_starts_at_a_multiple_of_64_and_ends_with_its_last_elemen
 
 def test_arguments_of_exactly_64_bytes_leave_no_gap() -> None:
     block = TensorInfo("block", (16,), "float32")
-    placed, size_bytes = arguments.layout([block, block], [(16,), (16,)], 0)
+    placed, size_bytes = tensor_layout.layout([block, block], [(16,), (16,)], 0)
     assert [argument.location.offset for argument in placed] == [0, 64]
     assert size_bytes == 128
 
 
 def test_no_arguments_at_all_still_have_a_pool() -> None:
-    assert arguments.layout([], [], 0) == ((), 1)
+    assert tensor_layout.layout([], [], 0) == ((), 1)
 
 
 def test_dimensions_are_said_only_where_the_model_leaves_them_open() -> None:
-    placed, _ = arguments.layout([IMAGE, OPEN], [(1, 2, 3), (7, 3)], 0)
+    placed, _ = tensor_layout.layout([IMAGE, OPEN], [(1, 2, 3), (7, 3)], 0)
     assert [argument.dimensions for argument in placed] == [(), (7, 3)]
 
 
 def test_an_output_of_unknown_size_has_room_for_something() -> None:
     """A length of 0 would be an invalid argument (N-RQX-4) rather than an insufficient one."""
-    placed, size_bytes = arguments.layout([OPEN], [OPEN.shape], 0)
+    placed, size_bytes = tensor_layout.layout([OPEN], [OPEN.shape], 0)
     assert placed[0].location.length > 0
     assert size_bytes == placed[0].location.length
 
@@ -55,7 +55,7 @@ def test_an_output_of_unknown_size_has_room_for_something() -> None:
 def test_a_view_is_the_memory_itself() -> None:
     argument = RequestArgument(location=DataLocation(0, 64, 24))
     with Memory.create(88) as memory:
-        array = arguments.view(memory, argument, IMAGE, (1, 2, 3))
+        array = tensor_layout.view(memory, argument, IMAGE, (1, 2, 3))
         array[0, 1, 2] = 1.0
         assert bytes(memory.view[84:88]) == np.float32(1.0).tobytes()
 
@@ -75,7 +75,7 @@ def test_a_view_is_the_memory_itself() -> None:
     ids=["float32", "float64", "float16", "list", "strided", "uint8", "open extent", "scalar"],
 )
 def test_an_array_that_fits_is_taken(info: TensorInfo, value: Any) -> None:
-    np.testing.assert_array_equal(arguments.checked_array(info, value), np.asarray(value))
+    np.testing.assert_array_equal(tensor_layout.checked_array(info, value), np.asarray(value))
 
 
 @pytest.mark.parametrize(
@@ -96,24 +96,24 @@ def test_an_array_that_does_not_fit_is_refused_and_both_sides_are_named(
     info: TensorInfo, value: Any, said: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        arguments.checked_array(info, value)
+        tensor_layout.checked_array(info, value)
 
 
 @pytest.mark.parametrize("given", [0, 1, 3])
 def test_another_number_of_arrays_is_refused_with_the_names(given: int) -> None:
     with pytest.raises(InvalidArgument, match=rf"2 inputs \('image', 'pixels'\); {given} were given"):
-        arguments.check_count("input", [IMAGE, PIXELS], given)
+        tensor_layout.check_count("input", [IMAGE, PIXELS], given)
 
 
 @pytest.mark.parametrize("info", [OPEN, TensorInfo("rankless", (), "float32")])
 def test_a_shape_that_is_not_fully_known_is_refused_for_a_burst(info: TensorInfo) -> None:
     with pytest.raises(InvalidArgument, match=f"output '{info.name}'.*use PreparedModel.execute"):
-        arguments.require_known("output", [IMAGE, info])
+        tensor_layout.require_known("output", [IMAGE, info])
 
 
 def test_results_are_copied_into_the_arrays_that_were_given() -> None:
     target, result = np.zeros(3, np.float32), np.arange(3, dtype=np.float32)
-    returned = arguments.copy_out([target], [result])
+    returned = tensor_layout.copy_out([target], [result])
     assert returned[0] is target
     assert target.tolist() == [0, 1, 2]
 
@@ -132,23 +132,23 @@ def test_results_are_copied_into_the_arrays_that_were_given() -> None:
 )
 def test_arrays_that_outputs_do_not_fit_are_refused(targets: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        arguments.check_out([TensorInfo("scores", (3,), "float32")], targets)
+        tensor_layout.check_out([TensorInfo("scores", (3,), "float32")], targets)
 
 
 def test_the_shape_of_an_output_that_is_not_known_is_checked_when_it_is() -> None:
     target = np.zeros(4, np.float32)
-    arguments.check_out([TensorInfo("open", (0,), "float32")], [target])
+    tensor_layout.check_out([TensorInfo("open", (0,), "float32")], [target])
     with pytest.raises(InvalidArgument, match=r"output 0 has shape \(3,\), `out` has \(4,\)"):
-        arguments.copy_out([target], [np.arange(3, dtype=np.float32)])
+        tensor_layout.copy_out([target], [np.arange(3, dtype=np.float32)])
 
 
 def test_the_bytes_of_an_absurd_shape_are_counted_in_full() -> None:
-    assert arguments.size_bytes(IMAGE, (2**32, 2**32)) == 2**66
+    assert tensor_layout.size_bytes(IMAGE, (2**32, 2**32)) == 2**66
 
 
 @pytest.mark.parametrize("shapes", [[(1, 2, 3), (0, 3)], [(1, 2, 3), (9, 3)]])
 def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, ...]]) -> None:
-    arguments.check_stated([IMAGE, OPEN], shapes)
+    tensor_layout.check_stated([IMAGE, OPEN], shapes)
 
 
 @pytest.mark.parametrize(
@@ -164,29 +164,29 @@ def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, .
 )
 def test_shapes_that_cannot_be_the_outputs_are_refused(shapes: list[tuple[int, ...]], said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
-        arguments.check_stated([IMAGE, OPEN], shapes)
+        tensor_layout.check_stated([IMAGE, OPEN], shapes)
 
 
 def test_a_result_larger_than_its_room_is_refused() -> None:
-    places, _ = arguments.layout([OPEN], [(2, 3)], 0)
-    arguments.check_room([OPEN], places, [(2, 3)])
+    places, _ = tensor_layout.layout([OPEN], [(2, 3)], 0)
+    tensor_layout.check_room([OPEN], places, [(2, 3)])
     with pytest.raises(ProtocolError, match="states 3x3 for output 'open', which had 24 bytes"):
-        arguments.check_room([OPEN], places, [(3, 3)])
+        tensor_layout.check_room([OPEN], places, [(3, 3)])
 
 
 SCALAR = TensorInfo("n", (), "int64", is_scalar=True)
 
 
 def test_a_scalar_is_fully_known() -> None:
-    arguments.require_known("input", [SCALAR])
+    tensor_layout.require_known("input", [SCALAR])
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.int8(3), np.array(3)])
 def test_a_scalar_takes_a_number(value: Any) -> None:
-    assert arguments.checked_array(SCALAR, value).shape == ()
+    assert tensor_layout.checked_array(SCALAR, value).shape == ()
 
 
 @pytest.mark.parametrize("value", [[3], np.int64([[3]]), []])
 def test_a_scalar_takes_no_array(value: Any) -> None:
     with pytest.raises(InvalidArgument, match="'n' has shape scalar"):
-        arguments.checked_array(SCALAR, value)
+        tensor_layout.checked_array(SCALAR, value)

@@ -15,8 +15,8 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument, joined
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime import arguments
-from nnfmq.runtime.buffers import Buffer, LentMemory, copy_bytes
+from nnfmq.runtime import tensor_layout
+from nnfmq.runtime.managed_buffer import Buffer, LentMemory, copy_bytes
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 
@@ -49,7 +49,7 @@ def allocate(
     info = joined_info(inputs, outputs, wanted)
     models = {model for model, _ in (*inputs, *outputs)}
     homes = {(model.connection, model.device) for model in models}
-    is_open = arguments.is_open(info)
+    is_open = tensor_layout.is_open(info)
     if len(homes) == 1:
         try:
             return allocate_in_driver(*homes.pop(), inputs, outputs, wanted, timeout)
@@ -145,7 +145,7 @@ class SharedBuffer(Buffer):
         self._roles = frozenset({(*role, False) for role in inputs} | {(*role, True) for role in outputs})
         self._dimensions = None
         self._writer = None
-        self._size_bytes = arguments.size_bytes(info, info.shape)
+        self._size_bytes = tensor_layout.size_bytes(info, info.shape)
         self._memory = Memory.create(max(self._size_bytes, 1), "nnfmq-shared", one_writer=not outputs)
 
     @property

@@ -33,10 +33,10 @@ from nnfmq.hal.types import (
     RequestArgument,
     Timing,
 )
-from nnfmq.runtime.arguments import check_room, check_stated, is_open
-from nnfmq.runtime.buffers import Buffer
+from nnfmq.runtime.tensor_layout import check_room, check_stated, is_open
+from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.outcomes import Outcome
+from nnfmq.runtime.execution_result import Outcome
 from nnfmq.serialize import messages
 
 

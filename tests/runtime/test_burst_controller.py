@@ -35,10 +35,10 @@ from nnfmq.hal.types import (
     RequestArgument,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime.burst import Burst
+from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.memory_table import SlotTable
+from nnfmq.runtime.burst_slots import SlotTable
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.service import prepared_model as service
 from nnfmq.service.session import Session

@@ -46,13 +46,13 @@ from nnfmq.hal.types import (
 from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime import arguments
-from nnfmq.runtime.arguments import Array
+from nnfmq.runtime import tensor_layout
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.memory_table import SlotTable
-from nnfmq.runtime.outcomes import Outcome
+from nnfmq.runtime.burst_slots import SlotTable
+from nnfmq.runtime.execution_result import Outcome
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.results import check_result
+from nnfmq.runtime.result_validation import check_result
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
@@ -162,12 +162,12 @@ class Burst:
 
     def _make_memory(self) -> None:
         """Lay out one memory for the inputs, which the driver can only read, and one for the outputs."""
-        arguments.require_known("input", self._model.inputs)
-        arguments.require_known("output", self._model.outputs)
+        tensor_layout.require_known("input", self._model.inputs)
+        tensor_layout.require_known("output", self._model.outputs)
         input_shapes = [info.shape for info in self._model.inputs]
         output_shapes = [info.shape for info in self._model.outputs]
-        inputs, input_bytes = arguments.layout(self._model.inputs, input_shapes, 0)
-        outputs, output_bytes = arguments.layout(self._model.outputs, output_shapes, 1)
+        inputs, input_bytes = tensor_layout.layout(self._model.inputs, input_shapes, 0)
+        outputs, output_bytes = tensor_layout.layout(self._model.outputs, output_shapes, 1)
         self._places = outputs
         source = self._resources.enter_context(Memory.create(input_bytes, _INPUTS, one_writer=True))
         sink = self._resources.enter_context(Memory.create(output_bytes, _OUTPUTS))
@@ -286,7 +286,7 @@ class Burst:
         inputs, outputs = self.inputs, self.outputs  # another thread may close the burst meanwhile
         deadline_ns = None if timeout is None else deadline_after(timeout)
         if out is not None and out is not outputs:
-            arguments.check_out(self._model.outputs, out)
+            tensor_layout.check_out(self._model.outputs, out)
         if not self._is_settled:
             self._settle(deadline_ns)
         if given:
@@ -309,7 +309,7 @@ class Burst:
 
     def _copy_in(self, given: Sequence[ArrayLike], inputs: Sequence[Array]) -> None:
         if len(given) != len(inputs):
-            arguments.check_count("input", self._model.inputs, len(given))
+            tensor_layout.check_count("input", self._model.inputs, len(given))
         for target, value in zip(inputs, given, strict=True):
             if type(value) is not np.ndarray or value.dtype != target.dtype or value.shape != target.shape:
                 self._convert_in(given, inputs)
@@ -318,7 +318,7 @@ class Burst:
 
     def _convert_in(self, given: Sequence[ArrayLike], inputs: Sequence[Array]) -> None:
         for target, info, value in zip(inputs, self._model.inputs, given, strict=True):
-            np.copyto(target, arguments.checked_array(info, value), casting="same_kind")
+            np.copyto(target, tensor_layout.checked_array(info, value), casting="same_kind")
 
     def _run(self, measure: bool, deadline_ns: int | None) -> None:
         begin_ns = time.monotonic_ns()
@@ -444,12 +444,12 @@ class Burst:
 def _copied_out(out: Sequence[Array] | None, outputs: tuple[Array, ...]) -> tuple[Array, ...]:
     if out is None:
         return tuple([output.copy() for output in outputs])
-    return outputs if out is outputs else arguments.copy_out(out, outputs)
+    return outputs if out is outputs else tensor_layout.copy_out(out, outputs)
 
 
 def _views(memory: Memory, places: Sequence[RequestArgument], infos: Sequence[TensorInfo]) -> tuple[Array, ...]:
     pairs = zip(places, infos, strict=True)
-    return tuple(arguments.view(memory, place, info, info.shape) for place, info in pairs)
+    return tuple(tensor_layout.view(memory, place, info, info.shape) for place, info in pairs)
 
 
 def descriptor_data(queue: MessageQueue) -> messages.MQDescriptorData:

@@ -10,13 +10,13 @@ from nnfmq.hal.errors import ErrorStatus, error_for
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
 from nnfmq.queue import DeadFlag, MessageQueue
-from nnfmq.runtime.burst import descriptor_data
+from nnfmq.runtime.burst_controller import descriptor_data
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.hidl.forms import NONE, status_of
+from nnfmq.runtime.hidl.methods import NONE, status_of
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.hidl.prepared_model import IPreparedModel
+    from nnfmq.runtime.hidl.iprepared_model import IPreparedModel
 
 
 class BurstContext:

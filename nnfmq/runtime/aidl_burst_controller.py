@@ -1,6 +1,6 @@
 """The application's end of an AIDL burst (IBurst): executions over the control channel whose memories the driver keeps.
 
-Slower than the queues of `nnfmq.runtime.burst`, and it can say what a packet cannot: deadlines, loop timeouts, hints.
+Slower than the queues of `nnfmq.runtime.burst_controller`, and it can say what a packet cannot: deadlines, loop timeouts, hints.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, ExecutionConfig, Pool, Request
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.memory_table import TokenTable
-from nnfmq.runtime.outcomes import Outcome, deadline_on_wire
+from nnfmq.runtime.burst_slots import TokenTable
+from nnfmq.runtime.execution_result import Outcome, deadline_on_wire
 from nnfmq.runtime.prepared_model import PreparedModel, ask_execution
 from nnfmq.serialize import messages
 

@@ -12,19 +12,19 @@ from nnfmq.hal.errors import OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.runtime import arguments
-from nnfmq.runtime.arguments import Array
-from nnfmq.runtime.buffers import Buffer
+from nnfmq.runtime import tensor_layout
+from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.connection import Connection
 
 Shapes = Sequence[tuple[int, ...]]
 
 
 def checked_values(infos: Sequence[TensorInfo], values: Sequence[ArrayLike | Buffer]) -> list[Array | Buffer]:
-    """As `arguments.checked_arrays`, but let Buffers pass: what they hold, the driver knows."""
-    arguments.check_count("input", infos, len(values))
+    """As `tensor_layout.checked_arrays`, but let Buffers pass: what they hold, the driver knows."""
+    tensor_layout.check_count("input", infos, len(values))
     pairs = zip(infos, values, strict=True)
-    return [value if isinstance(value, Buffer) else arguments.checked_array(info, value) for info, value in pairs]
+    return [value if isinstance(value, Buffer) else tensor_layout.checked_array(info, value) for info, value in pairs]
 
 
 class Workspace:
@@ -63,13 +63,13 @@ class Workspace:
         Buffers of the driver that `connection` leads to, among `given` and `targets`, take the place of such memory.
         """
         here = [value.shape if isinstance(value, np.ndarray) else () for value in given]
-        places, size_bytes = arguments.layout(inputs, here, 0)
+        places, size_bytes = tensor_layout.layout(inputs, here, 0)
         source = Memory.create(size_bytes, "nnfmq-inputs", one_writer=True)
         workspace = cls(outputs, source, places, given, targets or [None] * len(outputs), connection)
         try:
             for info, place, value in zip(inputs, places, given, strict=True):
                 if isinstance(value, np.ndarray):
-                    np.copyto(arguments.view(source, place, info, value.shape), value, casting="same_kind")
+                    np.copyto(tensor_layout.view(source, place, info, value.shape), value, casting="same_kind")
             workspace._make_room([info.shape for info in outputs])
         except BaseException:
             workspace.close()
@@ -77,7 +77,7 @@ class Workspace:
         return workspace
 
     def _make_room(self, shapes: Shapes) -> None:
-        self._outputs, size_bytes = arguments.layout(self._infos, shapes, 1)
+        self._outputs, size_bytes = tensor_layout.layout(self._infos, shapes, 1)
         if self._sink is not None:
             self._sink.close()
         self._sink = Memory.create(size_bytes, "nnfmq-outputs")
@@ -114,7 +114,7 @@ class Workspace:
         Raises ProtocolError where the driver states impossible shapes.
         """
         known = [shape.dimensions for shape in error.output_shapes]
-        arguments.check_stated(self._infos, known)
+        tensor_layout.check_stated(self._infos, known)
         if known == self._shapes or any(0 in shape for shape in known):
             raise error
         self._make_room(known)
@@ -130,14 +130,14 @@ class Workspace:
         """
         assert self._sink is not None
         final = [shape.dimensions for shape in reported] or self._shapes
-        arguments.check_stated(self._infos, final)
+        tensor_layout.check_stated(self._infos, final)
         results: list[Array | Buffer] = []
         for info, place, shape, target in zip(self._infos, self._outputs, final, self._targets, strict=True):
             if isinstance(target, Buffer):
                 results.append(target)
                 continue
-            arguments.check_room([info], [place], [shape])
-            results.append(arguments.view(self._sink, place, info, shape).copy())
+            tensor_layout.check_room([info], [place], [shape])
+            results.append(tensor_layout.view(self._sink, place, info, shape).copy())
         return tuple(results)
 
     def close(self) -> None:

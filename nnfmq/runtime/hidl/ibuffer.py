@@ -11,13 +11,13 @@ from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.hidl.forms import INVALID, NONE, V1_3, Form, HasForms, status_of
-from nnfmq.runtime.outcomes import lent_fds
+from nnfmq.runtime.hidl.methods import INVALID, NONE, V1_3, Form, HasForms, status_of
+from nnfmq.runtime.execution_result import lent_fds
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.hidl.device import IDevice
-    from nnfmq.runtime.hidl.prepared_model import IPreparedModel
+    from nnfmq.runtime.hidl.idevice import IDevice
+    from nnfmq.runtime.hidl.iprepared_model import IPreparedModel
 
 _NO_MODEL = 0  # a number that the driver gives to nothing
 

@@ -10,7 +10,7 @@ from support.plugins import NAME, Fibonacci
 from nnfmq.hal.errors import GeneralFailure, ProtocolError
 from nnfmq.hal.tensor_info import ElementInfo
 from nnfmq.hal.types import DeviceStatus, DeviceType
-from nnfmq.runtime.extensions import extension_types
+from nnfmq.runtime.extension_types import extension_types
 from nnfmq.serialize.messages import DeviceInfo, ExtensionData, OperandTypeData
 
 INT64, CODES = OperandTypeData(0, False, 8, "int64"), OperandTypeData(1, True, 8, "int64")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus
 from nnfmq.hal.feature_levels import HIDL_NO_TIME, FeatureLevel, interface_name, microseconds
-from nnfmq.runtime.answers import OneShot
+from nnfmq.runtime.future import OneShot
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
 from nnfmq.validation.conversion import convert_to

@@ -30,7 +30,7 @@ from nnfmq.hal.types import (
     TokenValuePair,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime.caching import CacheFolder, file_names, model_token, runtime_token
+from nnfmq.runtime.cache_directory import CacheFolder, file_names, model_token, runtime_token
 from nnfmq.runtime.client import Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages

@@ -9,11 +9,11 @@ from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, Request
-from nnfmq.runtime.answers import OneShot
+from nnfmq.runtime.future import OneShot
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.fenced import FencedExecution, FencedTiming, fence_fds
-from nnfmq.runtime.hidl.bursts import configure_burst
-from nnfmq.runtime.hidl.forms import (
+from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, fence_fds
+from nnfmq.runtime.hidl.iburst_context import configure_burst
+from nnfmq.runtime.hidl.methods import (
     INVALID,
     NO_TIMING,
     NONE,
@@ -27,7 +27,7 @@ from nnfmq.runtime.hidl.forms import (
     refused,
     status_of,
 )
-from nnfmq.runtime.outcomes import as_sent, lent_fds
+from nnfmq.runtime.execution_result import as_sent, lent_fds
 from nnfmq.serialize import messages
 from nnfmq.validation.conversion import convert_to
 

@@ -16,7 +16,7 @@ from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransien
 from nnfmq.hal.types import FenceState, Timing
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.results import Judge, fenced_times, require_fenced
+from nnfmq.runtime.result_validation import Judge, fenced_times, require_fenced
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")

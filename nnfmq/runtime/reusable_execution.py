@@ -24,12 +24,12 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, FenceState, Request, RequestArgument, Timing
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime import arguments
-from nnfmq.runtime.arguments import Array
+from nnfmq.runtime import tensor_layout
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.fenced import FencedExecution, FencedTiming, fence_fds
-from nnfmq.runtime.outcomes import Outcome, as_sent, duration_of, lent_fds
-from nnfmq.runtime.results import Judge
+from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, fence_fds
+from nnfmq.runtime.execution_result import Outcome, as_sent, duration_of, lent_fds
+from nnfmq.runtime.result_validation import Judge
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
@@ -237,12 +237,12 @@ class Execution:
         self, kind: str, infos: Sequence[TensorInfo], pool_index: int
     ) -> tuple[tuple[RequestArgument, ...], Memory, tuple[Array, ...]]:
         """Make memory for arrays of one kind; return their places, the memory, and the arrays over it."""
-        arguments.require_known(kind, infos, "a reusable execution")
-        places, size_bytes = arguments.layout(infos, [info.shape for info in infos], pool_index)
+        tensor_layout.require_known(kind, infos, "a reusable execution")
+        places, size_bytes = tensor_layout.layout(infos, [info.shape for info in infos], pool_index)
         memory = Memory.create(size_bytes, f"nnfmq-{kind}s", one_writer=kind == "input")
         self._resources.callback(memory.close)
         pairs = zip(places, infos, strict=True)
-        return places, memory, tuple(arguments.view(memory, place, info, info.shape) for place, info in pairs)
+        return places, memory, tuple(tensor_layout.view(memory, place, info, info.shape) for place, info in pairs)
 
     def compute(
         self, *inputs: ArrayLike, out: Sequence[Array] | None = None, timeout: float | None = None
@@ -257,14 +257,14 @@ class Execution:
         count), MissedDeadline, DeadObject, or what the driver answered.
         """
         if out is not None and out is not self.outputs:
-            arguments.check_out(self._infos[1], out)
+            tensor_layout.check_out(self._infos[1], out)
         with self._only_run():
             self._copy_in(inputs)
             self._was_computed = True
             self.last_timing = self._runs.compute(timeout=timeout).timing
             if out is self.outputs:
                 return self.outputs
-            return self._results() if out is None else arguments.copy_out(out, self.outputs)
+            return self._results() if out is None else tensor_layout.copy_out(out, self.outputs)
 
     def compute_fenced(
         self,
@@ -317,7 +317,7 @@ class Execution:
 
     def _copy_in(self, given: Sequence[ArrayLike]) -> None:
         if given:
-            for target, array in zip(self.inputs, arguments.checked_arrays(self._infos[0], given), strict=True):
+            for target, array in zip(self.inputs, tensor_layout.checked_arrays(self._infos[0], given), strict=True):
                 np.copyto(target, array, casting="same_kind")
 
     def _results(self) -> tuple[Array, ...]:

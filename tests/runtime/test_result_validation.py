@@ -15,7 +15,7 @@ from nnfmq.hal.types import (
     RequestArgument,
     Timing,
 )
-from nnfmq.runtime.results import check_result
+from nnfmq.runtime.result_validation import check_result
 
 NONE, SHORT = ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 KNOWN, OPEN, ANY, SCALAR = (

@@ -31,10 +31,10 @@ from nnfmq.hal.types import (
     TokenValuePair,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime.aidl_burst import AidlBurst
+from nnfmq.runtime.aidl_burst_controller import AidlBurst
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.memory_table import TokenTable
+from nnfmq.runtime.burst_slots import TokenTable
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.service import prepared_model as service

@@ -13,12 +13,12 @@ from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsuffic
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request, Timing
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime.answers import OneShot
-from nnfmq.runtime.arguments import Array
+from nnfmq.runtime.future import OneShot
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.outcomes import Outcome, deadline_on_wire, lent_fds
-from nnfmq.runtime.results import Judge
-from nnfmq.runtime.workspace import Workspace
+from nnfmq.runtime.execution_result import Outcome, deadline_on_wire, lent_fds
+from nnfmq.runtime.result_validation import Judge
+from nnfmq.runtime.array_request import Workspace
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")
