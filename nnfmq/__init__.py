@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from nnfmq.hal.types import FenceState
     from nnfmq.importers import LoadedModel, example_path, load
     from nnfmq.memory import Memory
+    from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.buffer_allocation import allocate
-    from nnfmq.runtime.managed_buffer import Buffer, copy
     from nnfmq.runtime.burst_controller import Burst, ExecutionInfo
     from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
     from nnfmq.runtime.fenced_execution import FencedExecution
-    from nnfmq.runtime.async_execution import PendingExecution
+    from nnfmq.runtime.managed_buffer import Buffer, copy
     from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.runtime.reusable_execution import Execution
 

@@ -29,8 +29,8 @@ from nnfmq.hal.types import (
     RequestArgument,
 )
 from nnfmq.memory import Memory
+from nnfmq.runtime.client import Client, Device, ModelRole, connect
 from nnfmq.runtime.managed_buffer import Buffer
-from nnfmq.runtime.client import Client, Device, Role, connect
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
 
@@ -347,7 +347,9 @@ class _InBuffers:
             pairs = zip(made, asked.expected, strict=True)
             return Answered(shapes, tuple(_content(buffer, array) for buffer, array in pairs))
 
-    def _allocated(self, stack: ExitStack, *, inputs: Sequence[Role] = (), outputs: Sequence[Role] = ()) -> Buffer:
+    def _allocated(
+        self, stack: ExitStack, *, inputs: Sequence[ModelRole] = (), outputs: Sequence[ModelRole] = ()
+    ) -> Buffer:
         return stack.enter_context(self.device.allocate(inputs=inputs, outputs=outputs, timeout=TIMEOUT_S))
 
     def _filled(self, stack: ExitStack, index: int, array: Array) -> Buffer:

@@ -1,6 +1,7 @@
 """The application's end of an AIDL burst (IBurst): executions over the control channel whose memories the driver keeps.
 
-Slower than the queues of `nnfmq.runtime.burst_controller`, and it can say what a packet cannot: deadlines, loop timeouts, hints.
+Slower than the queues of `nnfmq.runtime.burst_controller`, but it carries what a packet cannot: deadlines, loop
+timeouts, hints.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, ExecutionConfig, Pool, Request
 from nnfmq.queue.waiting import deadline_after
+from nnfmq.runtime.burst_slots import TokenAllocator
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.burst_slots import TokenTable
-from nnfmq.runtime.execution_result import Outcome, deadline_on_wire
-from nnfmq.runtime.prepared_model import PreparedModel, ask_execution
+from nnfmq.runtime.execution_result import ExecutionResult, to_wire_deadline
+from nnfmq.runtime.prepared_model import PreparedModel, request_execution
 from nnfmq.serialize import messages
 
 NO_TOKEN = -1
@@ -32,7 +33,7 @@ class AidlBurst:
         self._connection = connection
         self._described = described  # the model's outputs
         self._burst_id = 0
-        self._tokens = TokenTable()
+        self._tokens = TokenAllocator()
         self._running = threading.Lock()
 
     @classmethod
@@ -61,7 +62,7 @@ class AidlBurst:
         *,
         tokens: Sequence[int] | None = None,
         timeout: float | None = None,
-    ) -> Outcome:
+    ) -> ExecutionResult:
         """Execute one request (executeSynchronously, and ...WithConfig where `config` has hints); blocks.
 
         `tokens` has one for each pool; by default those of memories that were cached, and -1 for the others. `timeout`
@@ -80,9 +81,9 @@ class AidlBurst:
                 messages.request_to_data(request),
                 given,
                 messages.config_to_data(config),
-                deadline_on_wire(self._connection, deadline_ns),
+                to_wire_deadline(self._connection, deadline_ns),
             )
-            return ask_execution(self._connection, message, self._described, request, config, deadline_ns)
+            return request_execution(self._connection, message, self._described, request, config, deadline_ns)
         finally:
             self._running.release()
 

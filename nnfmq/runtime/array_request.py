@@ -13,21 +13,21 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime import tensor_layout
-from nnfmq.runtime.tensor_layout import Array
-from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.tensor_layout import Array
 
 Shapes = Sequence[tuple[int, ...]]
 
 
-def checked_values(infos: Sequence[TensorInfo], values: Sequence[ArrayLike | Buffer]) -> list[Array | Buffer]:
+def checked_arguments(infos: Sequence[TensorInfo], values: Sequence[ArrayLike | Buffer]) -> list[Array | Buffer]:
     """As `tensor_layout.checked_arrays`, but let Buffers pass: what they hold, the driver knows."""
     tensor_layout.check_count("input", infos, len(values))
     pairs = zip(infos, values, strict=True)
     return [value if isinstance(value, Buffer) else tensor_layout.checked_array(info, value) for info, value in pairs]
 
 
-class Workspace:
+class ArrayRequest:
     """Two memories and the request over them: the driver can only read the inputs'. Close it, or use `with`."""
 
     def __init__(
@@ -99,11 +99,11 @@ class Workspace:
         for place, value in zip(places, values, strict=True):
             if isinstance(value, Buffer):
                 assert self._connection is not None, "who gives buffers gives their connection"
-                pool = value.pool_on(self._connection)
+                pool = value.pool_for(self._connection)
                 index = next((number for number, listed in enumerate(pools) if listed is pool), len(pools))
                 if index == len(pools):  # a memory listed twice would hide that arguments overlap (N-RQX-13)
                     pools.append(pool)
-                found.append(value.place_in(index))
+                found.append(value.argument_in(index))
             else:
                 found.append(place)
         return tuple(found)
@@ -114,7 +114,7 @@ class Workspace:
         Raises ProtocolError where the driver states impossible shapes.
         """
         known = [shape.dimensions for shape in error.output_shapes]
-        tensor_layout.check_stated(self._infos, known)
+        tensor_layout.check_reported_shapes(self._infos, known)
         if known == self._shapes or any(0 in shape for shape in known):
             raise error
         self._make_room(known)
@@ -130,13 +130,13 @@ class Workspace:
         """
         assert self._sink is not None
         final = [shape.dimensions for shape in reported] or self._shapes
-        tensor_layout.check_stated(self._infos, final)
+        tensor_layout.check_reported_shapes(self._infos, final)
         results: list[Array | Buffer] = []
         for info, place, shape, target in zip(self._infos, self._outputs, final, self._targets, strict=True):
             if isinstance(target, Buffer):
                 results.append(target)
                 continue
-            tensor_layout.check_room([info], [place], [shape])
+            tensor_layout.check_fits([info], [place], [shape])
             results.append(tensor_layout.view(self._sink, place, info, shape).copy())
         return tuple(results)
 

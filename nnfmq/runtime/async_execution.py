@@ -13,12 +13,12 @@ from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsuffic
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request, Timing
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime.future import OneShot
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.array_request import ArrayRequest
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.execution_result import Outcome, deadline_on_wire, lent_fds
-from nnfmq.runtime.result_validation import Judge
-from nnfmq.runtime.array_request import Workspace
+from nnfmq.runtime.execution_result import ExecutionResult, memory_fds, to_wire_deadline
+from nnfmq.runtime.future import Future
+from nnfmq.runtime.result_validation import ResultValidator
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")
@@ -29,7 +29,7 @@ class PendingExecution(Generic[ResultT]):
     """An execution that was begun. Any thread may wait for it, and any number of times; nothing has to be closed."""
 
     def __init__(self) -> None:
-        self._answer: OneShot[ResultT] = OneShot()
+        self._answer: Future[ResultT] = Future()
 
     def done(self) -> bool:
         """Return True once it is over, well or not. Never blocks."""
@@ -58,7 +58,7 @@ class PendingExecution(Generic[ResultT]):
             raise MissedDeadlineTransient("the timeout passed before the execution was over; it goes on") from None
 
 
-class Launch:
+class AsyncRequest:
     """What every asynchronous execution of one model is begun with."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Launch:
         self._config = config
         self._deadline_ns = deadline_ns
 
-    def begin(self, request: Request, give: Give[Outcome], patience_ns: int | None) -> None:
+    def begin(self, request: Request, give: Give[ExecutionResult], patience_ns: int | None) -> None:
         """Send a request, whose pools stay the caller's; `patience_ns` bounds the sending alone.
 
         `give` gets the outcome once it was judged, or the error that stands for it.
@@ -83,24 +83,24 @@ class Launch:
         message, taker, fds = self._prepared(request, give)
         self._connection.begin(message, messages.ExecutionFinished, taker, fds, patience_ns)
 
-    def begin_again(self, request: Request, give: Give[Outcome]) -> None:
+    def begin_again(self, request: Request, give: Give[ExecutionResult]) -> None:
         """As `begin`, on the watcher's thread, where nothing may block."""
         message, taker, fds = self._prepared(request, give)
-        self._connection.begin_unblocked(message, messages.ExecutionFinished, taker, fds)
+        self._connection.begin_nonblocking(message, messages.ExecutionFinished, taker, fds)
 
     def _prepared(
-        self, request: Request, give: Give[Outcome]
+        self, request: Request, give: Give[ExecutionResult]
     ) -> tuple[messages.ExecuteAsynchronously, _Judged, list[int]]:
         message = messages.ExecuteAsynchronously(
             self._connection.new_call(),
             self._model_id,
             messages.request_to_data(request),
             messages.config_to_data(self._config),
-            deadline_on_wire(self._connection, self._deadline_ns),
+            to_wire_deadline(self._connection, self._deadline_ns),
         )
-        judge = Judge(self._connection, self._described, request, self._config)
+        judge = ResultValidator(self._connection, self._described, request, self._config)
         judge.begin()
-        return message, _Judged(judge, give), lent_fds(request.pools)
+        return message, _Judged(judge, give), memory_fds(request.pools)
 
     @property
     def deadline_ns(self) -> int | None:
@@ -111,14 +111,14 @@ class Launch:
 class _Judged:
     """Turns the driver's answer into an outcome, and gives it on."""
 
-    def __init__(self, judge: Judge, give: Give[Outcome]) -> None:
+    def __init__(self, judge: ResultValidator, give: Give[ExecutionResult]) -> None:
         self._judge = judge
         self._give = give
 
     def give(self, answer: messages.ExecutionFinished | NnfmqError) -> None:
         self._give(answer if isinstance(answer, NnfmqError) else self._judged(answer))
 
-    def _judged(self, answer: messages.ExecutionFinished) -> Outcome | NnfmqError:
+    def _judged(self, answer: messages.ExecutionFinished) -> ExecutionResult | NnfmqError:
         try:
             return self._judge.outcome(answer)
         except NnfmqError as error:
@@ -131,8 +131,8 @@ class _ArraysTaker:
     def __init__(
         self,
         pending: PendingExecution[tuple[Array, ...]],
-        launch: Launch,
-        workspace: Workspace,
+        launch: AsyncRequest,
+        workspace: ArrayRequest,
         note_timing: Callable[[Timing], None],
     ) -> None:
         self._pending = pending
@@ -141,7 +141,7 @@ class _ArraysTaker:
         self._note_timing = note_timing
         self._may_grow = True
 
-    def give(self, outcome: Outcome | NnfmqError) -> None:
+    def give(self, outcome: ExecutionResult | NnfmqError) -> None:
         try:
             results = self._results(outcome)
         except NnfmqError as error:
@@ -152,7 +152,7 @@ class _ArraysTaker:
             self._workspace.close()
             self._pending._answer.give(results)
 
-    def _results(self, outcome: Outcome | NnfmqError) -> tuple[Array, ...] | None:
+    def _results(self, outcome: ExecutionResult | NnfmqError) -> tuple[Array, ...] | None:
         """Return the outputs, None where they were asked for anew."""
         if isinstance(outcome, OutputInsufficientSize) and self._may_grow:
             self._may_grow = False
@@ -165,15 +165,15 @@ class _ArraysTaker:
         return self._workspace.arrays(outcome.shapes)
 
 
-def begin_request(launch: Launch, request: Request) -> PendingExecution[Outcome]:
+def begin_request(launch: AsyncRequest, request: Request) -> PendingExecution[ExecutionResult]:
     """Begin an execution as the HAL has it."""
-    pending: PendingExecution[Outcome] = PendingExecution()
+    pending: PendingExecution[ExecutionResult] = PendingExecution()
     launch.begin(request, pending._answer.give, launch.deadline_ns)
     return pending
 
 
 def begin_arrays(
-    launch: Launch, workspace: Workspace, note_timing: Callable[[Timing], None]
+    launch: AsyncRequest, workspace: ArrayRequest, note_timing: Callable[[Timing], None]
 ) -> PendingExecution[tuple[Array, ...]]:
     """Begin an execution over a workspace, which it takes over."""
     pending: PendingExecution[tuple[Array, ...]] = PendingExecution()

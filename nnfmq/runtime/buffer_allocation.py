@@ -16,22 +16,22 @@ from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument, joined
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
-from nnfmq.runtime.managed_buffer import Buffer, LentMemory, copy_bytes
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.managed_buffer import Buffer, LentMemory, copy_bytes
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
     from nnfmq.runtime.prepared_model import PreparedModel
 
-Role: TypeAlias = "tuple[PreparedModel, int]"
+ModelRole: TypeAlias = "tuple[PreparedModel, int]"
 """A prepared model and the number of one of its inputs, or of its outputs."""
 TIMEOUT_S = 10.0
 
 
 def allocate(
     *,
-    inputs: Sequence[Role] = (),
-    outputs: Sequence[Role] = (),
+    inputs: Sequence[ModelRole] = (),
+    outputs: Sequence[ModelRole] = (),
     dimensions: Sequence[int] = (),
     timeout: float | None = TIMEOUT_S,
 ) -> Buffer:
@@ -46,13 +46,13 @@ def allocate(
     """
     wanted = tuple(dimensions)
     _check_roles(inputs, outputs)
-    info = joined_info(inputs, outputs, wanted)
+    info = merge_roles(inputs, outputs, wanted)
     models = {model for model, _ in (*inputs, *outputs)}
     homes = {(model.connection, model.device) for model in models}
     is_open = tensor_layout.is_open(info)
     if len(homes) == 1:
         try:
-            return allocate_in_driver(*homes.pop(), inputs, outputs, wanted, timeout)
+            return allocate_in_device(*homes.pop(), inputs, outputs, wanted, timeout)
         except ProtocolError:
             raise
         except (GeneralFailure, ResourceExhausted):
@@ -65,11 +65,11 @@ def allocate(
     return SharedBuffer(_agreed(info, inputs, outputs, wanted), inputs, outputs)
 
 
-def allocate_in_driver(
+def allocate_in_device(
     connection: Connection,
     device: str,
-    inputs: Sequence[Role],
-    outputs: Sequence[Role],
+    inputs: Sequence[ModelRole],
+    outputs: Sequence[ModelRole],
     dimensions: tuple[int, ...],
     timeout: float | None,
 ) -> Buffer:
@@ -78,7 +78,7 @@ def allocate_in_driver(
     roles = [tuple(messages.RoleData(models.index(m), i, 1.0) for m, i in part) for part in (inputs, outputs)]
     numbers = tuple(model.model_id for model in models)
     message = messages.Allocate(connection.new_call(), device, dimensions, numbers, *roles)
-    buffer = Buffer(connection, joined_info(inputs, outputs, dimensions))
+    buffer = Buffer(connection, merge_roles(inputs, outputs, dimensions))
     try:
         connection.call(message, messages.Allocated, (), deadline_after(timeout), on_answer=buffer.take_answer)
     except BaseException:
@@ -87,7 +87,7 @@ def allocate_in_driver(
     return buffer
 
 
-def joined_info(inputs: Sequence[Role], outputs: Sequence[Role], dimensions: tuple[int, ...]) -> TensorInfo:
+def merge_roles(inputs: Sequence[ModelRole], outputs: Sequence[ModelRole], dimensions: tuple[int, ...]) -> TensorInfo:
     """Return what a buffer holds, as far as its roles exist and agree: the driver judges them."""
     infos = [model.inputs[i] for model, i in inputs if i < len(model.inputs)]
     infos += [model.outputs[i] for model, i in outputs if i < len(model.outputs)]
@@ -98,7 +98,7 @@ def joined_info(inputs: Sequence[Role], outputs: Sequence[Role], dimensions: tup
     return replace(infos[0], name="buffer", shape=dimensions)
 
 
-def _check_roles(inputs: Sequence[Role], outputs: Sequence[Role]) -> None:
+def _check_roles(inputs: Sequence[ModelRole], outputs: Sequence[ModelRole]) -> None:
     """Raise InvalidArgument for roles that no driver would take (DOM-3)."""
     if not inputs and not outputs:
         raise InvalidArgument("N-DOM-1: a buffer needs a role")
@@ -112,7 +112,7 @@ def _check_roles(inputs: Sequence[Role], outputs: Sequence[Role]) -> None:
 
 
 def _agreed(
-    info: TensorInfo, inputs: Sequence[Role], outputs: Sequence[Role], dimensions: tuple[int, ...]
+    info: TensorInfo, inputs: Sequence[ModelRole], outputs: Sequence[ModelRole], dimensions: tuple[int, ...]
 ) -> TensorInfo:
     """Return `info`; raises InvalidArgument where a role is not of its type, or has other dimensions."""
     for role in (*(model.inputs[i] for model, i in inputs), *(model.outputs[i] for model, i in outputs)):
@@ -139,7 +139,7 @@ class SharedBuffer(Buffer):
 
     is_shared = True
 
-    def __init__(self, info: TensorInfo, inputs: Sequence[Role], outputs: Sequence[Role]) -> None:
+    def __init__(self, info: TensorInfo, inputs: Sequence[ModelRole], outputs: Sequence[ModelRole]) -> None:
         self.info = info
         self.token = 0
         self._roles = frozenset({(*role, False) for role in inputs} | {(*role, True) for role in outputs})
@@ -155,15 +155,15 @@ class SharedBuffer(Buffer):
             raise InvalidArgument("this buffer is closed")
         return self._memory
 
-    def pool_on(self, _connection: Connection) -> BufferToken | Memory:
+    def pool_for(self, _connection: Connection) -> BufferToken | Memory:
         """Return the memory, which any driver may be lent."""
         return self.pool
 
-    def place_in(self, pool_index: int) -> RequestArgument:
+    def argument_in(self, pool_index: int) -> RequestArgument:
         """Return all of the memory."""
         return RequestArgument(location=DataLocation(pool_index, 0, max(self._size_bytes, 1)))
 
-    def begin_role(self, model: PreparedModel, index: int, is_output: bool, writer: object) -> None:
+    def check_role(self, model: PreparedModel, index: int, is_output: bool, writer: object) -> None:
         """Judge a use as the driver does (DOM-5, DOM-9), and note the writer of an output."""
         if (model, index, is_output) not in self._roles:
             kind = "output" if is_output else "input"

@@ -47,12 +47,12 @@ from nnfmq.memory import Memory
 from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.burst_slots import SlotAllocator
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.burst_slots import SlotTable
-from nnfmq.runtime.execution_result import Outcome
+from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.runtime.result_validation import check_result
+from nnfmq.runtime.result_validation import validate_result
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
@@ -98,7 +98,7 @@ class Burst:
         self._sent_bytes = self._taken_bytes = 0  # the two rings' counters when it was settled last
         self._burst_id = 0
         self._packets: list[bytes] = []  # none where the burst has no memory of its own
-        self._slots = SlotTable()
+        self._slots = SlotAllocator()
         self._decoder = Decoder(decode_result)
         self._places: tuple[RequestArgument, ...] = ()  # of its own outputs
         self._good: ResultPacket | None = None  # the last untimed result that is known to be true
@@ -145,8 +145,8 @@ class Burst:
         message = messages.ConfigureBurst(
             self._connection.new_call(),
             self._model.model_id,
-            descriptor_data(self._requests),
-            descriptor_data(self._results),
+            to_wire_descriptor(self._requests),
+            to_wire_descriptor(self._results),
         )
         fds = [self._requests.memory.fileno(), self._results.memory.fileno()]
         self._connection.call(message, messages.BurstConfigured, fds, deadline_ns, on_answer=self._configured)
@@ -162,8 +162,8 @@ class Burst:
 
     def _make_memory(self) -> None:
         """Lay out one memory for the inputs, which the driver can only read, and one for the outputs."""
-        tensor_layout.require_known("input", self._model.inputs)
-        tensor_layout.require_known("output", self._model.outputs)
+        tensor_layout.require_fixed_shapes("input", self._model.inputs)
+        tensor_layout.require_fixed_shapes("output", self._model.outputs)
         input_shapes = [info.shape for info in self._model.inputs]
         output_shapes = [info.shape for info in self._model.outputs]
         inputs, input_bytes = tensor_layout.layout(self._model.inputs, input_shapes, 0)
@@ -177,9 +177,9 @@ class Burst:
         slots = [self._slots.add(memory) for memory in self._pools]
         self._packets = [encode_request(inputs, outputs, slots, measure) for measure in MeasureTiming]
 
-    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
+    def get_memories(self, slots: Sequence[int]) -> list[Pool]:
         """Answer the driver's question (IBurstCallback.getMemories)."""
-        return self._slots.memories_of(slots)
+        return self._slots.get_memories(slots)
 
     # ------------------------------------------------------------------------------------------------ executing
 
@@ -199,7 +199,7 @@ class Burst:
         Raises InvalidArgument (shape, dtype, count, in use by another thread), MissedDeadlineTransient (the execution
         goes on; the next call waits for it first), DeadObject, or what the driver answered.
         """
-        self._connection.raise_if_ended()  # first of all: in a forked child the memory is still the parent's
+        self._connection.raise_if_closed()  # first of all: in a forked child the memory is still the parent's
         if not self._burst_id:
             raise InvalidArgument("this burst is closed")
         me = object()
@@ -220,7 +220,7 @@ class Burst:
         config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         *,
         timeout: float | None = None,
-    ) -> Outcome:
+    ) -> ExecutionResult:
         """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
         Return the shapes that the driver reports, none where it reports none, and the timing. Pools get slots that they
@@ -232,7 +232,7 @@ class Burst:
         says_more = replace(config, measure=MeasureTiming.NO) != ExecutionConfig()
         if says_more or len(memories) < len(request.pools):
             return self._model.execute_request(request, config, timeout=timeout)
-        self._connection.raise_if_ended()
+        self._connection.raise_if_closed()
         with self._only_user():
             deadline_ns = deadline_after(timeout)
             if not self._is_settled:
@@ -245,7 +245,7 @@ class Burst:
             self._judge(result, request.outputs, config.measure is MeasureTiming.YES)
             if result.status is not _NONE:
                 self._raise(result, deadline_ns)
-            return Outcome(result.output_shapes, result.timing)
+            return ExecutionResult(result.output_shapes, result.timing)
 
     def free_memory(self, memory: Pool, *, timeout: float | None = 10.0) -> None:
         """Let the driver forget a memory that was a pool of `execute_request`; an unknown one is no error. Blocks."""
@@ -357,7 +357,7 @@ class Burst:
 
     def _judge(self, result: ResultPacket, places: Sequence[RequestArgument], is_measured: bool) -> None:
         """Raise ProtocolError for a result that no honest driver gives."""
-        check_result(self._model.outputs, places, result.status, result.output_shapes, result.timing, is_measured)
+        validate_result(self._model.outputs, places, result.status, result.output_shapes, result.timing, is_measured)
         if places is self._places and result.timing == NO_TIMING:
             self._good = result
 
@@ -452,7 +452,7 @@ def _views(memory: Memory, places: Sequence[RequestArgument], infos: Sequence[Te
     return tuple(tensor_layout.view(memory, place, info, info.shape) for place, info in pairs)
 
 
-def descriptor_data(queue: MessageQueue) -> messages.MQDescriptorData:
+def to_wire_descriptor(queue: MessageQueue) -> messages.MQDescriptorData:
     """Return a queue's descriptor as it travels; its memory goes beside it."""
     described = queue.descriptor
     grantors = tuple(messages.GrantorData(g.fd_index, g.offset, g.extent) for g in described.grantors)

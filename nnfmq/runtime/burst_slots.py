@@ -15,7 +15,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Pool
 
 
-class SlotTable:
+class SlotAllocator:
     """Numbers 0, 1, 2, ... that stand for memories within a burst. Thread-safe."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class SlotTable:
             found = [(number, other()) for number, other in self._memories.items()]
         return [number for number, memory in found if memory is None or getattr(memory, "closed", False)]
 
-    def memories_of(self, numbers: Sequence[int]) -> list[Pool]:
+    def get_memories(self, numbers: Sequence[int]) -> list[Pool]:
         """Return what the slots stand for. Raises InvalidArgument for one that is out of range, freed or dropped."""
         with self._lock:
             found = [self._memories[number]() if number in self._memories else None for number in numbers]
@@ -66,7 +66,7 @@ class SlotTable:
         return [memory for memory in found if memory is not None]
 
 
-class TokenTable(SlotTable):
+class TokenAllocator(SlotAllocator):
     """Numbers that never come back: a driver that missed a release cannot take one memory for another."""
 
     def _take_back(self, _number: int) -> None:

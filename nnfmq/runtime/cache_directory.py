@@ -22,7 +22,7 @@ from nnfmq.hal.types import Pool
 from nnfmq.serialize.messages import DeviceInfo, PrepareModel
 from nnfmq.validation.values import validate_cache_token
 
-__all__ = ["CacheFolder", "Files", "file_names", "model_token", "runtime_token"]
+__all__ = ["CacheDirectory", "Files", "compilation_token", "file_names", "model_token"]
 
 _log = logging.getLogger("nnfmq.client")
 
@@ -42,7 +42,7 @@ def model_token(prepare: PrepareModel, pools: Sequence[Pool]) -> bytes:
     return digest.digest()
 
 
-def runtime_token(token: bytes, device: DeviceInfo, prepare: PrepareModel) -> bytes:
+def compilation_token(token: bytes, device: DeviceInfo, prepare: PrepareModel) -> bytes:
     """Return the token of one compilation: a SHA-256 of the application's and what the compilation depends on."""
     digest = hashlib.sha256()
     fields = [token, device.name.encode(), device.version.encode()]
@@ -66,7 +66,7 @@ def file_names(token: bytes, model_count: int, data_count: int) -> tuple[list[st
 
 
 @dataclass(frozen=True, slots=True)
-class CacheFolder:
+class CacheDirectory:
     """The files of one compilation in a folder."""
 
     token: bytes
@@ -74,21 +74,23 @@ class CacheFolder:
     data: tuple[Path, ...]
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], device: DeviceInfo, prepare: PrepareModel, token: bytes) -> CacheFolder:
+    def of(
+        cls, folder: str | os.PathLike[str], device: DeviceInfo, prepare: PrepareModel, token: bytes
+    ) -> CacheDirectory:
         """Return the place of a compilation. Raises InvalidArgument for a token that has not 32 bytes."""
         validate_cache_token(token)
-        hashed = runtime_token(token, device, prepare)
+        hashed = compilation_token(token, device, prepare)
         model, data = file_names(hashed, device.model_cache_files, device.data_cache_files)
         return cls(hashed, tuple(Path(folder) / name for name in model), tuple(Path(folder) / name for name in data))
 
     @contextmanager
-    def saved_files(self) -> Iterator[Files | None]:
+    def open_saved_files(self) -> Iterator[Files | None]:
         """Open the files for a block; None where the device saves nothing, or one is not there."""
         with ExitStack() as stack:
             yield self._open(os.O_RDWR, stack) if self.model or self.data else None
 
     @contextmanager
-    def fresh_files(self) -> Iterator[Files]:
+    def create_files(self) -> Iterator[Files]:
         """Make the files anew for a block, after which those that nothing was written to are removed."""
         with ExitStack() as stack:
             self._remove()

@@ -44,21 +44,21 @@ from nnfmq.hal.types import (
 )
 from nnfmq.paths import default_socket
 from nnfmq.queue.waiting import deadline_after
-from nnfmq.runtime.buffer_allocation import TIMEOUT_S, Role, allocate_in_driver
-from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.buffer_allocation import TIMEOUT_S, ModelRole, allocate_in_device
 from nnfmq.runtime.connection import INTERFACE, Connection
-from nnfmq.runtime.device_validation import possible_devices
+from nnfmq.runtime.device_validation import valid_devices
 from nnfmq.runtime.embedded_driver import end_embedded_driver, start_embedded_driver
-from nnfmq.runtime.execution_result import deadline_on_wire, lent_fds
+from nnfmq.runtime.execution_result import memory_fds, to_wire_deadline
+from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.cache_directory import CacheFolder
+    from nnfmq.runtime.cache_directory import CacheDirectory
 
-__all__ = ["Client", "Device", "DeviceInfo", "NamedModel", "Role", "connect"]
+__all__ = ["Client", "Device", "DeviceInfo", "ModelRole", "NamedModel", "connect"]
 
 CONNECT_SECONDS = TIMEOUT_S
 Progress: TypeAlias = Callable[[int, int], None]
@@ -66,7 +66,7 @@ RETRY_SECONDS = 0.02  # between two looks for a driver that does not listen yet
 _log = logging.getLogger("nnfmq.client")
 
 
-class Described(Protocol):
+class ModelSignature(Protocol):
     """The inputs and outputs of a model: a NamedModel, a PreparedModel, or what an application has kept of one."""
 
     @property
@@ -80,7 +80,7 @@ class Described(Protocol):
         ...
 
 
-class NamedModel(Described, Protocol):
+class NamedModel(ModelSignature, Protocol):
     """A model with names for its inputs and outputs: what `nnfmq.load` returns."""
 
     @property
@@ -215,7 +215,7 @@ class Client:
         """
         message = messages.ListDevices(self._connection.new_call())
         answer = self._connection.ask(message, messages.DeviceList, (), deadline_after(timeout))
-        return possible_devices(answer.devices)
+        return valid_devices(answer.devices)
 
     def set_device_status(self, name: str, status: DeviceStatus, *, timeout: float | None = CONNECT_SECONDS) -> None:
         """Make a device AVAILABLE, BUSY or OFFLINE for all clients of this driver; blocks.
@@ -322,7 +322,7 @@ class Device:
         call, consumers = self._connection.new_call(), self._consumers(bare)
         message = messages.GetSupportedOperations(call, self.info.name, data, lent, consumers)
         deadline_ns = deadline_after(timeout)
-        answer = self._connection.ask(message, messages.SupportedOperations, lent_fds(pools), deadline_ns)
+        answer = self._connection.ask(message, messages.SupportedOperations, memory_fds(pools), deadline_ns)
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
         if len(answer.supported) != len(bare.main.operations):
@@ -373,7 +373,7 @@ class Device:
             self.info.name,
             preference,
             priority,
-            deadline_on_wire(self._connection, deadline_ns),
+            to_wire_deadline(self._connection, deadline_ns),
             data,
             lent,
             self._consumers(bare),
@@ -381,17 +381,19 @@ class Device:
             *messages.hints_to_data(hints, extensions),
             progress is not None,
         )
-        fds = [*lent_fds(pools), *model_cache, *data_cache]
+        fds = [*memory_fds(pools), *model_cache, *data_cache]
         if cache_dir is None:
             return self._prepare(message, fds, model, deadline_ns, progress)
-        from nnfmq.runtime.cache_directory import CacheFolder, model_token
+        from nnfmq.runtime.cache_directory import CacheDirectory, model_token
 
-        folder = CacheFolder.of(cache_dir, self.info, message, model_token(message, pools) if token is None else token)
+        folder = CacheDirectory.of(
+            cache_dir, self.info, message, model_token(message, pools) if token is None else token
+        )
         return self._prepare_in(folder, message, fds, model, deadline_ns, progress)
 
     def _prepare_in(
         self,
-        folder: CacheFolder,
+        folder: CacheDirectory,
         message: messages.PrepareModel,
         fds: Sequence[int],
         model: Model | NamedModel,
@@ -399,13 +401,13 @@ class Device:
         progress: Progress | None,
     ) -> PreparedModel:
         """Try the folder's files first, and on any failure prepare afresh, with fresh ones (CACHE-11)."""
-        with folder.saved_files() as saved:
+        with folder.open_saved_files() as saved:
             if saved is not None:
                 try:
                     return self._prepare_from_cache(folder.token, saved, model, deadline_ns)
                 except NnfmqError as error:
                     _log.info("preparing afresh, since the cache cannot be used: %s", error)
-        with folder.fresh_files() as fresh:
+        with folder.create_files() as fresh:
             files = messages.CachesData(folder.token, *map(len, fresh))
             message = replace(message, caches=files)
             return self._prepare(message, [*fds, *fresh.model, *fresh.data], model, deadline_ns, progress)
@@ -416,7 +418,7 @@ class Device:
         model_cache: Sequence[int],
         data_cache: Sequence[int],
         *,
-        model: Model | Described,
+        model: Model | ModelSignature,
         timeout: float | None = None,
     ) -> PreparedModel:
         """Prepare what was saved under `token`, as the HAL's prepareModelFromCache; blocks. The caller closes it.
@@ -432,7 +434,7 @@ class Device:
         self,
         token: bytes,
         files: tuple[Sequence[int], Sequence[int]],
-        model: Model | Described,
+        model: Model | ModelSignature,
         deadline_ns: int | None,
     ) -> PreparedModel:
         caches = messages.CachesData(token, *map(len, files))
@@ -443,7 +445,7 @@ class Device:
         self,
         message: messages.PrepareModel | messages.PrepareModelFromCache,
         fds: Sequence[int],
-        model: Model | Described,
+        model: Model | ModelSignature,
         deadline_ns: int | None,
         progress: Progress | None = None,
     ) -> PreparedModel:
@@ -478,8 +480,8 @@ class Device:
     def allocate(
         self,
         *,
-        inputs: Sequence[Role] = (),
-        outputs: Sequence[Role] = (),
+        inputs: Sequence[ModelRole] = (),
+        outputs: Sequence[ModelRole] = (),
         dimensions: Sequence[int] = (),
         timeout: float | None = CONNECT_SECONDS,
     ) -> Buffer:
@@ -493,7 +495,7 @@ class Device:
         GeneralFailure for a type that has no arrays; ResourceExhausted, MissedDeadline, DeadObject. `nnfmq.allocate`
         falls back to shared memory instead.
         """
-        return allocate_in_driver(self._connection, self.info.name, inputs, outputs, tuple(dimensions), timeout)
+        return allocate_in_device(self._connection, self.info.name, inputs, outputs, tuple(dimensions), timeout)
 
 
 def _bare(model: Model | NamedModel) -> Model:
@@ -503,7 +505,9 @@ def _bare(model: Model | NamedModel) -> Model:
     return bare
 
 
-def _described(model: Model | Described, device: DeviceInfo) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+def _described(
+    model: Model | ModelSignature, device: DeviceInfo
+) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
     if not isinstance(model, Model):
         return tuple(model.inputs), tuple(model.outputs)
     main, types = model.main, None

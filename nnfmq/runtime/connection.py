@@ -32,7 +32,7 @@ from nnfmq.hal.errors import (
     error_for,
 )
 from nnfmq.hal.types import Pool, SharedPool
-from nnfmq.runtime.future import OneShot
+from nnfmq.runtime.future import Future
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import Conversation
 from nnfmq.serialize.control_protocol import Role
@@ -53,7 +53,7 @@ class MemoryProvider(Protocol):
 
     peer: watcher.Peer
 
-    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
+    def get_memories(self, slots: Sequence[int]) -> list[Pool]:
         """Return the memories of `slots`; they stay the burst's. Raises InvalidArgument for an unknown slot."""
         ...
 
@@ -99,7 +99,7 @@ class Connection:
         self._conversation = Conversation()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
         self._waiting: dict[_Key, _Question] = {}
-        self._greeting: OneShot[messages.HelloReply] = OneShot()
+        self._greeting: Future[messages.HelloReply] = Future()
         self._bursts: dict[int, MemoryProvider] = {}
         self._peers: list[watcher.Peer] = []
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by token
@@ -199,7 +199,7 @@ class Connection:
     ) -> CallT:
         """As `call`, but return the answer whatever its status says."""
         key = _Key(message.call, answer)
-        given: OneShot[CallT] = OneShot()
+        given: Future[CallT] = Future()
         self._expect(key, _Question(given, on_answer, on_fds))
         try:
             self._send(message, fds, deadline_ns)
@@ -217,7 +217,7 @@ class Connection:
         self,
         message: messages.Call,
         callback: type[CallT],
-        taker: OneShot[CallT],
+        taker: Future[CallT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
     ) -> messages.Reply:
@@ -248,7 +248,7 @@ class Connection:
         """
         self._begin(_Key(message.call, answer), taker, partial(self._send, message, fds, deadline_ns))
 
-    def begin_unblocked(
+    def begin_nonblocking(
         self, message: messages.Call, answer: type[messages.Call], taker: Taker, fds: Sequence[int] = ()
     ) -> None:
         """As `begin`, for the watcher's thread, which never blocks here. Raises DeadObject."""
@@ -277,7 +277,7 @@ class Connection:
 
     def _expect(self, key: _Key, question: _Question) -> None:
         with self._lock:
-            self.raise_if_ended()
+            self.raise_if_closed()
             self._waiting[key] = question
 
     def new_call(self) -> int:
@@ -287,7 +287,7 @@ class Connection:
     def add_peer(self, peer: watcher.Peer) -> None:
         """Register what must be woken when the driver dies. Raises DeadObject if it already has."""
         with self._lock:
-            self.raise_if_ended()
+            self.raise_if_closed()
             self._peers.append(peer)
 
     def add_burst(self, burst_id: int, burst: MemoryProvider) -> None:
@@ -301,7 +301,7 @@ class Connection:
             self._bursts.pop(burst_id, None)
             self._peers = [other for other in self._peers if other is not peer]
 
-    def raise_if_ended(self) -> None:
+    def raise_if_closed(self) -> None:
         """Raise DeadObject with the reason once `is_open` is False."""
         if self._end is not None:
             raise DeadObject(self._end)
@@ -319,11 +319,11 @@ class Connection:
     def _noted(self, message: messages.Message) -> bytes:
         """Return the bytes of a message that is to be sent now. Raises DeadObject where nothing is sent any more."""
         data = control_protocol.encode(message)
-        self.raise_if_ended()
+        self.raise_if_closed()
         try:
             self._conversation.note(message, Role.CLIENT)
         except ProtocolError:
-            self.raise_if_ended()  # another thread ended it just now
+            self.raise_if_closed()  # another thread ended it just now
             raise
         return data
 
@@ -412,7 +412,7 @@ class Connection:
 
     def _on_notice(self, notice: messages.PreparationProgress) -> None:
         question = self._waiting.get(_Key(notice.call, control_protocol.NOTICES[type(notice)]))
-        if question is not None and isinstance(question.answer, OneShot):  # else whoever asked has stopped waiting
+        if question is not None and isinstance(question.answer, Future):  # else whoever asked has stopped waiting
             question.answer.tell(notice)
 
     def _give_memories(self, question: messages.GetMemories) -> None:
@@ -420,7 +420,7 @@ class Connection:
         try:
             if burst is None:
                 raise InvalidArgument(f"burst {question.burst_id} is closed")
-            memories = burst.memories_of(question.slots)
+            memories = burst.get_memories(question.slots)
             lent = tuple(map(messages.memory_to_data, memories))
             fds = [cast(SharedPool, memory).fileno() for memory in memories]
         except NnfmqError as error:

@@ -15,7 +15,7 @@ from nnfmq.serialize.messages import DeviceInfo
 _log = logging.getLogger("nnfmq.client")
 
 
-def possible_devices(stated: Sequence[DeviceInfo]) -> list[DeviceInfo]:
+def valid_devices(stated: Sequence[DeviceInfo]) -> list[DeviceInfo]:
     """Return the devices that can be as they are described; the others are logged (DEV-10)."""
     found = []
     for info in stated:

@@ -23,24 +23,24 @@ NO_LIMIT = -1
 _log = logging.getLogger("nnfmq.client")
 
 
-class Outcome(NamedTuple):
+class ExecutionResult(NamedTuple):
     """How an execution went: the shapes that the driver reports, none where it reports none, and the timing."""
 
     shapes: tuple[OutputShape, ...]
     timing: Timing
 
 
-def as_sent(limit_ns: int | None) -> int:
+def to_wire_limit(limit_ns: int | None) -> int:
     """Return a deadline or a duration as messages have it."""
     return NO_LIMIT if limit_ns is None else limit_ns
 
 
-def deadline_on_wire(connection: Connection, deadline_ns: int | None) -> int:
+def to_wire_deadline(connection: Connection, deadline_ns: int | None) -> int:
     """Return a deadline as a message has it; -1 where the interface has none: then only the wait here ends."""
-    return as_sent(deadline_ns if connection.has_deadlines else None)
+    return to_wire_limit(deadline_ns if connection.has_deadlines else None)
 
 
-def config_of(measure: bool, loop_timeout: float | None) -> ExecutionConfig:
+def make_execution_config(measure: bool, loop_timeout: float | None) -> ExecutionConfig:
     """Return the configuration of an execution; a loop timeout (seconds) above the maximum is cut, with a warning.
 
     Raises InvalidArgument for one below 0. (CF-5)
@@ -57,7 +57,7 @@ def config_of(measure: bool, loop_timeout: float | None) -> ExecutionConfig:
     return ExecutionConfig(asked, round(loop_timeout * 1e9))
 
 
-def duration_of(duration: float | None) -> int | None:
+def to_duration_ns(duration: float | None) -> int | None:
     """Return a duration (seconds) in ns; None = no limit. Raises InvalidArgument below 0."""
     if duration is None:
         return None
@@ -66,6 +66,6 @@ def duration_of(duration: float | None) -> int | None:
     return round(min(duration, 9e9) * 1e9)
 
 
-def lent_fds(pools: Sequence[Pool | BufferToken]) -> list[int]:
+def memory_fds(pools: Sequence[Pool | BufferToken]) -> list[int]:
     """Return the descriptors of the memories among pools, judged by `memory_to_data`; they stay their owners'."""
     return [cast(SharedPool, pool).fileno() for pool in pools if not isinstance(pool, BufferToken)]

@@ -16,7 +16,7 @@ from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransien
 from nnfmq.hal.types import FenceState, Timing
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.result_validation import Judge, fenced_times, require_fenced
+from nnfmq.runtime.result_validation import ResultValidator, fenced_times, raise_if_fenced_failed
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")
@@ -38,7 +38,7 @@ class FencedExecution(Generic[ResultT]):
     """
 
     def __init__(
-        self, connection: Connection, collect: Callable[[FencedTiming], ResultT], judge: Judge | None = None
+        self, connection: Connection, collect: Callable[[FencedTiming], ResultT], judge: ResultValidator | None = None
     ) -> None:
         self._connection = connection
         self._collect = collect
@@ -55,7 +55,7 @@ class FencedExecution(Generic[ResultT]):
         fds: Sequence[int],
         deadline_ns: int | None,
         collect: Callable[[FencedTiming], ResultT],
-        judge: Judge | None = None,
+        judge: ResultValidator | None = None,
     ) -> Self:
         """Send a launch and return when the driver has answered; blocks. The fds stay the caller's.
 
@@ -69,7 +69,7 @@ class FencedExecution(Generic[ResultT]):
                 message, messages.FencedLaunched, fds, deadline_ns,
                 on_answer=execution._launched, on_fds=execution._take_fds,
             )  # fmt: skip
-            require_fenced(answer)
+            raise_if_fenced_failed(answer)
             if judge is not None:
                 judge.launched()
         except BaseException:

@@ -1,4 +1,4 @@
-"""OneShot: an answer that threads wait for and another gives.
+"""Future: an answer that threads wait for and another gives.
 
 `concurrent.futures` would do, but for signals: its condition is entered by Python code, and an exception from a signal
 handler at the wrong instruction leaves the lock behind it held for ever, with the giver, the watcher's thread, waiting
@@ -18,7 +18,7 @@ from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError
 AnswerT = TypeVar("AnswerT")
 
 
-class OneShot(Generic[AnswerT]):
+class Future(Generic[AnswerT]):
     """One answer, or the error that stands for it. Whoever gives first wins; later ones are never looked at."""
 
     __slots__ = ("_given", "_waiters")

@@ -21,8 +21,8 @@ from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
-from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
@@ -65,17 +65,17 @@ class Buffer:
         self._number()
         return BufferToken(self.token)
 
-    def pool_on(self, connection: Connection) -> BufferToken | Memory:
+    def pool_for(self, connection: Connection) -> BufferToken | Memory:
         """Return `pool` for a request over `connection`. Raises InvalidArgument where it is not the buffer's own."""
         if connection is not self._connection:  # there its token may stand for another buffer
             raise InvalidArgument(f"buffer {self.token} was allocated through another client")
         return self.pool
 
-    def place_in(self, pool_index: int) -> RequestArgument:
+    def argument_in(self, pool_index: int) -> RequestArgument:
         """Return the argument that it is in a Request whose pool of that number is `pool`."""
         return RequestArgument(location=DataLocation(pool_index))
 
-    def begin_role(self, model: PreparedModel, index: int, is_output: bool, writer: object) -> None:
+    def check_role(self, model: PreparedModel, index: int, is_output: bool, writer: object) -> None:
         """An execution is to use it: of its own buffers the driver judges that."""
 
     def end_role(self, writer: object) -> None:

@@ -20,33 +20,40 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request, Timing
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
-from nnfmq.runtime.tensor_layout import Array
-from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.execution_result import Outcome, as_sent, config_of, deadline_on_wire, duration_of, lent_fds
-from nnfmq.runtime.result_validation import Judge
-from nnfmq.runtime.array_request import Workspace, checked_values
+from nnfmq.runtime.execution_result import (
+    ExecutionResult,
+    make_execution_config,
+    memory_fds,
+    to_duration_ns,
+    to_wire_deadline,
+    to_wire_limit,
+)
+from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.result_validation import ResultValidator
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
     from nnfmq.fence import HasFileno
     from nnfmq.runtime.aidl_burst_controller import AidlBurst
+    from nnfmq.runtime.async_execution import AsyncRequest, PendingExecution
     from nnfmq.runtime.burst_controller import Burst
     from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming
-    from nnfmq.runtime.async_execution import Launch, PendingExecution
     from nnfmq.runtime.reusable_execution import Execution, RequestExecution
 
 ResultT = TypeVar("ResultT")
 
 
-def execute_once(
+def execute_request(
     connection: Connection,
     model_id: int,
     described: Sequence[TensorInfo],
     request: Request,
     config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
     deadline_ns: int | None = None,
-) -> Outcome:
+) -> ExecutionResult:
     """Execute a request, whose pools stay the caller's; blocks. `described` are the model's outputs.
 
     Raises the error that the status stands for, ProtocolError for an answer that no honest driver gives.
@@ -56,21 +63,21 @@ def execute_once(
         model_id,
         messages.request_to_data(request),
         messages.config_to_data(config),
-        deadline_on_wire(connection, deadline_ns),
+        to_wire_deadline(connection, deadline_ns),
     )
-    return ask_execution(connection, message, described, request, config, deadline_ns)
+    return request_execution(connection, message, described, request, config, deadline_ns)
 
 
-def ask_execution(
+def request_execution(
     connection: Connection,
     message: messages.Call,
     described: Sequence[TensorInfo],
     request: Request,
     config: ExecutionConfig,
     deadline_ns: int | None,
-) -> Outcome:
-    """Send a call that Executed answers, with the request's memories, and judge the answer; as `execute_once`."""
-    judge, fds = Judge(connection, described, request, config), lent_fds(request.pools)
+) -> ExecutionResult:
+    """Send a call that Executed answers, with the request's memories, and judge the answer; as `execute_request`."""
+    judge, fds = ResultValidator(connection, described, request, config), memory_fds(request.pools)
     judge.begin()
     return judge.outcome(connection.ask(message, messages.Executed, fds, deadline_ns))
 
@@ -184,20 +191,20 @@ class PreparedModel:
         Raises InvalidArgument (shape, dtype, count, closed), MissedDeadline, DeadObject, ProtocolError where the driver
         states impossible shapes, or what the driver answered.
         """
-        model_id, config = self.model_id, config_of(measure, loop_timeout)
-        given = checked_values(self.inputs, inputs)
+        model_id, config = self.model_id, make_execution_config(measure, loop_timeout)
+        given = checked_arguments(self.inputs, inputs)
         if out is not None:
             _check_out(self.outputs, out)
         targets = out if out is not None else [None] * len(self.outputs)
         deadline_ns, writer = deadline_after(timeout), object()
         self._begin_roles(given, targets, writer)
-        with Workspace.create(self.inputs, self.outputs, given, targets, self._connection) as workspace:
+        with ArrayRequest.create(self.inputs, self.outputs, given, targets, self._connection) as workspace:
             asked = self._connection, model_id, self.outputs
             try:
-                outcome = execute_once(*asked, workspace.request, config, deadline_ns)
+                outcome = execute_request(*asked, workspace.request, config, deadline_ns)
             except OutputInsufficientSize as error:
                 workspace.grow(error)  # outputs of unknown shape: the driver has now said what they need
-                outcome = execute_once(*asked, workspace.request, config, deadline_ns)
+                outcome = execute_request(*asked, workspace.request, config, deadline_ns)
             self.last_timing = outcome.timing
             results = workspace.results(outcome.shapes)
         for target in targets:
@@ -210,7 +217,7 @@ class PreparedModel:
         for values, is_output in ((given, False), (targets, True)):
             for index, value in enumerate(values):
                 if isinstance(value, Buffer):
-                    value.begin_role(self, index, is_output, writer)
+                    value.check_role(self, index, is_output, writer)
 
     def execute_async(
         self,
@@ -226,9 +233,9 @@ class PreparedModel:
         """
         from nnfmq.runtime.async_execution import begin_arrays
 
-        launch = self._launch(config_of(measure, loop_timeout), timeout)
+        launch = self._launch(make_execution_config(measure, loop_timeout), timeout)
         given = tensor_layout.checked_arrays(self.inputs, inputs)
-        return begin_arrays(launch, Workspace.create(self.inputs, self.outputs, given), self._note_timing)
+        return begin_arrays(launch, ArrayRequest.create(self.inputs, self.outputs, given), self._note_timing)
 
     def execute_fenced(
         self,
@@ -249,11 +256,11 @@ class PreparedModel:
         MissedDeadline, DeadObject, or what the driver answered.
         """
         given = tensor_layout.checked_arrays(self.inputs, inputs)
-        workspace = Workspace.create(self.inputs, self.outputs, given)
+        workspace = ArrayRequest.create(self.inputs, self.outputs, given)
         try:
             launched = self.launch_fenced(
                 workspace.request,
-                config_of(measure, loop_timeout),
+                make_execution_config(measure, loop_timeout),
                 (wait_for, timeout, duration),
                 lambda _times: workspace.arrays(()),
             )
@@ -274,7 +281,7 @@ class PreparedModel:
         """
         from nnfmq.runtime.reusable_execution import Execution
 
-        config, deadline_ns = config_of(measure, loop_timeout), deadline_after(timeout)
+        config, deadline_ns = make_execution_config(measure, loop_timeout), deadline_after(timeout)
         return Execution.create(self, config, deadline_ns, reusable=True)
 
     def create_execution(self, *, measure: bool = False, loop_timeout: float | None = None) -> Execution:
@@ -284,12 +291,12 @@ class PreparedModel:
         """
         from nnfmq.runtime.reusable_execution import Execution
 
-        return Execution.create(self, config_of(measure, loop_timeout), None, reusable=False)
+        return Execution.create(self, make_execution_config(measure, loop_timeout), None, reusable=False)
 
-    def _launch(self, config: ExecutionConfig, timeout: float | None) -> Launch:
-        from nnfmq.runtime.async_execution import Launch
+    def _launch(self, config: ExecutionConfig, timeout: float | None) -> AsyncRequest:
+        from nnfmq.runtime.async_execution import AsyncRequest
 
-        return Launch(self._connection, self.model_id, self.outputs, config, deadline_after(timeout))
+        return AsyncRequest(self._connection, self.model_id, self.outputs, config, deadline_after(timeout))
 
     def launch_fenced(
         self,
@@ -307,12 +314,12 @@ class PreparedModel:
             self.model_id,
             messages.request_to_data(request),
             messages.config_to_data(config),
-            as_sent(deadline_ns),
-            as_sent(duration_of(limits[2])),
+            to_wire_limit(deadline_ns),
+            to_wire_limit(to_duration_ns(limits[2])),
             len(fences),
         )
-        fds = [*lent_fds(request.pools), *fences]
-        judge = Judge(self._connection, self.outputs, request, config)
+        fds = [*memory_fds(request.pools), *fences]
+        judge = ResultValidator(self._connection, self.outputs, request, config)
         return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, judge)
 
     def _note_timing(self, timing: Timing) -> None:
@@ -326,7 +333,7 @@ class PreparedModel:
         config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         *,
         timeout: float | None = None,
-    ) -> Outcome:
+    ) -> ExecutionResult:
         """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
 
         Return the shapes that the driver reports, none where it reports none, and the timing. What is wrong with the
@@ -334,7 +341,7 @@ class PreparedModel:
         true.
         """
         asked = self._connection, self.model_id, self.outputs, request, config, deadline_after(timeout)
-        return execute_once(*asked)
+        return execute_request(*asked)
 
     def execute_request_async(
         self,
@@ -342,7 +349,7 @@ class PreparedModel:
         config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         *,
         timeout: float | None = None,
-    ) -> PendingExecution[Outcome]:
+    ) -> PendingExecution[ExecutionResult]:
         """Begin to execute one request as the HAL has it, and return at once. Its pools must not be closed before.
 
         Raises DeadObject, InvalidArgument for what cannot be sent; all else comes with the result.

@@ -1,7 +1,7 @@
 """What a driver answers to an execution is judged before anything of it is used (VAL-7), on every path.
 
-`check_result` holds an answer against the model and the request; a `Judge` has what is needed for that, and tells the
-driver's buffers among the outputs what they hold. Bursts, whose results have no buffers, call the former alone.
+`validate_result` checks an answer against the model and the request; a `ResultValidator` has what is needed for that,
+and tells the driver's buffers among the outputs what they hold. Bursts call the former alone.
 
 The application trusts no driver: an answer that no honest one gives is a ProtocolError, which is a GENERAL_FAILURE to
 whoever looks at the status. Shapes and times beside an error must not be, but nobody looks at them. Times are compared
@@ -33,14 +33,14 @@ from nnfmq.hal.types import (
     RequestArgument,
     Timing,
 )
-from nnfmq.runtime.tensor_layout import check_room, check_stated, is_open
-from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.execution_result import Outcome
+from nnfmq.runtime.execution_result import ExecutionResult
+from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.tensor_layout import check_fits, check_reported_shapes, is_open
 from nnfmq.serialize import messages
 
 
-class Judge:
+class ResultValidator:
     """What is known here of an execution that is asked for, by which its answer is judged; for one run after another.
 
     It keeps none of the request's memories. `infos` are the model's outputs.
@@ -59,20 +59,20 @@ class Judge:
         for _, buffer in self._buffers:
             buffer.begin_write(self)
 
-    def outcome(self, answer: messages.Executed | messages.ExecutionFinished) -> Outcome:
+    def outcome(self, answer: messages.Executed | messages.ExecutionFinished) -> ExecutionResult:
         """Return what an answer says, or raise the error that its status stands for.
 
         Raises ProtocolError for an answer that no honest driver gives.
         """
         shapes = messages.shapes_from_data(answer.shapes)
         timing = Timing(answer.time_on_device_ns, answer.time_in_driver_ns)
-        check_result(self._infos, self._places, answer.status, shapes, timing, self._is_measured)
+        validate_result(self._infos, self._places, answer.status, shapes, timing, self._is_measured)
         if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             raise OutputInsufficientSize(answer.message, shapes)
         if answer.status is not ErrorStatus.NONE:
             raise error_for(answer.status, answer.message)
         self._written([shape.dimensions for shape in shapes])
-        return Outcome(shapes, timing)
+        return ExecutionResult(shapes, timing)
 
     def launched(self) -> None:
         """A fenced execution was launched: its outputs will have the shapes that were asked for.
@@ -117,12 +117,12 @@ class Judge:
 
 def fenced_times(answer: messages.FencedExecutionInfo) -> tuple[Timing, Timing]:
     """Return the two times of an answer, or raise the error that its status stands for."""
-    require_fenced(answer)
+    raise_if_fenced_failed(answer)
     launched = Timing(answer.launched_on_device_ns, answer.launched_in_driver_ns)
     return launched, Timing(answer.fenced_on_device_ns, answer.fenced_in_driver_ns)
 
 
-def require_fenced(answer: messages.FencedLaunched | messages.FencedExecutionInfo) -> None:
+def raise_if_fenced_failed(answer: messages.FencedLaunched | messages.FencedExecutionInfo) -> None:
     """Raise the error that the status of an answer about a fenced execution stands for, if it is one."""
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise ProtocolError("EXE-9: the driver says that an output of a fenced execution is too small")
@@ -142,7 +142,7 @@ def _buffers_of(connection: Connection, request: Request) -> list[tuple[int, Buf
     return found
 
 
-def check_result(
+def validate_result(
     infos: Sequence[TensorInfo],
     outputs: Sequence[RequestArgument],
     status: ErrorStatus,
@@ -158,7 +158,7 @@ def check_result(
         _check_success(infos, outputs, shapes)
         _check_timing(timing, is_measured)
     elif status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        check_stated(_asked(infos, outputs), [shape.dimensions for shape in shapes])
+        check_reported_shapes(_asked(infos, outputs), [shape.dimensions for shape in shapes])
         if all(shape.is_sufficient for shape in shapes):
             raise ProtocolError("SHP-4: the driver says that an output is too small, and that each one suffices")
 
@@ -173,10 +173,10 @@ def _check_success(
             raise ProtocolError(f"SHP-2: the driver states no shape for the outputs {unknown}, which have none")
         return
     stated = [shape.dimensions for shape in shapes]
-    check_stated(wanted, stated)
+    check_reported_shapes(wanted, stated)
     # A buffer of the driver's has no length here: how large it is, is the driver's own affair.
     given = [triple for triple in zip(wanted, outputs, stated, strict=True) if triple[1].location.length]
-    check_room([info for info, _, _ in given], [place for _, place, _ in given], [shape for _, _, shape in given])
+    check_fits([info for info, _, _ in given], [place for _, place, _ in given], [shape for _, _, shape in given])
     if not all(shape.is_sufficient for shape in shapes):
         raise ProtocolError("SHP-2: the driver says that all went well, and that an output did not suffice")
 

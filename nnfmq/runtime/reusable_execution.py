@@ -25,11 +25,11 @@ from nnfmq.hal.types import ExecutionConfig, FenceState, Request, RequestArgumen
 from nnfmq.memory import Memory
 from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
-from nnfmq.runtime.tensor_layout import Array
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.execution_result import ExecutionResult, memory_fds, to_duration_ns, to_wire_limit
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, fence_fds
-from nnfmq.runtime.execution_result import Outcome, as_sent, duration_of, lent_fds
-from nnfmq.runtime.result_validation import Judge
+from nnfmq.runtime.result_validation import ResultValidator
+from nnfmq.runtime.tensor_layout import Array
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ ResultT = TypeVar("ResultT")
 class RequestExecution:
     """A request to be run any number of times, once at a time. Close it, or use `with`. It outlives its model."""
 
-    def __init__(self, connection: Connection, judge: Judge) -> None:
+    def __init__(self, connection: Connection, judge: ResultValidator) -> None:
         self._connection = connection
         self._judge = judge
         self._execution_id: int | None = None
@@ -60,11 +60,11 @@ class RequestExecution:
 
         `described` are the model's outputs.
         """
-        execution = cls(connection, Judge(connection, described, request, config))
+        execution = cls(connection, ResultValidator(connection, described, request, config))
         message = messages.CreateExecution(
             connection.new_call(), model_id, messages.request_to_data(request), messages.config_to_data(config)
         )
-        fds = lent_fds(request.pools)
+        fds = memory_fds(request.pools)
         try:
             connection.call(message, messages.ExecutionCreated, fds, deadline_ns, on_answer=execution._created)
         except BaseException:
@@ -82,14 +82,14 @@ class RequestExecution:
             raise InvalidArgument("this execution is closed")
         return self._execution_id
 
-    def compute(self, *, timeout: float | None = None) -> Outcome:
+    def compute(self, *, timeout: float | None = None) -> ExecutionResult:
         """Run it and return the shapes and times that the driver reports; blocks. `timeout` is the run's deadline.
 
         Raises what the driver answers (InvalidArgument while another run goes on), MissedDeadline, DeadObject,
         ProtocolError for what cannot be true.
         """
         deadline_ns = deadline_after(timeout)
-        message = messages.RunExecution(self._connection.new_call(), self._id, as_sent(deadline_ns))
+        message = messages.RunExecution(self._connection.new_call(), self._id, to_wire_limit(deadline_ns))
         self._judge.begin()
         return self._judge.outcome(self._connection.ask(message, messages.Executed, (), deadline_ns))
 
@@ -117,7 +117,11 @@ class RequestExecution:
         """As `compute_fenced`, with another result: `collect` makes it of the times when it is asked for."""
         fds, deadline_ns = fence_fds(wait_for), deadline_after(timeout)
         message = messages.RunExecutionFenced(
-            self._connection.new_call(), self._id, as_sent(deadline_ns), as_sent(duration_of(duration)), len(fds)
+            self._connection.new_call(),
+            self._id,
+            to_wire_limit(deadline_ns),
+            to_wire_limit(to_duration_ns(duration)),
+            len(fds),
         )
         return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._judge)
 
@@ -137,7 +141,7 @@ class RequestExecution:
 class _Runs(Protocol):
     """A request that can be run."""
 
-    def compute(self, *, timeout: float | None = None) -> Outcome:
+    def compute(self, *, timeout: float | None = None) -> ExecutionResult:
         """Run it; blocks."""
         ...
 
@@ -162,7 +166,7 @@ class _SentAnew:
     def __init__(self, model: PreparedModel, request: Request, config: ExecutionConfig) -> None:
         self._model, self._request, self._config = model, request, config
 
-    def compute(self, *, timeout: float | None = None) -> Outcome:
+    def compute(self, *, timeout: float | None = None) -> ExecutionResult:
         return self._model.execute_request(self._request, self._config, timeout=timeout)
 
     def launch(
@@ -237,7 +241,7 @@ class Execution:
         self, kind: str, infos: Sequence[TensorInfo], pool_index: int
     ) -> tuple[tuple[RequestArgument, ...], Memory, tuple[Array, ...]]:
         """Make memory for arrays of one kind; return their places, the memory, and the arrays over it."""
-        tensor_layout.require_known(kind, infos, "a reusable execution")
+        tensor_layout.require_fixed_shapes(kind, infos, "a reusable execution")
         places, size_bytes = tensor_layout.layout(infos, [info.shape for info in infos], pool_index)
         memory = Memory.create(size_bytes, f"nnfmq-{kind}s", one_writer=kind == "input")
         self._resources.callback(memory.close)

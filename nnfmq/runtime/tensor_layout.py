@@ -97,7 +97,7 @@ def is_open(info: TensorInfo) -> bool:
     return 0 in info.shape or not (info.shape or info.is_scalar)
 
 
-def require_known(kind: str, infos: Sequence[TensorInfo], who: str = "a burst") -> None:
+def require_fixed_shapes(kind: str, infos: Sequence[TensorInfo], who: str = "a burst") -> None:
     """Raise InvalidArgument where a shape is unknown: `who` lays its memory out once."""
     for info in infos:
         if is_open(info):
@@ -107,7 +107,7 @@ def require_known(kind: str, infos: Sequence[TensorInfo], who: str = "a burst") 
             )
 
 
-def check_stated(infos: Sequence[TensorInfo], shapes: Sequence[tuple[int, ...]]) -> None:
+def check_reported_shapes(infos: Sequence[TensorInfo], shapes: Sequence[tuple[int, ...]]) -> None:
     """Raise ProtocolError where the shapes that the driver states cannot be those of `infos`."""
     if len(shapes) != len(infos):
         raise ProtocolError(f"the driver states the shapes of {len(shapes)} outputs, the model has {len(infos)}")
@@ -119,7 +119,7 @@ def check_stated(infos: Sequence[TensorInfo], shapes: Sequence[tuple[int, ...]])
             )
 
 
-def check_room(
+def check_fits(
     infos: Sequence[TensorInfo], places: Sequence[RequestArgument], shapes: Sequence[tuple[int, ...]]
 ) -> None:
     """Raise ProtocolError where the driver states a larger result than it was given room for."""

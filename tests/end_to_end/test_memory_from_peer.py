@@ -18,7 +18,7 @@ from support.models import null_model, place
 import nnfmq
 from nnfmq.hal.types import MeasureTiming, Protection, Request
 from nnfmq.memory import Memory
-from nnfmq.runtime.prepared_model import execute_once
+from nnfmq.runtime.prepared_model import execute_request
 from nnfmq.serialize import messages
 
 NEEDED_BYTES = 4  # of the null model's input, and of its output
@@ -131,7 +131,7 @@ def null_request(*pools: Memory | Lent) -> Request:
 
 def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memory | Lent) -> None:
     """Execute that the ordinary way."""
-    execute_once(client._connection, model.model_id, model.outputs, null_request(*pools))
+    execute_request(client._connection, model.model_id, model.outputs, null_request(*pools))
 
 
 def floats_in(fd: int) -> bytes:

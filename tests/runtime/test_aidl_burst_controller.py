@@ -32,9 +32,9 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime.aidl_burst_controller import AidlBurst
+from nnfmq.runtime.burst_slots import TokenAllocator
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.burst_slots import TokenTable
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.service import prepared_model as service
@@ -288,7 +288,7 @@ def test_a_buffer_of_the_driver_s_needs_no_token(
 
 
 def test_a_table_of_tokens_keeps_no_memory_alive() -> None:
-    table, memory = TokenTable(), Memory.create(1)
+    table, memory = TokenAllocator(), Memory.create(1)
     token = table.add(memory)
     assert table.gone() == []
     memory.close()

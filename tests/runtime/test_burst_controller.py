@@ -36,9 +36,9 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime.burst_controller import Burst
+from nnfmq.runtime.burst_slots import SlotAllocator
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.burst_slots import SlotTable
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.service import prepared_model as service
 from nnfmq.service.session import Session
@@ -83,13 +83,13 @@ def memories(resources: ExitStack) -> list[Memory]:
 
 
 def test_slots_are_numbered_from_zero(memories: list[Memory]) -> None:
-    table = SlotTable()
+    table = SlotAllocator()
     assert [table.add(memory) for memory in memories] == [0, 1, 2, 3]
-    assert table.memories_of([2, 0, 2]) == [memories[2], memories[0], memories[2]]
+    assert table.get_memories([2, 0, 2]) == [memories[2], memories[0], memories[2]]
 
 
 def test_freed_slots_come_back_last_in_first_out(memories: list[Memory]) -> None:
-    table = SlotTable()
+    table = SlotAllocator()
     for memory in memories[:3]:
         table.add(memory)
     for slot in (0, 2):
@@ -98,7 +98,7 @@ def test_freed_slots_come_back_last_in_first_out(memories: list[Memory]) -> None
 
 
 def test_freeing_an_unknown_slot_or_one_twice_frees_no_number(memories: list[Memory]) -> None:
-    table = SlotTable()
+    table = SlotAllocator()
     table.add(memories[0])
     for slot in (0, 0, 7, -1):
         table.free(slot)
@@ -107,11 +107,11 @@ def test_freeing_an_unknown_slot_or_one_twice_frees_no_number(memories: list[Mem
 
 @pytest.mark.parametrize("slots", [[1], [-1], [0, 2**31 - 1]])
 def test_a_slot_that_is_out_of_range_or_freed_stands_for_no_memory(slots: list[int], memories: list[Memory]) -> None:
-    table = SlotTable()
+    table = SlotAllocator()
     table.add(memories[0])
     table.free(table.add(memories[1]))
     with pytest.raises(InvalidArgument, match=f"slot {slots[-1]} stands for no memory"):
-        table.memories_of(slots)
+        table.get_memories(slots)
 
 
 # ------------------------------------------------------------------------------------------------ executing

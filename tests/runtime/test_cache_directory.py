@@ -30,7 +30,7 @@ from nnfmq.hal.types import (
     TokenValuePair,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime.cache_directory import CacheFolder, file_names, model_token, runtime_token
+from nnfmq.runtime.cache_directory import CacheDirectory, compilation_token, file_names, model_token
 from nnfmq.runtime.client import Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import messages
@@ -284,21 +284,21 @@ def test_CACHE_10_the_token_is_a_hash_of_what_a_compilation_depends_on() -> None
     digest = hashlib.sha256()
     for field in (TOKEN, b"reference", b"nnfmq-1", struct.pack("<iiI", 1, 1, 0)):
         digest.update(struct.pack("<Q", len(field)) + field)
-    assert runtime_token(TOKEN, INFO, prepare_message()) == digest.digest()
+    assert compilation_token(TOKEN, INFO, prepare_message()) == digest.digest()
 
 
 def test_CACHE_10_the_token_differs_with_each_of_them() -> None:
     device = msgspec.structs.replace
     hint = (messages.HintData(1 << 16, b"v"),)
     tokens = [
-        runtime_token(TOKEN, INFO, prepare_message()),
-        runtime_token(TOKEN[::-1], INFO, prepare_message()),
-        runtime_token(TOKEN, device(INFO, name="referencen", version="nfmq-1"), prepare_message()),
-        runtime_token(TOKEN, device(INFO, version="nnfmq-2"), prepare_message()),
-        runtime_token(TOKEN, INFO, prepare_message(preference=2)),
-        runtime_token(TOKEN, INFO, prepare_message(priority=2)),
-        runtime_token(TOKEN, INFO, prepare_message(hints=hint)),
-        runtime_token(TOKEN, INFO, prepare_message(extensions=(messages.PrefixData("a.b", 1),))),
+        compilation_token(TOKEN, INFO, prepare_message()),
+        compilation_token(TOKEN[::-1], INFO, prepare_message()),
+        compilation_token(TOKEN, device(INFO, name="referencen", version="nfmq-1"), prepare_message()),
+        compilation_token(TOKEN, device(INFO, version="nnfmq-2"), prepare_message()),
+        compilation_token(TOKEN, INFO, prepare_message(preference=2)),
+        compilation_token(TOKEN, INFO, prepare_message(priority=2)),
+        compilation_token(TOKEN, INFO, prepare_message(hints=hint)),
+        compilation_token(TOKEN, INFO, prepare_message(extensions=(messages.PrefixData("a.b", 1),))),
     ]
     assert len(set(tokens)) == len(tokens)
 
@@ -306,8 +306,8 @@ def test_CACHE_10_the_token_differs_with_each_of_them() -> None:
 def test_CACHE_10_files_are_named_by_letters_for_half_bytes_the_low_one_first() -> None:
     token = bytes([0x01, 0xF2]) + bytes(30)
     assert file_names(token, 2, 1) == (["BACP" + "A" * 60 + "10", "BACP" + "A" * 60 + "11"], ["BACP" + "A" * 60 + "20"])
-    folder = CacheFolder.of("/caches", INFO, prepare_message(), TOKEN)
-    names = file_names(runtime_token(TOKEN, INFO, prepare_message()), 2, 1)
+    folder = CacheDirectory.of("/caches", INFO, prepare_message(), TOKEN)
+    names = file_names(compilation_token(TOKEN, INFO, prepare_message()), 2, 1)
     assert [[path.name for path in paths] for paths in (folder.model, folder.data)] == list(names)
     assert {path.parent for path in folder.model + folder.data} == {Path("/caches")}
 

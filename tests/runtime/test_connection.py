@@ -229,7 +229,7 @@ class Provider:
         self.peer = watcher.Peer(DeadFlag())
         self._memories = memories
 
-    def memories_of(self, slots: Sequence[int]) -> list[Memory]:
+    def get_memories(self, slots: Sequence[int]) -> list[Memory]:
         if not set(slots) <= set(self._memories):
             raise InvalidArgument(f"no slot of {slots}")
         return [self._memories[slot] for slot in slots]

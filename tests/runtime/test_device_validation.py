@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from nnfmq.hal.types import DeviceStatus, DeviceType
-from nnfmq.runtime.device_validation import possible_devices
+from nnfmq.runtime.device_validation import valid_devices
 from nnfmq.serialize.messages import DeviceInfo, ExtensionData, OperandTypeData
 
 GOOD = DeviceInfo("good", DeviceType.CPU, "1", 8, DeviceStatus.AVAILABLE, (), 32, 0)
@@ -19,7 +19,7 @@ def extended(name: str, *elements: OperandTypeData) -> DeviceInfo:
 
 def test_N_BAS_3_devices_that_can_be_are_kept_in_their_order() -> None:
     kept = [GOOD, extended("com.example.a", ELEMENT), replace(GOOD, status=DeviceStatus.OFFLINE)]
-    assert possible_devices(kept) == kept
+    assert valid_devices(kept) == kept
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_N_BAS_3_devices_that_can_be_are_kept_in_their_order() -> None:
 def test_N_BAS_3_DEV_10_VAL_7_a_device_that_cannot_be_is_left_out_with_a_log_line(
     bad: DeviceInfo, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert possible_devices([GOOD, bad, GOOD]) == [GOOD, GOOD]
+    assert valid_devices([GOOD, bad, GOOD]) == [GOOD, GOOD]
     (record,) = caplog.records
     assert said in record.message and repr(bad.name) in record.message

@@ -33,9 +33,9 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import NO_TIMING, ExecutionConfig, FenceState, MeasureTiming, OutputShape, Priority
 from nnfmq.memory import Memory
-from nnfmq.runtime.future import OneShot
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.future import Future as ReplyFuture
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import Role
@@ -225,7 +225,7 @@ def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(connection: 
 
 
 def test_an_answer_is_the_first_that_was_given() -> None:
-    answer: OneShot[int] = OneShot()
+    answer: ReplyFuture[int] = ReplyFuture()
     assert not answer.is_given
     answer.give(1)
     answer.give(DeadObject("late"))

@@ -15,7 +15,7 @@ from nnfmq.hal.types import (
     RequestArgument,
     Timing,
 )
-from nnfmq.runtime.result_validation import check_result
+from nnfmq.runtime.result_validation import validate_result
 
 NONE, SHORT = ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 KNOWN, OPEN, ANY, SCALAR = (
@@ -54,7 +54,7 @@ def shape(*dimensions: int, short: bool = False) -> OutputShape:
 def test_answers_that_can_be_true_are_believed(
     info: TensorInfo, place: RequestArgument, status: ErrorStatus, shapes: tuple[OutputShape, ...]
 ) -> None:
-    check_result([info], [place], status, shapes, NO_TIMING, False)
+    validate_result([info], [place], status, shapes, NO_TIMING, False)
 
 
 @pytest.mark.parametrize(
@@ -80,25 +80,25 @@ def test_VAL_7_answers_that_cannot_be_true_break_the_protocol(
     info: TensorInfo, place: RequestArgument, status: ErrorStatus, shapes: tuple[OutputShape, ...], said: str
 ) -> None:
     with pytest.raises(ProtocolError, match=said):
-        check_result([info], [place], status, shapes, NO_TIMING, False)
+        validate_result([info], [place], status, shapes, NO_TIMING, False)
 
 
 def test_VAL_7_a_request_with_another_number_of_outputs_cannot_have_been_executed() -> None:
     with pytest.raises(ProtocolError, match="2 outputs of a model that has 1"):
-        check_result([KNOWN], [PLACE, PLACE], NONE, (), NO_TIMING, False)
+        validate_result([KNOWN], [PLACE, PLACE], NONE, (), NO_TIMING, False)
 
 
 @pytest.mark.parametrize("times", [(-1, -1), (3, 3), (3, 9), (-1, 9), (9, -1)])
 def test_TIM_4_times_that_can_be_true_are_believed(times: Any) -> None:
-    check_result([KNOWN], [PLACE], NONE, (), Timing(*times), True)
+    validate_result([KNOWN], [PLACE], NONE, (), Timing(*times), True)
 
 
 @pytest.mark.parametrize("times", [(9, 3), (-2, 3), (3, -2)])
 def test_VAL_7_TIM_4_times_that_cannot_be_true_break_the_protocol(times: Any) -> None:
     with pytest.raises(ProtocolError, match="impossible times"):
-        check_result([KNOWN], [PLACE], NONE, (), Timing(*times), True)
+        validate_result([KNOWN], [PLACE], NONE, (), Timing(*times), True)
 
 
 def test_VAL_7_TIM_3_times_that_were_not_asked_for_break_the_protocol() -> None:
     with pytest.raises(ProtocolError, match="not asked for"):
-        check_result([KNOWN], [PLACE], NONE, (), Timing(1, 2), False)
+        validate_result([KNOWN], [PLACE], NONE, (), Timing(1, 2), False)

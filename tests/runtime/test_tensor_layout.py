@@ -108,7 +108,7 @@ def test_another_number_of_arrays_is_refused_with_the_names(given: int) -> None:
 @pytest.mark.parametrize("info", [OPEN, TensorInfo("rankless", (), "float32")])
 def test_a_shape_that_is_not_fully_known_is_refused_for_a_burst(info: TensorInfo) -> None:
     with pytest.raises(InvalidArgument, match=f"output '{info.name}'.*use PreparedModel.execute"):
-        tensor_layout.require_known("output", [IMAGE, info])
+        tensor_layout.require_fixed_shapes("output", [IMAGE, info])
 
 
 def test_results_are_copied_into_the_arrays_that_were_given() -> None:
@@ -148,7 +148,7 @@ def test_the_bytes_of_an_absurd_shape_are_counted_in_full() -> None:
 
 @pytest.mark.parametrize("shapes", [[(1, 2, 3), (0, 3)], [(1, 2, 3), (9, 3)]])
 def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, ...]]) -> None:
-    tensor_layout.check_stated([IMAGE, OPEN], shapes)
+    tensor_layout.check_reported_shapes([IMAGE, OPEN], shapes)
 
 
 @pytest.mark.parametrize(
@@ -164,21 +164,21 @@ def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, .
 )
 def test_shapes_that_cannot_be_the_outputs_are_refused(shapes: list[tuple[int, ...]], said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
-        tensor_layout.check_stated([IMAGE, OPEN], shapes)
+        tensor_layout.check_reported_shapes([IMAGE, OPEN], shapes)
 
 
 def test_a_result_larger_than_its_room_is_refused() -> None:
     places, _ = tensor_layout.layout([OPEN], [(2, 3)], 0)
-    tensor_layout.check_room([OPEN], places, [(2, 3)])
+    tensor_layout.check_fits([OPEN], places, [(2, 3)])
     with pytest.raises(ProtocolError, match="states 3x3 for output 'open', which had 24 bytes"):
-        tensor_layout.check_room([OPEN], places, [(3, 3)])
+        tensor_layout.check_fits([OPEN], places, [(3, 3)])
 
 
 SCALAR = TensorInfo("n", (), "int64", is_scalar=True)
 
 
 def test_a_scalar_is_fully_known() -> None:
-    tensor_layout.require_known("input", [SCALAR])
+    tensor_layout.require_fixed_shapes("input", [SCALAR])
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.int8(3), np.array(3)])

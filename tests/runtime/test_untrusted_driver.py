@@ -28,8 +28,8 @@ from nnfmq.hal.types import (
     Timing,
 )
 from nnfmq.memory import Memory
-from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 

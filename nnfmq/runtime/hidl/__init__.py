@@ -22,8 +22,8 @@ from __future__ import annotations
 from nnfmq.runtime.hidl.ibuffer import BUFFER, IBuffer
 from nnfmq.runtime.hidl.iburst_context import BurstContext
 from nnfmq.runtime.hidl.idevice import DEVICE, IDevice
-from nnfmq.runtime.hidl.methods import NO_TIMING, UINT64_MAX, Timing
 from nnfmq.runtime.hidl.iprepared_model import PREPARED_MODEL, FencedCallback, IPreparedModel
+from nnfmq.runtime.hidl.methods import NO_TIMING, UINT64_MAX, Timing
 
 __all__ = [
     "BUFFER",

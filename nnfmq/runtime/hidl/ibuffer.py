@@ -11,8 +11,8 @@ from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.execution_result import memory_fds
 from nnfmq.runtime.hidl.methods import INVALID, NONE, V1_3, Form, HasForms, status_of
-from nnfmq.runtime.execution_result import lent_fds
 from nnfmq.serialize import messages
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _copied(
 ) -> ErrorStatus:
     try:
         message = kind(buffer.connection.new_call(), buffer.buffer_id, messages.memory_to_data(memory), *more)
-        answer = buffer.connection.ask(message, messages.Reply, lent_fds([memory]))
+        answer = buffer.connection.ask(message, messages.Reply, memory_fds([memory]))
     except InvalidArgument:
         return INVALID
     return status_of(answer.status, level)

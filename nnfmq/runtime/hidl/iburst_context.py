@@ -10,7 +10,7 @@ from nnfmq.hal.errors import ErrorStatus, error_for
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
 from nnfmq.queue import DeadFlag, MessageQueue
-from nnfmq.runtime.burst_controller import descriptor_data
+from nnfmq.runtime.burst_controller import to_wire_descriptor
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.hidl.methods import NONE, status_of
 from nnfmq.serialize import messages
@@ -38,7 +38,7 @@ class BurstContext:
         if answer.status is NONE:
             self._connection.add_burst(answer.burst_id, self)
 
-    def memories_of(self, slots: Sequence[int]) -> list[Pool]:
+    def get_memories(self, slots: Sequence[int]) -> list[Pool]:
         """Ask the callback, as the driver wants."""
         status, memories = self._callback.getMemories(list(slots))
         if status is not NONE:
@@ -73,7 +73,7 @@ def configure_burst(
     context = BurstContext(connection, callback, (requests, results))
     connection.add_peer(context.peer)
     message = messages.ConfigureBurst(
-        connection.new_call(), model.model_id, descriptor_data(requests), descriptor_data(results)
+        connection.new_call(), model.model_id, to_wire_descriptor(requests), to_wire_descriptor(results)
     )
     fds = [requests.memory.fileno(), results.memory.fileno()]
     answer = connection.ask(message, messages.BurstConfigured, fds, on_answer=context.open)

@@ -23,9 +23,12 @@ from nnfmq.hal.types import (
     OperandType,
     Priority,
 )
-from nnfmq.runtime.future import OneShot
+from nnfmq.runtime.future import Future
 from nnfmq.runtime.client import Client
+from nnfmq.runtime.execution_result import memory_fds, to_wire_limit
+from nnfmq.runtime.future import Future
 from nnfmq.runtime.hidl.ibuffer import allocate
+from nnfmq.runtime.hidl.iprepared_model import IPreparedModel
 from nnfmq.runtime.hidl.methods import (
     INVALID,
     NONE,
@@ -39,8 +42,6 @@ from nnfmq.runtime.hidl.methods import (
     refused,
     status_of,
 )
-from nnfmq.runtime.hidl.iprepared_model import IPreparedModel
-from nnfmq.runtime.execution_result import as_sent, lent_fds
 from nnfmq.serialize import messages
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.validation.conversion import convert_to
@@ -134,7 +135,7 @@ def _get_supported_operations(
     data, pools = encode_model(model)
     lent, call = tuple(map(messages.memory_to_data, pools)), device.connection.new_call()
     message = messages.GetSupportedOperations(call, device.name, data, lent, _consumers(model, consumers))
-    answer = device.connection.ask(message, messages.SupportedOperations, lent_fds(pools))
+    answer = device.connection.ask(message, messages.SupportedOperations, memory_fds(pools))
     return status_of(answer.status, level), list(answer.supported)
 
 
@@ -167,13 +168,13 @@ def _prepare_model(
         device.name,
         given.get("preference", ExecutionPreference.FAST_SINGLE_ANSWER),
         given.get("priority", Priority.MEDIUM),
-        as_sent(given.get("deadline")),
+        to_wire_limit(given.get("deadline")),
         data,
         tuple(map(messages.memory_to_data, pools)),
         _consumers(model, consumers),
         caches,
     )
-    return _launch(device, level, message, [*lent_fds(pools), *cache_fds], callback)
+    return _launch(device, level, message, [*memory_fds(pools), *cache_fds], callback)
 
 
 def _prepare_model_from_cache(device: IDevice, level: FeatureLevel, *arguments: Any) -> ErrorStatus:
@@ -183,7 +184,7 @@ def _prepare_model_from_cache(device: IDevice, level: FeatureLevel, *arguments: 
     if callback is None or found is None:
         return refused(callback, None)
     caches, fds = found
-    call, deadline_ns = device.connection.new_call(), as_sent(given.get("deadline"))
+    call, deadline_ns = device.connection.new_call(), to_wire_limit(given.get("deadline"))
     message = messages.PrepareModelFromCache(call, device.name, deadline_ns, caches)
     return _launch(device, level, message, fds, callback)
 
@@ -219,7 +220,7 @@ def _launch(
         else:
             callback(NONE, IPreparedModel(device.connection, answer.model_id))
 
-    waiting: OneShot[messages.PreparedModelReady] = OneShot()
+    waiting: Future[messages.PreparedModelReady] = Future()
     try:
         reply = device.connection.launch(message, messages.PreparedModelReady, waiting, fds)
     except InvalidArgument:  # what no message carries: numbers of other types, too many pools

@@ -9,9 +9,11 @@ from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, Request
-from nnfmq.runtime.future import OneShot
+from nnfmq.runtime.future import Future
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.execution_result import memory_fds, to_wire_limit
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, fence_fds
+from nnfmq.runtime.future import Future
 from nnfmq.runtime.hidl.iburst_context import configure_burst
 from nnfmq.runtime.hidl.methods import (
     INVALID,
@@ -27,7 +29,6 @@ from nnfmq.runtime.hidl.methods import (
     refused,
     status_of,
 )
-from nnfmq.runtime.execution_result import as_sent, lent_fds
 from nnfmq.serialize import messages
 from nnfmq.validation.conversion import convert_to
 
@@ -51,9 +52,9 @@ def _execution(
         "model_id": model.model_id,
         "request": messages.request_to_data(request),
         "config": messages.ConfigData(measure, timeout_ns),
-        "deadline_ns": as_sent(deadline),
+        "deadline_ns": to_wire_limit(deadline),
     }
-    return fields, lent_fds(request.pools)
+    return fields, memory_fds(request.pools)
 
 
 def _execute_synchronously(
@@ -98,7 +99,7 @@ def _execute(model: IPreparedModel, level: FeatureLevel, request: Request, *argu
         else:
             callback(status, list(messages.shapes_from_data(answer.shapes)), _timing(answer))
 
-    waiting: OneShot[messages.ExecutionFinished] = OneShot()
+    waiting: Future[messages.ExecutionFinished] = Future()
     try:
         fields, fds = _execution(model, level, request, measure, *limits)
         message = messages.ExecuteAsynchronously(**fields)
@@ -147,7 +148,7 @@ def _execute_fenced(
         return INVALID, None, None
     try:
         fields, fds = _execution(model, level, request, measure, deadline, loop_timeout)
-        message = messages.ExecuteFenced(**fields, duration_ns=as_sent(duration), fence_count=len(fences))
+        message = messages.ExecuteFenced(**fields, duration_ns=to_wire_limit(duration), fence_count=len(fences))
         launched = FencedExecution.launch(
             model.connection, message, [*fds, *fence_fds(fences)], None, lambda times: times
         )

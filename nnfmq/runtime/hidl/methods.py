@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus
 from nnfmq.hal.feature_levels import HIDL_NO_TIME, FeatureLevel, interface_name, microseconds
-from nnfmq.runtime.future import OneShot
+from nnfmq.runtime.future import Future
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.future import Future
 from nnfmq.serialize import messages
 from nnfmq.validation.conversion import convert_to
 
@@ -71,7 +72,7 @@ def refused(callback: Callable[..., None] | None, *answer: Any) -> ErrorStatus:
     return INVALID
 
 
-def call_back(reply: messages.Reply, waiting: OneShot[CallT], notify: Callable[[CallT | None], None]) -> None:
+def call_back(reply: messages.Reply, waiting: Future[CallT], notify: Callable[[CallT | None], None]) -> None:
     """Have `notify` called once with the callback's answer, None where the driver died before it."""
     if reply.status is not NONE:  # then the callback came first
         notify(waiting.wait(None))
@@ -79,7 +80,7 @@ def call_back(reply: messages.Reply, waiting: OneShot[CallT], notify: Callable[[
         threading.Thread(target=_notify, args=(waiting, notify), name="nnfmq-callback", daemon=True).start()
 
 
-def _notify(waiting: OneShot[CallT], notify: Callable[[CallT | None], None]) -> None:
+def _notify(waiting: Future[CallT], notify: Callable[[CallT | None], None]) -> None:
     try:
         answer: CallT | None = waiting.wait(None)
     except DeadObject:
