@@ -23,7 +23,6 @@ from nnfmq.hal.types import (
     OperandType,
     Priority,
 )
-from nnfmq.runtime.future import Future
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.execution_result import memory_fds, to_wire_limit
 from nnfmq.runtime.future import Future

@@ -9,7 +9,6 @@ from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, Request
-from nnfmq.runtime.future import Future
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import memory_fds, to_wire_limit
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, fence_fds

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus
 from nnfmq.hal.feature_levels import HIDL_NO_TIME, FeatureLevel, interface_name, microseconds
-from nnfmq.runtime.future import Future
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.future import Future
 from nnfmq.serialize import messages
