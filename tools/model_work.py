@@ -28,8 +28,8 @@ from nnfmq.hal.types import (
 )
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.operations import REGISTRY
+from nnfmq.operations.op_cost import work_of as operation_work
 from nnfmq.operations.signature import Shape, match
-from nnfmq.operations.work import work_of as operation_work
 
 OPERATIONS_PER_MULTIPLY_ADD = 2
 _CONSTANT_BYTES = 1 << 26

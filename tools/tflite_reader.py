@@ -17,7 +17,7 @@ from tflite_writer import Operator, Tensor
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperandType
 from nnfmq.importers import tflite_file, tflite_schema
-from nnfmq.importers.flatcheck import Table, Vector
+from nnfmq.importers.flatbuffer_verifier import Table, Vector
 
 OMITTED = -1  # the index that stands for an optional input left out
 _TYPES = {

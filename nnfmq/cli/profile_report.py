@@ -16,9 +16,9 @@ from nnfmq.engines.profiling import Divisible, Samples, Times
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
+from nnfmq.operations.if_while import FIRST_OUTER_INPUT
+from nnfmq.operations.op_cost import Work, work_of
 from nnfmq.operations.signature import NUMPY_TYPES, Shape, match
-from nnfmq.operations.work import Work, work_of
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.peaks import Peak

@@ -15,7 +15,7 @@ from nnfmq.conformance.testmodels import Array
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Operand, OperandType, OperationType, is_scalar
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.planning import specialize, tensor_of
+from nnfmq.operations.prepare import specialize, tensor_of
 from nnfmq.operations.signature import NUMPY_TYPES, Match, Role, match
 
 _NOT_CONVERTED = {

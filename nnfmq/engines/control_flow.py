@@ -26,7 +26,7 @@ from nnfmq.hal.types import (
     Subgraph,
     is_scalar,
 )
-from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
+from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import Array, Shape
 

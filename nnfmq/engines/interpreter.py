@@ -1,7 +1,7 @@
 """The reference engine: a loop over prepared operations and a scope that holds their values.
 
 `prepare` does all that can be known before an execution: it copies constants into private memory, infers shapes,
-and binds each operation to its shapes, weights and controls (`operations.planning`). An operation whose shapes or
+and binds each operation to its shapes, weights and controls (`operations.prepare`). An operation whose shapes or
 controls come only with the request is bound during the execution, and its binding kept while they stay the same.
 What remains is one call per operation. The model must have passed `validation.validate_model`.
 
@@ -35,9 +35,9 @@ from nnfmq.engines.storing import is_array_of, store, storing_in_place
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.control_flow import FIRST_OUTER_INPUT
-from nnfmq.operations.packing import Packing
-from nnfmq.operations.planning import Fitted, fit, tensor_of
+from nnfmq.operations.if_while import FIRST_OUTER_INPUT
+from nnfmq.operations.prepacked import Packing
+from nnfmq.operations.prepare import Fitted, fit, tensor_of
 from nnfmq.operations.shapes import FROM_DATA, require_countable
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor, match
 

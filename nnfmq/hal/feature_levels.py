@@ -1,8 +1,8 @@
 """Feature levels, and since which of them each value of the vocabulary exists.
 
 One table: what is not in it exists since HAL 1.0. Times, names and numbers differ between HIDL (levels 1 to 4) and
-AIDL (5 to 8); the functions below give the HIDL form of the few that do. `validation.conversion` moves whole values
-between levels, because only validation knows what a model needs.
+AIDL (5 to 8); the functions below give the HIDL form of the few that do. `validation.interface_conversion` moves whole
+values between levels, because only validation knows what a model needs.
 Spec: HAL 1.0-1.3 and AIDL v1-v4; Android's feature levels 1 to 8.
 """
 

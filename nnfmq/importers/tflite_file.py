@@ -15,7 +15,7 @@ from typing import Any
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
-from nnfmq.importers import flatcheck, tflite_schema
+from nnfmq.importers import flatbuffer_verifier, tflite_schema
 
 __all__ = ["File", "Operator", "Tensor", "read"]
 
@@ -86,7 +86,7 @@ def read(data: bytes) -> File:
     """Check a TFLite file and return its only subgraph. Raises InvalidArgument."""
     if len(data) > _MAX_FILE_BYTES:
         raise InvalidArgument(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")
-    flatcheck.check(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
+    flatbuffer_verifier.check(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
     import tflite
 
     model = tflite.Model.GetRootAs(data, 0)

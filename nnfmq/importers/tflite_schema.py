@@ -7,7 +7,7 @@ schema.fbs of TensorFlow Lite (version 3), as the `tflite` package 2.18 has it.
 
 from __future__ import annotations
 
-from nnfmq.importers.flatcheck import Field, Scalar, String, Table, Union, Vector
+from nnfmq.importers.flatbuffer_verifier import Field, Scalar, String, Table, Union, Vector
 
 __all__ = ["IDENTIFIER", "MODEL", "OPTIONS", "VERSION"]
 

@@ -1,90 +1,59 @@
-"""The HAL's operations: one declaration each, found in `REGISTRY` by OperationType.
+"""The HAL's operations: one declaration each, in `REGISTRY` by operation code.
 
-A declaration (see `signature`) is everything that is known of an operation: forms, types per feature level, shape
-rule, kernels. Validation, the interpreter and compiling engines read the same one. A file holds one family; what
-vendors add is installed by `extensions`.
+A declaration (see `signature`) is everything that nnfmq knows about an operation: parameter lists, types by feature
+level, shape rule, kernels. Validation, the interpreter and the compiling engine all read it. A module holds one family
+of operations; `extensions` adds the operations of vendors.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from nnfmq.hal.types import OperationType
-from nnfmq.operations import (
-    activation,
-    arranging,
-    blocks,
-    boxes,
-    comparison,
-    control_flow,
-    conversion,
-    convolution,
-    detection,
-    elementwise,
-    fully_connected,
-    generation,
-    grouped,
-    keypoints,
-    lookup,
-    lstm,
-    lstm_16bit,
-    matmul,
-    normalization,
-    padding,
-    pooling,
-    projection,
-    quantized_lstm,
-    recurrent,
-    reduction,
-    regions,
-    resizing,
-    sampling,
-    selection,
-    shaping,
-    slicing,
-    softmax,
-    transposed,
-    unary,
-)
 from nnfmq.operations.signature import Declaration
 
-_FAMILIES = (
-    activation,
-    arranging,
-    blocks,
-    boxes,
-    comparison,
-    control_flow,
-    conversion,
-    convolution,
-    detection,
-    elementwise,
-    fully_connected,
-    generation,
-    grouped,
-    keypoints,
-    lookup,
-    lstm,
-    lstm_16bit,
-    matmul,
-    normalization,
-    padding,
-    pooling,
-    projection,
-    quantized_lstm,
-    recurrent,
-    reduction,
-    regions,
-    resizing,
-    sampling,
-    selection,
-    shaping,
-    slicing,
-    softmax,
-    transposed,
-    unary,
+__all__ = ["FAMILIES", "REGISTRY", "Declaration"]
+
+_MODULES = (
+    "activation",
+    "batch_matmul",
+    "binary_arithmetic",
+    "bounding_boxes",
+    "comparison",
+    "convolution",
+    "detection",
+    "fill_rank",
+    "fully_connected",
+    "gather_topk",
+    "grouped_conv",
+    "if_while",
+    "keypoints",
+    "l2_lrn_instance_norm",
+    "lstm",
+    "min_max_select",
+    "multinomial",
+    "padding",
+    "permute",
+    "pool_2d",
+    "projection",
+    "quantize_cast",
+    "quantized_16bit_lstm",
+    "quantized_lstm",
+    "reduce_argmax",
+    "reshape_concat",
+    "resizing",
+    "rnn_svdf",
+    "roi",
+    "slicing",
+    "softmax",
+    "space_depth_batch",
+    "transpose_conv",
+    "unary",
 )
 
-REGISTRY: dict[OperationType, Declaration] = {
-    declaration.code: declaration for family in _FAMILIES for declaration in family.DECLARATIONS
+FAMILIES: dict[str, tuple[Declaration, ...]] = {
+    name: import_module(f"{__name__}.{name}").DECLARATIONS for name in _MODULES
 }
-
-__all__ = ["REGISTRY", "Declaration"]
+REGISTRY: dict[OperationType, Declaration] = {
+    declaration.code: declaration for declarations in FAMILIES.values() for declaration in declarations
+}

@@ -16,7 +16,7 @@ import numpy as np
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import fixed_point, fixed_point16
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.policies import direct, half, look_up, table
+from nnfmq.operations.kernel_adapters import direct, half, look_up, table
 from nnfmq.operations.quantization import (
     Multipliers,
     all_codes,

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.policies import direct
+from nnfmq.operations.kernel_adapters import direct
 from nnfmq.operations.quantization import code_values
 from nnfmq.operations.shapes import broadcast_of_any_rank, same
 from nnfmq.operations.signature import (

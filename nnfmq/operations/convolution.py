@@ -19,7 +19,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.gemm import (
+from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.packed_matmul import (
     Product,
     exact_matrix,
     float_finish,
@@ -27,7 +28,6 @@ from nnfmq.operations.gemm import (
     quantized_finish,
     quantized_product,
 )
-from nnfmq.operations.policies import half
 from nnfmq.operations.quantization import Finish, product_level
 from nnfmq.operations.shapes import Window, padded_shape, require, windows
 from nnfmq.operations.signature import (

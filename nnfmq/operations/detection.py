@@ -1,7 +1,7 @@
 """BOX_WITH_NMS_LIMIT and DETECTION_POSTPROCESSING: from scored boxes to the few that are kept.
 
 Class 0 is the background and never detected. Of boxes with equal scores the first goes before, where the reference
-leaves it open. What X1 to X5 say is in `boxes`.
+leaves it open. What X1 to X5 say is in `bounding_boxes`.
 
 BOX_WITH_NMS_LIMIT         C1 the kernel is 0 (hard), 1 (linear) or 2 (gaussian)   C2 batch indices ascend from 0 up
 DETECTION_POSTPROCESSING   C3 scales are positive   C4 thresholds are not negative   C5 limits are positive
@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.boxes import BOXES, hard_suppression, overlaps, plan_boxes, require_ordered
+from nnfmq.operations.bounding_boxes import BOXES, hard_suppression, overlaps, plan_boxes, require_ordered
 from nnfmq.operations.shapes import FROM_DATA, require
 from nnfmq.operations.signature import (
     BOOL,

@@ -11,8 +11,8 @@ import math
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.gemm import Product, float_product, quantized_product
-from nnfmq.operations.policies import half
+from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.packed_matmul import Product, float_product, quantized_product
 from nnfmq.operations.quantization import product_level
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (

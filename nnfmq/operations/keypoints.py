@@ -1,7 +1,7 @@
 """HEATMAP_MAX_KEYPOINT: where in each box each heatmap is highest, to a fraction of a cell.
 
 The maximum is refined by a quadratic Taylor polynomial around it, from the 3 x 3 cells (mirrored at the borders).
-All is computed in float32. What X1 and X2 say is in `boxes`.
+All is computed in float32. What X1 and X2 say is in `bounding_boxes`.
 
     C1 heatmaps (boxes, size, size, keypoints) are square, of size 2 or more     C2 boxes have shape (boxes, 4)
 """
@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.boxes import BOXES, plan_boxes, require_ordered
+from nnfmq.operations.bounding_boxes import BOXES, plan_boxes, require_ordered
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     BOOL,

@@ -1,7 +1,7 @@
 """LSTM and its sequence forms: LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM, BIDIRECTIONAL_SEQUENCE_LSTM.
 
-`lstm_cell` has the cell, its constraints (C1-C11) and its arithmetic, `sequences` what a sequence adds (C12); here are
-the parameter lists, and which tensor of them goes where. float16 is computed in float32 and rounded once.
+`lstm_cell` has the cell, its constraints (C1-C11) and its arithmetic, `recurrent_sequences` what a sequence adds (C12);
+here are the parameter lists, and which tensor of them goes where. float16 is computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from nnfmq.hal.types import OperationType
+from nnfmq.operations.kernel_adapters import half
 from nnfmq.operations.lstm_cell import (
     GATES,
     NO_GATES,
@@ -23,8 +24,7 @@ from nnfmq.operations.lstm_cell import (
     gate_parameters,
     pack,
 )
-from nnfmq.operations.policies import half
-from nnfmq.operations.sequences import Linking, bidirectional_shapes, run_both, swapped, turned
+from nnfmq.operations.recurrent_sequences import Linking, bidirectional_shapes, run_both, swapped, turned
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     BOOL,

@@ -19,8 +19,8 @@ import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
 from nnfmq.operations.quantization import type_range
+from nnfmq.operations.reshape_concat import moved_types
 from nnfmq.operations.shapes import require, require_rank
-from nnfmq.operations.shaping import moved_types
 from nnfmq.operations.signature import (
     AIDL_V3,
     F16,

@@ -23,8 +23,8 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
 from nnfmq.operations.fixed_point16 import ONE_Q0, logistic_table, look_up, saturated, tanh_table
+from nnfmq.operations.l2_lrn_instance_norm import inverse_square_root
 from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, Cell, cell_parameters, check_cell, gate_parameters
-from nnfmq.operations.normalization import inverse_square_root
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     FLOAT32,

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.policies import half
+from nnfmq.operations.kernel_adapters import half
 from nnfmq.operations.quantization import EXACT_FLOAT32
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (

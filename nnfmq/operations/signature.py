@@ -10,7 +10,7 @@ each variant is computed. Parameters have a role that decides when their value i
     CONTROL  index, axis, size, padding, code: copied privately, checked, and then used (as a Python value or array)
 
 A parameter's type is a fixed OperandType, the name of a *column* ("T") that each variant fills in, or ANY. Declarations
-hold no arithmetic: shape rules are in `shapes`, kernels in the family files, policies in `policies`.
+hold no arithmetic: shape rules are in `shapes`, kernels in the family files, kernel adapters in `kernel_adapters`.
 Types, arities and levels are those of the HAL's operation table (HAL 1.0-1.3, AIDL v1-v4).
 """
 

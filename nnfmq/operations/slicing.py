@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.policies import direct
+from nnfmq.operations.kernel_adapters import direct
+from nnfmq.operations.reshape_concat import moved_types
 from nnfmq.operations.shapes import normal_axis, require, require_rank
-from nnfmq.operations.shaping import moved_types
 from nnfmq.operations.signature import (
     I32,
     V1_1,

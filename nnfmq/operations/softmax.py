@@ -14,7 +14,7 @@ import numpy as np
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.policies import direct, half
+from nnfmq.operations.kernel_adapters import direct, half
 from nnfmq.operations.quantization import require_quantization, type_range
 from nnfmq.operations.shapes import normal_axis, require, require_rank
 from nnfmq.operations.signature import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.policies import direct, half, table
+from nnfmq.operations.kernel_adapters import direct, half, table
 from nnfmq.operations.quantization import code_values, type_range
 from nnfmq.operations.shapes import same, same_up_to_4
 from nnfmq.operations.signature import (

@@ -31,7 +31,7 @@ from nnfmq.service.accounts import MemoryAccount, Received
 from nnfmq.service.availability import ALWAYS
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.handles import Handles
-from nnfmq.validation.buffers import validate_buffer
+from nnfmq.validation.buffer_desc import validate_buffer
 from nnfmq.validation.model import operand_size
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, I
 from nnfmq.service.faults import faults_as_errors
 from nnfmq.service.prepared_model import PreparedModel
 from nnfmq.validation import validate_model
-from nnfmq.validation.conversion import require_level, require_prefixes
+from nnfmq.validation.interface_conversion import require_level, require_prefixes
 from nnfmq.validation.values import validate_extensions, validate_hints
 
 __all__ = ["FEATURE_LEVEL", "Device", "release"]

@@ -2,7 +2,7 @@
 
 Inside there is one form, AIDL's (ns, -1 = none). Here, at the edge, a call that the client's interface has not is
 refused, and so is an argument that it could not have said; an answer loses what the interface cannot say. Everything is
-in CALLS and VALUES, and in `validation.conversion`. docs/dialects.md shows the same for readers.
+in CALLS and VALUES, and in `validation.interface_conversion`. docs/dialects.md shows the same for readers.
 (REQUIREMENTS 0: two dialects of one contract; DEV-9, DEV-13, EXE-15)
 """
 
@@ -45,7 +45,7 @@ from nnfmq.serialize.messages import (
     capabilities_to_data,
     config_from_data,
 )
-from nnfmq.validation.conversion import convert_to
+from nnfmq.validation.interface_conversion import convert_to
 from nnfmq.validation.values import validate_consumers, validate_hints
 
 V1_1, V1_2, V1_3 = FeatureLevel.V1_1, FeatureLevel.V1_2, FeatureLevel.V1_3

@@ -5,8 +5,8 @@ S1-S5 come from `operations.signature`. Sums and products are Python ints compar
 claim of a hostile model overflows or allocates. OEM_OPERATION, and types and operations of extensions that this
 process has not, are checked for structure only: a device says that they cannot run. A model has
 been `operations.extensions.translated` where extensions are installed. What IF and WHILE hand to subgraphs is checked
-last (`validation.control_flow`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface allows
-the model.
+last (`validation.subgraph_boundaries`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface
+allows the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import V1_0, V1_1, V1_3, match
-from nnfmq.validation.control_flow import require_counts, validate_boundaries
+from nnfmq.validation.subgraph_boundaries import require_counts, validate_boundaries
 from nnfmq.validation.values import validate_extensions
 
 __all__ = ["operand_size", "validate_model"]

@@ -244,7 +244,7 @@ def validate_extension(extension: Extension) -> FeatureLevel:
 def validate_extensions(extensions: Sequence[ExtensionNameAndPrefix]) -> FeatureLevel:
     """Refuse names or prefixes listed twice, malformed names, and prefixes of 0 or of more than 16 bits.
 
-    The sixteenth bit is HIDL's alone; `validation.conversion` refuses it where AIDL is spoken.
+    The sixteenth bit is HIDL's alone; `validation.interface_conversion` refuses it where AIDL is spoken.
     """
     names, prefixes = [e.name for e in extensions], [e.prefix for e in extensions]
     _require(len(set(names)) == len(names), "N-VAL-12", f"an extension is named twice in {names}")

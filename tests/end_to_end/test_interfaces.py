@@ -20,7 +20,7 @@ from nnfmq.hal.feature_levels import FeatureLevel, interface_name
 from nnfmq.hal.types import MeasureTiming, OutputShape
 from nnfmq.memory import Memory
 from nnfmq.runtime import hidl
-from nnfmq.validation.conversion import convert_to
+from nnfmq.validation.interface_conversion import convert_to
 
 ADD = add_model()
 

@@ -21,7 +21,7 @@ from support.both_runners import Layers, Ours, Theirs, ours
 from support.tflite_differences import DIFFERENCES
 
 from nnfmq.importers import load, tflite_file
-from nnfmq.operations import gemm, quantization
+from nnfmq.operations import packed_matmul, quantization
 from nnfmq.operations.signature import Tensor
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
@@ -46,7 +46,7 @@ def tflite_multipliers(monkeypatch: pytest.MonkeyPatch) -> None:
         return [float(np.float32(input.scale)) * float(np.float32(s)) / float(np.float32(output.scale)) for s in scales]
 
     monkeypatch.setattr(quantization, "product_multipliers", multipliers)
-    monkeypatch.setattr(gemm, "product_multipliers", multipliers)
+    monkeypatch.setattr(packed_matmul, "product_multipliers", multipliers)
 
 
 def codes(seed: int, shape: tuple[int, ...]) -> Array:

@@ -17,21 +17,31 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import ChannelQuant, Operand, OperandType, is_scalar
 from nnfmq.operations import (
     activation,
+    binary_arithmetic,
     comparison,
-    conversion,
-    elementwise,
-    generation,
-    reduction,
-    selection,
+    fill_rank,
+    min_max_select,
+    quantize_cast,
+    reduce_argmax,
     softmax,
     unary,
 )
-from nnfmq.operations.planning import specialize, tensor_of
+from nnfmq.operations.prepare import specialize, tensor_of
 from nnfmq.operations.signature import AIDL_V3, NUMPY_TYPES, V1_3, Declaration, Parameter, Role, Variant, match
 
 Array = npt.NDArray[Any]
 
-FAMILIES = (activation, comparison, conversion, elementwise, generation, reduction, selection, softmax, unary)
+FAMILIES = (
+    activation,
+    comparison,
+    quantize_cast,
+    binary_arithmetic,
+    fill_rank,
+    reduce_argmax,
+    min_max_select,
+    softmax,
+    unary,
+)
 DECLARATIONS = {d.code.name: d for family in FAMILIES for d in family.DECLARATIONS}
 UINT8, INT8 = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL

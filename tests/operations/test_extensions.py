@@ -25,7 +25,7 @@ from nnfmq.hal.types import (
     operand_bytes,
 )
 from nnfmq.operations.extensions import ElementType, VendorExtension, install, own_operation, own_type, translated
-from nnfmq.operations.policies import direct
+from nnfmq.operations.kernel_adapters import direct
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, Variant, data, form, weight
 from nnfmq.service.devices import load_devices

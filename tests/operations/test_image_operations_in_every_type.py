@@ -23,7 +23,7 @@ from support.image_examples import (
 )
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.planning import specialize, tensor_of
+from nnfmq.operations.prepare import specialize, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Form, Role, Variant, match
 

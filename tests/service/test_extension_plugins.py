@@ -18,7 +18,7 @@ from nnfmq.service.extension_plugins import load_extensions
 START = """
 from nnfmq.operations.extensions import ElementType, VendorExtension, own_operation, own_type
 from nnfmq.operations.signature import F32, V1_2, Declaration, Variant, data, form
-from nnfmq.operations.policies import direct
+from nnfmq.operations.kernel_adapters import direct
 from nnfmq.hal.types import OperandType, OperationType
 NAME = "com.example.one"
 T = own_type(0, "T")

@@ -30,8 +30,8 @@ from nnfmq.engines.compiled.team import the_team
 from nnfmq.engines.execution import Step
 from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
 from nnfmq.hal.types import LifeTime, Model, Subgraph
-from nnfmq.operations.packing import unpacked
-from nnfmq.operations.planning import TO_NCHW, TO_NHWC, Fitted, permuted, sorted_arguments, tensor_of
+from nnfmq.operations.prepacked import unpacked
+from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, Fitted, permuted, sorted_arguments, tensor_of
 from nnfmq.operations.shapes import FROM_DATA
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 

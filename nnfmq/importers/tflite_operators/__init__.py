@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators import elementwise, images, moving, pieces, products, recurrent, reductions
-from nnfmq.importers.tflite_operators.needs import needed
-from nnfmq.importers.tflite_operators.translation import Rule, Translation
+from nnfmq.importers.tflite_operators import (
+    data_movement_ops,
+    elementwise_ops,
+    image_ops,
+    recurrent_ops,
+    reduction_ops,
+    slicing_ops,
+    weighted_ops,
+)
+from nnfmq.importers.tflite_operators.conversion import Rule, Translation
+from nnfmq.importers.tflite_operators.pruning import needed
 
 __all__ = ["RULES", "Rule", "Translation", "needed", "translate"]
 
-_FAMILIES = (elementwise, images, moving, pieces, products, recurrent, reductions)
+_FAMILIES = (elementwise_ops, image_ops, data_movement_ops, slicing_ops, weighted_ops, recurrent_ops, reduction_ops)
 
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 

@@ -43,7 +43,7 @@ from nnfmq.runtime.hidl.methods import (
 )
 from nnfmq.serialize import messages
 from nnfmq.serialize.model_codec import encode_model
-from nnfmq.validation.conversion import convert_to
+from nnfmq.validation.interface_conversion import convert_to
 
 Consumers = Sequence[Sequence[int]]
 Handle = Sequence[int]

@@ -29,7 +29,7 @@ from nnfmq.runtime.hidl.methods import (
     status_of,
 )
 from nnfmq.serialize import messages
-from nnfmq.validation.conversion import convert_to
+from nnfmq.validation.interface_conversion import convert_to
 
 
 def _execution(

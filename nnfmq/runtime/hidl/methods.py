@@ -12,7 +12,7 @@ from nnfmq.hal.feature_levels import HIDL_NO_TIME, FeatureLevel, interface_name,
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.future import Future
 from nnfmq.serialize import messages
-from nnfmq.validation.conversion import convert_to
+from nnfmq.validation.interface_conversion import convert_to
 
 UINT64_MAX = HIDL_NO_TIME
 V1_0, V1_1, V1_2, V1_3 = FeatureLevel.V1_0, FeatureLevel.V1_1, FeatureLevel.V1_2, FeatureLevel.V1_3

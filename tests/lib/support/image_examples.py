@@ -14,25 +14,25 @@ import pytest
 
 from nnfmq.hal.types import ChannelQuant, Operand, OperandType
 from nnfmq.operations import (
-    boxes,
+    batch_matmul,
+    bounding_boxes,
     convolution,
     detection,
     fully_connected,
-    grouped,
+    grouped_conv,
     keypoints,
-    matmul,
-    normalization,
-    pooling,
-    regions,
-    transposed,
+    l2_lrn_instance_norm,
+    pool_2d,
+    roi,
+    transpose_conv,
 )
 from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Form, Parameter, Role, Variant
 
 Array = npt.NDArray[Any]
 
 FAMILIES = (
-    boxes, convolution, detection, fully_connected, grouped, keypoints, matmul, normalization, pooling, regions,
-    transposed,
+    bounding_boxes, convolution, detection, fully_connected, grouped_conv, keypoints, batch_matmul,
+    l2_lrn_instance_norm, pool_2d, roi, transpose_conv,
 )  # fmt: skip
 DECLARATIONS = {d.name: d for family in FAMILIES for d in family.DECLARATIONS}
 UINT8, INT8 = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nnfmq.engines.compiled.emission import I1, I64, Emitter, Value
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2
-from nnfmq.operations.normalization import HALF_SQRT_2_Q0, ONE_Q3
+from nnfmq.operations.l2_lrn_instance_norm import HALF_SQRT_2_Q0, ONE_Q3
 
 __all__ = ["inverse_square_root", "reciprocal"]
 

@@ -25,7 +25,7 @@ from nnfmq.engines.compiled.lowering.lowered import Alias, Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.elementwise import scaled_codes, sum_multipliers
+from nnfmq.operations.binary_arithmetic import scaled_codes, sum_multipliers
 from nnfmq.operations.fixed_point import quantize_multiplier
 from nnfmq.operations.quantization import all_codes, code_range, float_range, requantized_codes, type_range
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor

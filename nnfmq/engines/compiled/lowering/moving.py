@@ -15,8 +15,8 @@ from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.padding import MirrorMode
+from nnfmq.operations.reshape_concat import joined_codes
 from nnfmq.operations.resizing import nearest_positions
-from nnfmq.operations.shaping import joined_codes
 from nnfmq.operations.signature import Array, Shape, Tensor
 from nnfmq.operations.slicing import taken_ranges
 

@@ -27,7 +27,7 @@ from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.quantization import code_range, float_range, type_range
-from nnfmq.operations.reduction import reduced_axes
+from nnfmq.operations.reduce_argmax import reduced_axes
 from nnfmq.operations.shapes import normal_axis, windows
 from nnfmq.operations.signature import Array, Tensor
 

@@ -23,7 +23,7 @@ from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints
 from nnfmq.operations.quantization import EXACT_FLOAT32, Multipliers, code_range, float_range, product_multipliers
 from nnfmq.operations.shapes import Window, windows
 from nnfmq.operations.signature import Array, Tensor
-from nnfmq.operations.transposed import Spread, spreads
+from nnfmq.operations.transpose_conv import Spread, spreads
 
 __all__ = ["RULES", "rows_product"]
 

@@ -24,7 +24,7 @@ from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.lstm import AUX, one_cell, two_cells
 from nnfmq.operations.lstm_cell import NO_GATES, Cell, Gates
-from nnfmq.operations.sequences import turned
+from nnfmq.operations.recurrent_sequences import turned
 from nnfmq.operations.signature import Array, Shape, Tensor
 
 __all__ = ["RULES"]

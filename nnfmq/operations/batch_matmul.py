@@ -1,0 +1,101 @@
+"""BATCH_MATMUL: products of the matrices of two batches, either side transposed first if its flag says so.
+
+INT32 wraps around; codes (int8 only) are summed exactly in float64 and requantized.
+
+    R1 ranks are 2 to 4           C1 ranks are equal
+    C2 the batches are equal      C3 columns of the left matrices = rows of the right ones
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.fixed_point import ints
+from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.quantization import Multipliers, requantizer
+from nnfmq.operations.shapes import require, require_rank
+from nnfmq.operations.signature import (
+    AIDL_V2,
+    BOOL,
+    F16,
+    F32,
+    I32,
+    Q8S,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+
+def product_shape(left: Shape, right: Shape, *, adjoint_left: bool, adjoint_right: bool) -> Shape:
+    """Return the batch's extents, the rows of the left matrices and the columns of the right ones."""
+    require_rank(left, range(2, 5), "left")
+    require(len(left) == len(right), "C1", f"shapes {left} and {right} have different ranks")
+    require(left[:-2] == right[:-2], "C2", f"batches {left[:-2]} and {right[:-2]} differ")
+    rows, length = left[:-3:-1] if adjoint_left else left[-2:]
+    length_right, columns = right[:-3:-1] if adjoint_right else right[-2:]
+    require(length == length_right, "C3", f"matrices of {left} and {right} do not fit")
+    return *left[:-2], rows, columns
+
+
+def _turned(matrices: Array, adjoint: bool) -> Array:
+    return np.swapaxes(matrices, -1, -2) if adjoint else matrices
+
+
+def plan_product(left: Tensor, right: Tensor, *, output: Tensor, adjoint_left: bool, adjoint_right: bool) -> Run:
+    """Plan products in the type of the matrices."""
+
+    def run(a: Array, b: Array) -> Array:
+        product: Array = np.matmul(_turned(a, adjoint_left), _turned(b, adjoint_right))
+        return product
+
+    return run
+
+
+def plan_quantized_product(
+    left: Tensor, right: Tensor, *, output: Tensor, adjoint_left: bool, adjoint_right: bool
+) -> Run:
+    """Plan exact integer products and their requantization."""
+    length = left.shape[-2 if adjoint_left else -1]
+    real = float(np.float32(left.scale) * np.float32(right.scale)) / float(np.float32(output.scale))
+    finish = requantizer(Multipliers.of([real]), ints([0]), length << 16, output, 0)
+
+    def run(a: Array, b: Array) -> Array:
+        rows = np.subtract(_turned(a, adjoint_left), left.zero_point, dtype=np.float64)
+        columns = np.subtract(_turned(b, adjoint_right), right.zero_point, dtype=np.float64)
+        out = np.empty(output.shape, output.dtype)
+        finish(np.matmul(rows, columns), out)
+        return out
+
+    return run
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.BATCH_MATMUL,
+        since=AIDL_V2,
+        forms=(
+            form(
+                data("left"),
+                data("right"),
+                control("adjoint_left", BOOL),
+                control("adjoint_right", BOOL),
+                level=AIDL_V2,
+            ),
+        ),
+        variants=(
+            Variant({"T": F32}, AIDL_V2, plan_product),
+            Variant({"T": F16}, AIDL_V2, half(plan_product)),
+            Variant({"T": I32}, AIDL_V2, plan_product),
+            Variant({"T": Q8S}, AIDL_V2, plan_quantized_product),
+        ),
+        shape=product_shape,
+    ),
+)

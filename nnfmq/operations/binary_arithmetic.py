@@ -1,0 +1,150 @@
+"""ADD, SUB, MUL, DIV and POW: broadcast arithmetic, but for POW with a fused activation.
+
+ADD and SUB of codes bring both inputs to a common scale with 20 extra bits (a table of 256 for each), add, and scale
+the sum; SUB negates the second multiplier. MUL scales the product of the centred codes. INT32 wraps around and has no
+activation; its DIV rounds down, and what is divided by 0 becomes 0. There is no DIV of codes.
+
+    C1 INT32 has activation NONE
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations import fixed_point
+from nnfmq.operations.fixed_point import Ints, ints
+from nnfmq.operations.kernel_adapters import direct, half
+from nnfmq.operations.quantization import (
+    Multipliers,
+    all_codes,
+    code_range,
+    float_range,
+    requantizer,
+)
+from nnfmq.operations.shapes import broadcast, broadcast_of_any_rank, require
+from nnfmq.operations.signature import (
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_1,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Plan,
+    Run,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+Multiplier: TypeAlias = tuple[int, int]  # mantissa and shift
+
+
+def plan_float(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan a float ufunc and its activation."""
+    low, high = float_range(activation)
+
+    def run(a: Array, b: Array) -> Array:
+        result: Array = ufunc(a, b)
+        return result if activation == 0 else np.clip(result, np.float32(low), np.float32(high))
+
+    return run
+
+
+def plan_int32(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan wrapping INT32 arithmetic."""
+    require(activation == 0, "C1", f"activation {activation} with INT32, only NONE is allowed")
+    return ufunc
+
+
+def plan_quantized_sum(sign: int, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan first + sign · second of codes."""
+    low, high = code_range(activation, output)
+    (one, other), (multiplier, shift) = sum_multipliers(first, second, output)
+    addends, others = scaled_codes(first, one, 1), scaled_codes(second, other, sign)
+
+    def run(a: Array, b: Array) -> Array:
+        sums = np.add(addends.take(a.view(np.uint8)), others.take(b.view(np.uint8)))
+        codes = fixed_point.multiply(sums, multiplier, shift)
+        codes += output.zero_point
+        return np.clip(codes, low, high, out=codes).astype(output.dtype)
+
+    return run
+
+
+def sum_multipliers(first: Tensor, second: Tensor, output: Tensor) -> tuple[tuple[Multiplier, Multiplier], Multiplier]:
+    """Return the multipliers of both operands, to units of a common scale / 2^20, and of their sum."""
+    common = 2.0 * max(first.scale, second.scale)
+    one, other = (fixed_point.quantize_multiplier_below_one(tensor.scale / common) for tensor in (first, second))
+    return (one, other), fixed_point.quantize_multiplier_below_one(common / ((1 << 20) * output.scale))
+
+
+def scaled_codes(tensor: Tensor, multiplier: Multiplier, sign: int) -> Ints:
+    """Return each code's value in the units of the sum, by the bits of the code."""
+    mantissa, shift = multiplier
+    return fixed_point.multiply((ints(all_codes(tensor)) - tensor.zero_point) << 20, sign * mantissa, shift)
+
+
+def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
+    """Plan MUL of codes."""
+    real = float(np.float32(first.scale) * np.float32(second.scale)) / output.scale
+    fixed_point.quantize_multiplier_below_one(real)
+    finish = requantizer(Multipliers.of([real]), ints([0]), 1 << 16, output, activation)
+
+    def run(a: Array, b: Array) -> Array:
+        products = np.subtract(a, first.zero_point, dtype=np.int32) * np.subtract(b, second.zero_point, dtype=np.int32)
+        out = np.empty(products.shape, output.dtype)
+        finish(products, out)
+        return out
+
+    return run
+
+
+def _arithmetic(
+    code: OperationType, since: int, ufunc: np.ufunc, in_int32: np.ufunc, codes: tuple[Variant, ...] = ()
+) -> Declaration:
+    return Declaration(
+        code,
+        since=since,
+        forms=(form(data("first"), data("second"), control("activation"), level=since),),
+        variants=(
+            Variant({"T": F32}, since, partial(plan_float, ufunc)),
+            Variant({"T": F16}, V1_2, half(partial(plan_float, ufunc))),
+            Variant({"T": I32}, V1_3, partial(plan_int32, in_int32)),
+            *codes,
+        ),
+        shape=broadcast,
+        zero_sized=True,
+    )
+
+
+def _of_codes(since: int, plan: Plan) -> tuple[Variant, ...]:
+    return Variant({"T": Q8}, since, plan), Variant({"T": Q8S}, V1_3, plan)
+
+
+DECLARATIONS = (
+    _arithmetic(OperationType.ADD, V1_0, np.add, np.add, _of_codes(V1_0, partial(plan_quantized_sum, 1))),
+    _arithmetic(OperationType.SUB, V1_1, np.subtract, np.subtract, _of_codes(V1_2, partial(plan_quantized_sum, -1))),
+    _arithmetic(OperationType.MUL, V1_0, np.multiply, np.multiply, _of_codes(V1_0, plan_quantized_mul)),
+    _arithmetic(OperationType.DIV, V1_1, np.divide, np.floor_divide),
+    Declaration(
+        OperationType.POW,
+        since=V1_2,
+        forms=(form(data("base"), data("exponent"), level=V1_2),),
+        variants=(
+            Variant({"T": F32}, V1_2, direct(np.power)),
+            Variant({"T": F16}, V1_2, half(direct(np.power))),
+        ),
+        shape=broadcast_of_any_rank,
+    ),
+)

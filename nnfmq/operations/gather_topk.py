@@ -1,0 +1,170 @@
+"""GATHER, EMBEDDING_LOOKUP, HASHTABLE_LOOKUP and TOPK_V2: elements found by index, by key or by size.
+
+Indices and keys are controls: they are checked when the operation is bound, and no kernel can reach outside its array.
+
+GATHER            C1 an index is in [0, extent)
+EMBEDDING_LOOKUP  C1 an index is in [0, extent)   C2 lookups are a vector, values have rank 2 or more
+HASHTABLE_LOOKUP  C2 lookups and keys are vectors    C3 there are as many keys as values
+TOPK_V2           C4 k is in [1, extent of the last axis]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.kernel_adapters import direct
+from nnfmq.operations.quantization import require_quantization
+from nnfmq.operations.reshape_concat import moved_types
+from nnfmq.operations.shapes import normal_axis, require
+from nnfmq.operations.signature import (
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+_BAND_ELEMENTS = 1 << 18  # sorted at once: numpy's indices have 8 bytes, where codes have one
+
+
+def _require_any(indices: Array) -> None:
+    require(indices.size > 0, "R3", "an input has an extent of 0")
+
+
+def _require_inside(indices: Array, extent: int) -> None:
+    _require_any(indices)
+    inside = int(indices.min()) >= 0 and int(indices.max()) < extent
+    require(inside, "C1", f"an index is outside [0, {extent})")
+
+
+def _require_same(input: Tensor, output: Tensor) -> None:
+    same = (input.scale, input.zero_point) == (output.scale, output.zero_point)
+    require(same, "Q7", f"scale and zero point are not the input's ({input.scale}, {input.zero_point})")
+
+
+def gather_shape(input: Shape, *, axis: int, indices: Array) -> Shape:
+    """Return the input's shape with that of the indices in place of the axis."""
+    axis = normal_axis(axis, len(input))
+    _require_inside(indices, input[axis])
+    return input[:axis] + indices.shape + input[axis + 1 :]
+
+
+def gather(input: Array, *, axis: int, indices: Array) -> Array:
+    """Return the slices of `input` that the indices name."""
+    return input.take(indices, axis=axis)
+
+
+def embedding_lookup_shape(values: Shape, *, lookups: Array) -> Shape:
+    """Return the shape of as many rows as there are lookups."""
+    require(lookups.ndim == 1 and len(values) >= 2, "C2", f"lookups {lookups.shape}, values {values}")
+    _require_inside(lookups, values[0])
+    return lookups.shape + values[1:]
+
+
+def embedding_lookup(values: Array, *, lookups: Array) -> Array:
+    """Return the rows that the lookups name."""
+    return values.take(lookups, axis=0)
+
+
+def hashtable_lookup_shape(values: Shape, *, lookups: Array, keys: Array) -> tuple[Shape, Shape]:
+    """Return the shapes of the rows that are found, and of the hits."""
+    require(lookups.ndim == keys.ndim == 1, "C2", f"lookups {lookups.shape} and keys {keys.shape} are not vectors")
+    _require_any(lookups)
+    require(keys.shape == values[:1], "C3", f"{len(keys)} keys for values of shape {values}")
+    return lookups.shape + values[1:], lookups.shape
+
+
+def plan_hashtable_lookup(values: Tensor, *, output: tuple[Tensor, Tensor], lookups: Array, keys: Array) -> Run:
+    """Plan rows by key (keys ascend); where there is none, zero bytes and no hit."""
+    found, hits = output
+    _require_same(values, found)
+    require_quantization(hits, 1.0, 0)
+    rows = np.minimum(np.searchsorted(keys, lookups), len(keys) - 1)
+    is_hit = keys[rows] == lookups
+    missing = np.flatnonzero(~is_hit)
+
+    def run(array: Array) -> tuple[Array, Array]:
+        result = array.take(rows, axis=0)
+        result[missing] = 0
+        return result, is_hit.astype(np.uint8)
+
+    return run
+
+
+def topk_shape(input: Shape, *, k: int) -> tuple[Shape, Shape]:
+    """Return the input's shape with `k` as the last extent, twice."""
+    require(bool(input), "R1", "the input has no dimensions")
+    require(0 < k <= input[-1], "C4", f"k is {k}, allowed is 1 to {input[-1]}")
+    shape = (*input[:-1], k)
+    return shape, shape
+
+
+def plan_topk(input: Tensor, *, output: tuple[Tensor, Tensor], k: int) -> Run:
+    """Plan the `k` largest of each row and their indices."""
+    _require_same(input, output[0])
+    return lambda array: topk(array, k)
+
+
+def topk(array: Array, k: int) -> tuple[Array, Array]:
+    """Return the `k` largest values of each row, descending, and their indices; of equal ones the last comes first."""
+    rows = array.copy().reshape(-1, array.shape[-1])  # sorted and then read again: it must not change between
+    values, indices = np.empty((len(rows), k), rows.dtype), np.empty((len(rows), k), np.int32)
+    count = max(1, _BAND_ELEMENTS // rows.shape[1])
+    for start in range(0, len(rows), count):
+        band = slice(start, start + count)
+        order = np.argsort(rows[band], axis=-1, kind="stable")[:, : -k - 1 : -1]
+        values[band], indices[band] = np.take_along_axis(rows[band], order, axis=-1), order
+    shape = (*array.shape[:-1], k)
+    return values.reshape(shape), indices.reshape(shape)
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.GATHER,
+        since=V1_2,
+        forms=(form(data("input"), control("axis"), control("indices", I32), level=V1_2),),
+        variants=moved_types(direct(gather), V1_2, int32=V1_2),
+        shape=gather_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.EMBEDDING_LOOKUP,
+        since=V1_0,
+        forms=(form(control("lookups", I32), data("values")),),
+        variants=tuple(
+            Variant({"T": type}, level, direct(embedding_lookup))
+            for type, level in ((F32, V1_0), (I32, V1_2), (Q8, V1_2), (F16, V1_3), (Q8S, V1_3))
+        ),
+        shape=embedding_lookup_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.HASHTABLE_LOOKUP,
+        since=V1_0,
+        forms=(form(control("lookups", I32), control("keys", I32), data("values")),),
+        variants=tuple(Variant({"T": type}, V1_0, plan_hashtable_lookup) for type in (F32, I32, Q8)),
+        shape=hashtable_lookup_shape,
+        outputs=("T", Q8),
+    ),
+    Declaration(
+        OperationType.TOPK_V2,
+        since=V1_2,
+        forms=(form(data("input"), control("k"), level=V1_2),),
+        variants=moved_types(plan_topk, V1_2, int32=V1_2),
+        shape=topk_shape,
+        outputs=("T", I32),
+    ),
+)

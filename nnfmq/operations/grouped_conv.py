@@ -1,0 +1,99 @@
+"""GROUPED_CONV_2D: a convolution whose channels are cut into groups that do not see each other.
+
+One batched matrix product over all groups: the patches of a band as (group, position, length) times the filter as
+(group, length, channels). Windows, bands, packing and requantization are those of CONV_2D.
+
+    C1 input and filter have rank 4     C2 input channels = filter depth · groups; bias has one value per channel
+    C3 per-channel scales run along dimension 0
+    C4 the group count is positive and divides the output channels
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.convolution import (
+    EXPLICIT,
+    IMPLICIT,
+    LAYOUT,
+    OPERANDS,
+    bands,
+    patches,
+    require_channel_dim,
+    variants,
+)
+from nnfmq.operations.packed_matmul import Product, float_product, quantized_product
+from nnfmq.operations.shapes import Window, padded_shape, require, windows
+from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, control, form
+
+
+def grouped_shape(input: Shape, filter: Shape, bias: Shape, *, groups: int, activation: int, **geometry: int) -> Shape:
+    """Return (batch, height, width, output channels)."""
+    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    channels = filter[0]
+    require(groups > 0 and channels % groups == 0, "C4", f"{groups} groups of {channels} output channels")
+    agree = input[3] == filter[3] * groups and bias == (channels,)
+    require(agree, "C2", f"input {input}, filter {filter}, bias {bias}, {groups} groups")
+    rows, columns = windows(input[1:3], filter[1:3], **geometry)
+    padded_shape(input, rows, columns)
+    return input[0], rows.count, columns.count, channels
+
+
+def plan_grouped(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **geometry: int
+) -> Run:
+    """Plan a grouped convolution in float32."""
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    matrix = filter.array.reshape(filter.shape[0], -1).T
+    product = float_product(matrix, bias.array, output, activation, columns.count)
+    return _convolve(product, groups, output, rows, columns, 0)
+
+
+def plan_quantized_grouped(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **geometry: int
+) -> Run:
+    """Plan an exact integer grouped convolution and its requantization."""
+    require_channel_dim(filter, 0)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    product = quantized_product(input, filter, bias, output, activation, columns.count)
+    return _convolve(product, groups, output, rows, columns, input.zero_point)
+
+
+def _convolve(product: Product, groups: int, output: Tensor, rows: Window, columns: Window, padding: int) -> Run:
+    shape, packed = output.shape, product.matrix
+    length, channels = packed.shape
+    matrices = np.ascontiguousarray(packed.reshape(length, groups, channels // groups).transpose(1, 0, 2))
+    row_bytes = columns.count * length * groups * packed.itemsize
+
+    def run(image: Array) -> Array:
+        cells = patches(image, rows, columns, padding, packed.dtype)
+        out = np.empty(shape, product.dtype)
+        for band in bands(shape[0], rows.count, row_bytes):
+            sums = np.matmul(_by_group(cells[band], groups), matrices).transpose(1, 0, 2)
+            product.finish(sums.reshape(-1, product.row * channels), out[band].reshape(-1, product.row * channels))
+        return out
+
+    return run
+
+
+def _by_group(cells: Array, groups: int) -> Array:
+    """Return patches (batch, rows, columns, filter height, filter width, channels) as (group, position, length)."""
+    split = cells.reshape(*cells.shape[:5], groups, cells.shape[5] // groups)
+    positions = cells.shape[0] * cells.shape[1] * cells.shape[2]
+    length = cells.shape[3] * cells.shape[4] * split.shape[6]
+    return split.transpose(5, 0, 1, 2, 3, 4, 6).reshape(groups, positions, length)
+
+
+_OWN = (control("groups"), control("activation"), *LAYOUT)
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.GROUPED_CONV_2D,
+        since=V1_2,
+        forms=tuple(form(*OPERANDS, *padding, *_OWN, level=V1_2) for padding in (IMPLICIT, EXPLICIT)),
+        variants=variants(V1_2, plan_grouped, plan_quantized_grouped),
+        shape=grouped_shape,
+        images=("input",),
+    ),
+)

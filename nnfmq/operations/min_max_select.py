@@ -1,0 +1,106 @@
+"""MAXIMUM, MINIMUM and SELECT: of each pair of elements one goes on.
+
+Codes are brought to the output's scale and zero point first (through a table, where they differ) and compared then.
+SELECT takes the first operand where the condition's byte is not 0, and does not broadcast.
+
+    C1 condition and operands of SELECT have one shape
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.kernel_adapters import direct, look_up
+from nnfmq.operations.quantization import requantized_codes
+from nnfmq.operations.shapes import broadcast_of_any_rank, require
+from nnfmq.operations.signature import (
+    B8,
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    data,
+    form,
+)
+
+Adapt: TypeAlias = Callable[[Array], Array]
+
+
+def select_shape(condition: Shape, first: Shape, second: Shape) -> Shape:
+    """Return the shape that all three have."""
+    require(condition == first == second, "C1", f"condition and operands have shapes {condition}, {first}, {second}")
+    return first
+
+
+def select(condition: Array, first: Array, second: Array) -> Array:
+    """Return elements of `first` where the condition is true, else of `second`."""
+    return np.where(condition, first, second)
+
+
+def plan_quantized_choice(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
+    """Plan MAXIMUM or MINIMUM of codes."""
+    adapt_first, adapt_second = _adapter(first, output), _adapter(second, output)
+    return lambda a, b: ufunc(adapt_first(a), adapt_second(b))
+
+
+def plan_quantized_select(condition: Tensor, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
+    """Plan SELECT of codes."""
+    adapt_first, adapt_second = _adapter(first, output), _adapter(second, output)
+    return lambda mask, a, b: select(mask, adapt_first(a), adapt_second(b))
+
+
+def _adapter(tensor: Tensor, output: Tensor) -> Adapt:
+    codes = requantized_codes(tensor, output)
+    return _unchanged if codes is None else partial(look_up, codes)
+
+
+def _unchanged(codes: Array) -> Array:
+    return codes
+
+
+def _variants(in_own_type: Plan, of_codes: Plan) -> tuple[Variant, ...]:
+    return (
+        Variant({"T": F32}, V1_2, in_own_type),
+        Variant({"T": F16}, V1_2, in_own_type),
+        Variant({"T": I32}, V1_2, in_own_type),
+        Variant({"T": Q8}, V1_2, of_codes),
+        Variant({"T": Q8S}, V1_3, of_codes),
+    )
+
+
+def _choice(code: OperationType, ufunc: Any) -> Declaration:
+    return Declaration(
+        code,
+        since=V1_2,
+        forms=(form(data("first"), data("second"), level=V1_2),),
+        variants=_variants(direct(ufunc), partial(plan_quantized_choice, ufunc)),
+        shape=broadcast_of_any_rank,
+    )
+
+
+DECLARATIONS = (
+    _choice(OperationType.MAXIMUM, np.maximum),
+    _choice(OperationType.MINIMUM, np.minimum),
+    Declaration(
+        OperationType.SELECT,
+        since=V1_2,
+        forms=(form(data("condition", B8), data("first"), data("second"), level=V1_2),),
+        variants=_variants(direct(select), plan_quantized_select),
+        shape=select_shape,
+    ),
+)

@@ -1,0 +1,121 @@
+"""RANDOM_MULTINOMIAL: draws from classes whose unnormalized log-probabilities are given.
+
+The stream is the reference's: Philox 4x32-10, keyed with the first seed, its counter starting at the second in the
+upper half; two 32-bit results make a double of 52 bits. The same seeds give the same draws; seeds of 0 and 0 stand for
+two that nobody knows, new in each execution. A class of probability 0 or of a log-probability that is not finite is
+never drawn, unless there is no other.
+
+    C1 the input has shape (batch, classes), the seeds are two
+    C2 the number of samples is positive
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    F16,
+    F32,
+    I32,
+    V1_2,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+_ROUNDS = 10
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_WORD = np.uint64(32)
+_PIECE = 1 << 16
+
+
+def philox(count: int, key: int, counter: int, first: int = 0) -> npt.NDArray[np.uint32]:
+    """Return `count` groups of four words from group `first` on; `key` and `counter`, its upper half, have 64 bits."""
+    low = np.arange(first, first + count, dtype=np.uint64)
+    upper = np.full(count, counter % (1 << 64), np.uint64)
+    words = [low & _LOW, low >> _WORD, upper & _LOW, upper >> _WORD]
+    for number in range(_ROUNDS):
+        keys = [np.uint64(((key >> 32 * i) + number * _KEY_STEPS[i]) & 0xFFFFFFFF) for i in (0, 1)]
+        words = _philox_round(words, keys)
+    return np.stack(words, axis=1).astype(np.uint32)
+
+
+def _philox_round(words: list[npt.NDArray[np.uint64]], keys: list[np.uint64]) -> list[npt.NDArray[np.uint64]]:
+    first, second = words[0] * _MULTIPLIERS[0], words[2] * _MULTIPLIERS[1]
+    return [second >> _WORD ^ words[1] ^ keys[0], second & _LOW, first >> _WORD ^ words[3] ^ keys[1], first & _LOW]
+
+
+def uniform(count: int, seeds: tuple[int, int], first: int = 0) -> npt.NDArray[np.float64]:
+    """Return `count` doubles in [0, 1), from number `first` of the stream on."""
+    key, counter = (seed % (1 << 64) for seed in seeds)
+    odd = first % 2
+    pairs = philox((odd + count + 1) // 2, key, counter, first // 2).reshape(-1, 2)[odd : odd + count].astype(np.uint64)
+    mantissas = (pairs[:, 0] & np.uint64(0xFFFFF)) << _WORD | pairs[:, 1]
+    return mantissas.astype(np.float64) * 2.0**-52
+
+
+def multinomial_shape(input: Shape, *, samples: int, seeds: Array) -> Shape:
+    """Return (batch, samples)."""
+    require(len(input) == 2 and seeds.shape == (2,), "C1", f"an input of shape {input}, seeds of shape {seeds.shape}")
+    require(samples > 0, "C2", f"{samples} samples")
+    return input[0], samples
+
+
+def plan_multinomial(input: Tensor, *, output: Tensor, samples: int, seeds: Array) -> Run:
+    """Plan draws; seeds of 0 are replaced at each execution."""
+    pair = int(seeds[0]), int(seeds[1])
+    if pair == (0, 0):
+        return lambda logits: multinomial(logits, samples, (secrets.randbits(64), secrets.randbits(64)))
+    return partial(multinomial, samples=samples, seeds=pair)
+
+
+def multinomial(logits: Array, samples: int, seeds: tuple[int, int]) -> Array:
+    """Return `samples` classes for each row, made piece by piece: draws take many times the memory of classes."""
+    sums = cumulative(logits)
+    chosen = np.empty((len(logits), samples), np.int32)
+    for number, row in enumerate(sums):
+        for start in range(0, samples, _PIECE):
+            count = min(_PIECE, samples - start)
+            chosen[number, start : start + count] = classes_of(row, uniform(count, seeds, number * samples + start))
+    return chosen
+
+
+def cumulative(logits: Array) -> npt.NDArray[np.float64]:
+    """Return for each class its probability and those of all before it, times a number that all share."""
+    private = logits.astype(np.float64)
+    known = np.isfinite(private)
+    largest = np.max(private, axis=1, keepdims=True, initial=float(np.finfo(np.float32).min), where=known)
+    return np.add.accumulate(np.where(known, np.exp(private - largest), 0.0), axis=1)
+
+
+def classes_of(sums: Array, draws: Array) -> Array:
+    """Return the class that each of `draws` (in [0, 1)) falls into."""
+    above: Array = np.searchsorted(sums, draws * sums[-1], side="right")
+    return np.minimum(above, len(sums) - 1, out=above)
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.RANDOM_MULTINOMIAL,
+        since=V1_2,
+        forms=(form(data("input"), control("samples"), control("seeds", I32), level=V1_2),),
+        variants=(Variant({"T": F32}, V1_2, plan_multinomial), Variant({"T": F16}, V1_2, half(plan_multinomial))),
+        shape=multinomial_shape,
+        outputs=(I32,),
+    ),
+)

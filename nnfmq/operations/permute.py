@@ -1,0 +1,123 @@
+"""TRANSPOSE, REVERSE, TILE and CHANNEL_SHUFFLE: the elements of an array in another order, or several times.
+
+TRANSPOSE        C1 the permutation is one of the axes; it is omitted only for a matrix
+REVERSE          C2 the axis is a vector of one element in [0, rank)
+TILE             C3 multiples are a vector of the rank, and not negative
+CHANNEL_SHUFFLE  C4 the number of groups is positive and divides the axis
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.kernel_adapters import direct
+from nnfmq.operations.reshape_concat import moved_types
+from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.signature import (
+    AIDL_V3,
+    I32,
+    V1_1,
+    V1_2,
+    Array,
+    Declaration,
+    Shape,
+    control,
+    data,
+    form,
+)
+
+
+def transpose_shape(input: Shape, *, permutation: Array | None = None) -> Shape:
+    """Return the permuted shape; without a permutation, that of a transposed matrix."""
+    require_rank(input, range(1, 5), "input")
+    if permutation is None:
+        require(len(input) == 2, "C1", f"the permutation of {len(input)} axes is omitted")
+        return input[::-1]
+    order = permutation.tolist()
+    fits = permutation.ndim == 1 and sorted(order) == list(range(len(input)))
+    require(fits, "C1", f"{order} is no permutation of {len(input)} axes")
+    return tuple(input[axis] for axis in order)
+
+
+def transpose(input: Array, *, permutation: Array | None = None) -> Array:
+    """Return the array with its axes permuted."""
+    return np.ascontiguousarray(input.transpose(permutation))
+
+
+def reverse_shape(input: Shape, *, axis: Array) -> Shape:
+    """Return the input's shape."""
+    require_rank(input, range(1, 9), "input")
+    fits = axis.shape == (1,) and 0 <= int(axis[0]) < len(input)
+    require(fits, "C2", f"axis {axis.tolist()} for rank {len(input)}")
+    return input
+
+
+def reverse(input: Array, *, axis: Array) -> Array:
+    """Return the array with the order along the axis reversed."""
+    return np.ascontiguousarray(np.flip(input, int(axis[0])))
+
+
+def tile_shape(input: Shape, *, multiples: Array) -> Shape:
+    """Return each extent times its multiple."""
+    fits = multiples.shape == (len(input),) and int(multiples.min()) >= 0
+    require(fits, "C3", f"multiples {multiples.tolist()} for rank {len(input)}")
+    return tuple(extent * times for extent, times in zip(input, multiples.tolist(), strict=True))
+
+
+def tile(input: Array, *, multiples: Array) -> Array:
+    """Return the array repeated along each axis."""
+    return np.tile(input, multiples.tolist())  # extents times int32 would wrap around
+
+
+def channel_shuffle_shape(input: Shape, *, groups: int, axis: int) -> Shape:
+    """Return the input's shape."""
+    require_rank(input, range(1, 5), "input")
+    extent = input[normal_axis(axis, len(input))]
+    require(groups > 0 and extent % groups == 0, "C4", f"{groups} groups of an extent of {extent}")
+    return input
+
+
+def channel_shuffle(input: Array, *, groups: int, axis: int) -> Array:
+    """Return the array with the first channel of each group first, then the second of each, and so on."""
+    axis %= input.ndim
+    before, extent, after = input.shape[:axis], input.shape[axis], input.shape[axis + 1 :]
+    split = input.reshape(*before, groups, extent // groups, *after)
+    return np.ascontiguousarray(split.swapaxes(axis, axis + 1)).reshape(input.shape)
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.TRANSPOSE,
+        since=V1_1,
+        forms=(form(data("input"), control("permutation", I32, optional=True), level=V1_1),),
+        variants=moved_types(direct(transpose), V1_1),
+        shape=transpose_shape,
+        zero_sized=True,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.REVERSE,
+        since=AIDL_V3,
+        forms=(form(data("input"), control("axis", I32), level=AIDL_V3),),
+        variants=moved_types(direct(reverse), AIDL_V3, int32=AIDL_V3),
+        shape=reverse_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.TILE,
+        since=V1_2,
+        forms=(form(data("input"), control("multiples", I32), level=V1_2),),
+        variants=moved_types(direct(tile), V1_2, int32=V1_2),
+        shape=tile_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.CHANNEL_SHUFFLE,
+        since=V1_2,
+        forms=(form(data("input"), control("groups"), control("axis"), level=V1_2),),
+        variants=moved_types(direct(channel_shuffle), V1_2),
+        shape=channel_shuffle_shape,
+        same_quantization=True,
+    ),
+)

@@ -1,0 +1,177 @@
+"""AVERAGE_POOL_2D, L2_POOL_2D and MAX_POOL_2D: windows clipped to the image.
+
+Sum and maximum are separable, so a window of h·w taps costs h + w passes. An average divides by the count of cells
+that lie inside the image. Input and output share scale and zero point. int8 averages are the uint8 ones less 128.
+
+    C1 the input has rank 4     C2 nothing but the batch is empty
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.convolution import EXPLICIT, IMPLICIT, LAYOUT, pad_image
+from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.quantization import code_range, float_range, type_range
+from nnfmq.operations.shapes import Window, padded_shape, require, windows
+from nnfmq.operations.signature import (
+    F16,
+    F32,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+
+def pool_shape(input: Shape, *, filter_width: int, filter_height: int, activation: int, **geometry: int) -> Shape:
+    """Return (batch, height, width, channels)."""
+    require(len(input) == 4, "C1", f"input {input} needs rank 4")
+    require(0 not in input[1:], "C2", f"input {input}, only the batch may be 0")
+    rows, columns = windows(input[1:3], (filter_height, filter_width), **geometry)
+    padded_shape(input, rows, columns)
+    return input[0], rows.count, columns.count, input[3]
+
+
+def _pool_windows(input: Tensor, filter_width: int, filter_height: int, **geometry: int) -> tuple[Window, Window]:
+    return windows(input.shape[1:3], (filter_height, filter_width), **geometry)
+
+
+def reduce_windows(image: Array, rows: Window, columns: Window, ufunc: np.ufunc, padding: Any, dtype: Any) -> Array:
+    """Combine the cells of each window with `ufunc`, whose neutral element is `padding`."""
+    padded = pad_image(image, rows, columns, padding, np.dtype(dtype))
+    across = _reduce_axis(padded, columns, ufunc, 2)
+    return _reduce_axis(across, rows, ufunc, 1)
+
+
+def _reduce_axis(values: Array, window: Window, ufunc: np.ufunc, axis: int) -> Array:
+    moved = np.moveaxis(values, axis, 0)
+    if window.count == 1:
+        return np.moveaxis(ufunc.reduce(moved[: window.size], axis=0, keepdims=True, dtype=values.dtype), 0, axis)
+    span = (window.count - 1) * window.stride + 1
+    result = moved[0 : span : window.stride].copy()
+    for tap in range(1, window.size):
+        ufunc(result, moved[tap : tap + span : window.stride], out=result)
+    return np.moveaxis(result, 0, axis)
+
+
+def cell_counts(rows: Window, columns: Window, extents: tuple[int, int]) -> Array:
+    """Return (1, height, width, 1): how many cells of each window lie inside the image."""
+    vertical, horizontal = _inside(rows, extents[0]), _inside(columns, extents[1])
+    return (vertical[:, None] * horizontal)[None, :, :, None]
+
+
+def _inside(window: Window, extent: int) -> Array:
+    start = np.arange(window.count, dtype=np.int64) * window.stride - window.head
+    return np.minimum(start + window.size, extent) - np.maximum(start, 0)
+
+
+def plan_average(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+    """Plan an average in float32."""
+    rows, columns = _pool_windows(input, **geometry)
+    counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.float32)
+    low, high = float_range(activation)
+
+    def run(image: Array) -> Array:
+        sums = reduce_windows(image, rows, columns, np.add, 0, np.float32)
+        return np.clip(sums / counts, np.float32(low), np.float32(high))
+
+    return run
+
+
+def plan_quantized_average(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+    """Plan an average of codes, counted from the type's least: int32 sums, rounded half up."""
+    rows, columns = _pool_windows(input, **geometry)
+    counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.int32)
+    low, high = code_range(activation, output)
+    least = type_range(input)[0]
+    rounding = counts // 2 - least * counts
+
+    def run(image: Array) -> Array:
+        sums = reduce_windows(image, rows, columns, np.add, 0, np.int32)
+        means = (sums + rounding) // counts + least
+        codes: Array = np.clip(means, low, high).astype(output.dtype)
+        return codes
+
+    return run
+
+
+def plan_l2(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+    """Plan the square root of the mean of squares in float32."""
+    rows, columns = _pool_windows(input, **geometry)
+    counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.float32)
+    low, high = float_range(activation)
+
+    def run(image: Array) -> Array:
+        sums = reduce_windows(np.square(image), rows, columns, np.add, 0, np.float32)
+        return np.clip(np.sqrt(sums / counts), np.float32(low), np.float32(high))
+
+    return run
+
+
+def plan_max(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+    """Plan a maximum of floats; padding never wins."""
+    rows, columns = _pool_windows(input, **geometry)
+    low, high = float_range(activation)
+
+    def run(image: Array) -> Array:
+        most = reduce_windows(image, rows, columns, np.maximum, -np.inf, np.float32)
+        return np.clip(most, np.float32(low), np.float32(high))
+
+    return run
+
+
+def plan_quantized_max(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+    """Plan a maximum of codes."""
+    rows, columns = _pool_windows(input, **geometry)
+    low, high = code_range(activation, output)
+    least = np.iinfo(input.dtype).min
+
+    def run(image: Array) -> Array:
+        most = reduce_windows(image, rows, columns, np.maximum, least, input.dtype)
+        return np.clip(most, low, high).astype(output.dtype, copy=False)
+
+    return run
+
+
+def _pool(code: OperationType, in_float: Plan, in_integers: Plan | None) -> Declaration:
+    own = (control("filter_width"), control("filter_height"), control("activation"))
+    lists = ((data("input"), *padding, *own, *LAYOUT) for padding in (IMPLICIT, EXPLICIT))
+    return Declaration(
+        code,
+        since=V1_0,
+        forms=tuple(form(*p, level=V1_2, also={len(p) - 1: V1_0}) for p in lists),
+        variants=_variants(in_float, in_integers),
+        shape=pool_shape,
+        images=("input",),
+        zero_sized=True,
+        same_quantization=True,
+    )
+
+
+def _variants(in_float: Plan, in_integers: Plan | None) -> tuple[Variant, ...]:
+    floats = (Variant({"T": F32}, V1_0, in_float), Variant({"T": F16}, V1_2, half(in_float)))
+    if in_integers is None:
+        return floats
+    return (*floats, Variant({"T": Q8}, V1_0, in_integers), Variant({"T": Q8S}, V1_3, in_integers))
+
+
+DECLARATIONS = (
+    _pool(OperationType.AVERAGE_POOL_2D, plan_average, plan_quantized_average),
+    _pool(OperationType.L2_POOL_2D, plan_l2, None),
+    _pool(OperationType.MAX_POOL_2D, plan_max, plan_quantized_max),
+)

@@ -1,0 +1,188 @@
+"""MEAN, REDUCE_ALL, REDUCE_ANY, REDUCE_MAX, REDUCE_MIN, REDUCE_PROD, REDUCE_SUM, ARGMAX and ARGMIN.
+
+What is left of a shape with nothing left is (1,). The first of equal elements is the greatest and the least; so is a
+NaN, of which the HAL says nothing. Codes keep scale and zero point.
+
+    C1 axes are a vector
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.types import OperandType, OperationType
+from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.signature import (
+    B8,
+    BOOL,
+    F16,
+    F32,
+    I32,
+    INT32,
+    Q8,
+    Q8S,
+    V1_1,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+Axes: TypeAlias = tuple[int, ...]
+Kernel: TypeAlias = Callable[[Array, Axes], Any]  # reduces over the axes; the shape is settled by the plan
+
+
+def reduced_axes(axes: Array, rank: int) -> Axes:
+    """Return the axes counted from the front, each once."""
+    require(axes.ndim == 1, "C1", f"axes have shape {axes.shape}, a vector is needed")
+    return tuple(sorted({normal_axis(int(axis), rank) for axis in axes}))
+
+
+def reduction_shape(input: Shape, *, axes: Array, keep_dimensions: int) -> Shape:
+    """Return the input's shape with the axes gone, or 1 where dimensions are kept; (1,) if nothing is left."""
+    require_rank(input, range(1, 5), "input")
+    gone = reduced_axes(axes, len(input))
+    if keep_dimensions > 0:
+        return tuple(1 if axis in gone else extent for axis, extent in enumerate(input))
+    return tuple(extent for axis, extent in enumerate(input) if axis not in gone) or (1,)
+
+
+def index_shape(input: Shape, *, axis: int) -> Shape:
+    """Return the input's shape without the axis; (1,) if nothing is left."""
+    axis = normal_axis(axis, len(input))
+    return input[:axis] + input[axis + 1 :] or (1,)
+
+
+def mean(input: Array, axes: Axes) -> Any:
+    """Return the mean of floats."""
+    return np.mean(input, axis=axes, dtype=input.dtype)
+
+
+def mean_of_codes(input: Array, axes: Axes) -> Any:
+    """Return the sum of codes divided by their count, rounded down.
+
+    For uint8 that truncates, as the reference does; int8 gives the same less 128.
+    """
+    count = math.prod(input.shape[axis] for axis in axes)
+    return (np.sum(input, axis=axes, dtype=np.int64) // count).astype(input.dtype)
+
+
+def every(input: Array, axes: Axes) -> Any:
+    """Return 1 where no byte is 0, else 0."""
+    return np.all(input, axis=axes).astype(np.uint8)
+
+
+def some(input: Array, axes: Axes) -> Any:
+    """Return 1 where a byte is not 0, else 0."""
+    return np.any(input, axis=axes).astype(np.uint8)
+
+
+def greatest(input: Array, axes: Axes) -> Any:
+    """Return the greatest element."""
+    return np.maximum.reduce(input, axis=axes)
+
+
+def least(input: Array, axes: Axes) -> Any:
+    """Return the least element."""
+    return np.minimum.reduce(input, axis=axes)
+
+
+def total(input: Array, axes: Axes) -> Any:
+    """Return the sum of floats."""
+    return np.add.reduce(input, axis=axes, dtype=input.dtype)
+
+
+def product(input: Array, axes: Axes) -> Any:
+    """Return the product of floats; a factor of 0 makes it 0, whatever the others are."""
+    result = np.multiply.reduce(input, axis=axes, dtype=input.dtype)
+    if np.isnan(result).any():
+        vanishes = np.any(input == 0, axis=axes) | ~np.any(np.isnan(input), axis=axes)
+        result = np.where(np.isnan(result) & vanishes, input.dtype.type(0), result)
+    return result
+
+
+def reducing(kernel: Kernel) -> Plan:
+    """Plan a reduction."""
+
+    def plan(input: Tensor, *, output: Tensor, axes: Array, keep_dimensions: int) -> Run:
+        gone, shape = reduced_axes(axes, len(input.shape)), output.shape
+        return lambda array: kernel(array, gone).reshape(shape)
+
+    return plan
+
+
+def indexing(function: Callable[..., Any]) -> Plan:
+    """Plan ARGMAX or ARGMIN."""
+
+    def plan(input: Tensor, *, output: Tensor, axis: int) -> Run:
+        shape = output.shape
+        return lambda array: function(array, axis=axis).astype(np.int32).reshape(shape)
+
+    return plan
+
+
+def _reduction(
+    code: OperationType, variants: tuple[Variant, ...], *, since: int = V1_2, keeps: OperandType = BOOL
+) -> Declaration:
+    return Declaration(
+        code,
+        since=since,
+        forms=(form(data("input"), control("axes", I32), control("keep_dimensions", keeps), level=since),),
+        variants=variants,
+        shape=reduction_shape,
+        same_quantization=True,
+    )
+
+
+def _of_floats(kernel: Kernel) -> tuple[Variant, ...]:
+    return Variant({"T": F32}, V1_2, reducing(kernel)), Variant({"T": F16}, V1_2, half(reducing(kernel)))
+
+
+def _of_order(kernel: Kernel) -> tuple[Variant, ...]:
+    levels = ((F32, V1_2), (F16, V1_2), (Q8, V1_2), (Q8S, V1_3))
+    return tuple(Variant({"T": type}, level, reducing(kernel)) for type, level in levels)
+
+
+def _index(code: OperationType, function: Callable[..., Any]) -> Declaration:
+    levels = ((F32, V1_2), (F16, V1_2), (I32, V1_2), (Q8, V1_2), (Q8S, V1_3))
+    return Declaration(
+        code,
+        since=V1_2,
+        forms=(form(data("input"), control("axis"), level=V1_2),),
+        variants=tuple(Variant({"T": type}, level, indexing(function)) for type, level in levels),
+        shape=index_shape,
+        outputs=(I32,),
+    )
+
+
+_MEANS = (
+    Variant({"T": F32}, V1_1, reducing(mean)),
+    Variant({"T": Q8}, V1_1, reducing(mean_of_codes)),
+    Variant({"T": F16}, V1_2, half(reducing(mean))),
+    Variant({"T": Q8S}, V1_3, reducing(mean_of_codes)),
+)
+
+DECLARATIONS = (
+    _reduction(OperationType.MEAN, _MEANS, since=V1_1, keeps=INT32),
+    _reduction(OperationType.REDUCE_ALL, (Variant({"T": B8}, V1_2, reducing(every)),)),
+    _reduction(OperationType.REDUCE_ANY, (Variant({"T": B8}, V1_2, reducing(some)),)),
+    _reduction(OperationType.REDUCE_MAX, _of_order(greatest)),
+    _reduction(OperationType.REDUCE_MIN, _of_order(least)),
+    _reduction(OperationType.REDUCE_PROD, _of_floats(product)),
+    _reduction(OperationType.REDUCE_SUM, _of_floats(total)),
+    _index(OperationType.ARGMAX, np.argmax),
+    _index(OperationType.ARGMIN, np.argmin),
+)

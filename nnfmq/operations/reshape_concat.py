@@ -1,0 +1,202 @@
+"""RESHAPE, SQUEEZE, EXPAND_DIMS, CONCATENATION and PACK: the same elements in another shape, and arrays joined.
+
+Reshaping returns a view. Joining computes only where an input of CONCATENATION has another scale or zero point than
+the output; then each of its codes goes through a table.
+
+RESHAPE        C1 the counts of elements agree   C2 at most one extent is -1, none is below
+SQUEEZE        C3 a removed extent is 1          C4 axes are a vector
+CONCATENATION  C5 all extents but the axis's agree
+PACK           C6 all shapes agree               C7 axis in [0, rank]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.types import Operand, OperationType
+from nnfmq.operations.kernel_adapters import direct, look_up
+from nnfmq.operations.quantization import type_range
+from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.signature import (
+    AIDL_V2,
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    V1_0,
+    V1_1,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+
+def moved_types(plan: Plan, since: int, int32: int | None = None) -> tuple[Variant, ...]:
+    """Return the variants of an operation that computes nothing: one plan for all types, INT32 from level `int32`."""
+    levels = [(F32, since), (Q8, since), (F16, max(since, V1_2)), (Q8S, max(since, V1_3))]
+    if int32 is not None:
+        levels.append((I32, int32))
+    return tuple(Variant({"T": type}, level, plan) for type, level in levels)
+
+
+def reshape_shape(input: Shape, *, shape: Array) -> Shape:
+    """Return `shape` with its -1 replaced."""
+    require_rank(input, range(1, 5), "input")
+    require(shape.ndim == 1 and len(shape) > 0, "C2", f"the new shape has shape {shape.shape}, a vector is needed")
+    extents = [int(extent) for extent in shape]
+    require(min(extents) >= -1 and extents.count(-1) <= 1, "C2", f"new shape {extents}")
+    count, known = math.prod(input), math.prod(e for e in extents if e != -1)
+    if -1 in extents:
+        require(known > 0, "C1", f"{count} elements do not go into {extents}")
+        extents[extents.index(-1)] = count // known
+    require(math.prod(extents) == count, "C1", f"{count} elements do not go into {extents}")
+    return tuple(extents)
+
+
+def squeeze_shape(input: Shape, *, axes: Array | None = None) -> Shape:
+    """Return the input's shape without the axes (all extents of 1 if omitted); (1,) if nothing is left."""
+    require_rank(input, range(1, 5), "input")
+    if axes is None or axes.size == 0:
+        gone = {axis for axis, extent in enumerate(input) if extent == 1}
+    else:
+        require(axes.ndim == 1, "C4", f"axes have shape {axes.shape}, a vector is needed")
+        gone = {normal_axis(int(axis), len(input)) for axis in axes}
+    for axis in gone:
+        require(input[axis] == 1, "C3", f"extent {input[axis]} of axis {axis} cannot be removed")
+    return tuple(extent for axis, extent in enumerate(input) if axis not in gone) or (1,)
+
+
+def expand_dims_shape(input: Shape, *, axis: int) -> Shape:
+    """Return the input's shape with an extent of 1 inserted before `axis` (counted in the output)."""
+    position = normal_axis(axis, len(input) + 1)
+    return (*input[:position], 1, *input[position:])
+
+
+def plan_reshape(input: Tensor, *, output: Tensor, **_: Any) -> Run:
+    """Plan a view of the input in the output's shape."""
+    shape = output.shape
+    return lambda array: array.reshape(shape)
+
+
+def concatenation_shape(*inputs: Shape, axis: int) -> Shape:
+    """Return the first shape with the extents along `axis` summed."""
+    first = inputs[0]
+    require_rank(first, range(1, 5), "input")
+    axis = normal_axis(axis, len(first))
+    for other in inputs[1:]:
+        agree = len(other) == len(first) and all(a == b for i, (a, b) in enumerate(zip(first, other)) if i != axis)  # noqa: B905
+        require(agree, "C5", f"shapes {first} and {other} differ beside axis {axis}")
+    return first[:axis] + (sum(shape[axis] for shape in inputs),) + first[axis + 1 :]
+
+
+def concatenation(*inputs: Array, axis: int) -> Array:
+    """Return the inputs one after the other along `axis`."""
+    return np.concatenate(inputs, axis=axis)
+
+
+def plan_quantized_concatenation(*inputs: Tensor, output: Tensor, axis: int) -> Run:
+    """Plan a concatenation in which inputs of another scale or zero point are requantized, through a table each."""
+    tables = [joined_codes(tensor, output) for tensor in inputs]
+
+    def run(*arrays: Array) -> Array:
+        pairs = zip(arrays, tables, strict=True)
+        return np.concatenate([a if t is None else look_up(t, a) for a, t in pairs], axis=axis)
+
+    return run
+
+
+def joined_codes(tensor: Tensor, output: Tensor) -> Array | None:
+    """Return the output's code for each code (in uint8 arithmetic also for int8, as the reference); None if equal."""
+    if (tensor.scale, tensor.zero_point) == (output.scale, output.zero_point):
+        return None
+    lowest = type_range(tensor)[0]
+    codes = np.arange(256, dtype=np.uint8).view(tensor.dtype).astype(np.float32) - np.float32(lowest)
+    scale = np.float32(tensor.scale) * (np.float32(1) / np.float32(output.scale))
+    bias = np.float32(-(tensor.zero_point - lowest)) * scale
+    reals = (codes * scale + bias).astype(np.float64)
+    rounded = np.copysign(np.floor(np.abs(reals) + 0.5), reals) + (output.zero_point - lowest)
+    result: Array = (np.clip(rounded, 0, 255) + lowest).astype(output.dtype)
+    return result
+
+
+def pack_shape(*inputs: Shape, axis: int) -> Shape:
+    """Return the inputs' shape with their number inserted before `axis`."""
+    first = inputs[0]
+    for other in inputs[1:]:
+        require(other == first, "C6", f"shapes {first} and {other} differ")
+    require(0 <= axis <= len(first), "C7", f"axis {axis} is outside [0, {len(first)}]")
+    return (*first[:axis], len(inputs), *first[axis:])
+
+
+def pack(*inputs: Array, axis: int) -> Array:
+    """Return the inputs side by side along a new axis."""
+    return np.stack(inputs, axis=axis)
+
+
+def _concatenation_level(inputs: Mapping[str, Operand], output: Operand) -> int:
+    equal = all((o.scale, o.zero_point) == (output.scale, output.zero_point) for o in inputs.values() if o.type == Q8)
+    return V1_0 if equal else V1_2
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.RESHAPE,
+        since=V1_0,
+        forms=(form(data("input"), control("shape", I32)),),
+        variants=moved_types(plan_reshape, V1_0, int32=AIDL_V2),
+        shape=reshape_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.SQUEEZE,
+        since=V1_1,
+        forms=(form(data("input"), control("axes", I32, optional=True), level=V1_1),),
+        variants=moved_types(plan_reshape, V1_1),
+        shape=squeeze_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.EXPAND_DIMS,
+        since=V1_2,
+        forms=(form(data("input"), control("axis"), level=V1_2),),
+        variants=moved_types(plan_reshape, V1_2, int32=V1_2),
+        shape=expand_dims_shape,
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.CONCATENATION,
+        since=V1_0,
+        forms=(form(data("inputs", repeated=True), control("axis")),),
+        variants=(
+            Variant({"T": F32}, V1_0, direct(concatenation)),
+            Variant({"T": Q8}, V1_0, plan_quantized_concatenation),
+            Variant({"T": F16}, V1_2, direct(concatenation)),
+            Variant({"T": Q8S}, V1_3, plan_quantized_concatenation),
+        ),
+        shape=concatenation_shape,
+        zero_sized=True,
+        level=_concatenation_level,
+    ),
+    Declaration(
+        OperationType.PACK,
+        since=AIDL_V2,
+        forms=(form(control("axis"), data("inputs", repeated=True), level=AIDL_V2),),
+        variants=moved_types(direct(pack), AIDL_V2, int32=AIDL_V2),
+        shape=pack_shape,
+        same_quantization=True,
+    ),
+)

@@ -1,0 +1,341 @@
+"""The simple recurrent operations: RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN, SVDF.
+
+A basic cell is activation(input · W + hidden · R + bias); its output is its next hidden state. SVDF keeps the last
+inputs' features: it writes the newest into the last column of its memory, weighs the columns, and shifts them by one.
+`recurrent_sequences` has what a sequence adds. float16 is computed in float32 and rounded once, where the reference
+rounds at each addition: the HAL's tolerance covers both.
+
+    C1 the input's rank            C3 states: (batch, units), SVDF's (batch, memory size · filters)
+    C2 weights and biases go with the input and with each other
+    C4 activation code 0-4 or 6    C5 time major is 0 or 1         C6 SVDF's rank divides the count of filters
+
+What C11 and C12 say is in `recurrent_sequences`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.lstm_cell import ACTIVATIONS
+from nnfmq.operations.recurrent_sequences import Linking, bidirectional_shapes, run_both, swapped, turned
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    BOOL,
+    F16,
+    F32,
+    V1_0,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Parameter,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+    weight,
+)
+
+Shapes: TypeAlias = tuple[Shape, ...]
+Tensors: TypeAlias = tuple[Tensor, ...]
+
+
+def activation_function(code: int) -> Callable[[Array], Array]:
+    """Return the function of an activation code (C4)."""
+    require(code in ACTIVATIONS, "C4", f"activation code {code}, allowed are {sorted(ACTIVATIONS)}")
+    return ACTIVATIONS[code]
+
+
+def check_cell(rows: Shape, weights: Shape, recurrent: Shape, bias: Shape, hidden: Shape) -> None:
+    """Check C2 and C3 for a step's `rows` (batch, input size)."""
+    units = bias[0] if len(bias) == 1 else -1
+    given, wanted = (weights, recurrent, bias), ((units, rows[1]), (units, units), (units,))
+    require(given == wanted, "C2", f"weights, recurrent weights and bias have shapes {given}")
+    require(hidden == (rows[0], units), "C3", f"the hidden state has shape {hidden}, needed is {(rows[0], units)}")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCell:
+    """A basic cell ready to run."""
+
+    weights: Array
+    aux_weights: Array | None
+    recurrent: Array
+    bias: Array
+    activation: Callable[[Array], Array]
+
+    @classmethod
+    def of(
+        cls, weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, aux_weights: Tensor | None = None
+    ) -> PackedCell:
+        """Copy the weights: those that come with the request may lie in another process's memory."""
+        aux = None if aux_weights is None else _matrix(aux_weights)
+        return cls(_matrix(weights), aux, _matrix(recurrent), bias.array.copy(), activation_function(activation))
+
+    def sweep(self, steps: Array, aux: Array | None, hidden: Array) -> tuple[Array, Array]:
+        """Run over `steps` (time, batch, size); return all outputs and the last hidden state."""
+        sums = steps @ self.weights + self.bias
+        if aux is not None and self.aux_weights is not None:
+            sums = sums + aux @ self.aux_weights
+        out = np.empty_like(sums)
+        for time, row in enumerate(sums):
+            hidden = self.activation(row + hidden @ self.recurrent)
+            out[time] = hidden
+        return out, hidden
+
+
+def _matrix(tensor: Tensor) -> Array:
+    return tensor.array.T.copy()
+
+
+# -- RNN and its sequences --------------------------------------------------------------------------------------------
+
+
+def rnn_shape(
+    input: Shape, weights: Shape, recurrent_weights: Shape, bias: Shape, hidden: Shape, *, activation: int
+) -> Shapes:
+    """Return the shapes of the hidden state and the output."""
+    require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
+    activation_function(activation)
+    check_cell(input, weights, recurrent_weights, bias, hidden)
+    return hidden, hidden
+
+
+def plan_rnn(
+    input: Tensor,
+    weights: Tensor,
+    recurrent_weights: Tensor,
+    bias: Tensor,
+    hidden: Tensor,
+    *,
+    output: Tensors,
+    activation: int,
+) -> Run:
+    """Plan one step."""
+    cell = PackedCell.of(weights, recurrent_weights, bias, activation)
+
+    def run(input: Array, hidden: Array) -> tuple[Array, ...]:
+        _, hidden = cell.sweep(input[np.newaxis], None, hidden)
+        return hidden, hidden
+
+    return run
+
+
+def unidirectional_shape(
+    input: Shape,
+    weights: Shape,
+    recurrent_weights: Shape,
+    bias: Shape,
+    hidden: Shape,
+    *,
+    activation: int,
+    time_major: int,
+    output_count: int,
+) -> Shapes:
+    """Return the shapes of the output, and of the hidden state where that is wanted."""
+    require(time_major in (0, 1), "C5", f"time major is {time_major}")
+    steps = turned(input, bool(time_major))
+    activation_function(activation)
+    check_cell(steps[1:], weights, recurrent_weights, bias, hidden)
+    return (turned((*steps[:2], hidden[1]), bool(time_major)), hidden)[:output_count]
+
+
+def plan_unidirectional(
+    input: Tensor,
+    weights: Tensor,
+    recurrent_weights: Tensor,
+    bias: Tensor,
+    hidden: Tensor,
+    *,
+    output: Tensors,
+    activation: int,
+    time_major: int,
+    output_count: int,
+) -> Run:
+    """Plan all steps of a sequence."""
+    cell = PackedCell.of(weights, recurrent_weights, bias, activation)
+
+    def run(input: Array, hidden: Array) -> tuple[Array, ...]:
+        out, hidden = cell.sweep(swapped(input, bool(time_major)), None, hidden)
+        return (swapped(out, bool(time_major)), hidden)[:output_count]
+
+    return run
+
+
+def bidirectional_shape(
+    input: Shape,
+    *rest: Shape,
+    activation: int,
+    time_major: bool,
+    merge_outputs: bool,
+    output_count: int,
+) -> Shapes:
+    """Return the shapes of the outputs, two or merged to one, and of the hidden states where they are wanted."""
+    *cells, aux, fw_aux, bw_aux = rest
+    linking = Linking.of(input, aux, (fw_aux is not None, bw_aux is not None))
+    activation_function(activation)
+    steps = turned(input, time_major)
+    forward, backward = cells[:4], cells[4:]
+    check_cell(steps[1:], *forward)
+    check_cell((steps[1], linking.backward[2]), *backward)
+    for weights, units in ((fw_aux, forward[2][0]), (bw_aux, backward[2][0])):
+        fits = linking.aux is None or weights == (units, linking.aux[2])
+        require(fits, "C11", f"auxiliary weights have shape {weights}, the auxiliary input {linking.aux}")
+    sizes = (forward[2][0], backward[2][0])
+    states = (forward[3], backward[3])
+    return bidirectional_shapes(steps, sizes, states, time_major, merge_outputs, output_count)
+
+
+def plan_bidirectional(
+    input: Tensor,
+    *rest: Any,
+    output: Tensors,
+    activation: int,
+    time_major: bool,
+    merge_outputs: bool,
+    output_count: int,
+) -> Run:
+    """Plan both directions of a sequence."""
+    fw_aux, bw_aux = rest[-2:]
+    forward = PackedCell.of(rest[0], rest[1], rest[2], activation, fw_aux)
+    backward = PackedCell.of(rest[4], rest[5], rest[6], activation, bw_aux)
+    both = (forward.sweep, backward.sweep)
+
+    def run(input: Array, fw_hidden: Array, bw_hidden: Array, aux: Array | None) -> tuple[Array, ...]:
+        states = (fw_hidden, bw_hidden)
+        linked = fw_aux is None
+        results = run_both(both, (input, aux), states, linked=linked, time_major=time_major, merged=merge_outputs)
+        return results[:output_count]
+
+    return run
+
+
+# -- SVDF -------------------------------------------------------------------------------------------------------------
+
+
+def svdf_shape(
+    input: Shape,
+    weights_feature: Shape,
+    weights_time: Shape,
+    bias: Shape | None,
+    state: Shape,
+    *,
+    rank: int,
+    activation: int,
+) -> Shapes:
+    """Return the shapes of the state and the output (batch, units), where units = filters / rank."""
+    require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
+    activation_function(activation)
+    require(len(weights_time) == 2, "C2", f"time weights have shape {weights_time}, needed is (filters, memory)")
+    filters, memory = weights_time
+    require(weights_feature == (filters, input[1]), "C2", f"feature weights {weights_feature} for input {input}")
+    require(rank > 0 and filters % rank == 0, "C6", f"rank {rank} does not divide {filters} filters")
+    units = filters // rank
+    require(bias in (None, (units,)), "C2", f"bias has shape {bias}, needed is ({units},)")
+    wanted = (input[0], memory * filters)
+    require(state == wanted, "C3", f"the state has shape {state}, needed is {wanted}")
+    return state, (input[0], units)
+
+
+def plan_svdf(
+    input: Tensor,
+    weights_feature: Tensor,
+    weights_time: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    *,
+    output: Tensors,
+    rank: int,
+    activation: int,
+) -> Run:
+    """Plan one step."""
+    features, times = _matrix(weights_feature), weights_time.array.copy()
+    added = np.float32(0) if bias is None else bias.array.copy()
+    activate = activation_function(activation)
+
+    def run(input: Array, state: Array) -> tuple[Array, ...]:
+        memory = state.reshape(len(state), *times.shape).copy()
+        memory[..., -1] = input @ features
+        weighted = (memory * times).sum(axis=2)
+        sums = weighted.reshape(len(state), -1, rank).sum(axis=2) + added
+        memory[..., :-1] = memory[..., 1:].copy()
+        memory[..., -1] = 0
+        return memory.reshape(state.shape), activate(sums)
+
+    return run
+
+
+# -- declarations -----------------------------------------------------------------------------------------------------
+
+
+def _cell(prefix: str = "") -> tuple[Parameter, ...]:
+    weights = (weight(prefix + name) for name in ("weights", "recurrent_weights", "bias"))
+    return (*weights, data(f"{prefix}hidden_state"))
+
+
+def _variants(plan: Plan, level: int) -> tuple[Variant, ...]:
+    return Variant({"T": F32}, level, plan), Variant({"T": F16}, V1_2, half(plan))
+
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.RNN,
+        since=V1_0,
+        forms=(form(data("input"), *_cell(), control("activation")),),
+        variants=_variants(plan_rnn, V1_0),
+        shape=rnn_shape,
+        outputs=("T", "T"),
+    ),
+    Declaration(
+        OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
+        since=V1_2,
+        forms=(form(data("input"), *_cell(), control("activation"), control("time_major"), level=V1_2),),
+        variants=_variants(plan_unidirectional, V1_2),
+        shape=unidirectional_shape,
+        outputs=("T", "T"),
+        output_counts={1: V1_2, 2: V1_3},
+    ),
+    Declaration(
+        OperationType.BIDIRECTIONAL_SEQUENCE_RNN,
+        since=V1_2,
+        forms=(
+            form(
+                data("input"),
+                *(*_cell("fw_"), *_cell("bw_")),
+                data("aux_input", optional=True),
+                *(weight("fw_aux_weights", optional=True), weight("bw_aux_weights", optional=True)),
+                *(control("activation"), control("time_major", BOOL), control("merge_outputs", BOOL)),
+                level=V1_2,
+            ),
+        ),
+        variants=_variants(plan_bidirectional, V1_2),
+        shape=bidirectional_shape,
+        outputs=("T",) * 4,
+        output_counts={1: V1_2, 2: V1_2, 3: V1_3, 4: V1_3},
+    ),
+    Declaration(
+        OperationType.SVDF,
+        since=V1_0,
+        forms=(
+            form(
+                data("input"),
+                *(weight("weights_feature"), weight("weights_time"), weight("bias", optional=True)),
+                data("state_in"),
+                *(control("rank"), control("activation")),
+            ),
+        ),
+        variants=_variants(plan_svdf, V1_0),
+        shape=svdf_shape,
+        outputs=("T", "T"),
+    ),
+)

@@ -1,0 +1,297 @@
+"""ROI_ALIGN and ROI_POOLING: a grid of cells out of each region of interest of an image.
+
+Regions and batch indices are copied and checked, since they decide what is read. ROI_ALIGN averages bilinear samples;
+their places are summed up in float32 step by step, as in the reference, so that codes agree. Of codes it takes the
+weights in 1/255 and sums integers. float16 is computed in float32 and rounded once; the reference rounds each step.
+What X1 to X3 say is in `bounding_boxes`.
+
+    C1 the image has rank 4 and no extent of 0     C2 regions have shape (count, 4), batch indices (count,)
+    C3 output extents, strides are positive        C4 sampling ratios are not negative
+    C5 a region lies inside its image              C6 a region's samples fit 32 bits     Q7 ROI_POOLING
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType
+from nnfmq.operations import fixed_point
+from nnfmq.operations.bounding_boxes import BOXES, require_batches, require_box_scale, require_ordered
+from nnfmq.operations.kernel_adapters import half, real_values
+from nnfmq.operations.quantization import type_range
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    BOOL,
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    I32,
+    Q8,
+    Q8S,
+    V1_2,
+    V1_3,
+    Array,
+    Declaration,
+    Plan,
+    Run,
+    Shape,
+    Tensor,
+    Variant,
+    control,
+    data,
+    form,
+)
+
+_BLOCK_ELEMENTS = 1 << 18  # of samples times channels: what is gathered at once
+_WEIGHT_UNIT = np.float32(1) / np.float32(255)
+
+Pooled: TypeAlias = Callable[[Array, Array], Array]  # image (height, width, channels), scaled region -> cells
+
+
+def regions_shape(
+    input: Shape,
+    regions: Shape,
+    batches: Shape,
+    *,
+    height: int,
+    width: int,
+    height_stride: float,
+    width_stride: float,
+    height_ratio: int = 0,
+    width_ratio: int = 0,
+) -> Shape:
+    """Return (regions, height, width, channels)."""
+    require(len(input) == 4 and 0 not in input, "C1", f"image {input} needs rank 4 and no extent of 0")
+    fits = len(regions) == 2 and regions[1] == 4 and batches == (regions[0],)
+    require(fits, "C2", f"regions {regions} and batch indices {batches}, needed are (count, 4) and (count,)")
+    sizes = (height, width, height_stride, width_stride)
+    require(all(size > 0 for size in sizes), "C3", f"output extents and strides are {sizes}")
+    require(min(height_ratio, width_ratio) >= 0, "C4", f"sampling ratios are {height_ratio} and {width_ratio}")
+    return regions[0], height, width, input[3]
+
+
+def _plan_regions(
+    pooled: Pooled, input: Tensor, regions: Tensor, output: Tensor, height_stride: float, width_stride: float
+) -> Run:
+    """Return what pools each region of its image, after all were copied and checked."""
+    require_box_scale(regions)
+    scale = np.float32(1) / np.array([width_stride, height_stride] * 2, np.float32)
+    extents = np.array([input.shape[2], input.shape[1]] * 2)
+
+    def run(images: Array, boxes: Array, batches: Array) -> Array:
+        scaled, indices = real_values(boxes, regions) * scale, batches.copy()
+        require_batches(indices, len(images))
+        require_ordered(scaled)
+        inside = bool(np.all((scaled >= 0) & (scaled <= extents)))
+        require(inside, "C5", f"a region is not inside its image, whose extents are {input.shape[1:3]}")
+        out = np.empty(output.shape, output.dtype)
+        for cells, image, region in zip(out, indices, scaled, strict=True):
+            cells[...] = pooled(images[image], region)
+        return out
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The places along one axis where cells are sampled, (cells, samples): between `low` and `high` by `fraction`."""
+
+    low: Array
+    high: Array
+    fraction: Array
+    inside: Array
+    ratio: int
+
+    def taps(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Return the two places that each sample reads, with their weights."""
+        return (self.low, np.float32(1) - self.fraction), (self.high, self.fraction)
+
+    def block(self, start: int, stop: int) -> Samples:
+        """Return some of the cells."""
+        part = slice(start, stop)
+        return Samples(self.low[part], self.high[part], self.fraction[part], self.inside[part], self.ratio)
+
+
+def axis_samples(start: np.float32, end: np.float32, count: int, extent: int, ratio: int) -> Samples:
+    """Place `ratio` samples (0: as many as cells are long) in each of `count` cells from `start` to `end`."""
+    step = np.maximum(end - start, np.float32(1)) / np.float32(count)
+    ratio = ratio or int(np.ceil(step))
+    _require_few_samples(count * (ratio + 1))
+    size = step / np.float32(ratio)
+    edges = step * np.arange(count + 1, dtype=np.float32) + start
+    steps = np.full((count, ratio + 1), size)  # one more: rounding may leave room for it below the cell's end
+    steps[:, 0] = edges[:-1] + size / np.float32(2)
+    places = np.add.accumulate(steps, axis=1)
+    low = np.floor(places)
+    beyond = low >= extent - 1
+    whole = np.where(beyond, extent - 1, low).astype(np.int64)
+    fraction = np.where(beyond, np.float32(0), places - low)
+    return Samples(whole, np.where(beyond, whole, whole + 1), fraction, places < edges[1:, None], ratio)
+
+
+def _sampled_cells(image: Array, rows: Samples, columns: Samples, zero_point: int | None) -> Array:
+    """Return the weighted sums of the samples, (rows, columns, channels), some rows at a time.
+
+    `zero_point` None: float32 sums; else exact sums of centred codes, the weights in 1/255.
+    """
+    step = max(1, _BLOCK_ELEMENTS // (rows.low.shape[1] * columns.low.size * image.shape[2]))
+    count = len(rows.low)
+    return np.concatenate(
+        [_weighted(image, rows.block(i, i + step), columns, zero_point) for i in range(0, count, step)]
+    )
+
+
+def _weighted(image: Array, rows: Samples, columns: Samples, zero_point: int | None) -> Array:
+    counted = rows.inside[:, :, None, None] & columns.inside
+    sums: Any = 0
+    for ys, down in rows.taps():
+        for xs, across in columns.taps():
+            weights, cells = down[:, :, None, None] * across * counted, image[ys[:, :, None, None], xs]
+            if zero_point is not None:
+                weights, cells = _quantized_weights(weights), np.subtract(cells, zero_point, dtype=np.int64)
+            sums = sums + np.einsum("iyjx,iyjxc->ijc", weights, cells)
+    result: Array = sums
+    return result
+
+
+def _region_samples(region: Array, output: Tensor, input: Tensor, ratios: tuple[int, int]) -> tuple[Samples, Samples]:
+    _, height, width, _ = output.shape
+    rows = axis_samples(region[1], region[3], height, input.shape[1], ratios[0])
+    columns = axis_samples(region[0], region[2], width, input.shape[2], ratios[1])
+    _require_few_samples(rows.low.size * columns.low.size)
+    return rows, columns
+
+
+def _require_few_samples(count: int) -> None:
+    require(4 * count < 1 << 32, "C6", f"{count} samples in a region are more than 2^32 bytes of float32")
+
+
+def plan_align(
+    input: Tensor,
+    regions: Tensor,
+    batches: Tensor,
+    *,
+    output: Tensor,
+    height: int,
+    width: int,
+    height_stride: float,
+    width_stride: float,
+    height_ratio: int,
+    width_ratio: int,
+) -> Run:
+    """Plan the average of samples in float32."""
+
+    def pooled(image: Array, region: Array) -> Array:
+        rows, columns = _region_samples(region, output, input, (height_ratio, width_ratio))
+        sums = _sampled_cells(image, rows, columns, None)
+        return sums / np.float32(rows.ratio * columns.ratio)
+
+    return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
+
+
+def plan_quantized_align(
+    input: Tensor,
+    regions: Tensor,
+    batches: Tensor,
+    *,
+    output: Tensor,
+    height: int,
+    width: int,
+    height_stride: float,
+    width_stride: float,
+    height_ratio: int,
+    width_ratio: int,
+) -> Run:
+    """Plan the average of sampled codes: weights in 1/255, exact integer sums, requantized."""
+    unit = np.float32(input.scale) * _WEIGHT_UNIT / np.float32(output.scale)
+    low, high = type_range(output)
+
+    def pooled(image: Array, region: Array) -> Array:
+        rows, columns = _region_samples(region, output, input, (height_ratio, width_ratio))
+        pair = fixed_point.quantize_multiplier_below_one(float(unit / np.float32(rows.ratio * columns.ratio)))
+        sums = _sampled_cells(image, rows, columns, input.zero_point)
+        return np.clip(fixed_point.multiply(sums, *pair) + output.zero_point, low, high)
+
+    return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
+
+
+def _quantized_weights(weights: Array) -> Array:
+    return np.floor((weights / _WEIGHT_UNIT).astype(np.float64) + 0.5).astype(np.int64)
+
+
+def plan_pooling(
+    input: Tensor,
+    regions: Tensor,
+    batches: Tensor,
+    *,
+    output: Tensor,
+    height: int,
+    width: int,
+    height_stride: float,
+    width_stride: float,
+) -> Run:
+    """Plan the maximum of the pixels under each cell, floats or codes; a cell without pixels has the zero point."""
+    same = (input.scale, input.zero_point) == (output.scale, output.zero_point)
+    require(same, "Q7", f"scale and zero point are not the input's ({input.scale}, {input.zero_point})")
+
+    def pooled(image: Array, region: Array) -> Array:
+        corners = np.floor(region.astype(np.float64) + 0.5)
+        down = _cell_bounds(corners[1], corners[3], height, input.shape[1])
+        across = _cell_bounds(corners[0], corners[2], width, input.shape[2])
+        rows = _maxima(image, down, output.zero_point)
+        return _maxima(rows.swapaxes(0, 1), across, output.zero_point).swapaxes(0, 1)
+
+    return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
+
+
+def _maxima(values: Array, cells: list[slice], empty: int) -> Array:
+    """Return the maximum of each of `cells` along the first axis, `empty` where there is nothing."""
+    maxima = np.full((len(cells), *values.shape[1:]), empty, values.dtype)
+    for number, cell in enumerate(cells):
+        if cell.start < cell.stop:
+            maxima[number] = values[cell].max(axis=0)
+    return maxima
+
+
+def _cell_bounds(start: np.float64, end: np.float64, count: int, extent: int) -> list[slice]:
+    """Return the pixels of each of `count` cells from `start` to `end` inclusive, cut off at the image's end."""
+    step = np.float32(max(end - start + 1, 1)) / np.float32(count)
+    edges = step * np.arange(count + 1, dtype=np.float32) + np.float32(start)
+    first = np.minimum(np.floor(edges[:-1]), extent).astype(int)
+    stop = np.minimum(np.ceil(edges[1:]), extent).astype(int)
+    return list(map(slice, first.tolist(), stop.tolist()))
+
+
+def _declared(code: OperationType, ratios: tuple[str, ...], in_float: Plan, in_integers: Plan) -> Declaration:
+    sizes = (control("height"), control("width"), control("height_stride", "S"), control("width_stride", "S"))
+    return Declaration(
+        code,
+        since=V1_2,
+        forms=(
+            form(
+                *(data("input"), data("regions", "X"), data("batches", I32)),
+                *(*sizes, *map(control, ratios), control("nchw", BOOL)),
+                level=V1_2,
+            ),
+        ),
+        variants=(
+            Variant({"T": F32, "X": F32, "S": FLOAT32}, V1_2, in_float),
+            Variant({"T": F16, "X": F16, "S": FLOAT16}, V1_2, half(in_float)),
+            Variant({"T": Q8, "X": BOXES, "S": FLOAT32}, V1_2, in_integers),
+            Variant({"T": Q8S, "X": BOXES, "S": FLOAT32}, V1_3, in_integers),
+        ),
+        shape=regions_shape,
+        images=("input",),
+        zero_sized=code == OperationType.ROI_ALIGN,
+    )
+
+
+DECLARATIONS = (
+    _declared(OperationType.ROI_ALIGN, ("height_ratio", "width_ratio"), plan_align, plan_quantized_align),
+    _declared(OperationType.ROI_POOLING, (), plan_pooling, plan_pooling),
+)

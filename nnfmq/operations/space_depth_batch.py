@@ -1,0 +1,196 @@
+"""DEPTH_TO_SPACE, SPACE_TO_DEPTH, BATCH_TO_SPACE_ND, SPACE_TO_BATCH_ND: blocks of an image moved to or from an axis.
+
+A block of pixels becomes part of the channels or of the batch, or the other way round; each is a reshape to rank 6, a
+transposition and a reshape. The block's row is the slower index, before the channel or before the batch.
+
+    C1 the image has rank 4                     C2 block sizes are positive, and as many as the operation has
+    C3 channels are a multiple of the block     C4 height and width (padded) are multiples of the block
+    C5 the batch is a multiple of the block     C6 paddings have shape (2, 2) and are not negative
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from nnfmq.hal.types import Operand, OperationType
+from nnfmq.operations.kernel_adapters import direct
+from nnfmq.operations.reshape_concat import moved_types
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import (
+    BOOL,
+    I32,
+    Q8,
+    V1_0,
+    V1_1,
+    V1_2,
+    Array,
+    Declaration,
+    Run,
+    Shape,
+    Tensor,
+    control,
+    data,
+    form,
+)
+
+
+def _require_image(input: Shape) -> None:
+    require(len(input) == 4, "C1", f"an image of rank {len(input)}")
+
+
+def _require_block(block: int) -> None:
+    require(block > 0, "C2", f"block size {block}")
+
+
+def _block_pair(block: Array) -> tuple[int, int]:
+    """Return height and width of a block that is given as a vector."""
+    fits = block.shape == (2,) and int(block.min()) > 0
+    require(fits, "C2", f"block sizes {block.tolist()}, needed are two positive ones")
+    return int(block[0]), int(block[1])
+
+
+def _require_multiples(height: int, width: int, block: tuple[int, int]) -> None:
+    divides = height % block[0] == 0 and width % block[1] == 0
+    require(divides, "C4", f"an image of {height} x {width} is not made of blocks of {block[0]} x {block[1]}")
+
+
+def _joined(split: Array, order: Shape, shape: Shape) -> Array:
+    """Return the permuted array in another shape, its elements in order (reshape alone may return a strided view)."""
+    return np.ascontiguousarray(split.transpose(order)).reshape(shape)
+
+
+def depth_to_space_shape(input: Shape, *, block: int) -> Shape:
+    """Return the shape with the image `block` times as high and wide."""
+    _require_image(input)
+    _require_block(block)
+    batch, height, width, channels = input
+    require(channels % (block * block) == 0, "C3", f"{channels} channels are not blocks of {block} x {block}")
+    return batch, height * block, width * block, channels // (block * block)
+
+
+def depth_to_space(input: Array, *, block: int) -> Array:
+    """Return the image in which the channels of a pixel are a block of pixels."""
+    batch, height, width, channels = input.shape
+    split = input.reshape(batch, height, width, block, block, channels // (block * block))
+    return _joined(split, (0, 1, 3, 2, 4, 5), (batch, height * block, width * block, -1))
+
+
+def space_to_depth_shape(input: Shape, *, block: int) -> Shape:
+    """Return the shape with the image a `block`-th as high and wide."""
+    _require_image(input)
+    _require_block(block)
+    batch, height, width, channels = input
+    _require_multiples(height, width, (block, block))
+    return batch, height // block, width // block, channels * block * block
+
+
+def space_to_depth(input: Array, *, block: int) -> Array:
+    """Return the image in which a block of pixels is the channels of one."""
+    batch, height, width, channels = input.shape
+    split = input.reshape(batch, height // block, block, width // block, block, channels)
+    return _joined(split, (0, 1, 3, 2, 4, 5), (batch, height // block, width // block, -1))
+
+
+def batch_to_space_shape(input: Shape, *, block: Array) -> Shape:
+    """Return the shape with the image as many times as high and wide as the block is."""
+    _require_image(input)
+    rows, columns = _block_pair(block)
+    batch, height, width, channels = input
+    require(batch % (rows * columns) == 0, "C5", f"a batch of {batch} is not blocks of {rows} x {columns}")
+    return batch // (rows * columns), height * rows, width * columns, channels
+
+
+def batch_to_space(input: Array, *, block: Array) -> Array:
+    """Return images whose blocks of pixels come from one pixel of several images each."""
+    rows, columns = _block_pair(block)
+    batch, height, width, channels = input.shape
+    split = input.reshape(rows, columns, batch // (rows * columns), height, width, channels)
+    return _joined(split, (2, 3, 0, 4, 1, 5), (-1, height * rows, width * columns, channels))
+
+
+def space_to_batch_shape(input: Shape, *, block: Array, paddings: Array) -> Shape:
+    """Return the shape with each block's pixels, after padding, in as many images."""
+    _require_image(input)
+    rows, columns = _block_pair(block)
+    fits = paddings.shape == (2, 2) and int(paddings.min()) >= 0
+    require(fits, "C6", f"paddings {paddings.tolist()}")
+    batch, height, width, channels = input
+    (top, bottom), (left, right) = paddings.tolist()
+    height, width = top + height + bottom, left + width + right
+    _require_multiples(height, width, (rows, columns))
+    return batch * rows * columns, height // rows, width // columns, channels
+
+
+def plan_space_to_batch(input: Tensor, *, output: Tensor, block: Array, paddings: Array) -> Run:
+    """Plan the inverse of `batch_to_space` of an image padded with 0, which is the zero point in codes."""
+    rows, columns = _block_pair(block)
+    batch, height, width, channels = input.shape
+    (top, _), (left, _) = paddings.tolist()
+    _, tall, wide, _ = output.shape
+
+    def run(array: Array) -> Array:
+        padded = np.full((batch, tall * rows, wide * columns, channels), output.zero_point, output.dtype)
+        padded[:, top : top + height, left : left + width] = array
+        split = padded.reshape(batch, tall, rows, wide, columns, channels)
+        return _joined(split, (2, 4, 0, 1, 3, 5), (-1, tall, wide, channels))
+
+    return run
+
+
+def _space_to_batch_level(inputs: Mapping[str, Operand], output: Operand) -> int:
+    source = inputs["input"]
+    return V1_2 if source.type == Q8 and source.zero_point != 0 else V1_1
+
+
+_BLOCK_FORM = form(data("input"), control("block"), control("nchw", BOOL), level=V1_2, also={2: V1_0})
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.DEPTH_TO_SPACE,
+        since=V1_0,
+        forms=(_BLOCK_FORM,),
+        variants=moved_types(direct(depth_to_space), V1_0),
+        shape=depth_to_space_shape,
+        images=("input",),
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.SPACE_TO_DEPTH,
+        since=V1_0,
+        forms=(_BLOCK_FORM,),
+        variants=moved_types(direct(space_to_depth), V1_0),
+        shape=space_to_depth_shape,
+        images=("input",),
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.BATCH_TO_SPACE_ND,
+        since=V1_1,
+        forms=(form(data("input"), control("block", I32), control("nchw", BOOL), level=V1_2, also={2: V1_1}),),
+        variants=moved_types(direct(batch_to_space), V1_1),
+        shape=batch_to_space_shape,
+        images=("input",),
+        same_quantization=True,
+    ),
+    Declaration(
+        OperationType.SPACE_TO_BATCH_ND,
+        since=V1_1,
+        forms=(
+            form(
+                data("input"),
+                control("block", I32),
+                control("paddings", I32),
+                control("nchw", BOOL),
+                level=V1_2,
+                also={3: V1_1},
+            ),
+        ),
+        variants=moved_types(plan_space_to_batch, V1_1),
+        shape=space_to_batch_shape,
+        images=("input",),
+        same_quantization=True,
+        level=_space_to_batch_level,
+    ),
+)

@@ -1,0 +1,161 @@
+"""TRANSPOSE_CONV_2D: each input cell adds its multiple of the filter to the output.
+
+One matrix product per filter tap, added to every stride-th output cell; taps that fall outside the output are cut
+off. At borders fewer taps add up, so the input's zero point is subtracted from the data, unlike in CONV_2D. The
+output shape that the implicit form carries only decides the padding, as in the reference; tails may be negative.
+
+    C1 input and filter have rank 4     C2 input channels = filter depth; bias has one value per output channel
+    C3 per-channel scales run along dimension 0
+    C4 the given output shape has four extents, its height and width positive
+    C5 the output has positive extents  W1 padding scheme  W2 strides  W3 heads are not negative  W6 sums fit 32 bits
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nnfmq.hal.types import OperationType, PaddingScheme
+from nnfmq.operations.convolution import EXPLICIT, LAYOUT, OPERANDS, require_channel_dim, variants
+from nnfmq.operations.packed_matmul import exact_products, float_finish, quantized_finish
+from nnfmq.operations.quantization import Finish, type_range
+from nnfmq.operations.shapes import require
+from nnfmq.operations.signature import I32, V1_2, Array, Declaration, Run, Shape, Tensor, control, form
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How cells spread along one axis: input cell i reaches i · stride - head + tap of `count` output cells."""
+
+    extent: int
+    size: int
+    stride: int
+    head: int
+    count: int
+
+    def reached(self, tap: int) -> tuple[slice, slice]:
+        """Return the input cells whose `tap` falls inside the output, and where."""
+        offset = tap - self.head
+        first = max(0, -(offset // self.stride))
+        stop = min(self.extent, (self.count - 1 - offset) // self.stride + 1)
+        if stop <= first:
+            return slice(0), slice(0)
+        start = first * self.stride + offset
+        return slice(first, stop), slice(start, start + (stop - first - 1) * self.stride + 1, self.stride)
+
+
+def _axis_spread(extent: int, size: int, stride: int, padding: tuple[int, int]) -> Spread:
+    require(stride > 0 and size > 0 and extent > 0, "W2", f"stride {stride}, filter {size}, extent {extent}")
+    head, tail = padding
+    require(head >= 0, "W3", f"padding {head} at the head is negative")
+    count = (extent - 1) * stride + size - head - tail
+    require(count > 0, "C5", f"extent {extent} with padding ({head}, {tail}) leaves {count} output cells")
+    return Spread(extent, size, stride, head, count)
+
+
+def _implied_padding(wanted: int, size: int, stride: int, scheme: int) -> tuple[int, int]:
+    require(scheme in (PaddingScheme.SAME, PaddingScheme.VALID), "W1", f"padding scheme {scheme} is not 1 or 2")
+    require(stride > 0, "W2", f"stride {stride}")
+    if scheme == PaddingScheme.VALID:
+        return 0, 0
+    excess = (-(-wanted // stride) - 1) * stride + size - wanted
+    head = max(excess, 0) // 2
+    return head, excess - head
+
+
+def spreads(
+    extents: Shape,
+    sizes: Shape,
+    *,
+    stride_width: int,
+    stride_height: int,
+    output_shape: Array | None = None,
+    padding_scheme: int = 0,
+    padding_left: int = 0,
+    padding_right: int = 0,
+    padding_top: int = 0,
+    padding_bottom: int = 0,
+) -> tuple[Spread, Spread]:
+    """Return how cells spread along height and width, from either form of padding."""
+    vertical, horizontal = (padding_top, padding_bottom), (padding_left, padding_right)
+    if output_shape is not None:
+        fits = output_shape.shape == (4,) and int(output_shape[1:3].min()) > 0
+        require(fits, "C4", f"output shape {output_shape.tolist()} needs four extents, a positive height and width")
+        vertical = _implied_padding(int(output_shape[1]), sizes[0], stride_height, padding_scheme)
+        horizontal = _implied_padding(int(output_shape[2]), sizes[1], stride_width, padding_scheme)
+    return (
+        _axis_spread(extents[0], sizes[0], stride_height, vertical),
+        _axis_spread(extents[1], sizes[1], stride_width, horizontal),
+    )
+
+
+def transposed_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **geometry: Any) -> Shape:
+    """Return (batch, height, width, output channels)."""
+    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    agree = input[3] == filter[3] > 0 and bias == (filter[0],) and filter[0] > 0
+    require(agree, "C2", f"input {input}, filter {filter}, bias {bias}")
+    rows, columns = spreads(input[1:3], filter[1:3], **geometry)
+    shape = (input[0], rows.count, columns.count, filter[0])
+    require(8 * math.prod(shape) < 1 << 32, "W6", f"sums of shape {shape} need more than 2^32 bytes")
+    return shape
+
+
+def plan_transposed(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: Any
+) -> Run:
+    """Plan a transposed convolution in float32."""
+    rows, columns = spreads(input.shape[1:3], filter.shape[1:3], **geometry)
+    taps = np.ascontiguousarray(filter.array.transpose(1, 2, 3, 0), dtype=np.float32)
+    return _scatter(taps, float_finish(bias.array, activation), output, rows, columns, 0)
+
+
+def plan_quantized_transposed(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: Any
+) -> Run:
+    """Plan an exact integer transposed convolution and its requantization."""
+    require_channel_dim(filter, 0)
+    rows, columns = spreads(input.shape[1:3], filter.shape[1:3], **geometry)
+    taps = filter.array.astype(np.int64).transpose(1, 2, 3, 0) - filter.zero_point
+    matrix = taps.reshape(-1, taps.shape[3])
+    bound, dtype = exact_products(matrix, max(abs(code - input.zero_point) for code in type_range(input)))
+    sums, centred = matrix.sum(axis=0), replace(input, zero_point=0)
+    finish = quantized_finish(sums, bound, centred, filter, bias, output, activation, 1)
+    return _scatter(np.ascontiguousarray(taps, dtype=dtype), finish, output, rows, columns, input.zero_point)
+
+
+def _scatter(taps: Array, finish: Finish, output: Tensor, rows: Spread, columns: Spread, zero_point: int) -> Run:
+    """Return what adds a product for each of `taps` (height, width, input channels, output channels)."""
+    channels = taps.shape[3]
+
+    def run(image: Array) -> Array:
+        cells = np.subtract(image, zero_point, dtype=taps.dtype)
+        sums = np.zeros(output.shape, taps.dtype)
+        for i, j in np.ndindex(taps.shape[:2]):
+            (top, down), (left, across) = rows.reached(i), columns.reached(j)
+            sums[:, down, across] += np.matmul(cells[:, top, left], taps[i, j])
+        out = np.empty(output.shape, output.dtype)
+        finish(sums.reshape(-1, channels), out.reshape(-1, channels))
+        return out
+
+    return run
+
+
+_STRIDES = (control("stride_width"), control("stride_height"))
+_SHAPED = (control("output_shape", I32), control("padding_scheme"), *_STRIDES)
+
+DECLARATIONS = (
+    Declaration(
+        OperationType.TRANSPOSE_CONV_2D,
+        since=V1_2,
+        forms=tuple(
+            form(*OPERANDS, *padding, control("activation"), *LAYOUT, level=V1_2) for padding in (_SHAPED, EXPLICIT)
+        ),
+        variants=variants(V1_2, plan_transposed, plan_quantized_transposed),
+        shape=transposed_shape,
+        images=("input", "output_shape"),
+        zero_sized=True,
+    ),
+)
