@@ -13,24 +13,8 @@ needs it.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from nnfmq.hal.errors import (
-    BadState,
-    DeadObject,
-    DeviceUnavailable,
-    ErrorStatus,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadline,
-    MissedDeadlinePersistent,
-    MissedDeadlineTransient,
-    NnfmqError,
-    OutputInsufficientSize,
-    ProtocolError,
-    QueueCorrupted,
-    ResourceExhausted,
-    ResourceExhaustedPersistent,
-    ResourceExhaustedTransient,
-)
+from nnfmq.hal import errors as _errors
+from nnfmq.hal.errors import *  # noqa: F403  its `__all__`, so that a new error is public as soon as it is defined
 
 if TYPE_CHECKING:
     from nnfmq.fence import Fence
@@ -49,37 +33,21 @@ if TYPE_CHECKING:
     from nnfmq.runtime.reusable_execution import Execution
 
 __all__ = [
-    "BadState",
     "Buffer",
     "Burst",
     "Client",
-    "DeadObject",
     "Device",
     "DeviceInfo",
-    "DeviceUnavailable",
-    "ErrorStatus",
     "Execution",
     "ExecutionInfo",
     "Fence",
     "FenceState",
     "FencedExecution",
     "FileMemory",
-    "GeneralFailure",
-    "InvalidArgument",
     "LoadedModel",
     "Memory",
-    "MissedDeadline",
-    "MissedDeadlinePersistent",
-    "MissedDeadlineTransient",
-    "NnfmqError",
-    "OutputInsufficientSize",
     "PendingExecution",
     "PreparedModel",
-    "ProtocolError",
-    "QueueCorrupted",
-    "ResourceExhausted",
-    "ResourceExhaustedPersistent",
-    "ResourceExhaustedTransient",
     "TensorInfo",
     "allocate",
     "connect",
@@ -87,6 +55,8 @@ __all__ = [
     "example_path",
     "load",
 ]
+__all__ += _errors.__all__
+__all__.sort()
 
 if not TYPE_CHECKING:  # a checker would take any name that is asked of a module with a `__getattr__`
     _PLACES = {

@@ -20,7 +20,14 @@ from nnfmq.conformance import variants
 from nnfmq.conformance.criteria import Complaint, complaints, coupling_complaints
 from nnfmq.conformance.targets import Answered, Asked, Prepared, Target
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, Array, Line, TestModel, read
-from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadline, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.errors import (
+    DeadObject,
+    InvalidArgument,
+    MissedDeadline,
+    NnfmqError,
+    OutputInsufficientSize,
+    status_for_error,
+)
 from nnfmq.hal.types import Model, OperationType, OutputShape, is_scalar
 from nnfmq.validation import validate_model
 
@@ -114,7 +121,7 @@ def _judged(kind: str, test: TestModel, target: Target) -> Verdict:
         target.close()
         return Verdict(kind, FAILED, f"the driver died: {error}")
     except NnfmqError as error:
-        return Verdict(kind, FAILED, f"{error.status.name}: {error}")
+        return Verdict(kind, FAILED, f"{status_for_error(error).name}: {error}")
     except Exception as error:  # noqa: BLE001  a bug in what is tested fails this test, and the others go on
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}:{place.lineno}"
@@ -174,7 +181,7 @@ def _run_failing(test: TestModel, target: Target) -> None:
     except NnfmqError as error:
         if isinstance(error, wanted):
             return
-        wrong = f"the loop never ends: MISSED_DEADLINE is expected, actual {error.status.name}: {error}"
+        wrong = f"the loop never ends: MISSED_DEADLINE is expected, actual {status_for_error(error).name}: {error}"
         raise _Failure(Complaint(wrong)) from error
     raise _Failure(Complaint("preparing or executing it must fail; both succeeded"))
 
@@ -288,7 +295,7 @@ def _prepared(model: Model, target: Target) -> Iterator[Prepared]:
             raise
         except NnfmqError as error:
             if not target.supports(model):
-                raise _Declined(f"the device declines the model: {error.status.name}: {error}") from None
+                raise _Declined(f"the device declines the model: {status_for_error(error).name}: {error}") from None
             raise
         yield prepared
 

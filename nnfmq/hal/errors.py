@@ -1,36 +1,49 @@
-"""Every error that nnfmq raises on purpose. Who is at fault is in the type, and each carries its ErrorStatus.
+"""The errors that nnfmq raises deliberately, and their translation from and to HAL statuses.
 
-    NnfmqError                             status
-    ├── InvalidArgument                    INVALID_ARGUMENT: our caller's mistake (also a ValueError)
-    │   └── BadState                       the call is right, but not now: it never left this process
-    ├── DeviceUnavailable                  DEVICE_UNAVAILABLE: offline, busy, or no driver to be had
-    ├── GeneralFailure                     GENERAL_FAILURE: anything unspecified
-    │   ├── ProtocolError                  the peer's bytes are wrong; its connection ends. `offset` says where
-    │   └── QueueCorrupted                 the peer's counters or descriptor are impossible
-    ├── OutputInsufficientSize             OUTPUT_INSUFFICIENT_SIZE: `output_shapes` says what was needed
-    ├── MissedDeadline                     (also a TimeoutError)
-    │   ├── MissedDeadlineTransient        MISSED_DEADLINE_TRANSIENT: may succeed later
-    │   └── MissedDeadlinePersistent       MISSED_DEADLINE_PERSISTENT: will not, with such a limit
-    ├── ResourceExhausted
-    │   ├── ResourceExhaustedTransient     RESOURCE_EXHAUSTED_TRANSIENT
-    │   └── ResourceExhaustedPersistent    RESOURCE_EXHAUSTED_PERSISTENT
-    └── DeadObject                         DEAD_OBJECT: the peer process is gone
+Each error is a `HalError` or a `TransportError`. A HAL error is a result of the HAL: its class has the `ErrorStatus`
+that travels in replies. A transport error means that the channel or queue to the peer failed; the HAL has no status for
+that. `error_for_status` and `status_for_error` are the only translation between statuses and errors. To add a transport
+error, define a subclass of TransportError here and list it in `__all__`: the package `nnfmq` exports all of `__all__`,
+and the status reported for it is GENERAL_FAILURE unless `_TRANSPORT_STATUSES` has another one.
 
-Messages say what was given and what is allowed, and name the operand or operation. Source: the HAL's
-ErrorStatus (1.0 and 1.3); DEAD_OBJECT exists only in the runtime's canonical form.
+Messages state the received value and the allowed ones, and name the operand or operation.
+
+Source: the HAL's ErrorStatus (HIDL 1.0 and 1.3). BAD_STATE and DEAD_OBJECT are NNAPI's; no driver returns them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nnfmq.hal.types import OutputShape
 
+__all__ = [
+    "BadState",
+    "DeadObject",
+    "DeviceUnavailable",
+    "ErrorStatus",
+    "GeneralFailure",
+    "HalError",
+    "InvalidArgument",
+    "MissedDeadline",
+    "MissedDeadlinePersistent",
+    "MissedDeadlineTransient",
+    "NnfmqError",
+    "OutputInsufficientSize",
+    "ProtocolError",
+    "QueueCorrupted",
+    "ResourceExhausted",
+    "ResourceExhaustedPersistent",
+    "ResourceExhaustedTransient",
+    "TransportError",
+]
+
 
 class ErrorStatus(IntEnum):
-    """The HAL's status codes; DEAD_OBJECT (10000) never travels in a burst packet."""
+    """The HAL's status codes. A burst packet never contains DEAD_OBJECT (10000)."""
 
     NONE = 0
     DEVICE_UNAVAILABLE = 1
@@ -45,47 +58,47 @@ class ErrorStatus(IntEnum):
 
 
 class NnfmqError(Exception):
-    """Base of all errors raised on purpose; `status` is the HAL's code for it."""
+    """Base class of all errors that nnfmq raises deliberately."""
 
-    status: ClassVar[ErrorStatus] = ErrorStatus.GENERAL_FAILURE
+    @property
+    def status(self) -> ErrorStatus:
+        """The HAL status that is reported for this error, see `status_for_error`."""
+        return status_for_error(self)
 
 
-class InvalidArgument(NnfmqError, ValueError):
-    """The caller's mistake; nothing was changed."""
+# ------------------------------------------------------------------------------------------------ results of the HAL
+
+
+class HalError(NnfmqError):
+    """Base class of the errors that stand for a HAL status; each subclass has its `status`."""
+
+    status: ErrorStatus = ErrorStatus.GENERAL_FAILURE  # a constant, in place of the base class's property
+
+
+class InvalidArgument(HalError, ValueError):
+    """An argument is invalid; nothing was changed."""
 
     status = ErrorStatus.INVALID_ARGUMENT
 
 
 class BadState(InvalidArgument):
-    """A call that may not be made now: NNAPI's BAD_STATE, which no driver says."""
+    """The object is in a state that does not allow this call (NNAPI's BAD_STATE); nothing was sent to the driver."""
 
 
-class DeviceUnavailable(NnfmqError):
+class DeviceUnavailable(HalError):
     """The device is offline or busy, or no driver can be reached."""
 
     status = ErrorStatus.DEVICE_UNAVAILABLE
 
 
-class GeneralFailure(NnfmqError):
-    """What the HAL does not name more exactly."""
+class GeneralFailure(HalError):
+    """A failure for which the HAL has no more specific status."""
 
     status = ErrorStatus.GENERAL_FAILURE
 
 
-class ProtocolError(GeneralFailure):
-    """The peer's bytes are not what the protocol allows at `offset` (bytes from the start of the message)."""
-
-    def __init__(self, message: str, offset: int | None = None) -> None:
-        super().__init__(message if offset is None else f"{message} (at byte {offset})")
-        self.offset = offset
-
-
-class QueueCorrupted(GeneralFailure):
-    """A queue's descriptor or counters are impossible: the peer wrote them, or its memory is not what it says."""
-
-
-class OutputInsufficientSize(NnfmqError):
-    """An output buffer is too small; `output_shapes` holds one shape per output, as far as known."""
+class OutputInsufficientSize(HalError):
+    """An output buffer is too small; `output_shapes` has one shape for each output, as far as they are known."""
 
     status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 
@@ -94,65 +107,89 @@ class OutputInsufficientSize(NnfmqError):
         self.output_shapes = output_shapes
 
 
-class MissedDeadline(NnfmqError, TimeoutError):
-    """The caller's deadline passed before the work was done."""
+class MissedDeadline(HalError, TimeoutError):
+    """The deadline passed before the work was finished."""
 
     status = ErrorStatus.MISSED_DEADLINE_TRANSIENT
 
 
 class MissedDeadlineTransient(MissedDeadline):
-    """Missed now; the same call may succeed later."""
+    """The deadline was missed; the same call may succeed later."""
 
 
 class MissedDeadlinePersistent(MissedDeadline):
-    """Will not succeed with such a limit."""
+    """The deadline was missed, and the same call with the same limit will miss it again."""
 
     status = ErrorStatus.MISSED_DEADLINE_PERSISTENT
 
 
-class ResourceExhausted(NnfmqError):
-    """The driver gave up for lack of resources."""
+class ResourceExhausted(HalError):
+    """The driver lacks memory or another resource."""
 
     status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 
 class ResourceExhaustedTransient(ResourceExhausted):
-    """Out of resources now."""
+    """The driver lacks a resource; the same call may succeed later."""
 
 
 class ResourceExhaustedPersistent(ResourceExhausted):
-    """Out of resources for good."""
+    """The driver lacks a resource, and the same call will fail again."""
 
     status = ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
 
 
-class DeadObject(NnfmqError, ConnectionError):
-    """The peer process is gone, and everything it held with it."""
-
-    status = ErrorStatus.DEAD_OBJECT
+# ------------------------------------------------------------------------------------------------ transport
 
 
-_BY_STATUS: dict[ErrorStatus, type[NnfmqError]] = {
-    cls.status: cls
-    for cls in (
-        DeviceUnavailable,
-        GeneralFailure,
-        OutputInsufficientSize,
-        InvalidArgument,
-        MissedDeadlineTransient,
-        MissedDeadlinePersistent,
-        ResourceExhaustedTransient,
-        ResourceExhaustedPersistent,
-        DeadObject,
-    )
+class TransportError(NnfmqError):
+    """Base class of the errors of a connection or queue: the peer died, or sent or wrote invalid data."""
+
+
+class DeadObject(TransportError, ConnectionError):
+    """The peer process has exited, or closed the connection; all objects that it held for this process are lost."""
+
+
+class ProtocolError(TransportError):
+    """The peer sent bytes that the protocol does not allow; `offset` counts from the start of the message, if known."""
+
+    def __init__(self, message: str, offset: int | None = None) -> None:
+        super().__init__(message if offset is None else f"{message} (at byte {offset})")
+        self.offset = offset
+
+
+class QueueCorrupted(TransportError):
+    """The descriptor or the counters of a queue, which the peer can write, are invalid."""
+
+
+# ------------------------------------------------------------------------------------------------ translation
+
+_ERRORS: Mapping[ErrorStatus, Callable[[str], NnfmqError]] = {
+    ErrorStatus.DEVICE_UNAVAILABLE: DeviceUnavailable,
+    ErrorStatus.GENERAL_FAILURE: GeneralFailure,
+    ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: OutputInsufficientSize,
+    ErrorStatus.INVALID_ARGUMENT: InvalidArgument,
+    ErrorStatus.MISSED_DEADLINE_TRANSIENT: MissedDeadlineTransient,
+    ErrorStatus.MISSED_DEADLINE_PERSISTENT: MissedDeadlinePersistent,
+    ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResourceExhaustedTransient,
+    ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: ResourceExhaustedPersistent,
+    ErrorStatus.DEAD_OBJECT: DeadObject,
 }
+_TRANSPORT_STATUSES: Mapping[type[TransportError], ErrorStatus] = {DeadObject: ErrorStatus.DEAD_OBJECT}
 
 
-def error_for(status: ErrorStatus, message: str) -> NnfmqError:
-    """Return the exception that stands for `status`. Raises KeyError for NONE, which is no error."""
-    return _BY_STATUS[status](message)
+def error_for_status(status: ErrorStatus, message: str) -> NnfmqError:
+    """Return the exception for a status that a peer reported.
+
+    Raises:
+        KeyError: If `status` is NONE, which is no error.
+    """
+    return _ERRORS[status](message)
 
 
-def status_of(error: BaseException) -> ErrorStatus:
-    """Return the status that a peer is told for `error`; anything unforeseen is GENERAL_FAILURE."""
-    return error.status if isinstance(error, NnfmqError) else ErrorStatus.GENERAL_FAILURE
+def status_for_error(error: BaseException) -> ErrorStatus:
+    """Return the status to report to a peer for `error`: GENERAL_FAILURE unless its class has a more specific one."""
+    if isinstance(error, HalError):
+        return error.status
+    found = (_TRANSPORT_STATUSES[kind] for kind in type(error).__mro__ if kind in _TRANSPORT_STATUSES)
+    return next(found, ErrorStatus.GENERAL_FAILURE)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ProtocolError, ResourceExhausted
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument, joined
 from nnfmq.memory import Memory
@@ -53,8 +53,6 @@ def allocate(
     if len(homes) == 1:
         try:
             return allocate_in_device(*homes.pop(), inputs, outputs, wanted, timeout)
-        except ProtocolError:
-            raise
         except (GeneralFailure, ResourceExhausted):
             if is_open:
                 raise

@@ -30,7 +30,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     NnfmqError,
     OutputInsufficientSize,
-    error_for,
+    error_for_status,
 )
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import (
@@ -385,9 +385,9 @@ class Burst:
             deadline_ns = patience_ns if deadline_ns is None else min(patience_ns, deadline_ns)
             said = self._connection.ask(message, messages.BurstError, (), deadline_ns)
         except MissedDeadlineTransient:
-            error = error_for(result.status, f"the driver answered {result.status.name}")
+            error = error_for_status(result.status, f"the driver answered {result.status.name}")
         else:
-            error = error_for(said.status or result.status, said.message)
+            error = error_for_status(said.status or result.status, said.message)
         if isinstance(error, OutputInsufficientSize):
             error.output_shapes = result.output_shapes
         raise error

@@ -31,7 +31,7 @@ from nnfmq.hal.errors import (
     InvalidArgument,
     NnfmqError,
     ProtocolError,
-    error_for,
+    error_for_status,
 )
 from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import (
@@ -324,7 +324,7 @@ class Device:
         deadline_ns = deadline_after(timeout)
         answer = self._connection.ask(message, messages.SupportedOperations, memory_fds(pools), deadline_ns)
         if answer.status is not ErrorStatus.NONE:
-            raise error_for(answer.status, answer.message)
+            raise error_for_status(answer.status, answer.message)
         if len(answer.supported) != len(bare.main.operations):
             counts = f"{len(answer.supported)} operations of a model that has {len(bare.main.operations)}"
             raise ProtocolError(f"the driver answers for {counts}")

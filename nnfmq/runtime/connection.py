@@ -29,7 +29,8 @@ from nnfmq.hal.errors import (
     NnfmqError,
     ProtocolError,
     ResourceExhaustedTransient,
-    error_for,
+    error_for_status,
+    status_for_error,
 )
 from nnfmq.hal.types import Pool, SharedPool
 from nnfmq.runtime.future import Future
@@ -183,7 +184,7 @@ class Connection:
         """
         result = self.ask(message, answer, fds, deadline_ns, on_answer=on_answer, on_fds=on_fds, on_notice=on_notice)
         if result.status is not ErrorStatus.NONE:
-            raise error_for(result.status, result.message)
+            raise error_for_status(result.status, result.message)
         return result
 
     def ask(
@@ -378,7 +379,7 @@ class Connection:
             self._greeting.give(message)
         elif isinstance(message, messages.Refused):
             status = message.status or ErrorStatus.GENERAL_FAILURE
-            self._greeting.give(error_for(status, f"the driver refused: {message.message}"))
+            self._greeting.give(error_for_status(status, f"the driver refused: {message.message}"))
         elif isinstance(message, messages.GetMemories):
             self._give_memories(message)
         elif isinstance(message, messages.PreparationProgress):
@@ -424,7 +425,7 @@ class Connection:
             lent = tuple(map(messages.memory_to_data, memories))
             fds = [cast(SharedPool, memory).fileno() for memory in memories]
         except NnfmqError as error:
-            self._send_unblocked(messages.Memories(question.call, error.status, str(error), ()))
+            self._send_unblocked(messages.Memories(question.call, status_for_error(error), str(error), ()))
             return
         self._send_unblocked(messages.Memories(question.call, ErrorStatus.NONE, "", lent), fds)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nnfmq.hal.errors import ErrorStatus, OutputInsufficientSize, ProtocolError, error_for
+from nnfmq.hal.errors import ErrorStatus, OutputInsufficientSize, ProtocolError, error_for_status
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import (
     NO_TIME,
@@ -70,7 +70,7 @@ class ResultValidator:
         if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             raise OutputInsufficientSize(answer.message, shapes)
         if answer.status is not ErrorStatus.NONE:
-            raise error_for(answer.status, answer.message)
+            raise error_for_status(answer.status, answer.message)
         self._written([shape.dimensions for shape in shapes])
         return ExecutionResult(shapes, timing)
 
@@ -127,7 +127,7 @@ def raise_if_fenced_failed(answer: messages.FencedLaunched | messages.FencedExec
     if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         raise ProtocolError("EXE-9: the driver says that an output of a fenced execution is too small")
     if answer.status is not ErrorStatus.NONE:
-        raise error_for(answer.status, answer.message)
+        raise error_for_status(answer.status, answer.message)
 
 
 def _buffers_of(connection: Connection, request: Request) -> list[tuple[int, Buffer]]:

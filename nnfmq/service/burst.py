@@ -23,7 +23,15 @@ from typing import Protocol, Self
 import numpy as np
 
 from nnfmq import watcher
-from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, NnfmqError, QueueCorrupted
+from nnfmq.hal.errors import (
+    DeadObject,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    NnfmqError,
+    QueueCorrupted,
+    status_for_error,
+)
 from nnfmq.hal.types import NO_TIMING, ExecutionConfig, OutputShape, Request
 from nnfmq.queue import NOT_EMPTY, DeadFlag, MessageQueue, PollingWindow
 from nnfmq.serialize.codec import Decoder, decode_request, encode_result
@@ -277,8 +285,8 @@ class BurstServer:
         assert requested is not None  # `create` has looked
         requested.wait(NOT_EMPTY, _NOW)  # what woke us must not count again
         self._sequence += 1
-        self._note(error.status, str(error))
-        self._put(result_packet_for_error(error.status))
+        self._note(status_for_error(error), str(error))
+        self._put(result_packet_for_error(status_for_error(error)))
         requested.wait(NOT_EMPTY)
 
     def _put(self, packet: bytes) -> bool:
@@ -290,7 +298,7 @@ class BurstServer:
             return self._results.send(packet)
         except QueueCorrupted as error:
             _log.info("a result is lost: %s", error)
-            self._note(error.status, str(error))
+            self._note(status_for_error(error), str(error))
             self._results.wake_all()
             return True
 

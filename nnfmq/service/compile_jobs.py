@@ -28,7 +28,7 @@ from nnfmq.hal.errors import (
     GeneralFailure,
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
-    error_for,
+    error_for_status,
 )
 from nnfmq.service.compile_server import FORK, WARM, Answer, start_server
 
@@ -174,7 +174,7 @@ class _Process:
         except DeadObject:
             raise self.death() from None
         if answer.status is not ErrorStatus.NONE:
-            raise error_for(answer.status, answer.message)
+            raise error_for_status(answer.status, answer.message)
         return answer.code
 
     def death(self) -> GeneralFailure:

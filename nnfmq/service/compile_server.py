@@ -30,7 +30,7 @@ from typing import NoReturn
 import msgspec
 
 from nnfmq.channel import NOW, Channel, Frame
-from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError
+from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError, status_for_error
 
 __all__ = ["FORK", "WARM", "Answer", "start_server"]
 
@@ -179,7 +179,7 @@ def _answer(description: bytearray) -> Answer:
     except MemoryError:
         return Answer(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "there is not enough memory to compile the model")
     except NnfmqError as error:
-        return Answer(error.status, str(error))
+        return Answer(status_for_error(error), str(error))
     except Exception as error:  # noqa: BLE001  LLVM's too: it fails one model
         _log.exception("compiling failed")
         return Answer(ErrorStatus.GENERAL_FAILURE, f"compiling failed: {error!r}")

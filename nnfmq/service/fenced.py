@@ -29,6 +29,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     NnfmqError,
     ResourceExhaustedTransient,
+    status_for_error,
 )
 from nnfmq.hal.types import NO_TIMING, ExecutionConfig, FenceState, MeasureTiming, Timing
 from nnfmq.queue.waiting import deadline_in
@@ -177,7 +178,7 @@ class FencedExecution:
         plan = self._take()
         if plan is not None:
             plan.bound.fail()
-            self._end(FencedInfo(error.status, str(error)))
+            self._end(FencedInfo(status_for_error(error), str(error)))
 
     def _take(self) -> Plan | None:
         """Return the plan to the one who may end it, None to all others; nothing is waited for any more."""

@@ -25,6 +25,7 @@ from nnfmq.hal.errors import (
     MissedDeadlinePersistent,
     NnfmqError,
     OutputInsufficientSize,
+    status_for_error,
 )
 from nnfmq.hal.types import (
     NO_TIMING,
@@ -77,7 +78,9 @@ def result_of_error(error: NnfmqError) -> ExecutionResult:
     DEAD_OBJECT, which a plug-in's code may raise as well, is no status of an execution (EXE-9): this driver lives.
     """
     shapes = error.output_shapes if isinstance(error, OutputInsufficientSize) else ()
-    status = ErrorStatus.GENERAL_FAILURE if error.status is ErrorStatus.DEAD_OBJECT else error.status
+    status = status_for_error(error)
+    if status is ErrorStatus.DEAD_OBJECT:
+        status = ErrorStatus.GENERAL_FAILURE
     return ExecutionResult(status, tuple(shapes), message=str(error))
 
 

@@ -38,6 +38,7 @@ from nnfmq.hal.errors import (
     NnfmqError,
     ProtocolError,
     ResourceExhaustedTransient,
+    status_for_error,
 )
 from nnfmq.hal.feature_levels import FeatureLevel, interface_level
 from nnfmq.hal.types import Priority
@@ -279,7 +280,7 @@ class Session:
             self._refuse(handler, message, error)
 
     def _refuse(self, handler: Pooled, message: Any, error: NnfmqError) -> None:
-        for answer in handler.refuse(message.call, error.status, str(error)):
+        for answer in handler.refuse(message.call, status_for_error(error), str(error)):
             self.send(answer)
 
     def _hello(self, message: messages.Hello, _fds: list[int]) -> None:

@@ -23,7 +23,7 @@ from nnfmq.hal.errors import (
     MissedDeadlineTransient,
     OutputInsufficientSize,
     ProtocolError,
-    error_for,
+    error_for_status,
 )
 from nnfmq.hal.types import (
     NO_TIMING,
@@ -239,14 +239,14 @@ def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_cou
     status: ErrorStatus, adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     def make() -> Exception:
-        error = error_for(status, "what went wrong")
+        error = error_for_status(status, "what went wrong")
         if isinstance(error, OutputInsufficientSize):
             error.output_shapes = (OutputShape((4,), False),)
         return error
 
     failing = Failing(make)
     real[1].models.add(service.PreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
-    expected = type(error_for(status, ""))
+    expected = type(error_for_status(status, ""))
     with adding.burst() as burst, pytest.raises(expected, match="what went wrong"):
         burst.execute(ONE, TEN)
 

@@ -27,7 +27,7 @@ from nnfmq.hal.errors import (
     MissedDeadline,
     NnfmqError,
     OutputInsufficientSize,
-    error_for,
+    error_for_status,
 )
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import (
@@ -249,7 +249,7 @@ def test_EXE_9_SHP_3_whatever_an_engine_raises_the_status_is_one_of_an_execution
     status: ErrorStatus, device: Device, session: Session, request_: Request, start: Start
 ) -> None:
     prepared = device.prepare(ADD)
-    error = error_for(status, "said the engine")
+    error = error_for_status(status, "said the engine")
     if isinstance(error, OutputInsufficientSize):
         error.output_shapes = (OutputShape((4,), is_sufficient=False),)
     model = service.PreparedModel(ADD, Failing(error))  # type: ignore[arg-type]

@@ -557,7 +557,7 @@ def test_arguments_and_shapes_out_of_range_are_the_callers_mistake() -> None:
 KNOWN = """
 import nnfmq.service.session
 from nnfmq.hal import capabilities, types
-kinds = (types.RequestArgument, types.DataLocation, types.OutputShape, types.ExecutionConfig, device.BufferRole)
+kinds = (types.RequestArgument, types.DataLocation, types.OutputShape, types.ExecutionConfig, capabilities.BufferRole)
 print(all("__msgspec_cache__" in vars(kind) for kind in kinds))
 """
 

@@ -21,7 +21,7 @@ from support.bursts import BAD_RECORDS, NO_TIME_US, RECORD_BYTES, BurstClient, p
 from support.executors import LIMIT_S, Held, Summing, floats, prepared, until
 
 from nnfmq import watcher
-from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, QueueCorrupted, error_for
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, QueueCorrupted, error_for_status
 from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, MeasureTiming, OutputShape, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
@@ -607,7 +607,7 @@ def test_N_BUX_5_the_client_s_error_is_the_result_s_and_nothing_is_kept(
     status: ErrorStatus, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
 ) -> None:
     server = serve(client, form(prepared(ADD)))
-    client.answer = lambda _slots: refuse(error_for(status, "says the client"))
+    client.answer = lambda _slots: refuse(error_for_status(status, "says the client"))
     result = client.execute(ADD_PACKET)
     assert_failed(result)
     assert result.status == (status if status <= 4 else ErrorStatus.GENERAL_FAILURE)  # HIDL knows no later ones

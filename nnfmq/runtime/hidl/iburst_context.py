@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nnfmq import watcher
-from nnfmq.hal.errors import ErrorStatus, error_for
+from nnfmq.hal.errors import ErrorStatus, error_for_status
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
 from nnfmq.queue import DeadFlag, MessageQueue
@@ -42,7 +42,7 @@ class BurstContext:
         """Ask the callback, as the driver wants."""
         status, memories = self._callback.getMemories(list(slots))
         if status is not NONE:
-            raise error_for(status, "the callback answers so")
+            raise error_for_status(status, "the callback answers so")
         return list(memories)
 
     def freeMemory(self, slot: int) -> None:

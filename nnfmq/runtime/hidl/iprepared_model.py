@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnfmq.fence import Fence, HasFileno
-from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError, status_for_error
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, Request
 from nnfmq.runtime.connection import Connection
@@ -122,7 +122,7 @@ class FencedCallback:
         except DeadObject:
             raise
         except NnfmqError as error:
-            return error.status, NO_TIMING, NO_TIMING
+            return status_for_error(error), NO_TIMING, NO_TIMING
         launched, fenced = (Timing.of(timing.time_on_device_ns, timing.time_in_driver_ns) for timing in times)
         return NONE, launched, fenced
 
@@ -154,7 +154,7 @@ def _execute_fenced(
     except DeadObject:
         raise
     except NnfmqError as error:
-        return status_of(error.status, level), None, None
+        return status_of(status_for_error(error), level), None, None
     return NONE, launched.fence, FencedCallback(launched)
 
 

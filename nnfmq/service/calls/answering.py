@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nnfmq.hal.errors import ErrorStatus, NnfmqError, status_of
+from nnfmq.hal.errors import ErrorStatus, NnfmqError, status_for_error
 from nnfmq.hal.types import Priority
 from nnfmq.serialize.messages import BurstConfigured, Executed, Message, Reply
 from nnfmq.service.handles import NO_ID
@@ -44,7 +44,7 @@ def reply(call: int, error: NnfmqError | None = None) -> Reply:
     """Return the answer that only says how a call went."""
     if error is None:
         return Reply(call, ErrorStatus.NONE, "")
-    return Reply(call, status_of(error), str(error))
+    return Reply(call, status_for_error(error), str(error))
 
 
 def refuse_by_reply(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:

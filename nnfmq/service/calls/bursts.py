@@ -16,7 +16,7 @@ from nnfmq.hal.errors import (
     InvalidArgument,
     NnfmqError,
     ResourceExhaustedTransient,
-    error_for,
+    error_for_status,
 )
 from nnfmq.queue import MessageQueue
 from nnfmq.serialize.control_protocol import Role
@@ -197,7 +197,7 @@ def _memories(session: Session, message: Memories, fds: list[int]) -> None:
         close_all(fds)
         is_dead = message.status is ErrorStatus.DEAD_OBJECT  # says one that lives: its burst goes on
         status = ErrorStatus.GENERAL_FAILURE if is_dead else message.status
-        _settle(question, error_for(status, message.message))
+        _settle(question, error_for_status(status, message.message))
     else:
         given = Given(message.memories, fds)
         if not _settle(question, given):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nnfmq.channel import close_all
 from nnfmq.engines.provisional import ProvisionalProgram
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError, status_for_error
 from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
     CachesData,
@@ -113,7 +113,7 @@ def _finish(
         )
     except NnfmqError as error:
         charge.close()
-        session.send(PreparedModelReady(message.call, error.status, str(error), NO_ID))
+        session.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_ID))
         return
     session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
     if isinstance(prepared.program, ProvisionalProgram):
