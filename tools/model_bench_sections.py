@@ -331,11 +331,11 @@ PEAKS = {
 
 def _peaks_main(connection: Connection, limit_s: int) -> None:
     signal.alarm(limit_s)
-    from nnfmq.engines.compiled.peaks import measure_peaks
+    from nnfmq.engines.compiled.peaks import measure_ceilings
     from nnfmq.engines.compiled.team import Team
 
     placement.pin_to(0, cores(1))
-    peaks = measure_peaks(Team(0))
+    peaks = measure_ceilings(Team(0))
     connection.send({f"{name}_per_s": 1e9 * peaks[kind].one_thread for name, kind in PEAKS.items()})
     connection.close()
 

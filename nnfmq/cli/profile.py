@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nnfmq.cli.inputs import Array
     from nnfmq.engines.interpreter import Program
-    from nnfmq.engines.profiling import Times
+    from nnfmq.engines.profiling import Profile
     from nnfmq.hal.tensor_info import TensorInfo
     from nnfmq.importers import LoadedModel
     from nnfmq.operations.signature import Shape
@@ -164,10 +164,10 @@ def _report(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[
         program, times = _measured(arguments.device, model, inputs, runs)
         return build(model.model.main, program, times, None, {**known, "threads": 1, "target": None})
     from nnfmq.engines.compiled.objects import host_target
-    from nnfmq.engines.compiled.peaks import measure_peaks
+    from nnfmq.engines.compiled.peaks import measure_ceilings
 
     with _team(arguments.threads) as team:
-        peaks = measure_peaks(team)
+        peaks = measure_ceilings(team)
         program, times = _measured(arguments.device, model, inputs, runs)
         threads = team.helpers + 1 if arguments.device == "compiled" else 1
         known |= {"threads": threads, "team": team.helpers + 1, "target": host_target().name}
@@ -189,7 +189,7 @@ def _team(threads: int | None) -> Iterator[Any]:
         team.limit(usual)
 
 
-def _measured(device: str, model: LoadedModel, inputs: Sequence[Array], runs: int) -> tuple[Program, Times]:
+def _measured(device: str, model: LoadedModel, inputs: Sequence[Array], runs: int) -> tuple[Program, Profile]:
     import numpy as np
 
     from nnfmq.engines.profiling import measure
@@ -217,9 +217,9 @@ def _room(shape: Shape | None, dtype: Any) -> Any:
     """Return an array for an output; one whose shape comes with the execution gets a new one each time."""
     import numpy as np
 
-    from nnfmq.engines.execution import Growing
+    from nnfmq.engines.execution import DynamicOutput
 
-    return Growing(lambda shape: np.empty(shape, dtype)) if shape is None else np.empty(shape, dtype)
+    return DynamicOutput(lambda shape: np.empty(shape, dtype)) if shape is None else np.empty(shape, dtype)
 
 
 # -- printing ---------------------------------------------------------------------------------------------------------

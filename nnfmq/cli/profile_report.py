@@ -12,7 +12,7 @@ from math import prod
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.engines.profiling import Divisible, Samples, Times
+from nnfmq.engines.profiling import Profile, SteppedPartition, Timings
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
@@ -21,7 +21,7 @@ from nnfmq.operations.op_cost import Work, work_of
 from nnfmq.operations.signature import NUMPY_TYPES, Shape, match
 
 if TYPE_CHECKING:
-    from nnfmq.engines.compiled.peaks import Peak
+    from nnfmq.engines.compiled.peaks import Ceiling
     from nnfmq.engines.compiled.segment import Call, Place, Segment
     from nnfmq.engines.interpreter import Program
 
@@ -34,14 +34,14 @@ _FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 class _Row:
     """One operation's samples, and the kernels that computed it; `computed_by` is kernel, reference or view."""
 
-    samples: Samples
+    samples: Timings
     kernels: list[dict[str, Any]]
     computed_by: str
     threads: int = 1
 
 
 def build(
-    subgraph: Subgraph, program: Program, times: Times, peaks: Mapping[str, Peak] | None, known: Mapping[str, Any]
+    subgraph: Subgraph, program: Program, times: Profile, peaks: Mapping[str, Ceiling] | None, known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the report; `known` comes first in it."""
     rows = _rows(program, times)
@@ -64,7 +64,7 @@ def build(
     }
 
 
-def _summary(*parts: Samples) -> dict[str, int]:
+def _summary(*parts: Timings) -> dict[str, int]:
     """Return the parts' medians and leasts, added: a pause in one of them says nothing of the others."""
     return {"p50": sum(samples.p50_ns for samples in parts), "min": sum(samples.min_ns for samples in parts)}
 
@@ -72,11 +72,11 @@ def _summary(*parts: Samples) -> dict[str, int]:
 # -- who computed what, and how long it took --------------------------------------------------------------------------
 
 
-def _rows(program: Program, times: Times) -> dict[int, _Row]:
+def _rows(program: Program, times: Profile) -> dict[int, _Row]:
     rows: dict[int, _Row] = {}
     first = 0
     for part, samples in zip(program.parts, times.parts, strict=True):
-        if isinstance(part.step, Divisible):
+        if isinstance(part.step, SteppedPartition):
             rows.update(_generated_rows(range(first, part.last + 1), _segment(part.step), samples))
         else:
             rows[part.last] = _Row(samples[0], [], "reference")
@@ -84,24 +84,24 @@ def _rows(program: Program, times: Times) -> dict[int, _Row]:
     return rows
 
 
-def _segment(step: Divisible) -> Segment:
+def _segment(step: SteppedPartition) -> Segment:
     from nnfmq.engines.compiled.segment import Segment
 
     assert isinstance(step, Segment), "nothing else is divisible"
     return step
 
 
-def _generated_rows(numbers: range, segment: Segment, samples: Sequence[Samples]) -> dict[int, _Row]:
+def _generated_rows(numbers: range, segment: Segment, samples: Sequence[Timings]) -> dict[int, _Row]:
     """Return the rows of a segment; an operation without a kernel only gives its input another shape."""
     calls = list(zip(segment.plan.calls, samples, strict=True))
-    nothing = Samples(*([0] * len(samples[0].raw) for _ in range(2)))
+    nothing = Timings(*([0] * len(samples[0].raw) for _ in range(2)))
     rows = {}
     for number in numbers:
         own = [(call, times) for call, times in calls if call.operation == number]
         kernels = [_kernel(call, segment.threads) | {"p50_ns": times.p50_ns} for call, times in own]
         threads = max((kernel["threads"] for kernel in kernels), default=1)
         rows[number] = _Row(
-            Samples.sum(times for _, times in own) if own else nothing, kernels, "kernel" if own else "view", threads
+            Timings.sum(times for _, times in own) if own else nothing, kernels, "kernel" if own else "view", threads
         )
     return rows
 
@@ -128,7 +128,7 @@ def _operation(
     shapes: Mapping[int, Shape],
     row: _Row,
     total_ns: int,
-    peaks: Mapping[str, Peak] | None,
+    peaks: Mapping[str, Ceiling] | None,
 ) -> dict[str, Any]:
     operation = subgraph.operations[number]
     work = _work(subgraph, operation, shapes)
@@ -209,7 +209,7 @@ def _types(operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _arenas(subgraph: Subgraph, program: Program) -> Iterator[dict[str, Any]]:
     first = 0
     for part in program.parts:
-        if isinstance(part.step, Divisible):
+        if isinstance(part.step, SteppedPartition):
             plan = _segment(part.step).plan
             values = [_value(subgraph, plan.calls, place) for place in plan.places]
             yield {

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from nnfmq.engines.execution import Limits, Scope, Step
+from nnfmq.engines.execution import ExecutionFrame, RunOptions, StepFunction
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient
 from nnfmq.hal.types import (
     LifeTime,
@@ -34,44 +34,46 @@ from nnfmq.operations.signature import Array, Shape
 class Callee(Protocol):
     """A prepared subgraph."""
 
-    def call(self, inputs: Sequence[Array | None], limits: Limits) -> list[Array]:
+    def call(self, inputs: Sequence[Array | None], limits: RunOptions) -> list[Array]:
         """Compute the outputs; InvalidArgument for inputs that do not fit."""
         ...
 
 
-def extends(dimensions: Shape, shape: Shape) -> bool:
+def is_compatible_shape(dimensions: Shape, shape: Shape) -> bool:
     """Return True if `shape` fills in what `dimensions` leaves open."""
     if not dimensions:
         return True
     return len(dimensions) == len(shape) and all(d in (0, e) for d, e in zip(dimensions, shape, strict=True))
 
 
-def called_by(subgraph: Subgraph, operation: Operation) -> list[int]:
+def callee_indexes(subgraph: Subgraph, operation: Operation) -> list[int]:
     """Return the indexes of the subgraphs that an operation names."""
     operands = (subgraph.operands[index] for index in operation.inputs)
     return [operand.location.offset for operand in operands if operand.lifetime == LifeTime.SUBGRAPH]
 
 
-def reached_by(model: Model, operation: Operation) -> set[int]:
+def reachable_subgraphs(model: Model, operation: Operation) -> set[int]:
     """Return all subgraphs that an operation of the main one calls, at any depth."""
     reached: set[int] = set()
-    waiting = called_by(model.main, operation)
+    waiting = callee_indexes(model.main, operation)
     while waiting:
         index = waiting.pop()
         if index not in reached:
             reached.add(index)
             subgraph = model.referenced[index]
-            waiting += [called for inner in subgraph.operations for called in called_by(subgraph, inner)]
+            waiting += [called for inner in subgraph.operations for called in callee_indexes(subgraph, inner)]
     return reached
 
 
-def control_flow_step(label: str, operation: Operation, callees: Sequence[Callee], outputs: Sequence[Operand]) -> Step:
+def control_flow_step(
+    label: str, operation: Operation, callees: Sequence[Callee], outputs: Sequence[Operand]
+) -> StepFunction:
     """Return the step of an IF (callees: then, else) or WHILE (condition, body)."""
     outer = operation.inputs[FIRST_OUTER_INPUT[operation.type] :]
     run = _branching(operation.inputs[0], *callees) if operation.type == OperationType.IF else _looping(*callees)
     count = len(operation.outputs)
 
-    def step(scope: Scope) -> None:
+    def step(scope: ExecutionFrame) -> None:
         try:
             results = run(scope, [scope[index] for index in outer])
             for index, operand, result in zip(operation.outputs, outputs, results[:count], strict=True):
@@ -85,24 +87,24 @@ def control_flow_step(label: str, operation: Operation, callees: Sequence[Callee
 
 
 def _declared(operand: Operand, result: Array) -> Array:
-    fits = is_scalar(operand.type) or extends(operand.dimensions, result.shape)
+    fits = is_scalar(operand.type) or is_compatible_shape(operand.dimensions, result.shape)
     require(fits, "R4", f"an output has shape {result.shape}, declared is {operand.dimensions}")
     return result
 
 
-_Run: TypeAlias = Callable[[Scope, list[Any]], list[Any]]
+_Run: TypeAlias = Callable[[ExecutionFrame, list[Any]], list[Any]]
 
 
 def _branching(condition: int, then: Callee, otherwise: Callee) -> _Run:
-    def run(scope: Scope, values: list[Any]) -> list[Any]:
+    def run(scope: ExecutionFrame, values: list[Any]) -> list[Any]:
         return (then if _truth(scope[condition]) else otherwise).call(values, scope[-1])
 
     return run
 
 
 def _looping(condition: Callee, body: Callee) -> _Run:
-    def run(scope: Scope, values: list[Any]) -> list[Any]:
-        limits: Limits = scope[-1]
+    def run(scope: ExecutionFrame, values: list[Any]) -> list[Any]:
+        limits: RunOptions = scope[-1]
         end_ns = time.monotonic_ns() + limits.loop_timeout_ns
         while _truth(*condition.call(values, limits)):
             if time.monotonic_ns() >= end_ns:

@@ -18,13 +18,13 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTran
 from nnfmq.hal.types import LoopTimeoutDurationNs, OutputShape
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Scope: TypeAlias = list[Any]  # an array per operand, None while it has no value; then the execution's Limits
-Step: TypeAlias = Callable[[Scope], None]
-Store: TypeAlias = Callable[[Scope], tuple[OutputShape, ...]]
+ExecutionFrame: TypeAlias = list[Any]  # an array per operand, None while it has no value; then the execution's Limits
+StepFunction: TypeAlias = Callable[[ExecutionFrame], None]
+OutputWriter: TypeAlias = Callable[[ExecutionFrame], tuple[OutputShape, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunOptions:
     """What ends an execution before its result."""
 
     deadline_ns: int | None = None
@@ -40,42 +40,42 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Growing:
+class DynamicOutput:
     """An output without a shape of its own: `room_for` is told the result's and returns the array to fill.
 
     It raises what keeps the result from being taken, and the execution ends with that.
     """
 
-    room_for: Callable[[tuple[int, ...]], Array]
+    allocate: Callable[[tuple[int, ...]], Array]
 
 
-NO_LIMITS = Limits()
+DEFAULT_RUN_OPTIONS = RunOptions()
 
 
-def limits_of(
+def run_options(
     deadline_ns: int | None = None, is_cancelled: Callable[[], bool] | None = None, loop_timeout_ns: int | None = None
-) -> Limits:
+) -> RunOptions:
     """Return the limits of one execution. Raises InvalidArgument for a loop timeout above the maximum."""
     if deadline_ns is None and is_cancelled is None and loop_timeout_ns is None:
-        return NO_LIMITS
+        return DEFAULT_RUN_OPTIONS
     timeout = LoopTimeoutDurationNs.DEFAULT if loop_timeout_ns is None else loop_timeout_ns
     if not 0 <= timeout <= LoopTimeoutDurationNs.MAXIMUM:
         raise InvalidArgument(f"loop timeout {timeout} ns, allowed are 0 to {LoopTimeoutDurationNs.MAXIMUM:d}")
-    return Limits(deadline_ns, is_cancelled, timeout)
+    return RunOptions(deadline_ns, is_cancelled, timeout)
 
 
-class Runnable(Protocol):
+class BoundProgram(Protocol):
     """One request bound to its buffers: `Execution` below is one."""
 
-    def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
+    def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each."""
         ...
 
 
-class Bindable(Protocol):
+class PreparedProgram(Protocol):
     """What an engine makes of a model, whichever engine: `interpreter.Program` is one. Any thread may use it."""
 
-    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Runnable:
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
         """Check `inputs`, arrays with the operands' dtypes and shapes (None: omitted), and bind them to `outputs`.
 
         `outputs` are arrays of the right dtype and shape, or writable buffers (None: not wanted). Raises
@@ -84,10 +84,10 @@ class Bindable(Protocol):
         ...
 
 
-def run_steps(steps: Sequence[Step], scope: Scope, limits: Limits) -> None:
+def run_steps(steps: Sequence[StepFunction], scope: ExecutionFrame, limits: RunOptions) -> None:
     """Run all steps on `scope`, whose last slot tells the limits to those of IF and WHILE."""
     scope[-1] = limits
-    if limits is NO_LIMITS:
+    if limits is DEFAULT_RUN_OPTIONS:
         for step in steps:
             step(scope)
         return
@@ -96,7 +96,7 @@ def run_steps(steps: Sequence[Step], scope: Scope, limits: Limits) -> None:
         step(scope)
 
 
-class Execution:
+class BoundSteps:
     """One request of one program. `run` may be called any number of times, one call at a time.
 
     `scope` and `store`, which comes after the last step, are for who runs the program's parts one by one.
@@ -104,12 +104,12 @@ class Execution:
 
     __slots__ = ("_steps", "scope", "store")
 
-    def __init__(self, scope: Scope, steps: Sequence[Step], store: Store) -> None:
+    def __init__(self, scope: ExecutionFrame, steps: Sequence[StepFunction], store: OutputWriter) -> None:
         self.scope = scope
         self._steps = steps
         self.store = store
 
-    def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
+    def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
         scope = self.scope
         try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.execution import NO_LIMITS, Limits
-from nnfmq.engines.interpreter import InputPlace
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, RunOptions
+from nnfmq.engines.interpreter import InputSpec
 from nnfmq.engines.storing import store
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import Model, Operand, OutputShape, is_scalar
@@ -33,7 +33,7 @@ class FunctionProgram:
     def __init__(self, model: Model, function: Function) -> None:
         main = model.main
         self._function = function
-        self._inputs = [InputPlace.of(main, index, True) for index in main.input_indexes]
+        self._inputs = [InputSpec.of(main, index, True) for index in main.input_indexes]
         self._outputs = [main.operands[index] for index in main.output_indexes]
 
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> _Call:
@@ -72,7 +72,7 @@ class _Call:
         self._inputs = inputs
         self._outputs = outputs
 
-    def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
+    def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once, if the deadline has not passed."""
         limits.check()
         return self._program.run(self._inputs, self._outputs)

@@ -20,15 +20,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nnfmq.engines.control_flow import called_by, control_flow_step, extends
+from nnfmq.engines.control_flow import callee_indexes, control_flow_step, is_compatible_shape
 from nnfmq.engines.execution import (
-    NO_LIMITS,
-    Execution,
-    Limits,
-    Scope,
-    Step,
-    Store,
-    limits_of,
+    DEFAULT_RUN_OPTIONS,
+    BoundSteps,
+    ExecutionFrame,
+    OutputWriter,
+    RunOptions,
+    StepFunction,
+    run_options,
     run_steps,
 )
 from nnfmq.engines.storing import is_array_of, store, storing_in_place
@@ -41,7 +41,17 @@ from nnfmq.operations.prepare import Fitted, fit, tensor_of
 from nnfmq.operations.shapes import FROM_DATA, require_countable
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor, match
 
-__all__ = ["Bound", "InputPlace", "Part", "Preparation", "Program", "constant", "prepare", "prepare_by", "supports"]
+__all__ = [
+    "ExecutionStep",
+    "InputSpec",
+    "Program",
+    "ResolvedOp",
+    "SubgraphPreparation",
+    "constant",
+    "prepare",
+    "prepare_with",
+    "supports",
+]
 
 T = TypeVar("T")
 _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
@@ -69,11 +79,11 @@ def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> 
     Raises GeneralFailure naming the first operation that is not supported or whose arguments violate one of its
     constraints, as far as they are known; ResourceExhaustedTransient when memory runs out, or subgraphs nest too deep.
     """
-    return prepare_by(Preparation, model, packed)
+    return prepare_with(SubgraphPreparation, model, packed)
 
 
-def prepare_by(
-    kind: Callable[[Model, Subgraph, dict[int, Program]], Preparation],
+def prepare_with(
+    kind: Callable[[Model, Subgraph, dict[int, Program]], SubgraphPreparation],
     model: Model,
     packed: Sequence[tuple[Array, ...]] | None = None,
 ) -> Program:
@@ -89,20 +99,20 @@ def prepare_by(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExecutionStep:
     """A step of a program, the number of its last operation, and the temporaries that no later part reads."""
 
-    step: Step
+    step: StepFunction
     last: int
     dropped: tuple[int, ...]
 
-    def releasing(self) -> Step:
+    def releasing(self) -> StepFunction:
         """Return the step that also drops those temporaries, so that their memory is reused while warm."""
         if not self.dropped:
             return self.step
         step, dropped = self.step, self.dropped
 
-        def releasing(scope: Scope) -> None:
+        def releasing(scope: ExecutionFrame) -> None:
             step(scope)
             for index in dropped:
                 scope[index] = None
@@ -119,13 +129,13 @@ class Program:
     """
 
     packed: tuple[tuple[Array, ...], ...] = ()
-    generated: frozenset[int] = frozenset()
+    compiled_ops: frozenset[int] = frozenset()
 
     def __init__(
         self,
         subgraph: Subgraph,
-        scope: Scope,
-        parts: tuple[Part, ...],
+        scope: ExecutionFrame,
+        parts: tuple[ExecutionStep, ...],
         omittable: frozenset[int],
         shapes: tuple[Shape | None, ...],
     ) -> None:
@@ -133,7 +143,7 @@ class Program:
         self.shapes = shapes
         self._scope = scope
         self._steps = tuple(part.releasing() for part in parts)
-        self._inputs = tuple(InputPlace.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
+        self._inputs = tuple(InputSpec.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
         self._outputs = subgraph.output_indexes
         self._output_dtypes = tuple(_dtype(subgraph.operands[index]) for index in subgraph.output_indexes)
         self._output_shapes = _all_known([shapes[index] for index in subgraph.output_indexes])
@@ -157,32 +167,32 @@ class Program:
         MissedDeadlineTransient, ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when
         cancelled.
         """
-        limits = limits_of(deadline_ns, is_cancelled, loop_timeout_ns)
+        limits = run_options(deadline_ns, is_cancelled, loop_timeout_ns)
         with np.errstate(all="ignore"):
             return self.bind(inputs, outputs).run(limits)
 
-    def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> Execution:
+    def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> BoundSteps:
         """Check `inputs` and return an Execution over these buffers, which are as for `execute`."""
-        return Execution(self._bound_scope(inputs), self._steps, self._store_into(tuple(outputs)))
+        return BoundSteps(self._bound_scope(inputs), self._steps, self._store_into(tuple(outputs)))
 
-    def call(self, inputs: Sequence[Array | None], limits: Limits) -> list[Array]:
+    def call(self, inputs: Sequence[Array | None], limits: RunOptions) -> list[Array]:
         """Run once and return the outputs, which may be views of inputs: how IF and WHILE use a subgraph."""
         scope = self._bound_scope(inputs)
         run_steps(self._steps, scope, limits)
         return [scope[index] for index in self._outputs]
 
-    def _store_into(self, outputs: tuple[Any, ...]) -> Store:
+    def _store_into(self, outputs: tuple[Any, ...]) -> OutputWriter:
         shapes, dtypes = self._output_shapes, self._output_dtypes
         if shapes is not None and len(outputs) == len(shapes) and all(map(is_array_of, outputs, dtypes, shapes)):
             return storing_in_place(self._outputs, outputs, shapes)
         return lambda scope: store([scope[index] for index in self._outputs], outputs)
 
-    def _bound_scope(self, inputs: Sequence[Array | None]) -> Scope:
+    def _bound_scope(self, inputs: Sequence[Array | None]) -> ExecutionFrame:
         scope = self._scope.copy()
         self._bind(inputs, scope)
         return scope
 
-    def _bind(self, inputs: Sequence[Array | None], scope: Scope) -> None:
+    def _bind(self, inputs: Sequence[Array | None], scope: ExecutionFrame) -> None:
         if len(inputs) != len(self._inputs):
             raise InvalidArgument(f"{len(inputs)} inputs given, the model has {len(self._inputs)}")
         for expected, array in zip(self._inputs, inputs, strict=True):
@@ -192,7 +202,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class InputPlace:
+class InputSpec:
     """What the model says of one of its inputs; `shape` None = not fully known."""
 
     index: int
@@ -202,7 +212,7 @@ class InputPlace:
     omittable: bool
 
     @classmethod
-    def of(cls, subgraph: Subgraph, index: int, omittable: bool) -> InputPlace:
+    def of(cls, subgraph: Subgraph, index: int, omittable: bool) -> InputSpec:
         """Return what `subgraph` says of operand `index`. Raises GeneralFailure for a type that nobody computes."""
         operand = subgraph.operands[index]
         return cls(index, _dtype(operand), _known_shape(operand), operand.dimensions, omittable)
@@ -214,7 +224,7 @@ class InputPlace:
         elif self.shape is not None:
             fits = array.dtype == self.dtype and array.shape == self.shape
         else:
-            fits = array.dtype == self.dtype and extends(self.dimensions, array.shape)
+            fits = array.dtype == self.dtype and is_compatible_shape(self.dimensions, array.shape)
         if not fits:
             given = "nothing" if array is None else f"{array.dtype} {array.shape}"
             raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
@@ -250,7 +260,7 @@ def _find(subgraph: Subgraph, operation: Operation) -> Match | None:
     return found if found.variant.plan is not None else None
 
 
-class Preparation:
+class SubgraphPreparation:
     """The way from a subgraph to its Program: constants, then each operation in order, with the shapes known so far.
 
     `programs` are those of referenced subgraphs that were prepared already, by index. An engine of its own overrides
@@ -275,24 +285,24 @@ class Preparation:
         omittable = frozenset(self.subgraph.input_indexes) - self._required
         return Program(self.subgraph, self._runtime_scope(), parts, omittable, tuple(self._shapes))
 
-    def constants(self) -> Scope:
+    def constants(self) -> ExecutionFrame:
         """Return the value of each operand that has one already."""
         return [constant(self._model, operand) for operand in self.subgraph.operands]
 
-    def joined(self, steps: Sequence[Step]) -> list[tuple[int, Step]]:
+    def joined(self, steps: Sequence[StepFunction]) -> list[tuple[int, StepFunction]]:
         """Return the steps, each with the number of its last operation; an engine may make one of several."""
         return list(enumerate(steps))
 
-    def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted) -> Step:
+    def static_step(self, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: Fitted) -> StepFunction:
         """Return the step of an operation of which everything is known."""
         return bound.step(bound.bind(fitted))
 
-    def _runtime_scope(self) -> Scope:
+    def _runtime_scope(self) -> ExecutionFrame:
         """Return the scope without the constants that no step reads again, since a binding has packed them."""
         values = [value if index in self._read else None for index, value in enumerate(self._scope)]
-        return [*values, *[None] * self.extra_slots, NO_LIMITS]
+        return [*values, *[None] * self.extra_slots, DEFAULT_RUN_OPTIONS]
 
-    def prepared_step(self, number: int, operation: Operation) -> Step:
+    def prepared_step(self, number: int, operation: Operation) -> StepFunction:
         """Return an operation's step."""
         label = f"operation {number} ({operation.type.name})"
         if operation.type in FIRST_OUTER_INPUT:
@@ -300,9 +310,9 @@ class Preparation:
         found = _find(self.subgraph, operation)
         if found is None:
             raise GeneralFailure(f"{label} is not supported with these operand types")
-        bound = Bound(label, found, operation, tuple(self.subgraph.operands[i] for i in operation.outputs))
+        bound = ResolvedOp(label, found, operation, tuple(self.subgraph.operands[i] for i in operation.outputs))
         self._required.update(bound.required())
-        step: Step
+        step: StepFunction
         if self._is_static(bound):
             arguments = [self._argument(index) for index in operation.inputs]
             fitted = bound.fit(arguments)
@@ -314,16 +324,16 @@ class Preparation:
             self._read.update(operation.inputs)
         return step
 
-    def _control_flow_step(self, label: str, operation: Operation) -> Step:
+    def _control_flow_step(self, label: str, operation: Operation) -> StepFunction:
         self._read.update(operation.inputs)
         self._required.update(operation.inputs[: FIRST_OUTER_INPUT[operation.type]])
-        callees = [self._program_of(label, index) for index in called_by(self.subgraph, operation)]
+        callees = [self._program_of(label, index) for index in callee_indexes(self.subgraph, operation)]
         return control_flow_step(label, operation, callees, [self.subgraph.operands[i] for i in operation.outputs])
 
     def _program_of(self, label: str, index: int) -> Program:
         if index not in self._programs:
             try:
-                program = Preparation(self._model, self._model.referenced[index], self._programs).program()
+                program = SubgraphPreparation(self._model, self._model.referenced[index], self._programs).program()
             except GeneralFailure as error:
                 raise _named(label, error) from error
             self._programs[index] = program
@@ -341,7 +351,7 @@ class Preparation:
         assert shape is not None, "_is_static asked for it"
         return tensor_of(operand, shape, self._scope[index])
 
-    def _is_static(self, bound: Bound) -> bool:
+    def _is_static(self, bound: ResolvedOp) -> bool:
         """Return True if nothing that the binding needs comes with the request."""
         for parameter, index in bound.arguments():
             operand = self.subgraph.operands[index]
@@ -367,7 +377,7 @@ def constant(model: Model, operand: Operand) -> Array | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class ResolvedOp:
     """An operation of the model, matched."""
 
     label: str
@@ -395,7 +405,7 @@ class Bound:
         """Bind to the arguments that were fitted; a violated constraint names the operation."""
         return self._naming(fitted.bind)
 
-    def step(self, run: Run) -> Step:
+    def step(self, run: Run) -> StepFunction:
         """Return the step that calls `run`."""
         return _static_step(self.label, run, self.data_indexes(), self.operation.outputs)
 
@@ -406,11 +416,13 @@ class Bound:
             raise _named(self.label, error) from error
 
 
-def _static_step(label: str, run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Step:
+def _static_step(
+    label: str, run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]
+) -> StepFunction:
     """Return the step that calls `run`; what it refuses in the data names the operation, which costs no success."""
     if len(outputs) > 1:
 
-        def step_of_many(scope: Scope) -> None:
+        def step_of_many(scope: ExecutionFrame) -> None:
             try:
                 results = run(*[scope[i] for i in inputs])
             except GeneralFailure as error:
@@ -423,7 +435,7 @@ def _static_step(label: str, run: Callable[..., Any], inputs: tuple[int, ...], o
     if len(inputs) == 1:
         input = inputs[0]
 
-        def step_of_one(scope: Scope) -> None:
+        def step_of_one(scope: ExecutionFrame) -> None:
             try:
                 scope[output] = run(scope[input])
             except GeneralFailure as error:
@@ -431,7 +443,7 @@ def _static_step(label: str, run: Callable[..., Any], inputs: tuple[int, ...], o
 
         return step_of_one
 
-    def step(scope: Scope) -> None:
+    def step(scope: ExecutionFrame) -> None:
         try:
             scope[output] = run(*[scope[i] for i in inputs])
         except GeneralFailure as error:
@@ -447,14 +459,14 @@ def _named(label: str, error: GeneralFailure) -> GeneralFailure:
 class _DynamicStep:
     """An operation that is bound when its shapes and controls are there; the last binding is kept."""
 
-    def __init__(self, bound: Bound, operands: Sequence[Operand], constants: Scope) -> None:
+    def __init__(self, bound: ResolvedOp, operands: Sequence[Operand], constants: ExecutionFrame) -> None:
         self._bound = bound
         self._operands = operands
         weights = [index for parameter, index in bound.arguments() if parameter.role is Role.WEIGHT]
         self._may_keep = all(constants[index] is not None for index in weights)
-        self._kept: tuple[Any, Step] | None = None
+        self._kept: tuple[Any, StepFunction] | None = None
 
-    def __call__(self, scope: Scope) -> None:
+    def __call__(self, scope: ExecutionFrame) -> None:
         arguments = [self._argument(scope, parameter, index) for parameter, index in self._bound.arguments()]
         key = [_identity(p, a) for p, a in zip(self._bound.match.parameters, arguments, strict=True)]
         kept = self._kept  # read once: another execution may replace it
@@ -464,7 +476,7 @@ class _DynamicStep:
             self._kept = kept if self._may_keep else None
         kept[1](scope)
 
-    def _argument(self, scope: Scope, parameter: Parameter, index: int) -> Tensor | None:
+    def _argument(self, scope: ExecutionFrame, parameter: Parameter, index: int) -> Tensor | None:
         array = scope[index]
         if array is None:
             return None
@@ -481,7 +493,7 @@ def _identity(parameter: Parameter, argument: Tensor | None) -> Any:
     return argument.shape, argument.array.tobytes()
 
 
-def _with_releases(subgraph: Subgraph, steps: Sequence[tuple[int, Step]]) -> tuple[Part, ...]:
+def _with_releases(subgraph: Subgraph, steps: Sequence[tuple[int, StepFunction]]) -> tuple[ExecutionStep, ...]:
     """Say for each step which temporaries no later one reads."""
     last_reader: dict[int, int] = {}
     for number, operation in enumerate(subgraph.operations):
@@ -492,6 +504,6 @@ def _with_releases(subgraph: Subgraph, steps: Sequence[tuple[int, Step]]) -> tup
             dropped[number].append(index)
     first, parts = 0, []
     for last, step in steps:
-        parts.append(Part(step, last, tuple(chain.from_iterable(dropped[first : last + 1]))))
+        parts.append(ExecutionStep(step, last, tuple(chain.from_iterable(dropped[first : last + 1]))))
         first = last + 1
     return tuple(parts)

@@ -14,32 +14,32 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Protocol, runtime_checkable
 
-from nnfmq.engines.execution import NO_LIMITS, Execution, Scope
-from nnfmq.engines.interpreter import Part, Program
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundSteps, ExecutionFrame
+from nnfmq.engines.interpreter import ExecutionStep, Program
 from nnfmq.operations.signature import Shape
 
-__all__ = ["Divisible", "Samples", "Times", "measure"]
+__all__ = ["Profile", "SteppedPartition", "Timings", "measure"]
 
 _WARM_UP = 3
 
 
 @runtime_checkable
-class Divisible(Protocol):
+class SteppedPartition(Protocol):
     """A step of a program that consists of steps of its own."""
 
     steps: int
 
-    def stepping(self, scope: Scope) -> Callable[[int, int], None]:
+    def range_runner(self, scope: ExecutionFrame) -> Callable[[int, int], None]:
         """Return what runs some of them on a scope that it was called with; an empty range costs what a call costs."""
         ...
 
-    def leave(self, scope: Scope) -> None:
+    def leave(self, scope: ExecutionFrame) -> None:
         """Give the scope what later steps read."""
         ...
 
 
 @dataclass(slots=True)
-class Samples:
+class Timings:
     """What one thing took in each run, and what timing nothing took just before, in nanoseconds."""
 
     raw: list[int] = field(default_factory=list)
@@ -56,38 +56,38 @@ class Samples:
         return max(0, min(self.raw) - min(self.empty))
 
     @classmethod
-    def sum(cls, parts: Iterable[Samples]) -> Samples:
+    def sum(cls, parts: Iterable[Timings]) -> Timings:
         """Return what several things took together, run by run."""
         several = list(parts)
         raw, empty = ([sum(run) for run in zip(*lists, strict=True)] for lists in _lists(several))
         return cls(raw, empty)
 
 
-def _lists(several: Sequence[Samples]) -> tuple[list[list[int]], list[list[int]]]:
+def _lists(several: Sequence[Timings]) -> tuple[list[list[int]], list[list[int]]]:
     return [one.raw for one in several], [one.empty for one in several]
 
 
 @dataclass(slots=True)
-class Times:
+class Profile:
     """`whole` are runs as usual, `parts` the steps of each part, `storing` what comes after the last.
 
     `shapes` are those of the operands that were there between parts.
     """
 
-    parts: list[list[Samples]]
+    parts: list[list[Timings]]
     whole: list[int] = field(default_factory=list)
-    storing: Samples = field(default_factory=Samples)
+    storing: Timings = field(default_factory=Timings)
     shapes: dict[int, Shape] = field(default_factory=dict)
 
 
-def measure(program: Program, execution: Execution, runs: int) -> Times:
+def measure(program: Program, execution: BoundSteps, runs: int) -> Profile:
     """Run `execution`, which `program` has bound, `runs` times whole and in parts, by turns. Blocks for as long.
 
     NumPy's warnings are the caller's to silence. Raises what the program raises.
     """
     for _ in range(_WARM_UP):
         execution.run()
-    times = Times([[Samples() for _ in range(_count(part))] for part in program.parts])
+    times = Profile([[Timings() for _ in range(_count(part))] for part in program.parts])
     times.shapes.update(_shapes_between(program.parts, execution.scope))
     for _ in range(runs):
         begin_ns = time.perf_counter_ns()
@@ -97,11 +97,11 @@ def measure(program: Program, execution: Execution, runs: int) -> Times:
     return times
 
 
-def _count(part: Part) -> int:
-    return part.step.steps if isinstance(part.step, Divisible) else 1
+def _count(part: ExecutionStep) -> int:
+    return part.step.steps if isinstance(part.step, SteppedPartition) else 1
 
 
-def _shapes_between(parts: Sequence[Part], scope: Scope) -> dict[int, Shape]:
+def _shapes_between(parts: Sequence[ExecutionStep], scope: ExecutionFrame) -> dict[int, Shape]:
     shapes = {}
     for part in parts:
         part.step(scope)
@@ -111,13 +111,13 @@ def _shapes_between(parts: Sequence[Part], scope: Scope) -> dict[int, Shape]:
     return shapes
 
 
-def _pass(parts: Sequence[Part], execution: Execution, times: Times) -> None:
+def _pass(parts: Sequence[ExecutionStep], execution: BoundSteps, times: Profile) -> None:
     scope = execution.scope
-    scope[-1] = NO_LIMITS
+    scope[-1] = DEFAULT_RUN_OPTIONS
     for part, samples in zip(parts, times.parts, strict=True):
         step = part.step
-        if isinstance(step, Divisible):
-            run = step.stepping(scope)
+        if isinstance(step, SteppedPartition):
+            run = step.range_runner(scope)
             for number, sample in enumerate(samples):
                 _time_step(run, number, sample)
             step.leave(scope)
@@ -127,7 +127,7 @@ def _pass(parts: Sequence[Part], execution: Execution, times: Times) -> None:
     _time_call(execution.store, scope, times.storing)
 
 
-def _time_step(run: Callable[[int, int], None], number: int, sample: Samples) -> None:
+def _time_step(run: Callable[[int, int], None], number: int, sample: Timings) -> None:
     clock = time.perf_counter_ns
     run(number, number)
     begin_ns = clock()
@@ -139,7 +139,7 @@ def _time_step(run: Callable[[int, int], None], number: int, sample: Samples) ->
     sample.raw.append(end_ns - middle_ns)
 
 
-def _time_call(call: Callable[[Scope], object], scope: Scope, sample: Samples) -> None:
+def _time_call(call: Callable[[ExecutionFrame], object], scope: ExecutionFrame, sample: Timings) -> None:
     clock = time.perf_counter_ns
     _nothing(scope)
     begin_ns = clock()
@@ -151,10 +151,10 @@ def _time_call(call: Callable[[Scope], object], scope: Scope, sample: Samples) -
     sample.raw.append(end_ns - middle_ns)
 
 
-def _nothing(_scope: Scope) -> None:
+def _nothing(_scope: ExecutionFrame) -> None:
     pass
 
 
-def _drop(scope: Scope, part: Part) -> None:
+def _drop(scope: ExecutionFrame, part: ExecutionStep) -> None:
     for index in part.dropped:
         scope[index] = None

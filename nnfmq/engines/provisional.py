@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
 from nnfmq.hal.types import OutputShape
 
-__all__ = ["ProvisionalProgram"]
+__all__ = ["TieredProgram"]
 
 
-class ProvisionalProgram:
+class TieredProgram:
     """`program`, until it is replaced by what `make` returns: whoever holds this decides when, and where, to ask it."""
 
-    def __init__(self, program: Bindable, make: Callable[[], Bindable]) -> None:
+    def __init__(self, program: PreparedProgram, make: Callable[[], PreparedProgram]) -> None:
         self.program = program
-        self.make: Callable[[], Bindable] | None = make
+        self.make: Callable[[], PreparedProgram] | None = make
 
-    def replace(self, program: Bindable) -> None:
+    def replace(self, program: PreparedProgram) -> None:
         """Use `program` from now on, and for good."""
         self.program = program
         self.make = None  # last: who sees it sees the program as well
@@ -32,8 +32,8 @@ class ProvisionalProgram:
         """Stay with the program that there is: nothing better will come."""
         self.make = None
 
-    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Runnable:
-        """See `Bindable.bind`."""
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
+        """See `PreparedProgram.bind`."""
         if self.make is None:
             return self.program.bind(inputs, outputs)
         return _Provisional(self, inputs, outputs)
@@ -42,13 +42,13 @@ class ProvisionalProgram:
 class _Provisional:
     """An execution of whatever its program is at each run."""
 
-    def __init__(self, owner: ProvisionalProgram, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def __init__(self, owner: TieredProgram, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self._owner, self._inputs, self._outputs = owner, inputs, outputs
         self._program = owner.program
         self._execution = self._program.bind(inputs, outputs)
 
-    def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
-        """See `Runnable.run`."""
+    def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """See `BoundProgram.run`."""
         owner = self._owner
         if owner.make is None:
             if owner.program is not self._program:

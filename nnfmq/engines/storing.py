@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.execution import Growing, Scope, Store
+from nnfmq.engines.execution import DynamicOutput, ExecutionFrame, OutputWriter
 from nnfmq.hal.errors import InvalidArgument, OutputInsufficientSize
 from nnfmq.hal.types import OutputShape
 from nnfmq.operations.signature import Array, Shape
@@ -18,19 +18,19 @@ __all__ = ["is_array_of", "store", "storing_in_place"]
 _SIZED = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would be built anew at each call
 
 
-def storing_in_place(indexes: Sequence[int], outputs: Sequence[Any], shapes: tuple[OutputShape, ...]) -> Store:
+def storing_in_place(indexes: Sequence[int], outputs: Sequence[Any], shapes: tuple[OutputShape, ...]) -> OutputWriter:
     """Return what copies each result into its array, of the same shape and type, and gives the shapes."""
     if len(outputs) == 1:
         index, out = indexes[0], outputs[0]
 
-        def store_one(scope: Scope) -> tuple[OutputShape, ...]:
+        def store_one(scope: ExecutionFrame) -> tuple[OutputShape, ...]:
             out[...] = scope[index]
             return shapes
 
         return store_one
     pairs = tuple(zip(indexes, outputs, strict=True))
 
-    def store(scope: Scope) -> tuple[OutputShape, ...]:
+    def store(scope: ExecutionFrame) -> tuple[OutputShape, ...]:
         for index, out in pairs:
             out[...] = scope[index]
         return shapes
@@ -67,15 +67,15 @@ def _output_shape(dimensions: Shape, is_sufficient: bool) -> OutputShape:
 
 
 def _suffices(out: Any, byte_count: int) -> bool:
-    if isinstance(out, Growing):
+    if isinstance(out, DynamicOutput):
         return True
     return (out.nbytes if isinstance(out, _SIZED) else memoryview(out).nbytes) >= byte_count
 
 
 def _destination(out: Any, result: Array) -> Array:
     """Return `out` as an array like `result`; arrays of that shape and dtype are taken as they are."""
-    if isinstance(out, Growing):
-        return out.room_for(result.shape)
+    if isinstance(out, DynamicOutput):
+        return out.allocate(result.shape)
     if isinstance(out, np.ndarray) and out.dtype == result.dtype and out.shape == result.shape:
         return out
     return np.frombuffer(memoryview(out).cast("B"), result.dtype, result.size).reshape(result.shape)

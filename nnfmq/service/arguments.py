@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nnfmq.engines.execution import Growing
+from nnfmq.engines.execution import DynamicOutput
 from nnfmq.file_memory import FileMemory, FileRange
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import (
@@ -207,7 +207,7 @@ class _ToBuffer:
             return self._room_for(self.dimensions)
         self.room = None
         self.buffer.spoil()
-        return Growing(self._room_for)
+        return DynamicOutput(self._room_for)
 
     def _room_for(self, shape: Shape) -> Array:
         if joined(self.dimensions, shape) != shape:

@@ -11,7 +11,7 @@ import logging
 import weakref
 from functools import partial
 
-from nnfmq.engines.provisional import ProvisionalProgram
+from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.service.compile_jobs import Preparation, preparing
 
@@ -20,7 +20,7 @@ __all__ = ["improve"]
 _log = logging.getLogger("nnfmq.improvement")
 
 
-def improve(wanted: weakref.ref[ProvisionalProgram]) -> None:
+def improve(wanted: weakref.ref[TieredProgram]) -> None:
     """Replace a program by what it is provisional for, if anybody still has it. Blocks as long as `compile`."""
     program = wanted()
     make = None if program is None else program.make
@@ -49,7 +49,7 @@ def improve(wanted: weakref.ref[ProvisionalProgram]) -> None:
         program.replace(made)
 
 
-def _require_wanted(wanted: weakref.ref[ProvisionalProgram], _done: int, _total: int) -> None:
+def _require_wanted(wanted: weakref.ref[TieredProgram], _done: int, _total: int) -> None:
     """End a preparation that nobody waits for any more."""
     if wanted() is None:
         raise GeneralFailure("the model was released before it was compiled")

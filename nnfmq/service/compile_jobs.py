@@ -246,14 +246,14 @@ class _Job:
 
     def _give(self, fd: int) -> None:
         """Give a process the next part; it has none to watch for where there is none."""
-        from nnfmq.engines.compiled.description import described
+        from nnfmq.engines.compiled.description import encode_kernels
 
         if self._given == len(self._parts):
             self._poll.unregister(fd)
             return
         process, number = self._processes[fd], self._given
         try:
-            process.channel.send(described(self._parts[number], self._target), (), self._preparation.deadline_ns)
+            process.channel.send(encode_kernels(self._parts[number], self._target), (), self._preparation.deadline_ns)
         except DeadObject:
             raise process.death() from None
         self._at[fd] = number

@@ -171,11 +171,11 @@ class _CompileProcess:
 
 
 def _answer(description: bytearray) -> Answer:
-    from nnfmq.engines.compiled.description import understood
+    from nnfmq.engines.compiled.description import decode_kernels
     from nnfmq.engines.compiled.objects import compile_kernels
 
     try:
-        return Answer(ErrorStatus.NONE, code=compile_kernels(*understood(description)))
+        return Answer(ErrorStatus.NONE, code=compile_kernels(*decode_kernels(description)))
     except MemoryError:
         return Answer(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "there is not enough memory to compile the model")
     except NnfmqError as error:

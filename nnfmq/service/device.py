@@ -15,9 +15,9 @@ from enum import IntEnum
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
-from nnfmq.engines.control_flow import reached_by
-from nnfmq.engines.execution import Bindable
-from nnfmq.engines.provisional import ProvisionalProgram
+from nnfmq.engines.control_flow import reachable_subgraphs
+from nnfmq.engines.execution import PreparedProgram
+from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, make_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.feature_levels import FeatureLevel
@@ -98,7 +98,7 @@ class Device:
         """
         raise NotImplementedError
 
-    def compile(self, model: Model) -> Bindable:
+    def compile(self, model: Model) -> PreparedProgram:
         """Make a model ready whose every operation is supported; called on a thread of its own, and may take long.
 
         Return something like `engines.interpreter.prepare(model)`, or an `engines.function.FunctionProgram`. The model
@@ -112,7 +112,7 @@ class Device:
         """How many files it needs to `save` a compilation (DEV-6); here none, so that nothing is ever saved."""
         return NumberOfCacheFiles()
 
-    def save(self, model: Model, program: Bindable) -> CacheContents | None:
+    def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
         """Return what `restore` needs to make `program`, which `compile` made of `model`, again; None: not this one.
 
         As many bytes as `cache_files_needed` says. The driver writes and seals them, so `restore` is given exactly what
@@ -120,15 +120,15 @@ class Device:
         """
         raise NotImplementedError
 
-    def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
+    def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Return the model and the program that were saved. `contents` is private, and lives as long as the result."""
         raise NotImplementedError
 
-    def stored(self, _model: Model) -> Bindable | None:
+    def stored(self, _model: Model) -> PreparedProgram | None:
         """Return what `compile` made of an equal model before, where the driver keeps that; here nothing."""
         return None
 
-    def stand_in(self, _model: Model) -> Bindable | None:
+    def stand_in(self, _model: Model) -> PreparedProgram | None:
         """Return a program that is ready sooner than `compile`'s, and answers alike; None: there is no such thing.
 
         A client that prefers a FAST_SINGLE_ANSWER is given it, until `compile` is done on a thread of its own.
@@ -188,7 +188,8 @@ class Device:
             all(self._can(model, graph, operation) for operation in graph.operations) for graph in model.referenced
         ]
         return [
-            all(inner[index] for index in reached_by(model, operation)) and self._can(model, model.main, operation)
+            all(inner[index] for index in reachable_subgraphs(model, operation))
+            and self._can(model, model.main, operation)
             for operation in model.main.operations
         ]
 
@@ -223,7 +224,7 @@ class Device:
     ) -> PreparedModel:
         """Compile a model that `check_preparation` returned, and save that to `caches`, if it can be. Blocks.
 
-        For a FAST_SINGLE_ANSWER the program may be a ProvisionalProgram: whoever calls lets its `make` run somewhere.
+        For a FAST_SINGLE_ANSWER the program may be a TieredProgram: whoever calls lets its `make` run somewhere.
         Not where there are caches, which a client may read once the model is ready.
 
         Raises GeneralFailure for what is not supported, ResourceExhaustedTransient where memory runs out.
@@ -234,7 +235,7 @@ class Device:
             save(caches, self.number_of_cache_files, self.identity, lambda: self.save(model, program))
         return PreparedModel(model, program, status_byte=self.status_byte)
 
-    def _program(self, model: Model, is_in_a_hurry: bool) -> Bindable:
+    def _program(self, model: Model, is_in_a_hurry: bool) -> PreparedProgram:
         supported = self._supported(model)
         if not all(supported):
             number = supported.index(False)
@@ -246,7 +247,7 @@ class Device:
         stand_in = self.stand_in(model) if is_in_a_hurry else None
         if stand_in is None:
             return self.compile(model)
-        return ProvisionalProgram(stand_in, partial(self.compile, model))
+        return TieredProgram(stand_in, partial(self.compile, model))
 
     def check_caches(self, caches: CacheFiles, deadline_ns: int | None, limit_bytes: int) -> tuple[CacheContents, int]:
         """Judge the arguments of prepareModelFromCache; return what is for `restore_model`, and its bytes. Blocks.

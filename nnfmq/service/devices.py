@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, PreparedProgram, RunOptions, BoundProgram
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.extension_codes import is_extension
@@ -79,7 +79,7 @@ class InterpreterDevice(Device):
         first = operation.inputs[operation.type == OperationType.SELECT]  # its first one is always a boolean
         return _is_one_of(operation.type, self._operations) and _is_one_of(subgraph.operands[first].type, self._types)
 
-    def compile(self, model: Model) -> Bindable:
+    def compile(self, model: Model) -> PreparedProgram:
         """Prepare the model for the interpreter."""
         return interpreter.prepare(model)
 
@@ -88,12 +88,12 @@ class InterpreterDevice(Device):
         """The model's file, and the constants'."""
         return NumberOfCacheFiles(1, 1)
 
-    def save(self, model: Model, program: Bindable) -> CacheContents | None:
+    def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
         """Return the model and its packed constants."""
         assert isinstance(program, interpreter.Program)
         return interpreter_cache_format.save(model, program.packed)
 
-    def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
+    def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Bind the saved model, without validating or packing again."""
         return interpreter_cache_format.restore(contents)
 
@@ -118,7 +118,7 @@ class CompiledDevice(InterpreterDevice):
 
         return Identity(self.name, f"{self.version_string} {host_target().name}")
 
-    def compile(self, model: Model) -> Bindable:
+    def compile(self, model: Model) -> PreparedProgram:
         """Generate machine code, which takes long, and keep it in the driver's cache.
 
         Where workers share it the program is linked once more, over the memory that they share: its own goes.
@@ -136,24 +136,24 @@ class CompiledDevice(InterpreterDevice):
         except MemoryError:  # for both at once: its own will do
             return program
 
-    def stored(self, model: Model) -> Bindable | None:
+    def stored(self, model: Model) -> PreparedProgram | None:
         """Link what the driver's cache has. What cannot be linked is forgotten: else it would fail for good."""
         entry = program_cache.entry_for(self.identity, model)
         packed = None if entry is None else entry.find()
         return None if entry is None or packed is None else _linked(entry, model, packed)
 
-    def stand_in(self, model: Model) -> Bindable | None:
+    def stand_in(self, model: Model) -> PreparedProgram | None:
         """Prepare the model for the interpreter."""
         return interpreter.prepare(model)
 
-    def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
+    def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Link the saved code, without validating, packing or generating again."""
         from nnfmq.engines.compiled.program import prepare
 
         return interpreter_cache_format.restore(contents, prepare)
 
 
-def _linked(entry: program_cache.Entry, model: Model, packed: Groups) -> Bindable | None:
+def _linked(entry: program_cache.Entry, model: Model, packed: Groups) -> PreparedProgram | None:
     """Return the program that lies in `packed`; None where it cannot be linked, after removing it from the cache."""
     from nnfmq.engines.compiled.program import prepare
 
@@ -211,7 +211,7 @@ class PlugInDevice(Device):
         """Ask the plug-in. Raises GeneralFailure where it fails."""
         return bool(self._supports(model, subgraph, operation))
 
-    def compile(self, model: Model) -> Bindable:
+    def compile(self, model: Model) -> PreparedProgram:
         """Let the plug-in make the model ready. Raises GeneralFailure where it fails, then and whenever it is used."""
         return _PlugInProgram(self._what, self._compile(model))
 
@@ -220,13 +220,13 @@ class PlugInDevice(Device):
         """What the plug-in said."""
         return self._cache_files
 
-    def save(self, model: Model, program: Bindable) -> CacheContents | None:
+    def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
         """Ask the plug-in for what it needs to make its program again. Raises GeneralFailure where it fails."""
         assert isinstance(program, _PlugInProgram)
         contents: CacheContents | None = self._save(model, program.program)
         return contents
 
-    def restore(self, contents: CacheContents) -> tuple[Model, Bindable]:
+    def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Let the plug-in make its program again. Raises GeneralFailure where it fails."""
         restored = self._restore(contents)
         if not (isinstance(restored, tuple) and len(restored) == 2 and isinstance(restored[0], Model)):
@@ -235,20 +235,20 @@ class PlugInDevice(Device):
 
 
 class _PlugInProgram:
-    def __init__(self, name: str, program: Bindable) -> None:
+    def __init__(self, name: str, program: PreparedProgram) -> None:
         self._name = name
         self.program = program
 
-    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Runnable:
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
         return _PlugInExecution(self._name, guarded(self._name, lambda: self.program.bind(inputs, outputs))())
 
 
 class _PlugInExecution:
-    def __init__(self, name: str, execution: Runnable) -> None:
+    def __init__(self, name: str, execution: BoundProgram) -> None:
         self._name = name
         self._execution = execution
 
-    def run(self, limits: Limits = NO_LIMITS) -> tuple[OutputShape, ...]:
+    def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         shapes: tuple[OutputShape, ...] = guarded(self._name, lambda: self._execution.run(limits))()
         return shapes
 

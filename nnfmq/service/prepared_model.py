@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnfmq.engines.execution import NO_LIMITS, Bindable, Limits, Runnable, limits_of
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions, run_options
 from nnfmq.hal.errors import (
     ErrorStatus,
     GeneralFailure,
@@ -88,10 +88,10 @@ def _unavailable() -> ExecutionResult:
     return ExecutionResult(ErrorStatus.DEVICE_UNAVAILABLE, message=UNAVAILABLE)
 
 
-def execution_limits(config: ExecutionConfig, deadline_ns: int | None) -> Limits:
+def execution_limits(config: ExecutionConfig, deadline_ns: int | None) -> RunOptions:
     """Return what ends an execution early. Raises InvalidArgument for a loop timeout that is out of range."""
     # -1 stands for none in a loop timeout, as it does in a deadline.
-    return limits_of(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
+    return run_options(deadline_ns, loop_timeout_ns=deadline_of(config.loop_timeout_ns))
 
 
 def refuse_what_is_late(deadline_ns: int | None) -> None:
@@ -105,12 +105,12 @@ class BoundExecution:
 
     __slots__ = ("_execution", "_result", "_status_byte")
 
-    def __init__(self, execution: Runnable, status_byte: memoryview) -> None:
+    def __init__(self, execution: BoundProgram, status_byte: memoryview) -> None:
         self._execution = execution
         self._status_byte = status_byte
         self._result = ExecutionResult(ErrorStatus.NONE)
 
-    def run(self, measure: MeasureTiming, begin_ns: int, limits: Limits = NO_LIMITS) -> ExecutionResult:
+    def run(self, measure: MeasureTiming, begin_ns: int, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> ExecutionResult:
         """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError.
 
         The caller has silenced NumPy's warnings, which costs more than a small model; for the same reason the result of
@@ -143,7 +143,7 @@ class StagedExecution:
     __slots__ = ("_bound", "_given", "_program", "_sinks", "_sources", "_status_byte")
 
     def __init__(
-        self, program: Bindable, sources: Sequence[Source], sinks: Sequence[Sink], status_byte: memoryview
+        self, program: PreparedProgram, sources: Sequence[Source], sinks: Sequence[Sink], status_byte: memoryview
     ) -> None:
         self._program = program
         self._status_byte = status_byte
@@ -152,7 +152,7 @@ class StagedExecution:
         self._given: list[Any] = []  # what is bound
         self._bound: BoundExecution | None = None
 
-    def run(self, measure: MeasureTiming, begin_ns: int, limits: Limits = NO_LIMITS) -> ExecutionResult:
+    def run(self, measure: MeasureTiming, begin_ns: int, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> ExecutionResult:
         """As `BoundExecution.run`; may block for a file as long as that does."""
         try:
             result = self._run(measure, begin_ns, limits)
@@ -167,7 +167,7 @@ class StagedExecution:
         for sink in self._sinks:
             sink.fail()
 
-    def _run(self, measure: MeasureTiming, begin_ns: int, limits: Limits) -> ExecutionResult:
+    def _run(self, measure: MeasureTiming, begin_ns: int, limits: RunOptions) -> ExecutionResult:
         inputs = [source.array() for source in self._sources]
         outputs = [sink.begin() for sink in self._sinks]
         result = self._bound_to(inputs, outputs).run(measure, begin_ns, limits)
@@ -198,7 +198,7 @@ class PreparedModel:
     """
 
     model: Model
-    program: Bindable
+    program: PreparedProgram
     charge: Charge | None = None
     status_byte: memoryview = ALWAYS
     takes_unspecified: bool = True

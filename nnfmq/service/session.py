@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from nnfmq import watcher
 from nnfmq.channel import INLINE_BYTES, NOW, Channel, Frame
-from nnfmq.engines.provisional import ProvisionalProgram
+from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -179,14 +179,14 @@ class Session:
             self._ring()
         threads.submit(partial(self._guarded, work, *arguments), priority)
 
-    def improve(self, program: ProvisionalProgram, priority: int = Priority.MEDIUM) -> None:
+    def improve(self, program: TieredProgram, priority: int = Priority.MEDIUM) -> None:
         """Replace `program` by what it is provisional for, on a thread of its own, unless it is gone by then.
 
         No call waits for this, and none is refused for it.
         """
         self._improvements.submit(partial(self._improve, weakref.ref(program)), priority)
 
-    def _improve(self, wanted: weakref.ref[ProvisionalProgram]) -> None:
+    def _improve(self, wanted: weakref.ref[TieredProgram]) -> None:
         if not self.has_ended:
             improve(wanted)
         with self._lock:

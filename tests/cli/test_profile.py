@@ -306,7 +306,7 @@ def test_the_page_stands_alone_and_has_every_operation(tmp_path: Path) -> None:
 
 def test_the_page_draws_each_value_and_each_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # what two runs take may be nothing more than timing nothing took, and is in no picture then
-    monkeypatch.setattr(profiling.Samples, "p50_ns", property(lambda _: 1000))
+    monkeypatch.setattr(profiling.Timings, "p50_ns", property(lambda _: 1000))
     assert run(DIGITS, "--device", "compiled", "--runs", 2, "--html", tmp_path / "page.html") == 0
     pictures = drawings((tmp_path / "page.html").read_text())
     values = [picture for picture in pictures if "arena" in picture.get("aria-label", "")]

@@ -23,7 +23,7 @@ from support.small_models import (
 
 from nnfmq.conformance.testmodels import BytesPool
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import Array, Growing
+from nnfmq.engines.execution import Array, DynamicOutput
 from nnfmq.hal.errors import (
     GeneralFailure,
     InvalidArgument,
@@ -74,12 +74,12 @@ def test_an_output_may_be_any_writable_buffer_and_a_longer_one(make: Any) -> Non
 def test_DOM_11_a_growing_output_is_told_the_shape_and_filled(extents: tuple[int, ...]) -> None:
     made: list[Array] = []
 
-    def room_for(shape: tuple[int, ...]) -> Array:
+    def allocate(shape: tuple[int, ...]) -> Array:
         made.append(np.empty(shape, np.float32))
         return made[-1]
 
     model = with_operand(two_adds(), 4, dimensions=extents)
-    assert prepared(model).execute([ONES, ONES], [Growing(room_for)]) == (OutputShape((2, 2)),)
+    assert prepared(model).execute([ONES, ONES], [DynamicOutput(allocate)]) == (OutputShape((2, 2)),)
     assert [array.tolist() for array in made] == [[[3.0] * 2] * 2]
 
 
@@ -92,7 +92,7 @@ def test_DOM_14_an_output_that_refuses_to_grow_leaves_the_others_as_they_were() 
     model = with_operand(model, 3, lifetime=LifeTime.SUBGRAPH_OUTPUT)
     first = bytearray(16)
     with pytest.raises(GeneralFailure, match=r"no room for \(2, 2\)"):
-        prepared(model).execute([ONES, ONES], [first, Growing(refuse)])
+        prepared(model).execute([ONES, ONES], [first, DynamicOutput(refuse)])
     assert first == bytes(16)
 
 

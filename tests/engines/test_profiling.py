@@ -12,9 +12,9 @@ import pytest
 from support.small_models import one_operation, vector
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import NO_LIMITS, Execution, Growing, Scope
-from nnfmq.engines.interpreter import Part
-from nnfmq.engines.profiling import Divisible, Samples, measure
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundSteps, DynamicOutput, ExecutionFrame
+from nnfmq.engines.interpreter import ExecutionStep
+from nnfmq.engines.profiling import SteppedPartition, Timings, measure
 from nnfmq.hal.types import Operand, OperandType, OperationType
 
 F32 = OperandType.TENSOR_FLOAT32
@@ -39,18 +39,18 @@ class Divided:
         self.steps = 2
         self.log: list[Any] = []
 
-    def __call__(self, scope: Scope) -> None:
+    def __call__(self, scope: ExecutionFrame) -> None:
         self._clock.now_ns += 800
         self.leave(scope)
 
-    def stepping(self, scope: Scope) -> Callable[[int, int], None]:
+    def range_runner(self, scope: ExecutionFrame) -> Callable[[int, int], None]:
         def run(first: int, last: int) -> None:
             self._clock.now_ns += 70 + sum((500, 300)[first:last])
             self.log.append((first, last))
 
         return run
 
-    def leave(self, scope: Scope) -> None:
+    def leave(self, scope: ExecutionFrame) -> None:
         self.log.append("leave")
         scope[0] = np.zeros((2, 3))
 
@@ -66,16 +66,16 @@ def measured(clock: Clock, runs: int) -> tuple[Any, Divided, list[Any]]:
     """Measure a divided step, and another one of 1000 ns that reads what the first leaves."""
     divided, seen = Divided(clock), []
 
-    def other(scope: Scope) -> None:
+    def other(scope: ExecutionFrame) -> None:
         seen.append(scope[0])
         clock.now_ns += 1000
 
-    def store(scope: Scope) -> Any:
+    def store(scope: ExecutionFrame) -> Any:
         seen.append(scope[0])
         clock.now_ns += 40
 
-    parts = (Part(divided, 1, ()), Part(other, 2, (0,)))
-    execution = Execution([None, None, NO_LIMITS], [part.releasing() for part in parts], store)
+    parts = (ExecutionStep(divided, 1, ()), ExecutionStep(other, 2, (0,)))
+    execution = BoundSteps([None, None, DEFAULT_RUN_OPTIONS], [part.releasing() for part in parts], store)
     return measure(SimpleNamespace(parts=parts), execution, runs), divided, seen  # type: ignore[arg-type]
 
 
@@ -113,13 +113,13 @@ def test_shapes_that_come_between_parts_are_kept(clock: Clock) -> None:
 
 
 def test_samples_are_less_their_empty_ones_and_never_negative() -> None:
-    assert Samples([900, 700, 800], [100, 300, 200]).p50_ns == 600
-    assert Samples([900, 700, 800], [100, 300, 200]).min_ns == 600
-    assert (Samples([5, 5], [9, 9]).p50_ns, Samples([5, 5], [9, 9]).min_ns) == (0, 0)
+    assert Timings([900, 700, 800], [100, 300, 200]).p50_ns == 600
+    assert Timings([900, 700, 800], [100, 300, 200]).min_ns == 600
+    assert (Timings([5, 5], [9, 9]).p50_ns, Timings([5, 5], [9, 9]).min_ns) == (0, 0)
 
 
 def test_samples_are_added_run_by_run() -> None:
-    total = Samples.sum([Samples([1, 20], [0, 2]), Samples([300, 4], [5, 6])])
+    total = Timings.sum([Timings([1, 20], [0, 2]), Timings([300, 4], [5, 6])])
 
     assert (total.raw, total.empty) == ([301, 24], [5, 8])
 
@@ -131,7 +131,7 @@ def test_the_interpreter_s_steps_are_not_divisible_and_its_results_stay_right() 
 
     times = measure(program, execution, runs=2)
 
-    assert not isinstance(program.parts[0].step, Divisible)
+    assert not isinstance(program.parts[0].step, SteppedPartition)
     assert [len(step.raw) for part in times.parts for step in part] == [2]
     assert output.tolist() == [0, 2, 0, 4]
 
@@ -142,7 +142,7 @@ def test_a_shape_that_comes_with_the_request_is_found() -> None:
     rooms: list[Any] = []
     execution = program.bind(
         [np.zeros(6, np.float32), np.int32([3, 2])],
-        [Growing(lambda shape: rooms.append(np.empty(shape, "f4")) or rooms[-1])],
+        [DynamicOutput(lambda shape: rooms.append(np.empty(shape, "f4")) or rooms[-1])],
     )
 
     times = measure(program, execution, runs=1)

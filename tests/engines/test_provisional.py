@@ -13,9 +13,9 @@ from support.executors import LIMIT_S
 from support.models import null_model
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import Bindable
+from nnfmq.engines.execution import PreparedProgram
 from nnfmq.engines.function import FunctionProgram
-from nnfmq.engines.provisional import ProvisionalProgram
+from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.service.background_compile import improve
 
@@ -23,18 +23,18 @@ MODEL = null_model()
 ONE = np.ones(1, np.float32)
 
 
-def hundred() -> Bindable:
+def hundred() -> PreparedProgram:
     """Return a program that answers 100 more than the model's own."""
     return FunctionProgram(MODEL, lambda inputs: [inputs[0] + 100])
 
 
-def never() -> Bindable:
+def never() -> PreparedProgram:
     raise AssertionError("made although nobody wants it")
 
 
 @pytest.fixture
-def program() -> ProvisionalProgram:
-    return ProvisionalProgram(interpreter.prepare(MODEL), hundred)
+def program() -> TieredProgram:
+    return TieredProgram(interpreter.prepare(MODEL), hundred)
 
 
 def run(execution: Any, output: np.ndarray) -> float:
@@ -42,7 +42,7 @@ def run(execution: Any, output: np.ndarray) -> float:
     return float(output[0])
 
 
-def test_an_execution_goes_over_at_its_next_run_and_a_new_one_at_once(program: ProvisionalProgram) -> None:
+def test_an_execution_goes_over_at_its_next_run_and_a_new_one_at_once(program: TieredProgram) -> None:
     output = np.zeros(1, np.float32)
     execution = program.bind([ONE], [output])
     assert run(execution, output) == 1
@@ -50,7 +50,7 @@ def test_an_execution_goes_over_at_its_next_run_and_a_new_one_at_once(program: P
     assert run(execution, output) == run(execution, output) == run(program.bind([ONE], [output]), output) == 101
 
 
-def test_what_was_bound_but_never_run_goes_over_too(program: ProvisionalProgram) -> None:
+def test_what_was_bound_but_never_run_goes_over_too(program: TieredProgram) -> None:
     output = np.zeros(1, np.float32)
     execution = program.bind([ONE], [output])
     improve(weakref.ref(program))
@@ -61,10 +61,10 @@ def test_what_was_bound_but_never_run_goes_over_too(program: ProvisionalProgram)
 def test_where_the_better_one_cannot_be_made_the_program_stays_and_the_log_says_why(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> Bindable:
+    def fail() -> PreparedProgram:
         raise error
 
-    program = ProvisionalProgram(interpreter.prepare(MODEL), fail)
+    program = TieredProgram(interpreter.prepare(MODEL), fail)
     output = np.zeros(1, np.float32)
     execution = program.bind([ONE], [output])
     improve(weakref.ref(program))
@@ -74,7 +74,7 @@ def test_where_the_better_one_cannot_be_made_the_program_stays_and_the_log_says_
 
 
 def test_for_a_program_that_is_gone_nothing_is_made() -> None:
-    gone = weakref.ref(ProvisionalProgram(interpreter.prepare(MODEL), never))
+    gone = weakref.ref(TieredProgram(interpreter.prepare(MODEL), never))
     assert gone() is None
     improve(gone)
 
@@ -82,12 +82,12 @@ def test_for_a_program_that_is_gone_nothing_is_made() -> None:
 def test_a_program_that_is_released_meanwhile_goes_at_once() -> None:
     begun, go = threading.Event(), threading.Event()
 
-    def held() -> Bindable:
+    def held() -> PreparedProgram:
         begun.set()
         assert go.wait(LIMIT_S)
         return hundred()
 
-    program = ProvisionalProgram(interpreter.prepare(MODEL), held)
+    program = TieredProgram(interpreter.prepare(MODEL), held)
     inner, wanted = weakref.ref(program.program), weakref.ref(program)
     thread = threading.Thread(target=improve, args=(wanted,))
     thread.start()
@@ -104,7 +104,7 @@ def test_replaced_it_keeps_neither_the_old_program_nor_memory_of_executions_that
     gc.collect()
     gc.disable()  # so that a cycle would show
     try:
-        program = ProvisionalProgram(interpreter.prepare(MODEL), hundred)
+        program = TieredProgram(interpreter.prepare(MODEL), hundred)
         old, output = weakref.ref(program.program), np.zeros(1, np.float32)
         execution = program.bind([ONE], [output])
         improve(weakref.ref(program))

@@ -681,7 +681,7 @@ def test_N_DXX_1_DOM_7_a_failed_execution_leaves_its_output_uninitialized(
 
 def past(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the driver find that the deadline has passed when it looks between operations."""
-    monkeypatch.setattr(prepared_model, "limits_of", lambda *_, **__: prepared_model.Limits(1))
+    monkeypatch.setattr(prepared_model, "run_options", lambda *_, **__: prepared_model.RunOptions(1))
 
 
 def test_an_execution_that_fails_leaves_its_inputs_as_they_were(two: Executing) -> None:

@@ -14,8 +14,8 @@ pytest.importorskip("llvmlite", exc_type=ImportError)
 
 from nnfmq.channel import Channel
 from nnfmq.engines.compiled import objects
-from nnfmq.engines.compiled.description import described
-from nnfmq.engines.compiled.kernels.elementwise import Elementwise
+from nnfmq.engines.compiled.description import encode_kernels
+from nnfmq.engines.compiled.kernels.elementwise import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.functions import FloatUnary
 from nnfmq.engines.compiled.kernels.kernel import name_of
 from nnfmq.engines.compiled.objects import Linker, host_target
@@ -31,18 +31,18 @@ from nnfmq.service.compile_jobs import (
 from nnfmq.service.compile_server import Answer, _answer
 
 
-def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> Elementwise:
-    return Elementwise(FloatUnary("floor", -np.inf), (), ((),), length, steps, 4, 1, length, 1, (False,))
+def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> ElementwiseKernel:
+    return ElementwiseKernel(FloatUnary("floor", -np.inf), (), ((),), length, steps, 4, 1, length, 1, (False,))
 
 
 def test_a_description_is_answered_by_object_code() -> None:
-    answer = _answer(bytearray(described([kernel()], host_target())))
+    answer = _answer(bytearray(encode_kernels([kernel()], host_target())))
     assert answer.status is ErrorStatus.NONE
     assert Linker([answer.code], host_target()).address(name_of(kernel())) != 0
 
 
 def test_LIFE_8_a_fault_while_compiling_is_the_answer() -> None:
-    answer = _answer(bytearray(described([kernel(steps=(1, 1))], host_target())))
+    answer = _answer(bytearray(encode_kernels([kernel(steps=(1, 1))], host_target())))
     assert answer.status is ErrorStatus.GENERAL_FAILURE
     assert "compiling failed: ValueError" in answer.message
 
@@ -52,7 +52,7 @@ def test_no_memory_while_compiling_is_the_answer(monkeypatch: pytest.MonkeyPatch
         raise MemoryError
 
     monkeypatch.setattr(objects, "compile_kernels", exhausted)
-    answer = _answer(bytearray(described([kernel()], host_target())))
+    answer = _answer(bytearray(encode_kernels([kernel()], host_target())))
     assert answer.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 

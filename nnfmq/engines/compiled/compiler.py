@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TypeAlias
 
-from nnfmq.engines.compiled.description import kinds
+from nnfmq.engines.compiled.description import kernel_types
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.objects import compile_kernels, host_target
 from nnfmq.engines.compiled.target import Target
@@ -27,7 +27,12 @@ Compile: TypeAlias = Callable[[Sequence[Kernel], Target], list[bytes]]
 Heard: TypeAlias = Callable[[int, int], None]
 """Hears how many kernels are compiled, of how many; what it raises ends the compilation."""
 
-_COSTS = {"Product": 3, "Depthwise": 2, "Step": 3, "Sweep": 3}  # in units of about 20 ms; all others take one
+_COSTS = {
+    "Product": 3,
+    "Depthwise": 2,
+    "CellKernel": 3,
+    "SequenceKernel": 3,
+}  # in units of about 20 ms; all others take one
 _PARTS_HERE = 8
 
 
@@ -52,7 +57,7 @@ def parts_of(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
 @cache
 def warm_up() -> None:
     """Import and set up all that compiling takes, once: what is forked afterwards begins at once."""
-    kinds()
+    kernel_types()
     with suppress(InvalidArgument):  # no code for this machine: a preparation says so
         compile_kernels([], host_target())
         team_code()

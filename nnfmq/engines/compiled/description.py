@@ -22,13 +22,13 @@ from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.operations.shapes import Window
 
-__all__ = ["described", "kinds", "understood"]
+__all__ = ["decode_kernels", "encode_kernels", "kernel_types"]
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
 @cache
-def kinds() -> Mapping[str, type[Any]]:
+def kernel_types() -> Mapping[str, type[Any]]:
     """Return every dataclass that may be in a description, by the name that it has there. Imports all kernels."""
     modules = [
         importlib.import_module(f"{families.__name__}.{m.name}") for m in pkgutil.iter_modules(families.__path__)
@@ -44,15 +44,15 @@ def kinds() -> Mapping[str, type[Any]]:
 
 @cache
 def _names() -> Mapping[type[Any], str]:
-    return {kind: name for name, kind in kinds().items()}
+    return {kind: name for name, kind in kernel_types().items()}
 
 
-def described(kernels: Sequence[Kernel], target: Target) -> bytes:
+def encode_kernels(kernels: Sequence[Kernel], target: Target) -> bytes:
     """Return kernels that are to be compiled for `target`, as bytes. Raises TypeError for what has no description."""
     return msgspec.msgpack.encode((target.name, [_data(kernel) for kernel in kernels]))
 
 
-def understood(data: bytes | bytearray) -> tuple[list[Kernel], Target]:
+def decode_kernels(data: bytes | bytearray) -> tuple[list[Kernel], Target]:
     """Return what was described, equal to what it was."""
     name, kernels = msgspec.msgpack.decode(data)
     return [_value(kernel) for kernel in kernels], TARGETS[name]
@@ -72,5 +72,5 @@ def _data(value: Any) -> Any:
 def _value(data: Any) -> Any:
     if isinstance(data, dict):
         ((name, fields),) = data.items()
-        return kinds()[name](*map(_value, fields))
+        return kernel_types()[name](*map(_value, fields))
     return tuple(map(_value, data)) if isinstance(data, list) else data

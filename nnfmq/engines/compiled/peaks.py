@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.kernel import Kernel
-from nnfmq.engines.compiled.kernels.peaks import Copying, MultiplyAdds
+from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth, FmaThroughput
 from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
 from nnfmq.engines.compiled.segment import Call, Segment, Value, plan_segment
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import Team
-from nnfmq.engines.execution import NO_LIMITS
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 
-__all__ = ["Peak", "kernels_of", "measure_peaks"]
+__all__ = ["Ceiling", "measure_ceilings", "roofline_kernels"]
 
 _ROUNDS, _UNITS = 1 << 12, 64
 _MEMORY_PART, _MEMORY_PARTS = 1 << 20, 32
@@ -32,44 +32,44 @@ _SHARED_NS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class Ceiling:
     """Billions a second, of operations or of bytes: by one thread, and by all."""
 
     one_thread: float
     team: float
 
 
-def measure_peaks(team: Team) -> dict[str, Peak]:
+def measure_ceilings(team: Team) -> dict[str, Ceiling]:
     """Return the peaks: `float32` and `codes` in operations, `memory` and `cache` in bytes read and written.
 
     Blocks for about a third of a second. Memory is copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB for each
     thread. Runs on `team`, whose helpers stay.
     """
     target = host_target()
-    kernels = kernels_of(target, team.helpers + 1)
+    kernels = roofline_kernels(target, team.helpers + 1)
     segment, scope = _bound(list(kernels.values()), team, target)
     segment(scope)
-    run = segment.stepping(scope)
+    run = segment.range_runner(scope)
     peaks = {}
     for number, (name, kernel) in enumerate(kernels.items()):
-        amount = kernel.operations if isinstance(kernel, MultiplyAdds) else kernel.moved_bytes
+        amount = kernel.operations if isinstance(kernel, FmaThroughput) else kernel.moved_bytes
         alone = amount / _best_ns(run, 2 * number, _LIMITS_NS[0])
         shared = amount / _best_ns(run, 2 * number + 1, _LIMITS_NS[1]) if team.helpers else alone
-        peaks[name] = Peak(alone, max(alone, shared))
+        peaks[name] = Ceiling(alone, max(alone, shared))
     return peaks
 
 
-def kernels_of(target: Target, threads: int) -> dict[str, MultiplyAdds | Copying]:
+def roofline_kernels(target: Target, threads: int) -> dict[str, FmaThroughput | CopyBandwidth]:
     """Return the kernel of each peak."""
     sums = 12 if target.registers == 16 else 24
     codes: Literal["pairs", "quads", "octets"] = (
         "quads" if target.quads else "octets" if target.byte_products else "pairs"
     )
     return {
-        "float32": MultiplyAdds("float32", sums, target.lanes, _ROUNDS, _UNITS),
-        "codes": MultiplyAdds(codes, sums, target.lanes, _ROUNDS, _UNITS),
-        "memory": Copying(_MEMORY_PART, 1, _MEMORY_PARTS),
-        "cache": Copying(_CACHE_PART, _CACHE_ROUNDS, threads),
+        "float32": FmaThroughput("float32", sums, target.lanes, _ROUNDS, _UNITS),
+        "codes": FmaThroughput(codes, sums, target.lanes, _ROUNDS, _UNITS),
+        "memory": CopyBandwidth(_MEMORY_PART, 1, _MEMORY_PARTS),
+        "cache": CopyBandwidth(_CACHE_PART, _CACHE_ROUNDS, threads),
     }
 
 
@@ -88,7 +88,7 @@ def _bound(kernels: Sequence[Kernel], team: Team, target: Target) -> tuple[Segme
     segment = Segment(plan, np.zeros(1, np.uint8), Linker([compile_kernels(kernels, target)], target), team, slot)
     scope: list[Any] = [None] * (slot + 1)
     scope[source] = np.full(size // 4, 0.25, np.float32).view(np.uint8)
-    return segment, [*scope, NO_LIMITS]
+    return segment, [*scope, DEFAULT_RUN_OPTIONS]
 
 
 def _best_ns(run: Callable[[int, int], None], number: int, limit_ns: int) -> int:

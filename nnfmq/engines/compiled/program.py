@@ -23,12 +23,12 @@ from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Constant, Lowered
 from nnfmq.engines.compiled.lowering.moving import turned
 from nnfmq.engines.compiled.objects import host_target
-from nnfmq.engines.compiled.saved import Parts, RestoredPreparation, linked
+from nnfmq.engines.compiled.saved import CachedPreparation, CompiledArtifact, load_partitions
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import the_team
-from nnfmq.engines.execution import Step
-from nnfmq.engines.interpreter import Bound, Preparation, Program, prepare_by
+from nnfmq.engines.execution import StepFunction
+from nnfmq.engines.interpreter import Program, ResolvedOp, SubgraphPreparation, prepare_with
 from nnfmq.hal.types import LifeTime, Model, Subgraph
 from nnfmq.operations.prepacked import unpacked
 from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, Fitted, permuted, sorted_arguments, tensor_of
@@ -47,9 +47,9 @@ def prepare(
     `compile` makes it, and what that raises ends the preparation.
     """
     if packed is None:
-        return prepare_by(partial(CompiledPreparation, compile=compile), model)
-    restoring = partial(RestoredPreparation, arrays=packed[0], target=host_target(), team=the_team())
-    return prepare_by(restoring, model, packed[1:])
+        return prepare_with(partial(CompiledPreparation, compile=compile), model)
+    restoring = partial(CachedPreparation, arrays=packed[0], target=host_target(), team=the_team())
+    return prepare_with(restoring, model, packed[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Generated:
     lowered: Lowered | Chain | Alias
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    reference: Step | None  # of what only renames: elsewhere than in an arena the interpreter does that
+    reference: StepFunction | None  # of what only renames: elsewhere than in an arena the interpreter does that
     turned_inputs: tuple[bool, ...]
     turned_outputs: bool
 
@@ -99,7 +99,7 @@ def _bytes_of(constant: Constant) -> bytes:
     return constant if isinstance(constant, bytes) else constant()
 
 
-class CompiledPreparation(Preparation):
+class CompiledPreparation(SubgraphPreparation):
     """The way from a subgraph to its Program."""
 
     target: Target
@@ -114,14 +114,14 @@ class CompiledPreparation(Preparation):
         self._constants = _Constants()
         self._kernels: list[Kernel] = []
         self._between = count(len(self.subgraph.operands))
-        self._parts = Parts((), np.empty(0, np.uint8), ())
+        self._parts = CompiledArtifact((), np.empty(0, np.uint8), ())
         program = super().program()
-        program.generated = frozenset(n for first, last, _ in self._parts.groups for n in range(first, last + 1))
+        program.compiled_ops = frozenset(n for first, last, _ in self._parts.groups for n in range(first, last + 1))
         required = sorted(self._required.intersection(self.subgraph.input_indexes))
         program.packed = (self._parts.to_arrays(required, self._shapes),)
         return program
 
-    def static_step(self, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted) -> Any:
+    def static_step(self, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: Fitted) -> Any:
         """Return the operation's kernel, if there is one."""
         rule = RULES.get(bound.match.declaration.code)
         if rule is not None:
@@ -131,7 +131,7 @@ class CompiledPreparation(Preparation):
         return super().static_step(bound, arguments, fitted)
 
     def _lowered(
-        self, rule: Any, bound: Bound, arguments: Sequence[Tensor | None], fitted: Fitted
+        self, rule: Any, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: Fitted
     ) -> _Generated | None:
         tensors, controls, nchw = sorted_arguments(bound.match, arguments)
         declaration = bound.match.declaration
@@ -154,9 +154,11 @@ class CompiledPreparation(Preparation):
     def _is_omitted(self, index: int) -> bool:
         return self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE
 
-    def joined(self, steps: Sequence[Any]) -> list[tuple[int, Step]]:
+    def joined(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Gather neighbours that kernels compute; return each step with the number of its last operation."""
-        gathered: list[tuple[list[int], Step | None]] = []  # operations, and their step where it is the interpreter's
+        gathered: list[
+            tuple[list[int], StepFunction | None]
+        ] = []  # operations, and their step where it is the interpreter's
         made: set[int] = set()  # by the group that is last
         for number, step in enumerate(steps):
             group = gathered[-1][0] if gathered and gathered[-1][1] is None else None
@@ -178,26 +180,26 @@ class CompiledPreparation(Preparation):
         return [(numbers[-1], next(segments) if step is None else step) for numbers, step in gathered]
 
     def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> SegmentPlan:
-        generated = [steps[number] for number in numbers]
-        made = {index for one in generated for index in one.outputs}
+        compiled_ops = [steps[number] for number in numbers]
+        made = {index for one in compiled_ops for index in one.outputs}
         read_later = self._read_outside(numbers)
-        inputs = list(dict.fromkeys(index for one in generated for index in one.inputs if index not in made))
-        outputs = [index for one in generated for index in one.outputs if index in read_later]
-        aliases = {one.outputs[0]: one.inputs[0] for one in generated if isinstance(one.lowered, Alias)}
-        values = {index: self._value(index) for one in generated for index in (*one.inputs, *one.outputs)}
-        plain = read_later.union(*(one.plain_inputs() for one in generated))
-        calls = self._calls(numbers, generated, values, plain)
+        inputs = list(dict.fromkeys(index for one in compiled_ops for index in one.inputs if index not in made))
+        outputs = [index for one in compiled_ops for index in one.outputs if index in read_later]
+        aliases = {one.outputs[0]: one.inputs[0] for one in compiled_ops if isinstance(one.lowered, Alias)}
+        values = {index: self._value(index) for one in compiled_ops for index in (*one.inputs, *one.outputs)}
+        plain = read_later.union(*(one.plain_inputs() for one in compiled_ops))
+        calls = self._calls(numbers, compiled_ops, values, plain)
         return plan_segment(calls, values, aliases, inputs, outputs, self.target)
 
     def _calls(
         self,
         numbers: Sequence[int],
-        generated: Sequence[_Generated],
+        compiled_ops: Sequence[_Generated],
         values: dict[int, Value],
         plain: AbstractSet[int],
     ) -> list[Call]:
         """Return the kernels of all operations, each with its operation's number."""
-        pairs = zip(numbers, generated, strict=True)
+        pairs = zip(numbers, compiled_ops, strict=True)
         return [replace(call, operation=n) for n, one in pairs for call in self._calls_of(one, values, plain)]
 
     def _calls_of(self, one: _Generated, values: dict[int, Value], plain: AbstractSet[int]) -> list[Call]:
@@ -260,6 +262,8 @@ class CompiledPreparation(Preparation):
         if not plans:
             return []
         codes = self._compile(self._kernels, self.target)
-        self._parts = Parts(plans, self._constants.array(), [np.frombuffer(code, np.uint8) for code in codes])
+        self._parts = CompiledArtifact(
+            plans, self._constants.array(), [np.frombuffer(code, np.uint8) for code in codes]
+        )
         self.extra_slots = len(plans)
-        return linked(self._parts, self.target, the_team(), len(self.subgraph.operands))
+        return load_partitions(self._parts, self.target, the_team(), len(self.subgraph.operands))

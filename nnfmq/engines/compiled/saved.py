@@ -18,12 +18,12 @@ from nnfmq.engines.compiled.objects import Linker
 from nnfmq.engines.compiled.segment import PlannedStep, Segment, SegmentPlan, Value
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import Sharing, Team
-from nnfmq.engines.execution import Scope, Step
-from nnfmq.engines.interpreter import Preparation, Program, constant
+from nnfmq.engines.execution import ExecutionFrame, StepFunction
+from nnfmq.engines.interpreter import Program, SubgraphPreparation, constant
 from nnfmq.hal.types import Model, Operation, Subgraph
 from nnfmq.operations.signature import Array
 
-__all__ = ["Parts", "RestoredPreparation", "linked"]
+__all__ = ["CachedPreparation", "CompiledArtifact", "load_partitions"]
 
 
 class _Step(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +66,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Program)
 
 
-class Parts(msgspec.Struct, frozen=True):
+class CompiledArtifact(msgspec.Struct, frozen=True):
     """What a program's segments are made of. `groups` has each with the numbers of its first and last operation."""
 
     groups: Sequence[tuple[int, int, SegmentPlan]]
@@ -97,7 +97,7 @@ def _plan(saved: _Segment) -> SegmentPlan:
     return SegmentPlan(steps, saved.inputs, outputs, *words, saved.arena_bytes, saved.scratch_bytes)
 
 
-def linked(parts: Parts, target: Target, team: Team, first_slot: int) -> list[Segment]:
+def load_partitions(parts: CompiledArtifact, target: Target, team: Team, first_slot: int) -> list[Segment]:
     """Return the segments, over code that is linked into this process as long as one of them lives."""
     if not parts.groups:
         return []
@@ -106,7 +106,7 @@ def linked(parts: Parts, target: Target, team: Team, first_slot: int) -> list[Se
     return [Segment(plan, parts.constants, linker, team, first_slot + n) for n, plan in enumerate(plans)]
 
 
-class RestoredPreparation(Preparation):
+class CachedPreparation(SubgraphPreparation):
     """The way from a subgraph, and a program's parts, to that program again."""
 
     def __init__(
@@ -122,14 +122,14 @@ class RestoredPreparation(Preparation):
         self._saved = saved = _decoder.decode(plan.data)
         self._generated = frozenset(n for s in saved.segments for n in range(s.first, s.last + 1))
         super().__init__(model, subgraph, programs)
-        self._parts = Parts([(s.first, s.last, _plan(s)) for s in saved.segments], constants, code)
+        self._parts = CompiledArtifact([(s.first, s.last, _plan(s)) for s in saved.segments], constants, code)
         self._target, self._team = target, team
         self._shapes = list(saved.shapes)
         self._required.update(saved.required)
         self._read.update(index for s in saved.segments for index in s.inputs)
         self.extra_slots = len(saved.segments)
 
-    def constants(self) -> Scope:
+    def constants(self) -> ExecutionFrame:
         """Return those that are read as they are: all others have been packed."""
         others = (o for n, o in enumerate(self.subgraph.operations) if n not in self._generated)
         read = {index for operation in others for index in operation.inputs}
@@ -140,16 +140,16 @@ class RestoredPreparation(Preparation):
     def program(self) -> Program:
         """Bind the operations that no kernel computes."""
         program = super().program()
-        program.generated, program.packed = self._generated, (self._arrays,)
+        program.compiled_ops, program.packed = self._generated, (self._arrays,)
         return program
 
     def prepared_step(self, number: int, operation: Operation) -> Any:
         """Return the step of an operation, None for one that is in a segment."""
         return None if number in self._generated else super().prepared_step(number, operation)
 
-    def joined(self, steps: Sequence[Any]) -> list[tuple[int, Step]]:
+    def joined(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Put the segments where their operations were."""
-        segments = linked(self._parts, self._target, self._team, len(self.subgraph.operands))
+        segments = load_partitions(self._parts, self._target, self._team, len(self.subgraph.operands))
         ends = [last for _, last, _ in self._parts.groups]
         others = [(number, step) for number, step in enumerate(steps) if step is not None]
         return sorted([*others, *zip(ends, segments, strict=True)], key=lambda numbered: numbered[0])

@@ -18,7 +18,7 @@ from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.objects import Linker
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import STEP_WORDS, Sharing, Team
-from nnfmq.engines.execution import NO_LIMITS, Scope
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame
 from nnfmq.engines.idle import join
 from nnfmq.operations.signature import Array, Shape
 
@@ -174,7 +174,7 @@ class Segment:
         self._idle: list[_State] = []
         join(self)
 
-    def __call__(self, scope: Scope) -> None:
+    def __call__(self, scope: ExecutionFrame) -> None:
         """Compute all of it, or as far as the execution's limits allow. Raises what they raise."""
         lease: _Lease | None = scope[self._slot]
         if lease is None:
@@ -182,7 +182,7 @@ class Segment:
         state = lease.state
         steps = state.steps(scope)
         limits, team = scope[-1], self._team
-        if limits is NO_LIMITS:
+        if limits is DEFAULT_RUN_OPTIONS:
             team.run(steps, 0, self.steps, state.scratch, self.plan.scratch_bytes)
         else:
             for number in range(self.steps):
@@ -190,7 +190,7 @@ class Segment:
                 team.run(steps, number, number + 1, state.scratch, self.plan.scratch_bytes)
         self.leave(scope)
 
-    def stepping(self, scope: Scope) -> Callable[[int, int], None]:
+    def range_runner(self, scope: ExecutionFrame) -> Callable[[int, int], None]:
         """Return what runs steps `first` to before `last`, for who looks at each; no limits are looked at.
 
         This was called with `scope` before. What is returned holds as long as the scope's arrays are the same, and
@@ -200,7 +200,7 @@ class Segment:
         run, steps, stride = self._team.run, state.steps(scope), self.plan.scratch_bytes
         return lambda first, last: run(steps, first, last, state.scratch, stride)
 
-    def leave(self, scope: Scope) -> None:
+    def leave(self, scope: ExecutionFrame) -> None:
         """Give the scope what others read, as a call does at its end."""
         state: _State = scope[self._slot].state
         for index, array in state.outputs:
@@ -289,7 +289,7 @@ class _State:
         self._seen: list[Any] | None = None
         self._held: list[Array] = []
 
-    def steps(self, scope: Scope) -> int:
+    def steps(self, scope: ExecutionFrame) -> int:
         """Return the address of the steps over the inputs that are in `scope`."""
         inputs = self._plan.inputs
         same = self._seen is not None and all(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from nnfmq.engines.execution import Limits
+from nnfmq.engines.execution import RunOptions
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionConfig, Priority, Request
 from nnfmq.serialize.messages import (
@@ -93,7 +93,7 @@ def _finish(
     call: int,
     bound: BoundExecution | StagedExecution,
     config: ExecutionConfig,
-    limits: Limits,
+    limits: RunOptions,
     seen_ns: int,
     held: ExitStack,
 ) -> None:

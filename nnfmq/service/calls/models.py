@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.channel import close_all
-from nnfmq.engines.provisional import ProvisionalProgram
+from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError, status_for_error
 from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
@@ -116,7 +116,7 @@ def _finish(
         session.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_ID))
         return
     session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
-    if isinstance(prepared.program, ProvisionalProgram):
+    if isinstance(prepared.program, TieredProgram):
         session.improve(prepared.program, prepared.priority)
 
 

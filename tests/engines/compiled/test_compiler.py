@@ -14,32 +14,32 @@ from support.models import relu_model
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled import compiler
 from nnfmq.engines.compiled.compiler import compiled_here, cost, distinct, parts_of
-from nnfmq.engines.compiled.description import described, kinds, understood
-from nnfmq.engines.compiled.kernels.elementwise import Elementwise
+from nnfmq.engines.compiled.description import decode_kernels, encode_kernels, kernel_types
+from nnfmq.engines.compiled.kernels.elementwise import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.functions import FloatUnary
-from nnfmq.engines.compiled.kernels.pooling import Pool
+from nnfmq.engines.compiled.kernels.pooling import PoolKernel
 from nnfmq.engines.compiled.kernels.product import Product
 from nnfmq.engines.compiled.objects import Linker, host_target
 from nnfmq.engines.compiled.program import prepare
 from nnfmq.hal.errors import MissedDeadlineTransient
 
 
-def kernel(length: int = 8, function: Any = None) -> Elementwise:
+def kernel(length: int = 8, function: Any = None) -> ElementwiseKernel:
     """Return one over floats in a row, of which `length` are computed."""
     unary = FloatUnary("floor", -np.inf) if function is None else function
-    return Elementwise(unary, (), ((),), length, (1,), 4, 1, length, 1, (False,))
+    return ElementwiseKernel(unary, (), ((),), length, (1,), 4, 1, length, 1, (False,))
 
 
 def test_a_kernel_arrives_as_it_was_with_numbers_that_are_not_finite() -> None:
-    (arrived,), target = understood(described([kernel()], host_target()))
+    (arrived,), target = decode_kernels(encode_kernels([kernel()], host_target()))
     assert arrived == kernel() and repr(arrived) == repr(kernel())
     assert target is host_target()
 
 
 def test_every_dataclass_of_the_kernels_has_one_name() -> None:
-    assert kinds()["elementwise.Elementwise"] is Elementwise
-    assert len(set(kinds().values())) == len(kinds())
-    assert all(dataclasses.is_dataclass(kind) for kind in kinds().values())
+    assert kernel_types()["elementwise.ElementwiseKernel"] is ElementwiseKernel
+    assert len(set(kernel_types().values())) == len(kernel_types())
+    assert all(dataclasses.is_dataclass(kind) for kind in kernel_types().values())
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Stranger:
 @pytest.mark.parametrize("value", [np.int64(8), np.float32(1), Stranger(1), b"bytes", [1]], ids=repr)
 def test_what_would_come_back_as_something_else_is_not_described(value: Any) -> None:
     with pytest.raises(TypeError, match=type(value).__name__):
-        described([kernel(function=value)], host_target())
+        encode_kernels([kernel(function=value)], host_target())
 
 
 def test_equal_kernels_are_compiled_once() -> None:
@@ -66,7 +66,7 @@ def fake(kind: type[Any], number: int) -> Any:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_parts_have_every_kernel_once_and_cost_about_the_same(count: int) -> None:
-    kernels = [fake(kind, number) for number in range(9) for kind in (Pool, Product)]
+    kernels = [fake(kind, number) for number in range(9) for kind in (PoolKernel, Product)]
     parts = parts_of(kernels, count)
     assert len(parts) == count
     assert sorted(repr(each) for part in parts for each in part) == sorted(map(repr, kernels))
@@ -106,5 +106,5 @@ def test_saved_object_codes_are_used_and_nothing_is_compiled_again() -> None:
     again = prepare(model, first.packed, refused)
     inputs = random_inputs(model, 3)
     expected = outputs_of(interpreter.prepare(model), model, inputs)
-    assert again.generated == {0}
+    assert again.compiled_ops == {0}
     np.testing.assert_array_equal(outputs_of(again, model, inputs)[0], expected[0])

@@ -76,7 +76,7 @@ def test_photos_are_recognized_as_by_litert(model: str, folder: Path, request: p
     loaded, theirs = load(content), Theirs(content)
     validate_model(loaded.model)
     program, wanted = prepare(loaded.model), numbers(request, CLASSIFIERS[model])
-    assert program.generated == every_operation(loaded.model)
+    assert program.compiled_ops == every_operation(loaded.model)
     inputs = photos(folder, loaded.inputs[0].shape, loaded.inputs[0].dtype, wanted)
     found, expected = scores(program, loaded, inputs), np.concatenate([theirs([one])[0] for one in inputs])
 
@@ -96,7 +96,7 @@ def test_scores_of_photos_in_nchw_are_the_interpreter_s(folder: Path, request: p
     """LiteRT rounds codes with weights per channel otherwise: see test_micro_models.py."""
     loaded = load((folder.parent / f"{IN_NCHW}.tflite").read_bytes())
     program, wanted = prepare(loaded.model), numbers(request, 60)
-    assert program.generated == every_operation(loaded.model)
+    assert program.compiled_ops == every_operation(loaded.model)
     inputs = [
         np.ascontiguousarray(photo.transpose(0, 3, 1, 2)) for photo in photos(folder, (1, 224, 224, 3), "int8", wanted)
     ]

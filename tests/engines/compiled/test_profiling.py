@@ -14,13 +14,13 @@ from support.small_models import one_operation
 
 from nnfmq import example_path
 from nnfmq.engines.compiled.kernels.kernel import Kernel
-from nnfmq.engines.compiled.kernels.peaks import Copying, MultiplyAdds
+from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth, FmaThroughput
 from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
-from nnfmq.engines.compiled.peaks import kernels_of, measure_peaks
+from nnfmq.engines.compiled.peaks import measure_ceilings, roofline_kernels
 from nnfmq.engines.compiled.program import prepare
 from nnfmq.engines.compiled.segment import Call, Place, Segment, Value, plan_segment
 from nnfmq.engines.compiled.team import Team, the_team
-from nnfmq.engines.execution import NO_LIMITS
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 from nnfmq.importers import tflite
@@ -65,7 +65,7 @@ def test_steps_one_by_one_give_what_a_run_gives(name: str) -> None:
     for index, *_ in segment.plan.outputs:
         scope[index] = None
 
-    run = segment.stepping(scope)
+    run = segment.range_runner(scope)
     for number in range(segment.steps):
         run(number, number)
         run(number, number + 1)
@@ -113,7 +113,7 @@ def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) ->
     values = {1: Value(np.dtype(np.uint8), (output_bytes,))}
     plan = plan_segment([Call(kernel, (0,), (1,), (), 0)], values, {}, [0], [1], target)
     segment = Segment(plan, np.zeros(1, np.uint8), Linker([compile_kernels([kernel], target)], target), the_team(), 2)
-    scope: list[Any] = [source, None, None, NO_LIMITS]
+    scope: list[Any] = [source, None, None, DEFAULT_RUN_OPTIONS]
     segment(scope)
     made: np.ndarray[Any, Any] = scope[1].copy()
     return made
@@ -126,7 +126,7 @@ def test_float_multiply_adds_compute_what_they_count() -> None:
     for _ in range(rounds):
         expected = expected * source + source
 
-    made = run_once(MultiplyAdds("float32", sums, lanes, rounds, 2), source, 2 * 4 * lanes)
+    made = run_once(FmaThroughput("float32", sums, lanes, rounds, 2), source, 2 * 4 * lanes)
 
     np.testing.assert_allclose(made.view(np.float32).reshape(2, lanes), [sums * expected] * 2, rtol=1e-5)
 
@@ -139,7 +139,7 @@ def test_multiply_adds_of_pairs_compute_what_they_count() -> None:
         pairs = (value & 0xFFFFFFFF).astype(np.uint32).view(np.int16).astype(np.int64) * source
         value = value + pairs.reshape(lanes, 2).sum(axis=1)
 
-    made = run_once(MultiplyAdds("pairs", sums, lanes, rounds, 1), source, 4 * lanes)
+    made = run_once(FmaThroughput("pairs", sums, lanes, rounds, 1), source, 4 * lanes)
 
     np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
 
@@ -152,7 +152,7 @@ def test_multiply_adds_of_quads_compute_what_they_count() -> None:
         quads = (value & 0xFFFFFFFF).astype(np.uint32).view(np.uint8).astype(np.int64) * source
         value = value + quads.reshape(lanes, 4).sum(axis=1)
 
-    made = run_once(MultiplyAdds("quads", sums, lanes, rounds, 1), source, 4 * lanes)
+    made = run_once(FmaThroughput("quads", sums, lanes, rounds, 1), source, 4 * lanes)
 
     np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
 
@@ -167,7 +167,7 @@ def test_multiply_adds_of_octets_compute_what_they_count() -> None:
         quads = (value & 0xFFFFFFFF).astype(np.uint32).view(np.uint8).astype(np.int64).reshape(lanes, 4)
         value = value + (quads * factors).sum(axis=1)
 
-    made = run_once(MultiplyAdds("octets", sums, lanes, rounds, 1), source, 4 * lanes)
+    made = run_once(FmaThroughput("octets", sums, lanes, rounds, 1), source, 4 * lanes)
 
     np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
 
@@ -175,28 +175,28 @@ def test_multiply_adds_of_octets_compute_what_they_count() -> None:
 def test_a_copy_copies() -> None:
     source = np.random.default_rng(1).integers(0, 256, 3 * 1000, np.uint8)
 
-    np.testing.assert_array_equal(run_once(Copying(1000, 2, 3), source, 3000), source)
+    np.testing.assert_array_equal(run_once(CopyBandwidth(1000, 2, 3), source, 3000), source)
 
 
 def test_what_peaks_count_is_what_their_loops_do() -> None:
     kinds = "float32", "pairs", "quads", "octets"
-    floats, pairs, quads, octets = (MultiplyAdds(kind, 12, 8, 100, 4) for kind in kinds)
+    floats, pairs, quads, octets = (FmaThroughput(kind, 12, 8, 100, 4) for kind in kinds)
 
     assert floats.operations == 2 * 8 * 12 * 100 * 4
     assert pairs.operations == 2 * 16 * 12 * 100 * 4
     assert quads.operations == 2 * 32 * 12 * 100 * 4
     assert octets.operations == 2 * 64 * 12 * 100 * 4
-    assert Copying(1000, 5, 3).moved_bytes == 2 * 1000 * 5 * 3
+    assert CopyBandwidth(1000, 5, 3).moved_bytes == 2 * 1000 * 5 * 3
 
 
 def test_there_are_enough_sums_for_two_units_with_a_latency_of_5_and_no_more_than_registers() -> None:
-    for kernel in kernels_of(host_target(), 1).values():
-        if isinstance(kernel, MultiplyAdds):
+    for kernel in roofline_kernels(host_target(), 1).values():
+        if isinstance(kernel, FmaThroughput):
             assert 10 <= kernel.sums <= host_target().registers - 4
 
 
 def test_peaks_are_measured_by_one_thread_and_by_the_team() -> None:
-    peaks = measure_peaks(the_team())
+    peaks = measure_ceilings(the_team())
 
     assert list(peaks) == ["float32", "codes", "memory", "cache"]
     assert all(0 < peak.one_thread <= peak.team for peak in peaks.values())

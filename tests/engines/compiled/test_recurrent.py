@@ -293,14 +293,14 @@ def with_constant_weights(test: TestModel) -> tuple[Model, list[Any]]:
 
 
 def test_the_vectors_with_constant_weights_pass_by_kernels(data_dir: Path) -> None:
-    generated = []
+    compiled_ops = []
     for test in vectors(data_dir / "vts"):
         model, inputs = with_constant_weights(test)
         program = prepare(model)
 
         assert value_complaints(test, outputs_of(program, model, inputs)) == [], test.name
-        assert program.generated == {0}, test.name
-        generated.append(model.main.operations[0].type.name)
+        assert program.compiled_ops == {0}, test.name
+        compiled_ops.append(model.main.operations[0].type.name)
 
-    assert set(generated) == RECURRENT
-    assert len(generated) > 40
+    assert set(compiled_ops) == RECURRENT
+    assert len(compiled_ops) > 40

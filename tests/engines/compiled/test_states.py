@@ -14,7 +14,7 @@ from nnfmq.engines import idle
 from nnfmq.engines.compiled import segment
 from nnfmq.engines.compiled.program import prepare
 from nnfmq.engines.compiled.team import the_team
-from nnfmq.engines.execution import Execution
+from nnfmq.engines.execution import BoundSteps
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.types import Operand, OperationType
 
@@ -48,7 +48,7 @@ def program() -> Program:
     return adding()
 
 
-def run(program: Program, value: float) -> tuple[Execution, float]:
+def run(program: Program, value: float) -> tuple[BoundSteps, float]:
     output = np.zeros(SHAPE, np.float32)
     execution = program.bind([ONES * np.float32(value)], [output])
     execution.run()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.drivers import until
 
-from nnfmq.engines.compiled.kernels.peaks import Copying
+from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth
 from nnfmq.engines.compiled.objects import Linker, host_target, object_of_assembly
 from nnfmq.engines.compiled.segment import Call, Value, plan_segment
 from nnfmq.engines.compiled.team import STEP_WORDS, Sharing, Team
@@ -215,7 +215,7 @@ def test_limits_and_runs_at_once_leave_every_unit_computed_once(
 
 
 def test_near_the_end_of_a_segment_nobody_is_woken_any_more() -> None:
-    kernel, works = Copying(64, 1, 8), (100_000, 1000, 50_000, 40_000, 39_000)
+    kernel, works = CopyBandwidth(64, 1, 8), (100_000, 1000, 50_000, 40_000, 39_000)
     calls = [Call(kernel, (n,), (n + 1,), (), work_ns) for n, work_ns in enumerate(works)]
     values = {n + 1: Value(np.dtype(np.uint8), (512,)) for n in range(len(works))}
     plan = plan_segment(calls, values, {}, [0], [len(works)], host_target())

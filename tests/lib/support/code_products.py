@@ -129,7 +129,7 @@ def assert_weights_are_restored(model: Model) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "_centred", lambda filter: pytest.fail("weights are looked at"))
         second = prepare(model, first.packed)
-    assert second.generated == first.generated == {0}
+    assert second.compiled_ops == first.compiled_ops == {0}
     inputs = random_inputs(model, 3)
     (expected,) = outputs_of(interpreter.prepare(model), model, inputs)
     for program in (first, second):

@@ -17,7 +17,7 @@ import numpy as np
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.compiler import compile_here, distinct
-from nnfmq.engines.compiled.description import described, understood
+from nnfmq.engines.compiled.description import decode_kernels, encode_kernels
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.program import prepare
 from nnfmq.engines.compiled.target import TARGETS, Target
@@ -77,7 +77,7 @@ def outputs_of(program: interpreter.Program, model: Model, inputs: Sequence[Arra
 def compile_described(kernels: Sequence[Kernel], target: Target) -> list[bytes]:
     """Compile what is left of kernels after they travelled to a compile process: the same."""
     with patch.dict(TARGETS, {target.name: target}):  # some are of tests alone
-        arrived, same = understood(described(distinct(kernels), target))
+        arrived, same = decode_kernels(encode_kernels(distinct(kernels), target))
     assert arrived == distinct(kernels) and same is target
     assert [name_of(kernel) for kernel in arrived] == [name_of(kernel) for kernel in distinct(kernels)]
     return compile_here(arrived, same)
@@ -94,7 +94,7 @@ def assert_kernels_agree_on(
 ) -> None:
     """Compare both engines on each of the `arguments`, as `assert_kernels_agree`."""
     compiled, reference = prepare(model, compile=compile_described), interpreter.prepare(model)
-    assert compiled.generated == frozenset(range(len(model.main.operations)))
+    assert compiled.compiled_ops == frozenset(range(len(model.main.operations)))
     guarded = with_guarded_constants(compiled, model)
     for run, arrays in enumerate(arguments):
         program = guarded if run else compiled

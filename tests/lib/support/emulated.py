@@ -20,7 +20,7 @@ from nnfmq.engines.compiled import compiler, program, saved
 from nnfmq.engines.compiled.segment import Segment, SegmentPlan
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import Team
-from nnfmq.engines.execution import Scope
+from nnfmq.engines.execution import ExecutionFrame
 from nnfmq.operations.signature import Array
 from support.linked import Image
 
@@ -101,7 +101,7 @@ class _Segment(Segment):
         super().__init__(plan, constants, linker, team, slot)  # type: ignore[arg-type]
         self._there = linker
 
-    def __call__(self, scope: Scope) -> None:
+    def __call__(self, scope: ExecutionFrame) -> None:
         scope[-1].check()
         plan, memory = self.plan, Memory()
         arena = memory.add(np.full(plan.arena_bytes, _NO_NUMBERS, np.uint8), writable=True)

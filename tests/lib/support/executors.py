@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import Limits
+from nnfmq.engines.execution import RunOptions
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import Model, OutputShape
 from nnfmq.memory import Memory
@@ -36,7 +36,7 @@ class Held:
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         execution = self._program.bind(inputs, outputs)
 
-        def run(limits: Limits) -> Sequence[OutputShape]:
+        def run(limits: RunOptions) -> Sequence[OutputShape]:
             self.begun.set()
             assert self.go.wait(LIMIT_S)
             return execution.run(limits)

@@ -151,7 +151,7 @@ def binary() -> list[Case]:
         for name in ("MAXIMUM", "MINIMUM", "POW", "PRELU", "SQUARED_DIFFERENCE", "FLOOR_DIV")
     ]
     number, few = x(3, 5, kind="INT32"), x(5, kind="INT32")
-    compared = [
+    compare = [
         Case(name, [number, few], [x(3, 5, kind="BOOL")])
         for name in ("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
     ]
@@ -159,7 +159,7 @@ def binary() -> list[Case]:
     truth, other = x(3, 5, kind="BOOL"), x(3, 5, kind="BOOL", name="other")
     logic = [Case(name, [truth, other], [truth], low=0, high=1) for name in ("LOGICAL_AND", "LOGICAL_OR")]
     return [
-        *fused, *plain, *compared, *logic,
+        *fused, *plain, *compare, *logic,
         Case("SUB", [codes(3, 5), codes(5, name="second")], [codes(3, 5, scale=0.1)], "SubOptions", note="codes"),
         Case("SUB", [number, few], [number], "SubOptions", note="integers"),
         Case("SQUARED_DIFFERENCE", [number, few], [number], note="integers"),

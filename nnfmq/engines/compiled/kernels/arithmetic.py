@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.cells import Widening
-from nnfmq.engines.compiled.kernels.floats import multiply_add
+from nnfmq.engines.compiled.kernels.floats import fmuladd
 from nnfmq.engines.compiled.kernels.octets import GROUP, pack_lists
 from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
 from nnfmq.engines.compiled.target import Target
@@ -143,7 +143,7 @@ class Floats:
 
     def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
         """Return sums + cells · weights."""
-        return multiply_add(e, cells, weights, sums)
+        return fmuladd(e, cells, weights, sums)
 
     def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the sums, clamped; NaN stays."""

@@ -11,32 +11,32 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import CodeExtreme
-from nnfmq.engines.compiled.kernels.functions import compared, truth
+from nnfmq.engines.compiled.kernels.combining import QuantizedMinMaxReducer
+from nnfmq.engines.compiled.kernels.functions import bool_bytes, compare
 from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS, Rounding, rounding_rows
 from nnfmq.operations.quantization import Multipliers, code_range
 from nnfmq.operations.signature import Tensor
 
 __all__ = [
-    "CodeChoice",
-    "CodeClamp",
-    "CodeCompared",
-    "CodePrelu",
-    "CodeProduct",
-    "CodeSelect",
-    "CodeSum",
-    "CodeTable",
     "Dequantize",
+    "Lut8",
+    "PerTensorRequantization",
     "Quantize",
-    "Scaled",
-    "scaled",
+    "QuantizedAdd",
+    "QuantizedClamp",
+    "QuantizedCompare",
+    "QuantizedMinMax",
+    "QuantizedMul",
+    "QuantizedPrelu",
+    "QuantizedSelect",
+    "per_tensor_requantization",
 ]
 
 _LANES = 64  # constants are repeated to more than the widest vector
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class PerTensorRequantization:
     """Codes of whole numbers, by one multiplier for all."""
 
     rounding: Rounding
@@ -54,7 +54,9 @@ class Scaled:
         return e.b.trunc(e.clamp(e.b.add(rounded, zero), low, high), vector(I8, lanes))
 
 
-def scaled(multiplier: tuple[int, int], bound: int, activation: int, output: Tensor) -> tuple[Scaled, bytes] | None:
+def per_tensor_requantization(
+    multiplier: tuple[int, int], bound: int, activation: int, output: Tensor
+) -> tuple[PerTensorRequantization, bytes] | None:
     """Return the form and the constants for a quantized multiplier (mantissa, shift), None where 32 bits do not do.
 
     `bound` is on the absolute values of what is scaled to codes of `output`.
@@ -64,7 +66,7 @@ def scaled(multiplier: tuple[int, int], bound: int, activation: int, output: Ten
     if found is None:
         return None
     codes = repeated(output.zero_point, *code_range(activation, output))
-    return Scaled(found), rounding_rows(multipliers).tobytes() + codes
+    return PerTensorRequantization(found), rounding_rows(multipliers).tobytes() + codes
 
 
 def repeated(*numbers: int) -> bytes:
@@ -80,7 +82,7 @@ def _whole(e: Emitter, codes: Value, signed: bool) -> Value:
     return (e.b.sext if signed else e.b.zext)(codes, vector(I32, codes.type.count))
 
 
-def looked_up(e: Emitter, codes: Value, table: Value) -> Value:
+def lut8_lookup(e: Emitter, codes: Value, table: Value) -> Value:
     """Return table[code] for each lane, codes by their bits."""
     result = codes
     for lane in range(codes.type.count):
@@ -103,18 +105,18 @@ class _OfOne(_OfCodes):
 
 
 @dataclass(frozen=True, slots=True)
-class CodeTable(_OfOne):
+class Lut8(_OfOne):
     """Any function of one code. Constant: 256 results, by the bits of the code."""
 
     constants = 1
 
     def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return looked_up(e, values[0], constants[0])
+        return lut8_lookup(e, values[0], constants[0])
 
 
 @dataclass(frozen=True, slots=True)
-class CodeClamp(_OfOne):
+class QuantizedClamp(_OfOne):
     """Codes held within two bounds."""
 
     signed: bool
@@ -126,11 +128,11 @@ class CodeClamp(_OfOne):
 
     def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return CodeExtreme(self.signed, True, self.low, self.high).result(e, values[0], 1)
+        return QuantizedMinMaxReducer(self.signed, True, self.low, self.high).result(e, values[0], 1)
 
 
 @dataclass(frozen=True, slots=True)
-class CodeSum(_OfTwo):
+class QuantizedAdd(_OfTwo):
     """ADD and SUB: both operands in units of a common scale / 2^20, their sum scaled.
 
     An operand that is `halved` has the larger scale, which is half of the common one: its multiplier is 1/2 (with the
@@ -141,7 +143,7 @@ class CodeSum(_OfTwo):
     signed: tuple[bool, bool]
     halved: tuple[bool, bool]
     negated: bool
-    scaled: Scaled
+    scaled: PerTensorRequantization
 
     constants = 3
 
@@ -170,11 +172,11 @@ class CodeSum(_OfTwo):
 
 
 @dataclass(frozen=True, slots=True)
-class CodeProduct(_OfTwo):
+class QuantizedMul(_OfTwo):
     """MUL: the product of the centred codes, scaled. Constants: both zero points; those of the product."""
 
     signed: tuple[bool, bool]
-    scaled: Scaled
+    scaled: PerTensorRequantization
 
     constants = 2
 
@@ -194,15 +196,15 @@ def _both_centred(
 
 
 @dataclass(frozen=True, slots=True)
-class CodePrelu(_OfTwo):
+class QuantizedPrelu(_OfTwo):
     """PRELU: what passes is scaled by one multiplier, products with a slope by another.
 
     Constants: both zero points; those of what passes; those of products.
     """
 
     signed: tuple[bool, bool]
-    passed: Scaled
-    sloped: Scaled
+    passed: PerTensorRequantization
+    sloped: PerTensorRequantization
 
     constants = 3
 
@@ -215,7 +217,7 @@ class CodePrelu(_OfTwo):
 
 
 @dataclass(frozen=True, slots=True)
-class CodeChoice(_OfTwo):
+class QuantizedMinMax(_OfTwo):
     """MAXIMUM and MINIMUM; operands that are `adapted` go through a table first, which is a constant."""
 
     signed: bool
@@ -229,11 +231,13 @@ class CodeChoice(_OfTwo):
 
     def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return CodeExtreme(self.signed, self.greatest, 0, 0).joined(e, *_adapted(e, values, self.adapted, constants))
+        return QuantizedMinMaxReducer(self.signed, self.greatest, 0, 0).joined(
+            e, *_adapted(e, values, self.adapted, constants)
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class CodeSelect(_OfCodes):
+class QuantizedSelect(_OfCodes):
     """SELECT; operands that are `adapted` go through a table first, which is a constant."""
 
     adapted: tuple[bool, bool]
@@ -256,7 +260,7 @@ def _adapted(
 ) -> list[Value]:
     tables = iter(constants)
     return [
-        looked_up(e, value, next(tables)) if needed else value for value, needed in zip(values, adapted, strict=True)
+        lut8_lookup(e, value, next(tables)) if needed else value for value, needed in zip(values, adapted, strict=True)
     ]
 
 
@@ -283,7 +287,7 @@ def _real(e: Emitter, codes: Value, signed: bool, zero_point: int, scale: float)
 
 
 @dataclass(frozen=True, slots=True)
-class CodeCompared(_OfTwo):
+class QuantizedCompare(_OfTwo):
     """Whether the values of two codes are in an order. `operands` are (signed, zero point, scale)."""
 
     order: str
@@ -294,7 +298,7 @@ class CodeCompared(_OfTwo):
     def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
         first, second = (_real(e, value, *operand) for value, operand in zip(values, self.operands, strict=True))
-        return truth(e, compared(e, self.order, first, second))
+        return bool_bytes(e, compare(e, self.order, first, second))
 
 
 @dataclass(frozen=True, slots=True)

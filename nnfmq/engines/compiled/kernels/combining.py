@@ -12,21 +12,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, F64, I8, I16, I32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.floats import clamped, greater, lesser
+from nnfmq.engines.compiled.kernels.floats import clamp_float, fmaximum, fminimum
 
 __all__ = [
-    "CodeExtreme",
-    "CodeMean",
-    "Combination",
-    "FloatExtreme",
-    "FloatMean",
-    "FloatRoot",
-    "FloatSum",
-    "folded",
+    "FloatMeanReducer",
+    "FloatMinMaxReducer",
+    "FloatRmsReducer",
+    "FloatSumReducer",
+    "QuantizedMeanReducer",
+    "QuantizedMinMaxReducer",
+    "Reducer",
+    "reduce_lanes",
 ]
 
 
-class Combination(Protocol):
+class Reducer(Protocol):
     """How elements are combined. `item_bytes` of them are those of the result as well."""
 
     item_bytes: int
@@ -73,7 +73,7 @@ class _Sum(_OfFloats):
 
 
 @dataclass(frozen=True, slots=True)
-class FloatSum(_Sum):
+class FloatSumReducer(_Sum):
     """The sum."""
 
     def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
@@ -82,7 +82,7 @@ class FloatSum(_Sum):
 
 
 @dataclass(frozen=True, slots=True)
-class FloatMean(_Sum):
+class FloatMeanReducer(_Sum):
     """The sum by the count, clamped."""
 
     low: float = -np.inf
@@ -91,11 +91,11 @@ class FloatMean(_Sum):
     def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
         """Divide and clamp."""
         lanes = combined.type.count
-        return clamped(e, e.b.fdiv(combined, _count_as(e, count, F32, lanes)), self.low, self.high)
+        return clamp_float(e, e.b.fdiv(combined, _count_as(e, count, F32, lanes)), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class FloatRoot(_Sum):
+class FloatRmsReducer(_Sum):
     """The square root of the mean of squares, clamped."""
 
     low: float
@@ -109,11 +109,11 @@ class FloatRoot(_Sum):
     def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
         """Divide, take the root, clamp."""
         mean = e.b.fdiv(combined, _count_as(e, count, F32, combined.type.count))
-        return clamped(e, e.intrinsic("llvm.sqrt", mean), self.low, self.high)
+        return clamp_float(e, e.intrinsic("llvm.sqrt", mean), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class FloatExtreme(_OfFloats):
+class FloatMinMaxReducer(_OfFloats):
     """The greatest element or the least, clamped; NaN wins."""
 
     greatest: bool
@@ -126,15 +126,15 @@ class FloatExtreme(_OfFloats):
 
     def joined(self, e: Emitter, first: Value, second: Value) -> Value:
         """Return the one that wins."""
-        return (greater if self.greatest else lesser)(e, first, second)
+        return (fmaximum if self.greatest else fminimum)(e, first, second)
 
     def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
         """Clamp."""
-        return clamped(e, combined, self.low, self.high)
+        return clamp_float(e, combined, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class CodeMean:
+class QuantizedMeanReducer:
     """The mean of codes: rounded half up and clamped, or rounded down.
 
     Sums have 16 bits where those suffice, else 32; the quotient is taken in float32 as long as that is exact.
@@ -149,7 +149,7 @@ class CodeMean:
     item_bytes = 1
 
     @classmethod
-    def of(cls, signed: bool, most: int, rounded: bool, low: int, high: int) -> CodeMean | None:
+    def of(cls, signed: bool, most: int, rounded: bool, low: int, high: int) -> QuantizedMeanReducer | None:
         """Return the form for `most` elements at the most, or None where 32 bits do not hold their sum."""
         return cls(signed, most, rounded, low, high) if 256 * most < 1 << 31 else None
 
@@ -196,7 +196,7 @@ class CodeMean:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeExtreme:
+class QuantizedMinMaxReducer:
     """The greatest code or the least, clamped."""
 
     signed: bool
@@ -230,7 +230,7 @@ class CodeExtreme:
         return e.intrinsic(f"llvm.{kind}{'max' if greatest else 'min'}", first, second)
 
 
-def folded(e: Emitter, combination: Combination, combined: Value) -> Value:
+def reduce_lanes(e: Emitter, combination: Reducer, combined: Value) -> Value:
     """Return a vector of one element: all lanes combined, in pairs of halves."""
     lanes = combined.type.count
     while lanes > 1:

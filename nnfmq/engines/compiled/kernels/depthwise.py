@@ -17,7 +17,7 @@ import numpy as np
 from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.arithmetic import Array, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.cells import Band, BandNumbers, Widening, emit_band, widen, widen_repeated
-from nnfmq.engines.compiled.kernels.floats import multiply_add
+from nnfmq.engines.compiled.kernels.floats import fmuladd
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window
@@ -287,7 +287,7 @@ class _Emission:
                 pixel = j * taps.dilation + p * taps.stride
                 if pixel not in loaded:
                     loaded[pixel] = e.load(factor.type, cells, e.mul(self.n.pixel, pixel))
-                results.append(multiply_add(e, loaded[pixel], factor, value))
+                results.append(fmuladd(e, loaded[pixel], factor, value))
             sums = results
         return sums
 
@@ -299,9 +299,7 @@ class _Emission:
         def tap(j: Value, sums: Sequence[Value]) -> Sequence[Value]:
             first = e.at(cells, e.b.mul(j, n.across))
             factor = e.load(kind, filters, e.mul(e.b.add(e.b.mul(i, n.tap_columns), j), 4 * lanes))
-            return [
-                multiply_add(e, e.load(kind, first, e.mul(n.step, p)), factor, value) for p, value in enumerate(sums)
-            ]
+            return [fmuladd(e, e.load(kind, first, e.mul(n.step, p)), factor, value) for p, value in enumerate(sums)]
 
         return e.carry(n.tap_columns, sums, tap)
 

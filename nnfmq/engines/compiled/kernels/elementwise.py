@@ -16,7 +16,7 @@ from nnfmq.engines.compiled.kernels.spans import fitting_lanes, offset_of, spans
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.signature import Shape
 
-__all__ = ["Elementwise", "Function", "plan_elementwise"]
+__all__ = ["ElementwiseKernel", "Function", "plan_elementwise"]
 
 _CHUNK = 1 << 12
 _LONG_ROW = 1 << 8
@@ -53,7 +53,7 @@ class Function(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Elementwise:
+class ElementwiseKernel:
     """`extents` are those around a row of `length`; `strides` what each input moves for them, `steps` along the row.
 
     Inputs that are `repeated` have only the elements of one of `times` parts of a row.
@@ -131,7 +131,7 @@ class Elementwise:
             e.store(self.function.emit(e, values, addresses[count + 1 :]), target, e.mul(place, size))
 
 
-def plan_elementwise(function: Function, output: Shape, inputs: Sequence[Shape], target: Target) -> Elementwise:
+def plan_elementwise(function: Function, output: Shape, inputs: Sequence[Shape], target: Target) -> ElementwiseKernel:
     """Merge dimensions, choose lanes and the pieces."""
     most = function.vectors * target.lanes
     dimensions = _merged(output, inputs)
@@ -144,7 +144,7 @@ def plan_elementwise(function: Function, output: Shape, inputs: Sequence[Shape],
     outer = dimensions[:0:-1]
     strides = tuple(tuple(row[1 + number] for row in outer) for number in range(len(inputs)))
     pieces = length // _CHUNK if length >= 2 * _CHUNK else 1
-    return Elementwise(
+    return ElementwiseKernel(
         function,
         tuple(row[0] for row in outer),
         strides,

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.lines import Lines, OverLines
+from nnfmq.engines.compiled.kernels.lines import AxisKernel, AxisLoop
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN
 
-__all__ = ["ExtremeIndex"]
+__all__ = ["ArgMinMax"]
 
 _KINDS = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
 
 
 @dataclass(frozen=True, slots=True)
-class ExtremeIndex(OverLines):
+class ArgMinMax(AxisKernel):
     """Of lines of `item`, numpy's letters, the index of the greatest element or the least."""
 
-    lines: Lines
+    lines: AxisLoop
     item: str
     greatest: bool
 
@@ -33,7 +33,7 @@ class ExtremeIndex(OverLines):
             index = self._index(e, e.at(source, e.mul(first, size)))
             e.store(index, out, e.mul(number, 4))
 
-        self.lines.emit_each(e, line)
+        self.lines.for_each_slice(e, line)
         e.finish()
 
     def _index(self, e: Emitter, source: Value) -> Value:

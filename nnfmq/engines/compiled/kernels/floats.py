@@ -7,20 +7,20 @@ import math
 from nnfmq.engines.compiled.emission import F32, I32, Emitter, Value, vector
 
 __all__ = [
-    "clamped",
-    "exponential",
-    "exponential_less_one",
-    "greater",
-    "lesser",
-    "logarithm",
+    "clamp_float",
+    "exp",
+    "expm1",
+    "fmaximum",
+    "fminimum",
+    "fmuladd",
+    "log",
     "logistic",
-    "multiply_add",
-    "one_by_one",
+    "scalarized_call",
     "tanh",
 ]
 
 
-def clamped(e: Emitter, value: Value, low: float, high: float) -> Value:
+def clamp_float(e: Emitter, value: Value, low: float, high: float) -> Value:
     """Return `value` held within [low, high]; NaN stays."""
     lanes = value.type.count
     if low > -math.inf:
@@ -32,12 +32,12 @@ def clamped(e: Emitter, value: Value, low: float, high: float) -> Value:
     return value
 
 
-def greater(e: Emitter, first: Value, second: Value) -> Value:
+def fmaximum(e: Emitter, first: Value, second: Value) -> Value:
     """Return the greater of two, or the one that is NaN."""
     return _winner(e, ">", first, second)
 
 
-def lesser(e: Emitter, first: Value, second: Value) -> Value:
+def fminimum(e: Emitter, first: Value, second: Value) -> Value:
     """Return the lesser of two, or the one that is NaN."""
     return _winner(e, "<", first, second)
 
@@ -54,9 +54,9 @@ _TAIL = (0.001388239577, 0.008367180859, 0.041667221268, 0.16666538683, 0.499999
 # (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2, the highest power first, fitted so that e^r - 1 is within 2^-26 of itself
 
 
-def exponential(e: Emitter, value: Value) -> Value:
+def exp(e: Emitter, value: Value) -> Value:
     """Return e^x; beyond float32's range 0 and infinity."""
-    small, power = _reduced(e, clamped(e, value, -104.0, 89.0))
+    small, power = _reduced(e, clamp_float(e, value, -104.0, 89.0))
     lanes = value.type.count
     half = e.b.ashr(power, e.splat(I32, 1, lanes))
     result = e.b.fadd(small, e.splat(F32, 1.0, lanes))
@@ -65,14 +65,14 @@ def exponential(e: Emitter, value: Value) -> Value:
     return result
 
 
-def exponential_less_one(e: Emitter, value: Value) -> Value:
+def expm1(e: Emitter, value: Value) -> Value:
     """Return e^x - 1 for x <= 0, also near 0 with all its bits."""
-    small, power = _reduced(e, clamped(e, value, -30.0, 0.0))
+    small, power = _reduced(e, clamp_float(e, value, -30.0, 0.0))
     scale = _power_of_two(e, power)
-    return multiply_add(e, scale, small, e.b.fsub(scale, e.splat(F32, 1.0, value.type.count)))
+    return fmuladd(e, scale, small, e.b.fsub(scale, e.splat(F32, 1.0, value.type.count)))
 
 
-def one_by_one(e: Emitter, name: str, *values: Value) -> Value:
+def scalarized_call(e: Emitter, name: str, *values: Value) -> Value:
     """Return what the C library makes of each element: `name` is an intrinsic without its type."""
     result = values[0]
     for lane in range(result.type.count):
@@ -81,27 +81,27 @@ def one_by_one(e: Emitter, name: str, *values: Value) -> Value:
     return result
 
 
-def logarithm(e: Emitter, value: Value) -> Value:
+def log(e: Emitter, value: Value) -> Value:
     """Return ln(x)."""
-    return one_by_one(e, "llvm.log", value)
+    return scalarized_call(e, "llvm.log", value)
 
 
 def logistic(e: Emitter, value: Value) -> Value:
     """Return 1 / (1 + e^-x)."""
     one = e.splat(F32, 1.0, value.type.count)
-    return e.b.fdiv(one, e.b.fadd(one, exponential(e, e.b.fneg(value))))
+    return e.b.fdiv(one, e.b.fadd(one, exp(e, e.b.fneg(value))))
 
 
 def tanh(e: Emitter, value: Value) -> Value:
     """Return tanh(x), from (1 - e^-2|x|) / (1 + e^-2|x|)."""
     lanes = value.type.count
     doubled = e.b.fmul(e.intrinsic("llvm.fabs", value), e.splat(F32, -2.0, lanes))
-    less = exponential_less_one(e, doubled)
+    less = expm1(e, doubled)
     positive = e.b.fdiv(e.b.fneg(less), e.b.fadd(less, e.splat(F32, 2.0, lanes)))
     return e.intrinsic("llvm.copysign", positive, value)
 
 
-def multiply_add(e: Emitter, first: Value, second: Value, third: Value) -> Value:
+def fmuladd(e: Emitter, first: Value, second: Value, third: Value) -> Value:
     """Return first · second + third, rounded once where the target has an instruction for it."""
     return e.intrinsic("llvm.fmuladd", first, second, third)
 
@@ -110,16 +110,16 @@ def _reduced(e: Emitter, value: Value) -> tuple[Value, Value]:
     """Return e^r - 1 and the whole number n of x = n·ln(2) + r."""
     lanes = value.type.count
     whole = e.splat(F32, _ROUNDING, lanes)
-    shifted = multiply_add(e, value, e.splat(F32, 1 / math.log(2), lanes), whole)
+    shifted = fmuladd(e, value, e.splat(F32, 1 / math.log(2), lanes), whole)
     power = e.b.fsub(shifted, whole)
-    rest = multiply_add(e, power, e.splat(F32, -_LN2_HIGH, lanes), value)
-    rest = multiply_add(e, power, e.splat(F32, -_LN2_LOW, lanes), rest)
+    rest = fmuladd(e, power, e.splat(F32, -_LN2_HIGH, lanes), value)
+    rest = fmuladd(e, power, e.splat(F32, -_LN2_LOW, lanes), rest)
     tail = e.splat(F32, _TAIL[0], lanes)
     for coefficient in _TAIL[1:]:
-        tail = multiply_add(e, tail, rest, e.splat(F32, coefficient, lanes))
+        tail = fmuladd(e, tail, rest, e.splat(F32, coefficient, lanes))
     kind = vector(I32, lanes)
     number = e.b.sub(e.b.bitcast(shifted, kind), e.b.bitcast(whole, kind))
-    return multiply_add(e, tail, e.b.fmul(rest, rest), rest), number
+    return fmuladd(e, tail, e.b.fmul(rest, rest), rest), number
 
 
 def _power_of_two(e: Emitter, power: Value) -> Value:

@@ -10,18 +10,18 @@ import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, F64, I8, I32, I64, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.floats import (
-    clamped,
-    exponential,
-    exponential_less_one,
-    greater,
-    lesser,
-    logarithm,
+    clamp_float,
+    exp,
+    expm1,
+    fmaximum,
+    fminimum,
+    log,
     logistic,
-    one_by_one,
+    scalarized_call,
     tanh,
 )
 
-__all__ = ["Cast", "Choice", "Compared", "FloatBinary", "FloatUnary", "Logical", "WholeBinary", "WholeUnary"]
+__all__ = ["Cast", "Compare", "FloatBinary", "FloatUnary", "Int32Binary", "Int32Unary", "Logical", "Select"]
 
 _Unary = Callable[[Emitter, Value, float], Value]
 _Binary = Callable[[Emitter, Value, Value], Value]
@@ -32,12 +32,12 @@ def _splat(e: Emitter, like: Value, number: float) -> Value:
 
 
 def _hard_swish(e: Emitter, x: Value, _: float) -> Value:
-    gate = clamped(e, e.b.fadd(x, _splat(e, x, 3)), 0.0, 6.0)
+    gate = clamp_float(e, e.b.fadd(x, _splat(e, x, 3)), 0.0, 6.0)
     return e.b.fmul(e.b.fmul(x, gate), _splat(e, x, 1 / 6))
 
 
 def _elu(e: Emitter, x: Value, alpha: float) -> Value:
-    below = e.b.fmul(exponential_less_one(e, x), _splat(e, x, alpha))
+    below = e.b.fmul(expm1(e, x), _splat(e, x, alpha))
     return e.b.select(e.b.fcmp_ordered("<", x, _splat(e, x, 0)), below, x)
 
 
@@ -62,17 +62,17 @@ def _intrinsic(name: str) -> _Unary:
 _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {
     "abs": (2, _intrinsic("llvm.fabs")),
     "elu": (1, _elu),
-    "exp": (1, lambda e, x, _: exponential(e, x)),
+    "exp": (1, lambda e, x, _: exp(e, x)),
     "floor": (2, _intrinsic("llvm.floor")),
     "hard_swish": (2, _hard_swish),
-    "log": (1, lambda e, x, _: logarithm(e, x)),
+    "log": (1, lambda e, x, _: log(e, x)),
     "logistic": (1, lambda e, x, _: logistic(e, x)),
     "neg": (2, lambda e, x, _: e.b.fneg(x)),
-    "relu": (2, lambda e, x, _: clamped(e, x, 0.0, np.inf)),
-    "relu1": (2, lambda e, x, _: clamped(e, x, -1.0, 1.0)),
-    "relu6": (2, lambda e, x, _: clamped(e, x, 0.0, 6.0)),
+    "relu": (2, lambda e, x, _: clamp_float(e, x, 0.0, np.inf)),
+    "relu1": (2, lambda e, x, _: clamp_float(e, x, -1.0, 1.0)),
+    "relu6": (2, lambda e, x, _: clamp_float(e, x, 0.0, 6.0)),
     "rsqrt": (1, lambda e, x, _: e.b.fdiv(_splat(e, x, 1), e.intrinsic("llvm.sqrt", x))),
-    "sin": (1, lambda e, x, _: one_by_one(e, "llvm.sin", x)),
+    "sin": (1, lambda e, x, _: scalarized_call(e, "llvm.sin", x)),
     "sqrt": (1, _intrinsic("llvm.sqrt")),
     "tanh": (1, lambda e, x, _: tanh(e, x)),
 }
@@ -80,10 +80,10 @@ _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {
 _FLOAT_BINARY: dict[str, _Binary] = {
     "add": lambda e, a, b: e.b.fadd(a, b),
     "div": lambda e, a, b: e.b.fdiv(a, b),
-    "maximum": greater,
-    "minimum": lesser,
+    "maximum": fmaximum,
+    "minimum": fminimum,
     "mul": lambda e, a, b: e.b.fmul(a, b),
-    "pow": lambda e, a, b: one_by_one(e, "llvm.pow", a, b),
+    "pow": lambda e, a, b: scalarized_call(e, "llvm.pow", a, b),
     "prelu": _prelu,
     "sub": lambda e, a, b: e.b.fsub(a, b),
 }
@@ -134,11 +134,11 @@ class FloatBinary:
 
     def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return clamped(e, _FLOAT_BINARY[self.name](e, *values), self.low, self.high)
+        return clamp_float(e, _FLOAT_BINARY[self.name](e, *values), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class WholeUnary:
+class Int32Unary:
     """The absolute value or the opposite of INT32, which wraps around."""
 
     name: str
@@ -155,7 +155,7 @@ class WholeUnary:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeBinary:
+class Int32Binary:
     """A function of two INT32, which wrap around, by name."""
 
     name: str
@@ -201,7 +201,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Compare:
     """Whether two float32 or two INT32 are in an order, as bytes of 0 and 1. NaN only differs."""
 
     order: str
@@ -218,10 +218,10 @@ class Compared:
 
     def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return truth(e, compared(e, self.order, *values))
+        return bool_bytes(e, compare(e, self.order, *values))
 
 
-def compared(e: Emitter, order: str, first: Value, second: Value) -> Value:
+def compare(e: Emitter, order: str, first: Value, second: Value) -> Value:
     """Return one bit for each lane."""
     if first.type.element != F32:
         return e.b.icmp_signed(order, first, second)
@@ -229,7 +229,7 @@ def compared(e: Emitter, order: str, first: Value, second: Value) -> Value:
     return compare(order, first, second)
 
 
-def truth(e: Emitter, bits: Value) -> Value:
+def bool_bytes(e: Emitter, bits: Value) -> Value:
     """Return bits as bytes of 0 and 1."""
     return e.b.zext(bits, vector(I8, bits.type.count))
 
@@ -253,15 +253,15 @@ class Logical:
         """Return the results."""
         zero = e.splat(I8, 0, values[0].type.count)
         if self.name == "not":
-            return truth(e, e.b.icmp_unsigned("==", values[0], zero))
-        bits: Any = [truth(e, e.b.icmp_unsigned("!=", value, zero)) for value in values]
+            return bool_bytes(e, e.b.icmp_unsigned("==", values[0], zero))
+        bits: Any = [bool_bytes(e, e.b.icmp_unsigned("!=", value, zero)) for value in values]
         if self.name in ("and", "or"):
             return (e.b.and_ if self.name == "and" else e.b.or_)(*bits)
-        return truth(e, e.b.icmp_unsigned(self.name, *bits))
+        return bool_bytes(e, e.b.icmp_unsigned(self.name, *bits))
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Select:
     """SELECT of elements of any type of 1 or 4 bytes."""
 
     item: str

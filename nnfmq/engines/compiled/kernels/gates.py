@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import FloatSum, folded
-from nnfmq.engines.compiled.kernels.floats import clamped, logistic, multiply_add, tanh
+from nnfmq.engines.compiled.kernels.combining import FloatSumReducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.floats import clamp_float, fmuladd, logistic, tanh
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Dense", "GateSums", "Lstm", "Places", "activated", "plan_gates"]
+__all__ = ["GateGemv", "LstmCellUpdate", "RnnCell", "RowPointers", "apply_activation", "plan_gate_gemv"]
 
 Array = npt.NDArray[Any]
 
@@ -30,21 +30,21 @@ _EPSILON = 1e-8
 
 _ACTIVATIONS: Mapping[int, Callable[[Emitter, Value], Value]] = {
     0: lambda e, x: x,
-    1: lambda e, x: clamped(e, x, 0.0, math.inf),
-    2: lambda e, x: clamped(e, x, -1.0, 1.0),
-    3: lambda e, x: clamped(e, x, 0.0, 6.0),
+    1: lambda e, x: clamp_float(e, x, 0.0, math.inf),
+    2: lambda e, x: clamp_float(e, x, -1.0, 1.0),
+    3: lambda e, x: clamp_float(e, x, 0.0, 6.0),
     4: tanh,
     6: logistic,
 }
 
 
-def activated(e: Emitter, code: int, value: Value) -> Value:
+def apply_activation(e: Emitter, code: int, value: Value) -> Value:
     """Return a value through an activation, by the code that recurrent operations have for it."""
     return _ACTIVATIONS[code](e, value)
 
 
 @dataclass(frozen=True, slots=True)
-class GateSums:
+class GateGemv:
     """Products of matrices (cells, length), one for each gate, with a vector; `vectors` of cells are a block."""
 
     gates: int
@@ -105,7 +105,7 @@ class GateSums:
                 for n in range(count):
                     to = n + k % copies * count
                     loaded = e.load(kind, panel, k * size + n * self.lanes * 4)
-                    result[to] = multiply_add(e, loaded, cell, result[to])
+                    result[to] = fmuladd(e, loaded, cell, result[to])
             return result
 
         whole, rest = divmod(self.length, _UNROLLED)
@@ -115,15 +115,15 @@ class GateSums:
         return sums if copies == 1 else [e.b.fadd(sums[n], sums[count + n]) for n in range(count)]
 
 
-def plan_gates(gates: int, cells: int, length: int, target: Target) -> GateSums:
+def plan_gate_gemv(gates: int, cells: int, length: int, target: Target) -> GateGemv:
     """Choose the blocks."""
     vectors = math.ceil(cells / target.lanes)
     blocks = math.ceil(vectors / max(1, min(4, _SUMS // gates)))
-    return GateSums(gates, cells, length, math.ceil(vectors / blocks), target.lanes)
+    return GateGemv(gates, cells, length, math.ceil(vectors / blocks), target.lanes)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RowPointers:
     """Where a row of cells has its states, its results, and the sums of all gates, and where the constants are."""
 
     state: Value
@@ -133,7 +133,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class RnnCell:
     """One sum for each cell: an activation, then a clip, where that is not 0. No constants."""
 
     activation: int = 0
@@ -142,16 +142,18 @@ class Dense:
     gates = 1
     has_state = normalized = False
 
-    def emit_block(self, e: Emitter, sums: GateSums, values: Sequence[Value], block: Value, places: Places) -> None:
+    def emit_block(
+        self, e: Emitter, sums: GateGemv, values: Sequence[Value], block: Value, places: RowPointers
+    ) -> None:
         """Put the results to their place."""
         first = e.mul(block, sums.width * 4)
         with e.rows_of(values, 1) as (number, (value,)):
-            result = _clipped(e, activated(e, self.activation, value), self.clip)
+            result = _clipped(e, apply_activation(e, self.activation, value), self.clip)
             e.store(result, places.result, e.add(first, e.mul(number, sums.lanes * 4)))
 
 
 @dataclass(frozen=True, slots=True)
-class Lstm:
+class LstmCellUpdate:
     """The gates of an LSTM: input (not where `coupled` to the forget gate), forget, cell, output.
 
     With peepholes the constants have a row of weights for each gate; normalized ones then have a row of weights and one
@@ -171,7 +173,7 @@ class Lstm:
         """Three or four."""
         return 3 if self.coupled else 4
 
-    def constants(self, sums: GateSums, peepholes: Array | None, norms: Array | None, biases: Array) -> bytes:
+    def constants(self, sums: GateGemv, peepholes: Array | None, norms: Array | None, biases: Array) -> bytes:
         """Return the rows of constants, made of rows (gates, cells)."""
         rows: list[Array] = [] if peepholes is None else [*peepholes]
         if norms is not None:
@@ -180,7 +182,9 @@ class Lstm:
         filled[:, : sums.cells] = np.reshape(rows, (len(rows), sums.cells))
         return filled.tobytes()
 
-    def emit_block(self, e: Emitter, sums: GateSums, values: Sequence[Value], block: Value, places: Places) -> None:
+    def emit_block(
+        self, e: Emitter, sums: GateGemv, values: Sequence[Value], block: Value, places: RowPointers
+    ) -> None:
         """Update the cells' state and put their results to their place; normalized gates wait for `emit_row`."""
         pitch = sums.padded * 4
         with e.rows_of(values, self.gates) as (number, row):
@@ -191,13 +195,13 @@ class Lstm:
             else:
                 self._emit_vector(e, row, place, pitch, places)
 
-    def _emit_vector(self, e: Emitter, row: Sequence[Value], place: Value, pitch: int, places: Places) -> None:
+    def _emit_vector(self, e: Emitter, row: Sequence[Value], place: Value, pitch: int, places: RowPointers) -> None:
         def seen(gate: int, state: Value) -> Value:
             """Add what the gate sees of the state; the cell gate sees nothing."""
             if not self.peephole or gate == self.gates - 2:
                 return row[gate]
             weights = e.load(state.type, places.constants, e.add(place, gate * pitch))
-            return multiply_add(e, weights, state, row[gate])
+            return fmuladd(e, weights, state, row[gate])
 
         state = e.load(row[0].type, places.state, place)
         state = self._next_state(e, [seen(gate, state) for gate in range(self.gates - 1)], state)
@@ -208,13 +212,13 @@ class Lstm:
         *entrance, forget, cell = sums
         kept = logistic(e, forget)
         let_in = logistic(e, entrance[0]) if entrance else e.b.fsub(e.splat(F32, 1.0, kept.type.count), kept)
-        entering = e.b.fmul(let_in, activated(e, self.activation, cell))
-        return _clipped(e, multiply_add(e, kept, state, entering), self.clip)
+        entering = e.b.fmul(let_in, apply_activation(e, self.activation, cell))
+        return _clipped(e, fmuladd(e, kept, state, entering), self.clip)
 
     def _result(self, e: Emitter, sums: Value, state: Value) -> Value:
-        return e.b.fmul(logistic(e, sums), activated(e, self.activation, state))
+        return e.b.fmul(logistic(e, sums), apply_activation(e, self.activation, state))
 
-    def emit_row(self, e: Emitter, sums: GateSums, places: Places) -> None:
+    def emit_row(self, e: Emitter, sums: GateGemv, places: RowPointers) -> None:
         """Do the rest for normalized gates, when all cells' sums are there; the output gate sees the new state."""
         pitch, kind = sums.padded * 4, vector(F32, sums.lanes)
         output = (self.gates - 1) * pitch
@@ -228,7 +232,7 @@ class Lstm:
             opened = e.load(kind, places.sums, e.add(place, output))
             e.store(self._result(e, opened, e.load(kind, places.state, place)), places.result, place)
 
-    def _normalize(self, e: Emitter, sums: GateSums, offset: Value, places: Places) -> None:
+    def _normalize(self, e: Emitter, sums: GateGemv, offset: Value, places: RowPointers) -> None:
         """Normalize the row of sums at `offset`, in bytes, where the gate's row of each kind of constants is, too."""
         kind, step, rows = vector(F32, sums.lanes), sums.lanes * 4, self.gates * sums.padded * 4
         gate, seen = e.at(places.sums, offset), e.at(places.constants, offset)
@@ -239,7 +243,7 @@ class Lstm:
             place = e.mul(k, step)
             value = e.load(kind, gate, place)
             if self.peephole:
-                value = multiply_add(e, e.load(kind, seen, place), e.load(kind, places.state, place), value)
+                value = fmuladd(e, e.load(kind, seen, place), e.load(kind, places.state, place), value)
                 e.store(value, gate, place)
             return [e.b.fadd(values[0], value)]
 
@@ -247,7 +251,7 @@ class Lstm:
             place = e.mul(k, step)
             centred = e.b.fmul(e.b.fsub(e.load(kind, gate, place), mean), e.load(kind, inside, place))
             e.store(centred, gate, place)
-            return [multiply_add(e, centred, centred, values[0])]
+            return [fmuladd(e, centred, centred, values[0])]
 
         count, zeros, cells = (
             sums.padded // sums.lanes,
@@ -260,16 +264,16 @@ class Lstm:
         with e.loop(0, sums.padded * 4, step) as place:
             scaled = e.b.fdiv(e.load(kind, gate, place), root)
             bias = e.load(kind, e.at(norms, rows), place)
-            e.store(multiply_add(e, scaled, e.load(kind, norms, place), bias), gate, place)
+            e.store(fmuladd(e, scaled, e.load(kind, norms, place), bias), gate, place)
 
 
 def _in_all(e: Emitter, values: Value) -> Value:
     """Return the sum of all lanes, in each."""
-    single = folded(e, FloatSum(), values)
+    single = reduce_lanes(e, FloatSumReducer(), values)
     return e.broadcast(e.b.extract_element(single, e.i64(0)), values.type.count)
 
 
 def _clipped(e: Emitter, value: Value, limit: float) -> Value:
     """Return a value held within [-limit, limit], if that is not 0."""
     limit = float(np.float32(limit))
-    return clamped(e, value, -limit, limit) if limit > 0 else value
+    return clamp_float(e, value, -limit, limit) if limit > 0 else value

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import Emitter, Value
-from nnfmq.engines.compiled.kernels.combining import Combination, folded
+from nnfmq.engines.compiled.kernels.combining import Reducer, reduce_lanes
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, new_lanes, spans
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.signature import Shape
 
-__all__ = ["Lines", "OverLines", "plan_lines"]
+__all__ = ["AxisKernel", "AxisLoop", "plan_axis_loop"]
 
 _UNIT = 1 << 11
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class AxisLoop:
     """`rows` times `inner` lines. A unit is a block of rows."""
 
     rows: int
@@ -40,7 +40,7 @@ class Lines:
         """How many vectors cover a line."""
         return self.length if self.inner > 1 else math.ceil(self.length / self.lanes)
 
-    def emit_each(self, e: Emitter, emit: Callable[[Value, Value], None]) -> None:
+    def for_each_slice(self, e: Emitter, emit: Callable[[Value, Value], None]) -> None:
         """Emit loops over the kernel's share; `emit` gets a line's first element and the line's number.
 
         Across lines these are the first of as many as there are lanes.
@@ -74,19 +74,19 @@ class Lines:
         new = new_lanes(e, self.length, self.lanes, self.place(e, k), e.mul(k, self.lanes))
         return values if new is None else e.b.select(new, values, neutral)
 
-    def of_line(self, e: Emitter, combination: Combination, values: Value) -> Value:
+    def reduce_slice(self, e: Emitter, combination: Reducer, values: Value) -> Value:
         """Return the combination of a line, in all of its lanes."""
         if self.inner > 1:
             return values
-        single = folded(e, combination, values)
+        single = reduce_lanes(e, combination, values)
         return e.broadcast(e.b.extract_element(single, e.i64(0)), self.lanes)
 
 
-class OverLines:
+class AxisKernel:
     """What kernels over `lines` share: their units, and no scratch memory."""
 
     __slots__ = ()
-    lines: Lines
+    lines: AxisLoop
 
     @property
     def units(self) -> int:
@@ -98,8 +98,8 @@ class OverLines:
         return 0
 
 
-def plan_lines(shape: Shape, axis: int, most_lanes: int) -> Lines:
+def plan_axis_loop(shape: Shape, axis: int, most_lanes: int) -> AxisLoop:
     """Choose lanes and blocks for lines along `axis`."""
     rows, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     lanes = fitting_lanes(inner if inner > 1 else length, most_lanes)
-    return Lines(rows, length, inner, lanes, max(1, _UNIT // (length * inner)))
+    return AxisLoop(rows, length, inner, lanes, max(1, _UNIT // (length * inner)))

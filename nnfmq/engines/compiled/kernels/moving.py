@@ -15,9 +15,18 @@ from dataclasses import dataclass, replace
 from nnfmq.engines.compiled.emission import I8, I32, I64, Emitter, Value, vector
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["NOWHERE", "Axis", "Line", "Moving", "Piece", "merged_axes", "nanoseconds", "plan_moving"]
+__all__ = [
+    "PADDING_OFFSET",
+    "AffineRequant",
+    "CopyAxis",
+    "CopyRegion",
+    "StridedCopy",
+    "coalesced_axes",
+    "estimate_copy_ns",
+    "plan_strided_copy",
+]
 
-NOWHERE = -(1 << 40)  # an offset in a table for which the piece's filler is read
+PADDING_OFFSET = -(1 << 40)  # an offset in a table for which the piece's filler is read
 
 _UNIT_BYTES = 1 << 13
 _MOST_UNITS = 16
@@ -25,7 +34,7 @@ _STRAIGHT = 4  # rounds of an innermost loop that are written one after the othe
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class CopyAxis:
     """`extent` steps, each of so many bytes.
 
     With a `table` the source's offsets are there, as 64-bit numbers from byte `source` of that entry in the kernel's
@@ -39,7 +48,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AffineRequant:
     """What 256 codes may be as well: (code · slope + offset) >> shift, held in a byte; signed codes as if unsigned."""
 
     slope: int
@@ -49,7 +58,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CopyRegion:
     """Runs of `run` bytes from one array to another, by their places in the table of addresses; axes outermost first.
 
     `source` None: bytes of `fill`. `codes`: the place of 256 codes through which each byte goes, and which `line` tells
@@ -60,11 +69,11 @@ class Piece:
     target: int
     source_offset: int
     target_offset: int
-    axes: tuple[Axis, ...]
+    axes: tuple[CopyAxis, ...]
     run: int
     fill: int = 0
     codes: int | None = None
-    line: Line | None = None
+    line: AffineRequant | None = None
     filler: int | None = None
 
     @property
@@ -74,10 +83,10 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
+class StridedCopy:
     """All pieces of a kernel."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CopyRegion, ...]
     units: int
 
     def scratch_bytes(self, target: Target) -> int:
@@ -96,7 +105,7 @@ class Moving:
 @dataclass(frozen=True, slots=True)
 class _Emission:
     e: Emitter
-    piece: Piece
+    piece: CopyRegion
     units: int
     tables: Mapping[int, Value]
 
@@ -135,7 +144,7 @@ class _Emission:
         with e.loop(begin, end) as index:
             step(index)
 
-    def _further(self, axis: Axis, offset: Value, index: Value) -> Value:
+    def _further(self, axis: CopyAxis, offset: Value, index: Value) -> Value:
         e = self.e
         if axis.table is None:
             return e.add(offset, e.mul(index, axis.source))
@@ -170,7 +179,7 @@ class _Emission:
             e.store(e.load(I8, codes, code), target, index)
 
 
-def _along_line(e: Emitter, line: Line, codes: Value) -> Value:
+def _along_line(e: Emitter, line: AffineRequant, codes: Value) -> Value:
     lanes = codes.type.count
     flip, wide = e.splat(I8, -0x80 if line.signed else 0, lanes), vector(I32, lanes)
     scaled = e.b.mul(e.b.zext(e.b.xor(codes, flip), wide), e.splat(I32, line.slope, lanes))
@@ -179,37 +188,37 @@ def _along_line(e: Emitter, line: Line, codes: Value) -> Value:
     return e.b.xor(e.b.trunc(held, vector(I8, lanes)), flip)
 
 
-def plan_moving(pieces: Sequence[Piece]) -> Moving:
+def plan_strided_copy(pieces: Sequence[CopyRegion]) -> StridedCopy:
     """Merge what is contiguous, choose an outermost axis for each piece, and the number of units."""
     shaped = tuple(_shaped(piece) for piece in pieces if piece.bytes)
     units = max(1, min(_MOST_UNITS, sum(piece.bytes for piece in shaped) // _UNIT_BYTES))
-    return Moving(shaped, units)
+    return StridedCopy(shaped, units)
 
 
-def _shaped(piece: Piece) -> Piece:
-    *axes, run = merged_axes(piece)
+def _shaped(piece: CopyRegion) -> CopyRegion:
+    *axes, run = coalesced_axes(piece)
     return replace(piece, axes=tuple(_outermost(axes)), run=run.extent)
 
 
-def merged_axes(piece: Piece) -> list[Axis]:
+def coalesced_axes(piece: CopyRegion) -> list[CopyAxis]:
     """Return as few axes as possible, in the target's order as the piece's are; the last one is the run, of bytes."""
-    axes: list[Axis] = []
-    for axis in (*(a for a in piece.axes if a.extent > 1 or a.table is not None), Axis(piece.run, 1, 1)):
+    axes: list[CopyAxis] = []
+    for axis in (*(a for a in piece.axes if a.extent > 1 or a.table is not None), CopyAxis(piece.run, 1, 1)):
         last = axes[-1] if axes else None
         if last and _continues(last, axis, piece.source is None):
-            axes[-1] = Axis(last.extent * axis.extent, axis.source, axis.target)
+            axes[-1] = CopyAxis(last.extent * axis.extent, axis.source, axis.target)
         else:
             axes.append(axis)
     return axes
 
 
-def _continues(outer: Axis, inner: Axis, fills: bool) -> bool:
+def _continues(outer: CopyAxis, inner: CopyAxis, fills: bool) -> bool:
     if outer.table is not None or inner.table is not None:
         return False
     return outer.target == inner.extent * inner.target and (fills or outer.source == inner.extent * inner.source)
 
 
-def _outermost(axes: list[Axis]) -> list[Axis]:
+def _outermost(axes: list[CopyAxis]) -> list[CopyAxis]:
     """Return the axes with one in front that is long enough to be shared out, where there is one."""
     if not axes or axes[0].extent >= _MOST_UNITS:
         return axes
@@ -219,10 +228,10 @@ def _outermost(axes: list[Axis]) -> list[Axis]:
     return [axes[longest], *axes[:longest], *axes[longest + 1 :]]
 
 
-def nanoseconds(kernel: Moving) -> int:
+def estimate_copy_ns(kernel: StridedCopy) -> int:
     """Return about how long it takes one thread."""
 
-    def cost(piece: Piece) -> float:
+    def cost(piece: CopyRegion) -> float:
         each = 1 / 16 if piece.codes is None else 1 / 4 if piece.line is not None else 1
         return piece.bytes * (1 / piece.run + each)
 

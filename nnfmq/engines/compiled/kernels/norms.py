@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import CodeMean, FloatSum
+from nnfmq.engines.compiled.kernels.combining import FloatSumReducer, QuantizedMeanReducer
 from nnfmq.engines.compiled.kernels.fixed_point import inverse_square_root
-from nnfmq.engines.compiled.kernels.floats import greater, multiply_add
-from nnfmq.engines.compiled.kernels.lines import Lines, OverLines
+from nnfmq.engines.compiled.kernels.floats import fmaximum, fmuladd
+from nnfmq.engines.compiled.kernels.lines import AxisKernel, AxisLoop
 
-__all__ = ["LONGEST_CODES", "CodeNormalization", "FloatNormalization"]
+__all__ = ["LONGEST_CODES", "FloatL2Norm", "QuantizedL2Norm"]
 
 LONGEST_CODES = (1 << 29) // 255**2  # the sum stays below 2^29
 
@@ -19,15 +19,15 @@ _LEAST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class FloatNormalization(OverLines):
+class FloatL2Norm(AxisKernel):
     """Lines, each by its norm."""
 
-    lines: Lines
+    lines: AxisLoop
 
     def emit(self, e: Emitter) -> None:
         """Table: input, output."""
         source, out = e.argument(0), e.argument(1)
-        self.lines.emit_each(
+        self.lines.for_each_slice(
             e, lambda first, _: self._emit_line(e, e.at(source, e.mul(first, 4)), e.at(out, e.mul(first, 4)))
         )
         e.finish()
@@ -39,40 +39,40 @@ class FloatNormalization(OverLines):
         def add(k: Value, values: Sequence[Value]) -> Sequence[Value]:
             loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
             counted = lines.counted(e, k, loaded, zeros)
-            return [multiply_add(e, counted, counted, values[0])]
+            return [fmuladd(e, counted, counted, values[0])]
 
         (found,) = e.carry(lines.rounds, [zeros], add)
-        norm = e.intrinsic("llvm.sqrt", lines.of_line(e, FloatSum(), found))
-        norm = greater(e, norm, e.splat(F32, _LEAST, lines.lanes))
+        norm = e.intrinsic("llvm.sqrt", lines.reduce_slice(e, FloatSumReducer(), found))
+        norm = fmaximum(e, norm, e.splat(F32, _LEAST, lines.lanes))
         with e.loop(0, lines.rounds) as k:
             offset = e.mul(lines.offset(e, k), 4)
             e.store(e.b.fdiv(e.load(kind, source, offset), norm), out, offset)
 
 
 @dataclass(frozen=True, slots=True)
-class CodeNormalization(OverLines):
+class QuantizedL2Norm(AxisKernel):
     """Lines of codes, each by its norm, in units of 1/128 around the middle code."""
 
-    lines: Lines
+    lines: AxisLoop
     signed: bool
     zero_point: int
 
     def emit(self, e: Emitter) -> None:
         """Table: input, output."""
         source, out = e.argument(0), e.argument(1)
-        self.lines.emit_each(e, lambda first, _: self._emit_line(e, e.at(source, first), e.at(out, first)))
+        self.lines.for_each_slice(e, lambda first, _: self._emit_line(e, e.at(source, first), e.at(out, first)))
         e.finish()
 
     def _emit_line(self, e: Emitter, source: Value, out: Value) -> None:
         lines, lanes = self.lines, self.lines.lanes
-        zeros, sums = e.splat(I32, 0, lanes), CodeMean(self.signed, LONGEST_CODES, False, 0, 0)
+        zeros, sums = e.splat(I32, 0, lanes), QuantizedMeanReducer(self.signed, LONGEST_CODES, False, 0, 0)
 
         def add(k: Value, values: Sequence[Value]) -> Sequence[Value]:
             counted = lines.counted(e, k, self._centred(e, source, k), zeros)
             return [e.b.add(values[0], e.b.mul(counted, counted))]
 
         (found,) = e.carry(lines.rounds, [zeros], add)
-        total = e.b.extract_element(lines.of_line(e, sums, found), e.i64(0))
+        total = e.b.extract_element(lines.reduce_slice(e, sums, found), e.i64(0))
         scale, shift = inverse_square_root(e, e.b.zext(total, I64))
         with e.loop(0, lines.rounds) as k:
             codes = self._scaled(e, self._centred(e, source, k), e.broadcast(scale, lanes), e.broadcast(shift, lanes))

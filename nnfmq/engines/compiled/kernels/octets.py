@@ -16,7 +16,7 @@ import numpy.typing as npt
 __all__ = ["GROUP", "LINE_BYTES", "pack_lists", "parts_of", "rounds_of"]
 
 Array = npt.NDArray[np.int16]
-Places = npt.NDArray[np.int64]
+RowPointers = npt.NDArray[np.int64]
 
 GROUP = 8
 LINE_BYTES = 64
@@ -26,7 +26,7 @@ _LARGEST_SUM = 128  # 255 times that fits 16 bits
 _LARGEST = 127
 
 
-def parts_of(panel: Array) -> Iterator[tuple[Places, Array]]:
+def parts_of(panel: Array) -> Iterator[tuple[RowPointers, Array]]:
     """Yield parts that can be multiplied and add up to `panel` (channels, groups, 8): the groups it has, and these."""
     numbers, left = np.arange(panel.shape[1]), panel
     while True:
@@ -75,7 +75,7 @@ def rounds_of(panel: Array) -> int:
     return sum(len(numbers) for numbers, _ in parts_of(_in_groups(panel)))
 
 
-def pack_lists(weights: Array, tap_places: Places) -> bytes:
+def pack_lists(weights: Array, tap_places: RowPointers) -> bytes:
     """Return lists of `weights` (panels, channels, taps, cells of a tap), and first where each begins and its length.
 
     A list are the places of cells, in bytes from those of a position, then their weights (groups, 2, channels, 4).

@@ -12,13 +12,13 @@ from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, v
 from nnfmq.engines.compiled.kernels.arithmetic import Floats, octet_sums, pair_sums, quad_sums
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Copying", "MultiplyAdds"]
+__all__ = ["CopyBandwidth", "FmaThroughput"]
 
 _NO_CLAMP = Floats(-np.inf, np.inf)
 
 
 @dataclass(frozen=True, slots=True)
-class MultiplyAdds:
+class FmaThroughput:
     """Multiply-adds in registers alone: float32, or codes in pairs, quads or octets, as products have them.
 
     Each of `sums` goes on from itself, and waits for nothing else: with 12 of them two units of a latency of 5 or 6
@@ -69,7 +69,7 @@ class MultiplyAdds:
 
 
 @dataclass(frozen=True, slots=True)
-class Copying:
+class CopyBandwidth:
     """A copy; each unit copies a part of its own, so many times."""
 
     part_bytes: int

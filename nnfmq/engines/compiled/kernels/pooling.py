@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfmq.engines.compiled.emission import Emitter, Value
-from nnfmq.engines.compiled.kernels.combining import Combination
+from nnfmq.engines.compiled.kernels.combining import Reducer
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, spans
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window
 
-__all__ = ["Pool", "plan_pool"]
+__all__ = ["PoolKernel", "plan_pool"]
 
 _UNITS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolKernel:
     """Windows over NHWC images. The channels of an output row are shared out in `groups`."""
 
     batch: int
@@ -27,7 +27,7 @@ class Pool:
     channels: int
     rows: Window
     columns: Window
-    combination: Combination
+    combination: Reducer
     lanes: int
     groups: int
 
@@ -96,10 +96,10 @@ def _clipped(e: Emitter, window: Window, extent: int, position: Value) -> tuple[
 
 
 def plan_pool(
-    image: tuple[int, int, int, int], rows: Window, columns: Window, combination: Combination, target: Target
-) -> Pool:
+    image: tuple[int, int, int, int], rows: Window, columns: Window, combination: Reducer, target: Target
+) -> PoolKernel:
     """Choose lanes and groups for a target."""
     batch, height, width, channels = image
     lanes = fitting_lanes(channels, 16 * target.lanes // combination.item_bytes)
     groups = min(math.ceil(channels / lanes), math.ceil(_UNITS / (batch * rows.count)))
-    return Pool(batch, height, width, channels, rows, columns, combination, lanes, groups)
+    return PoolKernel(batch, height, width, channels, rows, columns, combination, lanes, groups)

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from nnfmq.engines.compiled.arena import aligned
 from nnfmq.engines.compiled.emission import Emitter, Value
-from nnfmq.engines.compiled.kernels.gates import Dense, GateSums, Lstm, Places
+from nnfmq.engines.compiled.kernels.gates import GateGemv, LstmCellUpdate, RnnCell, RowPointers
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["RESULT", "STATE", "STEPS", "ZEROS", "Step", "Sweep"]
+__all__ = ["RESULT", "STATE", "STEPS", "ZEROS", "CellKernel", "SequenceKernel"]
 
 RESULT, STATE, STEPS, ZEROS = "result", "state", "steps", "zeros"
 """What an output gets: a row's last results, its last state, the results of all steps, or nothing but 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CellKernel:
     """One step: the rows of several `sources`, of these lengths, side by side are what is multiplied.
 
     Table: the sources, the state if there is one, `outputs` (by what each gets), weights, starts of sums, constants.
     """
 
-    sums: GateSums
-    update: Dense | Lstm
+    sums: GateGemv
+    update: RnnCell | LstmCellUpdate
     batch: int
     sources: tuple[int, ...]
     outputs: tuple[str, ...]
@@ -78,7 +78,7 @@ class Step:
         constants = e.argument(first + 2) if self.update.has_state else starts
         with e.loop(e.begin, e.end) as block, e.loop(0, self.batch) as row:
             memory = e.at(e.scratch, e.mul(row, self._row))
-            places = Places(e.at(memory, self._state), e.at(memory, self._result), memory, constants)
+            places = RowPointers(e.at(memory, self._state), e.at(memory, self._result), memory, constants)
             values = self.sums.emit(e, block, memory, weights, starts)
             self.update.emit_block(e, self.sums, values, block, places)
 
@@ -104,7 +104,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SequenceKernel:
     """All steps of a sequence, or in the order `backward`, over rows that do not see each other.
 
     Table: the input's products with all gates' weights, biases added (where they are not normalized), in the order of
@@ -112,9 +112,9 @@ class Sweep:
     gets; recurrent weights, constants if there is a state, the projection's weights and biases if there is one.
     """
 
-    sums: GateSums
-    update: Dense | Lstm
-    projection: GateSums | None
+    sums: GateGemv
+    update: RnnCell | LstmCellUpdate
+    projection: GateGemv | None
     projection_clip: float
     time: int
     batch: int
@@ -151,7 +151,7 @@ class Sweep:
         first = 2 + (1 if self.update.has_state else 0) + len(self.outputs)
         weights = e.argument(first)
         constants = e.argument(first + 1) if self.update.has_state else weights
-        places = Places(e.at(e.scratch, state), e.at(e.scratch, result), e.at(e.scratch, sums), constants)
+        places = RowPointers(e.at(e.scratch, state), e.at(e.scratch, result), e.at(e.scratch, sums), constants)
         with e.loop(e.begin, e.end) as row:
             e.copy(e.scratch, e.at(hidden_in, e.mul(row, self._hidden * 4)), self._hidden * 4)
             if self.update.has_state:
@@ -169,23 +169,23 @@ class Sweep:
             _zero_buffers(e, self.sums, row, 1, self._outputs(e, ZEROS))
         e.finish()
 
-    def _emit_step(self, e: Emitter, starts: Value, weights: Value, places: Places) -> None:
+    def _emit_step(self, e: Emitter, starts: Value, weights: Value, places: RowPointers) -> None:
         with e.loop(0, self.sums.blocks) as block:
             values = self.sums.emit(e, block, e.scratch, weights, starts)
             self.update.emit_block(e, self.sums, values, block, places)
-        if isinstance(self.update, Lstm) and self.update.normalized:
+        if isinstance(self.update, LstmCellUpdate) and self.update.normalized:
             self.update.emit_row(e, self.sums, places)
 
-    def _project(self, e: Emitter, places: Places, first: int) -> None:
+    def _project(self, e: Emitter, places: RowPointers, first: int) -> None:
         """Make the hidden state of the results."""
         if self.projection is None:
             e.copy(e.scratch, places.result, self._hidden * 4)
             return
         weights, biases = e.argument(first), e.argument(first + 1)
-        into = Places(places.state, e.scratch, places.sums, biases)
+        into = RowPointers(places.state, e.scratch, places.sums, biases)
         with e.loop(0, self.projection.blocks) as block:
             values = self.projection.emit(e, block, places.result, weights, biases)
-            Dense(0, self.projection_clip).emit_block(e, self.projection, values, block, into)
+            RnnCell(0, self.projection_clip).emit_block(e, self.projection, values, block, into)
 
     def _outputs(self, e: Emitter, kind: str) -> list[Value]:
         first = 3 if self.update.has_state else 2
@@ -196,14 +196,14 @@ class Sweep:
             e.copy(e.at(out, e.mul(number, length * 4)), source, length * 4)
 
 
-def _load_cells(e: Emitter, memory: Value, source: Value, sums: GateSums) -> None:
+def _load_cells(e: Emitter, memory: Value, source: Value, sums: GateGemv) -> None:
     """Copy what cells have; those beside the last true one get 0."""
     e.copy(memory, source, sums.cells * 4)
     if sums.padded > sums.cells:
         e.fill(e.at(memory, sums.cells * 4), 0, (sums.padded - sums.cells) * 4)
 
 
-def _zero_buffers(e: Emitter, sums: GateSums, row: Value, count: int, outputs: Sequence[Value]) -> None:
+def _zero_buffers(e: Emitter, sums: GateGemv, row: Value, count: int, outputs: Sequence[Value]) -> None:
     """Fill rows of buffers that hold a number for each gate and cell."""
     size = sums.gates * sums.cells * 4
     for out in outputs:

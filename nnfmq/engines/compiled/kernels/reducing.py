@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfmq.engines.compiled.emission import Emitter, Value
-from nnfmq.engines.compiled.kernels.combining import Combination, folded
+from nnfmq.engines.compiled.kernels.combining import Reducer, reduce_lanes
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, new_lanes, offset_of, spans
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Reduction", "plan_reduction"]
+__all__ = ["ReductionKernel", "plan_reduction"]
 
 _UNIT = 1 << 12
 
@@ -24,14 +24,14 @@ Dimensions = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class ReductionKernel:
     """Dimensions are pairs of extent and stride, in elements. `length` is the innermost that stays, or that goes."""
 
     kept: Dimensions
     gone: Dimensions
     length: int
     goes: bool
-    combination: Combination
+    combination: Reducer
     lanes: int
     block: int
 
@@ -61,7 +61,7 @@ class Reduction:
             first = e.at(source, e.mul(offset_of(e, number, extents, strides), item))
             if self.goes:
                 combined = self._combined(e, first, lambda row, values: [self._along(e, row, values[0])])
-                single = folded(e, self.combination, combined)
+                single = reduce_lanes(e, self.combination, combined)
                 e.store(self.combination.result(e, single, self._count), out, e.mul(number, item))
             else:
                 place = e.at(out, e.mul(number, self.length * item))
@@ -109,7 +109,9 @@ class Reduction:
         return inside(self.gone, first, [self.combination.neutral(e, self.lanes)])[0]
 
 
-def plan_reduction(shape: tuple[int, ...], axes: Sequence[int], combination: Combination, target: Target) -> Reduction:
+def plan_reduction(
+    shape: tuple[int, ...], axes: Sequence[int], combination: Reducer, target: Target
+) -> ReductionKernel:
     """Merge neighbouring dimensions that share their fate, and choose lanes and blocks."""
     merged: list[tuple[int, bool]] = []
     for axis, extent in enumerate(shape):
@@ -128,4 +130,4 @@ def plan_reduction(shape: tuple[int, ...], axes: Sequence[int], combination: Com
     kept, gone = (tuple((n, s) for n, s, fate in outer if fate == wanted) for wanted in (False, True))
     lanes = fitting_lanes(length, 16 * target.lanes // combination.item_bytes)
     work = math.prod(n for n, _ in gone) * length
-    return Reduction(kept, gone, length, goes, combination, lanes, max(1, _UNIT // work))
+    return ReductionKernel(kept, gone, length, goes, combination, lanes, max(1, _UNIT // work))

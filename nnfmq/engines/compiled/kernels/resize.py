@@ -15,14 +15,14 @@ from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, v
 from nnfmq.engines.compiled.kernels.cells import in_vectors
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Bilinear"]
+__all__ = ["BilinearResize"]
 
 _STRAIGHT = 2
 _FLIP = -0x80
 
 
 @dataclass(frozen=True, slots=True)
-class Bilinear:
+class BilinearResize:
     """An image of float32 or of codes at another height (`rows`) and width (`columns`)."""
 
     batch: int

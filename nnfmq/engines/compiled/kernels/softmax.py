@@ -13,14 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import CodeExtreme, FloatExtreme, FloatSum, folded
+from nnfmq.engines.compiled.kernels.combining import (
+    FloatMinMaxReducer,
+    FloatSumReducer,
+    QuantizedMinMaxReducer,
+    reduce_lanes,
+)
 from nnfmq.engines.compiled.kernels.fixed_point import reciprocal
-from nnfmq.engines.compiled.kernels.floats import exponential, logarithm
-from nnfmq.engines.compiled.kernels.lines import Lines, OverLines
+from nnfmq.engines.compiled.kernels.floats import exp, log
+from nnfmq.engines.compiled.kernels.lines import AxisKernel, AxisLoop
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["LONGEST_CODES", "LONGEST_FLOATS", "CodeSoftmax", "FloatSoftmax", "plan_code_softmax"]
+__all__ = ["LONGEST_CODES", "LONGEST_FLOATS", "FloatSoftmax", "QuantizedSoftmax", "plan_quantized_softmax"]
 
 LONGEST_CODES = (1 << 13) - 1  # the sum has 32 bits
 LONGEST_FLOATS = 1 << 18
@@ -29,12 +34,12 @@ _TABULATED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class FloatSoftmax(OverLines):
+class FloatSoftmax(AxisKernel):
     """Lines of float32; with `logarithm` LOG_SOFTMAX. In scratch memory is what each element adds to the result."""
 
-    lines: Lines
+    lines: AxisLoop
     beta: float
-    logarithm: bool
+    log: bool
 
     def scratch_bytes(self, target: Target) -> int:
         """A vector for each round."""
@@ -43,7 +48,7 @@ class FloatSoftmax(OverLines):
     def emit(self, e: Emitter) -> None:
         """Table: input, output."""
         source, out = e.argument(0), e.argument(1)
-        self.lines.emit_each(
+        self.lines.for_each_slice(
             e, lambda first, _: self._emit_line(e, e.at(source, e.mul(first, 4)), e.at(out, e.mul(first, 4)))
         )
         e.finish()
@@ -59,24 +64,24 @@ class FloatSoftmax(OverLines):
         def sum_up(k: Value, values: Sequence[Value]) -> Sequence[Value]:
             loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
             below = e.b.fmul(e.b.fsub(loaded, greatest), e.splat(F32, self.beta, lanes))
-            power = exponential(e, below)
-            e.store(below if self.logarithm else power, e.scratch, e.mul(k, 4 * lanes))
+            power = exp(e, below)
+            e.store(below if self.log else power, e.scratch, e.mul(k, 4 * lanes))
             return [e.b.fadd(values[0], lines.counted(e, k, power, zeros))]
 
-        extreme = FloatExtreme(True)
+        extreme = FloatMinMaxReducer(True)
         (found,) = e.carry(lines.rounds, [extreme.neutral(e, lanes)], compare)
-        greatest = lines.of_line(e, extreme, found)
+        greatest = lines.reduce_slice(e, extreme, found)
         (found,) = e.carry(lines.rounds, [zeros], sum_up)
-        total = lines.of_line(e, FloatSum(), found)
-        total = logarithm(e, total) if self.logarithm else total
+        total = lines.reduce_slice(e, FloatSumReducer(), found)
+        total = log(e, total) if self.log else total
         with e.loop(0, lines.rounds) as k:
             kept = e.load(kind, e.scratch, e.mul(k, 4 * lanes))
-            result = e.b.fsub(kept, total) if self.logarithm else e.b.fdiv(kept, total)
+            result = e.b.fsub(kept, total) if self.log else e.b.fdiv(kept, total)
             e.store(result, out, e.mul(lines.offset(e, k), 4))
 
 
 @dataclass(frozen=True, slots=True)
-class CodeSoftmax:
+class QuantizedSoftmax:
     """Rows of codes, `rows` times `inner` of them."""
 
     rows: int
@@ -118,7 +123,7 @@ class CodeSoftmax:
         e.finish()
 
     def _greatest(self, e: Emitter, first: Value) -> Value:
-        extreme = CodeExtreme(self.signed, True, 0, 0)
+        extreme = QuantizedMinMaxReducer(self.signed, True, 0, 0)
         lanes = fitting_lanes(self.length, 8 * e.target.lanes) if self.inner == 1 else 1
         last = self.length - lanes
 
@@ -127,7 +132,7 @@ class CodeSoftmax:
             return [extreme.joined(e, values[0], extreme.widened(e, first, place, lanes))]
 
         (found,) = e.carry(math.ceil(self.length / lanes), [extreme.neutral(e, lanes)], compare)
-        return e.b.extract_element(folded(e, extreme, found), e.i64(0))
+        return e.b.extract_element(reduce_lanes(e, extreme, found), e.i64(0))
 
     def _below(self, e: Emitter, first: Value, k: Value, greatest: Value) -> Value:
         """Return by how much an element is below the greatest: 0 to 255 whatever memory says by now."""
@@ -160,6 +165,6 @@ class CodeSoftmax:
         return e.b.xor(codes, e.splat(I8, -128, lanes)) if self.signed else codes
 
 
-def plan_code_softmax(rows: int, length: int, inner: int, signed: bool, target: Target) -> CodeSoftmax:
+def plan_quantized_softmax(rows: int, length: int, inner: int, signed: bool, target: Target) -> QuantizedSoftmax:
     """Choose lanes and blocks."""
-    return CodeSoftmax(rows, length, inner, signed, target.lanes, max(1, _UNIT // length))
+    return QuantizedSoftmax(rows, length, inner, signed, target.lanes, max(1, _UNIT // length))

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import FloatSum, folded
-from nnfmq.engines.compiled.kernels.floats import multiply_add
-from nnfmq.engines.compiled.kernels.gates import activated
-from nnfmq.engines.compiled.kernels.lines import Lines
+from nnfmq.engines.compiled.kernels.combining import FloatSumReducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.floats import fmuladd
+from nnfmq.engines.compiled.kernels.gates import apply_activation
+from nnfmq.engines.compiled.kernels.lines import AxisLoop
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Svdf", "plan_svdf"]
+__all__ = ["SvdfKernel", "plan_svdf"]
 
 _BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Svdf:
+class SvdfKernel:
     """Rows of cells, each with `rank` filters, which have `memory` numbers, the newest last.
 
     Table: features, memories, new memories, results, weights as the memories of a row are, biases.
@@ -61,7 +61,7 @@ class Svdf:
                 e.store(total, e.scratch, e.mul(number, 4))
             with e.loop(0, count, e.target.lanes) as number:
                 values = e.load(vector(F32, e.target.lanes), e.scratch, e.mul(number, 4))
-                e.store(activated(e, self.activation, values), e.scratch, e.mul(number, 4))
+                e.store(apply_activation(e, self.activation, values), e.scratch, e.mul(number, 4))
             e.copy(e.at(out, e.mul(e.add(e.mul(row, self.cells), first), 4)), e.scratch, e.mul(count, 4))
         e.finish()
 
@@ -77,12 +77,12 @@ class Svdf:
             e.store(feature, new, pitch - 8)
             total = e.b.fadd(total, self._weighed(e, old, weights))
         e.store(F32(0.0), new, newest)
-        return multiply_add(e, feature, e.load(F32, weights, newest), total)
+        return fmuladd(e, feature, e.load(F32, weights, newest), total)
 
     def _weighed(self, e: Emitter, old: Value, weights: Value) -> Value:
         """Return the sum over all but the newest number, which is not there yet."""
         length = self.memory - 1
-        lines, kind = Lines(1, length, 1, self.lanes, 1), vector(F32, self.lanes)
+        lines, kind = AxisLoop(1, length, 1, self.lanes, 1), vector(F32, self.lanes)
         zeros = e.splat(F32, 0.0, self.lanes)
 
         def add(k: Value, sums: Sequence[Value]) -> Sequence[Value]:
@@ -91,9 +91,9 @@ class Svdf:
             return [e.b.fadd(sums[0], lines.counted(e, k, product, zeros))]
 
         (sums,) = e.carry(lines.rounds, [zeros], add)
-        return e.b.extract_element(folded(e, FloatSum(), sums), e.i64(0))
+        return e.b.extract_element(reduce_lanes(e, FloatSumReducer(), sums), e.i64(0))
 
 
-def plan_svdf(batch: int, cells: int, rank: int, memory: int, activation: int, target: Target) -> Svdf:
+def plan_svdf(batch: int, cells: int, rank: int, memory: int, activation: int, target: Target) -> SvdfKernel:
     """Choose how many numbers of a memory are weighed at once."""
-    return Svdf(batch, cells, rank, memory, activation, fitting_lanes(max(1, memory - 1), target.lanes))
+    return SvdfKernel(batch, cells, rank, memory, activation, fitting_lanes(max(1, memory - 1), target.lanes))

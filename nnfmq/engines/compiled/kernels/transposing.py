@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.engines.compiled.emission import I8, I16, I32, I64, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.moving import Axis, Piece, merged_axes
+from nnfmq.engines.compiled.kernels.moving import CopyAxis, CopyRegion, coalesced_axes
 from nnfmq.engines.compiled.target import Target
 
-__all__ = ["Transposing", "Weaving", "plan_transposing"]
+__all__ = ["InterleaveKernel", "TransposeKernel", "plan_transpose"]
 
 _UNITS = 8
 _LEAST_BYTES = 1 << 14
@@ -33,7 +33,7 @@ _ELEMENTS = {1: I8, 2: I16, 4: I32}
 
 
 @dataclass(frozen=True, slots=True)
-class Transposing:
+class TransposeKernel:
     """Tiles of `edge` times `edge` elements of `size` bytes."""
 
     size: int
@@ -62,7 +62,7 @@ class Transposing:
 
 
 @dataclass(frozen=True, slots=True)
-class Weaving:
+class InterleaveKernel:
     """So many `planes` with `edge` elements of `size` bytes from each: side by side on one side, a step apart on the
     other, which is the target's unless it `joins` them."""
 
@@ -154,11 +154,13 @@ def _interleaved(e: Emitter, rows: Sequence[Value], within: int) -> list[Value]:
     return result
 
 
-def plan_transposing(piece: Piece, size: int, target: Target) -> tuple[Transposing | Weaving, bytes] | None:
+def plan_transpose(
+    piece: CopyRegion, size: int, target: Target
+) -> tuple[TransposeKernel | InterleaveKernel, bytes] | None:
     """Return the kernel of a piece that is alone, from argument 0 to 1, and its numbers; None where none fits."""
     if (piece.source, piece.target) != (0, 1) or piece.codes is not None or piece.filler is not None:
         return None
-    *axes, run = merged_axes(piece)
+    *axes, run = coalesced_axes(piece)
     if run.extent != size or any(axis.table is not None for axis in axes):
         return None
     rows = next((axis for axis in axes[:-1] if axis.source == size), None)
@@ -169,19 +171,19 @@ def plan_transposing(piece: Piece, size: int, target: Target) -> tuple[Transposi
     units = _UNITS if total >= _LEAST_BYTES else 1
     most = target.lanes if size == 4 else _MOST_EDGE
     edge = 1 << (min(rows.extent, columns.extent, most).bit_length() - 1)
-    kernel: Transposing | Weaving | None = None
+    kernel: TransposeKernel | InterleaveKernel | None = None
     if edge >= _LEAST_EDGE:
-        kernel, strip, long, step = Transposing(size, edge, units), edge, rows, rows.target
+        kernel, strip, long, step = TransposeKernel(size, edge, units), edge, rows, rows.target
     elif rows.target == columns.extent * size and 1 < columns.extent <= _MOST_PLANES and rows.extent >= most:
-        kernel, strip = Weaving(size, most, columns.extent, True, units), _LONG_STRIP * most
+        kernel, strip = InterleaveKernel(size, most, columns.extent, True, units), _LONG_STRIP * most
         long, step = rows, columns.source
     elif columns.source == rows.extent * size and 1 < rows.extent <= _MOST_PLANES and columns.extent >= most:
-        kernel, strip = Weaving(size, most, rows.extent, False, units), _LONG_STRIP * most
+        kernel, strip = InterleaveKernel(size, most, rows.extent, False, units), _LONG_STRIP * most
         long, step = columns, rows.target
     if kernel is None:
         return None
     outer = [axis for axis in axes[:-1] if axis is not rows]
-    far, near = [Axis(1, 0, 0)] * (2 - len(outer)) + outer
+    far, near = [CopyAxis(1, 0, 0)] * (2 - len(outer)) + outer
     of_one = max(1, long.extent // strip)
     numbers = (
         *(piece.source_offset, far.extent * near.extent * of_one, of_one, strip, long.extent, near.extent),

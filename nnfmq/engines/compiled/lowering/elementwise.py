@@ -13,13 +13,13 @@ from nnfmq.engines.compiled.kernels import code_functions as codes
 from nnfmq.engines.compiled.kernels.elementwise import Function, plan_elementwise
 from nnfmq.engines.compiled.kernels.functions import (
     Cast,
-    Choice,
-    Compared,
+    Compare,
     FloatBinary,
     FloatUnary,
+    Int32Binary,
+    Int32Unary,
     Logical,
-    WholeBinary,
-    WholeUnary,
+    Select,
 )
 from nnfmq.engines.compiled.lowering.lowered import Alias, Lowered, Rule
 from nnfmq.engines.compiled.target import Target
@@ -64,7 +64,7 @@ def arithmetic(
     if _are(_FLOAT, *inputs):
         return _lowered(FloatBinary(name, *float_range(activation)), output, inputs, target)
     if _are(_WHOLE, *inputs):
-        return _lowered(WholeBinary(name), output, inputs, target)
+        return _lowered(Int32Binary(name), output, inputs, target)
     if not _of_codes(*inputs, output):
         return None  # there is no DIV of codes
     found = (_product if name == "mul" else partial(_sum, name == "sub"))(first, second, output, activation)
@@ -80,27 +80,27 @@ def _sum(
         int(np.abs(scaled_codes(tensor, multiplier, sign)).max())
         for tensor, multiplier, sign in zip((first, second), multipliers, signs, strict=True)
     )
-    finish = codes.scaled(total, most, activation, output)
+    finish = codes.per_tensor_requantization(total, most, activation, output)
     if finish is None:
         return None
     halved = multipliers[0] == (1 << 30, 0), multipliers[1] == (1 << 30, 0)
     operands = (
-        codes.CodeSum.operand(tensor.zero_point, multiplier, sign)
+        codes.QuantizedAdd.operand(tensor.zero_point, multiplier, sign)
         for tensor, multiplier, sign in zip((first, second), multipliers, signs, strict=True)
     )
     signed = _is_signed(first), _is_signed(second)
-    return codes.CodeSum(signed, halved, subtracts, finish[0]), (*operands, finish[1])
+    return codes.QuantizedAdd(signed, halved, subtracts, finish[0]), (*operands, finish[1])
 
 
 def _product(
     first: Tensor, second: Tensor, output: Tensor, activation: int
 ) -> tuple[Function, tuple[bytes, ...]] | None:
     real = float(np.float32(first.scale) * np.float32(second.scale)) / output.scale
-    finish = codes.scaled(quantize_multiplier(real), 1 << 16, activation, output)
+    finish = codes.per_tensor_requantization(quantize_multiplier(real), 1 << 16, activation, output)
     if finish is None:
         return None
     zero_points = codes.repeated(first.zero_point, second.zero_point)
-    return codes.CodeProduct((_is_signed(first), _is_signed(second)), finish[0]), (zero_points, finish[1])
+    return codes.QuantizedMul((_is_signed(first), _is_signed(second)), finish[0]), (zero_points, finish[1])
 
 
 def _extreme(name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
@@ -109,11 +109,13 @@ def _extreme(name: str, first: Tensor, second: Tensor, *, output: Tensor, target
     if _are(_FLOAT, *inputs):
         return _lowered(FloatBinary(name), output, inputs, target)
     if _are(_WHOLE, *inputs):
-        return _lowered(WholeBinary(name), output, inputs, target)
+        return _lowered(Int32Binary(name), output, inputs, target)
     if not _of_codes(*inputs, output):
         return None
     adapted, tables = _adapting(inputs, output)
-    return _lowered(codes.CodeChoice(_is_signed(output), name == "maximum", adapted), output, inputs, target, tables)
+    return _lowered(
+        codes.QuantizedMinMax(_is_signed(output), name == "maximum", adapted), output, inputs, target, tables
+    )
 
 
 def _adapting(operands: tuple[Tensor, Tensor], output: Tensor) -> tuple[tuple[bool, bool], tuple[bytes, ...]]:
@@ -132,11 +134,11 @@ def _select(condition: Tensor, first: Tensor, second: Tensor, *, output: Tensor,
     """SELECT."""
     inputs = condition, first, second
     if _are(_FLOAT, first, second) or _are(_WHOLE, first, second):
-        return _lowered(Choice("f4" if first.dtype == _FLOAT else "i4"), output, inputs, target)
+        return _lowered(Select("f4" if first.dtype == _FLOAT else "i4"), output, inputs, target)
     if not _of_codes(first, second, output):
         return None
     adapted, tables = _adapting((first, second), output)
-    return _lowered(codes.CodeSelect(adapted), output, inputs, target, tables)
+    return _lowered(codes.QuantizedSelect(adapted), output, inputs, target, tables)
 
 
 def _comparison(order: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
@@ -144,10 +146,10 @@ def _comparison(order: str, first: Tensor, second: Tensor, *, output: Tensor, ta
     inputs = first, second
     function: Function
     if _are(_FLOAT, *inputs) or _are(_WHOLE, *inputs):
-        function = Compared(order, "f4" if first.dtype == _FLOAT else "i4")
+        function = Compare(order, "f4" if first.dtype == _FLOAT else "i4")
     elif _of_codes(*inputs):
         a, b = ((_is_signed(t), t.zero_point, float(np.float32(t.scale))) for t in inputs)
-        function = codes.CodeCompared(order, (a, b))
+        function = codes.QuantizedCompare(order, (a, b))
     elif _are(_BYTE, *inputs):
         function = Logical(order)
     else:
@@ -192,7 +194,7 @@ def _rectifier(
 ) -> Lowered | None:
     """RELU, RELU1 and RELU6."""
     if _of_codes(input, output):
-        function = codes.CodeClamp(_is_signed(output), *code_range(activation, output))
+        function = codes.QuantizedClamp(_is_signed(output), *code_range(activation, output))
         return _lowered(function, output, (input,), target)
     return _unary(name, input, output=output, target=target)
 
@@ -203,7 +205,7 @@ def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **contro
         parameters = [float(np.float32(value)) for value in controls.values()]
         return _lowered(FloatUnary(name, *parameters), output, (input,), target)
     if _are(_WHOLE, input, output) and name in ("abs", "neg"):
-        return _lowered(WholeUnary(name), output, (input,), target)
+        return _lowered(Int32Unary(name), output, (input,), target)
     return None
 
 
@@ -212,7 +214,7 @@ def _tabulated(code: OperationType, name: str, input: Tensor, *, output: Tensor,
     if not _of_codes(input, output):
         return _unary(name, input, output=output, target=target)
     table = _reference_table(code, input, output)
-    return _lowered(codes.CodeTable(), output, (input,), target, (table.tobytes(),))
+    return _lowered(codes.Lut8(), output, (input,), target, (table.tobytes(),))
 
 
 def _reference_table(code: OperationType, input: Tensor, output: Tensor) -> Array:
@@ -232,12 +234,12 @@ def _prelu(input: Tensor, alpha: Tensor, *, output: Tensor, target: Target) -> L
     scales = np.float32(input.scale), np.float32(alpha.scale), np.float32(output.scale)
     reals = float(scales[0] / scales[2]), float(scales[0] * scales[1]) / float(scales[2])
     passed, sloped = (
-        codes.scaled(quantize_multiplier(real), bound, FusedActivationFunc.NONE, output)
+        codes.per_tensor_requantization(quantize_multiplier(real), bound, FusedActivationFunc.NONE, output)
         for real, bound in zip(reals, (255, 1 << 16), strict=True)
     )
     if passed is None or sloped is None:
         return None
-    function = codes.CodePrelu((_is_signed(input), _is_signed(alpha)), passed[0], sloped[0])
+    function = codes.QuantizedPrelu((_is_signed(input), _is_signed(alpha)), passed[0], sloped[0])
     zero_points = codes.repeated(input.zero_point, alpha.zero_point)
     return _lowered(function, output, (input, alpha), target, (zero_points, passed[1], sloped[1]))
 

@@ -7,10 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.moving import NOWHERE, Line, Piece, nanoseconds, plan_moving
-from nnfmq.engines.compiled.kernels.transposing import plan_transposing
+from nnfmq.engines.compiled.kernels.moving import (
+    PADDING_OFFSET,
+    AffineRequant,
+    CopyRegion,
+    estimate_copy_ns,
+    plan_strided_copy,
+)
+from nnfmq.engines.compiled.kernels.transposing import plan_transpose
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
-from nnfmq.engines.compiled.lowering.views import View, piece
+from nnfmq.engines.compiled.lowering.views import StridedView, piece
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import Ints, ints
@@ -27,28 +33,34 @@ _MOST_PIECES = 64  # a piece is a loop nest of its own
 _MOST_SLOPE, _MOST_SHIFT, _MOST_OFFSET = 1 << 21, 22, 1 << 30  # 255 slopes and the offset fit 31 bits
 
 
-def moved(pieces: Sequence[Piece], tensor: Tensor, target: Target, constants: Sequence[bytes] = ()) -> Lowered | None:
+def moved(
+    pieces: Sequence[CopyRegion], tensor: Tensor, target: Target, constants: Sequence[bytes] = ()
+) -> Lowered | None:
     """Return the kernel of pieces that move elements like `tensor`'s."""
     size = tensor.dtype.itemsize
     if size not in _SIZES or not 0 < len(pieces) <= _MOST_PIECES:
         return None
-    square = plan_transposing(pieces[0], size, target) if len(pieces) == 1 else None
+    square = plan_transpose(pieces[0], size, target) if len(pieces) == 1 else None
     if square is not None:
         return Lowered(square[0], (square[1],), pieces[0].bytes // (2 * size))
-    kernel = plan_moving(pieces)
-    return Lowered(kernel, tuple(constants), nanoseconds(kernel))
+    kernel = plan_strided_copy(pieces)
+    return Lowered(kernel, tuple(constants), estimate_copy_ns(kernel))
 
 
-def _one(source: View, output: Tensor, target: Target, constants: Sequence[bytes] = (), **rest: int) -> Lowered | None:
+def _one(
+    source: StridedView, output: Tensor, target: Target, constants: Sequence[bytes] = (), **rest: int
+) -> Lowered | None:
     """Return the kernel that fills the output with the elements of one view of the same shape."""
     size = output.dtype.itemsize
-    return moved([piece(source, View.contiguous(source.shape, size), size, (0, 1), **rest)], output, target, constants)
+    return moved(
+        [piece(source, StridedView.contiguous(source.shape, size), size, (0, 1), **rest)], output, target, constants
+    )
 
 
 def _offsets(positions: Array, step: int) -> bytes:
     """Return a table of offsets; positions below 0 are nowhere."""
     numbers = ints(positions)
-    return np.where(numbers < 0, np.int64(NOWHERE), numbers * step).astype("<i8").tobytes()
+    return np.where(numbers < 0, np.int64(PADDING_OFFSET), numbers * step).astype("<i8").tobytes()
 
 
 # -- joins and parts ---------------------------------------------------------------------------------------------------
@@ -57,8 +69,8 @@ def _offsets(positions: Array, step: int) -> bytes:
 def concatenation(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> Lowered | None:
     """CONCATENATION; codes of another scale go along a line, or through a table."""
     axis %= len(output.shape)
-    size, whole = output.dtype.itemsize, View.of(output)
-    pieces: list[Piece] = []
+    size, whole = output.dtype.itemsize, StridedView.of(output)
+    pieces: list[CopyRegion] = []
     constants: list[bytes] = []
     start = 0
     for number, tensor in enumerate(inputs):
@@ -69,12 +81,12 @@ def concatenation(*inputs: Tensor, output: Tensor, target: Target, axis: int) ->
         line = None if codes is None else _line_of(codes, tensor.scale / output.scale)
         into = whole.taken(axis, range(start, start + tensor.shape[axis]))
         if 0 not in tensor.shape:
-            pieces.append(piece(View.of(tensor), into, size, (number, len(inputs)), codes=place, line=line))
+            pieces.append(piece(StridedView.of(tensor), into, size, (number, len(inputs)), codes=place, line=line))
         start += tensor.shape[axis]
     return moved(pieces, output, target, constants)
 
 
-def _line_of(codes: Array, scale: float) -> Line | None:
+def _line_of(codes: Array, scale: float) -> AffineRequant | None:
     """Return the line on which 256 codes lie (in the order of their bits, about `scale` apart), if 32 bits hold one."""
     flip = 0x80 if codes.dtype.kind == "i" else 0
     values = ints(codes.view(np.uint8)[np.arange(256) ^ flip] ^ flip)
@@ -85,16 +97,16 @@ def _line_of(codes: Array, scale: float) -> Line | None:
         least = int(np.where(values > 0, (values << shift) - scaled, -_MOST_OFFSET).max())
         most = int(np.where(values < 255, (values + 1 << shift) - 1 - scaled, _MOST_OFFSET).min())
         if -_MOST_OFFSET <= least <= most:
-            return Line(slope, least, shift, bool(flip))
+            return AffineRequant(slope, least, shift, bool(flip))
     return None
 
 
 def pack(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> Lowered | None:
     """PACK."""
-    size, whole = output.dtype.itemsize, View.of(output)
+    size, whole = output.dtype.itemsize, StridedView.of(output)
     pieces = []
     for number, tensor in enumerate(inputs):
-        parts = View.of(tensor).repeated(axis, 1)
+        parts = StridedView.of(tensor).repeated(axis, 1)
         pieces.append(piece(parts, whole.taken(axis, range(number, number + 1)), size, (number, len(inputs))))
     return moved(pieces, output, target)
 
@@ -105,9 +117,9 @@ def split(
     """SPLIT."""
     outputs = output if isinstance(output, tuple) else (output,)
     axis %= len(input.shape)
-    extent, size, whole = input.shape[axis] // count, input.dtype.itemsize, View.of(input)
+    extent, size, whole = input.shape[axis] // count, input.dtype.itemsize, StridedView.of(input)
     parts = [whole.taken(axis, range(n * extent, (n + 1) * extent)) for n in range(count)]
-    into = [View.of(one) for one in outputs]
+    into = [StridedView.of(one) for one in outputs]
     return moved(
         [piece(p, v, size, (0, 1 + n)) for n, (p, v) in enumerate(zip(parts, into, strict=True))], input, target
     )
@@ -115,7 +127,7 @@ def split(
 
 def slice_(input: Tensor, *, output: Tensor, target: Target, begin: Array, size: Array) -> Lowered | None:
     """SLICE."""
-    return _one(View.of(input).boxed(begin.tolist(), output.shape), output, target)
+    return _one(StridedView.of(input).boxed(begin.tolist(), output.shape), output, target)
 
 
 def strided_slice(
@@ -131,7 +143,7 @@ def strided_slice(
     shrink_mask: int,
 ) -> Lowered | None:
     """STRIDED_SLICE."""
-    view = View.of(input)
+    view = StridedView.of(input)
     for axis, positions in enumerate(taken_ranges(input.shape, begin, end, strides, begin_mask, end_mask)):
         view = view.taken(axis, positions)
     return _one(view, output, target)
@@ -147,14 +159,14 @@ def pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array) -> Lo
 
 def pad_v2(input: Tensor, *, output: Tensor, target: Target, paddings: Array, value: float) -> Lowered | None:
     """PAD_V2: the border axis by axis, each within what earlier ones leave, and the input."""
-    size, whole = output.dtype.itemsize, View.of(output)
+    size, whole = output.dtype.itemsize, StridedView.of(output)
     element = np.array(value).astype(output.dtype).tobytes()
     even = len(set(element)) == 1
 
-    def filled(part: View) -> Piece:
+    def filled(part: StridedView) -> CopyRegion:
         if even:
             return piece(None, part, size, (None, 1), fill=element[0])
-        return piece(View(0, part.shape, (0,) * len(part.shape), part.tables), part, size, (2, 1))
+        return piece(StridedView(0, part.shape, (0,) * len(part.shape), part.tables), part, size, (2, 1))
 
     pieces = []
     for axis, (head, tail) in enumerate(paddings.tolist()):
@@ -162,7 +174,9 @@ def pad_v2(input: Tensor, *, output: Tensor, target: Target, paddings: Array, va
         borders = (range(head), range(extent - tail, extent))
         pieces += [filled(whole.taken(axis, positions)) for positions in borders if len(positions)]
         whole = whole.taken(axis, range(head, extent - tail))
-    return moved([*pieces, piece(View.of(input), whole, size, (0, 1))], output, target, () if even else (element,))
+    return moved(
+        [*pieces, piece(StridedView.of(input), whole, size, (0, 1))], output, target, () if even else (element,)
+    )
 
 
 def mirror_pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array, mode: int) -> Lowered | None:
@@ -175,7 +189,7 @@ def mirror_pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array
 
 def _looked_up(input: Tensor, output: Tensor, target: Target, positions: Mapping[int, Array]) -> Lowered | None:
     """Take the positions along each axis that has some."""
-    view, constants = View.of(input), []
+    view, constants = StridedView.of(input), []
     for axis, chosen in positions.items():
         constants.append(_offsets(chosen, view.steps[axis]))
         view = view.tabled(axis, len(chosen), 1 + len(constants))
@@ -188,13 +202,13 @@ def _looked_up(input: Tensor, output: Tensor, target: Target, positions: Mapping
 def transpose(input: Tensor, *, output: Tensor, target: Target, permutation: Array | None = None) -> Lowered | None:
     """TRANSPOSE."""
     order = range(len(input.shape))[::-1] if permutation is None else permutation.tolist()
-    return _one(View.of(input).permuted(order), output, target)
+    return _one(StridedView.of(input).permuted(order), output, target)
 
 
 def turned(shape: Shape, order: Sequence[int], dtype: np.dtype[Any], target: Target) -> Lowered:
     """Return the kernel that puts the axes of an array of `shape` into another order."""
     made = Tensor(tuple(shape[axis] for axis in order), dtype)
-    lowered = _one(View.contiguous(shape, dtype.itemsize).permuted(order), made, target)
+    lowered = _one(StridedView.contiguous(shape, dtype.itemsize).permuted(order), made, target)
     assert lowered is not None, "no other sizes come here"
     return lowered
 
@@ -202,12 +216,12 @@ def turned(shape: Shape, order: Sequence[int], dtype: np.dtype[Any], target: Tar
 def reverse(input: Tensor, *, output: Tensor, target: Target, axis: Array) -> Lowered | None:
     """REVERSE."""
     number = int(axis[0])
-    return _one(View.of(input).taken(number, range(input.shape[number] - 1, -1, -1)), output, target)
+    return _one(StridedView.of(input).taken(number, range(input.shape[number] - 1, -1, -1)), output, target)
 
 
 def tile(input: Tensor, *, output: Tensor, target: Target, multiples: Array) -> Lowered | None:
     """TILE."""
-    view = View.of(input)
+    view = StridedView.of(input)
     for axis, times in reversed(list(enumerate(multiples.tolist()))):
         view = view.repeated(axis, times)
     return _one(view, output, target)
@@ -216,7 +230,7 @@ def tile(input: Tensor, *, output: Tensor, target: Target, multiples: Array) -> 
 def channel_shuffle(input: Tensor, *, output: Tensor, target: Target, groups: int, axis: int) -> Lowered | None:
     """CHANNEL_SHUFFLE."""
     axis %= len(input.shape)
-    view = View.of(input).split(axis, groups, input.shape[axis] // groups)
+    view = StridedView.of(input).split(axis, groups, input.shape[axis] // groups)
     order = list(range(len(view.shape)))
     order[axis], order[axis + 1] = axis + 1, axis
     return _one(view.permuted(order), output, target)
@@ -227,7 +241,7 @@ def channel_shuffle(input: Tensor, *, output: Tensor, target: Target, groups: in
 
 def depth_to_space(input: Tensor, *, output: Tensor, target: Target, block: int) -> Lowered | None:
     """DEPTH_TO_SPACE."""
-    view = View.of(input).split(3, block, block, input.shape[3] // (block * block))
+    view = StridedView.of(input).split(3, block, block, input.shape[3] // (block * block))
     return _one(view.permuted((0, 1, 3, 2, 4, 5)), output, target)
 
 
@@ -237,7 +251,11 @@ def side_by_side(shape: Shape, heads: tuple[int, int], output: Tensor, target: T
     So many rows and columns at the heads are left out, and what reaches beyond the output.
     """
     size = output.dtype.itemsize
-    cells, whole, (batch, height, width, channels) = View.contiguous(shape, size), View.of(output), output.shape
+    cells, whole, (batch, height, width, channels) = (
+        StridedView.contiguous(shape, size),
+        StridedView.of(output),
+        output.shape,
+    )
     down, across = shape[3:5]
     if not any(heads) and (height, width) == (shape[1] * down, shape[2] * across):
         return _one(cells.permuted((0, 1, 3, 2, 4, 5)), output, target)
@@ -255,14 +273,14 @@ def side_by_side(shape: Shape, heads: tuple[int, int], output: Tensor, target: T
 def space_to_depth(input: Tensor, *, output: Tensor, target: Target, block: int) -> Lowered | None:
     """SPACE_TO_DEPTH."""
     _, height, width, _ = input.shape
-    view = View.of(input).split(2, width // block, block).split(1, height // block, block)
+    view = StridedView.of(input).split(2, width // block, block).split(1, height // block, block)
     return _one(view.permuted((0, 1, 3, 2, 4, 5)), output, target)
 
 
 def batch_to_space(input: Tensor, *, output: Tensor, target: Target, block: Array) -> Lowered | None:
     """BATCH_TO_SPACE_ND."""
     rows, columns = block.tolist()
-    view = View.of(input).split(0, rows, columns, input.shape[0] // (rows * columns))
+    view = StridedView.of(input).split(0, rows, columns, input.shape[0] // (rows * columns))
     return _one(view.permuted((2, 3, 0, 4, 1, 5)), output, target)
 
 
@@ -271,7 +289,7 @@ def space_to_batch(input: Tensor, *, output: Tensor, target: Target, block: Arra
     (rows, columns), ((top, _), (left, _)) = block.tolist(), paddings.tolist()
     batch, height, width, channels = input.shape
     _, tall, wide, _ = output.shape
-    view = View.of(input)
+    view = StridedView.of(input)
     if not paddings.any():
         view = view.split(2, wide, columns).split(1, tall, rows)
         return _one(view.permuted((2, 4, 0, 1, 3, 5)), output, target)
@@ -283,7 +301,9 @@ def space_to_batch(input: Tensor, *, output: Tensor, target: Target, block: Arra
     for i in range(rows):
         for j in range(columns):
             part = view.tabled(1, tall, 2, 8 * i * tall).tabled(2, wide, 3, 8 * j * wide)
-            into = View.of(output).boxed((batch * (i * columns + j), 0, 0, 0), input.shape[:1] + output.shape[1:])
+            into = StridedView.of(output).boxed(
+                (batch * (i * columns + j), 0, 0, 0), input.shape[:1] + output.shape[1:]
+            )
             pieces.append(piece(part, into, size, (0, 1), filler=4))
     return moved(pieces, output, target, [*constants, filler])
 

@@ -10,17 +10,17 @@ from functools import partial
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.combining import (
-    CodeExtreme,
-    CodeMean,
-    Combination,
-    FloatExtreme,
-    FloatMean,
-    FloatRoot,
-    FloatSum,
+    FloatMeanReducer,
+    FloatMinMaxReducer,
+    FloatRmsReducer,
+    FloatSumReducer,
+    QuantizedMeanReducer,
+    QuantizedMinMaxReducer,
+    Reducer,
 )
-from nnfmq.engines.compiled.kernels.extremes import ExtremeIndex
-from nnfmq.engines.compiled.kernels.lines import plan_lines
-from nnfmq.engines.compiled.kernels.norms import LONGEST_CODES, CodeNormalization, FloatNormalization
+from nnfmq.engines.compiled.kernels.extremes import ArgMinMax
+from nnfmq.engines.compiled.kernels.lines import plan_axis_loop
+from nnfmq.engines.compiled.kernels.norms import LONGEST_CODES, FloatL2Norm, QuantizedL2Norm
 from nnfmq.engines.compiled.kernels.pooling import plan_pool
 from nnfmq.engines.compiled.kernels.reducing import plan_reduction
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
@@ -37,7 +37,7 @@ _FLOAT, _CODES = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
 
 
 def _pool(
-    combine: Callable[[Tensor, int, int], Combination | None],
+    combine: Callable[[Tensor, int, int], Reducer | None],
     input: Tensor,
     *,
     output: Tensor,
@@ -57,28 +57,28 @@ def _pool(
     return Lowered(kernel, (), cells * combination.item_bytes // 32)
 
 
-def _average(output: Tensor, activation: int, most: int) -> Combination | None:
+def _average(output: Tensor, activation: int, most: int) -> Reducer | None:
     if output.dtype == _FLOAT:
-        return FloatMean(*float_range(activation))
+        return FloatMeanReducer(*float_range(activation))
     if output.dtype not in _CODES:
         return None
-    return CodeMean.of(output.dtype.kind == "i", most, True, *code_range(activation, output))
+    return QuantizedMeanReducer.of(output.dtype.kind == "i", most, True, *code_range(activation, output))
 
 
-def _root(output: Tensor, activation: int, most: int) -> Combination | None:
-    return FloatRoot(*float_range(activation)) if output.dtype == _FLOAT else None
+def _root(output: Tensor, activation: int, most: int) -> Reducer | None:
+    return FloatRmsReducer(*float_range(activation)) if output.dtype == _FLOAT else None
 
 
-def _most(output: Tensor, activation: int, most: int) -> Combination | None:
+def _most(output: Tensor, activation: int, most: int) -> Reducer | None:
     if output.dtype == _FLOAT:
-        return FloatExtreme(True, *float_range(activation))
+        return FloatMinMaxReducer(True, *float_range(activation))
     if output.dtype not in _CODES:
         return None
-    return CodeExtreme(output.dtype.kind == "i", True, *code_range(activation, output))
+    return QuantizedMinMaxReducer(output.dtype.kind == "i", True, *code_range(activation, output))
 
 
 def _reduce(
-    combine: Callable[[Tensor, int], Combination | None],
+    combine: Callable[[Tensor, int], Reducer | None],
     input: Tensor,
     *,
     output: Tensor,
@@ -94,20 +94,26 @@ def _reduce(
     return Lowered(kernel, (), math.prod(input.shape) * combination.item_bytes // 32)
 
 
-def _mean(input: Tensor, count: int) -> Combination | None:
+def _mean(input: Tensor, count: int) -> Reducer | None:
     if input.dtype == _FLOAT:
-        return FloatMean()
-    return CodeMean.of(input.dtype.kind == "i", count, False, *type_range(input)) if input.dtype in _CODES else None
+        return FloatMeanReducer()
+    return (
+        QuantizedMeanReducer.of(input.dtype.kind == "i", count, False, *type_range(input))
+        if input.dtype in _CODES
+        else None
+    )
 
 
-def _extreme(greatest: bool, input: Tensor, count: int) -> Combination | None:
+def _extreme(greatest: bool, input: Tensor, count: int) -> Reducer | None:
     if input.dtype == _FLOAT:
-        return FloatExtreme(greatest)
-    return CodeExtreme(input.dtype.kind == "i", greatest, *type_range(input)) if input.dtype in _CODES else None
+        return FloatMinMaxReducer(greatest)
+    return (
+        QuantizedMinMaxReducer(input.dtype.kind == "i", greatest, *type_range(input)) if input.dtype in _CODES else None
+    )
 
 
-def _sum(input: Tensor, count: int) -> Combination | None:
-    return FloatSum() if input.dtype == _FLOAT else None
+def _sum(input: Tensor, count: int) -> Reducer | None:
+    return FloatSumReducer() if input.dtype == _FLOAT else None
 
 
 def _index(greatest: bool, input: Tensor, *, output: Tensor, target: Target, axis: int) -> Lowered | None:
@@ -116,20 +122,20 @@ def _index(greatest: bool, input: Tensor, *, output: Tensor, target: Target, axi
     item = items.get(input.dtype)
     if item is None:
         return None
-    lines = plan_lines(input.shape, normal_axis(axis, len(input.shape)), 2 * target.lanes)
-    return Lowered(ExtremeIndex(lines, item, greatest), (), math.prod(input.shape) // 4)
+    lines = plan_axis_loop(input.shape, normal_axis(axis, len(input.shape)), 2 * target.lanes)
+    return Lowered(ArgMinMax(lines, item, greatest), (), math.prod(input.shape) // 4)
 
 
 def _normalization(input: Tensor, *, output: Tensor, target: Target, axis: int = -1) -> Lowered | None:
     """L2_NORMALIZATION."""
     axis, work = normal_axis(axis, len(input.shape)), math.prod(input.shape) // 2
     if input.dtype == _FLOAT:
-        return Lowered(FloatNormalization(plan_lines(input.shape, axis, 2 * target.lanes)), (), work)
+        return Lowered(FloatL2Norm(plan_axis_loop(input.shape, axis, 2 * target.lanes)), (), work)
     if input.dtype not in _CODES or input.shape[axis] > LONGEST_CODES:
         return None
     is_last = math.prod(input.shape[axis + 1 :]) == 1  # a scale for each line: lanes are not lines
-    lines = plan_lines(input.shape, axis, 2 * target.lanes if is_last else 1)
-    return Lowered(CodeNormalization(lines, input.dtype.kind == "i", input.zero_point), (), work)
+    lines = plan_axis_loop(input.shape, axis, 2 * target.lanes if is_last else 1)
+    return Lowered(QuantizedL2Norm(lines, input.dtype.kind == "i", input.zero_point), (), work)
 
 
 RULES: Mapping[OperationType, Rule] = {

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.gates import Dense, GateSums, Lstm, plan_gates
-from nnfmq.engines.compiled.kernels.recurrent import RESULT, STATE, STEPS, ZEROS, Step, Sweep
+from nnfmq.engines.compiled.kernels.gates import GateGemv, LstmCellUpdate, RnnCell, plan_gate_gemv
+from nnfmq.engines.compiled.kernels.recurrent import RESULT, STATE, STEPS, ZEROS, CellKernel, SequenceKernel
 from nnfmq.engines.compiled.kernels.svdf import plan_svdf
 from nnfmq.engines.compiled.lowering.elementwise import arithmetic
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
@@ -46,7 +46,7 @@ class _Projection:
 class _Cells:
     """Recurrent cells with their weights (gates, cells, length), and what else is (gates, cells)."""
 
-    update: Dense | Lstm
+    update: RnnCell | LstmCellUpdate
     inputs: Array
     recurrent: Array
     biases: Array
@@ -65,17 +65,17 @@ class _Cells:
         """How long the hidden state of a row is."""
         return int(self.recurrent.shape[2])
 
-    def sums(self, length: int, target: Target) -> GateSums:
+    def sums(self, length: int, target: Target) -> GateGemv:
         """Return the products of vectors of `length`."""
-        return plan_gates(self.update.gates, self.biases.shape[1], length, target)
+        return plan_gate_gemv(self.update.gates, self.biases.shape[1], length, target)
 
-    def starts(self, sums: GateSums) -> Array:
+    def starts(self, sums: GateGemv) -> Array:
         """Return what sums begin with, in their order."""
         return sums.ordered(self.biases if self.norms is None else np.zeros_like(self.biases)).reshape(-1)
 
-    def constants(self, sums: GateSums) -> tuple[bytes, ...]:
+    def constants(self, sums: GateGemv) -> tuple[bytes, ...]:
         """Return the constants of the update."""
-        if isinstance(self.update, Dense):
+        if isinstance(self.update, RnnCell):
             return ()
         return (self.update.constants(sums, self.peepholes, self.norms, self.biases),)
 
@@ -83,14 +83,14 @@ class _Cells:
 def _basic(weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, aux: Tensor | None = None) -> _Cells:
     inputs, hidden, biases = (tensor.array[np.newaxis] for tensor in (weights, recurrent, bias))
     more = None if aux is None else aux.array[np.newaxis]
-    return _Cells(Dense(activation), inputs, hidden, biases, aux=more)
+    return _Cells(RnnCell(activation), inputs, hidden, biases, aux=more)
 
 
 def _lstm_cells(cell: Cell[Tensor], activation: int, cell_clip: float, projection_clip: float) -> _Cells:
     norms = None if cell.norm == NO_GATES else _stacked(cell.norm, cell.gates)
     peepholes = None if cell.peephole == NO_GATES else _stacked(cell.peephole, cell.gates)
     aux = None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates)
-    update = Lstm(len(cell.gates) == 3, peepholes is not None, norms is not None, activation, cell_clip)
+    update = LstmCellUpdate(len(cell.gates) == 3, peepholes is not None, norms is not None, activation, cell_clip)
     inputs, recurrent, biases = (_stacked(gates, cell.gates) for gates in (cell.input, cell.recurrent, cell.bias))
     projection = _projection(cell.projection, cell.projection_bias, projection_clip)
     return _Cells(update, inputs, recurrent, biases, norms, peepholes, projection, aux)
@@ -157,7 +157,7 @@ def lstm(
 def _cells_step(cells: _Cells, batch: int, outputs: tuple[str, ...], target: Target) -> Lowered:
     weights = np.concatenate([cells.inputs, cells.recurrent], axis=2)
     sums = cells.sums(weights.shape[2], target)
-    kernel = Step(sums, cells.update, batch, (cells.inputs.shape[2], cells.recurrent.shape[2]), outputs)
+    kernel = CellKernel(sums, cells.update, batch, (cells.inputs.shape[2], cells.recurrent.shape[2]), outputs)
     constants = (sums.pack(weights), cells.starts(sums).tobytes(), *cells.constants(sums))
     return Lowered(kernel, constants, _work(sums, batch))
 
@@ -165,17 +165,17 @@ def _cells_step(cells: _Cells, batch: int, outputs: tuple[str, ...], target: Tar
 def _projecting_step(projection: _Projection, batch: int, target: Target) -> Lowered:
     """Return the kernel that makes the hidden state, twice, from the results of cells."""
     sums, packed = _projected(projection, target)
-    kernel = Step(sums, Dense(0, projection.clip), batch, (sums.length,), (RESULT, RESULT))
+    kernel = CellKernel(sums, RnnCell(0, projection.clip), batch, (sums.length,), (RESULT, RESULT))
     return Lowered(kernel, packed, _work(sums, batch))
 
 
-def _projected(projection: _Projection, target: Target) -> tuple[GateSums, tuple[bytes, ...]]:
+def _projected(projection: _Projection, target: Target) -> tuple[GateGemv, tuple[bytes, ...]]:
     _, size, cells = projection.weights.shape
-    sums = plan_gates(1, size, cells, target)
+    sums = plan_gate_gemv(1, size, cells, target)
     return sums, (sums.pack(projection.weights), sums.ordered(projection.biases).tobytes())
 
 
-def _work(sums: GateSums, count: int) -> int:
+def _work(sums: GateGemv, count: int) -> int:
     return sums.multiplications * count // 16
 
 
@@ -228,7 +228,7 @@ def _sequence(cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tu
     return Chain((stage,), _sweep(cells, sums, steps, time_major, outputs, target), (states.stop, *states))
 
 
-def _products(inputs: Array, starts: Array, sums: GateSums, source: int, count: int, target: Target) -> Stage:
+def _products(inputs: Array, starts: Array, sums: GateGemv, source: int, count: int, target: Target) -> Stage:
     """Return the products of all inputs with all gates' weights, with what sums begin with added."""
     weights = sums.ordered(inputs).reshape(-1, inputs.shape[2])
     return Stage(rows_product(count, weights, starts, target), (source,), _FLOAT, (count, len(weights)))
@@ -236,7 +236,7 @@ def _products(inputs: Array, starts: Array, sums: GateSums, source: int, count: 
 
 def _sweep(
     cells: _Cells,
-    sums: GateSums,
+    sums: GateGemv,
     steps: Sequence[int],
     time_major: bool,
     outputs: tuple[str, ...],
@@ -249,7 +249,7 @@ def _sweep(
     if cells.projection is not None:
         projection, more = _projected(cells.projection, target)
         packed, clip = packed + more, cells.projection.clip
-    kernel = Sweep(sums, cells.update, projection, clip, time, batch, time_major, outputs, backward)
+    kernel = SequenceKernel(sums, cells.update, projection, clip, time, batch, time_major, outputs, backward)
     return Lowered(kernel, packed, _work(sums, time * batch))
 
 
@@ -333,7 +333,7 @@ def _directions(
     return None if joined is None else Chain(tuple(stages), joined, tuple(known + place for place in halves))
 
 
-def _added(weights: Array, sums: GateSums, aux: int, products: int, shape: Shape, target: Target) -> list[Stage]:
+def _added(weights: Array, sums: GateGemv, aux: int, products: int, shape: Shape, target: Target) -> list[Stage]:
     """Return what adds the products of an auxiliary input to those of the input."""
     zeros, made = np.zeros(shape[1], np.float32), Tensor(shape, _FLOAT)
     more = _products(weights, zeros, sums, aux, shape[0], target)

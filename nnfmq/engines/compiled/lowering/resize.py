@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.resize import Bilinear
+from nnfmq.engines.compiled.kernels.resize import BilinearResize
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
@@ -35,7 +35,7 @@ def resize_bilinear(
     batch, old_rows, old_columns, channels = input.shape
     _, new_rows, new_columns, _ = output.shape
     signed = input.dtype.kind == "i"
-    kernel = Bilinear(batch, old_rows, old_columns, channels, new_rows, new_columns, is_float, signed)
+    kernel = BilinearResize(batch, old_rows, old_columns, channels, new_rows, new_columns, is_float, signed)
     if kernel.scratch_bytes(target) > _MOST_SCRATCH_BYTES:
         return None
     flags = (align_corners, half_pixel_centers)

@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.lines import plan_lines
+from nnfmq.engines.compiled.kernels.lines import plan_axis_loop
 from nnfmq.engines.compiled.kernels.softmax import (
     LONGEST_CODES,
     LONGEST_FLOATS,
     FloatSoftmax,
-    plan_code_softmax,
+    plan_quantized_softmax,
 )
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
@@ -36,18 +36,16 @@ def softmax(input: Tensor, *, output: Tensor, target: Target, beta: float, axis:
     if input.dtype.itemsize != 1 or length > LONGEST_CODES:
         return None
     tables = tuple(table.astype("<i4").tobytes() for table in exponential_tables(input.scale, beta))
-    of_codes = plan_code_softmax(rows, length, inner, input.dtype.kind == "i", target)
+    of_codes = plan_quantized_softmax(rows, length, inner, input.dtype.kind == "i", target)
     return Lowered(of_codes, tables, 2 * rows * length * inner)
 
 
-def _of_floats(
-    logarithm: bool, input: Tensor, *, output: Tensor, target: Target, beta: float, axis: int
-) -> Lowered | None:
+def _of_floats(log: bool, input: Tensor, *, output: Tensor, target: Target, beta: float, axis: int) -> Lowered | None:
     axis = normal_axis(axis, len(input.shape))
     if input.dtype != _FLOAT or input.shape[axis] > LONGEST_FLOATS:
         return None
-    lines = plan_lines(input.shape, axis, target.lanes)
-    return Lowered(FloatSoftmax(lines, float(np.float32(beta)), logarithm), (), math.prod(input.shape))
+    lines = plan_axis_loop(input.shape, axis, target.lanes)
+    return Lowered(FloatSoftmax(lines, float(np.float32(beta)), log), (), math.prod(input.shape))
 
 
 RULES: Mapping[OperationType, Rule] = {
