@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, PreparedProgram, RunOptions, BoundProgram
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions
 from nnfmq.hal.capabilities import Capabilities, NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.extension_codes import is_extension
