@@ -47,9 +47,9 @@ class Wakeable(Protocol):
 
 
 class Flag(Protocol):
-    """What goes up when a peer is dead: `queue.DeadFlag`."""
+    """What goes up when a peer is dead: `queue.PeerDeathFlag`."""
 
-    def raise_flag(self) -> None:
+    def set(self) -> None:
         """Raise it, for good."""
         ...
 
@@ -74,7 +74,7 @@ class Peer:
 
     def die(self) -> None:
         """Raise the flag, then wake everybody once."""
-        self.flag.raise_flag()
+        self.flag.set()
         self.wake()
 
     def wake(self) -> bool:

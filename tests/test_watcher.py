@@ -21,7 +21,7 @@ import pytest
 from nnfmq import watcher
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import DeadObject, ProtocolError
-from nnfmq.queue import DeadFlag, MessageQueue
+from nnfmq.queue import MessageQueue, PeerDeathFlag
 
 LIMIT_S = 20
 LONG_WINDOW_NS = 60_000_000_000  # a receive polls this long before it sleeps: for these tests, it never sleeps
@@ -77,7 +77,7 @@ class Reader:
 
 @pytest.fixture
 def queue(resources: ExitStack) -> MessageQueue:
-    return resources.enter_context(MessageQueue.create(8, 16, label="watched", dead=DeadFlag()))
+    return resources.enter_context(MessageQueue.create(8, 16, label="watched", peer_death=PeerDeathFlag()))
 
 
 # ------------------------------------------------------------------------------------------------ watching
@@ -366,14 +366,14 @@ def buried(peer: watcher.Peer) -> None:
 
 @pytest.fixture
 def peer(queue: MessageQueue) -> watcher.Peer:
-    peer = watcher.Peer(queue.dead)
+    peer = watcher.Peer(queue.peer_death)
     peer.add(queue)
     return peer
 
 
 def test_a_dead_peer_s_flag_is_up_when_bury_returns(peer: watcher.Peer, queue: MessageQueue) -> None:
     watcher.bury(peer)
-    assert queue.dead.is_raised
+    assert queue.peer_death.is_set()
     with pytest.raises(DeadObject):
         queue.receive(None, 0)
 
@@ -396,9 +396,9 @@ def test_a_peer_that_dies_at_any_moment_of_a_wait_leaves_nobody_asleep(
     window_ns: int, resources: ExitStack, start: Callable[..., Future[Any]]
 ) -> None:
     for round in range(100):
-        dead = DeadFlag()
-        with MessageQueue.create(8, 16, label="watched", dead=dead) as queue:
-            peer = watcher.Peer(dead)
+        peer_death = PeerDeathFlag()
+        with MessageQueue.create(8, 16, label="watched", peer_death=peer_death) as queue:
+            peer = watcher.Peer(peer_death)
             peer.add(queue)
             waiting = start(queue.receive, None, window_ns)
             for _ in range(round * 20):
@@ -419,10 +419,10 @@ def test_waiting_to_write_ends_with_the_peer_too(
 
 
 def test_all_queues_of_a_peer_are_woken_and_no_others(resources: ExitStack, start: Callable[..., Future[Any]]) -> None:
-    dead, alive = DeadFlag(), DeadFlag()
-    doomed = [resources.enter_context(MessageQueue.create(8, 16, dead=dead)) for _ in range(3)]
-    other = resources.enter_context(MessageQueue.create(8, 16, dead=alive))
-    peer = watcher.Peer(dead)
+    peer_death, alive = PeerDeathFlag(), PeerDeathFlag()
+    doomed = [resources.enter_context(MessageQueue.create(8, 16, peer_death=peer_death)) for _ in range(3)]
+    other = resources.enter_context(MessageQueue.create(8, 16, peer_death=alive))
+    peer = watcher.Peer(peer_death)
     peer.add(*doomed)
     waiting = [start(queue.receive, None, 0) for queue in doomed]
     bystander = start(other.receive, None, 0)
@@ -448,7 +448,7 @@ class Sleepy:
 
 
 def test_a_waiter_that_missed_its_wake_up_is_woken_again_until_it_is_gone() -> None:
-    flag, sleepy = DeadFlag(), Sleepy(misses=5)
+    flag, sleepy = PeerDeathFlag(), Sleepy(misses=5)
     peer = watcher.Peer(flag)
     peer.add(sleepy)
     buried(peer)
@@ -458,7 +458,7 @@ def test_a_waiter_that_missed_its_wake_up_is_woken_again_until_it_is_gone() -> N
 
 def test_a_queue_that_was_discarded_is_not_woken() -> None:
     sleepy = Sleepy(misses=0)
-    peer = watcher.Peer(DeadFlag())
+    peer = watcher.Peer(PeerDeathFlag())
     peer.add(sleepy)
     peer.discard(sleepy)
     buried(peer)

@@ -117,7 +117,7 @@ def client_main(results: Connection, plan: Plan, number: int, barrier: Barrier) 
 
 def _own_conditions(plan: Plan, client: Client) -> dict[str, Any]:
     from nnfmq.queue import core
-    from nnfmq.queue.waiting import PollingWindow
+    from nnfmq.queue.hybrid_polling import PollingWindow
 
     server_ns = PollingWindow.server().ns if plan.connect == "embedded" else None  # ours to know only if embedded
     return {

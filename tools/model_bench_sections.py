@@ -370,7 +370,7 @@ def turns_of(name: str, plan: Plan) -> int:
 
 def polling_windows() -> dict[str, str]:
     """Return which windows the sections poll for."""
-    from nnfmq.queue.waiting import DEFAULT_WINDOW_US
+    from nnfmq.queue.hybrid_polling import DEFAULT_WINDOW_US
 
     default = f"default ({DEFAULT_WINDOW_US} µs; {CLIENT_WINDOW} and {SERVER_WINDOW} change it)"
     return {

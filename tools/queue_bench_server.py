@@ -21,7 +21,7 @@ import latency_placement as placement
 from bench_processes import Failed, end
 
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.queue.waiting import DEFAULT_WINDOW_US
+from nnfmq.queue.hybrid_polling import DEFAULT_WINDOW_US
 
 DEFAULT_NS = DEFAULT_WINDOW_US * 1000
 POLLING_NS = 100_000_000

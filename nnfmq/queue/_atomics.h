@@ -32,7 +32,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "_waiting.h"
+#include "_hybrid_polling.h"
 
 #define NNFMQ_NOT_FULL 0x1u
 #define NNFMQ_NOT_EMPTY 0x2u

@@ -27,8 +27,8 @@ cdef extern from "_atomics.h" nogil:
         uint64_t quantum
     ctypedef struct nnfmq_look:
         uint64_t w, r, bytes
-    ctypedef struct nnfmq_forecast:
-        int64_t expected, spread, lateness, samples, finds
+    ctypedef struct nnfmq_wait_estimator:
+        int64_t mean, deviation, wakeup_delay, samples, early_arrivals
     const int64_t NNFMQ_NO_DEADLINE
     const uint32_t NNFMQ_NOT_FULL, NNFMQ_NOT_EMPTY
     const int NNFMQ_DONE, NNFMQ_CORRUPTED, NNFMQ_READER, NNFMQ_WRITER
@@ -52,9 +52,9 @@ cdef extern from "_atomics.h" nogil:
     int nnfmq_writer_is_here(const nnfmq_ring *q)
     int nnfmq_nap(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
     const int NNFMQ_POLL, NNFMQ_SLEEP
-    int64_t nnfmq_plan(const nnfmq_forecast *f, int64_t now, int64_t window_ns)
-    void nnfmq_learn(nnfmq_forecast *f, int64_t waited)
-    void nnfmq_woke(nnfmq_forecast *f, int64_t planned, int64_t now, int found)
+    int64_t nnfmq_next_action(const nnfmq_wait_estimator *f, int64_t now, int64_t window_ns)
+    void nnfmq_add_wait(nnfmq_wait_estimator *f, int64_t waited)
+    void nnfmq_add_wakeup(nnfmq_wait_estimator *f, int64_t planned, int64_t now, int found)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
     int nnfmq_arm(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, uint32_t *expected)
     int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side, uint64_t size,
@@ -123,7 +123,7 @@ cdef class EventWord:
         self.watch(dead)
 
     def watch(self, dead):
-        """Test the word `dead` (a DeadFlag's buffer) in every wait from now on."""
+        """Test the word `dead` (a PeerDeathFlag's buffer) in every wait from now on."""
         if self.waiters:
             raise InvalidArgument("the dead flag cannot be changed while a thread waits")
         cdef Py_buffer flag
@@ -242,7 +242,7 @@ cdef class Ring:
     cdef object on_released
     cdef Py_buffer parts[3]  # the memory of the read counter, the write counter and the ring
     cdef uint64_t own_position  # of an unsynchronized reader
-    cdef nnfmq_forecast forecast
+    cdef nnfmq_wait_estimator estimator
     cdef Py_buffer event_memory
     cdef uint16_t own_cpu_hint  # where the memory has no place for one
     cdef uint16_t published_cpu
@@ -681,7 +681,7 @@ cdef class Ring:
         return self.wait_as_planned(event, deadline, window, began)
 
     cdef bint wait_as_planned(self, EventWord event, int64_t deadline, int64_t window, int64_t began) except -1:
-        cdef int64_t plan = nnfmq_plan(&self.forecast, began, window)
+        cdef int64_t plan = nnfmq_next_action(&self.estimator, began, window)
         cdef int64_t now = began
         cdef bint found
         if plan > NNFMQ_POLL and self.nap(event, deadline, plan, &now):
@@ -689,7 +689,7 @@ cdef class Ring:
         found = plan != NNFMQ_SLEEP and self.poll_freely(event, now, min(later(now, window), deadline))
         if not found and not self.sleep(event, deadline):
             return False
-        nnfmq_learn(&self.forecast, nnfmq_now() - began)
+        nnfmq_add_wait(&self.estimator, nnfmq_now() - began)
         return True
 
     cdef bint nap(self, EventWord event, int64_t deadline, int64_t until, int64_t *now) except -1:
@@ -704,7 +704,7 @@ cdef class Ring:
             event.after_futex(error)
             found = self.is_worth_a_look(event)
             now[0] = nnfmq_now()
-        nnfmq_woke(&self.forecast, until, now[0], found)
+        nnfmq_add_wakeup(&self.estimator, until, now[0], found)
         return found
 
     cdef bint poll_freely(self, EventWord event, int64_t now, int64_t until) except -1:

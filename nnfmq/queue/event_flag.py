@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.queue import core
-from nnfmq.queue.waiting import DeadFlag
+from nnfmq.queue.peer_death import PeerDeathFlag
 
 if TYPE_CHECKING:
     from nnfmq.queue.twin import EventWord
@@ -31,13 +31,18 @@ class EventFlag:
 
     @classmethod
     def over(
-        cls, view: memoryview, offset: int = 0, *, dead: DeadFlag | None = None, using: core.Core = core.active
+        cls,
+        view: memoryview,
+        offset: int = 0,
+        *,
+        peer_death: PeerDeathFlag | None = None,
+        using: core.Core = core.active,
     ) -> Self:
         """Make an event flag of the 4 bytes at `offset` of `view`, which must be writable and aligned.
 
         The view stays in use until `close`; `using` chooses another core.
         """
-        return cls(using.EventWord(view, offset, (dead or DeadFlag()).buffer))
+        return cls(using.EventWord(view, offset, (peer_death or PeerDeathFlag()).buffer))
 
     @property
     def waiters(self) -> int:

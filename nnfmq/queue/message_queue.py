@@ -17,13 +17,14 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.memory import Memory
 from nnfmq.queue import core, forms, layout
 from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, Geometry, MQDescriptor
+from nnfmq.queue.peer_death import PeerDeathFlag
 from nnfmq.queue.transaction import Transaction
-from nnfmq.queue.waiting import DeadFlag, deadline_after
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
@@ -44,7 +45,7 @@ class AttachOptions(TypedDict, total=False):
     flavor: int
     reset_pointers: bool
     overflow: Overflow
-    dead: DeadFlag | None
+    peer_death: PeerDeathFlag | None
     quantum: int | None
     using: core.Core
 
@@ -74,8 +75,23 @@ class MessageQueue:
     """
 
     __slots__ = (
-        "__weakref__", "_dead", "_guard", "_ring", "count", "descriptor", "event_flag", "flavor", "memories", "memory",
-        "on_corruption", "quantum", "receive", "receive_into", "ring_view", "send", "stage_view",
+        "__weakref__",
+        "_guard",
+        "_peer_death",
+        "_ring",
+        "count",
+        "descriptor",
+        "event_flag",
+        "flavor",
+        "memories",
+        "memory",
+        "on_corruption",
+        "quantum",
+        "receive",
+        "receive_into",
+        "ring_view",
+        "send",
+        "stage_view",
     )  # fmt: skip
 
     send: Callable[[Buffer], bool]
@@ -83,19 +99,19 @@ class MessageQueue:
     receive_into: Callable[[Buffer, int | None, int], int]
 
     def __init__(
-        self, descriptor: MQDescriptor, memories: tuple[Memory, ...], place: Geometry, dead: DeadFlag, using: core.Core,
-        shared: bool, overflow: Overflow = Overflow.SKIP_ALL,
+        self, descriptor: MQDescriptor, memories: tuple[Memory, ...], place: Geometry, peer_death: PeerDeathFlag,
+        using: core.Core, shared: bool, overflow: Overflow = Overflow.SKIP_ALL,
     ) -> None:  # fmt: skip
         views = tuple(memory.view for memory in memories)
-        word = _event_word(place, views, dead, using)
-        self._guard = word or using.EventWord(memoryview(bytearray(4)), 0, dead.buffer)
+        word = _event_word(place, views, peer_death, using)
+        self._guard = word or using.EventWord(memoryview(bytearray(4)), 0, peer_death.buffer)
         self.flavor, is_lossy = descriptor.flags, descriptor.flags == UNSYNCHRONIZED
         kept = place.count // 2 * place.quantum if is_lossy and overflow is Overflow.KEEP_HALF else 0
         self._ring: Ring | None = using.Ring(
             views[0], place, None if is_lossy else word, shared,
             others=views[1:], guard=self._guard, lossy=is_lossy, history_bytes=kept,
         )  # fmt: skip
-        self._dead = dead
+        self._peer_death = peer_death
         self.descriptor, self.memories, self.memory = descriptor, memories, memories[0]
         self.quantum, self.count = place.quantum, place.count
         self.event_flag = None if word is None else EventFlag(word)
@@ -106,7 +122,7 @@ class MessageQueue:
 
     @classmethod
     def create(
-        cls, quantum: int, count: int, *, label: str = "nnfmq-queue", dead: DeadFlag | None = None,
+        cls, quantum: int, count: int, *, label: str = "nnfmq-queue", peer_death: PeerDeathFlag | None = None,
         event_flag: bool = True, shared: bool = True, using: core.Core = core.active, flavor: int = SYNCHRONIZED,
         overflow: Overflow = Overflow.SKIP_ALL, one_writer: bool = False, ring_memory: Memory | None = None,
     ) -> Self:  # fmt: skip
@@ -125,7 +141,7 @@ class MessageQueue:
             _check_room(place, ring_memory)
             memories = (Memory.create(place.region_bytes, label, one_writer=one_writer), *memories)
             descriptor = layout.describe(place, flavor)
-            return cls(descriptor, memories, place, dead or DeadFlag(), using, shared, overflow)
+            return cls(descriptor, memories, place, peer_death or PeerDeathFlag(), using, shared, overflow)
         except BaseException:
             _close_all(memories)
             raise
@@ -133,7 +149,7 @@ class MessageQueue:
     @classmethod
     def attach(
         cls, descriptor: MQDescriptor, *memories: Memory, flavor: int = SYNCHRONIZED, reset_pointers: bool = True,
-        overflow: Overflow = Overflow.SKIP_ALL, dead: DeadFlag | None = None, quantum: int | None = None,
+        overflow: Overflow = Overflow.SKIP_ALL, peer_death: PeerDeathFlag | None = None, quantum: int | None = None,
         using: core.Core = core.active,
     ) -> Self:  # fmt: skip
         """Attach to a queue that somebody else created; takes over the memories and closes them also where it refuses.
@@ -144,7 +160,7 @@ class MessageQueue:
         """
         try:
             place = _checked(descriptor, memories, quantum, flavor)
-            queue = cls(descriptor, memories, place, dead or DeadFlag(), using, True, overflow)
+            queue = cls(descriptor, memories, place, peer_death or PeerDeathFlag(), using, True, overflow)
         except BaseException:
             _close_all(memories)
             raise
@@ -337,14 +353,14 @@ class MessageQueue:
     # ---- death ----
 
     @property
-    def dead(self) -> DeadFlag:
+    def peer_death(self) -> PeerDeathFlag:
         """The flag that ends every wait of this object; set it to share one flag among the queues of a peer."""
-        return self._dead
+        return self._peer_death
 
-    @dead.setter
-    def dead(self, flag: DeadFlag) -> None:
+    @peer_death.setter
+    def peer_death(self, flag: PeerDeathFlag) -> None:
         self._guard.watch(flag.buffer)
-        self._dead = flag
+        self._peer_death = flag
 
     @property
     def waiters(self) -> int:
@@ -440,11 +456,13 @@ def _check_different(memories: Sequence[Memory]) -> None:
         raise QueueCorrupted(f"queue descriptor: among its {len(memories)} memories is one twice")
 
 
-def _event_word(place: Geometry, views: tuple[memoryview, ...], dead: DeadFlag, using: core.Core) -> EventWord | None:
+def _event_word(
+    place: Geometry, views: tuple[memoryview, ...], peer_death: PeerDeathFlag, using: core.Core
+) -> EventWord | None:
     view = views[place.fds[layout.EVENT_WORD]]
     if place.event_word is None or view.readonly:
         return None
-    return using.EventWord(view, place.event_word, dead.buffer)
+    return using.EventWord(view, place.event_word, peer_death.buffer)
 
 
 def _checked_mask(mask: int) -> int:

@@ -19,7 +19,7 @@ from nnfmq.queue.layout import SYNCHRONIZED, MQDescriptor
 from nnfmq.queue.message_queue import MessageQueue, Overflow
 
 if TYPE_CHECKING:
-    from nnfmq.queue.waiting import DeadFlag
+    from nnfmq.queue.peer_death import PeerDeathFlag
 
 
 def create_named(
@@ -50,8 +50,8 @@ def create_named(
 
 
 def open_named(
-    name: str, *, quantum: int | None = None, overflow: Overflow = Overflow.SKIP_ALL, dead: DeadFlag | None = None,
-    using: core.Core = core.active,
+    name: str, *, quantum: int | None = None, overflow: Overflow = Overflow.SKIP_ALL,
+    peer_death: PeerDeathFlag | None = None, using: core.Core = core.active,
 ) -> MessageQueue:  # fmt: skip
     """Attach to the queue that somebody created under `name`; its counters stay as they are, its flavour is its own.
 
@@ -67,7 +67,7 @@ def open_named(
         memory.close()
         raise
     return MessageQueue.attach(
-        descriptor, memory, flavor=descriptor.flags, reset_pointers=False, overflow=overflow, dead=dead,
+        descriptor, memory, flavor=descriptor.flags, reset_pointers=False, overflow=overflow, peer_death=peer_death,
         quantum=quantum, using=using,
     )  # fmt: skip
 

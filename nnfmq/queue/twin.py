@@ -28,8 +28,8 @@ from nnfmq.queue.futex import (
     set_timer_slack,
     timer_slack,
 )
+from nnfmq.queue.hybrid_polling import POLL, SLEEP, WaitEstimator
 from nnfmq.queue.layout import Geometry
-from nnfmq.queue.waiting import POLL, SLEEP, Forecast
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -75,10 +75,10 @@ class EventWord:
         self.watch(dead)
 
     def watch(self, dead: Buffer) -> None:
-        """Test the word `dead` (a DeadFlag's buffer) in every wait from now on."""
+        """Test the word `dead` (a PeerDeathFlag's buffer) in every wait from now on."""
         if self.waiters:
             raise InvalidArgument("the dead flag cannot be changed while a thread waits")
-        self._dead = memoryview(dead).cast("B").cast("I")
+        self._peer_death = memoryview(dead).cast("B").cast("I")
 
     def enter(self) -> None:
         """Count a user in, so that the memory stays until it has left.
@@ -98,13 +98,13 @@ class EventWord:
     @property
     def is_stopped(self) -> bool:
         """True when no wait may go on."""
-        return self._dead[0] != 0 or self.is_closing  # SYNC dead
+        return self._peer_death[0] != 0 or self.is_closing  # SYNC dead
 
     def check_stop(self) -> None:
         """Raise what ends a wait, if something does."""
         if self.is_closing:
             raise InvalidArgument("the queue was closed during the wait")
-        if self._dead[0]:  # SYNC dead
+        if self._peer_death[0]:  # SYNC dead
             raise DeadObject("the process at the other end of the queue is gone")
 
     def wake(self, mask: int) -> int:
@@ -185,7 +185,7 @@ class EventWord:
     def _finish(self) -> None:
         self._word.release()
         self._anchor = None
-        self._dead.release()
+        self._peer_death.release()
         if self._on_released is not None:
             self._on_released()
         self._on_released = None
@@ -244,7 +244,7 @@ class Ring:
         self._writer_cpu = memoryview(bytearray(2)) if hint is None else at_event[hint : hint + 2]
         self._writer_cpu = self._writer_cpu.cast("H")
         self._sends = 0
-        self._forecast = Forecast()
+        self._estimator = WaitEstimator()
 
     def _check_open(self) -> None:
         if not self._is_open or (self._guard is not None and self._guard.is_closing):
@@ -692,14 +692,14 @@ class Ring:
         return self._wait_as_planned(event, deadline_ns, window_ns, began)
 
     def _wait_as_planned(self, event: EventWord, deadline_ns: int | None, window_ns: int, began: int) -> bool:
-        plan = self._forecast.plan(began, window_ns)
+        plan = self._estimator.next_action(began, window_ns)
         if plan > POLL and self._nap(event, deadline_ns, plan):
             return True
         start = began if plan == POLL else monotonic_ns()
         found = plan != SLEEP and self._poll(event, monotonic_ns(), _earlier(deadline_ns, start + window_ns))
         found = found or self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
         if found:
-            self._forecast.learn(monotonic_ns() - began)
+            self._estimator.add_wait(monotonic_ns() - began)
         return found
 
     def _nap(self, event: EventWord, deadline_ns: int | None, until: int) -> bool:
@@ -709,7 +709,7 @@ class Ring:
             found = self._sleep(event, READER, self._quantum, _earlier(deadline_ns, until), NOT_EMPTY)
         finally:
             set_timer_slack(slack)
-        self._forecast.woke(until, monotonic_ns(), found)
+        self._estimator.add_wakeup(until, monotonic_ns(), found)
         return found
 
     def _poll(self, event: EventWord, now: int, until: int) -> bool:

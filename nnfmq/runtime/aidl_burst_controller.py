@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, ExecutionConfig, Pool, Request
-from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.burst_slots import TokenAllocator
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult, to_wire_deadline

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request, Timing
-from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.array_request import ArrayRequest
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult, memory_fds, to_wire_deadline

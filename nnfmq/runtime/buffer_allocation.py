@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument, joined
 from nnfmq.memory import Memory
-from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.managed_buffer import Buffer, LentMemory, copy_bytes

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nnfmq import watcher
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import (
     ErrorStatus,
     GeneralFailure,
@@ -44,8 +45,7 @@ from nnfmq.hal.types import (
     Timing,
 )
 from nnfmq.memory import Memory
-from nnfmq.queue import DeadFlag, MessageQueue, PollingWindow
-from nnfmq.queue.waiting import deadline_after
+from nnfmq.queue import MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.runtime import tensor_layout
 from nnfmq.runtime.burst_slots import SlotAllocator
 from nnfmq.runtime.connection import Connection
@@ -106,8 +106,8 @@ class Burst:
         self._sequence = 0  # of that execution, as the driver counts
         self._timing = NO_TIMING
         self._info: ExecutionInfo | None = None  # of the last execution, once somebody asked
-        self._dead = DeadFlag()
-        self.peer = watcher.Peer(self._dead)
+        self._peer_death = PeerDeathFlag()
+        self.peer = watcher.Peer(self._peer_death)
         self._requests, self._results = self._queue(_REQUESTS), self._queue(_RESULTS)
         self.inputs: tuple[Array, ...] = ()
         self.outputs: tuple[Array, ...] = ()
@@ -156,7 +156,7 @@ class Burst:
         self._connection.add_burst(answer.burst_id, self)
 
     def _queue(self, label: str) -> MessageQueue:
-        queue = MessageQueue.create(DATUM_BYTES, QUEUE_RECORDS, label=label, dead=self._dead)
+        queue = MessageQueue.create(DATUM_BYTES, QUEUE_RECORDS, label=label, peer_death=self._peer_death)
         self._resources.callback(queue.close)
         return queue
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 from msgspec.structs import replace
 
 from nnfmq.channel import Channel
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.capabilities import Capabilities
 from nnfmq.hal.errors import (
     DeviceUnavailable,
@@ -43,7 +44,6 @@ from nnfmq.hal.types import (
     TokenValuePair,
 )
 from nnfmq.paths import default_socket
-from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime.buffer_allocation import TIMEOUT_S, ModelRole, allocate_in_device
 from nnfmq.runtime.connection import INTERFACE, Connection
 from nnfmq.runtime.device_validation import valid_devices

@@ -476,7 +476,7 @@ class Connection:
         self._end = f"this client belongs to process {os.getppid()}, which forked; connect anew in the child"
         peers, self._peers = self._peers, []
         for peer in peers:
-            peer.flag.raise_flag()
+            peer.flag.set()
         self._channel.close()
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.tensor_layout import Array

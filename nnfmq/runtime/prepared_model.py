@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, Request, Timing
-from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
 from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
 from nnfmq.runtime.connection import Connection

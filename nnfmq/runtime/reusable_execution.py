@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionConfig, FenceState, Request, RequestArgument, Timing
 from nnfmq.memory import Memory
-from nnfmq.queue.waiting import deadline_after
 from nnfmq.runtime import tensor_layout
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult, memory_fds, to_duration_ns, to_wire_limit

@@ -33,7 +33,7 @@ from nnfmq.hal.errors import (
     status_for_error,
 )
 from nnfmq.hal.types import NO_TIMING, ExecutionConfig, OutputShape, Request
-from nnfmq.queue import NOT_EMPTY, DeadFlag, MessageQueue, PollingWindow
+from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.serialize.codec import Decoder, decode_request, encode_result
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.execution_stats import StageSlots
@@ -196,8 +196,8 @@ class BurstServer:
         self._answered_shapes: tuple[OutputShape, ...] | None = None  # of the packet beside it
         self._answered = b""
         self.last_failure = LastFailure()
-        self._dead = DeadFlag()
-        self.peer = watcher.Peer(self._dead)
+        self._peer_death = PeerDeathFlag()
+        self.peer = watcher.Peer(self._peer_death)
         self._thread = threading.Thread(target=self._listen, name="nnfmq-burst", daemon=True)
 
     @classmethod
@@ -227,7 +227,7 @@ class BurstServer:
         if isinstance(executor, PreparedModel):
             executor = PreparedModelExecutor(executor)
         server = cls(callback, requests, results, executor, PollingWindow.server(polling_window_us).ns)
-        requests.dead = results.dead = server._dead
+        requests.peer_death = results.peer_death = server._peer_death
         server.peer.add(requests, results)
         server._thread.start()
         return server

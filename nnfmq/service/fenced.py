@@ -21,6 +21,7 @@ import numpy as np
 
 from nnfmq import watcher
 from nnfmq.channel import StateSender
+from nnfmq.deadlines import deadline_in
 from nnfmq.fence import fence_state
 from nnfmq.hal.errors import (
     ErrorStatus,
@@ -32,7 +33,6 @@ from nnfmq.hal.errors import (
     status_for_error,
 )
 from nnfmq.hal.types import NO_TIMING, ExecutionConfig, FenceState, MeasureTiming, Timing
-from nnfmq.queue.waiting import deadline_in
 from nnfmq.service.prepared_model import BoundExecution, StagedExecution, execution_limits
 
 

@@ -328,7 +328,7 @@ def test_the_dead_flag_ends_a_wait(queue: MessageQueue) -> None:
     async def main() -> None:
         task = asyncio.create_task(queue.read_async())
         await is_waiting(queue)
-        queue.dead.raise_flag()
+        queue.peer_death.set()
         while queue.wake_all() >= 0 and queue.waiters:
             await asyncio.sleep(0)
         await task
@@ -339,13 +339,13 @@ def test_the_dead_flag_ends_a_wait(queue: MessageQueue) -> None:
 
 def test_after_death_the_ring_is_not_believed(queue: MessageQueue) -> None:
     queue.send(number(1))
-    queue.dead.raise_flag()
+    queue.peer_death.set()
     with pytest.raises(DeadObject):
         run(queue.read_async(timeout=0))
 
 
 def test_the_watcher_ends_a_wait_when_the_writer_is_killed(queue: MessageQueue, has_waitv: bool) -> None:
-    grave = watcher.Peer(queue.dead)
+    grave = watcher.Peer(queue.peer_death)
     grave.add(queue)
 
     async def main(process: subprocess.Popen[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nnfmq.hal.errors import DeadObject, InvalidArgument
-from nnfmq.queue import NOT_EMPTY, NOT_FULL, DeadFlag, EventFlag, MessageQueue
+from nnfmq.queue import NOT_EMPTY, NOT_FULL, EventFlag, MessageQueue, PeerDeathFlag
 from nnfmq.queue.core import Core
 
 MakeQueue = Callable[..., MessageQueue]
@@ -196,7 +196,7 @@ def test_the_dead_flag_ends_every_wait(waiting: tuple[MessageQueue, Wait], start
     queue, wait = waiting
     future = start(wait, queue, None)
     until(lambda: queue.waiters)
-    queue.dead.raise_flag()
+    queue.peer_death.set()
     until(lambda: queue.wake_all() >= 0 and queue.waiters == 0)
     with pytest.raises(DeadObject, match="gone"):
         future.result()
@@ -205,18 +205,18 @@ def test_the_dead_flag_ends_every_wait(waiting: tuple[MessageQueue, Wait], start
 def test_after_death_no_wait_believes_the_ring(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
     queue.send(bytes(16))
-    queue.dead.raise_flag()
+    queue.peer_death.set()
     for call in (lambda: queue.receive(0, 0), lambda: queue.read_blocking(1, 0), lambda: queue.write_blocking(b"", 0)):
         with pytest.raises(DeadObject):
             call()
 
 
 def test_one_flag_serves_all_queues_of_a_peer(make_queue: MakeQueue) -> None:
-    flag = DeadFlag()
-    first, second = make_queue(8, 4, dead=flag), make_queue(8, 4)
-    second.dead = flag
-    flag.raise_flag()
-    assert first.dead.is_raised and second.dead is flag
+    flag = PeerDeathFlag()
+    first, second = make_queue(8, 4, peer_death=flag), make_queue(8, 4)
+    second.peer_death = flag
+    flag.set()
+    assert first.peer_death.is_set() and second.peer_death is flag
     with pytest.raises(DeadObject):
         second.receive(0, 0)
 
@@ -228,7 +228,7 @@ def test_the_flag_cannot_be_changed_under_a_waiter(
     future = start(queue.receive, limit_ns, 0)
     until(lambda: queue.waiters)
     with pytest.raises(InvalidArgument, match="while a thread waits"):
-        queue.dead = DeadFlag()
+        queue.peer_death = PeerDeathFlag()
     queue.send(bytes(8))
     future.result()
 

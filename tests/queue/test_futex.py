@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nnfmq.hal.errors import DeadObject, InvalidArgument
-from nnfmq.queue import DeadFlag, MessageQueue, futex, twin
+from nnfmq.queue import MessageQueue, PeerDeathFlag, futex, twin
 from nnfmq.queue.core import load
 from nnfmq.queue.layout import geometry
 
@@ -96,19 +96,19 @@ def test_a_queue_works_on_the_kernels_atomics(
 class DiesMeanwhile(futex.LibAtomic):
     """The peer dies between a waiter's first look at the dead flag and its look at the word."""
 
-    def __init__(self, flag: DeadFlag) -> None:
+    def __init__(self, flag: PeerDeathFlag) -> None:
         super().__init__()
         self.flag = flag
 
     def take_bits(self, word: memoryview, address: int, mask: int) -> int:
-        self.flag.raise_flag()
+        self.flag.set()
         self.set_bits(word, address, futex.ALL_BITS)
         return super().take_bits(word, address, mask)
 
 
 @pytest.mark.parametrize("wait", [lambda q, e: e.wait(4), lambda q, e: q.receive(None, 0)], ids=["event", "receive"])
 def test_the_bits_of_a_death_are_not_taken_for_news(wait: Callable[[twin.Ring, twin.EventWord], object]) -> None:
-    flag, place = DeadFlag(), geometry(8, 4)
+    flag, place = PeerDeathFlag(), geometry(8, 4)
     memory = memoryview(bytearray(place.region_bytes))
     assert place.event_word is not None
     event = twin.EventWord(memory, place.event_word, flag.buffer, DiesMeanwhile(flag))

@@ -109,7 +109,7 @@ def test_receive_into_refuses_a_buffer_that_cannot_be_written_before_it_takes_an
 
 def test_receive_into_ends_when_the_peer_dies(make_queue: MakeQueue) -> None:
     queue = make_queue(8, 4)
-    queue.dead.raise_flag()
+    queue.peer_death.set()
     with pytest.raises(DeadObject):
         queue.receive_into(bytearray(8), soon(), 0)
 

@@ -223,7 +223,7 @@ def test_it_ends_when_the_peer_of_its_queue_dies(
 ) -> None:
     future = start(wait, visitor, None, at(host))
     until(lambda: host.waiters)
-    visitor.dead.raise_flag()
+    visitor.peer_death.set()
     until(lambda: visitor.wake_all() >= 0 and visitor.waiters == 0)
     with pytest.raises(DeadObject):
         future.result()
@@ -234,7 +234,7 @@ def test_it_ends_when_the_peer_of_the_other_queue_dies(
 ) -> None:
     future = start(wait, visitor, None, at(host))
     until(lambda: host.waiters)
-    host.dead.raise_flag()
+    host.peer_death.set()
     until(lambda: host.wake_all() >= 0 and host.waiters == 0)
     with pytest.raises(DeadObject):
         future.result()

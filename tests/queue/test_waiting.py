@@ -1,4 +1,4 @@
-"""The polling window and the dead flag."""
+"""The polling window and the peer death flag."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nnfmq.queue import DeadFlag, PollingWindow
+from nnfmq.queue import PeerDeathFlag, PollingWindow
 
 WINDOWS: dict[str, Callable[..., PollingWindow]] = {
     "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW": PollingWindow.controller,
@@ -62,8 +62,8 @@ def test_a_process_that_is_pinned_to_one_cpu_of_several_polls(
 
 
 def test_a_dead_flag_goes_up_once_and_stays() -> None:
-    flag = DeadFlag()
-    before = flag.is_raised
-    flag.raise_flag()
-    flag.raise_flag()
-    assert (before, flag.is_raised) == (False, True)
+    flag = PeerDeathFlag()
+    before = flag.is_set()
+    flag.set()
+    flag.set()
+    assert (before, flag.is_set()) == (False, True)

@@ -30,7 +30,7 @@ def found(scenario: Scenario, model: Model, *seeded: Fault) -> Violation:
 
 def wake_then_raise(peer: Peer) -> None:
     peer.wake()
-    peer.flag.raise_flag()
+    peer.flag.set()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from support.protocol import Speaker
 
 from nnfmq import watcher
 from nnfmq.channel import NOW
+from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -29,8 +30,7 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.memory import Memory
-from nnfmq.queue import DeadFlag, MessageQueue
-from nnfmq.queue.waiting import deadline_after
+from nnfmq.queue import MessageQueue, PeerDeathFlag
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import control_protocol, messages
@@ -226,7 +226,7 @@ class Provider:
     """A burst as the connection sees it."""
 
     def __init__(self, memories: dict[int, Memory]) -> None:
-        self.peer = watcher.Peer(DeadFlag())
+        self.peer = watcher.Peer(PeerDeathFlag())
         self._memories = memories
 
     def get_memories(self, slots: Sequence[int]) -> list[Memory]:
@@ -362,9 +362,9 @@ def test_LIFE_5_a_hang_up_fails_every_open_call_and_every_later_one(
 def test_a_hang_up_wakes_every_burst(
     connection: Connection, driver: Speaker, start: Start, resources: ExitStack
 ) -> None:
-    dead = DeadFlag()
-    queue = resources.enter_context(MessageQueue.create(24, 8, dead=dead))
-    peer = watcher.Peer(dead)
+    peer_death = PeerDeathFlag()
+    queue = resources.enter_context(MessageQueue.create(24, 8, peer_death=peer_death))
+    peer = watcher.Peer(peer_death)
     peer.add(queue)
     connection.add_peer(peer)
     waiting = start(queue.receive, None, 0)
@@ -377,7 +377,7 @@ def test_a_burst_that_comes_after_the_hang_up_is_refused(connection: Connection,
     driver.close()
     until(lambda: not connection.is_open)
     with pytest.raises(DeadObject, match="the driver process is gone"):
-        connection.add_peer(watcher.Peer(DeadFlag()))
+        connection.add_peer(watcher.Peer(PeerDeathFlag()))
 
 
 VIOLATIONS = {

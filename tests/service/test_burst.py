@@ -683,7 +683,7 @@ def test_closing_waits_for_a_running_execution_and_its_result_is_sent(
     assert client.requests.send(ADD_PACKET)
     assert held.begun.wait(LIMIT_S)
     closing = start(server.close)
-    until(lambda: server._dead.is_raised)
+    until(server._peer_death.is_set)
     assert not closing.done()
     held.go.set()
     assert closing.result(LIMIT_S) is None

@@ -9,7 +9,7 @@ from nnfmq import watcher
 from nnfmq.hal.errors import ErrorStatus, error_for_status
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import Pool
-from nnfmq.queue import DeadFlag, MessageQueue
+from nnfmq.queue import MessageQueue, PeerDeathFlag
 from nnfmq.runtime.burst_controller import to_wire_descriptor
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.hidl.methods import NONE, status_of
@@ -27,9 +27,9 @@ class BurstContext:
         self._callback = callback
         self._queues = queues
         self._burst_id = 0
-        self.peer = watcher.Peer(flag := DeadFlag())
+        self.peer = watcher.Peer(flag := PeerDeathFlag())
         for queue in queues:
-            queue.dead = flag  # no wait outlives the driver
+            queue.peer_death = flag  # no wait outlives the driver
         self.peer.add(*queues)
 
     def open(self, answer: messages.BurstConfigured) -> None:

@@ -16,7 +16,19 @@ from pathlib import Path
 
 PACKAGE = "nnfmq"
 EVERYTHING = "*"
-_SHARED_WORDS = ("hal", "memory", "channel", "queue", "serialize", "watcher", "paths", "cores", "file_memory", "fence")
+_SHARED_WORDS = (
+    "hal",
+    "deadlines",
+    "memory",
+    "channel",
+    "queue",
+    "serialize",
+    "watcher",
+    "paths",
+    "cores",
+    "file_memory",
+    "fence",
+)
 BOTH_SIDES = (*_SHARED_WORDS, "operations", "validation", "engines")
 
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -24,16 +36,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "__main__": ("cli", "service.embedded_main"),
     "hal": (),
     "cores": (),
+    "deadlines": ("hal.errors",),
     "paths": ("hal.errors",),
     "operations": ("hal",),
     "validation": ("hal", "operations"),
     "memory": ("hal",),
     "file_memory": ("hal",),
-    "channel": ("memory", "hal"),
-    "fence": ("channel", "hal"),
-    "queue": ("memory", "cores", "hal.errors"),
+    "channel": ("memory", "deadlines", "hal"),
+    "fence": ("channel", "deadlines", "hal"),
+    "queue": ("memory", "cores", "deadlines", "hal.errors"),
     "serialize": ("cores", "hal"),
-    "watcher": ("hal.errors",),
+    "watcher": ("deadlines", "hal.errors"),
     "engines": ("operations", "hal"),
     "service": BOTH_SIDES,
     "runtime": BOTH_SIDES,

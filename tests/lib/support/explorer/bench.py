@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from nnfmq.queue import futex, layout, twin, waiting
+from nnfmq.queue import futex, layout, peer_death, twin
 
 Op = tuple[Any, ...]
 
@@ -340,7 +340,7 @@ class Bench:
         twin = machine.twin
         machine.cpu = machine.processes.index(process)
         self.machine = machine
-        self.flag = waiting.DeadFlag()
+        self.flag = peer_death.PeerDeathFlag()
         self.flag.buffer = machine.flags[process]  # type: ignore[assignment]
         self.events: list[Any] = []
         for i, (region, place) in enumerate(zip(machine.regions, machine.layouts, strict=True)):

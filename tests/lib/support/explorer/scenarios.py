@@ -82,7 +82,7 @@ def reader(
 def _receive(ring: Any, window_ns: int, naps: bool) -> object:
     """Receive; if it `naps`, in the habit of waiting so long that it sleeps before it polls."""
     if naps:
-        ring._forecast.samples, ring._forecast.expected = 4, 50_000
+        ring._estimator.samples, ring._estimator.mean = 4, 50_000
     return ring.receive(None, window_ns)
 
 

@@ -19,109 +19,111 @@ from typing import Any
 import pytest
 
 import nnfmq.queue.core as cores
-from nnfmq.queue import MessageQueue, waiting
-from nnfmq.queue.waiting import POLL, SLEEP, Forecast
+from nnfmq.queue import MessageQueue, hybrid_polling
+from nnfmq.queue.hybrid_polling import POLL, SLEEP, WaitEstimator
 
 WINDOW = 50_000
 US, MS = 1_000, 1_000_000
-NUMBERS = ("expected", "spread", "lateness", "samples", "finds")
+FIELDS = ("mean", "deviation", "wakeup_delay", "samples", "early_arrivals")
 
 
-def used_to(*waits: int) -> Forecast:
-    forecast = Forecast()
+def used_to(*waits: int) -> WaitEstimator:
+    estimator = WaitEstimator()
     for waited in waits:
-        forecast.learn(waited)
-    return forecast
+        estimator.add_wait(waited)
+    return estimator
 
 
 def test_a_stranger_is_polled_for_from_the_beginning() -> None:
-    assert used_to(200 * US, 200 * US, 200 * US).plan(0, WINDOW) == POLL
+    assert used_to(200 * US, 200 * US, 200 * US).next_action(0, WINDOW) == POLL
 
 
 def test_waits_that_end_within_the_window_are_polled_for() -> None:
-    assert used_to(*[20 * US] * 50).plan(0, WINDOW) == POLL
+    assert used_to(*[20 * US] * 50).next_action(0, WINDOW) == POLL
 
 
 def test_equal_waits_beyond_the_window_are_slept_through_until_shortly_before_their_end() -> None:
-    nap = used_to(*[200 * US] * 50).plan(7 * MS, WINDOW)
+    nap = used_to(*[200 * US] * 50).next_action(7 * MS, WINDOW)
     assert 7 * MS + 150 * US <= nap < 7 * MS + 200 * US
 
 
 def test_naps_that_end_late_begin_to_end_earlier_but_never_more_than_a_window() -> None:
-    forecast = used_to(*[200 * US] * 50)
+    estimator = used_to(*[200 * US] * 50)
     for _ in range(20):
-        forecast.woke(1000, 1000 + 30 * US, False)
-    assert 165 * US - 6 <= forecast.plan(0, WINDOW) <= 172 * US
+        estimator.add_wakeup(1000, 1000 + 30 * US, False)
+    assert 165 * US - 6 <= estimator.next_action(0, WINDOW) <= 172 * US
     for _ in range(20):
-        forecast.woke(1000, 1000 + 500 * US, False)
-    assert 145 * US <= forecast.plan(0, WINDOW) <= 150 * US
+        estimator.add_wakeup(1000, 1000 + 500 * US, False)
+    assert 145 * US <= estimator.next_action(0, WINDOW) <= 150 * US
 
 
 def test_a_record_that_was_there_already_makes_the_next_nap_shorter() -> None:
-    forecast = used_to(*[200 * US] * 50)
-    before = forecast.plan(0, WINDOW)
-    forecast.woke(before, before + 1, True)
-    assert forecast.plan(0, WINDOW) < before - 20 * US
+    estimator = used_to(*[200 * US] * 50)
+    before = estimator.next_action(0, WINDOW)
+    estimator.add_wakeup(before, before + 1, True)
+    assert estimator.next_action(0, WINDOW) < before - 20 * US
 
 
 def test_a_rhythm_that_becomes_much_quicker_is_noticed_within_a_dozen_naps() -> None:
-    forecast = used_to(*[33 * MS] * 50)
+    estimator = used_to(*[33 * MS] * 50)
     naps = 0
-    while forecast.plan(0, WINDOW) > 0:
-        forecast.woke(10**12, 0, True)
+    while estimator.next_action(0, WINDOW) > 0:
+        estimator.add_wakeup(10**12, 0, True)
         naps += 1
     assert naps <= 12
 
 
 def test_waits_of_any_length_that_may_end_within_the_window_are_polled_for_as_in_android() -> None:
     chance = random.Random(5)
-    assert used_to(*[chance.randrange(5 * US, 150 * US) for _ in range(200)]).plan(0, WINDOW) == POLL
+    assert used_to(*[chance.randrange(5 * US, 150 * US) for _ in range(200)]).next_action(0, WINDOW) == POLL
 
 
 def test_waits_of_any_length_beyond_the_window_are_slept_through() -> None:
     chance = random.Random(5)
-    assert used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)]).plan(0, WINDOW) == SLEEP
+    assert used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)]).next_action(0, WINDOW) == SLEEP
 
 
 def test_who_slept_through_long_waits_polls_again_when_they_become_short() -> None:
     chance = random.Random(5)
-    forecast = used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)])
+    estimator = used_to(*[chance.randrange(60 * US, 2 * MS) for _ in range(200)])
     for _ in range(30):
-        forecast.learn(20 * US)
-    assert forecast.plan(0, WINDOW) == POLL
+        estimator.add_wait(20 * US)
+    assert estimator.next_action(0, WINDOW) == POLL
 
 
 def test_after_a_second_of_silence_nobody_is_expected() -> None:
-    assert used_to(*[1000 * MS] * 200).plan(0, WINDOW) == POLL
+    assert used_to(*[1000 * MS] * 200).next_action(0, WINDOW) == POLL
 
 
 def test_one_wait_that_took_very_long_does_not_make_the_next_ones_late() -> None:
-    forecast = used_to(*[200 * US] * 50)
-    forecast.learn(900 * MS)
-    assert forecast.expected < 220 * US
+    estimator = used_to(*[200 * US] * 50)
+    estimator.add_wait(900 * MS)
+    assert estimator.mean < 220 * US
 
 
 def test_a_habit_that_changes_is_learnt_again() -> None:
-    forecast = used_to(*[200 * US] * 50, *[400 * US] * 40)
-    assert 350 * US <= forecast.plan(0, WINDOW) < 400 * US
+    estimator = used_to(*[200 * US] * 50, *[400 * US] * 40)
+    assert 350 * US <= estimator.next_action(0, WINDOW) < 400 * US
 
 
 def test_a_window_of_zero_sleeps_at_once() -> None:
-    assert used_to(*[5 * US] * 10).plan(0, 0) == SLEEP
+    assert used_to(*[5 * US] * 10).next_action(0, 0) == SLEEP
 
 
 # ---- the same in C ----
 
 SOURCE = """
-#include "_waiting.h"
-int64_t plan(nnfmq_forecast *f, int64_t now, int64_t window) { return nnfmq_plan(f, now, window); }
-void learn(nnfmq_forecast *f, int64_t waited) { nnfmq_learn(f, waited); }
-void woke(nnfmq_forecast *f, int64_t planned, int64_t now, int64_t found) { nnfmq_woke(f, planned, now, (int)found); }
+#include "_hybrid_polling.h"
+int64_t next_action(nnfmq_wait_estimator *f, int64_t now, int64_t window) { return nnfmq_next_action(f, now, window); }
+void add_wait(nnfmq_wait_estimator *f, int64_t waited) { nnfmq_add_wait(f, waited); }
+void add_wakeup(nnfmq_wait_estimator *f, int64_t planned, int64_t now, int64_t is_ready) {
+    nnfmq_add_wakeup(f, planned, now, (int)is_ready);
+}
 """
 
 
 class InC(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in NUMBERS]
+    _fields_ = [(name, ctypes.c_int64) for name in FIELDS]
 
 
 @pytest.fixture
@@ -129,13 +131,13 @@ def in_c(tmp_path: Path) -> ctypes.CDLL:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc): what it would compile cannot be compared")
-    source, library = tmp_path / "forecast.c", tmp_path / "forecast.so"
+    source, library = tmp_path / "estimator.c", tmp_path / "estimator.so"
     source.write_text(SOURCE)
-    header = Path(waiting.__file__).parent
+    header = Path(hybrid_polling.__file__).parent
     command = [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{header}"]
     subprocess.run([*command, str(source), "-o", str(library)], check=True, timeout=60)
     loaded = ctypes.CDLL(str(library))
-    loaded.plan.restype = ctypes.c_int64
+    loaded.next_action.restype = ctypes.c_int64
     return loaded
 
 
@@ -143,20 +145,20 @@ def some_event(chance: random.Random, now: int) -> tuple[str, tuple[int, ...]]:
     around = chance.choice([3 * US, 60 * US, 200 * US, 3 * MS, 300 * MS])
     waited = chance.randrange(around, 2 * around)
     if chance.random() < 0.7:
-        return "learn", (waited,)
-    return "woke", (now, now + chance.randrange(-10 * US, 300 * US), chance.randrange(2))
+        return "add_wait", (waited,)
+    return "add_wakeup", (now, now + chance.randrange(-10 * US, 300 * US), chance.randrange(2))
 
 
 def test_the_c_header_computes_as_the_specification(in_c: ctypes.CDLL) -> None:
-    chance, ours, theirs = random.Random(11), Forecast(), InC()
+    chance, ours, theirs = random.Random(11), WaitEstimator(), InC()
     for now in range(MS, 4000 * MS, MS):
         name, numbers = some_event(chance, now)
         getattr(ours, name)(*numbers)
         getattr(in_c, name)(ctypes.byref(theirs), *map(ctypes.c_int64, numbers))
-        assert [getattr(theirs, n) for n in NUMBERS] == [getattr(ours, n) for n in NUMBERS]
+        assert [getattr(theirs, n) for n in FIELDS] == [getattr(ours, n) for n in FIELDS]
         window = chance.choice([0, 7 * US, WINDOW, 900 * US])
-        planned = in_c.plan(ctypes.byref(theirs), ctypes.c_int64(now), ctypes.c_int64(window))
-        assert planned == ours.plan(now, window)
+        planned = in_c.next_action(ctypes.byref(theirs), ctypes.c_int64(now), ctypes.c_int64(window))
+        assert planned == ours.next_action(now, window)
 
 
 # ---- in a queue ----
@@ -252,11 +254,11 @@ def test_a_deadline_ends_a_nap() -> None:
         assert late_by(queue, used_to(*[90 * MS] * 50)) < 15 * MS, "to the end of the nap it is 85 ms"
 
 
-def late_by(queue: Any, habit: Forecast) -> int:
+def late_by(queue: Any, habit: WaitEstimator) -> int:
     """Receive until a deadline in the middle of a nap; return by how much it ended late, the best of a few."""
     late = []
     for _ in range(5):
-        queue._ring._forecast = habit
+        queue._ring._estimator = habit
         deadline = time.monotonic_ns() + 2 * MS
         assert queue.receive(deadline, WINDOW) is None
         late.append(time.monotonic_ns() - deadline)
@@ -274,7 +276,7 @@ def test_a_signal_handler_that_raises_out_of_a_nap_leaves_the_timer_slack_as_it_
     try:
         with queue:
             for after_us in range(1, 400):
-                queue._ring._forecast = used_to(*[30 * MS] * 50)
+                queue._ring._estimator = used_to(*[30 * MS] * 50)
                 with suppress(InterruptedError):
                     signal.setitimer(signal.ITIMER_REAL, after_us / 1e6)
                     queue.receive(time.monotonic_ns() + 20_000 * MS, WINDOW)
@@ -300,8 +302,8 @@ def test_the_twin_yields_to_a_writer_on_its_own_cpu(monkeypatch: pytest.MonkeyPa
 def test_a_twin_in_the_habit_of_long_waits_naps_and_then_gets_what_came_meanwhile() -> None:
     queue: Any = MessageQueue.create(8, 4, using=cores.load("twin"), shared=False)
     with queue, ThreadPoolExecutor(1) as pool:
-        forecast = queue._ring._forecast = used_to(*[30 * MS] * 50)
+        estimator = queue._ring._estimator = used_to(*[30 * MS] * 50)
         received = pool.submit(queue.receive, time.monotonic_ns() + 20_000 * MS, WINDOW)
         queue.send(b"too soon")
         assert received.result(20) == b"too soon"
-    assert forecast.expected < 30 * MS
+    assert estimator.mean < 30 * MS

@@ -1,0 +1,140 @@
+"""Hybrid polling: sleep for most of an expected wait, then poll the ring for the rest of it.
+
+A receiver that polls notices a record within a fraction of a microsecond, but occupies a CPU; one that sleeps in the
+futex pays for a context switch. As the Linux block layer did for NVMe, a receiver here estimates how long its waits
+are, sleeps until shortly before the next record is due, and polls for one polling window from there.
+
+`WaitEstimator` is arithmetic only, and the specification of `_hybrid_polling.h`. The cores do the waiting.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from nnfmq.hal.errors import InvalidArgument
+
+CONTROLLER_VARIABLE = "NNFMQ_BURST_CONTROLLER_POLLING_WINDOW"
+SERVER_VARIABLE = "NNFMQ_BURST_SERVER_POLLING_WINDOW"
+DEFAULT_WINDOW_US = 50
+_WINDOW_MAX_US = 10**9
+
+POLL, SLEEP = 0, -1
+"""Results of `WaitEstimator.next_action`; any other result is the time at which to stop sleeping and start polling."""
+
+_LONG_WAIT_NS = 100_000_000  # after a wait of this length, the cost of a wake-up does not matter
+_SLEEP_MIN_NS = 10_000  # going to sleep and waking up costs about as much
+_WAKE_MARGIN_NS = 5_000  # time between the end of a sleep and the expected arrival
+_LATENESS_MAX_NS = 100_000  # a later wake-up is an outlier: the thread was preempted
+_EARLY_ARRIVALS_MAX = 2  # after so many in a row the estimate is wrong, not unlucky
+_SAMPLES_MIN = 4  # before these there is no estimate
+
+
+class WaitEstimator:
+    """Wait-time estimate of one receiver. All times are integer nanoseconds.
+
+    Keeps a moving average of the waits (`mean`), their mean absolute deviation (`deviation`), and an upper estimate of
+    how late timed sleeps end (`wakeup_delay`).
+    """
+
+    __slots__ = ("deviation", "early_arrivals", "mean", "samples", "wakeup_delay")
+
+    def __init__(self) -> None:
+        self.mean = self.deviation = 0
+        self.wakeup_delay = 0
+        self.samples = 0
+        self.early_arrivals = 0  # sleeps in a row during which the record arrived
+
+    def next_action(self, now: int, window_ns: int) -> int:
+        """Return POLL, SLEEP, or the time at which to end a sleep before polling.
+
+        * POLL for one window, then sleep, as Android does: if the wait is expected to end within the window, if there
+          are too few samples, or if waits are so long that the latency of a wake-up no longer matters.
+        * A time, if the wait is long and regular: sleep until shortly before the expected arrival, then poll.
+        * SLEEP immediately, if the wait is irregular and rarely ends within the window. Polling would rarely succeed,
+          and could take the CPU from the thread that computes the result.
+
+        A wait never polls for longer than one window. Rejected: to sleep whenever another task has run on this CPU.
+        Beside one busy process, the additional wake-ups cost more than the rare interruption of a poll.
+        """
+        if window_ns == 0:
+            return SLEEP
+        if self.samples < _SAMPLES_MIN or self.mean > _LONG_WAIT_NS or self.mean + 2 * self.deviation <= window_ns:
+            return POLL
+        if self.deviation > window_ns // 2:
+            return SLEEP if self.mean - self.deviation > window_ns else POLL
+        margin = min(self.wakeup_delay + 2 * self.deviation + _WAKE_MARGIN_NS, window_ns)
+        sleep_ns = self.mean - margin
+        return POLL if sleep_ns < _SLEEP_MIN_NS else now + sleep_ns
+
+    def add_wait(self, waited: int) -> None:
+        """Update the estimate with the length of a wait.
+
+        The error counts at most 4 deviations plus 20 µs, so that one pause of the sender does not ruin the estimate.
+        """
+        if not self.samples:
+            self.mean, self.deviation = waited, waited // 2
+        error = min(abs(waited - self.mean), 4 * self.deviation + 20_000)
+        self.mean += error // 4 if waited > self.mean else -(error // 4)
+        self.deviation += _step(self.deviation, error, 4, 4)
+        self.samples += 1
+
+    def add_wakeup(self, planned: int, now: int, is_ready: bool) -> None:
+        """Update the estimate after a timed sleep: when it should have ended, when it ended, and if a record was there.
+
+        The delay rises quickly and falls slowly, so that it stays near the worst case. A record that arrived during the
+        sleep arrived at an unknown time, so `mean` is only reduced: by an eighth, or a half if it happens repeatedly.
+        """
+        if now >= planned:
+            self.wakeup_delay += _step(self.wakeup_delay, min(now - planned, _LATENESS_MAX_NS), 2, 16)
+        if is_ready:
+            self.mean -= self.mean // (2 if self.early_arrivals >= _EARLY_ARRIVALS_MAX else 8)
+        self.early_arrivals = self.early_arrivals + 1 if is_ready else 0
+
+
+def _step(estimate: int, sample: int, up: int, down: int) -> int:
+    """Return the change of a moving average that follows `sample` with weight 1/up or 1/down, rounded towards 0."""
+    return (sample - estimate) // up if sample > estimate else -((estimate - sample) // down)
+
+
+@dataclass(frozen=True, slots=True)
+class PollingWindow:
+    """How long a receiver polls its ring before it sleeps, in ns; 0 = it sleeps immediately."""
+
+    ns: int
+
+    @classmethod
+    def controller(cls, window_us: float | None = None) -> PollingWindow:
+        """Return the client's window: `window_us` if set, else $NNFMQ_BURST_CONTROLLER_POLLING_WINDOW (µs).
+
+        Raises:
+            InvalidArgument: If the window is NaN or longer than 1000 s.
+        """
+        return cls(_window_ns(CONTROLLER_VARIABLE, window_us))
+
+    @classmethod
+    def server(cls, window_us: float | None = None) -> PollingWindow:
+        """Return the driver's window: `window_us` if set, else $NNFMQ_BURST_SERVER_POLLING_WINDOW (µs).
+
+        Raises:
+            InvalidArgument: If the window is NaN or longer than 1000 s.
+        """
+        return cls(_window_ns(SERVER_VARIABLE, window_us))
+
+
+def _window_ns(variable: str, window_us: float | None) -> int:
+    # On a machine with one CPU polling keeps the peer from running. A process that is pinned to one of several CPUs may
+    # poll, because the peer can run on another.
+    if os.cpu_count() == 1:
+        return 0
+    wanted = _from_environment(variable) if window_us is None else window_us
+    if not abs(wanted) <= _WINDOW_MAX_US:  # written so that NaN is rejected as well
+        raise InvalidArgument(f"a polling window is 0 to {_WINDOW_MAX_US} µs, got {wanted}")
+    return round((wanted if wanted >= 0 else DEFAULT_WINDOW_US) * 1000)
+
+
+def _from_environment(variable: str) -> int:
+    try:
+        return int(os.environ.get(variable, DEFAULT_WINDOW_US))
+    except ValueError:
+        return DEFAULT_WINDOW_US  # as Android's GetUintProperty: a value that cannot be parsed counts as unset
