@@ -31,7 +31,7 @@ KERNELS = tuple(
 SLOW = (
     *KERNELS,
     "tests/end_to_end", "tests/queue_proof", "tests/conformance", "tests/cli", "tests/tools", "tests/queue/parity",
-    "tests/engines/test_vts.py", "tests/engines/test_spoilt_models.py", "tests/engines/test_photos.py",
+    "tests/engines/test_vts.py", "tests/engines/test_mutated_models.py", "tests/engines/test_photos.py",
     "tests/validation/test_model_mutations.py", "tests/importers/test_tflite_corrupt.py",
     "tests/operations/test_shared_with_tflite.py", "tests/operations/test_against_onnxruntime.py",
     "tests/service/test_buffers.py", "tests/service/test_compilation_cache.py",

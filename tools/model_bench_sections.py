@@ -331,7 +331,7 @@ PEAKS = {
 
 def _peaks_main(connection: Connection, limit_s: int) -> None:
     signal.alarm(limit_s)
-    from nnfmq.engines.compiled.peaks import measure_ceilings
+    from nnfmq.engines.compiled.roofline import measure_ceilings
     from nnfmq.engines.compiled.team import Team
 
     placement.pin_to(0, cores(1))

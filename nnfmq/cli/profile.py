@@ -164,7 +164,7 @@ def _report(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[
         program, times = _measured(arguments.device, model, inputs, runs)
         return build(model.model.main, program, times, None, {**known, "threads": 1, "target": None})
     from nnfmq.engines.compiled.objects import host_target
-    from nnfmq.engines.compiled.peaks import measure_ceilings
+    from nnfmq.engines.compiled.roofline import measure_ceilings
 
     with _team(arguments.threads) as team:
         peaks = measure_ceilings(team)

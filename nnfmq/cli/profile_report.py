@@ -21,7 +21,7 @@ from nnfmq.operations.op_cost import Work, work_of
 from nnfmq.operations.signature import NUMPY_TYPES, Shape, match
 
 if TYPE_CHECKING:
-    from nnfmq.engines.compiled.peaks import Ceiling
+    from nnfmq.engines.compiled.roofline import Ceiling
     from nnfmq.engines.compiled.segment import Call, Place, Segment
     from nnfmq.engines.interpreter import Program
 

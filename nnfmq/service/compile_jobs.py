@@ -246,7 +246,7 @@ class _Job:
 
     def _give(self, fd: int) -> None:
         """Give a process the next part; it has none to watch for where there is none."""
-        from nnfmq.engines.compiled.description import encode_kernels
+        from nnfmq.engines.compiled.kernel_serialization import encode_kernels
 
         if self._given == len(self._parts):
             self._poll.unregister(fd)

@@ -171,7 +171,7 @@ class _CompileProcess:
 
 
 def _answer(description: bytearray) -> Answer:
-    from nnfmq.engines.compiled.description import decode_kernels
+    from nnfmq.engines.compiled.kernel_serialization import decode_kernels
     from nnfmq.engines.compiled.objects import compile_kernels
 
     try:

@@ -24,7 +24,7 @@ from nnfmq.cli import main, profile
 from nnfmq.cli.profile_charts import arena, colours_of
 from nnfmq.cli.profile_text import operations_table
 from nnfmq.engines import profiling
-from nnfmq.engines.compiled import peaks
+from nnfmq.engines.compiled import roofline
 from nnfmq.hal.tensor_info import TensorInfo, describe
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 from nnfmq.importers import LoadedModel
@@ -41,7 +41,7 @@ FIELDS = {
 
 @pytest.fixture(autouse=True)
 def _peaks_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peaks, "_LIMITS_NS", (0, 0))
+    monkeypatch.setattr(roofline, "_LIMITS_NS", (0, 0))
 
 
 def run(*words: object) -> int:

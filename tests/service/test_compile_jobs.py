@@ -14,8 +14,8 @@ pytest.importorskip("llvmlite", exc_type=ImportError)
 
 from nnfmq.channel import Channel
 from nnfmq.engines.compiled import objects
-from nnfmq.engines.compiled.description import encode_kernels
-from nnfmq.engines.compiled.kernels.elementwise import ElementwiseKernel
+from nnfmq.engines.compiled.kernel_serialization import encode_kernels
+from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.functions import FloatUnary
 from nnfmq.engines.compiled.kernels.kernel import name_of
 from nnfmq.engines.compiled.objects import Linker, host_target

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TypeAlias
 
-from nnfmq.engines.compiled.description import kernel_types
+from nnfmq.engines.compiled.kernel_serialization import kernel_types
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.objects import compile_kernels, host_target
 from nnfmq.engines.compiled.target import Target

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
+from nnfmq.engines.compiled.compiled_artifact import CachedPreparation, CompiledArtifact, load_partitions
 from nnfmq.engines.compiled.compiler import Compile, compile_here
 from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Constant, Lowered
-from nnfmq.engines.compiled.lowering.moving import turned
+from nnfmq.engines.compiled.lowering.data_movement_rules import turned
 from nnfmq.engines.compiled.objects import host_target
-from nnfmq.engines.compiled.saved import CachedPreparation, CompiledArtifact, load_partitions
 from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import the_team

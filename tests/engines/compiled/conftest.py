@@ -23,9 +23,9 @@ from nnfmq.engines.compiled.team import the_team
 _EVERY = 23  # no divisor of it is the number of a parameter's values, so that all of them are among the cases
 _KERNELS = (
     "elementwise",
-    "layout",
+    "layout_conversion",
     "matmul",
-    "moving",
+    "strided_copy",
     "octets",
     "pooling",
     "products",

@@ -14,8 +14,8 @@ from support.models import relu_model
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled import compiler
 from nnfmq.engines.compiled.compiler import compiled_here, cost, distinct, parts_of
-from nnfmq.engines.compiled.description import decode_kernels, encode_kernels, kernel_types
-from nnfmq.engines.compiled.kernels.elementwise import ElementwiseKernel
+from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels, kernel_types
+from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.functions import FloatUnary
 from nnfmq.engines.compiled.kernels.pooling import PoolKernel
 from nnfmq.engines.compiled.kernels.product import Product
@@ -37,7 +37,7 @@ def test_a_kernel_arrives_as_it_was_with_numbers_that_are_not_finite() -> None:
 
 
 def test_every_dataclass_of_the_kernels_has_one_name() -> None:
-    assert kernel_types()["elementwise.ElementwiseKernel"] is ElementwiseKernel
+    assert kernel_types()["elementwise_kernels.ElementwiseKernel"] is ElementwiseKernel
     assert len(set(kernel_types().values())) == len(kernel_types())
     assert all(dataclasses.is_dataclass(kind) for kind in kernel_types().values())
 

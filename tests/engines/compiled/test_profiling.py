@@ -16,8 +16,8 @@ from nnfmq import example_path
 from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth, FmaThroughput
 from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
-from nnfmq.engines.compiled.peaks import measure_ceilings, roofline_kernels
 from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.roofline import measure_ceilings, roofline_kernels
 from nnfmq.engines.compiled.segment import Call, Place, Segment, Value, plan_segment
 from nnfmq.engines.compiled.team import Team, the_team
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS

@@ -17,7 +17,7 @@ import numpy as np
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.compiler import compile_here, distinct
-from nnfmq.engines.compiled.description import decode_kernels, encode_kernels
+from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.program import prepare
 from nnfmq.engines.compiled.target import TARGETS, Target

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from nnfmq.engines.compiled import compiler, program, saved
+from nnfmq.engines.compiled import compiled_artifact, compiler, program
 from nnfmq.engines.compiled.segment import Segment, SegmentPlan
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import Team
@@ -131,6 +131,6 @@ def elsewhere(machine: Machine) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "host_target", lambda: machine.target)
         patch.setattr(compiler, "_PARTS_HERE", 1)  # an emulator loads one object file
-        patch.setattr(saved, "Linker", lambda codes, target: _Linker(machine, *codes))
-        patch.setattr(saved, "Segment", _Segment)
+        patch.setattr(compiled_artifact, "Linker", lambda codes, target: _Linker(machine, *codes))
+        patch.setattr(compiled_artifact, "Segment", _Segment)
         yield

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.cells import Widening
-from nnfmq.engines.compiled.kernels.floats import fmuladd
+from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.octets import GROUP, pack_lists
 from nnfmq.engines.compiled.kernels.requantize import Requantization, whole
 from nnfmq.engines.compiled.target import Target

@@ -17,7 +17,7 @@ import numpy as np
 from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
 from nnfmq.engines.compiled.kernels.arithmetic import Array, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.cells import Band, BandNumbers, Widening, emit_band, widen, widen_repeated
-from nnfmq.engines.compiled.kernels.floats import fmuladd
+from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window

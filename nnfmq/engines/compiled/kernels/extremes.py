@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.lines import AxisKernel, AxisLoop
+from nnfmq.engines.compiled.kernels.normalization_kernels import AxisKernel, AxisLoop
 from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN
 
 __all__ = ["ArgMinMax"]

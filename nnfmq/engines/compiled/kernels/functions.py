@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, F64, I8, I32, I64, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.floats import (
+from nnfmq.engines.compiled.kernels.float_ops import (
     clamp_float,
     exp,
     expm1,

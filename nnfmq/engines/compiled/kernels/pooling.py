@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfmq.engines.compiled.emission import Emitter, Value
-from nnfmq.engines.compiled.kernels.combining import Reducer
+from nnfmq.engines.compiled.kernels.reducers import Reducer
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, spans
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import Window

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import (
+from nnfmq.engines.compiled.kernels.fixed_point import reciprocal
+from nnfmq.engines.compiled.kernels.float_ops import exp, log
+from nnfmq.engines.compiled.kernels.normalization_kernels import AxisKernel, AxisLoop
+from nnfmq.engines.compiled.kernels.reducers import (
     FloatMinMaxReducer,
     FloatSumReducer,
     QuantizedMinMaxReducer,
     reduce_lanes,
 )
-from nnfmq.engines.compiled.kernels.fixed_point import reciprocal
-from nnfmq.engines.compiled.kernels.floats import exp, log
-from nnfmq.engines.compiled.kernels.lines import AxisKernel, AxisLoop
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
 

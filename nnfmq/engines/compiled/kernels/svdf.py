@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import FloatSumReducer, reduce_lanes
-from nnfmq.engines.compiled.kernels.floats import fmuladd
-from nnfmq.engines.compiled.kernels.gates import apply_activation
-from nnfmq.engines.compiled.kernels.lines import AxisLoop
+from nnfmq.engines.compiled.kernels.float_ops import fmuladd
+from nnfmq.engines.compiled.kernels.normalization_kernels import AxisLoop
+from nnfmq.engines.compiled.kernels.recurrent_cells import apply_activation
+from nnfmq.engines.compiled.kernels.reducers import FloatSumReducer, reduce_lanes
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
 

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 from nnfmq.engines.compiled.lowering import (
     aliases,
-    elementwise,
+    data_movement_rules,
+    elementwise_rules,
     matmul,
-    moving,
-    pooling,
     products,
-    recurrent,
+    recurrent_rules,
+    reduction_rules,
     resize,
     softmax,
 )
@@ -29,12 +29,12 @@ __all__ = ["RULES", "Alias", "Chain", "Constant", "Lowered", "Rule", "Stage"]
 
 RULES: Mapping[OperationType, Rule] = {
     **aliases.RULES,
-    **elementwise.RULES,
+    **elementwise_rules.RULES,
     **matmul.RULES,
-    **moving.RULES,
-    **pooling.RULES,
+    **data_movement_rules.RULES,
+    **reduction_rules.RULES,
     **products.RULES,
-    **recurrent.RULES,
+    **recurrent_rules.RULES,
     **resize.RULES,
     **softmax.RULES,
 }

@@ -13,8 +13,8 @@ from nnfmq.engines.compiled.kernels.packing import Packing
 from nnfmq.engines.compiled.kernels.product_plan import plan_product
 from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
+from nnfmq.engines.compiled.lowering.data_movement_rules import turned
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
-from nnfmq.engines.compiled.lowering.moving import turned
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import ints

@@ -15,8 +15,8 @@ from nnfmq.engines.compiled.kernels.product import Product
 from nnfmq.engines.compiled.kernels.product_plan import plan_product, time_of
 from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
+from nnfmq.engines.compiled.lowering.data_movement_rules import side_by_side
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
-from nnfmq.engines.compiled.lowering.moving import side_by_side
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints

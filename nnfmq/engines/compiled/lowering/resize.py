@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.resize import BilinearResize
+from nnfmq.engines.compiled.kernels.bilinear_resize import BilinearResize
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.lines import plan_axis_loop
+from nnfmq.engines.compiled.kernels.normalization_kernels import plan_axis_loop
 from nnfmq.engines.compiled.kernels.softmax import (
     LONGEST_CODES,
     LONGEST_FLOATS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from nnfmq.engines.compiled.kernels.moving import CopyAxis, CopyRegion
+from nnfmq.engines.compiled.kernels.strided_copy import CopyAxis, CopyRegion
 from nnfmq.operations.signature import Shape, Tensor
 
 __all__ = ["StridedView", "piece"]

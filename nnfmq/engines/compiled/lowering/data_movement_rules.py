@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.moving import (
+from nnfmq.engines.compiled.kernels.strided_copy import (
     PADDING_OFFSET,
     AffineRequant,
     CopyRegion,
     estimate_copy_ns,
     plan_strided_copy,
 )
-from nnfmq.engines.compiled.kernels.transposing import plan_transpose
+from nnfmq.engines.compiled.kernels.transpose import plan_transpose
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.lowering.views import StridedView, piece
 from nnfmq.engines.compiled.target import Target

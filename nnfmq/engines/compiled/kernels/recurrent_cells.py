@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import FloatSumReducer, reduce_lanes
-from nnfmq.engines.compiled.kernels.floats import clamp_float, fmuladd, logistic, tanh
+from nnfmq.engines.compiled.kernels.float_ops import clamp_float, fmuladd, logistic, tanh
+from nnfmq.engines.compiled.kernels.reducers import FloatSumReducer, reduce_lanes
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["GateGemv", "LstmCellUpdate", "RnnCell", "RowPointers", "apply_activation", "plan_gate_gemv"]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, F64, I8, I16, I32, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.floats import clamp_float, fmaximum, fminimum
+from nnfmq.engines.compiled.kernels.float_ops import clamp_float, fmaximum, fminimum
 
 __all__ = [
     "FloatMeanReducer",

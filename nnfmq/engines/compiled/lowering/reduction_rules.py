@@ -9,7 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.combining import (
+from nnfmq.engines.compiled.kernels.extremes import ArgMinMax
+from nnfmq.engines.compiled.kernels.normalization_kernels import plan_axis_loop
+from nnfmq.engines.compiled.kernels.norms import LONGEST_CODES, FloatL2Norm, QuantizedL2Norm
+from nnfmq.engines.compiled.kernels.pooling import plan_pool
+from nnfmq.engines.compiled.kernels.reducers import (
     FloatMeanReducer,
     FloatMinMaxReducer,
     FloatRmsReducer,
@@ -18,11 +22,7 @@ from nnfmq.engines.compiled.kernels.combining import (
     QuantizedMinMaxReducer,
     Reducer,
 )
-from nnfmq.engines.compiled.kernels.extremes import ArgMinMax
-from nnfmq.engines.compiled.kernels.lines import plan_axis_loop
-from nnfmq.engines.compiled.kernels.norms import LONGEST_CODES, FloatL2Norm, QuantizedL2Norm
-from nnfmq.engines.compiled.kernels.pooling import plan_pool
-from nnfmq.engines.compiled.kernels.reducing import plan_reduction
+from nnfmq.engines.compiled.kernels.reduction_kernels import plan_reduction
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.emission import Emitter, Value
-from nnfmq.engines.compiled.kernels.combining import Reducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.reducers import Reducer, reduce_lanes
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, new_lanes, spans
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.signature import Shape

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels import code_functions as codes
-from nnfmq.engines.compiled.kernels.elementwise import Function, plan_elementwise
+from nnfmq.engines.compiled.kernels import quantized_ops as codes
+from nnfmq.engines.compiled.kernels.elementwise_kernels import Function, plan_elementwise
 from nnfmq.engines.compiled.kernels.functions import (
     Cast,
     Compare,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.engines.compiled.emission import I8, I16, I32, I64, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.moving import CopyAxis, CopyRegion, coalesced_axes
+from nnfmq.engines.compiled.kernels.strided_copy import CopyAxis, CopyRegion, coalesced_axes
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["InterleaveKernel", "TransposeKernel", "plan_transpose"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfmq.engines.compiled.emission import Emitter, Value
-from nnfmq.engines.compiled.kernels.combining import Reducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.reducers import Reducer, reduce_lanes
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, new_lanes, offset_of, spans
 from nnfmq.engines.compiled.target import Target
 

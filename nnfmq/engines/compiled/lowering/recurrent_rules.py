@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.gates import GateGemv, LstmCellUpdate, RnnCell, plan_gate_gemv
-from nnfmq.engines.compiled.kernels.recurrent import RESULT, STATE, STEPS, ZEROS, CellKernel, SequenceKernel
+from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, LstmCellUpdate, RnnCell, plan_gate_gemv
+from nnfmq.engines.compiled.kernels.recurrent_kernels import RESULT, STATE, STEPS, ZEROS, CellKernel, SequenceKernel
 from nnfmq.engines.compiled.kernels.svdf import plan_svdf
-from nnfmq.engines.compiled.lowering.elementwise import arithmetic
+from nnfmq.engines.compiled.lowering.data_movement_rules import concatenation
+from nnfmq.engines.compiled.lowering.elementwise_rules import arithmetic
 from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
-from nnfmq.engines.compiled.lowering.moving import concatenation
 from nnfmq.engines.compiled.lowering.products import rows_product
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType

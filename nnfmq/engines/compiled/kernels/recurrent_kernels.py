@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nnfmq.engines.compiled.arena import aligned
 from nnfmq.engines.compiled.emission import Emitter, Value
-from nnfmq.engines.compiled.kernels.gates import GateGemv, LstmCellUpdate, RnnCell, RowPointers
+from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, LstmCellUpdate, RnnCell, RowPointers
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["RESULT", "STATE", "STEPS", "ZEROS", "CellKernel", "SequenceKernel"]

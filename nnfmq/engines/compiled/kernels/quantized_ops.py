@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
-from nnfmq.engines.compiled.kernels.combining import QuantizedMinMaxReducer
 from nnfmq.engines.compiled.kernels.functions import bool_bytes, compare
+from nnfmq.engines.compiled.kernels.reducers import QuantizedMinMaxReducer
 from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS, Rounding, rounding_rows
 from nnfmq.operations.quantization import Multipliers, code_range
 from nnfmq.operations.signature import Tensor
