@@ -34,7 +34,7 @@ SLOW = (
     "tests/engines/test_vts.py", "tests/engines/test_mutated_models.py", "tests/engines/test_photos.py",
     "tests/validation/test_model_mutations.py", "tests/importers/test_tflite_corrupt.py",
     "tests/operations/test_shared_with_tflite.py", "tests/operations/test_against_onnxruntime.py",
-    "tests/service/test_buffers.py", "tests/service/test_compilation_cache.py",
+    "tests/service/test_managed_buffers.py", "tests/service/test_compilation_cache.py",
 )  # fmt: skip
 TIMED = ("tests/test_public_api.py::test_importing_it_costs_little_beyond_numpy",)
 """Budgets of processor time, which differ by interpreter; the full run keeps them."""

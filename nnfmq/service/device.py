@@ -36,8 +36,8 @@ from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
 from nnfmq.service.caching.cache_key import is_key_possible
 from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
-from nnfmq.service.faults import faults_as_errors
-from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.driver_prepared_model import DriverPreparedModel
+from nnfmq.service.error_translation import errors_to_status
 from nnfmq.validation import validate_model
 from nnfmq.validation.interface_conversion import require_level, require_prefixes
 from nnfmq.validation.values import validate_extensions, validate_hints
@@ -180,7 +180,7 @@ class Device:
         Raises DeviceUnavailable, and InvalidArgument for a model that is invalid or newer than the interface `level`.
         """
         self.require_available()
-        with faults_as_errors("looking at the model"):
+        with errors_to_status("looking at the model"):
             return self._supported(_checked(model, level))
 
     def _supported(self, model: Model) -> list[bool]:
@@ -214,14 +214,14 @@ class Device:
         _check_code(ExecutionPreference, preference)
         _check_code(Priority, priority)
         validate_hints(hints, extensions)  # which no device here knows, and which are ignored then (PREP-10)
-        with faults_as_errors("looking at the model"):
+        with errors_to_status("looking at the model"):
             model = _checked(model, level)
         _check_deadline(deadline_ns)
         return model
 
     def prepare_model(
         self, model: Model, caches: CacheFiles | None = None, preference: int = ExecutionPreference.SUSTAINED_SPEED
-    ) -> PreparedModel:
+    ) -> DriverPreparedModel:
         """Compile a model that `check_preparation` returned, and save that to `caches`, if it can be. Blocks.
 
         For a FAST_SINGLE_ANSWER the program may be a TieredProgram: whoever calls lets its `make` run somewhere.
@@ -229,11 +229,11 @@ class Device:
 
         Raises GeneralFailure for what is not supported, ResourceExhaustedTransient where memory runs out.
         """
-        with faults_as_errors("preparing the model"):
+        with errors_to_status("preparing the model"):
             program = self._program(model, not caches and preference == ExecutionPreference.FAST_SINGLE_ANSWER)
         if caches:
             save(caches, self.number_of_cache_files, self.identity, lambda: self.save(model, program))
-        return PreparedModel(model, program, status_byte=self.status_byte)
+        return DriverPreparedModel(model, program, status_byte=self.status_byte)
 
     def _program(self, model: Model, is_in_a_hurry: bool) -> PreparedProgram:
         supported = self._supported(model)
@@ -256,18 +256,18 @@ class Device:
         exactly what was saved.
         """
         self.require_available()
-        with faults_as_errors("reading the cache"):
+        with errors_to_status("reading the cache"):
             contents = open_files(caches, self.number_of_cache_files, self.identity, limit_bytes)
         _check_deadline(deadline_ns)
         return contents
 
-    def restore_model(self, contents: CacheContents) -> PreparedModel:
+    def restore_model(self, contents: CacheContents) -> DriverPreparedModel:
         """Make a model of what `check_caches` returned. Blocks. Raises as `prepare_model`."""
-        with faults_as_errors("preparing the model from its cache"):
+        with errors_to_status("preparing the model from its cache"):
             model, program = self.restore(contents)
             if not all(self._supported(model)):
                 raise GeneralFailure(f"device {self.name!r} does not support what it saved any more")
-        return PreparedModel(model, program, status_byte=self.status_byte)
+        return DriverPreparedModel(model, program, status_byte=self.status_byte)
 
 
 def _check_deadline(deadline_ns: int | None) -> None:

@@ -31,7 +31,7 @@ from nnfmq.service.caching.compilation_cache import CacheContents, Identity
 from nnfmq.service.caching.interpreter_cache_format import Groups
 from nnfmq.service.device import FEATURE_LEVEL, Device
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration, require_device_name
-from nnfmq.service.faults import guarded
+from nnfmq.service.error_translation import wrap_plugin_call
 from nnfmq.validation.values import validate_cache_counts, validate_capabilities, validate_extension
 
 __all__ = [
@@ -189,8 +189,14 @@ class PlugInDevice(Device):
         self._version, self._capabilities = device.version_string, device.capabilities
         self._extensions, self._cache_files = tuple(device.extensions), device.cache_files_needed
         self._what = f"device {device.name!r}"
-        self._supports, self._compile = guarded(self._what, device.supports), guarded(self._what, device.compile)
-        self._save, self._restore = guarded(self._what, device.save), guarded(self._what, device.restore)
+        self._supports, self._compile = (
+            wrap_plugin_call(self._what, device.supports),
+            wrap_plugin_call(self._what, device.compile),
+        )
+        self._save, self._restore = (
+            wrap_plugin_call(self._what, device.save),
+            wrap_plugin_call(self._what, device.restore),
+        )
 
     @property
     def version_string(self) -> str:
@@ -240,7 +246,7 @@ class _PlugInProgram:
         self.program = program
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
-        return _PlugInExecution(self._name, guarded(self._name, lambda: self.program.bind(inputs, outputs))())
+        return _PlugInExecution(self._name, wrap_plugin_call(self._name, lambda: self.program.bind(inputs, outputs))())
 
 
 class _PlugInExecution:
@@ -249,7 +255,7 @@ class _PlugInExecution:
         self._execution = execution
 
     def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
-        shapes: tuple[OutputShape, ...] = guarded(self._name, lambda: self._execution.run(limits))()
+        shapes: tuple[OutputShape, ...] = wrap_plugin_call(self._name, lambda: self._execution.run(limits))()
         return shapes
 
 

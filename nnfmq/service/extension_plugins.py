@@ -20,7 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.operations.extensions import VendorExtension, install
 from nnfmq.operations.signature import Declaration, Plan
-from nnfmq.service.faults import guarded
+from nnfmq.service.error_translation import wrap_plugin_call
 from nnfmq.validation.values import validate_extension
 
 GROUP = "nnfmq.operations"
@@ -115,9 +115,9 @@ def _guarded_declaration(name: str, declaration: Declaration) -> Declaration:
         variant if variant.plan is None else replace(variant, plan=_guarded_plan(name, variant.plan))
         for variant in declaration.variants
     )
-    return replace(declaration, shape=guarded(name, declaration.shape), variants=variants)
+    return replace(declaration, shape=wrap_plugin_call(name, declaration.shape), variants=variants)
 
 
 def _guarded_plan(name: str, plan: Plan) -> Plan:
-    planned = guarded(name, plan)
-    return lambda *tensors, **controls: guarded(name, planned(*tensors, **controls))
+    planned = wrap_plugin_call(name, plan)
+    return lambda *tensors, **controls: wrap_plugin_call(name, planned(*tensors, **controls))

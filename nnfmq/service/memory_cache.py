@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.service.accounts import Received
+from nnfmq.service.memory_quota import Received
 
 
 class MemoryCache:

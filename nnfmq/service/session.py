@@ -2,7 +2,7 @@
 
 The watcher's thread reads one frame at a time and answers what is quick; preparing, executing and closing run on a
 small pool by priority, up to CALLS_MAX of them. The main thread waits for the end, which is seen so even while all
-others send to a client that does not read, and gives back memory after REST_MS without work. Whatever the client sends,
+others send to a client that does not read, and gives back memory after IDLE_TRIM_MS without work. Whatever it sends,
 the answer is a status; bytes that break the protocol end this connection and nothing else. On hang-up, the client's
 death or `end` every wait ends, and the process with it: the kernel frees what is left, so cleaning up is not a
 procedure that can be forgotten. What a call does is in `service.calls`. (ARCHITECTURE: Death and waiting;
@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 from nnfmq import watcher
 from nnfmq.channel import INLINE_BYTES, NOW, Channel, Frame
+from nnfmq.engines.idle_trim import trim_memory
 from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import (
     DeadObject,
@@ -46,24 +47,32 @@ from nnfmq.queue import core
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import Conversation
 from nnfmq.serialize.control_protocol import Role
-from nnfmq.service.accounts import Charge, MemoryAccount
-from nnfmq.service.aidl_burst import AidlBurst
+from nnfmq.service.aidl_burst_server import AidlBurstServer
 from nnfmq.service.background_compile import improve
-from nnfmq.service.buffers import Buffers
-from nnfmq.service.calls import aidl_bursts, buffers, bursts, devices, executions, fenced, models, reusable
-from nnfmq.service.calls.answering import Handler, Pooled
-from nnfmq.service.calls.bursts import Given, OpenBurst
 from nnfmq.service.devices import Devices, load_devices
-from nnfmq.service.dialects import Dialect
-from nnfmq.service.fenced import FencedExecution
-from nnfmq.service.handles import Handles
-from nnfmq.service.prepared_model import PreparedModel
-from nnfmq.service.rest import give_back_memory
-from nnfmq.service.reusable import ReusableExecution
-from nnfmq.service.scheduler import Scheduler
+from nnfmq.service.driver_execution import DriverExecution
+from nnfmq.service.driver_fenced_execution import DriverFencedExecution
+from nnfmq.service.driver_prepared_model import DriverPreparedModel
+from nnfmq.service.handle_table import HandleTable
+from nnfmq.service.handlers import (
+    aidl_burst_calls,
+    buffer_calls,
+    burst_calls,
+    device_calls,
+    execution_calls,
+    fenced_calls,
+    model_calls,
+    reusable_calls,
+)
+from nnfmq.service.handlers.base import BlockingHandler, InlineHandler
+from nnfmq.service.handlers.burst_calls import Given, OpenBurst
+from nnfmq.service.interface_versions import InterfaceVersion
+from nnfmq.service.managed_buffers import ManagedBuffers
+from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
+from nnfmq.service.priority_pool import PriorityThreadPool
 
 POOL_THREADS = 4  # several executions and a preparation at once; a session is one client's
-REST_MS = 2000  # without work, until what it left is given back
+IDLE_TRIM_MS = 2000  # without work, until what it left is given back
 CALLS_MAX = 256  # of one client, queued or running; more are refused at once
 BURSTS_MAX = 256  # of one client: each has a thread
 _OBJECTS_COST = 16  # bytes in memory for one of a message that is decoded
@@ -78,26 +87,26 @@ class Session:
     """
 
     def __init__(self, channel: Channel, driver_name: str, devices: Devices | None = None) -> None:
-        self.account = MemoryAccount()
+        self.quota = MemoryQuota()
         self.devices = load_devices() if devices is None else devices
         self.conversation = Conversation()
-        self.dialect = Dialect(FeatureLevel.AIDL_V4)  # until the client says which
+        self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)  # until the client says which
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
-        self.models: Handles[PreparedModel] = Handles("model", numbers)
-        self.bursts: Handles[OpenBurst] = Handles("burst", numbers, BURSTS_MAX)
-        self.aidl_bursts: Handles[AidlBurst] = Handles("burst", numbers)
-        self.executions: Handles[ReusableExecution] = Handles("execution", numbers)
-        self.callbacks: Handles[FencedExecution] = Handles("fenced execution", numbers)
-        self.launched: set[FencedExecution] = set()  # those that are not over
-        self.buffers = Buffers(self.account, numbers)
-        self.questions: dict[int, Future[Given]] = {}  # what the client was asked, by the call's number
-        self.has_ended = False
+        self.models: HandleTable[DriverPreparedModel] = HandleTable("model", numbers)
+        self.bursts: HandleTable[OpenBurst] = HandleTable("burst", numbers, BURSTS_MAX)
+        self.aidl_bursts: HandleTable[AidlBurstServer] = HandleTable("burst", numbers)
+        self.executions: HandleTable[DriverExecution] = HandleTable("execution", numbers)
+        self.fenced_callbacks: HandleTable[DriverFencedExecution] = HandleTable("fenced execution", numbers)
+        self.launched: set[DriverFencedExecution] = set()  # those that are not over
+        self.buffers = ManagedBuffers(self.quota, numbers)
+        self.pending_calls: dict[int, Future[Given]] = {}  # what the client was asked, by the call's number
+        self.is_closed = False
         self.client_uid = channel.peer().uid
         self._channel = channel
         self._driver_name = driver_name
-        self._pool = Scheduler(POOL_THREADS, "nnfmq-session")
-        self._launches = Scheduler(1, "nnfmq-launches")
-        self._improvements = Scheduler(1, "nnfmq-improvements")
+        self._pool = PriorityThreadPool(POOL_THREADS, "nnfmq-session")
+        self._launches = PriorityThreadPool(1, "nnfmq-launches")
+        self._improvements = PriorityThreadPool(1, "nnfmq-improvements")
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._calls = 0  # on the pool, queued or running
@@ -116,19 +125,19 @@ class Session:
             if pidfd is not None:
                 stack.callback(os.close, pidfd)
                 poll.register(pidfd, select.POLLIN)
-            watch = watcher.watch(self._channel.fileno(), self._on_ready, die_of_a_bug)
+            watch = watcher.watch(self._channel.fileno(), self._on_ready, abort_on_internal_error)
             stack.callback(watcher.unwatch, watch)
-            stack.callback(bursts.bury, self)
-            stack.callback(reusable.bury, self)
-            stack.callback(fenced.bury, self)
+            stack.callback(burst_calls.cancel_all, self)
+            stack.callback(reusable_calls.cancel_all, self)
+            stack.callback(fenced_calls.cancel_all, self)
             self._wait_for_end(poll)
             self.end()
 
     def _wait_for_end(self, poll: select.poll) -> None:
-        """Return at the end. When there was no work for REST_MS, give back what earlier work left (EXE-13)."""
+        """Return at the end. When there was no work for IDLE_TRIM_MS, give back what earlier work left (EXE-13)."""
         seen = rested = None
-        while not self.has_ended:
-            ready = {fd for fd, _ in poll.poll(None if self._is_resting else REST_MS)}
+        while not self.is_closed:
+            ready = {fd for fd, _ in poll.poll(None if self._is_resting else IDLE_TRIM_MS)}
             if ready - {self._bell}:
                 return
             if ready:  # the end, or work after a rest
@@ -137,7 +146,7 @@ class Session:
                 continue
             before, seen = seen, self._work()
             if before == seen != rested and not self._calls:
-                give_back_memory()
+                trim_memory()
                 rested = seen
             self._is_resting = rested == seen or bool(self.bursts.all())  # which keep what they need (BUR-1)
             if self._work() != seen or self._calls:
@@ -149,7 +158,7 @@ class Session:
 
     def end(self) -> None:
         """End the session: `run` returns. Takes no lock, for signal handlers. Harmless when repeated."""
-        self.has_ended = True
+        self.is_closed = True
         self._ring()
 
     def _ring(self) -> None:
@@ -158,7 +167,7 @@ class Session:
 
     def send(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
         """Send a message; the fds stay the caller's. Raises DeadObject, also where the client reads nothing."""
-        message = self.dialect.spoken(message)
+        message = self.interface.spoken(message)
         data = control_protocol.encode(message)
         deadline_ns = time.monotonic_ns() + _PATIENCE_NS
         with self._send_lock:  # the conversation must note messages in the order in which they are sent
@@ -172,7 +181,7 @@ class Session:
         """Run `work(session, *arguments)` on the pool; what it raises but DeadObject is a bug."""
         self._submit(self._pool, priority, work, *arguments)
 
-    def _submit(self, threads: Scheduler, priority: int, work: Callable[..., None], *arguments: Any) -> None:
+    def _submit(self, threads: PriorityThreadPool, priority: int, work: Callable[..., None], *arguments: Any) -> None:
         with self._lock:
             self._calls += 1
         if self._is_resting:
@@ -187,7 +196,7 @@ class Session:
         self._improvements.submit(partial(self._improve, weakref.ref(program)), priority)
 
     def _improve(self, wanted: weakref.ref[TieredProgram]) -> None:
-        if not self.has_ended:
+        if not self.is_closed:
             improve(wanted)
         with self._lock:
             self._done += 1
@@ -217,14 +226,14 @@ class Session:
             self.end()
 
     def _on_frame(self, frame: Frame) -> None:
-        seen_ns = time.monotonic_ns()
+        received_ns = time.monotonic_ns()
         count = None if frame.lacks_fds else len(frame.fds)
         message = control_protocol.decode(frame.data, sender=Role.CLIENT, fds=count)
         self.conversation.note(message, Role.CLIENT)
         handler = _HANDLERS[type(message)]
         if frame.lacks_fds:
             self._refuse_without_fds(handler, message)
-        elif not isinstance(handler, Pooled):
+        elif not isinstance(handler, BlockingHandler):
             handler(self, message, frame.take_fds())
         else:
             try:
@@ -235,27 +244,27 @@ class Session:
                 return
             threads = self._launches if handler.is_launch else self._pool
             priority = handler.priority(self, message)
-            self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), seen_ns, charge)
+            self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), received_ns, charge)
 
-    def _admitted(self, message: messages.Message, size_bytes: int) -> Charge:
+    def _admitted(self, message: messages.Message, size_bytes: int) -> QuotaCharge:
         """Return what a call costs while it waits for its turn. Raises what it is refused with."""
         if self._calls + len(self.launched) >= CALLS_MAX:
             raise ResourceExhaustedTransient(f"{CALLS_MAX} calls of this client are open already")
-        refusal = self.dialect.refusal(message)
+        refusal = self.interface.refusal(message)
         if refusal is not None:
             raise refusal
         # A body in a file may be large at no cost to the client: holes. What is no model's bytes becomes many objects.
         in_bytes = len(getattr(message, "model", b""))
         is_large = size_bytes > INLINE_BYTES
-        return self.account.charge(in_bytes + (size_bytes - in_bytes) * _OBJECTS_COST if is_large else 0)
+        return self.quota.charge(in_bytes + (size_bytes - in_bytes) * _OBJECTS_COST if is_large else 0)
 
-    def _refuse_without_fds(self, handler: Handler | Pooled, message: Any) -> None:
+    def _refuse_without_fds(self, handler: InlineHandler | BlockingHandler, message: Any) -> None:
         """Refuse what came with descriptors for which this process has no room."""
         error = ResourceExhaustedTransient("the driver has no room for more descriptors of this client (ulimit -n)")
-        if isinstance(handler, Pooled):
+        if isinstance(handler, BlockingHandler):
             self._refuse(handler, message, error)
         else:
-            bursts.refuse_memories(self, message, error)
+            burst_calls.fail_pending_call(self, message, error)
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         """Run work on the pool. A bug in it ends this worker, visibly, rather than leaving a call unanswered."""
@@ -264,22 +273,24 @@ class Session:
         except DeadObject:
             self.end()
         except BaseException as error:  # noqa: BLE001  a future would swallow it
-            die_of_a_bug(error)
+            abort_on_internal_error(error)
         finally:
             with self._lock:
                 self._calls -= 1
                 self._done += 1
 
-    def _call(self, handler: Pooled, message: Any, fds: list[int], seen_ns: int, charge: Charge) -> None:
+    def _call(
+        self, handler: BlockingHandler, message: Any, fds: list[int], received_ns: int, charge: QuotaCharge
+    ) -> None:
         try:
             with closing(charge):
-                handler.run(self, message, fds, seen_ns)
+                handler.run(self, message, fds, received_ns)
         except DeadObject:
             raise
         except NnfmqError as error:
             self._refuse(handler, message, error)
 
-    def _refuse(self, handler: Pooled, message: Any, error: NnfmqError) -> None:
+    def _refuse(self, handler: BlockingHandler, message: Any, error: NnfmqError) -> None:
         for answer in handler.refuse(message.call, status_for_error(error), str(error)):
             self.send(answer)
 
@@ -292,7 +303,7 @@ class Session:
             self._turn_away(text)
             return
         try:
-            self.dialect = Dialect(interface_level(message.interface))
+            self.interface = InterfaceVersion(interface_level(message.interface))
         except InvalidArgument as error:
             self._turn_away(str(error))
             return
@@ -307,17 +318,17 @@ class Session:
         self.end()
 
 
-_HANDLERS: dict[type[messages.Message], Handler | Pooled] = {
+_HANDLERS: dict[type[messages.Message], InlineHandler | BlockingHandler] = {
     messages.Hello: Session._hello,
     messages.Goodbye: Session._goodbye,
-    **devices.HANDLERS,
-    **models.HANDLERS,
-    **executions.HANDLERS,
-    **fenced.HANDLERS,
-    **reusable.HANDLERS,
-    **bursts.HANDLERS,
-    **aidl_bursts.HANDLERS,
-    **buffers.HANDLERS,
+    **device_calls.HANDLERS,
+    **model_calls.HANDLERS,
+    **execution_calls.HANDLERS,
+    **fenced_calls.HANDLERS,
+    **reusable_calls.HANDLERS,
+    **burst_calls.HANDLERS,
+    **aidl_burst_calls.HANDLERS,
+    **buffer_calls.HANDLERS,
 }
 
 
@@ -328,7 +339,7 @@ def run_session(channel: Channel, driver_name: str, devices: Devices | None = No
     """
     _allow_descriptors()
     sys.setswitchinterval(50e-6)  # a listener takes the GIL back from a preparing thread in 50 µs, not 5 ms
-    threading.excepthook = lambda arguments: die_of_a_bug(arguments.exc_value)
+    threading.excepthook = lambda arguments: abort_on_internal_error(arguments.exc_value)
     session = Session(channel, driver_name, devices)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the application, or the supervisor
     signal.signal(signal.SIGTERM, lambda _number, _frame: session.end())
@@ -343,7 +354,7 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def die_of_a_bug(error: BaseException | None) -> None:
+def abort_on_internal_error(error: BaseException | None) -> None:
     """A thread of the driver has a bug: end this worker, so that its client learns of it instead of waiting."""
     _log.critical("a bug in the driver ends this worker", exc_info=error)
     os._exit(70)

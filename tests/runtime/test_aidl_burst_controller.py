@@ -37,7 +37,7 @@ from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
-from nnfmq.service import prepared_model as service
+from nnfmq.service import driver_prepared_model as service
 from nnfmq.service.session import Session
 
 ADD = models.add_model()
@@ -78,8 +78,8 @@ def request_of(pools: tuple[Memory, ...]) -> Request:
     return models.request_for(ADD, pools)
 
 
-def held_bytes(real: tuple[Connection, Session]) -> int:
-    return real[1].account.held_bytes
+def charged_bytes(real: tuple[Connection, Session]) -> int:
+    return real[1].quota.charged_bytes
 
 
 # ------------------------------------------------------------------------------------------------ executing
@@ -179,10 +179,10 @@ def test_N_REQ_6_BUR_19_a_token_below_minus_one_is_refused(
 def test_N_REQ_7_not_one_token_for_each_pool_is_refused(
     tokens: tuple[int, ...], burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
-    before, held = len(os.listdir("/proc/self/fd")), held_bytes(real)
+    before, held = len(os.listdir("/proc/self/fd")), charged_bytes(real)
     with pytest.raises(InvalidArgument, match=f"N-REQ-7.*2 pools.*{len(tokens)} memory tokens"):
         burst.execute_synchronously(request_of(pools), tokens=tokens)
-    assert (len(os.listdir("/proc/self/fd")), held_bytes(real)) == (before, held)
+    assert (len(os.listdir("/proc/self/fd")), charged_bytes(real)) == (before, held)
 
 
 @pytest.mark.parametrize("token", [-2, -(2**63)])
@@ -241,23 +241,23 @@ def test_BUR_19_one_token_in_two_places_is_one_memory(burst: AidlBurst, resource
 def test_memory_without_identity_is_given_back_after_each_execution(
     burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
-    before = held_bytes(real)
+    before = charged_bytes(real)
     for _ in range(3):
         burst.execute_synchronously(request_of(pools), tokens=(-1, -1))
-        assert held_bytes(real) == before
+        assert charged_bytes(real) == before
 
 
 def test_cached_memory_is_mapped_once_and_its_token_never_comes_back(
     burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session], resources: ExitStack
 ) -> None:
     assert [burst.cache_memory(pool) for pool in (*pools, *pools)] == [0, 1, 0, 1]
-    before = held_bytes(real)
+    before = charged_bytes(real)
     for _ in range(3):
         burst.execute_synchronously(request_of(pools))
-        assert held_bytes(real) == before + sum(pool.size_bytes for pool in pools)
+        assert charged_bytes(real) == before + sum(pool.size_bytes for pool in pools)
     for token in (0, 1):
         burst.release_memory_resource(token)
-    assert held_bytes(real) == before
+    assert charged_bytes(real) == before
     other = resources.enter_context(Memory.create(16))
     assert burst.cache_memory(other) == 2
 
@@ -265,14 +265,14 @@ def test_cached_memory_is_mapped_once_and_its_token_never_comes_back(
 def test_a_memory_that_was_closed_or_dropped_is_released_at_the_next_execution(
     burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
-    before = held_bytes(real)
+    before = charged_bytes(real)
     passing = Memory.create(16)
     burst.cache_memory(passing)
     burst.execute_synchronously(request_of((pools[0], passing)))
-    assert held_bytes(real) == before + 16
+    assert charged_bytes(real) == before + 16
     passing.close()
     burst.execute_synchronously(request_of(pools))
-    assert held_bytes(real) == before
+    assert charged_bytes(real) == before
 
 
 def test_a_buffer_of_the_driver_s_needs_no_token(
@@ -306,7 +306,7 @@ def test_a_table_of_tokens_keeps_no_memory_alive() -> None:
 def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[Held]:
     """Makes the driver's executions wait; ask for it before `burst`."""
     held = Held(ADD)
-    real[1].models.add(service.PreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.add(service.DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 
@@ -336,17 +336,17 @@ def test_BUR_21_memory_that_is_released_while_an_execution_uses_it_stays_until_i
     real: tuple[Connection, Session],
     start: Callable[..., Future[Any]],
 ) -> None:
-    before = held_bytes(real)
+    before = charged_bytes(real)
     waiting = start(burst.execute_synchronously, request_of(pools), tokens=(0, 1))
     assert held.begun.wait(LIMIT_S)
     for token in (0, 1):
         burst.release_memory_resource(token)
-    assert held_bytes(real) > before
+    assert charged_bytes(real) > before
     held.go.set()
     waiting.result(LIMIT_S)
     assert floats(pools[1]) == SUM
     burst.execute_synchronously(request_of(pools), tokens=(-1, -1))  # so the first one is over in the driver
-    assert held_bytes(real) == before
+    assert charged_bytes(real) == before
 
 
 # ------------------------------------------------------------------------------------------------ the end
@@ -355,13 +355,13 @@ def test_BUR_21_memory_that_is_released_while_an_execution_uses_it_stays_until_i
 def test_BUR_1_closing_gives_back_what_a_burst_kept(
     adding: PreparedModel, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
-    before = held_bytes(real)
+    before = charged_bytes(real)
     burst = adding.aidl_burst()
     burst.execute_synchronously(request_of(pools), tokens=(0, 1))
-    assert held_bytes(real) > before
+    assert charged_bytes(real) > before
     for _ in range(2):
         burst.close()
-    assert (held_bytes(real), real[1].aidl_bursts.all()) == (before, [])
+    assert (charged_bytes(real), real[1].aidl_bursts.all()) == (before, [])
     with pytest.raises(InvalidArgument, match="closed"):
         burst.execute_synchronously(request_of(pools))
 

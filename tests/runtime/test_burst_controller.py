@@ -40,7 +40,7 @@ from nnfmq.runtime.burst_slots import SlotAllocator
 from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.service import prepared_model as service
+from nnfmq.service import driver_prepared_model as service
 from nnfmq.service.session import Session
 
 Start = Callable[..., Future[Any]]
@@ -69,7 +69,7 @@ def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[He
     """Makes the driver's executions wait; ask for it before `burst`."""
     model = models.add_model()
     held = Held(model)
-    real[1].models.add(service.PreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.add(service.DriverPreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 
@@ -245,7 +245,7 @@ def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_cou
         return error
 
     failing = Failing(make)
-    real[1].models.add(service.PreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.add(service.DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     expected = type(error_for_status(status, ""))
     with adding.burst() as burst, pytest.raises(expected, match="what went wrong"):
         burst.execute(ONE, TEN)
@@ -269,7 +269,7 @@ def test_VAL_7_a_burst_does_not_believe_shapes_that_cannot_be_true(
     shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     program: Any = Lying(*shapes)
-    real[1].models.add(service.PreparedModel(models.add_model(), program), adding.model_id)
+    real[1].models.add(service.DriverPreparedModel(models.add_model(), program), adding.model_id)
     with adding.burst() as burst, pytest.raises(ProtocolError):
         burst.execute(ONE, TEN)
 
@@ -279,7 +279,7 @@ def test_VAL_7_a_burst_takes_no_shapes_at_all_where_all_are_known(
     shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     program: Any = Lying(*shapes)
-    real[1].models.add(service.PreparedModel(models.add_model(), program), adding.model_id)
+    real[1].models.add(service.DriverPreparedModel(models.add_model(), program), adding.model_id)
     with adding.burst() as burst:
         assert [burst.execute(ONE, TEN)[0].shape for _ in range(3)] == [(4,)] * 3
 
@@ -288,7 +288,7 @@ def test_a_kernel_that_fails_in_a_way_nobody_foresaw_fails_one_execution(
     adding: PreparedModel, real: tuple[Connection, Session], caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(lambda: ValueError("numpy's"))
-    real[1].models.add(service.PreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.add(service.DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     with adding.burst() as burst:
         for _ in range(2):
             with pytest.raises(GeneralFailure, match="a kernel failed: ValueError"):
@@ -367,15 +367,15 @@ def test_where_the_time_went_is_known_after_the_burst_as_well(adding: PreparedMo
 def test_BUR_14_closing_ends_the_burst_in_the_driver_too(
     adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
-    of_the_model = real[1].account.held_bytes
+    of_the_model = real[1].quota.charged_bytes
     burst = adding.burst()
     burst.execute(ONE, TEN)
     assert len(real[1].bursts.all()) == 1
-    assert real[1].account.held_bytes > of_the_model
+    assert real[1].quota.charged_bytes > of_the_model
     burst.close()
     burst.close()
     assert real[1].bursts.all() == []
-    assert real[1].account.held_bytes == of_the_model
+    assert real[1].quota.charged_bytes == of_the_model
     assert real[0]._peers == []
 
 
@@ -413,7 +413,7 @@ def test_a_burst_that_the_driver_refuses_leaves_nothing(
     with pytest.raises(InvalidArgument, match="no model"):
         adding.burst()
     assert real[0]._peers == []
-    assert real[1].account.held_bytes == 0
+    assert real[1].quota.charged_bytes == 0
 
 
 def a_request(arrays: Sequence[Any], room_bytes: int, pools: tuple[Memory, Memory]) -> Request:
@@ -478,22 +478,22 @@ def test_N_REQ_4_BUR_12_a_memory_that_is_gone_is_freed_in_the_driver_and_its_slo
 ) -> None:
     with adding.request_burst() as burst:
         burst.execute_request(a_request([ONE, TEN], 16, pools), timeout=LIMIT_S)
-        held_bytes = real[1].account.held_bytes
+        charged_bytes = real[1].quota.charged_bytes
         for _ in range(3):
             passing = Memory.create(16)
             burst.execute_request(a_request([ONE, TEN], 16, (pools[0], passing)), timeout=LIMIT_S)
             assert np.frombuffer(bytes(passing.view), np.float32).tolist() == SUM
             assert burst._slots.number_of(passing) == 2
-            assert real[1].account.held_bytes == held_bytes + 16
+            assert real[1].quota.charged_bytes == charged_bytes + 16
             if way == "freed":
                 for _ in range(2):
                     burst.free_memory(passing)
-                assert real[1].account.held_bytes == held_bytes
+                assert real[1].quota.charged_bytes == charged_bytes
             passing.close()
             if way == "dropped":
                 del passing
         burst.execute_request(a_request([ONE, TEN], 16, pools), timeout=LIMIT_S)
-        assert real[1].account.held_bytes == held_bytes
+        assert real[1].quota.charged_bytes == charged_bytes
 
 
 def test_a_burst_without_memory_of_its_own_takes_no_arrays(adding: PreparedModel) -> None:

@@ -53,7 +53,7 @@ from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
-from nnfmq.service import prepared_model as service
+from nnfmq.service import driver_prepared_model as service
 from nnfmq.service.session import Session
 
 Start = Callable[..., Future[Any]]
@@ -106,7 +106,7 @@ def request_(pools: tuple[Memory, Memory]) -> Request:
 
 def put(session: Session, prepared: PreparedModel, model: Model, program: Any) -> None:
     """Let the driver execute `program` where it has prepared `model`."""
-    session.models.add(service.PreparedModel(model, program), prepared.model_id)
+    session.models.add(service.DriverPreparedModel(model, program), prepared.model_id)
 
 
 class Failing:
@@ -252,7 +252,7 @@ def test_EXE_9_SHP_3_whatever_an_engine_raises_the_status_is_one_of_an_execution
     error = error_for_status(status, "said the engine")
     if isinstance(error, OutputInsufficientSize):
         error.output_shapes = (OutputShape((4,), is_sufficient=False),)
-    model = service.PreparedModel(ADD, Failing(error))  # type: ignore[arg-type]
+    model = service.DriverPreparedModel(ADD, Failing(error))  # type: ignore[arg-type]
     result = model.execute_synchronously(request_, MEASURED)
     assert result.status in ALLOWED
     assert bool(result.output_shapes) == (status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE)
@@ -373,14 +373,14 @@ def test_PREP_9_what_can_be_done_before_the_first_execution_is_done_when_the_mod
 def test_LIFE_1_a_released_model_is_gone_from_the_driver(device: Device, session: Session) -> None:
     prepared = device.prepare(ADD)
     program = weakref.ref(session.models.find(prepared.model_id).program)
-    charged = session.account.held_bytes
+    charged = session.quota.charged_bytes
     prepared.execute([1, 2, 3, 4], [10, 20, 30, 40])
     gc.collect()
-    assert program() is not None and session.account.held_bytes == charged > 0
+    assert program() is not None and session.quota.charged_bytes == charged > 0
     prepared.close()
     gc.collect()
     assert program() is None
-    assert session.account.held_bytes == 0
+    assert session.quota.charged_bytes == 0
 
 
 # ------------------------------------------------------------------------------------------------ times
@@ -391,7 +391,7 @@ def test_TIM_8_measuring_costs_one_more_reading_of_the_clock(
     measure: MeasureTiming, readings: int, request_: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two are taken anyway: the stage times of a burst are made of them."""
-    bound = service.PreparedModel(ADD, interpreter.prepare(ADD)).bind(request_)
+    bound = service.DriverPreparedModel(ADD, interpreter.prepare(ADD)).bind(request_)
     taken: list[int] = []
 
     def clock() -> int:

@@ -39,7 +39,7 @@ from nnfmq.runtime.future import Future as ReplyFuture
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.serialize.control_protocol import Role
-from nnfmq.service import prepared_model as service
+from nnfmq.service import driver_prepared_model as service
 from nnfmq.service.session import Session
 
 Start = Callable[..., Future[Any]]
@@ -69,7 +69,7 @@ def own(resources: ExitStack) -> Fence:
 def held(real: Real, adding: PreparedModel) -> Iterator[Held]:
     """The model's executions wait until they are let go."""
     held = Held(ADD)
-    real[1].models.add(service.PreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.add(service.DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 
@@ -337,7 +337,7 @@ def test_closed_early_it_goes_on_and_is_released(adding: PreparedModel, own: Fen
     launched = adding.execute_fenced(ONE, TEN, wait_for=[own])
     launched.close()
     launched.close()
-    until(lambda: not session.callbacks.all())
+    until(lambda: not session.fenced_callbacks.all())
     assert len(session.launched) == 1
     with pytest.raises(InvalidArgument, match="closed"):
         launched.result()

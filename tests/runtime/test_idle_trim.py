@@ -14,14 +14,14 @@ from support.executors import LIMIT_S, Held, until
 
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
-from nnfmq.service import prepared_model as service
+from nnfmq.service import driver_prepared_model as service
 from nnfmq.service import session as session_module
 from nnfmq.service.session import Session
 
 ADD = models.add_model()
 ONE, TEN = np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32)
 PIECES = """
-from nnfmq.service.rest import give_back_memory
+from nnfmq.engines.idle_trim import trim_memory
 import os, re
 
 def resident():
@@ -30,7 +30,7 @@ def resident():
 pieces = [b"x" * 60_000 for _ in range(500)]  # too small for mappings of their own
 last, pieces = pieces[-1], None  # and the last one keeps the others' room from being given back unasked
 before = resident()
-give_back_memory()
+trim_memory()
 print(before - resident())
 """
 
@@ -39,8 +39,8 @@ print(before - resident())
 def rests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Shorten the time to a rest, and note each."""
     found: list[int] = []
-    monkeypatch.setattr(session_module, "REST_MS", 30)
-    monkeypatch.setattr(session_module, "give_back_memory", lambda: found.append(1))
+    monkeypatch.setattr(session_module, "IDLE_TRIM_MS", 30)
+    monkeypatch.setattr(session_module, "trim_memory", lambda: found.append(1))
     return found
 
 
@@ -90,7 +90,7 @@ def test_EXE_13_while_an_execution_runs_nothing_is_given_back(
 ) -> None:
     model = device.prepare(ADD)
     held = Held(ADD)
-    session.models.add(service.PreparedModel(ADD, held), model.model_id)  # type: ignore[arg-type]
+    session.models.add(service.DriverPreparedModel(ADD, held), model.model_id)  # type: ignore[arg-type]
     before = rested(session, rests)
     running = InThread.start(lambda: model.execute(ONE, TEN))
     assert held.begun.wait(LIMIT_S)

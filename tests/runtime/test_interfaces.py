@@ -276,7 +276,7 @@ def test_a_status_that_the_interface_has_not_is_a_general_failure(
 ) -> None:
     connection, session = speaking(interface_name(level))
     prepared = prepare(Client(connection, None), ADD)
-    session.account._limit = session.account.held_bytes  # so that the request's memory is too much
+    session.quota._limit = session.quota.charged_bytes  # so that the request's memory is too much
     message = messages.Execute(
         connection.new_call(),
         prepared.model_id,

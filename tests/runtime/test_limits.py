@@ -14,7 +14,7 @@ from nnfmq.hal.errors import ResourceExhaustedTransient
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
-from nnfmq.service.handles import Handles
+from nnfmq.service.handle_table import HandleTable
 from nnfmq.service.session import Session
 
 FEW = 3
@@ -22,12 +22,15 @@ ADD = models.add_model()
 FLOATS = np.zeros(4, np.float32)
 Make = Callable[[Device, PreparedModel], Any]
 
-KINDS: dict[str, tuple[Callable[[Session], Handles[Any]], Make]] = {
+KINDS: dict[str, tuple[Callable[[Session], HandleTable[Any]], Make]] = {
     "models": (lambda session: session.models, lambda device, _: device.prepare(ADD)),
     "bursts": (lambda session: session.bursts, lambda _, model: model.request_burst()),
     "AIDL bursts": (lambda session: session.aidl_bursts, lambda _, model: model.aidl_burst()),
     "executions": (lambda session: session.executions, lambda _, model: model.create_reusable_execution()),
-    "fenced executions": (lambda session: session.callbacks, lambda _, model: model.execute_fenced(FLOATS, FLOATS)),
+    "fenced executions": (
+        lambda session: session.fenced_callbacks,
+        lambda _, model: model.execute_fenced(FLOATS, FLOATS),
+    ),
     "buffers": (
         lambda session: session.buffers._handles,
         lambda device, model: device.allocate(inputs=[(model, 0)], dimensions=[4]),
@@ -37,7 +40,7 @@ KINDS: dict[str, tuple[Callable[[Session], Handles[Any]], Make]] = {
 
 @pytest.mark.parametrize(("handles_of", "make"), KINDS.values(), ids=KINDS.keys())
 def test_LIFE_8_a_client_has_so_many_of_a_kind_and_no_more(
-    handles_of: Callable[[Session], Handles[Any]],
+    handles_of: Callable[[Session], HandleTable[Any]],
     make: Make,
     real: tuple[Connection, Session],
     resources: ExitStack,

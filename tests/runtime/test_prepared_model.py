@@ -30,7 +30,7 @@ from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
-from nnfmq.service import prepared_model as service
+from nnfmq.service import driver_prepared_model as service
 from nnfmq.service.session import Session
 
 Start = Callable[..., Future[Any]]
@@ -56,7 +56,7 @@ def adding(device: Device) -> PreparedModel:
 def hold(session: Session, prepared: PreparedModel, model: Model) -> Held:
     """Make the driver's executions of a model wait until they are let go."""
     held = Held(model)
-    session.models.add(service.PreparedModel(model, held), prepared.model_id)  # type: ignore[arg-type]
+    session.models.add(service.DriverPreparedModel(model, held), prepared.model_id)  # type: ignore[arg-type]
     return held
 
 

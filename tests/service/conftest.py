@@ -15,8 +15,8 @@ from support.sessions import HELLO, Running
 
 from nnfmq.memory import Memory
 from nnfmq.serialize import messages
-from nnfmq.service.burst import BindingExecutor, BurstServer
-from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.burst_server import BindingExecutor, BurstServer
+from nnfmq.service.driver_prepared_model import DriverPreparedModel
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def serve(resources: ExitStack) -> Serve:
 
 
 @pytest.fixture(params=["from a prepared model", "from a binding executor"])
-def form(request: pytest.FixtureRequest) -> Callable[[PreparedModel], Any]:
+def form(request: pytest.FixtureRequest) -> Callable[[DriverPreparedModel], Any]:
     """The two ways in which the driver itself makes a burst's executor."""
     return BindingExecutor if request.param == "from a binding executor" else lambda model: model
 

@@ -133,12 +133,12 @@ def test_a_model_from_its_cache_gives_the_same_bits_without_being_validated_or_s
 
 def test_a_model_from_its_cache_is_charged_until_it_is_released(client: CachingClient, files: Paths) -> None:
     assert client.save(chain(ADD), files).status is NONE
-    before = client.session.account.held_bytes
+    before = client.session.quota.charged_bytes
     loaded = client.load(files)
-    assert client.session.account.held_bytes - before == sum(map(len, files.contents())) - 2 * 64
+    assert client.session.quota.charged_bytes - before == sum(map(len, files.contents())) - 2 * 64
     client.speaker.say(messages.ReleaseModel(999, loaded.model_id))
     client.speaker.hear(messages.Reply)
-    assert client.session.account.held_bytes == before
+    assert client.session.quota.charged_bytes == before
 
 
 # ------------------------------------------------------------------------------------------------ wrong arguments

@@ -33,7 +33,7 @@ from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles
 from nnfmq.service.device import Device
 from nnfmq.service.device_configuration import DEVICES_MAX, read_configuration
 from nnfmq.service.devices import Devices, InterpreterDevice, load_devices, make_devices
-from nnfmq.service.prepared_model import BoundExecution
+from nnfmq.service.driver_prepared_model import BoundExecution
 from nnfmq.validation.values import validate_capabilities
 
 ADD = models.add_model()

@@ -54,8 +54,8 @@ from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service import device
 from nnfmq.service import session as session_module
-from nnfmq.service.calls import models as model_calls
-from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.driver_prepared_model import DriverPreparedModel
+from nnfmq.service.handlers import model_calls as model_calls
 
 ADD = models.add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
@@ -346,7 +346,7 @@ def test_a_bad_preparation_keeps_none_of_its_pools(
     client.hear(messages.PreparedModelReady)
     client.hear(messages.Reply)
     assert len(os.listdir("/proc/self/fd")) == before
-    assert running.session.account.held_bytes == 0
+    assert running.session.quota.charged_bytes == 0
 
 
 def unsealed() -> int:
@@ -432,22 +432,25 @@ def test_a_model_is_charged_with_its_pools_until_it_is_released(
         client.say(prepare_message(number, data, pools=LENT), fds)
         client.hear(messages.Reply)
         assert client.hear(messages.PreparedModelReady).model_id == model_id
-        assert running.session.account.held_bytes == model_id * (len(data) + 64)
+        assert running.session.quota.charged_bytes == model_id * (len(data) + 64)
     for model_id in (1, 2):
         client.say(messages.ReleaseModel(20 + model_id, model_id))
         client.hear(messages.Reply)
-    until(lambda: running.session.account.held_bytes == 0)
+    until(lambda: running.session.quota.charged_bytes == 0)
 
 
 def test_PREP_11_a_model_beyond_the_limit_is_refused(client: Speaker, running: Running) -> None:
     prepare(client)
-    running.session.account._limit = running.session.account.held_bytes + 1
+    running.session.quota._limit = running.session.quota.charged_bytes + 1
     client.say(prepare_message(4))
     assert client.hear(messages.PreparedModelReady).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert client.hear(messages.Reply).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 
-FAULTS = [(MemoryError, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT), (OverflowError, ErrorStatus.GENERAL_FAILURE)]
+FAULTS = [
+    (MemoryError, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT),
+    (OverflowError, ErrorStatus.GENERAL_FAILURE),
+]
 
 
 def failing(error: type[Exception]) -> Callable[..., Any]:
@@ -474,7 +477,7 @@ def test_LIFE_8_a_model_that_cannot_be_read_is_refused(
     assert client.hear(messages.Reply).status is status
     client.say(messages.GetSupportedOperations(5, "reference", encode_model(ADD)[0]))
     assert client.hear(messages.SupportedOperations).status is status
-    until(lambda: running.session.account.held_bytes == 0)
+    until(lambda: running.session.quota.charged_bytes == 0)
     caplog.clear()  # the records hold the frames
 
 
@@ -491,7 +494,7 @@ def test_PREP_11_LIFE_8_a_model_that_fails_unforeseen_when_it_is_compiled_is_ref
     client.say(prepare_message(4))
     assert client.hear(messages.Reply).status is NONE
     assert client.hear(messages.PreparedModelReady).status is status
-    assert running.session.account.held_bytes == 0
+    assert running.session.quota.charged_bytes == 0
     caplog.clear()
 
 
@@ -630,7 +633,7 @@ def test_a_model_that_was_released_or_never_made_cannot_be_executed(
         answer = execute(client, number, pools, call=number)
         assert answer.status is INVALID
         assert f"no model {number}" in answer.message
-    until(lambda: running.session.account.held_bytes == 0)
+    until(lambda: running.session.quota.charged_bytes == 0)
 
 
 @pytest.mark.parametrize("announced", [0, 97])
@@ -656,20 +659,20 @@ def test_a_pool_that_has_no_bytes_or_too_many_is_refused(
 def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
-    model_id, account = prepare(client), running.session.account
-    held = account.held_bytes
-    account._limit = held + 90  # both need 96
+    model_id, quota = prepare(client), running.session.quota
+    held = quota.charged_bytes
+    quota._limit = held + 90  # both need 96
     answer = execute(client, model_id, pools)
     assert answer.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert f"the limit is {held + 90}" in answer.message
-    account._limit = held + 96
+    quota._limit = held + 96
     assert execute(client, model_id, pools, call=31).status is NONE
-    assert account.held_bytes == held
+    assert quota.charged_bytes == held
 
 
 def test_EXE_8_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, Memory], running: Running) -> None:
     held = Held(ADD)
-    running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    running.session.models.add(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     quick = prepare(client)
     client.say(execute_message(UNKNOWN, pools, 40), [pool.fileno() for pool in pools])
     assert held.begun.wait(LIMIT_S)
@@ -682,7 +685,7 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quick = Held(ADD), prepare(client)
-    running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    running.session.models.add(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 40 + session_module.POOL_THREADS):
         client.say(execute_message(UNKNOWN, pools, call), fds)
@@ -701,12 +704,12 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
 ) -> None:
     monkeypatch.setattr(session_module, "CALLS_MAX", 6)
     held = Held(ADD)
-    running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    running.session.models.add(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 46):
         client.say(execute_message(UNKNOWN, pools, call), fds)
     mapped_bytes = session_module.POOL_THREADS * sum(pool.size_bytes for pool in pools)
-    until(lambda: (running.session._calls, running.session.account.held_bytes) == (6, mapped_bytes))
+    until(lambda: (running.session._calls, running.session.quota.charged_bytes) == (6, mapped_bytes))
     before = len(os.listdir("/proc/self/fd"))
     refused = execute(client, UNKNOWN, pools, call=46)
     client.say(prepare_message(47, pools=LENT), fds[:1])
@@ -726,24 +729,24 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
 def test_what_waits_for_its_turn_counts_as_the_client_s_memory(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
-    held, account = Held(ADD), running.session.account
-    running.session.models.add(PreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    held, quota = Held(ADD), running.session.quota
+    running.session.models.add(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 40 + session_module.POOL_THREADS):
         client.say(execute_message(UNKNOWN, pools, call), fds)
     mapped_bytes = session_module.POOL_THREADS * sum(pool.size_bytes for pool in pools)
-    until(lambda: account.held_bytes == mapped_bytes)
-    account._limit = mapped_bytes + (2 << 20)
+    until(lambda: quota.charged_bytes == mapped_bytes)
+    quota._limit = mapped_bytes + (2 << 20)
     for call in (50, 51):
         client.say(messages.GetSupportedOperations(call, "reference", bytes(1 << 20)))
     refused = client.hear(messages.SupportedOperations)  # at once: the first waits
     assert (refused.call, refused.status) == (51, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT)
-    assert mapped_bytes + (1 << 20) <= account.held_bytes < account._limit
-    account._limit = 1 << 40
+    assert mapped_bytes + (1 << 20) <= quota.charged_bytes < quota._limit
+    quota._limit = 1 << 40
     held.go.set()
     answers = [client.hear_any() for _ in range(session_module.POOL_THREADS + 1)]
     assert sorted(answer.call for answer in answers) == [40, 41, 42, 43, 50]  # type: ignore[attr-defined]
-    until(lambda: account.held_bytes == 0)
+    until(lambda: quota.charged_bytes == 0)
 
 
 # ------------------------------------------------------------------------------------------------ bursts
@@ -867,12 +870,12 @@ def test_N_BUX_5_a_client_that_says_it_is_dead_is_not_believed(
 
 def test_a_queue_of_more_than_a_mebibyte_is_refused(client: Speaker, running: Running) -> None:
     model_id = prepare(client)
-    held = running.session.account.held_bytes
+    held = running.session.quota.charged_bytes
     with BurstClient.create(request_records=(1 << 20) // 24 + 1) as large:
         answer = configure(client, model_id, large)
     assert answer.status is ErrorStatus.GENERAL_FAILURE
     assert "1048576 bytes at most" in answer.message
-    assert running.session.account.held_bytes == held
+    assert running.session.quota.charged_bytes == held
     with BurstClient.create(request_records=(1 << 20) // 24) as allowed:
         client.say(replace_message(messages.CloseBurst(51, 0), burst_id=configure(client, model_id, allowed).burst_id))
         assert client.hear(messages.Reply).status is NONE
@@ -921,10 +924,10 @@ def test_a_closed_burst_has_given_back_its_memory(
     give(client, client.hear(messages.GetMemories), *pools)
     queues.receive()
     lent = [queues.requests.memory, queues.results.memory, *pools]
-    before = running.session.account.held_bytes
+    before = running.session.quota.charged_bytes
     client.say(messages.CloseBurst(61, burst_id))
     client.hear(messages.Reply)
-    assert running.session.account.held_bytes == before - sum(memory.size_bytes for memory in lent)
+    assert running.session.quota.charged_bytes == before - sum(memory.size_bytes for memory in lent)
 
 
 def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_dropped(
@@ -934,17 +937,17 @@ def test_a_burst_is_closed_while_it_waits_for_memories_and_a_late_answer_is_drop
     question = client.hear(messages.GetMemories)
     client.say(messages.CloseBurst(61, burst_id))
     assert client.hear(messages.Reply).status is NONE
-    held = running.session.account.held_bytes
+    held = running.session.quota.charged_bytes
     give(client, question, *pools)
     assert_alive(client)
-    assert running.session.account.held_bytes == held
+    assert running.session.quota.charged_bytes == held
 
 
 def test_a_burst_outlives_the_model_that_it_was_made_of_and_keeps_it_charged(
     client: Speaker, queues: BurstClient, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     model_id = prepare(client)
-    charged = running.session.account.held_bytes
+    charged = running.session.quota.charged_bytes
     assert charged > 0
     burst_id = configure(client, model_id, queues).burst_id
     client.say(messages.ReleaseModel(20, model_id))
@@ -953,10 +956,10 @@ def test_a_burst_outlives_the_model_that_it_was_made_of_and_keeps_it_charged(
     give(client, client.hear(messages.GetMemories), *pools)
     assert status_of(queues.receive()) == NONE
     lent = [queues.requests.memory, queues.results.memory, *pools]
-    assert running.session.account.held_bytes == charged + sum(memory.size_bytes for memory in lent)
+    assert running.session.quota.charged_bytes == charged + sum(memory.size_bytes for memory in lent)
     client.say(messages.CloseBurst(61, burst_id))
     client.hear(messages.Reply)
-    until(lambda: running.session.account.held_bytes == 0)
+    until(lambda: running.session.quota.charged_bytes == 0)
 
 
 def test_N_BUX_4_a_client_that_hangs_up_when_it_is_asked_for_memories_ends_everything(
@@ -996,19 +999,19 @@ def test_N_BUX_3_a_queue_that_is_no_burst_s_is_refused_and_nothing_of_it_stays(
 ) -> None:
     queue = queues.requests if which == "request" else queues.results
     model_id = prepare(client)
-    held = running.session.account.held_bytes
+    held = running.session.quota.charged_bytes
     answer = configure(client, model_id, queues, **{which: make(queue)})
     assert answer.status is ErrorStatus.GENERAL_FAILURE
     assert answer.burst_id == 0
     assert answer.message
-    assert running.session.account.held_bytes == held
+    assert running.session.quota.charged_bytes == held
     assert_alive(client)
 
 
 def test_a_burst_of_an_unknown_model_is_refused(client: Speaker, queues: BurstClient, running: Running) -> None:
     answer = configure(client, UNKNOWN, queues)
     assert answer.status is INVALID
-    assert running.session.account.held_bytes == 0
+    assert running.session.quota.charged_bytes == 0
 
 
 def test_a_queue_in_memory_that_its_client_could_shrink_is_refused(client: Speaker, queues: BurstClient) -> None:

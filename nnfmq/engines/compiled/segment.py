@@ -13,13 +13,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from nnfmq.engines import idle_trim
 from nnfmq.engines.compiled.arena import ALIGNMENT, Life, aligned, places
 from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.objects import Linker
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import STEP_WORDS, Sharing, Team
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame
-from nnfmq.engines.idle import join
 from nnfmq.operations.signature import Array, Shape
 
 __all__ = ["Call", "Place", "PlannedStep", "Segment", "SegmentPlan", "Value", "plan_segment"]
@@ -172,7 +172,7 @@ class Segment:
         self._functions = [linker.address(step.function) for step in plan.steps]
         self.steps = len(plan.steps)
         self._idle: list[_State] = []
-        join(self)
+        idle_trim.register(self)
 
     def __call__(self, scope: ExecutionFrame) -> None:
         """Compute all of it, or as far as the execution's limits allow. Raises what they raise."""
@@ -227,7 +227,7 @@ class Segment:
         if len(self._idle) < _IDLE_MOST:
             self._idle.append(state)
 
-    def give_back(self) -> None:
+    def trim(self) -> None:
         """Let go of the states that no execution has."""
         self._idle.clear()
 

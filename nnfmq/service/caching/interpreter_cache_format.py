@@ -22,7 +22,7 @@ from nnfmq.hal.types import Model
 from nnfmq.operations.signature import Array
 from nnfmq.serialize.model_codec import decode_model, encode_model
 from nnfmq.service.caching.compilation_cache import CacheContents
-from nnfmq.service.wire import PrivatePool
+from nnfmq.service.private_memory import ConstantPool
 
 __all__ = ["Groups", "restore", "restore_groups", "save", "save_groups"]
 
@@ -114,7 +114,7 @@ def restore(contents: CacheContents, prepare: Prepare = interpreter.prepare) -> 
     """Return what was saved, made ready by `prepare`; its pools look at `contents`, and nothing else does."""
     saved = _decoder.decode(contents.model[0])
     data = memoryview(contents.data[0])
-    pools = [PrivatePool(_array(data, place).data) for place in saved.pools]
+    pools = [ConstantPool(_array(data, place).data) for place in saved.pools]
     model = replace(decode_model(saved.model, pools), operand_values=_array(data, saved.values).tobytes())
     return model, prepare(model, list(_groups(data, saved.groups)))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.small_models import F32, one_operation
 
-from nnfmq.engines import idle
+from nnfmq.engines import idle_trim
 from nnfmq.engines.compiled import segment
 from nnfmq.engines.compiled.program import prepare
 from nnfmq.engines.compiled.team import the_team
@@ -69,7 +69,7 @@ def test_executions_that_are_bound_at_once_have_arenas_of_their_own(program: Pro
 def test_what_no_execution_has_is_given_back_when_asked_and_comes_again(program: Program, made: list[Any]) -> None:
     kept, _ = run(program, 1)
     run(program, 2)
-    idle.give_back()
+    idle_trim.trim_memory()
     assert [state() is None for state in made] == [False, True]
     assert run(program, 3)[1] == 4
     assert len(made) == 3

@@ -10,7 +10,7 @@ from nnfmq.service import session
 
 _PID = os.getpid()
 _found: list[BaseException | None] = []
-_die = session.die_of_a_bug
+_die = session.abort_on_internal_error
 
 
 def _note(error: BaseException | None) -> None:
@@ -21,7 +21,7 @@ def _note(error: BaseException | None) -> None:
 
 def watch_for_them() -> None:
     """Note them from now on, and until the process ends: a thread may outlive the test that started it."""
-    session.die_of_a_bug = _note
+    session.abort_on_internal_error = _note
 
 
 @contextmanager

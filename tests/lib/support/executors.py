@@ -16,13 +16,13 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import Model, OutputShape
 from nnfmq.memory import Memory
 from nnfmq.serialize.packet import RequestPacket
-from nnfmq.service.prepared_model import ExecutionResult, PreparedModel
+from nnfmq.service.driver_prepared_model import DriverPreparedModel, ExecutionReply
 
 LIMIT_S = 20
 
 
-def prepared(model: Model) -> PreparedModel:
-    return PreparedModel(model, interpreter.prepare(model))
+def prepared(model: Model) -> DriverPreparedModel:
+    return DriverPreparedModel(model, interpreter.prepare(model))
 
 
 class Held:
@@ -61,10 +61,10 @@ class Summing:
         if memory is not None:
             memory.close()
 
-    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionResult:
+    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionReply:
         source, sink = (self.cache[slot] for slot in packet.slots)
         np.frombuffer(sink.view, np.float32)[0] = np.frombuffer(source.view, np.float32).sum()
-        return ExecutionResult(ErrorStatus.NONE, (OutputShape((1,)),))
+        return ExecutionReply(ErrorStatus.NONE, (OutputShape((1,)),))
 
     def close(self) -> None:
         for slot in list(self.cache):

@@ -26,7 +26,7 @@ from nnfmq.memory import Memory
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.control_protocol import Role
 from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service.prepared_model import PreparedModel
+from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.session import Session
 from support import control_flow_models, models
 from support.executors import LIMIT_S, Held
@@ -169,5 +169,5 @@ def lend_endless(resources: ExitStack) -> tuple[Model, Lent]:
 def hold(running: Running, model: Model = ADD, **fields: Any) -> Held:
     """Let the session have a model, HELD_ID, whose executions wait in their middle until they are let go."""
     held = Held(model)
-    running.session.models.add(PreparedModel(model, held, **fields), HELD_ID)
+    running.session.models.add(DriverPreparedModel(model, held, **fields), HELD_ID)
     return held

@@ -1,0 +1,62 @@
+"""Calls about AIDL's bursts: configuring, executing, releasing memory (IBurst). CloseBurst is in `bursts`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from nnfmq.channel import close_all
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.serialize.messages import (
+    BurstConfigured,
+    ConfigureAidlBurst,
+    ExecuteAidlBurst,
+    Executed,
+    Message,
+    ReleaseMemoryResource,
+    config_from_data,
+)
+from nnfmq.service.aidl_burst_server import AidlBurstServer
+from nnfmq.service.handlers.base import (
+    BlockingHandler,
+    InlineHandler,
+    error_as_burst_configured,
+    error_as_executed,
+    error_as_reply,
+    reply,
+)
+from nnfmq.service.handlers.execution_calls import result_message
+from nnfmq.service.received_values import deadline_from_wire
+
+if TYPE_CHECKING:
+    from nnfmq.service.session import Session
+
+
+def _configure(session: Session, message: ConfigureAidlBurst, _fds: list[int], _seen_ns: int) -> None:
+    session.aidl_bursts.require_capacity()
+    prepared = session.models.find(message.model_id)
+    prepared.require_available()
+    burst_id = session.aidl_bursts.add(AidlBurstServer(prepared, session.quota))
+    session.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
+
+
+def _execute(session: Session, message: ExecuteAidlBurst, fds: list[int], received_ns: int) -> None:
+    with ExitStack() as undo:
+        undo.callback(close_all, fds)
+        burst = session.aidl_bursts.find(message.burst_id)
+        config, deadline_ns = config_from_data(message.config), deadline_from_wire(message.deadline_ns)
+        undo.pop_all()
+    result = burst.execute_synchronously(message.request, message.tokens, fds, config, deadline_ns, received_ns)
+    session.send(result_message(Executed, message.call, result))
+
+
+def _release(session: Session, message: ReleaseMemoryResource, _fds: list[int], _seen_ns: int) -> None:
+    session.aidl_bursts.find(message.burst_id).release_memory_resource(message.token)
+    session.send(reply(message.call))
+
+
+HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
+    ConfigureAidlBurst: BlockingHandler(_configure, error_as_burst_configured),
+    ExecuteAidlBurst: BlockingHandler(_execute, error_as_executed),
+    ReleaseMemoryResource: BlockingHandler(_release, error_as_reply),
+}

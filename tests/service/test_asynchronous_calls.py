@@ -1,0 +1,289 @@
+"""Executions with a callback, spoken message by message: the order of the answers, each once, and what they say."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+from support import models
+from support.executors import LIMIT_S, prepared, until
+from support.protocol import Speaker
+from support.sessions import (
+    ADD,
+    HELD_ID,
+    NONE,
+    Lent,
+    Running,
+    assert_alive,
+    hold,
+    lend,
+    lend_endless,
+    prepare,
+    prepare_message,
+)
+
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.types import DataLocation, ExecutionConfig, MeasureTiming, OutputShape, Priority, Request
+from nnfmq.serialize import messages
+from nnfmq.serialize.messages import ExecuteAsynchronously, ExecutionFinished
+from nnfmq.service import session as session_module
+
+INVALID = ErrorStatus.INVALID_ARGUMENT
+MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
+SUM = [11.0, 22.0, 33.0, 44.0]
+NEVER = 2**63 - 1
+
+
+@pytest.fixture
+def adding(resources: ExitStack) -> Lent:
+    return lend(resources, ADD, [1, 2, 3, 4], [10, 20, 30, 40])
+
+
+def begin(
+    client: Speaker, lent: Lent, model_id: int, call: int = 30, deadline_ns: int = -1, config: object = None
+) -> None:
+    client.say(lent.call(ExecuteAsynchronously, call, model_id, config, deadline_ns=deadline_ns), lent.fds)
+
+
+def refused(client: Speaker, call: int = 30) -> ExecutionFinished:
+    """Return the callback of a call that failed at its launch: it comes first, and the reply repeats its status."""
+    finished, reply = client.hear(ExecutionFinished), client.hear(messages.Reply)
+    assert (finished.call, reply.call, reply.status) == (call, call, finished.status)
+    assert (finished.shapes, finished.time_on_device_ns, finished.time_in_driver_ns) == ((), -1, -1)
+    return finished
+
+
+def test_EXE_5_an_execution_is_answered_at_once_and_calls_back_once(
+    greeted: Speaker, running: Running, adding: Lent
+) -> None:
+    held = hold(running)
+    begin(greeted, adding, HELD_ID)
+    assert greeted.hear(messages.Reply) == messages.Reply(30, NONE, "")
+    assert held.begun.wait(LIMIT_S)
+    assert_alive(greeted)  # and nothing else was said yet
+    held.go.set()
+    finished = greeted.hear(ExecutionFinished)
+    assert (finished.call, finished.status) == (30, NONE)
+    assert messages.shapes_from_data(finished.shapes) == (OutputShape((4,)),)
+    assert (finished.time_on_device_ns, finished.time_in_driver_ns) == (-1, -1)
+    assert adding.result() == SUM
+    assert_alive(greeted)
+
+
+def test_EXE_5_a_launch_is_answered_at_once_while_the_pool_is_busy(
+    greeted: Speaker, running: Running, adding: Lent
+) -> None:
+    held, calls = hold(running), range(30, 32 + session_module.POOL_THREADS)
+    for call in calls:
+        begin(greeted, adding, HELD_ID, call)
+        assert greeted.hear(messages.Reply).call == call
+    held.go.set()
+    assert sorted(greeted.hear(ExecutionFinished).call for _ in calls) == list(calls)
+
+
+def test_TIM_6_the_driver_s_time_runs_from_the_call_to_the_callback(
+    greeted: Speaker, running: Running, adding: Lent
+) -> None:
+    held, model_id = hold(running), prepare(greeted)
+    for call in range(40, 40 + session_module.POOL_THREADS):
+        begin(greeted, adding, HELD_ID, call)
+        greeted.hear(messages.Reply)
+    begin(greeted, adding, model_id, config=ExecutionConfig(MeasureTiming.YES))
+    greeted.hear(messages.Reply)
+    began_ns = time.monotonic_ns()
+    while (waited_ns := time.monotonic_ns() - began_ns) < 2_000_000:
+        pass
+    held.go.set()
+    answers = {answer.call: answer for answer in (greeted.hear(ExecutionFinished) for _ in range(5))}
+    assert 0 < answers[30].time_on_device_ns < answers[30].time_in_driver_ns  # TIM-4
+    assert answers[30].time_in_driver_ns >= waited_ns
+
+
+BAD_REQUESTS = {
+    "N-REQ-1 an input removed": lambda request: replace(request, inputs=request.inputs[1:]),
+    "N-REQ-1 the other one": lambda request: replace(request, inputs=request.inputs[:1]),
+    "N-REQ-2 the output removed": lambda request: replace(request, outputs=()),
+    "N-RQX-2 no such pool": lambda request: replace(request, inputs=(moved(request, 7), request.inputs[1])),
+}
+
+
+def moved(request: Request, pool_index: int) -> object:
+    return replace(request.inputs[0], location=replace(request.inputs[0].location, pool_index=pool_index))
+
+
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+def test_N_REQ_1_N_REQ_2_a_bad_request_calls_back_and_then_answers_the_same(
+    case: str, greeted: Speaker, adding: Lent
+) -> None:
+    model_id = prepare(greeted)
+    begin(greeted, Lent(BAD_REQUESTS[case](adding.request), adding.pools), model_id)  # type: ignore[no-untyped-call]
+    assert refused(greeted).status is INVALID
+    assert_alive(greeted)
+
+
+@pytest.mark.parametrize(
+    ("deadline_ns", "loop_timeout_ns"), [(-2, -1), (-1, -2), (-1, 15_000_000_001)], ids=["deadline", "loop", "max"]
+)
+def test_N_RQX_14_a_limit_out_of_range_is_refused(
+    deadline_ns: int, loop_timeout_ns: int, greeted: Speaker, adding: Lent
+) -> None:
+    config = ExecutionConfig(loop_timeout_ns=loop_timeout_ns)
+    begin(greeted, adding, prepare(greeted), deadline_ns=deadline_ns, config=config)
+    assert refused(greeted).status is INVALID
+
+
+def test_an_unknown_model_is_refused_and_nothing_is_kept(greeted: Speaker, running: Running, adding: Lent) -> None:
+    begin(greeted, adding, 12345)
+    assert refused(greeted).status is INVALID
+    until(lambda: running.session.quota.charged_bytes == 0)
+
+
+def test_QOS_2_N_QOS_4_a_deadline_that_has_passed_is_persistent_and_nothing_is_written(
+    greeted: Speaker, adding: Lent
+) -> None:
+    begin(greeted, adding, prepare(greeted), deadline_ns=1, config=ExecutionConfig(MeasureTiming.YES))
+    assert refused(greeted).status is ErrorStatus.MISSED_DEADLINE_PERSISTENT
+    assert adding.result() == [0.0] * 4
+
+
+def test_QOS_3_N_QOS_4_a_deadline_that_passes_in_the_middle_comes_through_the_callback(
+    greeted: Speaker, running: Running, adding: Lent
+) -> None:
+    held = hold(running)
+    begin(greeted, adding, HELD_ID, deadline_ns=(ends_ns := time.monotonic_ns() + 50_000_000))
+    assert greeted.hear(messages.Reply).status is NONE
+    assert held.begun.wait(LIMIT_S)
+    until(lambda: time.monotonic_ns() > ends_ns)
+    held.go.set()
+    finished = greeted.hear(ExecutionFinished)
+    assert (finished.status, finished.shapes, finished.time_in_driver_ns) == (
+        ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), -1,
+    )  # fmt: skip
+    assert adding.result() == [0.0] * 4
+
+
+@pytest.mark.parametrize("deadline_ns", [-1, NEVER])
+def test_QOS_4_N_QOS_5_a_generous_deadline_does_no_harm(deadline_ns: int, greeted: Speaker, adding: Lent) -> None:
+    begin(greeted, adding, prepare(greeted), deadline_ns=deadline_ns)
+    assert greeted.hear(messages.Reply).status is NONE
+    assert greeted.hear(ExecutionFinished).status is NONE
+    assert adding.result() == SUM
+
+
+def test_CF_4_N_QOS_6_an_endless_loop_is_ended_by_its_timeout(greeted: Speaker, resources: ExitStack) -> None:
+    loop, lent = lend_endless(resources)
+    begin(greeted, lent, prepare(greeted, loop), config=ExecutionConfig(loop_timeout_ns=1_000_000))
+    assert greeted.hear(messages.Reply).status is NONE
+    assert greeted.hear(ExecutionFinished).status in MISSED
+
+
+def test_SHP_4_N_FEN_3_a_short_output_is_told_with_all_shapes(greeted: Speaker, resources: ExitStack) -> None:
+    model = models.unsized_relu_model((4,))
+    lent = lend(resources, models.relu_model((4,)))  # with room for the output, whose size is not in the model
+    output = replace(lent.request.outputs[0], location=DataLocation(1, 0, 15))
+    begin(greeted, Lent(replace(lent.request, outputs=(output,)), lent.pools), prepare(greeted, model))
+    assert greeted.hear(messages.Reply).status is NONE
+    finished = greeted.hear(ExecutionFinished)
+    assert finished.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+    assert messages.shapes_from_data(finished.shapes) == (OutputShape((4,), False),)
+
+
+def test_SHP_2_a_shape_is_reported_for_every_output_where_one_was_not_specified(
+    greeted: Speaker, resources: ExitStack
+) -> None:
+    model = models.relus_model(3, (4,))
+    operands = list(model.main.operands)
+    operands[model.main.output_indexes[1]] = replace(operands[model.main.output_indexes[1]], dimensions=(0,))
+    lent = lend(resources, model)
+    begin(greeted, lent, prepare(greeted, replace(model, main=replace(model.main, operands=tuple(operands)))))
+    assert greeted.hear(messages.Reply).status is NONE
+    assert messages.shapes_from_data(greeted.hear(ExecutionFinished).shapes) == (OutputShape((4,)),) * 3
+
+
+def test_SHP_3_N_REQ_5_a_failure_in_the_middle_has_no_shapes_and_no_times(
+    greeted: Speaker, resources: ExitStack
+) -> None:
+    model, lent = failing_gather(resources)
+    begin(greeted, lent, prepare(greeted, model), config=ExecutionConfig(MeasureTiming.YES))
+    assert greeted.hear(messages.Reply).status is NONE
+    finished = greeted.hear(ExecutionFinished)
+    assert finished.status is ErrorStatus.GENERAL_FAILURE
+    assert (finished.shapes, finished.time_on_device_ns, finished.time_in_driver_ns) == ((), -1, -1)
+
+
+def failing_gather(resources: ExitStack) -> tuple[models.Model, Lent]:
+    """Return GATHER and a request with an index out of range."""
+    model = models.gather_model()
+    lent = lend(resources, model)
+    index = lent.request.inputs[1].location
+    lent.pools[0].view[index.offset : index.offset + 4] = (99).to_bytes(4, "little")
+    return model, lent
+
+
+def test_LIFE_2_an_execution_outlives_its_model(greeted: Speaker, running: Running, adding: Lent) -> None:
+    held = hold(running)
+    begin(greeted, adding, HELD_ID)
+    greeted.hear(messages.Reply)
+    greeted.say(messages.ReleaseModel(31, HELD_ID))
+    assert greeted.hear(messages.Reply).call == 31
+    held.go.set()
+    assert greeted.hear(ExecutionFinished).status is NONE
+    assert adding.result() == SUM
+    until(lambda: running.session.quota.charged_bytes == 0)
+
+
+def test_QOS_1_executions_of_a_model_of_high_priority_go_before_those_of_a_low_one(
+    greeted: Speaker, running: Running, adding: Lent
+) -> None:
+    gate = hold(running)
+    for call in range(1, 1 + session_module.POOL_THREADS):
+        begin(greeted, adding, HELD_ID, call)
+        greeted.hear(messages.Reply)
+    pool = running.session._pool
+    until(lambda: (len(pool._threads), pool._idle, len(pool._waiting)) == (session_module.POOL_THREADS, 0, 0))
+    waiting = pool._waiting
+    for call, priority in enumerate([Priority.LOW, Priority.MEDIUM, Priority.HIGH], 50):
+        begin(greeted, adding, prepared_with(running, priority), call)
+        assert greeted.hear(messages.Reply).call == call
+    until(lambda: [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW])
+    gate.go.set()
+    assert sorted(greeted.hear(ExecutionFinished).call for _ in range(7)) == [1, 2, 3, 4, 50, 51, 52]
+
+
+def test_QOS_1_preparations_and_reusable_runs_have_their_model_s_priority_as_well(
+    greeted: Speaker, running: Running, adding: Lent
+) -> None:
+    low = prepared_with(running, Priority.LOW)
+    greeted.say(adding.call(messages.CreateExecution, 20, low), adding.fds)
+    execution_id = greeted.hear(messages.ExecutionCreated).execution_id
+    gate = hold(running)
+    for call in range(1, 1 + session_module.POOL_THREADS):
+        begin(greeted, adding, HELD_ID, call)
+        greeted.hear(messages.Reply)
+    pool = running.session._pool
+    until(lambda: (len(pool._threads), pool._idle, len(pool._waiting)) == (session_module.POOL_THREADS, 0, 0))
+    waiting = pool._waiting
+    greeted.say(messages.RunExecution(60, execution_id, -1))
+    greeted.say(prepare_message(61, priority=Priority.HIGH))
+    greeted.say(prepare_message(62, priority=77))  # refused when it is its turn
+    until(lambda: [-entry[0] for entry in sorted(waiting)] == [Priority.HIGH, Priority.MEDIUM, Priority.LOW])
+    gate.go.set()
+    answers = [greeted.hear_any() for _ in range(4 + 1 + 2 + 2)]
+    statuses = {type(answer): answer.status for answer in answers if answer.call == 62}  # type: ignore[attr-defined]
+    assert statuses == {messages.PreparedModelReady: INVALID, messages.Reply: INVALID}
+
+
+def prepared_with(running: Running, priority: Priority) -> int:
+    return running.session.models.add(replace(prepared(ADD), priority=priority))
+
+
+def test_EXE_8_many_executions_of_one_model_at_once(greeted: Speaker, resources: ExitStack) -> None:
+    model_id = prepare(greeted)
+    lents = [lend(resources, ADD, [number] * 4, [1] * 4) for number in range(40)]
+    for number, lent in enumerate(lents):
+        begin(greeted, lent, model_id, 100 + number)
+    answers = [greeted.hear_any() for _ in range(80)]
+    assert all(answer.status is NONE for answer in answers)  # type: ignore[attr-defined]
+    assert [lent.result() for lent in lents] == [[number + 1.0] * 4 for number in range(40)]

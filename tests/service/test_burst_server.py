@@ -1,0 +1,925 @@
+"""The driver's end of a burst: what a client may send, what it gets, and that nothing it sends ends the server.
+
+The client's side is `support.bursts`, in the same process; expected packets are packed by hand from the specification.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from support import bursts, models
+from support.bursts import BAD_RECORDS, NO_TIME_US, RECORD_BYTES, BurstClient, packet_for, server_end, split
+from support.executors import LIMIT_S, Held, Summing, floats, prepared, until
+
+from nnfmq import watcher
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, QueueCorrupted, error_for_status
+from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, MeasureTiming, OutputShape, RequestArgument
+from nnfmq.memory import Memory
+from nnfmq.queue import MessageQueue
+from nnfmq.queue.layout import READ_COUNTER, WRITE_COUNTER
+from nnfmq.serialize.codec import decode_result, encode_request
+from nnfmq.serialize.execution_stats import StageSlots
+from nnfmq.serialize.packet import RequestPacket, ResultPacket, result_packet_for_error
+from nnfmq.service.burst_server import BindingExecutor, BurstServer
+from nnfmq.service.driver_prepared_model import DriverPreparedModel, ExecutionReply
+
+ADD = models.add_model()
+ADD_PACKET = packet_for(ADD)
+SUM = [11.0, 22.0, 33.0, 44.0]
+FAILURE = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+
+Form = Callable[[DriverPreparedModel], Any]
+Serve = Callable[..., BurstServer]
+
+
+def assert_failed(result: ResultPacket) -> None:
+    assert result.status is not ErrorStatus.NONE
+    assert result.output_shapes == ()
+    assert result.timing == NO_TIMING
+
+
+def assert_usable(client: BurstClient, outputs: Memory) -> None:
+    outputs.view[:] = bytes(outputs.size_bytes)
+    assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+    assert floats(outputs) == SUM
+
+
+# ------------------------------------------------------------------------------------------------ executing
+
+
+def test_BUR_13_a_burst_executes_in_both_forms(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    result = client.execute(ADD_PACKET)
+    assert result == ResultPacket(ErrorStatus.NONE, (OutputShape((4,)),), NO_TIMING)
+    assert floats(adding[1]) == SUM
+
+
+class Mistaken(Summing):
+    """An executor that meets what it did not expect in its data."""
+
+    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionReply:
+        raise ValueError("a mistake")
+
+
+def test_an_executor_that_breaks_fails_one_execution_after_the_other(
+    client: BurstClient, serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    bursts.give_pools(client, ADD)
+    server = serve(client, Mistaken())
+    for sent in (1, 2):
+        assert_failed(client.execute(ADD_PACKET))
+        assert server.last_failure.sequence == sent
+        assert "the executor failed: ValueError('a mistake')" in server.last_failure.message
+    caplog.clear()
+
+
+def test_BUR_13_a_burst_executes_with_an_executor_of_somebody_else_s_making(client: BurstClient, serve: Serve) -> None:
+    numbers, total = client.give(3, 12), client.give(5, 4)
+    np.frombuffer(numbers.view, np.float32)[:] = [1, 2, 4]
+    serve(client, Summing())
+    assert client.execute(encode_request((), (), [3, 5])).output_shapes == (OutputShape((1,)),)
+    assert floats(total, 1) == [7.0]
+
+
+@pytest.mark.parametrize("window_us", [0, 1000], ids=["asleep", "polling"])
+def test_a_burst_executes_again_and_again_on_what_its_memory_holds_then(
+    window_us: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)), polling_window_us=window_us)
+    first = np.frombuffer(adding[0].view, np.float32, 4)
+    for number in range(50):
+        first[:] = number
+        assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+        assert floats(adding[1]) == [number + 10, number + 20, number + 30, number + 40]
+
+
+def test_requests_that_differ_take_turns_on_one_burst(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    other = client.give(7, 16)
+    serve(client, form(prepared(ADD)))
+    for slot, sink in [(1, adding[1]), (7, other), (1, adding[1])]:
+        sink.view[:] = bytes(sink.size_bytes)
+        assert client.execute(packet_for(ADD, (0, slot))).status is ErrorStatus.NONE
+        assert floats(sink) == SUM
+
+
+def test_a_request_may_name_one_slot_twice(client: BurstClient, serve: Serve, form: Form) -> None:
+    both = client.give(2, 128 + 16)
+    np.frombuffer(both.view, np.float32, 4)[:] = [1, 2, 3, 4]
+    inputs = tuple(RequestArgument(location=DataLocation(0, offset, 16)) for offset in (0, 0))
+    outputs = (RequestArgument(location=DataLocation(1, 128, 16)),)
+    serve(client, form(prepared(ADD)))
+    assert client.execute(encode_request(inputs, outputs, [2, 2])).status is ErrorStatus.NONE
+    assert np.frombuffer(both.view, np.float32, 4, offset=128).tolist() == [2, 4, 6, 8]
+    assert client.asked == [[2]]
+
+
+def test_a_request_may_leave_an_extent_to_the_model(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    """An extent of 0 is unknown, and the model knows it."""
+    inputs = tuple(RequestArgument(location=DataLocation(0, offset, 16), dimensions=(0,)) for offset in (0, 64))
+    outputs = (RequestArgument(location=DataLocation(1, 0, 16), dimensions=(0,)),)
+    serve(client, form(prepared(ADD)))
+    result = client.execute(encode_request(inputs, outputs, [0, 1]))
+    assert result == ResultPacket(ErrorStatus.NONE, (OutputShape((4,)),), NO_TIMING)
+    assert floats(adding[1]) == SUM
+
+
+def test_BUR_8_a_result_is_byte_for_byte_what_the_specification_says(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    assert split(client.call(ADD_PACKET)) == [
+        struct.pack("<B7xIiI4x", 0, 4, 0, 1),
+        struct.pack("<B7xB3xI8x", 1, 1, 1),
+        struct.pack("<B7xI12x", 2, 4),
+        struct.pack("<B7xQQ", 3, NO_TIME_US, NO_TIME_US),
+    ]
+
+
+def test_BUR_8_an_error_is_two_records(client: BurstClient, serve: Serve, form: Form) -> None:
+    serve(client, form(prepared(ADD)))
+    assert split(client.call(BAD_RECORDS[6])) == [
+        struct.pack("<B7xIiI4x", 0, 2, 2, 0),
+        struct.pack("<B7xQQ", 3, NO_TIME_US, NO_TIME_US),
+    ]
+
+
+def test_BUR_5_a_result_as_long_as_the_queue_is_sent_whole(resources: ExitStack, serve: Serve, form: Form) -> None:
+    model = models.relus_model(3)
+    with BurstClient.create(result_records=8) as client:  # packetInformation, 3 x (operand, dimension), timing
+        bursts.give_pools(client, model)
+        server = serve(client, form(prepared(model)))
+        assert len(client.call(packet_for(model))) == 8 * RECORD_BYTES
+        server.close()
+
+
+def test_an_output_that_does_not_fit_says_what_it_needs(client: BurstClient, serve: Serve, form: Form) -> None:
+    model = models.unsized_relu_model((4,))
+    client.give(0, 16), client.give(1, 8)
+    inputs = (RequestArgument(location=DataLocation(0, 0, 16)),)
+    outputs = (RequestArgument(location=DataLocation(1, 0, 8)),)
+    serve(client, form(prepared(model)))
+    result = client.execute(encode_request(inputs, outputs, [0, 1], MeasureTiming.YES))
+    assert result.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+    assert result.output_shapes == (OutputShape((4,), is_sufficient=False),)
+    assert result.timing == NO_TIMING
+
+
+def test_an_invalid_request_is_the_client_s_mistake(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    outputs = (RequestArgument(location=DataLocation(1, 8, 16)),)  # ends 8 bytes behind the pool
+    request = models.request_for(ADD, ())
+    result = client.execute(encode_request(request.inputs, outputs, [0, 1], MeasureTiming.YES))
+    assert result == ResultPacket(ErrorStatus.INVALID_ARGUMENT, (), NO_TIMING)
+    assert "N-RQX-3" in server.last_failure.message
+    assert_usable(client, adding[1])
+
+
+# ------------------------------------------------------------------------------------------------ queues
+
+
+@pytest.mark.parametrize("lacking", [0, 1], ids=["requests", "results"])
+def test_BUR_6_a_queue_without_an_event_word_is_refused(
+    lacking: int, resources: ExitStack, client: BurstClient
+) -> None:
+    queues = [
+        resources.enter_context(MessageQueue.create(RECORD_BYTES, 8, event_flag=number != lacking))
+        for number in range(2)
+    ]
+    with pytest.raises(GeneralFailure, match="event word"):
+        BurstServer.create(client, *queues, Summing())
+
+
+@pytest.mark.parametrize("quantum", [1, 8, 23, 48])
+def test_a_queue_of_other_records_is_refused(quantum: int, resources: ExitStack, client: BurstClient) -> None:
+    other = resources.enter_context(MessageQueue.create(quantum, 8))
+    with pytest.raises(GeneralFailure, match=f"24 bytes, not {quantum}"):
+        BurstServer.create(client, other, other, Summing())
+
+
+# ------------------------------------------------------------------------------------------------ malformed packets
+
+
+def with_dropped() -> list[bytes]:
+    records = split(ADD_PACKET)
+    return [b"".join(records[:i] + records[i + 1 :]) for i in range(len(records))]
+
+
+def with_inserted() -> list[bytes]:
+    records = split(ADD_PACKET)
+    places = range(len(records) + 1)
+    return [b"".join([*records[:i], bad, *records[i:]]) for i in places for bad in BAD_RECORDS]
+
+
+def with_replaced() -> list[bytes]:
+    """Every record by every kind; the slots by one that the client does not know, which is no fault of the packet."""
+    records = split(packet_for(ADD, measure=MeasureTiming.YES))
+    mutations = [(i, bad) for i in range(len(records)) for bad in BAD_RECORDS if bad != records[i]]
+    return [b"".join([*records[:i], bad, *records[i + 1 :]]) for i, bad in mutations]
+
+
+@pytest.mark.parametrize(
+    "packets",
+    [with_dropped(), with_inserted(), with_replaced()],
+    ids=["N_BUR_1 a record dropped", "N_BUR_2 a record inserted", "N_BUR_3 a record replaced"],
+)
+def test_BUR_9_every_malformed_packet_gets_one_error_and_the_burst_lives_on(
+    packets: list[bytes], client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    client.answer = lambda slots: client.known(slots) if set(slots) <= {0, 1} else refuse(InvalidArgument("unknown"))
+    serve(client, form(prepared(ADD)))
+    for packet in packets:
+        assert_failed(client.execute(packet))
+    assert client.results.available_to_read() == 0
+    assert_usable(client, adding[1])
+
+
+def refuse(error: Exception) -> list[Memory]:
+    raise error
+
+
+def counts(size: int, inputs: int, outputs: int, pools: int) -> bytes:
+    """A request that starts with these counts; what follows is that of ADD."""
+    return struct.pack("<B3xIIII4x", 0, size, inputs, outputs, pools) + ADD_PACKET[RECORD_BYTES:]
+
+
+RECORDS = len(split(ADD_PACKET))
+BEYOND = 2**32 - 1
+
+
+@pytest.mark.parametrize("size", [0, 1, RECORDS - 1, RECORDS + 1, 1025, BEYOND])
+def test_N_BUX_1_a_packet_size_that_is_not_what_came_is_refused(
+    size: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    assert client.execute(counts(size, 2, 1, 2)) == FAILURE
+    assert_usable(client, adding[1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "pools"),
+    [
+        (BEYOND, 1, 2), (2, BEYOND, 2), (2, 1, BEYOND), (BEYOND, BEYOND, BEYOND), (2**31, 2**31, 5),
+        (2**32 - 2, 4, 3), (RECORDS, 0, 0), (0, 0, RECORDS - 1),
+    ],
+)  # fmt: skip
+def test_N_BUX_2_counts_beyond_the_packet_are_refused(
+    inputs: int, outputs: int, pools: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    assert client.execute(counts(RECORDS, inputs, outputs, pools)) == FAILURE
+    assert_usable(client, adding[1])
+
+
+@pytest.mark.parametrize("rank", [RECORDS, 2**31, BEYOND])
+def test_N_BUX_2_more_dimensions_than_the_packet_has_are_refused(
+    rank: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    records = split(ADD_PACKET)
+    records[1] = records[1][:20] + struct.pack("<I", rank)
+    assert client.execute(b"".join(records)) == FAILURE
+    assert_usable(client, adding[1])
+
+
+def test_two_packets_at_once_are_one_malformed_packet(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    assert client.execute(ADD_PACKET + ADD_PACKET) == FAILURE
+    assert client.results.available_to_read() == 0
+    assert_usable(client, adding[1])
+
+
+def test_what_was_wrong_with_the_last_packet_is_kept_with_its_number(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    assert server.last_failure.sequence == 0
+    client.execute(ADD_PACKET)
+    client.execute(BAD_RECORDS[1])
+    client.execute(ADD_PACKET)
+    assert server.last_failure.status is ErrorStatus.GENERAL_FAILURE
+    assert "at byte 0" in server.last_failure.message
+    assert server.last_failure.sequence == 2
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+
+@pytest.mark.parametrize("measure", MeasureTiming)
+def test_N_BUR_4_BUR_10_a_result_longer_than_its_queue_is_an_error_without_shapes_and_times(
+    measure: MeasureTiming, serve: Serve, form: Form
+) -> None:
+    model = models.relus_model(4)  # 10 records
+    with BurstClient.create(result_records=8) as client:
+        bursts.give_pools(client, model)
+        server = serve(client, form(prepared(model)))
+        assert client.execute(packet_for(model, measure=measure)) == FAILURE
+        assert client.execute(packet_for(model, measure=measure)) == FAILURE
+        assert "10 records does not fit" in server.last_failure.message
+        server.close()
+
+
+def test_N_BUR_4_the_same_result_fits_into_a_longer_queue(client: BurstClient, serve: Serve, form: Form) -> None:
+    model = models.relus_model(4)
+    bursts.give_pools(client, model)
+    serve(client, form(prepared(model)))
+    result = client.execute(packet_for(model))
+    assert result.status is ErrorStatus.NONE
+    assert result.output_shapes == (OutputShape((1,)),) * 4
+
+
+def test_N_BUR_4_BUR_10_a_result_that_does_not_fit_beside_an_unread_one_is_an_error(serve: Serve) -> None:
+    with BurstClient.create(result_records=6) as client:
+        bursts.give_pools(client, ADD)
+        server = serve(client, BindingExecutor(prepared(ADD)))
+        assert client.requests.send(ADD_PACKET)
+        until(lambda: client.results.available_to_read() == 4)
+        assert client.requests.send(ADD_PACKET)
+        until(lambda: client.results.available_to_read() == 6)
+        assert split(client.receive())[4:] == split(result_packet_for_error(ErrorStatus.GENERAL_FAILURE))
+        server.close()
+
+
+def test_a_client_that_reads_no_results_loses_them_and_can_go_on(serve: Serve) -> None:
+    with BurstClient.create(result_records=4) as client:
+        bursts.give_pools(client, ADD)
+        server = serve(client, BindingExecutor(prepared(ADD)))
+        slots = StageSlots.over(client.results.stage_view)
+        for sent in range(1, 4):
+            assert client.requests.send(ADD_PACKET)
+            until(lambda sent=sent: slots.read().executions + slots.read().failures == sent)
+        assert client.results.available_to_read() == 4
+        client.results.drain()
+        assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+        slots.close()
+        server.close()
+
+
+def padding(record: bytes) -> bytes:
+    """The bytes of a result's record that no field uses, by its kind (FMQ_FACTS 2)."""
+    used = {0: [(0, 1), (8, 20)], 1: [(0, 1), (8, 9), (12, 16)], 2: [(0, 1), (8, 12)], 3: [(0, 1), (8, 24)]}
+    kept = {i for start, end in used[record[0]] for i in range(start, end)}
+    return bytes(byte for i, byte in enumerate(record) if i not in kept)
+
+
+def test_N_BUR_5_the_padding_of_every_result_record_is_zero(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    """BUR-11: whatever lay in the ring before, no byte of the driver's memory comes with a result."""
+    dirt = bytes([0xFF]) * (RECORD_BYTES * 1024)
+    assert client.results.write(dirt)
+    assert client.results.drain() == 1024
+    serve_again = serve(client, form(prepared(ADD)))
+    records = split(client.call(packet_for(ADD, measure=MeasureTiming.YES))) + split(client.call(BAD_RECORDS[0]))
+    assert len(records) == 4 + 2
+    assert [padding(record).strip(b"\0") for record in records] == [b""] * 6
+    assert serve_again.last_failure.sequence == 2
+
+
+# ------------------------------------------------------------------------------------------------ times
+
+
+def test_TIM_3_times_that_were_not_asked_for_are_not_available(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    assert client.execute(packet_for(ADD, measure=MeasureTiming.NO)).timing == NO_TIMING
+
+
+def test_TIM_4_times_that_were_asked_for_come_and_the_driver_s_includes_the_device_s(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    begin = time.monotonic_ns()
+    timing = client.execute(packet_for(ADD, measure=MeasureTiming.YES)).timing
+    assert 0 <= timing.time_on_device_ns <= timing.time_in_driver_ns <= time.monotonic_ns() - begin
+
+
+def test_TIM_4_asking_for_times_now_and_then_changes_no_other_result(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    asked = [MeasureTiming.NO, MeasureTiming.YES, MeasureTiming.NO, MeasureTiming.YES]
+    results = [client.execute(packet_for(ADD, measure=measure)) for measure in asked]
+    assert [result.timing != NO_TIMING for result in results] == [False, True, False, True]
+    assert {result.output_shapes for result in results} == {(OutputShape((4,)),)}
+
+
+def test_TIM_3_a_failed_execution_has_no_times(client: BurstClient, serve: Serve, form: Form) -> None:
+    serve(client, form(prepared(ADD)))
+    client.answer = lambda _slots: refuse(InvalidArgument("no such slot"))
+    assert_failed(client.execute(packet_for(ADD, measure=MeasureTiming.YES)))
+
+
+def test_TIM_6_the_driver_s_time_begins_when_the_request_is_dequeued(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    fetched: list[int] = []
+
+    def slowly(slots: Sequence[int]) -> list[Memory]:
+        begin = time.monotonic_ns()
+        while time.monotonic_ns() - begin < 2_000_000:
+            pass
+        fetched.append(time.monotonic_ns() - begin)
+        return client.known(slots)
+
+    client.answer = slowly
+    serve(client, form(prepared(ADD)))
+    timing = client.execute(packet_for(ADD, measure=MeasureTiming.YES)).timing
+    assert timing.time_in_driver_ns >= fetched[0]
+    assert timing.time_on_device_ns < fetched[0] + timing.time_in_driver_ns
+
+
+def test_the_stages_of_an_execution_are_told_in_order_beside_the_results(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
+) -> None:
+    serve(client, BindingExecutor(prepared(ADD)))
+    slots = StageSlots.over(client.results.stage_view)
+    resources.callback(slots.close)
+    client.execute(BAD_RECORDS[0])
+    client.execute(packet_for(ADD, measure=MeasureTiming.YES))
+    told = slots.read()
+    assert (told.sequence, told.executions, told.failures) == (2, 1, 1)
+    times = [told.request_taken, told.memory_ready, told.engine_begin, told.engine_end, told.result_sent]
+    assert times == sorted(times)
+    assert 0 < told.timing.time_on_device_ns <= told.timing.time_in_driver_ns
+    client.execute(ADD_PACKET)
+    assert slots.read().timing.time_on_device_ns == NO_TIME
+
+
+# ------------------------------------------------------------------------------------------------ memory slots
+
+
+def test_BUR_12_unknown_slots_are_asked_for_once_and_known_ones_never_again(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    client.give(2, 16)
+    serve(client, form(prepared(ADD)))
+    for slots in [(0, 1), (0, 1), (0, 2), (0, 1)]:
+        assert client.execute(packet_for(ADD, slots)).status is ErrorStatus.NONE
+    assert client.asked == [[0, 1], [2]]
+
+
+def test_BUR_12_a_freed_slot_is_asked_for_again(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    client.execute(ADD_PACKET)
+    server.free_memory(1)
+    assert_usable(client, adding[1])
+    assert client.asked == [[0, 1], [1]]
+
+
+def test_BUR_12_N_REQ_4_freeing_an_unknown_slot_or_one_twice_does_no_harm(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    client.execute(ADD_PACKET)
+    for slot in (1, 1, 99, -1, 2**31 - 1):
+        server.free_memory(slot)
+    assert_usable(client, adding[1])
+
+
+def test_a_slot_that_stands_for_other_memory_now_is_read_there(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    client.execute(ADD_PACKET)
+    server.free_memory(0)
+    fresh = client.give(0, 80)
+    np.frombuffer(fresh.view, np.float32)[:] = 3
+    assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+    assert floats(adding[1]) == [6.0] * 4
+
+
+def test_a_slot_that_is_given_other_memory_behind_its_back_is_bound_anew(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
+) -> None:
+    executor = BindingExecutor(prepared(ADD))
+    serve(client, executor)
+    assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+    other = resources.enter_context(Memory.create(models.pool_bytes(ADD)[1]))
+    executor.add_cache_entry(Memory.adopt(os.dup(other.fileno())), 1)  # slot 1 is the output's
+    assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+    assert floats(other) == floats(adding[1])
+
+
+@pytest.mark.parametrize("slot", [0, 1], ids=["input", "output"])
+def test_a_slot_that_stands_for_smaller_memory_now_is_refused(
+    slot: int, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    """The very packet that was accepted before: an acceptance is worth nothing once a slot has changed."""
+    server = serve(client, form(prepared(ADD)))
+    assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
+    server.free_memory(slot)
+    client.give(slot, 8)
+    assert client.execute(ADD_PACKET) == ResultPacket(ErrorStatus.INVALID_ARGUMENT, (), NO_TIMING)
+    assert "N-RQX-3" in server.last_failure.message
+
+
+def test_an_output_slot_that_stands_for_read_only_memory_is_refused(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    client.give(4, 16, one_writer=True)
+    assert client.execute(packet_for(ADD, (0, 4))).status is ErrorStatus.INVALID_ARGUMENT
+    assert_usable(client, adding[1])
+
+
+def test_a_slot_that_is_freed_while_others_are_fetched_is_asked_for_again(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    """N-BUX-6: the client frees on another channel, so it may happen at any moment of a request."""
+    server = serve(client, form(prepared(ADD)))
+    client.execute(packet_for(ADD, (0, 1)))
+    client.give(2, 16)
+
+    def free_the_other(slots: Sequence[int]) -> list[Memory]:
+        server.free_memory(0)
+        return client.known(slots)
+
+    client.answer = free_the_other
+    assert_failed(client.execute(packet_for(ADD, (0, 2))))
+    client.answer = client.known
+    assert client.execute(packet_for(ADD, (0, 2))).status is ErrorStatus.NONE
+    assert client.asked == [[0, 1], [2], [0]]
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held(ADD)
+
+
+def test_BUR_21_memory_that_is_freed_while_an_execution_uses_it_stays_mapped_for_it(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory], held: Held
+) -> None:
+    server = serve(client, form(DriverPreparedModel(ADD, held)))
+    assert client.requests.send(ADD_PACKET)
+    assert held.begun.wait(LIMIT_S)
+    server.free_memory(0)
+    server.free_memory(1)
+    held.go.set()
+    assert client.receive()[12:16] == bytes(4)  # status NONE
+    assert floats(adding[1]) == SUM
+    assert_usable(client, adding[1])
+    assert client.asked == [[0, 1], [0, 1]]
+
+
+def test_N_BUX_6_slots_that_are_freed_all_the_time_break_nothing(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory], start: Callable[..., Future[Any]]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    enough = threading.Event()
+
+    def free() -> None:
+        while not enough.is_set():
+            server.free_memory(0)
+            server.free_memory(1)
+
+    freeing = start(free)
+    statuses = {client.execute(ADD_PACKET).status for _ in range(300)}
+    enough.set()
+    assert freeing.result(LIMIT_S) is None
+    assert statuses <= {ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT}
+    assert_usable(client, adding[1])
+
+
+@pytest.mark.parametrize("status", [s for s in ErrorStatus if s not in (ErrorStatus.NONE, ErrorStatus.DEAD_OBJECT)])
+def test_N_BUX_5_the_client_s_error_is_the_result_s_and_nothing_is_kept(
+    status: ErrorStatus, client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    client.answer = lambda _slots: refuse(error_for_status(status, "says the client"))
+    result = client.execute(ADD_PACKET)
+    assert_failed(result)
+    assert result.status == (status if status <= 4 else ErrorStatus.GENERAL_FAILURE)  # HIDL knows no later ones
+    assert server.last_failure.status is status
+    assert server.last_failure.message == "says the client"
+    client.answer = client.known
+    assert_usable(client, adding[1])
+    assert client.asked == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("given", [[], [0], [0, 1, 1]], ids=["none", "fewer", "more"])
+def test_N_BUX_5_a_wrong_number_of_memories_is_a_failure_and_none_is_kept(
+    given: list[int], client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    made: list[Memory] = []
+
+    def answer(_slots: Sequence[int]) -> list[Memory]:
+        made.extend(client.known(given))
+        return list(made)
+
+    client.answer = answer
+    server = serve(client, form(prepared(ADD)))
+    assert client.execute(ADD_PACKET) == FAILURE
+    assert f"the client gave {len(given)}" in server.last_failure.message
+    assert all(memory.closed for memory in made)
+    client.answer = client.known
+    assert_usable(client, adding[1])
+    assert client.asked == [[0, 1], [0, 1]]
+
+
+# ------------------------------------------------------------------------------------------------ the end
+
+
+def listeners() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "nnfmq-burst"]
+
+
+def test_BUR_14_a_burst_has_one_listener_thread_which_ends_with_it(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    client.execute(ADD_PACKET)
+    assert len(listeners()) == 1
+    server.close()
+    assert listeners() == []
+
+
+@pytest.mark.parametrize("window_us", [0, 60_000_000], ids=["asleep", "polling"])
+def test_closing_ends_a_listener_that_waits(window_us: int, client: BurstClient, serve: Serve) -> None:
+    server = serve(client, Summing(), polling_window_us=window_us)
+    begin = time.monotonic()
+    server.close()
+    server.close()
+    assert time.monotonic() - begin < 5
+    assert listeners() == []
+
+
+def test_a_burst_may_be_closed_by_leaving_its_block(client: BurstClient) -> None:
+    with BurstServer.create(client, *client.server_ends(), Summing()):
+        assert len(listeners()) == 1
+    assert listeners() == []
+
+
+def test_closing_waits_for_a_running_execution_and_its_result_is_sent(
+    client: BurstClient,
+    serve: Serve,
+    form: Form,
+    adding: tuple[Memory, Memory],
+    held: Held,
+    start: Callable[..., Future[Any]],
+) -> None:
+    server = serve(client, form(DriverPreparedModel(ADD, held)))
+    assert client.requests.send(ADD_PACKET)
+    assert held.begun.wait(LIMIT_S)
+    closing = start(server.close)
+    until(server._peer_death.is_set)
+    assert not closing.done()
+    held.go.set()
+    assert closing.result(LIMIT_S) is None
+    assert client.receive()[12:16] == bytes(4)
+    assert floats(adding[1]) == SUM
+
+
+def test_closing_gives_back_every_cached_memory(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    given: list[Memory] = []
+
+    def remembered(slots: Sequence[int]) -> list[Memory]:
+        given.extend(client.known(slots))
+        return list(given)
+
+    client.answer = remembered
+    server = serve(client, form(prepared(ADD)))
+    client.execute(ADD_PACKET)
+    assert [memory.closed for memory in given] == [False, False]
+    server.close()
+    assert [memory.closed for memory in given] == [True, True]
+
+
+@pytest.mark.parametrize("window_us", [0, 60_000_000], ids=["asleep", "polling"])
+def test_N_BUX_4_a_peer_that_dies_before_a_request_ends_the_listener(
+    window_us: int, client: BurstClient, serve: Serve
+) -> None:
+    server = serve(client, Summing(), polling_window_us=window_us)
+    watcher.bury(server.peer)
+    until(lambda: not listeners())
+
+
+def test_N_BUX_4_a_peer_that_dies_during_its_execution_ends_the_listener_after_it(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory], held: Held
+) -> None:
+    server = serve(client, form(DriverPreparedModel(ADD, held)))
+    assert client.requests.send(ADD_PACKET)
+    assert held.begun.wait(LIMIT_S)
+    watcher.bury(server.peer)
+    held.go.set()
+    until(lambda: not listeners())
+
+
+def test_N_BUX_4_a_peer_that_dies_when_it_is_asked_for_memories_ends_the_listener(
+    client: BurstClient, serve: Serve, form: Form
+) -> None:
+    client.answer = lambda _slots: refuse(DeadObject("the client is gone"))
+    serve(client, form(prepared(ADD)))
+    assert client.requests.send(ADD_PACKET)
+    until(lambda: not listeners())
+    assert client.results.available_to_read() == 0
+
+
+def test_N_BUX_4_part_of_a_packet_is_a_malformed_packet_and_no_hang(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    assert client.execute(ADD_PACKET[: 3 * RECORD_BYTES]) == FAILURE
+    assert_usable(client, adding[1])
+
+
+def impossible(queue: MessageQueue, counter: int) -> None:
+    """Write a counter that no reader or writer can have come to."""
+    queue.memory.view[counter * 8 : counter * 8 + 8] = struct.pack("<Q", 2**40 + 1)
+
+
+def test_N_BUX_3_impossible_counters_of_the_requests_are_an_error_each_time_until_they_are_put_right(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, BindingExecutor(prepared(ADD)))
+    impossible(client.requests, WRITE_COUNTER)
+    for number in range(1, 4):
+        client.requests.wake_all()
+        assert client.receive() == result_packet_for_error(ErrorStatus.GENERAL_FAILURE)
+        assert server.last_failure.sequence == number
+        assert "impossible" in server.last_failure.message
+        until(lambda: server._requests.waiters == 1)
+    client.requests.memory.view[:16] = bytes(16)
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_3_a_burst_with_impossible_counters_can_be_closed(client: BurstClient, serve: Serve) -> None:
+    server = serve(client, Summing())
+    impossible(client.requests, WRITE_COUNTER)
+    client.requests.wake_all()
+    client.receive()
+    server.close()
+    assert listeners() == []
+
+
+@pytest.mark.parametrize(
+    ("overlay", "published"),
+    [(BAD_RECORDS[1] * 2, len(split(ADD_PACKET))), (ADD_PACKET[RECORD_BYTES:], 3), (b"\xff" * 240, 10)],
+    ids=["its first records", "another packet's end, cut short", "noise"],
+)
+def test_N_BUX_7_two_writers_that_meet_are_found_out_by_both_ends_and_the_burst_lives_on(
+    overlay: bytes,
+    published: int,
+    client: BurstClient,
+    serve: Serve,
+    adding: tuple[Memory, Memory],
+    resources: ExitStack,
+) -> None:
+    serve(client, BindingExecutor(prepared(ADD)))
+    second = resources.enter_context(server_end(client.requests))
+    for queue, packet in ((client.requests, ADD_PACKET), (second, overlay)):
+        begun = queue.begin_write(max(published, len(packet) // RECORD_BYTES))  # at the same place: nobody committed
+        assert begun is not None
+        begun.copy_to(packet)
+    client.requests.commit_write(published)
+    with pytest.raises(QueueCorrupted, match="write counter"):
+        second.commit_write(len(overlay) // RECORD_BYTES)
+    client.requests.wake_all()
+    assert_failed(decode_result(client.receive()))
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_a_write_counter_that_another_writer_sets_back_is_an_error(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, BindingExecutor(prepared(ADD)))
+    assert_usable(client, adding[1])
+    until(lambda: server._requests.waiters == 1)
+    client.requests.memory.view[8:16] = struct.pack("<Q", RECORD_BYTES)  # where the other's first record ended
+    client.requests.wake_all()
+    assert_failed(decode_result(client.receive()))
+    until(lambda: server._requests.waiters == 1)
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_two_threads_that_write_without_a_lock_do_not_end_the_server(
+    client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack, start: Callable[..., Any]
+) -> None:
+    server = serve(client, BindingExecutor(prepared(ADD)))
+    second = resources.enter_context(server_end(client.requests))
+
+    def scribble(queue: MessageQueue) -> None:
+        for _ in range(300):
+            with suppress(QueueCorrupted):
+                queue.send(ADD_PACKET)
+            client.results.drain()
+
+    for running in [start(scribble, queue) for queue in (client.requests, second)]:
+        running.result(LIMIT_S)
+    until(lambda: server._requests.waiters == 1)
+    for queue in (client.requests, client.results):
+        queue.memory.view[:16] = bytes(16)
+    assert_usable(client, adding[1])
+
+
+@pytest.mark.parametrize("also", [False, True], ids=["alone", "and of the requests"])
+def test_N_BUX_3_nobody_waits_for_a_result_that_cannot_be_written(
+    also: bool, client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], start: Callable[..., Future[Any]]
+) -> None:
+    server = serve(client, BindingExecutor(prepared(ADD)))
+    waiting = start(client.receive)
+    until(lambda: client.results.waiters)
+    impossible(client.results, READ_COUNTER)
+    if also:
+        impossible(client.requests, WRITE_COUNTER)
+        client.requests.wake_all()
+    else:
+        assert client.requests.send(ADD_PACKET)
+    assert isinstance(waiting.exception(LIMIT_S), QueueCorrupted)  # by itself, or woken by the server
+    until(lambda: "read counter" in server.last_failure.message)
+    until(lambda: server._requests.waiters == 1)
+    for queue in (client.requests, client.results):
+        queue.memory.view[:16] = bytes(16)
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_two_writers_that_took_the_same_place_leave_one_malformed_packet(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    server = serve(client, form(prepared(ADD)))
+    ours, theirs = split(ADD_PACKET), split(packet_for(models.relus_model(4)))
+    for cut in range(1, len(ours)):  # one overtook the other there; the counter is that of who came last
+        for mixed in (ours[:cut] + theirs[cut:], theirs[:cut] + ours[cut:]):
+            assert client.execute(b"".join(mixed)) == FAILURE
+            assert server.last_failure.status is ErrorStatus.GENERAL_FAILURE
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_a_counter_that_two_writers_have_moved_is_one_malformed_packet(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    serve(client, form(prepared(ADD)))
+    assert_usable(client, adding[1])
+    place = slice(WRITE_COUNTER * 8, WRITE_COUNTER * 8 + 8)
+    (count,) = struct.unpack("<Q", client.requests.memory.view[place])
+    client.requests.memory.view[place] = struct.pack("<Q", count + 2 * len(ADD_PACKET))  # over what neither has written
+    client.requests.wake_all()
+    assert client.receive() == result_packet_for_error(ErrorStatus.GENERAL_FAILURE)
+    assert_usable(client, adding[1])
+
+
+def test_N_BUX_7_packets_of_two_writers_in_turn_are_each_answered_or_refused(
+    client: BurstClient, serve: Serve, form: Form, adding: tuple[Memory, Memory]
+) -> None:
+    rival = bursts.server_end(client.requests)  # attached before the server: it writes where we do
+    with rival:
+        server = serve(client, form(prepared(ADD)))
+        for _ in range(50):
+            assert client.requests.send(ADD_PACKET)
+            assert rival.send(ADD_PACKET)
+            until(lambda: client.requests.available_to_read() == 0)
+            until(lambda: client.results.available_to_read() > 0)
+            # Two results where the server was quick, else one for both packets.
+            assert len(client.receive()) >= 2 * RECORD_BYTES
+        until(lambda: server._requests.waiters == 1)
+        client.results.drain()
+        assert_usable(client, adding[1])
+
+
+class Broken(Summing):
+    """An executor with a bug."""
+
+    def execute(self, *_: object) -> Any:
+        raise RuntimeError("a bug")
+
+
+@pytest.fixture
+def uncaught(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What threads ended with; in a driver process such an end is the process's end."""
+    caught: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: caught.append(arguments.exc_value))
+    return caught
+
+
+def test_an_executor_with_a_bug_is_never_hidden_and_the_burst_can_still_be_closed(
+    client: BurstClient, serve: Serve, uncaught: list[BaseException | None]
+) -> None:
+    server = serve(client, Broken())
+    assert client.requests.send(encode_request((), (), []))
+    until(lambda: uncaught)
+    assert isinstance(uncaught[0], RuntimeError)
+    server.close()
+    assert listeners() == []
