@@ -28,11 +28,11 @@ __all__ = [
     "PerformanceInfo",
     "PriorityCode",
     "ResultCode",
-    "error_status_of",
     "is_device_name",
-    "lookup",
-    "make_capabilities",
-    "update",
+    "performance_of",
+    "status_for_result_code",
+    "uniform_capabilities",
+    "with_performance",
 ]
 
 BYTE_SIZE_OF_CACHE_TOKEN = 32
@@ -92,7 +92,7 @@ _STATUS_OF: dict[ResultCode, ErrorStatus] = {
 }
 
 
-def error_status_of(code: ResultCode) -> ErrorStatus:
+def status_for_result_code(code: ResultCode) -> ErrorStatus:
     """Return the status that stands for a result code; those of the API alone become GENERAL_FAILURE."""
     return _STATUS_OF.get(code, ErrorStatus.GENERAL_FAILURE)
 
@@ -137,18 +137,18 @@ class Capabilities:
     while_performance: PerformanceInfo = UNKNOWN_PERFORMANCE
 
 
-def make_capabilities(info: PerformanceInfo) -> Capabilities:
+def uniform_capabilities(info: PerformanceInfo) -> Capabilities:
     """Return capabilities that give `info` for every operand type, relaxed or not, and for control flow."""
     types = sorted(set(OperandType) - {OperandType.SUBGRAPH})
     return Capabilities(tuple(OperandPerformance(type, info) for type in types), info, info, info, info)
 
 
-def lookup(capabilities: Capabilities, type: OperandType) -> PerformanceInfo:
+def performance_of(capabilities: Capabilities, type: OperandType) -> PerformanceInfo:
     """Return the performance of one operand type; UNKNOWN_PERFORMANCE if the device does not list it."""
     return next((entry.info for entry in capabilities.operand_performance if entry.type == type), UNKNOWN_PERFORMANCE)
 
 
-def update(capabilities: Capabilities, types: Iterable[OperandType], info: PerformanceInfo) -> Capabilities:
+def with_performance(capabilities: Capabilities, types: Iterable[OperandType], info: PerformanceInfo) -> Capabilities:
     """Return capabilities with `info` for each of `types`, added where it was missing."""
     entries = {entry.type: entry for entry in capabilities.operand_performance}
     entries.update({type: OperandPerformance(type, info) for type in types})

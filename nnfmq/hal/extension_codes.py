@@ -2,7 +2,7 @@
 
 A code above BASE_MAX is prefix << 16 | type. AIDL has signed 32-bit codes, so prefixes of 15 bits; HIDL has 16 bits.
 Which prefix stands for which name is each model's own affair (`Model.extensions`); prefix 0 is never an extension.
-`ExtensionNumbers` gives them out. Nothing here knows a particular extension. Spec: HAL 1.2 types, `Extension` and
+`ExtensionCodes` gives them out. Nothing here knows a particular extension. Spec: HAL 1.2 types, `Extension` and
 `ExtensionNameAndPrefix`.
 """
 
@@ -26,14 +26,14 @@ __all__ = [
     "HIDL_PREFIX_BITS",
     "TYPE_BITS",
     "Extension",
-    "ExtensionNumbers",
+    "ExtensionCodes",
     "ExtensionOperandTypeInformation",
     "extension_code",
     "extension_prefix",
     "extension_type",
     "is_extension",
     "is_extension_name",
-    "named",
+    "with_name",
 ]
 
 TYPE_BITS = 16
@@ -85,17 +85,17 @@ def is_extension_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def named(code: Code, name: str) -> Code:
+def with_name(code: Code, name: str) -> Code:
     """Return an extension's code under a name that says more than its number; equal to every other of that number."""
     member = type(code)(code.value)  # a new one, since extensions' members are kept nowhere
     member._name_ = name
     return member
 
 
-class ExtensionNumbers:
+class ExtensionCodes:
     """The numbers of extensions' types and operations in one model, by name: prefixes 1, 2, ... as they are asked for.
 
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     int64 = numbers.operand_type("com.example.fibonacci", 0)
     model = Model(..., extensions=numbers.extensions)
     """

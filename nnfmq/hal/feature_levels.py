@@ -32,13 +32,13 @@ __all__ = [
     "api_level",
     "interface_level",
     "interface_name",
+    "introduced_in",
     "is_aidl",
     "lifetime_name",
     "microseconds",
     "nanoseconds",
     "number_of_consumers",
     "prefix_bits",
-    "since",
 ]
 
 HIDL_NO_TIME = (1 << 64) - 1  # microseconds: a duration that is not available
@@ -120,7 +120,7 @@ _LAST: Mapping[type[IntEnum], tuple[tuple[IntEnum, FeatureLevel], ...]] = {
 }
 
 
-def since(value: IntEnum) -> FeatureLevel:
+def introduced_in(value: IntEnum) -> FeatureLevel:
     """Return the level that brought a member of one of the HAL's enumerations.
 
     Raises KeyError for DEAD_OBJECT, which is in no interface.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Operand, OperandType, is_scalar
 
-__all__ = ["ElementInfo", "TensorInfo", "describe", "dtype_name"]
+__all__ = ["ElementInfo", "TensorInfo", "dtype_name", "operand_info"]
 
 _DTYPES: dict[OperandType, str] = {
     OperandType.FLOAT32: "float32",
@@ -67,7 +67,7 @@ def dtype_name(operand_type: OperandType) -> str:
         raise InvalidArgument(f"operand type {operand_type!r} has no numpy element type") from None
 
 
-def describe(
+def operand_info(
     operand: Operand, name: str = "", extension_types: Mapping[OperandType, ElementInfo] | None = None
 ) -> TensorInfo:
     """Return the TensorInfo of a model's operand; `extension_types` has what is known of extensions' types."""

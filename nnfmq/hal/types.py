@@ -17,7 +17,7 @@ from nnfmq.hal.operation_type import OperationType
 
 __all__ = [
     "BASE_MAX",
-    "EXTENSION_ELEMENTS",
+    "EXTENSION_TYPES",
     "NO_TIME",
     "NO_TIMING",
     "BufferToken",
@@ -52,7 +52,7 @@ __all__ = [
     "TokenValuePair",
     "element_bytes",
     "is_scalar",
-    "joined",
+    "merge_dimensions",
     "operand_bytes",
 ]
 
@@ -222,13 +222,13 @@ class ExtensionOperandTypeInformation:
 
 
 # The types of the extensions that this process computes, under its own numbers (`operations.extensions` fills it).
-EXTENSION_ELEMENTS: dict[OperandType, ExtensionOperandTypeInformation] = {}
+EXTENSION_TYPES: dict[OperandType, ExtensionOperandTypeInformation] = {}
 
 
 def element_bytes(operand_type: OperandType) -> int:
     """Return the bytes of one element: 0 for SUBGRAPH, OEM, and types of extensions that this process has not."""
     if operand_type > BASE_MAX:
-        known = EXTENSION_ELEMENTS.get(operand_type)
+        known = EXTENSION_TYPES.get(operand_type)
         return known.byte_size if known else 0
     return _ELEMENT_BYTES[operand_type]
 
@@ -236,7 +236,7 @@ def element_bytes(operand_type: OperandType) -> int:
 def is_scalar(operand_type: OperandType) -> bool:
     """Return True for types that never have dimensions; of an extension's, for those known to this process."""
     if operand_type > BASE_MAX:
-        known = EXTENSION_ELEMENTS.get(operand_type)
+        known = EXTENSION_TYPES.get(operand_type)
         return known is not None and not known.is_tensor
     return operand_type in _SCALARS
 
@@ -412,7 +412,7 @@ class Timing:
 NO_TIMING = Timing()
 
 
-def joined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
+def merge_dimensions(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
     """Return dimensions that are both: 0 is an unknown extent, () an unknown rank. None where they contradict."""
     if not first or not second:
         return tuple(first or second)

@@ -20,15 +20,15 @@ from nnfmq.hal.extension_codes import (
     HIDL_PREFIX_BITS,
     Code,
     Extension,
-    ExtensionNumbers,
+    ExtensionCodes,
     ExtensionOperandTypeInformation,
     extension_code,
     extension_prefix,
     extension_type,
     is_extension,
-    named,
+    with_name,
 )
-from nnfmq.hal.types import EXTENSION_ELEMENTS, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
+from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import NUMPY_TYPES, Column, Declaration, Form
 
@@ -41,12 +41,12 @@ _NUMBERS = "biufc"  # numpy's kinds of elements that are a number
 
 def own_type(number: int, name: str) -> OperandType:
     """Return operand type `number` of the extension that the calling file declares."""
-    return named(OperandType(extension_code(_OWN_PREFIX, number)), name)
+    return with_name(OperandType(extension_code(_OWN_PREFIX, number)), name)
 
 
 def own_operation(number: int, name: str) -> OperationType:
     """Return operation `number` of the extension that the calling file declares."""
-    return named(OperationType(extension_code(_OWN_PREFIX, number)), name)
+    return with_name(OperationType(extension_code(_OWN_PREFIX, number)), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class VendorExtension:
 
 
 INSTALLED: dict[str, VendorExtension] = {}  # what this process computes, by name
-_numbers = ExtensionNumbers()
+_numbers = ExtensionCodes()
 _names: dict[tuple[type, int], str] = {}  # of the codes of INSTALLED
 
 
@@ -104,7 +104,7 @@ def install(extension: VendorExtension) -> None:
     elements = {code: element.information for code, element in types.items()}
     dtypes = {code: np.dtype(element.dtype) for code, element in types.items()}
     declarations = {code: place.declaration(declaration) for code, declaration in operations.items()}
-    EXTENSION_ELEMENTS.update(elements)  # all of it, or nothing where something above raised
+    EXTENSION_TYPES.update(elements)  # all of it, or nothing where something above raised
     NUMPY_TYPES.update(dtypes)
     REGISTRY.update(declarations)
     INSTALLED[extension.name] = extension
@@ -145,7 +145,7 @@ class _Place:
             return code
         number = extension_type(code)
         here = extension_code(self.prefix, number, prefix_bits=HIDL_PREFIX_BITS)
-        return named(type(code)(here), _names.get((type(code), here), f"{self.name}.{number}"))
+        return with_name(type(code)(here), _names.get((type(code), here), f"{self.name}.{number}"))
 
     def learn(self, own: Code) -> Code:
         """Note the name of a code that the extension declares, and return the code that stands here for it."""

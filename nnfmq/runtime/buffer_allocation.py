@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument, joined
+from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument, merge_dimensions
 from nnfmq.memory import Memory
 from nnfmq.runtime import tensor_layout
 from nnfmq.runtime.connection import Connection
@@ -92,7 +92,7 @@ def merge_roles(inputs: Sequence[ModelRole], outputs: Sequence[ModelRole], dimen
     if not infos:
         return TensorInfo("buffer", dimensions, "uint8")
     for info in infos:
-        dimensions = joined(dimensions, info.shape) or dimensions
+        dimensions = merge_dimensions(dimensions, info.shape) or dimensions
     return replace(infos[0], name="buffer", shape=dimensions)
 
 
@@ -123,7 +123,7 @@ def _agreed(
             raise InvalidArgument(f"N-DOM-8, N-DOM-9, N-DOM-10: the roles are of different types: {role}, {info}")
         if role.is_scalar and dimensions:
             raise InvalidArgument(f"N-DOM-15: a scalar has no dimensions, given are {dimensions}")
-        if joined(info.shape, role.shape) != info.shape:
+        if merge_dimensions(info.shape, role.shape) != info.shape:
             raise InvalidArgument(f"N-DOM-12: a role has the shape {role.shape}, the buffer {info.shape}")
     return info
 

@@ -56,7 +56,7 @@ from nnfmq.runtime.tensor_layout import Array
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.serialize.execution_stats import StageSlots
+from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packet import ResultPacket
 
 QUEUE_RECORDS = 1024  # each way, as the HAL's own client
@@ -138,7 +138,7 @@ class Burst:
         return burst
 
     def _open(self, deadline_ns: int | None) -> None:
-        self._stages = StageSlots.over(self._results.stage_view)
+        self._stages = StatsArea.over(self._results.stage_view)
         self._resources.callback(self._stages.close)
         self._connection.add_peer(self.peer)
         self.peer.add(self._requests, self._results)

@@ -34,7 +34,7 @@ from nnfmq.hal.errors import (
     ProtocolError,
     error_for_status,
 )
-from nnfmq.hal.tensor_info import TensorInfo, describe
+from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.types import (
     DeviceStatus,
     ExecutionPreference,
@@ -515,6 +515,6 @@ def _described(
         from nnfmq.runtime.extension_types import extension_types
 
         types = extension_types(model, device)
-    inputs = [describe(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
-    outputs = [describe(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
+    inputs = [operand_info(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
+    outputs = [operand_info(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
     return tuple(inputs), tuple(outputs)

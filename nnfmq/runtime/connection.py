@@ -35,8 +35,8 @@ from nnfmq.hal.errors import (
 from nnfmq.hal.types import Pool, SharedPool
 from nnfmq.runtime.future import Future
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.connection_state import Conversation
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.connection_state import ConnectionState
+from nnfmq.serialize.control_protocol import PeerRole
 
 INTERFACE = "AIDL v4"  # unless the application wants another
 # Levels of `hal.feature_levels`, for which no application shall wait.
@@ -97,7 +97,7 @@ class Connection:
         self.has_deadlines = level >= _FIRST_WITH_DEADLINES
         self.keeps_executions = level >= _FIRST_WITH_REUSABLE
         self._channel = channel
-        self._conversation = Conversation()
+        self._connection_state = ConnectionState()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
         self._waiting: dict[_Key, _Question] = {}
         self._greeting: Future[messages.HelloReply] = Future()
@@ -283,7 +283,7 @@ class Connection:
 
     def new_call(self) -> int:
         """Return a number for a new call."""
-        return self._conversation.new_call(Role.CLIENT)
+        return self._connection_state.next_call_id(PeerRole.CLIENT)
 
     def add_peer(self, peer: watcher.Peer) -> None:
         """Register what must be woken when the driver dies. Raises DeadObject if it already has."""
@@ -314,7 +314,7 @@ class Connection:
             self._channel.send(data, fds, deadline_ns)
         except (NnfmqError, OSError):  # not sent; what a signal handler raises may come after it was
             if isinstance(message, messages.Call):
-                self._conversation.forget(message, Role.CLIENT)
+                self._connection_state.cancel_call(message, PeerRole.CLIENT)
             raise
 
     def _noted(self, message: messages.Message) -> bytes:
@@ -322,7 +322,7 @@ class Connection:
         data = control_protocol.encode(message)
         self.raise_if_closed()
         try:
-            self._conversation.note(message, Role.CLIENT)
+            self._connection_state.process_message(message, PeerRole.CLIENT)
         except ProtocolError:
             self.raise_if_closed()  # another thread ended it just now
             raise
@@ -373,8 +373,8 @@ class Connection:
 
     def _on_frame(self, frame: Frame) -> None:
         count = None if frame.lacks_fds else len(frame.fds)
-        message = control_protocol.decode(frame.data, sender=Role.DRIVER, fds=count)
-        self._conversation.note(message, Role.DRIVER)
+        message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=count)
+        self._connection_state.process_message(message, PeerRole.DRIVER)
         if isinstance(message, messages.HelloReply):
             self._greeting.give(message)
         elif isinstance(message, messages.Refused):
@@ -412,7 +412,7 @@ class Connection:
             self._send_unblocked(undone(self.new_call(), answer))
 
     def _on_notice(self, notice: messages.PreparationProgress) -> None:
-        question = self._waiting.get(_Key(notice.call, control_protocol.NOTICES[type(notice)]))
+        question = self._waiting.get(_Key(notice.call, control_protocol.NOTIFICATIONS[type(notice)]))
         if question is not None and isinstance(question.answer, Future):  # else whoever asked has stopped waiting
             question.answer.tell(notice)
 
@@ -471,7 +471,7 @@ class Connection:
     def abandon(self) -> None:
         """In a forked child: close this copy of the socket and make every call raise."""
         # Another thread may have held the old ones. It does not exist here, and neither do those that wait.
-        self._lock, self._conversation = threading.Lock(), Conversation()
+        self._lock, self._connection_state = threading.Lock(), ConnectionState()
         self._watches, self._bursts = [], {}
         self._end = f"this client belongs to process {os.getppid()}, which forked; connect anew in the child"
         peers, self._peers = self._peers, []

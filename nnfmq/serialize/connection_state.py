@@ -1,8 +1,8 @@
-"""What has been said on one control connection: its state, and the calls without an answer, in both directions.
+"""Sans-I/O state machine of one control connection: its phase, and the calls without a reply, in both directions.
 
-Both ends keep a Conversation and tell it of every message, their own and the peer's; it compares them with the tables
-of `control` and does not know which side it runs on. It sends, stores and waits for nothing: who waits for an answer
-keeps that under the call's number.
+Client and driver each keep a `ConnectionState` and pass it every message that they send or receive. It compares the
+message with the tables of `control_protocol` and raises ProtocolError if the message is not allowed in the current
+phase. It performs no I/O and stores no payload.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from typing import NamedTuple
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
-from nnfmq.serialize.control_protocol import NOTICES, REPLIES, TRANSITIONS, Role, State
+from nnfmq.serialize.control_protocol import NOTIFICATIONS, REPLIES, TRANSITIONS, PeerRole, Phase
 from nnfmq.serialize.messages import Call, Message, Reply
 
 
@@ -24,7 +24,7 @@ class _Pending(NamedTuple):
     def without(self, answer: Call) -> _Pending:
         """Return this with `answer` given, or as it is for a notice; raises ProtocolError if it misses none such."""
         kind, name = type(answer), self.kind.__name__
-        if self.missing == (NOTICES.get(kind),):
+        if self.missing == (NOTIFICATIONS.get(kind),):
             return self
         if kind not in self.missing:
             raise ProtocolError(f"{_name(answer)} does not answer {name} (call {answer.call}) now")
@@ -34,46 +34,46 @@ class _Pending(NamedTuple):
         return _Pending(self.kind, missing)
 
 
-class Conversation:
+class ConnectionState:
     """One connection's state and its unanswered calls in both directions; both ends keep one, and it is thread-safe.
 
     Tell it of every message, of the own ones *before* they are sent (the answer may overtake the note otherwise).
     """
 
     def __init__(self) -> None:
-        self.state = State.NEW
+        self.phase = Phase.NEW
         self._lock = threading.Lock()
-        self._last_call = dict.fromkeys(Role, 0)
-        self._pending: dict[Role, dict[int, _Pending]] = {role: {} for role in Role}
+        self._last_call = dict.fromkeys(PeerRole, 0)
+        self._pending: dict[PeerRole, dict[int, _Pending]] = {role: {} for role in PeerRole}
 
-    def new_call(self, caller: Role) -> int:
+    def next_call_id(self, caller: PeerRole) -> int:
         """Return a number for a call by `caller`: 1, 2, 3, ... and never one twice."""
         with self._lock:
             self._last_call[caller] += 1
             return self._last_call[caller]
 
-    def note(self, message: Message, sender: Role) -> None:
+    def process_message(self, message: Message, sender: PeerRole) -> None:
         """Record that `sender` sent `message`.
 
         Raises ProtocolError, and changes nothing, if the tables do not allow it now: wrong state, a call number in
         use, an answer to an unknown call or of the wrong type.
         """
         with self._lock:
-            next_state = TRANSITIONS[sender].get(self.state, {}).get(type(message))
+            next_state = TRANSITIONS[sender].get(self.phase, {}).get(type(message))
             if next_state is None:
-                state = self.state.value
+                state = self.phase.value
                 raise ProtocolError(f"the {sender.value} may not send {_name(message)} while the connection is {state}")
             if isinstance(message, Call):
                 self._note_call(message, sender)
-            self.state = next_state
+            self.phase = next_state
 
-    def forget(self, message: Call, sender: Role) -> None:
+    def cancel_call(self, message: Call, sender: PeerRole) -> None:
         """Take back the note of a call that could not be sent after all; an answer's note stays."""
         if type(message) in REPLIES:
             with self._lock:
                 self._pending[sender].pop(message.call, None)
 
-    def _note_call(self, message: Call, sender: Role) -> None:
+    def _note_call(self, message: Call, sender: PeerRole) -> None:
         if type(message) not in REPLIES:
             self._note_answer(message, self._pending[sender.peer])
         elif message.call in self._pending[sender]:
@@ -91,7 +91,7 @@ class Conversation:
         else:
             del pending[answer.call]
 
-    def pending(self, caller: Role) -> tuple[type[Call], ...]:
+    def pending_calls(self, caller: PeerRole) -> tuple[type[Call], ...]:
         """Return the types of `caller`'s calls that still miss an answer, oldest first."""
         with self._lock:
             return tuple(entry.kind for entry in self._pending[caller].values())

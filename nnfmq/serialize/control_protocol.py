@@ -1,10 +1,10 @@
 """The tables of the control channel: who may send which message when, with how many file descriptors; and its bytes.
 
-Rules of this file: everything about the order of messages is in TRANSITIONS, REPLIES, NOTICES and FILE_DESCRIPTORS,
+Rules of this file: everything about the order of messages is in TRANSITIONS, REPLIES, NOTIFICATIONS and FD_COUNTS,
 which do not know which side they run on; what is not in a table is refused. A message is decoded as exactly one of the
 types that its sender may send. Whoever breaks the rules is told by ProtocolError, and that connection ends. Left out:
-the fields (`messages`), sockets, descriptors, waiting (`channel`), the state of one connection (`conversation`), and
-the meaning of the calls (`service`, `runtime`). docs/protocol.md describes the same for readers.
+the fields (`messages`), sockets, descriptors, waiting (`channel`), the state of one connection (`connection_state`),
+and the meaning of the calls (`service`, `runtime`). docs/protocol.md describes the same for readers.
 """
 
 from __future__ import annotations
@@ -75,23 +75,23 @@ PROTOCOL = 1  # of both files; HelloReply and Refused must stay readable for eve
 MAX_BODY_BYTES = 256 << 20  # as the channel's own limits, which a test compares
 
 
-class Role(Enum):
+class PeerRole(Enum):
     """Who sent a message."""
 
     CLIENT = "client"
     DRIVER = "driver"
 
     @property
-    def peer(self) -> Role:
+    def peer(self) -> PeerRole:
         """The other one."""
-        return Role.DRIVER if self is Role.CLIENT else Role.CLIENT
+        return PeerRole.DRIVER if self is PeerRole.CLIENT else PeerRole.CLIENT
 
 
 # ------------------------------------------------------------------------------------------------ the tables
 
 
-class State(Enum):
-    """Of a conversation."""
+class Phase(Enum):
+    """Of a connection_state."""
 
     NEW = "new"
     GREETED = "greeted"
@@ -130,34 +130,34 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     GetMemories: (Memories,),
 }
 # What may come, any number of times, while of a call this answer alone is missing.
-NOTICES: dict[type[Call], type[Call]] = {PreparationProgress: PreparedModelReady}
+NOTIFICATIONS: dict[type[Call], type[Call]] = {PreparationProgress: PreparedModelReady}
 _DRIVER_CALLS = (GetMemories,)  # all others are the client's
 
 _CLIENT_CALLS = [call for call in REPLIES if call not in _DRIVER_CALLS]
-_DRIVER_REPLIES = [*(answer for call in _CLIENT_CALLS for answer in REPLIES[call]), *NOTICES]
+_DRIVER_REPLIES = [*(answer for call in _CLIENT_CALLS for answer in REPLIES[call]), *NOTIFICATIONS]
 
-TRANSITIONS: dict[Role, dict[State, dict[type[Message], State]]] = {
-    Role.CLIENT: {
-        State.NEW: {Hello: State.GREETED},
-        State.OPEN: {
-            **dict.fromkeys(_CLIENT_CALLS, State.OPEN),
-            Memories: State.OPEN,
-            FreeMemory: State.OPEN,
-            Goodbye: State.CLOSED,
+TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[Message], Phase]]] = {
+    PeerRole.CLIENT: {
+        Phase.NEW: {Hello: Phase.GREETED},
+        Phase.OPEN: {
+            **dict.fromkeys(_CLIENT_CALLS, Phase.OPEN),
+            Memories: Phase.OPEN,
+            FreeMemory: Phase.OPEN,
+            Goodbye: Phase.CLOSED,
         },
     },
-    Role.DRIVER: {
+    PeerRole.DRIVER: {
         # Before it has read the greeting: the supervisor, or an embedded driver that has no devices to offer.
-        State.NEW: {Refused: State.CLOSED},
-        State.GREETED: {HelloReply: State.OPEN, Refused: State.CLOSED},
-        State.OPEN: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), State.OPEN),
+        Phase.NEW: {Refused: Phase.CLOSED},
+        Phase.GREETED: {HelloReply: Phase.OPEN, Refused: Phase.CLOSED},
+        Phase.OPEN: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), Phase.OPEN),
         # What was on its way when the client said goodbye.
-        State.CLOSED: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), State.CLOSED),
+        Phase.CLOSED: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), Phase.CLOSED),
     },
 }
 
 # How many descriptors come with a message: a number, or the field or property that says it (a number, or their list).
-FILE_DESCRIPTORS: dict[type[Message], int | str] = {
+FD_COUNTS: dict[type[Message], int | str] = {
     GetSupportedOperations: "pools",
     PrepareModel: "fd_count",
     PrepareModelFromCache: "fd_count",
@@ -175,14 +175,14 @@ FILE_DESCRIPTORS: dict[type[Message], int | str] = {
 }
 
 
-def messages_of(sender: Role) -> tuple[type[Message], ...]:
+def message_types_of(sender: PeerRole) -> tuple[type[Message], ...]:
     """Return every type that `sender` ever sends, in the order of the table."""
     return tuple(dict.fromkeys(kind for allowed in TRANSITIONS[sender].values() for kind in allowed))
 
 
 def fd_count(message: Message) -> int:
     """Return how many file descriptors must come beside `message`."""
-    count = FILE_DESCRIPTORS.get(type(message), 0)
+    count = FD_COUNTS.get(type(message), 0)
     if isinstance(count, str):
         value = getattr(message, count)
         return value if isinstance(value, int) else len(value)
@@ -198,14 +198,14 @@ class _Envelope(msgspec.Struct):
     type: str
 
 
-def _decoder(sender: Role) -> msgspec.msgpack.Decoder[Message]:
-    return msgspec.msgpack.Decoder(functools.reduce(operator.or_, messages_of(sender)))
+def _decoder(sender: PeerRole) -> msgspec.msgpack.Decoder[Message]:
+    return msgspec.msgpack.Decoder(functools.reduce(operator.or_, message_types_of(sender)))
 
 
 _encoder = msgspec.msgpack.Encoder()
 _envelope = msgspec.msgpack.Decoder(_Envelope)
-_decoders = {role: _decoder(role) for role in Role}
-_senders = {kind: role for role in Role for kind in messages_of(role)}
+_decoders = {role: _decoder(role) for role in PeerRole}
+_senders = {kind: role for role in PeerRole for kind in message_types_of(role)}
 _NOT_A_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -222,11 +222,11 @@ def encode(message: Message) -> bytes:
     return data
 
 
-def decode(data: Buffer, *, sender: Role, fds: int | None = 0) -> Message:
+def decode(data: Buffer, *, sender: PeerRole, fds: int | None = 0) -> Message:
     """Return the message in `data`, which came from `sender` with `fds` file descriptors; None: as many as it needs.
 
     Constants and models are copied out of `data`. Raises ProtocolError, saying what was received, for anything that
-    `sender` may never send; whether it may be sent now is Conversation's question.
+    `sender` may never send; whether it may be sent now is ConnectionState's question.
     """
     if len(data) > MAX_BODY_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes from the {sender.value}; the limit is {MAX_BODY_BYTES}")
@@ -234,11 +234,11 @@ def decode(data: Buffer, *, sender: Role, fds: int | None = 0) -> Message:
         message = _decoders[sender].decode(data)
     except _NOT_A_MESSAGE as error:
         raise ProtocolError(f"the {sender.value} may not send {_described(data)}: {error}") from error
-    require_fds(message, fds, fd_count(message))
+    require_fd_count(message, fds, fd_count(message))
     return message
 
 
-def require_fds(message: object, given: int | None, needed: int) -> None:
+def require_fd_count(message: object, given: int | None, needed: int) -> None:
     """Raise ProtocolError unless a message came with as many file descriptors as it needs; None: it did."""
     if given is not None and given != needed:
         raise ProtocolError(f"{type(message).__name__} came with {given} file descriptors instead of {needed}")

@@ -17,12 +17,12 @@ from typing import Final
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import NO_TIME, NO_TIMING, Timing
 
-STAGE_SLOTS: Final = 32
-STAGE_BYTES: Final = 8 * STAGE_SLOTS
+STATS_WORDS: Final = 32
+STATS_BYTES: Final = 8 * STATS_WORDS
 
 SEQUENCE: Final = 0  # packets taken on this burst, this one included
-REQUEST_TAKEN: Final = 1  # the request had been read from the ring
-MEMORY_READY: Final = 2  # every slot mapped; REQUEST_TAKEN again where the request was the one before
+REQUEST_RECEIVED: Final = 1  # the request had been read from the ring
+MEMORY_READY: Final = 2  # every slot mapped; REQUEST_RECEIVED again where the request was the one before
 ENGINE_BEGIN: Final = 3
 ENGINE_END: Final = 4
 RESULT_SENT: Final = 5  # just before the packet is published: nothing can be stamped after
@@ -35,15 +35,15 @@ NO_DURATION: Final = 2**64 - 1  # in TIME_ON_DEVICE_NS and TIME_IN_DRIVER_NS: no
 
 
 @dataclass(frozen=True, slots=True)
-class StageTimes:
+class ExecutionStats:
     """One reading of the slots; fields as the constants, timing in nanoseconds."""
 
     sequence: int
-    request_taken: int
-    memory_ready: int
-    engine_begin: int
-    engine_end: int
-    result_sent: int
+    request_received_ns: int
+    memory_ready_ns: int
+    engine_begin_ns: int
+    engine_end_ns: int
+    result_sent_ns: int
     timing: Timing
     failures: int
 
@@ -55,15 +55,15 @@ class StageTimes:
     @property
     def driver_ns(self) -> int:
         """Nanoseconds from taking the request to sending the result."""
-        return self.result_sent - self.request_taken
+        return self.result_sent_ns - self.request_received_ns
 
     @property
     def engine_ns(self) -> int:
         """Nanoseconds in the engine."""
-        return self.engine_end - self.engine_begin
+        return self.engine_end_ns - self.engine_begin_ns
 
 
-class StageSlots:
+class StatsArea:
     """Writer and reader over the stage area of a queue. `words` is its memoryview of 32 u64, for other stamps.
 
     The queue stays the owner of the memory and must outlive this.
@@ -77,20 +77,20 @@ class StageSlots:
         self._timing: Timing | None = None  # what the words say now
 
     @classmethod
-    def over(cls, area: memoryview | None) -> StageSlots:
+    def over(cls, area: memoryview | None) -> StatsArea:
         """Return the slots in `area`: 256 bytes, aligned to 8, writable for `record`.
 
         None stands for a queue without such an area: then the slots are private and only this object sees them.
         Raises InvalidArgument for an area that is too short.
         """
         if area is None:
-            area = memoryview(bytearray(STAGE_BYTES))
-        if area.nbytes < STAGE_BYTES:
-            raise InvalidArgument(f"a stage area has {STAGE_BYTES} bytes, this one {area.nbytes}")
+            area = memoryview(bytearray(STATS_BYTES))
+        if area.nbytes < STATS_BYTES:
+            raise InvalidArgument(f"a stage area has {STATS_BYTES} bytes, this one {area.nbytes}")
         return cls(area.cast("B").cast("Q"))
 
     def record(
-        self, sequence: int, request_taken: int, memory_ready: int, engine_begin: int, engine_end: int,
+        self, sequence: int, request_received_ns: int, memory_ready_ns: int, engine_begin_ns: int, engine_end_ns: int,
         timing: Timing = NO_TIMING,
     ) -> None:  # fmt: skip
         """Write what happened to packet `sequence`, and the present as RESULT_SENT: the last thing before the send.
@@ -99,10 +99,10 @@ class StageSlots:
         """
         words = self.words
         words[0] = sequence  # the numbers of the slots, spelt out: this is done for every execution
-        words[1] = request_taken
-        words[2] = memory_ready
-        words[3] = engine_begin
-        words[4] = engine_end
+        words[1] = request_received_ns
+        words[2] = memory_ready_ns
+        words[3] = engine_begin_ns
+        words[4] = engine_end_ns
         if timing is not self._timing:
             self._record_timing(timing)
         words[5] = monotonic_ns()
@@ -117,16 +117,16 @@ class StageSlots:
         self._failures += 1
         self.words[FAILURES] = self._failures
 
-    def read(self) -> StageTimes:
+    def read(self) -> ExecutionStats:
         """Return what the slots hold; call it after the result was received and before the next request."""
         words = self.words.tolist()
-        return StageTimes(
+        return ExecutionStats(
             sequence=words[SEQUENCE],
-            request_taken=words[REQUEST_TAKEN],
-            memory_ready=words[MEMORY_READY],
-            engine_begin=words[ENGINE_BEGIN],
-            engine_end=words[ENGINE_END],
-            result_sent=words[RESULT_SENT],
+            request_received_ns=words[REQUEST_RECEIVED],
+            memory_ready_ns=words[MEMORY_READY],
+            engine_begin_ns=words[ENGINE_BEGIN],
+            engine_end_ns=words[ENGINE_END],
+            result_sent_ns=words[RESULT_SENT],
             timing=Timing(_duration(words[TIME_ON_DEVICE_NS]), _duration(words[TIME_IN_DRIVER_NS])),
             failures=words[FAILURES],
         )

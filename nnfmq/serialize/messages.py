@@ -32,7 +32,7 @@ from nnfmq.hal.types import (
     SharedPool,
     TokenValuePair,
 )
-from nnfmq.serialize.execution_stats import STAGE_SLOTS
+from nnfmq.serialize.execution_stats import STATS_WORDS
 
 MAX_FDS = 250  # per message: Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 MAX_POOLS = 65536  # of a request, driver's buffers among them
@@ -598,7 +598,7 @@ class _Result(Answer, frozen=True):
 class Executed(_Result, frozen=True):
     """How it went; `stages` = the stage slots as beside a ring, from slot 0 on."""
 
-    stages: Annotated[tuple[Word, ...], Meta(max_length=STAGE_SLOTS)] = ()
+    stages: Annotated[tuple[Word, ...], Meta(max_length=STATS_WORDS)] = ()
 
 
 class ExecuteAsynchronously(_WithRequest, frozen=True):

@@ -36,7 +36,7 @@ from nnfmq.hal.types import NO_TIMING, ExecutionConfig, OutputShape, Request
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.serialize.codec import Decoder, decode_request, encode_result
 from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.serialize.execution_stats import StageSlots
+from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packet import RequestPacket, result_packet_for_error
 from nnfmq.service.driver_prepared_model import (
     BoundExecution,
@@ -189,7 +189,7 @@ class BurstServer:
         self._results = results
         self._executor = executor
         self._window_ns = window_ns
-        self._stages = StageSlots.over(results.stage_view)
+        self._stages = StatsArea.over(results.stage_view)
         self._sequence = 0
         self._decoder = Decoder(decode_request)
         self._fetched: RequestPacket | None = None  # the last request whose slots are all known: most are the same one

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from nnfmq.engines.control_flow import reachable_subgraphs
 from nnfmq.engines.execution import PreparedProgram
 from nnfmq.engines.provisional import TieredProgram
-from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, make_capabilities
+from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, uniform_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import (
@@ -83,7 +83,7 @@ class Device:
     @property
     def capabilities(self) -> Capabilities:
         """How fast it is, relative to the CPU; lower is better (CAP)."""
-        return make_capabilities(CPU_PERFORMANCE)
+        return uniform_capabilities(CPU_PERFORMANCE)
 
     @property
     def extensions(self) -> Iterable[VendorExtension]:

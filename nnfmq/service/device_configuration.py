@@ -18,9 +18,9 @@ from nnfmq.hal.capabilities import (
     Capabilities,
     PerformanceInfo,
     is_device_name,
-    make_capabilities,
+    uniform_capabilities,
+    with_performance,
 )
-from nnfmq.hal.capabilities import update as with_performance
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperandType, OperationType
 
@@ -80,7 +80,7 @@ class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
         figures = self.performance
         base = figures.all.info() if figures.all else CPU_PERFORMANCE
         _codes(OperandType, list(figures.types), self.name)
-        capabilities = make_capabilities(base)
+        capabilities = uniform_capabilities(base)
         for name, figure in figures.types.items():
             capabilities = with_performance(capabilities, [OperandType[name]], figure.info())
         relaxed = figures.relaxed.info() if figures.relaxed else base

@@ -28,7 +28,7 @@ from nnfmq.hal.types import (
     Pool,
     Request,
     RequestArgument,
-    joined,
+    merge_dimensions,
     operand_bytes,
 )
 from nnfmq.memory import Memory, identity_of
@@ -188,7 +188,7 @@ class _FromBuffer:
 
     def array(self) -> Array:
         room = self.room = self.buffer.content()
-        if joined(self.dimensions, room.shape) != room.shape:
+        if merge_dimensions(self.dimensions, room.shape) != room.shape:
             raise InvalidArgument(
                 f"DOM-8: buffer {self.buffer.token} holds the shape {room.shape}; the input has {self.dimensions}"
             )
@@ -210,7 +210,7 @@ class _ToBuffer:
         return DynamicOutput(self._room_for)
 
     def _room_for(self, shape: Shape) -> Array:
-        if joined(self.dimensions, shape) != shape:
+        if merge_dimensions(self.dimensions, shape) != shape:
             raise GeneralFailure(
                 f"DOM-14: a result of shape {shape} for buffer {self.buffer.token}, which takes {self.dimensions}"
             )
@@ -288,7 +288,7 @@ class Staging:
         return _ToBuffer(buffer, dimensions, is_fixed)
 
     def _joined(self, operand: Operand, argument: RequestArgument, buffer: ManagedBuffer) -> Shape:
-        dimensions = joined(dimensions_of(operand, argument), buffer.dimensions)
+        dimensions = merge_dimensions(dimensions_of(operand, argument), buffer.dimensions)
         if dimensions is None:
             raise InvalidArgument(
                 f"N-DEX-7: an argument of the dimensions {argument.dimensions} in buffer {buffer.token}, "

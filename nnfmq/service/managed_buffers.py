@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.types import BufferToken, Operand, Request, is_scalar, joined
+from nnfmq.hal.types import BufferToken, Operand, Request, is_scalar, merge_dimensions
 from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.device_status import ALWAYS
 from nnfmq.service.error_translation import errors_to_status
@@ -170,7 +170,7 @@ class ManagedBuffer:
     def _copied_shape(self, dimensions: Shape) -> Shape:
         if not dimensions and not self.is_known:
             raise InvalidArgument(f"N-DCP-4: the shape must be said: the buffer has the dimensions {self.dimensions}")
-        shape = None if self._is_scalar and dimensions else joined(self.dimensions, dimensions)
+        shape = None if self._is_scalar and dimensions else merge_dimensions(self.dimensions, dimensions)
         if shape is None or 0 in dimensions:
             raise InvalidArgument(f"N-DCP-3: dimensions {dimensions}, the buffer has {self.dimensions}")
         return shape

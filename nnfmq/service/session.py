@@ -45,8 +45,8 @@ from nnfmq.hal.feature_levels import FeatureLevel, interface_level
 from nnfmq.hal.types import Priority
 from nnfmq.queue import core
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.connection_state import Conversation
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.connection_state import ConnectionState
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service.aidl_burst_server import AidlBurstServer
 from nnfmq.service.background_compile import improve
 from nnfmq.service.devices import Devices, load_devices
@@ -89,7 +89,7 @@ class Session:
     def __init__(self, channel: Channel, driver_name: str, devices: Devices | None = None) -> None:
         self.quota = MemoryQuota()
         self.devices = load_devices() if devices is None else devices
-        self.conversation = Conversation()
+        self.connection_state = ConnectionState()
         self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)  # until the client says which
         numbers = itertools.count(1)  # one row for all kinds: what is mistaken for another is not found
         self.models: HandleTable[DriverPreparedModel] = HandleTable("model", numbers)
@@ -170,8 +170,8 @@ class Session:
         message = self.interface.spoken(message)
         data = control_protocol.encode(message)
         deadline_ns = time.monotonic_ns() + _PATIENCE_NS
-        with self._send_lock:  # the conversation must note messages in the order in which they are sent
-            self.conversation.note(message, Role.DRIVER)
+        with self._send_lock:  # the connection state must process messages in the order in which they are sent
+            self.connection_state.process_message(message, PeerRole.DRIVER)
             try:
                 self._channel.send(data, fds, deadline_ns)
             except MissedDeadlineTransient:
@@ -228,8 +228,8 @@ class Session:
     def _on_frame(self, frame: Frame) -> None:
         received_ns = time.monotonic_ns()
         count = None if frame.lacks_fds else len(frame.fds)
-        message = control_protocol.decode(frame.data, sender=Role.CLIENT, fds=count)
-        self.conversation.note(message, Role.CLIENT)
+        message = control_protocol.decode(frame.data, sender=PeerRole.CLIENT, fds=count)
+        self.connection_state.process_message(message, PeerRole.CLIENT)
         handler = _HANDLERS[type(message)]
         if frame.lacks_fds:
             self._refuse_without_fds(handler, message)

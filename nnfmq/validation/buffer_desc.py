@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import Model, Operand, is_scalar, joined
+from nnfmq.hal.types import Model, Operand, is_scalar, merge_dimensions
 from nnfmq.validation.values import validate_buffer_desc, validate_buffer_roles
 
 __all__ = ["validate_buffer"]
@@ -56,7 +56,7 @@ def _agreed(first: Operand, other: Operand, where: str) -> Operand:
     _require(points[0] == points[1], "N-DOM-10", f"{where} have the zero points {points[0]} and {points[1]}")
     extras = [(operand.channel_quant, operand.extension_data) for operand in (first, other)]
     _require(extras[0] == extras[1], "DOM-3", f"{where} have other extra parameters")
-    dimensions = joined(first.dimensions, other.dimensions)
+    dimensions = merge_dimensions(first.dimensions, other.dimensions)
     if dimensions is None:
         rule = "N-DOM-12" if len(first.dimensions) == len(other.dimensions) else "N-DOM-11"
         raise InvalidArgument(f"{rule}: {where} have the dimensions {first.dimensions} and {other.dimensions}")
@@ -66,7 +66,7 @@ def _agreed(first: Operand, other: Operand, where: str) -> Operand:
 def _described(operand: Operand, desc: BufferDesc) -> Operand:
     scalar = is_scalar(operand.type)
     _require(not scalar or not desc.dimensions, "N-DOM-15", f"a scalar with the dimensions {desc.dimensions}")
-    dimensions = joined(operand.dimensions, desc.dimensions)
+    dimensions = merge_dimensions(operand.dimensions, desc.dimensions)
     if dimensions is None:
         rule = "N-DOM-14" if len(operand.dimensions) == len(desc.dimensions) else "N-DOM-13"
         wanted, given = desc.dimensions, operand.dimensions

@@ -19,11 +19,11 @@ from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.feature_levels import (
     FeatureLevel,
     interface_name,
+    introduced_in,
     is_aidl,
     microseconds,
     nanoseconds,
     prefix_bits,
-    since,
 )
 from nnfmq.hal.types import (
     BufferToken,
@@ -127,7 +127,7 @@ def _request(request: Request, level: FeatureLevel) -> tuple[Request, list[str]]
 
 
 def _status(status: ErrorStatus, level: FeatureLevel) -> tuple[ErrorStatus, list[str]]:
-    if status != ErrorStatus.DEAD_OBJECT and since(status) <= level:
+    if status != ErrorStatus.DEAD_OBJECT and introduced_in(status) <= level:
         return status, []
     return ErrorStatus.GENERAL_FAILURE, [f"that the failure was {status.name}"]
 
@@ -143,14 +143,14 @@ def _timing(timing: Timing, level: FeatureLevel) -> tuple[Timing, list[str]]:
 
 
 def _priority(priority: Priority, level: FeatureLevel) -> tuple[Priority, list[str]]:
-    if level >= since(priority) or priority == Priority.MEDIUM:
+    if level >= introduced_in(priority) or priority == Priority.MEDIUM:
         return priority, []
     return Priority.MEDIUM, [f"priority {priority.name}"]
 
 
 def _preference(preference: ExecutionPreference, level: FeatureLevel) -> tuple[ExecutionPreference, list[str]]:
     default = ExecutionPreference.FAST_SINGLE_ANSWER
-    if level >= since(preference) or preference == default:
+    if level >= introduced_in(preference) or preference == default:
         return preference, []
     return default, [f"preference {preference.name}"]
 
@@ -164,7 +164,7 @@ def _capabilities(capabilities: Capabilities, level: FeatureLevel) -> tuple[Capa
 
 
 def _has_figure(type: OperandType, level: FeatureLevel) -> bool:
-    return type in _FIRST_FIGURES if level < FeatureLevel.V1_2 else since(type) <= level
+    return type in _FIRST_FIGURES if level < FeatureLevel.V1_2 else introduced_in(type) <= level
 
 
 def _missing_figures(level: FeatureLevel) -> Iterator[str]:

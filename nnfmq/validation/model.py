@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import extension_prefix, is_extension
-from nnfmq.hal.feature_levels import since
+from nnfmq.hal.feature_levels import introduced_in
 from nnfmq.hal.types import (
     LifeTime,
     Model,
@@ -116,7 +116,7 @@ def _validate_type(operand: Operand, where: str) -> int:
     _require(
         is_graph[0] == is_graph[1], "N-VAL-1", f"{where}: type {operand.type.name}, lifetime {operand.lifetime.name}"
     )
-    return since(operand.type)
+    return introduced_in(operand.type)
 
 
 def _validate_extension_operand(model: Model, operand: Operand, where: str) -> None:
@@ -291,7 +291,7 @@ def _validate_operation(model: Model, subgraph: Subgraph, operation: Operation, 
     require_counts(operation, f"{where} ({operation.type.name})")
     declaration = REGISTRY.get(operation.type)
     if declaration is None:
-        return since(operation.type)  # an OEM's or an unknown extension's: what it means is its vendor's
+        return introduced_in(operation.type)  # an OEM's or an unknown extension's: what it means is its vendor's
     operands = subgraph.operands
     try:
         found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])

@@ -22,7 +22,7 @@ from nnfmq.hal.capabilities import (
 )
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import HIDL_PREFIX_BITS, Extension, extension_prefix, is_extension, is_extension_name
-from nnfmq.hal.feature_levels import FeatureLevel, number_of_consumers, since
+from nnfmq.hal.feature_levels import FeatureLevel, introduced_in, number_of_consumers
 from nnfmq.hal.types import (
     BASE_MAX,
     NO_TIME,
@@ -77,7 +77,7 @@ def _require(condition: bool, rule: str, message: str) -> None:
 def _validate_code(kind: type[Code], value: int, rule: str) -> FeatureLevel:
     known = [member.value for member in kind]
     _require(value in known, rule, f"{kind.__name__} {int(value)}, allowed are {known}")
-    return since(kind(value))
+    return introduced_in(kind(value))
 
 
 # -- enumerations -----------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def validate_capabilities(capabilities: Capabilities) -> FeatureLevel:
     relaxed = (capabilities.relaxed_float32_to_float16_scalar, capabilities.relaxed_float32_to_float16_tensor)
     for info in (*relaxed, *overhead):
         validate_performance(info)
-    return max((since(type) for type in types), default=V1_0)
+    return max((introduced_in(type) for type in types), default=V1_0)
 
 
 def validate_cache_counts(model_files: int, data_files: int) -> FeatureLevel:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 import nnfmq
-from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, PerformanceInfo, make_capabilities, update
+from nnfmq.hal.capabilities import (
+    CPU_PERFORMANCE,
+    Capabilities,
+    PerformanceInfo,
+    uniform_capabilities,
+    with_performance,
+)
 from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DeviceStatus, OperandType
@@ -98,7 +104,9 @@ class Fake(Managed):
         assert self.asked is not None
         if self.asked.status:
             raise DeviceUnavailable("busy")
-        return update(make_capabilities(CPU_PERFORMANCE), [OperandType.TENSOR_FLOAT32], PerformanceInfo(0.25, 2.0))
+        return with_performance(
+            uniform_capabilities(CPU_PERFORMANCE), [OperandType.TENSOR_FLOAT32], PerformanceInfo(0.25, 2.0)
+        )
 
     def prepare(self, model: object, **_: object) -> Self:
         return self

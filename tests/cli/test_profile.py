@@ -25,7 +25,7 @@ from nnfmq.cli.profile_charts import arena, colours_of
 from nnfmq.cli.profile_text import operations_table
 from nnfmq.engines import profiling
 from nnfmq.engines.compiled import roofline
-from nnfmq.hal.tensor_info import TensorInfo, describe
+from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 from nnfmq.importers import LoadedModel
 
@@ -72,7 +72,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[[Model], None]:
     def hold(model: Model) -> None:
         operands = model.main.operands
         inputs, outputs = (
-            tuple(describe(operands[index], f"operand {index}") for index in indexes)
+            tuple(operand_info(operands[index], f"operand {index}") for index in indexes)
             for indexes in (model.main.input_indexes, model.main.output_indexes)
         )
         monkeypatch.setattr(nnfmq, "load", lambda path: LoadedModel(model, inputs, outputs), raising=False)

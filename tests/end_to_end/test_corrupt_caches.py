@@ -26,7 +26,7 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionConfig, Model, OperationType
 from nnfmq.memory import Memory
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 
 NONE, FAILURE, INVALID = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE, ErrorStatus.INVALID_ARGUMENT
 ADD, MUL = OperationType.ADD, OperationType.MUL
@@ -39,7 +39,7 @@ class OverDaemon(CachingClient):
     """The same by hand, with a driver process."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self.speaker = Speaker(Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), Role.CLIENT)
+        self.speaker = Speaker(Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), PeerRole.CLIENT)
         self._calls = itertools.count(1)
         self.speaker.say(messages.Hello(control_protocol.PROTOCOL, "AIDL v4", "caching"))
         self.speaker.hear(messages.HelloReply)

@@ -32,7 +32,7 @@ from support.plugins import (
 from support.small_models import F32, I32, one_operation
 
 import nnfmq
-from nnfmq.hal.extension_codes import ExtensionNumbers, extension_code
+from nnfmq.hal.extension_codes import ExtensionCodes, extension_code
 from nnfmq.hal.types import (
     DataLocation,
     ExtensionNameAndPrefix,
@@ -177,7 +177,7 @@ def test_EXT_4_the_bytes_of_a_constant_model_are_read_when_it_is_prepared(device
 
 
 def test_MOD_15_each_model_has_prefixes_of_its_own(device: nnfmq.Device) -> None:
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     numbers.prefix("org.example.unknown")  # gets prefix 1, which is FIBONACCI's in other models
     first, second = Fibonacci(), Fibonacci(numbers)
     assert first.int64 != second.int64
@@ -385,7 +385,7 @@ def test_LIFE_8_whatever_a_plug_in_raises_is_a_general_failure(
     site: Path, monkeypatch: pytest.MonkeyPatch, operation: int, extra: list[int]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", path_with(site)["PYTHONPATH"])
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     code = numbers.operation_type(FAULTY_NAME, operation)
     model = one_operation(code, [Operand(F32, (1,)), *extra], Operand(F32, (1,)))
     model = replace(model, extensions=numbers.extensions)

@@ -17,7 +17,7 @@ from nnfmq.channel import Channel
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionConfig, Model, Priority
 from nnfmq.serialize import messages
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.model_codec import encode_model
 
 THREADS = 4  # that a driver has for a client's calls
@@ -36,7 +36,7 @@ def resources() -> Iterator[ExitStack]:
 def speaker(daemon: Daemon, resources: ExitStack) -> Speaker:
     """Return a client that sends without waiting for answers, and sees their order."""
     channel = Channel.connect(daemon.path, time.monotonic_ns() + int(LIMIT_S * 1e9))
-    client = resources.enter_context(Speaker(channel, Role.CLIENT))
+    client = resources.enter_context(Speaker(channel, PeerRole.CLIENT))
     client.say(HELLO)
     client.hear(messages.HelloReply)
     return client

@@ -35,7 +35,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.serialize import messages
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.model_codec import encode_model
 
 INVALID = ErrorStatus.INVALID_ARGUMENT
@@ -62,7 +62,7 @@ def client(driver: Daemon) -> Iterator[Speaker]:
 
 
 def speaking(driver: Daemon, interface: str) -> Speaker:
-    client = Speaker(Channel.connect(driver.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), Role.CLIENT)
+    client = Speaker(Channel.connect(driver.path, time.monotonic_ns() + int(LIMIT_S * 1e9)), PeerRole.CLIENT)
     client.say(msgspec.structs.replace(HELLO, interface=interface))
     client.hear(messages.HelloReply)
     return client

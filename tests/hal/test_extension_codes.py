@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.extension_codes import ExtensionNumbers, extension_prefix, extension_type, is_extension, named
+from nnfmq.hal.extension_codes import ExtensionCodes, extension_prefix, extension_type, is_extension, with_name
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperandType, OperationType
 from nnfmq.validation.values import validate_extensions
 
@@ -13,7 +13,7 @@ FIRST, SECOND = "com.example.fibonacci", "org.example.other"
 
 
 def test_EXT_3_numbers_are_given_by_name() -> None:
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     kind, operation = numbers.operand_type(FIRST, 1), numbers.operation_type(FIRST, 0)
     assert isinstance(kind, OperandType) and isinstance(operation, OperationType)
     assert (extension_type(kind), extension_type(operation)) == (1, 0)
@@ -22,14 +22,14 @@ def test_EXT_3_numbers_are_given_by_name() -> None:
 
 
 def test_EXT_3_prefixes_are_never_0_and_differ() -> None:
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     codes = [numbers.operand_type(name, 0) for name in (FIRST, SECOND)]
     assert all(is_extension(code) for code in codes)
     assert codes[0] != codes[1]
 
 
 def test_MOD_15_names_and_prefixes_are_one_to_one() -> None:
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     for name in (SECOND, FIRST, SECOND, FIRST):
         numbers.prefix(name)
     assert numbers.extensions == (ExtensionNameAndPrefix(SECOND, 1), ExtensionNameAndPrefix(FIRST, 2))
@@ -37,12 +37,12 @@ def test_MOD_15_names_and_prefixes_are_one_to_one() -> None:
 
 
 def test_EXT_3_a_model_without_extensions_names_none() -> None:
-    assert ExtensionNumbers().extensions == ()
+    assert ExtensionCodes().extensions == ()
 
 
 @pytest.mark.parametrize("name", ["", "fibonacci", "com.Example", "com..example"])
 def test_EXT_1_a_malformed_name_gets_no_prefix(name: str) -> None:
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     with pytest.raises(InvalidArgument, match="extension name"):
         numbers.operand_type(name, 0)
     assert numbers.extensions == ()
@@ -51,11 +51,11 @@ def test_EXT_1_a_malformed_name_gets_no_prefix(name: str) -> None:
 @pytest.mark.parametrize("number", [-1, 1 << 16])
 def test_MOD_15_a_number_beyond_16_bits_is_refused(number: int) -> None:
     with pytest.raises(InvalidArgument, match="within an extension"):
-        ExtensionNumbers().operation_type(FIRST, number)
+        ExtensionCodes().operation_type(FIRST, number)
 
 
 def test_a_code_with_a_name_equals_the_one_without() -> None:
     plain = OperandType(7 << 16)
-    shown = named(plain, "com.example.fibonacci.INT64")
+    shown = with_name(plain, "com.example.fibonacci.INT64")
     assert (shown, hash(shown), shown.name) == (plain, hash(plain), "com.example.fibonacci.INT64")
     assert plain.name == "EXTENSION_0x70000"

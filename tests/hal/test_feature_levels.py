@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from nnfmq.hal.capabilities import ResultCode, error_status_of
+from nnfmq.hal.capabilities import ResultCode, status_for_result_code
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import extension_code, extension_prefix, extension_type, is_extension
 from nnfmq.hal.feature_levels import (
     FeatureLevel,
     api_level,
     interface_name,
+    introduced_in,
     is_aidl,
     lifetime_name,
     microseconds,
     nanoseconds,
     prefix_bits,
-    since,
 )
 from nnfmq.hal.types import LifeTime, OperandType, OperationType, Priority, element_bytes, is_scalar
 from nnfmq.operations import REGISTRY
@@ -25,7 +25,7 @@ L = FeatureLevel
 
 
 def test_VAL_2_every_declaration_is_since_the_level_of_its_code() -> None:
-    assert {code: int(since(code)) for code in REGISTRY} == {c: d.since for c, d in REGISTRY.items()}
+    assert {code: int(introduced_in(code)) for code in REGISTRY} == {c: d.since for c, d in REGISTRY.items()}
 
 
 def test_DEV_9_levels_have_their_names_and_numbers() -> None:
@@ -37,9 +37,9 @@ def test_DEV_9_levels_have_their_names_and_numbers() -> None:
 
 
 def test_MOD_3_operand_types_are_since_their_version() -> None:
-    assert [int(since(OperandType(code))) for code in range(16)] == [1] * 6 + [3] * 8 + [4] * 2
-    assert since(OperandType.OEM) == since(OperandType.TENSOR_OEM_BYTE) == L.V1_0
-    assert since(OperationType.OEM_OPERATION) == L.V1_0
+    assert [int(introduced_in(OperandType(code))) for code in range(16)] == [1] * 6 + [3] * 8 + [4] * 2
+    assert introduced_in(OperandType.OEM) == introduced_in(OperandType.TENSOR_OEM_BYTE) == L.V1_0
+    assert introduced_in(OperationType.OEM_OPERATION) == L.V1_0
 
 
 def test_MOD_4_lifetimes_are_called_as_their_version_calls_them() -> None:
@@ -48,12 +48,16 @@ def test_MOD_4_lifetimes_are_called_as_their_version_calls_them() -> None:
     ]  # fmt: skip
     assert lifetime_name(LifeTime.SUBGRAPH_INPUT, L.V1_3) == "SUBGRAPH_INPUT"
     assert lifetime_name(LifeTime.CONSTANT_REFERENCE, L.AIDL_V1) == "CONSTANT_POOL"
-    assert (since(LifeTime.SUBGRAPH), since(LifeTime.NO_VALUE), since(Priority.LOW)) == (L.V1_3, L.V1_0, L.V1_3)
+    assert (introduced_in(LifeTime.SUBGRAPH), introduced_in(LifeTime.NO_VALUE), introduced_in(Priority.LOW)) == (
+        L.V1_3,
+        L.V1_0,
+        L.V1_3,
+    )
 
 
 def test_a_status_of_no_interface_is_since_none() -> None:
     with pytest.raises(KeyError, match="DEAD_OBJECT"):
-        since(ErrorStatus.DEAD_OBJECT)
+        introduced_in(ErrorStatus.DEAD_OBJECT)
 
 
 @pytest.mark.parametrize(("ns", "us"), [(-1, (1 << 64) - 1), (0, 0), (5_000, 5)])
@@ -65,7 +69,7 @@ def test_TIM_2_times_in_microseconds(ns: int, us: int) -> None:
 def test_MOD_15_codes_above_0xFFFF_are_an_extensions(kind: type[OperandType] | type[OperationType]) -> None:
     code = kind(0x0007_0002)
 
-    assert (extension_prefix(code), extension_type(code), since(code)) == (7, 2, L.V1_2)
+    assert (extension_prefix(code), extension_type(code), introduced_in(code)) == (7, 2, L.V1_2)
     assert is_extension(code)
     assert not any(is_extension(member) for member in kind)
     for wrong in (-1, 9999, 0xFFFF, 1 << 32):
@@ -91,7 +95,7 @@ def test_MOD_15_numbers_out_of_range_make_no_code(prefix: int, number: int) -> N
 
 
 def test_result_codes_stand_for_statuses() -> None:
-    assert [int(error_status_of(ResultCode(code))) for code in range(15)] == [
+    assert [int(status_for_result_code(ResultCode(code))) for code in range(15)] == [
         0,
         2,
         2,

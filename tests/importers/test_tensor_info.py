@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.tensor_info import ElementInfo, TensorInfo, describe, dtype_name
+from nnfmq.hal.tensor_info import ElementInfo, TensorInfo, dtype_name, operand_info
 from nnfmq.hal.types import Operand, OperandType, element_bytes
 
 WITHOUT = (OperandType.SUBGRAPH, OperandType.OEM, OperandType.TENSOR_OEM_BYTE)
@@ -25,16 +25,16 @@ def test_a_type_without_a_numpy_element_is_refused(operand_type: OperandType) ->
 
 def test_an_operand_is_described_with_its_quantization() -> None:
     operand = Operand(OperandType.TENSOR_QUANT8_ASYMM, (1, 2), 0.5, 128)
-    assert describe(operand, "scores") == TensorInfo("scores", (1, 2), "uint8", 0.5, 128)
+    assert operand_info(operand, "scores") == TensorInfo("scores", (1, 2), "uint8", 0.5, 128)
 
 
 def test_a_scalar_is_told_from_a_tensor_of_unknown_rank() -> None:
-    assert describe(Operand(OperandType.INT32)) == TensorInfo("", (), "int32", is_scalar=True)
-    assert describe(Operand(OperandType.TENSOR_INT32)) == TensorInfo("", (), "int32")
+    assert operand_info(Operand(OperandType.INT32)) == TensorInfo("", (), "int32", is_scalar=True)
+    assert operand_info(Operand(OperandType.TENSOR_INT32)) == TensorInfo("", (), "int32")
 
 
 def test_EXT_3_a_type_of_an_extension_is_described_by_what_a_device_stated() -> None:
     known = {OperandType(1 << 16): ElementInfo("int64", True)}
-    assert describe(Operand(OperandType(1 << 16)), "n", known) == TensorInfo("n", (), "int64", is_scalar=True)
+    assert operand_info(Operand(OperandType(1 << 16)), "n", known) == TensorInfo("n", (), "int64", is_scalar=True)
     with pytest.raises(InvalidArgument, match="no numpy element type"):
-        describe(Operand(OperandType(1 << 16)))
+        operand_info(Operand(OperandType(1 << 16)))

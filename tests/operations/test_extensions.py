@@ -13,7 +13,7 @@ from support.small_models import F32, one_operation, two_adds
 
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.extension_codes import ExtensionNumbers, extension_code
+from nnfmq.hal.extension_codes import ExtensionCodes, extension_code
 from nnfmq.hal.types import (
     ExtensionNameAndPrefix,
     Model,
@@ -82,7 +82,7 @@ def _installed() -> Iterator[None]:
 
 def shift(by: bytes = b"\x10\0", byte: bytes = b"\x03") -> Model:
     """Return SHIFT of two elements, under numbers that are not this process's."""
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     for name in ("com.example.a", "com.example.b", "com.example.c"):
         numbers.prefix(name)
     wide, scalar = numbers.operand_type(NAME, 7), numbers.operand_type(NAME, 3)
@@ -120,7 +120,7 @@ def test_VAL_5_a_constant_scalar_of_another_size_is_refused_by_its_owner() -> No
 
 
 def test_an_operation_of_a_plug_in_takes_types_of_the_hal_too() -> None:
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     code = numbers.operation_type(NAME, 5)
     model = replace(one_operation(code, [Operand(F32, (2,))], Operand(F32, (2,))), extensions=numbers.extensions)
     out = np.zeros(2, np.float32)
@@ -129,7 +129,7 @@ def test_an_operation_of_a_plug_in_takes_types_of_the_hal_too() -> None:
 
 
 def test_an_operation_of_the_hal_takes_no_type_of_an_extension() -> None:
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     wide = Operand(numbers.operand_type(NAME, 7), (2,))
     model = one_operation(OperationType.ABS, [wide], wide)
     with pytest.raises(InvalidArgument, match=rf"S2: argument types \({NAME}\.WIDE\)"):
@@ -191,6 +191,6 @@ def test_EXT_2_an_extension_that_fails_to_install_leaves_nothing() -> None:
     broken = replace(EXTENSION, name="com.example.broken", declarations=(EXTENSION.declarations[0],) * 2)
     with pytest.raises(InvalidArgument, match="declared twice"):
         install(broken)
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     model = one_operation(numbers.operation_type("com.example.broken", 2), [FLOAT_N], FLOATS)
     assert load_devices()["reference"]._supported(translated(replace(model, extensions=numbers.extensions))) == [False]

@@ -17,7 +17,7 @@ from support.protocol import Speaker
 from nnfmq.channel import Channel
 from nnfmq.runtime.connection import Connection
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service.session import Session
 
 GREETING = messages.HelloReply(control_protocol.PROTOCOL, "AIDL v4", "fake", 4711, "twin")
@@ -40,7 +40,7 @@ def start() -> Iterator[Callable[..., Future[Any]]]:
 def driver(resources: ExitStack) -> Speaker:
     """A fake driver's end of a channel; the other end is `driver.other`."""
     theirs, ours = Channel.pair()
-    speaker = Speaker(theirs, Role.DRIVER)
+    speaker = Speaker(theirs, PeerRole.DRIVER)
     resources.callback(speaker.close)
     speaker.other = ours  # type: ignore[attr-defined]
     return speaker

@@ -242,7 +242,7 @@ def test_a_driver_is_given_the_memories_that_it_asks_for(
     connection.add_burst(3, Provider(memories))
     driver.say(messages.GetMemories(1, 3, (7, 4)))
     with driver.channel.receive(soon()) as frame:
-        answer = control_protocol.decode(frame.data, sender=control_protocol.Role.CLIENT, fds=len(frame.fds))
+        answer = control_protocol.decode(frame.data, sender=control_protocol.PeerRole.CLIENT, fds=len(frame.fds))
         assert answer == messages.Memories(1, NONE, "", (messages.MemoryData(8), messages.MemoryData(5)))
         assert [os.fstat(fd).st_size for fd in frame.fds] == [8, 5]
 
@@ -448,7 +448,7 @@ def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
 def test_a_forked_child_s_calls_raise_and_the_parent_s_go_on(
     connection: Connection, driver: Speaker, start: Start
 ) -> None:
-    with connection._lock, connection._conversation._lock, warnings.catch_warnings():
+    with connection._lock, connection._connection_state._lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for a process with threads
         pid = os.fork()  # while other threads hold whatever they may hold
         if pid == 0:

@@ -38,7 +38,7 @@ from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.future import Future as ReplyFuture
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service import driver_prepared_model as service
 from nnfmq.service.session import Session
 
@@ -211,7 +211,7 @@ def test_EXE_5_the_callback_counts_and_not_the_reply(connection: Connection, dri
     refused = messages.ExecutionFinished(call, ErrorStatus.INVALID_ARGUMENT, "no")
     driver.say(refused)
     driver.say(messages.Reply(call, ErrorStatus.INVALID_ARGUMENT, "no"))
-    until(lambda: not connection._conversation.pending(Role.CLIENT))
+    until(lambda: not connection._connection_state.pending_calls(PeerRole.CLIENT))
     assert taker.given == [refused]
 
 

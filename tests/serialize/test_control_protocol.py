@@ -29,10 +29,10 @@ from nnfmq.hal.types import (
     TokenValuePair,
 )
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import Role, decode, encode, fd_count
+from nnfmq.serialize.control_protocol import PeerRole, decode, encode, fd_count
 from nnfmq.serialize.messages import Message
 
-CLIENT, DRIVER = Role.CLIENT, Role.DRIVER
+CLIENT, DRIVER = PeerRole.CLIENT, PeerRole.DRIVER
 QUEUE = messages.MQDescriptorData(
     (
         messages.GrantorData(0, 0, 8),
@@ -59,7 +59,7 @@ REQUEST_WIRE = [[[False, [0, 64, 16, 0], [2, 2]]], [], [["buffer", -7], MEMORY_W
 CONFIG = messages.ConfigData(MeasureTiming.NO, -1)
 
 # Who sends it, its fields on the wire, what it is read as, and how many descriptors come with it.
-SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
+SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     (
         CLIENT,
         {"protocol": 1, "interface": "aidl-4", "client_name": "run.py"},
@@ -272,7 +272,7 @@ SAMPLES: list[tuple[Role, dict[str, Any], Message, int]] = [
 GREETINGS = [sample for sample in SAMPLES if isinstance(sample[2], messages.Greeting)]
 OTHERS = [sample for sample in SAMPLES if not isinstance(sample[2], messages.Greeting)]
 FIELDS = [(*sample, field) for sample in SAMPLES for field in sample[1]]
-Case = tuple[Role, dict[str, Any], Message, int]
+Case = tuple[PeerRole, dict[str, Any], Message, int]
 
 
 def name_of(value: object) -> str | None:
@@ -289,29 +289,29 @@ every_field = pytest.mark.parametrize(("sender", "fields", "message", "fds", "fi
 
 def test_there_is_a_sample_of_every_message() -> None:
     sampled = {(sender, type(message)) for sender, _, message, _ in SAMPLES}
-    assert sampled == {(role, kind) for role in Role for kind in control_protocol.messages_of(role)}
+    assert sampled == {(role, kind) for role in PeerRole for kind in control_protocol.message_types_of(role)}
 
 
 @every_message
-def test_a_message_is_read_from_its_map(sender: Role, fields: dict[str, Any], message: Message, fds: int) -> None:
+def test_a_message_is_read_from_its_map(sender: PeerRole, fields: dict[str, Any], message: Message, fds: int) -> None:
     assert decode(wire(message, fields), sender=sender, fds=fds) == message
 
 
 @every_message
-def test_a_message_is_written_as_its_map(sender: Role, fields: dict[str, Any], message: Message, fds: int) -> None:
+def test_a_message_is_written_as_its_map(sender: PeerRole, fields: dict[str, Any], message: Message, fds: int) -> None:
     assert msgspec.msgpack.decode(encode(message)) == {"type": type(message).__name__, **fields}
 
 
 @every_message
 def test_a_message_says_how_many_descriptors_it_has(
-    sender: Role, fields: dict[str, Any], message: Message, fds: int
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     assert fd_count(message) == fds
 
 
 @every_message
 def test_a_message_with_one_descriptor_more_is_refused(
-    sender: Role, fields: dict[str, Any], message: Message, fds: int
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     with pytest.raises(ProtocolError, match=f"came with {fds + 1} file descriptors instead of {fds}"):
         decode(wire(message, fields), sender=sender, fds=fds + 1)
@@ -319,42 +319,44 @@ def test_a_message_with_one_descriptor_more_is_refused(
 
 @every_message
 def test_a_message_is_refused_from_the_other_role(
-    sender: Role, fields: dict[str, Any], message: Message, fds: int
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     with pytest.raises(ProtocolError, match=f"{sender.peer.value} may not send this '{type(message).__name__}'"):
         decode(wire(message, fields), sender=sender.peer, fds=fds)
 
 
 @every_message
-def test_a_message_cut_at_any_byte_is_refused(sender: Role, fields: dict[str, Any], message: Message, fds: int) -> None:
+def test_a_message_cut_at_any_byte_is_refused(
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
+) -> None:
     data = wire(message, fields)
     assert [end for end in range(len(data)) if not is_refused(data[:end], sender, fds)] == []
 
 
 @every_message
 def test_a_message_with_a_trailing_byte_is_refused(
-    sender: Role, fields: dict[str, Any], message: Message, fds: int
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     assert is_refused(wire(message, fields) + b"\xc0", sender, fds)
 
 
 @pytest.mark.parametrize(("sender", "fields", "message", "fds"), OTHERS, ids=name_of)
 def test_a_message_with_an_unknown_field_is_refused(
-    sender: Role, fields: dict[str, Any], message: Message, fds: int
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     assert is_refused(wire(message, {**fields, "extra": 1}), sender, fds)
 
 
 @pytest.mark.parametrize(("sender", "fields", "message", "fds"), GREETINGS, ids=name_of)
 def test_a_greeting_of_a_later_protocol_is_read(
-    sender: Role, fields: dict[str, Any], message: Message, fds: int
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int
 ) -> None:
     assert decode(wire(message, {**fields, "extra": {"of": "later"}}), sender=sender) == message
 
 
 @every_field
 def test_a_field_of_the_wrong_type_is_refused(
-    sender: Role, fields: dict[str, Any], message: Message, fds: int, field: str
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int, field: str
 ) -> None:
     assert is_refused(wire(message, {**fields, field: {"a": 1}}), sender, fds)
 
@@ -384,14 +386,14 @@ MAY_BE_ABSENT = {
 
 @every_field
 def test_a_field_is_absent_only_where_nothing_depends_on_it(
-    sender: Role, fields: dict[str, Any], message: Message, fds: int, field: str
+    sender: PeerRole, fields: dict[str, Any], message: Message, fds: int, field: str
 ) -> None:
     without = {name: value for name, value in fields.items() if name != field}
     may_be_absent = (type(message).__name__, field) in MAY_BE_ABSENT
     assert is_refused(wire(message, without), sender, fds) != may_be_absent
 
 
-def is_refused(data: bytes, sender: Role, fds: int) -> bool:
+def is_refused(data: bytes, sender: PeerRole, fds: int) -> bool:
     try:
         decode(data, sender=sender, fds=fds)
     except ProtocolError:
@@ -417,8 +419,8 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
     assert is_refused(data, CLIENT, 0)
 
 
-@given(st.binary(max_size=200), st.sampled_from(Role))
-def test_random_bytes_never_raise_anything_but_protocol_error(data: bytes, sender: Role) -> None:
+@given(st.binary(max_size=200), st.sampled_from(PeerRole))
+def test_random_bytes_never_raise_anything_but_protocol_error(data: bytes, sender: PeerRole) -> None:
     assert is_refused(data, sender, 0)
 
 
@@ -437,7 +439,7 @@ def test_the_error_says_what_was_received() -> None:
         decode(b"\x01\x02\x03", sender=CLIENT)
 
 
-BEYOND_LIMITS: list[tuple[Role, str, dict[str, Any]]] = [
+BEYOND_LIMITS: list[tuple[PeerRole, str, dict[str, Any]]] = [
     (CLIENT, "ListDevices", {"call": -1}),
     (CLIENT, "ListDevices", {"call": 2**63}),
     (CLIENT, "Hello", {"protocol": 1, "interface": "i" * 257, "client_name": ""}),
@@ -454,7 +456,9 @@ BEYOND_LIMITS: list[tuple[Role, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("sender", "kind", "fields"), BEYOND_LIMITS)
-def test_numbers_and_lengths_beyond_their_limits_are_refused(sender: Role, kind: str, fields: dict[str, Any]) -> None:
+def test_numbers_and_lengths_beyond_their_limits_are_refused(
+    sender: PeerRole, kind: str, fields: dict[str, Any]
+) -> None:
     assert is_refused(msgspec.msgpack.encode({"type": kind, **fields}), sender, 0)
 
 

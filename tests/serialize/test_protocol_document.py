@@ -11,7 +11,7 @@ from support import places
 
 from nnfmq.serialize import control_protocol, datum, execution_stats, messages
 from nnfmq.serialize.codec import decode_request
-from nnfmq.serialize.control_protocol import FILE_DESCRIPTORS, REPLIES, TRANSITIONS, Role, State
+from nnfmq.serialize.control_protocol import FD_COUNTS, REPLIES, TRANSITIONS, PeerRole, Phase
 from nnfmq.serialize.datum import Variant
 from nnfmq.serialize.messages import Message
 
@@ -65,15 +65,15 @@ def fields_of(kind: type[msgspec.Struct]) -> str:
 
 def rows_of_messages() -> Iterator[Row]:
     """Return the table as the code has it; what may still come after a goodbye is told in words."""
-    for sender in Role:
+    for sender in PeerRole:
         for state, allowed in TRANSITIONS[sender].items():
             for kind, then in allowed.items():
-                if state is not State.CLOSED:
+                if state is not Phase.CLOSED:
                     yield _row(kind, sender, state, then)
 
 
-def _row(kind: type[Message], sender: Role, state: State, then: State) -> Row:
-    fds = FILE_DESCRIPTORS.get(kind, "")
+def _row(kind: type[Message], sender: PeerRole, state: Phase, then: Phase) -> Row:
+    fds = FD_COUNTS.get(kind, "")
     answers = REPLIES.get(kind, ())  # type: ignore[call-overload]
     return (
         f"`{kind.__name__}`",
@@ -99,8 +99,8 @@ def test_the_table_of_messages_is_the_one_that_the_code_obeys(tables: list[list[
 
 
 def test_what_may_come_after_goodbye_is_what_the_driver_sends_while_open() -> None:
-    assert TRANSITIONS[Role.DRIVER][State.CLOSED].keys() == TRANSITIONS[Role.DRIVER][State.OPEN].keys()
-    assert State.CLOSED not in TRANSITIONS[Role.CLIENT]
+    assert TRANSITIONS[PeerRole.DRIVER][Phase.CLOSED].keys() == TRANSITIONS[PeerRole.DRIVER][Phase.OPEN].keys()
+    assert Phase.CLOSED not in TRANSITIONS[PeerRole.CLIENT]
 
 
 def test_the_data_inside_messages_are_as_documented(tables: list[list[Row]]) -> None:

@@ -27,7 +27,7 @@ from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.queue.layout import READ_COUNTER, WRITE_COUNTER
 from nnfmq.serialize.codec import decode_result, encode_request
-from nnfmq.serialize.execution_stats import StageSlots
+from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packet import RequestPacket, ResultPacket, result_packet_for_error
 from nnfmq.service.burst_server import BindingExecutor, BurstServer
 from nnfmq.service.driver_prepared_model import DriverPreparedModel, ExecutionReply
@@ -362,7 +362,7 @@ def test_a_client_that_reads_no_results_loses_them_and_can_go_on(serve: Serve) -
     with BurstClient.create(result_records=4) as client:
         bursts.give_pools(client, ADD)
         server = serve(client, BindingExecutor(prepared(ADD)))
-        slots = StageSlots.over(client.results.stage_view)
+        slots = StatsArea.over(client.results.stage_view)
         for sent in range(1, 4):
             assert client.requests.send(ADD_PACKET)
             until(lambda sent=sent: slots.read().executions + slots.read().failures == sent)
@@ -452,13 +452,19 @@ def test_the_stages_of_an_execution_are_told_in_order_beside_the_results(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     serve(client, BindingExecutor(prepared(ADD)))
-    slots = StageSlots.over(client.results.stage_view)
+    slots = StatsArea.over(client.results.stage_view)
     resources.callback(slots.close)
     client.execute(BAD_RECORDS[0])
     client.execute(packet_for(ADD, measure=MeasureTiming.YES))
     told = slots.read()
     assert (told.sequence, told.executions, told.failures) == (2, 1, 1)
-    times = [told.request_taken, told.memory_ready, told.engine_begin, told.engine_end, told.result_sent]
+    times = [
+        told.request_received_ns,
+        told.memory_ready_ns,
+        told.engine_begin_ns,
+        told.engine_end_ns,
+        told.result_sent_ns,
+    ]
     assert times == sorted(times)
     assert 0 < told.timing.time_on_device_ns <= told.timing.time_in_driver_ns
     client.execute(ADD_PACKET)

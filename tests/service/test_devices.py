@@ -22,8 +22,8 @@ from nnfmq.hal.capabilities import (
     NumberOfCacheFiles,
     PerformanceInfo,
     is_device_name,
-    lookup,
-    make_capabilities,
+    performance_of,
+    uniform_capabilities,
 )
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
 from nnfmq.hal.extension_codes import Extension
@@ -133,7 +133,7 @@ def test_DEV_7_the_answers_are_the_same_each_time(shipped: dict[str, Interpreter
 def test_DEV_12_the_reference_supports_everything_at_the_cpu_s_own_speed() -> None:
     reference = load_devices()["reference"]
     assert reference.type is DeviceType.CPU
-    assert reference.get_capabilities() == make_capabilities(CPU_PERFORMANCE)
+    assert reference.get_capabilities() == uniform_capabilities(CPU_PERFORMANCE)
 
 
 class TestFunctions:
@@ -192,9 +192,9 @@ def test_CAP_3_CAP_4_figures_are_those_of_android_s_sample_drivers(
 ) -> None:
     capabilities = shipped[name].get_capabilities()
     validate_capabilities(capabilities)
-    assert {lookup(capabilities, type) for type in types} == {PerformanceInfo(*float32)}
+    assert {performance_of(capabilities, type) for type in types} == {PerformanceInfo(*float32)}
     assert capabilities.relaxed_float32_to_float16_tensor == PerformanceInfo(*relaxed)
-    assert lookup(capabilities, OperandType.SUBGRAPH) is UNKNOWN_PERFORMANCE
+    assert performance_of(capabilities, OperandType.SUBGRAPH) is UNKNOWN_PERFORMANCE
 
 
 def supported(device: Device, model: Model) -> bool:
@@ -270,7 +270,7 @@ class Misnamed(Plain):
 class Impossible(Plain):
     @property
     def capabilities(self) -> Capabilities:
-        return make_capabilities(PerformanceInfo(-1.0, 1.0))
+        return uniform_capabilities(PerformanceInfo(-1.0, 1.0))
 
 
 class Versionless(Plain):

@@ -9,7 +9,7 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.feature_levels import FeatureLevel as L
 from nnfmq.hal.feature_levels import interface_name
 from nnfmq.serialize import messages
-from nnfmq.serialize.control_protocol import REPLIES, Role, messages_of
+from nnfmq.serialize.control_protocol import REPLIES, PeerRole, message_types_of
 from nnfmq.service import interface_versions
 from nnfmq.service.handlers.base import BlockingHandler
 from nnfmq.service.interface_versions import InterfaceVersion
@@ -17,7 +17,7 @@ from nnfmq.service.session import _HANDLERS
 
 
 def test_every_call_of_the_table_can_be_refused() -> None:
-    assert set(interface_versions.CALLS) <= set(REPLIES) & set(messages_of(Role.CLIENT))
+    assert set(interface_versions.CALLS) <= set(REPLIES) & set(message_types_of(PeerRole.CLIENT))
     assert [call for call in interface_versions.CALLS if not isinstance(_HANDLERS[call], BlockingHandler)] == []
 
 

@@ -16,7 +16,7 @@ import pytest
 from support.places import ROOT
 
 import nnfmq
-from nnfmq.hal.capabilities import CPU_PERFORMANCE, PerformanceInfo, lookup
+from nnfmq.hal.capabilities import CPU_PERFORMANCE, PerformanceInfo, performance_of
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import OperandType
 from nnfmq.service.device_configuration import read_configuration
@@ -105,9 +105,13 @@ def test_CAP_7_the_table_is_what_a_driver_reads(tool: Any, tmp_path: Path) -> No
     path.write_text(f'[[device]]\nname = "test-measured"\n{text}\n')
     (entry,) = read_configuration(path)
     told = entry.capabilities()
-    assert lookup(told, OperandType.TENSOR_FLOAT32) == lookup(told, OperandType.FLOAT32) == PerformanceInfo(0.25, 1.5)
-    assert lookup(told, OperandType.TENSOR_QUANT8_ASYMM_SIGNED) == PerformanceInfo(2.0, 3.0)
-    assert lookup(told, OperandType.TENSOR_INT32) == CPU_PERFORMANCE
+    assert (
+        performance_of(told, OperandType.TENSOR_FLOAT32)
+        == performance_of(told, OperandType.FLOAT32)
+        == PerformanceInfo(0.25, 1.5)
+    )
+    assert performance_of(told, OperandType.TENSOR_QUANT8_ASYMM_SIGNED) == PerformanceInfo(2.0, 3.0)
+    assert performance_of(told, OperandType.TENSOR_INT32) == CPU_PERFORMANCE
 
 
 @pytest.fixture

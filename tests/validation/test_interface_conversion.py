@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.small_models import F32, one_operation, two_adds, with_main
 
-from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, PerformanceInfo, make_capabilities
+from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, PerformanceInfo, uniform_capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import (
@@ -204,7 +204,7 @@ def test_BUR_18_a_request_with_a_buffer_of_the_driver_s_needs_1_3(level: Feature
 def test_CAP_2_CAP_5_each_version_has_figures_for_more(
     level: FeatureLevel, types: list[int], relaxed: bool, control_flow: bool
 ) -> None:
-    converted = convert_to(make_capabilities(PerformanceInfo(0.5, 0.5)), level)
+    converted = convert_to(uniform_capabilities(PerformanceInfo(0.5, 0.5)), level)
     left = converted.value
 
     assert [int(e.type) for e in left.operand_performance] == types

@@ -28,7 +28,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.validation import values
 
-GOOD = capabilities.make_capabilities(PerformanceInfo(0.5, 0.25))
+GOOD = capabilities.uniform_capabilities(PerformanceInfo(0.5, 0.25))
 
 
 def refused(rule: str, check: Callable[..., Any], *arguments: Any) -> None:
@@ -171,11 +171,15 @@ def test_CAP_6_every_type_gets_a_figure_and_the_newest_needs_1_3() -> None:
 
 def test_CAP_6_a_type_that_is_not_listed_is_as_slow_as_float32_can_say() -> None:
     fast = PerformanceInfo(0.1, 0.1)
-    some = capabilities.update(capabilities.Capabilities(), [OperandType.TENSOR_FLOAT32, OperandType.FLOAT32], fast)
+    some = capabilities.with_performance(
+        capabilities.Capabilities(), [OperandType.TENSOR_FLOAT32, OperandType.FLOAT32], fast
+    )
 
     assert [int(e.type) for e in some.operand_performance] == [0, 3]
-    assert capabilities.lookup(some, OperandType.FLOAT32) == fast
-    assert capabilities.lookup(some, OperandType.BOOL).exec_time == pytest.approx(3.4028234663852886e38, rel=1e-15)
+    assert capabilities.performance_of(some, OperandType.FLOAT32) == fast
+    assert capabilities.performance_of(some, OperandType.BOOL).exec_time == pytest.approx(
+        3.4028234663852886e38, rel=1e-15
+    )
 
 
 @pytest.mark.parametrize("counts", [(33, 0), (0, 33), (-1, 0)])

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 import nnfmq
-from nnfmq.hal.extension_codes import ExtensionNumbers
+from nnfmq.hal.extension_codes import ExtensionCodes
 from nnfmq.hal.types import LifeTime, Model, Operand, Operation, Subgraph
 
 NAME = "com.example.fibonacci"
@@ -16,7 +16,7 @@ NAME = "com.example.fibonacci"
 
 def fibonacci_model(scale: float, zero_point: int) -> Model:
     """Return a model of one operation: an INT64 scalar in, QUANT64_ASYMM codes out, as many as it says."""
-    numbers = ExtensionNumbers()
+    numbers = ExtensionCodes()
     n = Operand(numbers.operand_type(NAME, 0), lifetime=LifeTime.SUBGRAPH_INPUT)
     codes = Operand(
         numbers.operand_type(NAME, 1),

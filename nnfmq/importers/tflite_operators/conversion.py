@@ -14,7 +14,7 @@ import numpy as np
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.hal.tensor_info import TensorInfo, describe
+from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.types import LifeTime, Operand, OperandType, element_bytes
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.importers.tflite_file import File, Operator, Tensor
@@ -69,9 +69,9 @@ class Translation:
 
     def infos(self, tensors: tuple[int, ...]) -> tuple[TensorInfo, ...]:
         """Describe inputs or outputs of the model, and the states behind them."""
-        plain = [describe(self.builder[self._operands[index]], self.file.tensor(index).name) for index in tensors]
+        plain = [operand_info(self.builder[self._operands[index]], self.file.tensor(index).name) for index in tensors]
         states = [
-            replace(describe(self.builder[state.before], f"{self.file.tensor(index).name}:state"), is_state=True)
+            replace(operand_info(self.builder[state.before], f"{self.file.tensor(index).name}:state"), is_state=True)
             for index, state in self._states.items()
         ]
         return (*plain, *states)

@@ -11,7 +11,7 @@ from nnfmq.hal.capabilities import (
     MAX_NUMBER_OF_CACHE_FILES,
     Capabilities,
     PerformanceInfo,
-    lookup,
+    performance_of,
 )
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, number_of_consumers
@@ -83,7 +83,7 @@ def _get_capabilities(device: IDevice, level: FeatureLevel) -> tuple[ErrorStatus
 
 
 def _figure(type: OperandType) -> Callable[[Capabilities], PerformanceInfo]:
-    return lambda found: lookup(found, type)
+    return lambda found: performance_of(found, type)
 
 
 _FIRST: dict[str, Callable[[Capabilities], Any]] = {

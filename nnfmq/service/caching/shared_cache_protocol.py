@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from nnfmq.hal.errors import ProtocolError
-from nnfmq.serialize.control_protocol import require_fds
+from nnfmq.serialize.control_protocol import require_fd_count
 
 __all__ = ["Absent", "Here", "Left", "Message", "Offered", "Role", "Spoilt", "Wanted", "decode", "encode", "fd_count"]
 
@@ -97,5 +97,5 @@ def decode(data: bytes | bytearray, *, sender: Role, fds: int | None) -> Message
         message = _decoders[sender].decode(data)
     except _NOT_A_MESSAGE as error:
         raise ProtocolError(f"the {sender.value} may not send these {len(data)} bytes: {error}") from error
-    require_fds(message, fds, fd_count(message))
+    require_fd_count(message, fds, fd_count(message))
     return message

@@ -19,7 +19,7 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.queue import MessageQueue
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.messages import (
     MAX_FDS,
@@ -180,7 +180,7 @@ def _ask_for_memories(session: Session, burst_id: int, slots: Sequence[int]) -> 
     """Ask the client what `slots` stand for; the answer comes through the future. Raises DeadObject."""
     if len(session.pending_calls) >= OBJECTS_MAX:
         raise ResourceExhaustedTransient(f"the client owes {OBJECTS_MAX} answers, to bursts that it has closed since")
-    call = session.conversation.new_call(Role.DRIVER)
+    call = session.connection_state.next_call_id(PeerRole.DRIVER)
     question: Future[Given] = Future()
     session.pending_calls[call] = question
     session.send(GetMemories(call, burst_id, tuple(slots)))

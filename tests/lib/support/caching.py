@@ -21,7 +21,7 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import ExecutionPreference, Model, Operand, OperandType, Operation, OperationType, Priority
 from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.session import Session
 from support.executors import LIMIT_S
@@ -106,7 +106,7 @@ class CachingClient:
 
     def __init__(self) -> None:
         theirs, ours = Channel.pair()
-        self.speaker = Speaker(ours, Role.CLIENT)
+        self.speaker = Speaker(ours, PeerRole.CLIENT)
         self.session = Session(theirs, "driver under test")
         self._calls = itertools.count(1)
         self._thread = threading.Thread(target=self.session.run, name="session under test")

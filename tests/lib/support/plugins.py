@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nnfmq.hal.extension_codes import ExtensionNumbers
-from nnfmq.hal.types import EXTENSION_ELEMENTS, Model, Operand, OperandType
+from nnfmq.hal.extension_codes import ExtensionCodes
+from nnfmq.hal.types import EXTENSION_TYPES, Model, Operand, OperandType
 from nnfmq.operations import REGISTRY, extensions
 from nnfmq.operations.signature import NUMPY_TYPES
 from support.places import ROOT
@@ -60,7 +60,7 @@ def path_with(site: Path) -> dict[str, str]:
 @contextmanager
 def tables_as_they_were() -> Iterator[None]:
     """Let a block install extensions in this process; afterwards it knows those that it knew before."""
-    tables: list[dict[Any, Any]] = [extensions.INSTALLED, EXTENSION_ELEMENTS, NUMPY_TYPES, REGISTRY]
+    tables: list[dict[Any, Any]] = [extensions.INSTALLED, EXTENSION_TYPES, NUMPY_TYPES, REGISTRY]
     before = [dict(table) for table in tables]
     try:
         yield
@@ -73,8 +73,8 @@ def tables_as_they_were() -> Iterator[None]:
 class Fibonacci:
     """Builds models of one FIBONACCI; `numbers` are the model's, so that a test may have its prefix first."""
 
-    def __init__(self, numbers: ExtensionNumbers | None = None) -> None:
-        self.numbers = numbers or ExtensionNumbers()
+    def __init__(self, numbers: ExtensionCodes | None = None) -> None:
+        self.numbers = numbers or ExtensionCodes()
 
     @property
     def int64(self) -> OperandType:

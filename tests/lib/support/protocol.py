@@ -13,7 +13,7 @@ from typing import TypeVar
 from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.serialize import control_protocol
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.messages import Message
 
 LIMIT_NS = 20_000_000_000
@@ -24,7 +24,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 class Speaker:
     """One end of a control channel. Owns it; close it, or use `with`."""
 
-    def __init__(self, channel: Channel, role: Role) -> None:
+    def __init__(self, channel: Channel, role: PeerRole) -> None:
         self.channel = channel
         self._role = role
 

@@ -24,7 +24,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.serialize import control_protocol, messages
-from nnfmq.serialize.control_protocol import Role
+from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.session import Session
@@ -43,7 +43,7 @@ class Running:
 
     def __init__(self) -> None:
         theirs, ours = Channel.pair()
-        self.client = Speaker(ours, Role.CLIENT)
+        self.client = Speaker(ours, PeerRole.CLIENT)
         self.session = Session(theirs, "driver under test")
         self.thread = threading.Thread(target=self.session.run, name="session under test")
         self.thread.start()
