@@ -117,10 +117,14 @@ def test_links_of_a_document_lead_to_files_of_the_project(path: Path) -> None:
     assert (broken, [target for target in outside if target]) == ([], [])
 
 
-def test_the_index_leads_to_every_document() -> None:
-    index = read(ROOT / "docs" / "index.md")
-    documents = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
-    assert [name for name in documents if name != "index.md" and f"({name})" not in index] == []
+def test_the_site_s_contents_have_every_page() -> None:
+    pages = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    entries = set[str]()
+    for path in ROOT.glob("docs/**/*.md"):
+        for block in re.findall(r"^```\{toctree\}\n(.*?)^```$", read(path), re.DOTALL | re.MULTILINE):
+            names = [line for line in block.splitlines() if line and not line.startswith(":")]
+            entries |= {(path.parent / name).relative_to(ROOT / "docs").as_posix() for name in names}
+    assert entries == pages - {"index"}
 
 
 def test_a_document_that_the_code_names_exists() -> None:
@@ -135,7 +139,7 @@ def test_documents_do_not_mention_the_data_by_path(path: Path) -> None:
 
 
 def test_every_dependency_has_its_reason() -> None:
-    explained = set(re.findall(r"\| `([\w-]+)` (?=\|)", read(ROOT / "docs" / "dependencies.md")))
+    explained = set(re.findall(r"\| `([\w-]+)` (?=\|)", read(ROOT / "docs" / "contributing" / "dependencies.md")))
     assert explained - extras() == requirements()
 
 

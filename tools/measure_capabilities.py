@@ -1,4 +1,4 @@
-"""Measure how fast a device is, relative to the CPU: the figures of `[device.performance]` in docs/devices.md.
+"""Measure how fast a device is, relative to the CPU: the figures of `[device.performance]` in docs/how-to/devices.md.
 
     python tools/measure_capabilities.py sample-float_fast --models FOLDER
     python tools/measure_capabilities.py mine --models FOLDER --connect /run/driver.sock --rounds 50

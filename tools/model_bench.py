@@ -2,7 +2,7 @@
 
 All parties of a comparison have a process each and take turns; only one computes at any time. Writing the input and
 reading the output is part of what is timed, for everybody. A peer that is not installed is named and left out. The
-machine should do nothing else meanwhile. docs/performance.md says how to read it.
+machine should do nothing else meanwhile. docs/explanation/performance.md says how to read it.
 
     python tools/model_bench.py --models FOLDER --json > performance.json    # a quarter of an hour
     python tools/model_bench.py --models FOLDER --sections models,cost --only mobilenet_v1_0.25_128_quant

@@ -1,6 +1,6 @@
-"""Rewrite the results in docs/performance.md, tables and plots, from what `model_bench.py --json` printed.
+"""Rewrite the results in docs/explanation/performance.md, tables and plots, from what `model_bench.py --json` printed.
 
-    python tools/model_bench_page.py performance.json                 # docs/performance.md, docs/performance/*.svg
+    python tools/model_bench_page.py performance.json                 # docs/explanation/performance.md and its plots
     python tools/model_bench_page.py performance.json --page trial.md --plots trial
 
 Only what is between the page's two marks is replaced. A section that was not measured has no tables and no plots. The
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page and its plots; 0 written, 1 failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("report", metavar="FILE", type=Path, help="the JSON of model_bench.py")
-    parser.add_argument("--page", metavar="FILE", type=Path, default=DOCS / "performance.md")
+    parser.add_argument("--page", metavar="FILE", type=Path, default=DOCS / "explanation" / "performance.md")
     parser.add_argument("--plots", metavar="FOLDER", type=Path, help="(default: beside the page, called as it is)")
     parser.add_argument("--format", choices=("svg", "png"), default="svg")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md, drawn by matplotlib from a report of model_bench.py.
+"""The plots of docs/explanation/performance.md, drawn by matplotlib from a report of model_bench.py.
 
 Colours say who it is, and stay the same in all plots; a dashed line is a goal. Files are the same for the same report.
 """

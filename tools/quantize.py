@@ -5,7 +5,7 @@
 CALIBRATION.npz holds float arrays, one for each input of the model and of its name (any name where the model has one
 input): n inputs along the first axis, as the model gets them. A hundred, typical of what it will see, are plenty.
 The result takes and gives codes: int8 (or uint8), with the scale and zero point that its file says. What is done is in
-docs/quantizer.md.
+docs/how-to/quantize.md.
 """
 
 from __future__ import annotations

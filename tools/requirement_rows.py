@@ -1,4 +1,4 @@
-"""Which rows of docs/requirements.md have a test: `python tools/requirement_rows.py [GROUP...]`.
+"""Which rows of docs/contributing/requirements.md have a test: `python tools/requirement_rows.py [GROUP...]`.
 
 A test covers a row by carrying its whole id in its name or in its parameters' names, with - or _ between the parts. The
 names come from pytest's own collection, so what is never collected does not count by its text; what is skipped does.
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "requirements.md"
+DOCUMENT = ROOT / "docs" / "contributing" / "requirements.md"
 THROUGH_DRIVER = "tests/end_to_end"
 LATER = ("TST",)  # rows about how we test: their tests are the suites themselves
 

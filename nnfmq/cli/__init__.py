@@ -3,7 +3,7 @@
 A command is a module here with `EXAMPLES`, `add_arguments(parser)` and `execute(arguments) -> int`. Nothing but the
 chosen one is imported, and what is heavy (numpy, rich, Pillow, the client) is imported by the function that needs it.
 Data goes to stdout, errors to stderr as one line `nnfmq: error: ...`. Exit status: 0 done, 1 failed, 2 usage, 130
-interrupted; a traceback means a bug in nnfmq. `docs/commands.md` describes each command.
+interrupted; a traceback means a bug in nnfmq. `docs/reference/cli/index.md` describes each command.
 """
 
 from __future__ import annotations
@@ -66,12 +66,19 @@ def describe(error: BaseException) -> str:
 def _dispatch(arguments: list[str]) -> int:
     position = next((index for index, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
     before = _parser().parse_args(arguments[: position + 1])
-    command = importlib.import_module(f"nnfmq.cli.{before.command}")
-    parser = _new_parser(f"nnfmq {before.command}", _sentence(COMMANDS[before.command]), command.EXAMPLES)
-    command.add_arguments(parser)
+    parser = command_parser(before.command)
     parser.set_defaults(no_color=before.no_color)
+    command = importlib.import_module(f"nnfmq.cli.{before.command}")
     status: int = command.execute(parser.parse_args(arguments[position + 1 :]))
     return status
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command of `COMMANDS`. Imports the command's module."""
+    command = importlib.import_module(f"nnfmq.cli.{name}")
+    parser = _new_parser(f"nnfmq {name}", _sentence(COMMANDS[name]), command.EXAMPLES)
+    command.add_arguments(parser)
+    return parser
 
 
 def _parser() -> argparse.ArgumentParser:

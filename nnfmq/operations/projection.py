@@ -31,9 +31,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    attribute,
+    control,
     data,
-    overload,
+    form,
 )
 
 
@@ -90,9 +90,7 @@ DECLARATIONS = (
     Declaration(
         OperationType.LSH_PROJECTION,
         since=V1_0,
-        overloads=(
-            overload(data("seeds", "H"), data("input"), data("weights", "H", optional=True), attribute("type")),
-        ),
+        forms=(form(data("seeds", "H"), data("input"), data("weights", "H", optional=True), control("type")),),
         variants=tuple(
             Variant({"H": hash, "T": type}, level, plan_projection)
             for hash, level in ((F32, V1_0), (F16, V1_2))

@@ -3,7 +3,7 @@
 The token that the driver gets, and the files' names, come from a hash of the application's token and all that makes two
 compilations of one model differ. Files are opened for a try; for a fresh compilation they are made anew rather than
 emptied, so that another process which uses the same ones keeps what it has opened. Nothing here is trusted by anybody:
-the driver refuses files that are not what it saved. (REQUIREMENTS CACHE-10, CACHE-11; docs/caching.md)
+the driver refuses files that are not what it saved. (REQUIREMENTS CACHE-10, CACHE-11; docs/how-to/caching.md)
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def connect(
     without looking for another, False never starts one. A driver must run as this user or as root; `server_uid` allows
     one other user. With `wait` a driver that does not listen yet is waited for, and none is started (DEV-11).
     `interface` is the version of the HAL that is spoken: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4"; an older one
-    has less to say, and newer models are refused (docs/dialects.md).
+    has less to say, and newer models are refused (docs/reference/hal-versions.md).
 
     Raises DeviceUnavailable, MissedDeadlineTransient, InvalidArgument.
     """

@@ -4,7 +4,7 @@ Rules of this file: everything about the order of messages is in TRANSITIONS, RE
 which do not know which side they run on; what is not in a table is refused. A message is decoded as exactly one of the
 types that its sender may send. Whoever breaks the rules is told by ProtocolError, and that connection ends. Left out:
 the fields (`messages`), sockets, descriptors, waiting (`channel`), the state of one connection (`connection_state`),
-and the meaning of the calls (`service`, `runtime`). docs/protocol.md describes the same for readers.
+and the meaning of the calls (`service`, `runtime`). docs/reference/protocol.md describes the same for readers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A message is a msgpack map of its fields and its type's name; the data inside are arrays. Numbers that the HAL judges
 by INVALID_ARGUMENT (preference, priority, deadlines) pass; those that no HAL type can hold do not. Who may send which
 when, with how many file descriptors, is `control`'s business; what the calls mean, that of `service` and `runtime`.
-docs/protocol.md describes the same for readers. Long because it is one table.
+docs/reference/protocol.md describes the same for readers. Long because it is one table.
 """
 
 from __future__ import annotations

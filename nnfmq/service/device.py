@@ -3,7 +3,8 @@
 A subclass says which operations it `supports` and how it makes a model ready (`compile`); everything else has a
 default. The driver calls the methods of the lower half: they judge what a client gave, although the client library
 has done so as well (applications are not trusted), and refuse while an administrator has the device BUSY or OFFLINE.
-Numbers of extensions are each model's own, so they are translated first. docs/devices.md has a whole driver to copy.
+Numbers of extensions are each model's own, so they are translated first.
+docs/how-to/devices.md has a whole driver to copy.
 (REQUIREMENTS DEV, SUP, PREP, EXT)
 """
 

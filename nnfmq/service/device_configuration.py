@@ -1,4 +1,4 @@
-"""The file that lists a driver's devices: what may be in it. Docs: docs/devices.md.
+"""The file that lists a driver's devices: what may be in it. Docs: docs/how-to/devices.md.
 
 Apart from `devices`, so that a supervisor, which never computes anything, can check the file before it serves.
 """

@@ -1,7 +1,7 @@
 """The devices of this driver: those that its configuration lists, and those that plug-ins bring.
 
-The configuration is a TOML file, `$NNFMQ_DEVICES` or the one that comes with the package (docs/devices.md has its
-keys), read once for all workers of a driver: one that cannot be read stops the driver. A plug-in is an entry point of
+The configuration is a TOML file, `$NNFMQ_DEVICES` or the one that comes with the package (docs/how-to/devices.md has
+its keys), read once for all workers: one that cannot be read stops the driver. A plug-in is an entry point of
 the group `nnfmq.devices` that names a subclass of `Device`; each worker makes its own, as hardware does not survive a
 fork. One that cannot be loaded, or whose answers are impossible, is left out with a log line and does not break the
 others (DEV-10). A device's status is one byte, which all workers share and an administrator sets (DEV-14).

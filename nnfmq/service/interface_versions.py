@@ -2,7 +2,7 @@
 
 Inside there is one form, AIDL's (ns, -1 = none). Here, at the edge, a call that the client's interface has not is
 refused, and so is an argument that it could not have said; an answer loses what the interface cannot say. Everything is
-in CALLS and VALUES, and in `validation.interface_conversion`. docs/dialects.md shows the same for readers.
+in CALLS and VALUES, and in `validation.interface_conversion`. docs/reference/hal-versions.md shows the same.
 (REQUIREMENTS 0: two dialects of one contract; DEV-9, DEV-13, EXE-15)
 """
 

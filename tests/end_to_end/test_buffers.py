@@ -18,7 +18,7 @@ import nnfmq
 from nnfmq.hal.types import DataLocation, Request, RequestArgument
 from nnfmq.serialize import messages
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", (places.ROOT / "docs" / "memory.md").read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (places.ROOT / "docs" / "how-to" / "memory.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=["shared memory", "buffers", "either"])

@@ -1,4 +1,4 @@
-"""The examples of docs/executions.md run as they stand."""
+"""The examples of docs/how-to/choose-execution-mode.md run as they stand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 from support.drivers import Program
 from support.places import ROOT
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "executions.md").read_text(encoding="utf-8"), re.DOTALL)
+EXAMPLES = re.findall(
+    r"```python\n(.*?)```",
+    (ROOT / "docs" / "how-to" / "choose-execution-mode.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)
 
 
 def test_there_are_examples() -> None:

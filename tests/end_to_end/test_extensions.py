@@ -46,15 +46,15 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 
-DOCUMENT = (ROOT / "docs" / "extensions.md").read_text()
+DOCUMENT = (ROOT / "docs" / "how-to" / "write-an-operation.md").read_text()
 NUMBERS = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]
 CODES = [12, 12, 14, 16, 20, 26, 36, 52, 78, 120, 188, 298]  # of scale 0.5 and zero point 10
 F92 = 7540113804746346429  # the last one that fits 64 bits
 
 FAULTY_NAME = "com.example.faulty"
 FAULTY = """
-from nnfmq.operations.extensions import ExtensionType, VendorExtension, define_operation, define_type
-from nnfmq.operations.signature import F32, V1_2, Declaration, Variant, attribute, data, overload
+from nnfmq.operations.extensions import ElementType, VendorExtension, own_operation, own_type
+from nnfmq.operations.signature import F32, V1_2, Declaration, Variant, control, data, form
 
 class Surprise(Exception): pass
 
@@ -63,9 +63,9 @@ def late(*_, **__): return surprised
 def odd_shape(shape, n): return surprised() if n == 1 else shape
 
 EXTENSION = VendorExtension("com.example.faulty", (), (
-    Declaration(define_operation(0, "SHAPE"), V1_2, (overload(data("x"), attribute("n")),),
-        (Variant({"T": F32}, V1_2, late),), odd_shape),
-    Declaration(define_operation(1, "PLAN"), V1_2, (overload(data("x")),), (Variant({"T": F32}, V1_2, surprised),),
+    Declaration(own_operation(0, "SHAPE"), V1_2, (form(data("x"), control("n")),), (Variant({"T": F32}, V1_2, late),),
+        odd_shape),
+    Declaration(own_operation(1, "PLAN"), V1_2, (form(data("x")),), (Variant({"T": F32}, V1_2, surprised),),
         lambda shape: shape),
 ))
 """

@@ -35,13 +35,15 @@ def lent(resources: ExitStack, model: Any = ADD) -> tuple[Memory, ...]:
     return tuple(resources.enter_context(Memory.create(size)) for size in pool_bytes(model))
 
 
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "dialects.md").read_text(), re.MULTILINE | re.DOTALL)
+EXAMPLES = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "docs" / "reference" / "hal-versions.md").read_text(), re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_the_examples_of_the_document_run(number: int, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNFMQ_SOCKET", str(daemon.path))
-    exec(compile(EXAMPLES[number], "docs/dialects.md", "exec"), {})
+    exec(compile(EXAMPLES[number], "docs/reference/hal-versions.md", "exec"), {})
 
 
 @pytest.mark.parametrize("level", FeatureLevel, ids=interface_name)

@@ -19,7 +19,7 @@ import nnfmq
 
 DATA = data_path()
 EXAMPLE = ROOT / "docs" / "examples" / "driver"
-DOCUMENT = (ROOT / "docs" / "devices.md").read_text()
+DOCUMENT = (ROOT / "docs" / "how-to" / "devices.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The models of TensorFlow Lite Micro, which have no golden files, against LiteRT's reference kernels.
 
-Where the HAL and TFLite define a layer alike, its codes are equal; what docs/engine.md lists as different is compared
+Where the HAL and TFLite define a layer alike, its codes are equal; what docs/explanation/reference-engine.md
+lists as different is compared
 with the HAL's own formula. Layers are compared one by one on LiteRT's own inputs, so that equality of all of them is
 equality of the whole.
 """
@@ -45,8 +46,8 @@ def tflite_multipliers(monkeypatch: pytest.MonkeyPatch) -> None:
         scales = [filter.scale] if filter.channel_quant is None else filter.channel_quant.scales
         return [float(np.float32(input.scale)) * float(np.float32(s)) / float(np.float32(output.scale)) for s in scales]
 
-    monkeypatch.setattr(quantization, "requantization_scales", multipliers)
-    monkeypatch.setattr(packed_matmul, "requantization_scales", multipliers)
+    monkeypatch.setattr(quantization, "product_multipliers", multipliers)
+    monkeypatch.setattr(packed_matmul, "product_multipliers", multipliers)
 
 
 def codes(seed: int, shape: tuple[int, ...]) -> Array:

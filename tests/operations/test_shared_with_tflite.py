@@ -48,4 +48,7 @@ def test_every_listed_difference_has_a_case() -> None:
 def test_a_listed_difference_is_in_the_documents(name: str, dtype: str) -> None:
     text, most = DIFFERENCES[name, dtype]
 
-    assert f"| {name} | {dtype} | {most or 'any'} | {text} |" in (ROOT / "docs" / "engine.md").read_text()
+    assert (
+        f"| {name} | {dtype} | {most or 'any'} | {text} |"
+        in (ROOT / "docs" / "explanation" / "reference-engine.md").read_text()
+    )

@@ -749,7 +749,7 @@ def test_a_request_may_be_answered_twice(queue: MessageQueue) -> None:
 
 
 def test_the_example_of_the_document_runs_as_printed(tmp_path: Path) -> None:
-    section = (ROOT / "docs" / "queue.md").read_text(encoding="utf-8").partition("\n## asyncio\n")[2]
+    section = (ROOT / "docs" / "reference" / "queue.md").read_text(encoding="utf-8").partition("\n## asyncio\n")[2]
     example = section.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "example.py").write_text(example, encoding="utf-8")
     done = subprocess.run(

@@ -1,6 +1,6 @@
 """`_atomics.h` between two threads under ThreadSanitizer, where the compiler has it; and broken versions of it there.
 
-The same program compiled for AArch64 runs under qemu by hand: see docs/proofs.md.
+The same program compiled for AArch64 runs under qemu by hand: see docs/explanation/verification.md.
 """
 
 from __future__ import annotations

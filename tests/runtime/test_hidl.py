@@ -168,7 +168,7 @@ def test_a_method_of_a_later_interface_is_said_to_be_missing_by_its_name(
 
 
 def test_the_document_lists_every_form_where_it_begins() -> None:
-    text = (places.ROOT / "docs" / "dialects.md").read_text()
+    text = (places.ROOT / "docs" / "reference" / "hal-versions.md").read_text()
     listed = {
         (owner, name): since
         for owner, since, names in re.findall(r"^\| `(I\w+)` \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: its tables are compared with those that drive the code."""
+"""docs/reference/protocol.md says what the code does: its tables are compared with those that drive the code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DATA = (
 @pytest.fixture
 def tables() -> list[list[Row]]:
     """Return the rows of every table of the document, without their headings."""
-    text = (places.ROOT / "docs" / "protocol.md").read_text()
+    text = (places.ROOT / "docs" / "reference" / "protocol.md").read_text()
     found = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     return [
         [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines()] for table in found
@@ -120,14 +120,14 @@ def test_the_stage_slots_are_as_documented(tables: list[list[Row]]) -> None:
 
 
 def test_the_limits_are_as_documented() -> None:
-    text = " ".join((places.ROOT / "docs" / "protocol.md").read_text().split())
+    text = " ".join((places.ROOT / "docs" / "reference" / "protocol.md").read_text().split())
     assert f"at most {control_protocol.MAX_BODY_BYTES >> 20} MiB and {messages.MAX_FDS} file descriptors" in text
     assert f"a name at most {messages.MAX_NAME} characters, an error text {messages.MAX_TEXT}" in text
     assert f"protocol (this is {control_protocol.PROTOCOL})" in text
 
 
 def test_the_codec_s_example_does_what_it_says() -> None:
-    text = (places.ROOT / "docs" / "protocol.md").read_text()
+    text = (places.ROOT / "docs" / "reference" / "protocol.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, object] = {}
     exec(example, names)

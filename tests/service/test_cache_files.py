@@ -53,7 +53,7 @@ def test_CACHE_6_what_was_saved_comes_back_in_its_order(saved: CacheContents) ->
 
 
 def test_a_file_is_as_documented() -> None:
-    """docs/caching.md: a header of 64 bytes, and a digest over everything with its length, the headers' own part 0."""
+    """A header of 64 bytes, and a digest over everything with its length (docs/how-to/caching.md)."""
     saved = CacheContents((b"model",), (b"da", b"ta"))
     with files_of(1, 2) as files:
         save(files, counts(saved), SELF, lambda: saved)

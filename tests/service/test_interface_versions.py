@@ -23,7 +23,7 @@ def test_every_call_of_the_table_can_be_refused() -> None:
 
 def rows(columns: int) -> list[tuple[str, ...]]:
     """Return the rows of the document's tables of so many columns, without its marks of code."""
-    lines = (places.ROOT / "docs" / "dialects.md").read_text().replace("`", "").splitlines()
+    lines = (places.ROOT / "docs" / "reference" / "hal-versions.md").read_text().replace("`", "").splitlines()
     found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines if line.startswith("|")]
     return [row for row in found if len(row) == columns and not row[0].startswith("---")][1:]
 

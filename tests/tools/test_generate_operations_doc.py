@@ -1,4 +1,4 @@
-"""docs/operations.md is what the declarations say now, and misses no constraint that a test violates."""
+"""docs/reference/operations.md is what the declarations say now, and misses no constraint that a test violates."""
 
 from __future__ import annotations
 

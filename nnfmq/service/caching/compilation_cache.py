@@ -8,7 +8,7 @@ what was saved is seen before any of it is used, in the data cache as well, wher
 A file is read once, into private memory; what is verified is what is used. Files are the client's, and may be anything:
 only regular ones, open for reading and writing, are touched, and none that is larger than the client's account.
 Saving never changes how a preparation ends: what goes wrong is logged, and leaves files that are refused.
-(REQUIREMENTS CACHE; docs/caching.md)
+(REQUIREMENTS CACHE; docs/how-to/caching.md)
 """
 
 from __future__ import annotations

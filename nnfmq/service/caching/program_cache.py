@@ -7,7 +7,7 @@ cut short, renamed or written by another build is removed, and its model compile
 Any number of workers share the directory without a lock among them. An entry is written under another name and appears
 whole; the writer holds a lock on that file, so what a killed one left is known by its lock being free, and removed by
 the next writer. All entries together take at most $NNFMQ_CACHE_MIB (0: no cache at all); those that were not used for
-the longest time go first. Whatever is wrong costs a log line, and never fails a preparation. (docs/caching.md)
+the longest time go first. Whatever is wrong costs a log line, and never fails a preparation. (docs/how-to/caching.md)
 
 What a living worker has of an entry others take from it (`shared_cache_client`): the memory in which it lies has
 the very bytes of the file, so one seal is verified either way, and constants of a program are views of that memory.

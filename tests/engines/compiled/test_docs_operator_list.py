@@ -11,7 +11,7 @@ from nnfmq.operations import REGISTRY
 
 
 def test_the_operations_without_a_rule_are_those_that_the_document_lists() -> None:
-    text = (ROOT / "docs" / "compiling.md").read_text()
+    text = (ROOT / "docs" / "explanation" / "compiling-engine.md").read_text()
     listed = re.search(r"no kernel in any form: ([^.]+)\.", text)
     assert listed is not None
     assert set(re.findall(r"`(\w+)`", listed[1])) == {code.name for code in REGISTRY if code not in RULES}

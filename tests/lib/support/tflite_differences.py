@@ -1,4 +1,4 @@
-"""Where the HAL and TFLite compute an operation differently: the one list, which docs/engine.md shows as a table.
+"""Where the HAL and TFLite compute an operation differently: the list that the documentation shows.
 
 By the name of the case in `support.litert_cases` and numpy's of the type. The differential tests expect equality
 everywhere else, and a difference here: one code, or one of a truth value, at most, where `most` is 1.

@@ -1,0 +1,37 @@
+"""Makes docstrings, which are plain text with indented drawings, valid reStructuredText for autodoc.
+
+A paragraph that is followed by an indented block becomes its introduction, and the block is shown literally, unless it
+is a list or a section of Google style ("Args:", "Raises:"), which napoleon formats.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Attributes|Note|Example|Examples):\s*$")
+_LIST = re.compile(r"^\s*([-*]|\d+\.) ")
+
+
+def mark_literal_blocks(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+    """Insert `::` before each indented block of a docstring; changes `lines` in place."""
+    marked: list[str] = []
+    for number, line in enumerate(lines):
+        before = lines[number - 1] if number else ""
+        is_start = line.startswith("    ") and not before.strip() and not _LIST.match(line)
+        if is_start and not _is_continued(marked):
+            marked += ["::", ""]
+        marked.append(line)
+    lines[:] = marked
+
+
+def _is_continued(lines: list[str]) -> bool:
+    """Return True if the last line with text is indented, or ends a list item or a section's heading."""
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return last.startswith("  ") or bool(_SECTION.match(last) or _LIST.match(last)) or last.endswith("::")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register the extension with Sphinx."""
+    app.connect("autodoc-process-docstring", mark_literal_blocks, priority=400)
+    return {"parallel_read_safe": True}
