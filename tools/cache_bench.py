@@ -19,7 +19,7 @@ from typing import Any
 
 import nnfmq
 from nnfmq.hal.types import ExecutionPreference
-from nnfmq.service.caching.program_cache import switched_off
+from nnfmq.service.caching.program_cache import cache_disabled
 
 ROUNDS = 11
 TOKEN = bytes(32)
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default: {ROUNDS})")
     parser.add_argument("--json", action="store_true", help="print JSON: everything in ns and bytes")
     arguments = parser.parse_args(argv)
-    with switched_off(), nnfmq.connect(embedded=True) as client:  # or nothing would be prepared afresh
+    with cache_disabled(), nnfmq.connect(embedded=True) as client:  # or nothing would be prepared afresh
         device = client.device(arguments.device)
         reports = [_report(device, path, arguments.rounds) for path in arguments.models]
     if arguments.json:

@@ -42,7 +42,7 @@ from model_work import KINDS, TYPES, generated, work_of
 
 from nnfmq.cli.output import open_client
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.service.caching.program_cache import switched_off
+from nnfmq.service.caching.program_cache import cache_disabled
 
 POLLING_US = 100_000.0
 SIZES, CHANNELS = (8, 16, 32, 64, 128), (8, 16, 64, 256)
@@ -195,7 +195,7 @@ def _turn(connection: Connection, turn: Turn, limit_s: int) -> list[int]:
 @contextmanager
 def _driver() -> Iterator[str]:
     """Run `nnfmq serve` in a folder of its own, without its cache; yields where it listens."""
-    with switched_off(), tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
+    with cache_disabled(), tempfile.TemporaryDirectory(prefix="nnfmq-bench-") as folder:
         socket = Path(folder) / "driver.sock"
         command = [sys.executable, "-P", "-m", "nnfmq", "serve", "--socket", str(socket)]
         driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -197,7 +197,7 @@ class Writer:
         taken, described = [self.names[index] for index in self.model.main.input_indexes], []
         for index in self.model.main.output_indexes:
             name = self.last(index)
-            taken.append(self.node("Identity", [name]) if name in taken else name)
+            taken.append(self.node("DeviceIdentity", [name]) if name in taken else name)
             described.append(self._described(taken[-1], self.operand(index)))
         return described
 

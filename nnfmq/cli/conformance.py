@@ -109,7 +109,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run, write, print; the status is 0 if everything passed."""
     from nnfmq.conformance.running import Settings
     from nnfmq.conformance.testmodels import BadFormat
-    from nnfmq.service.caching.program_cache import switched_off
+    from nnfmq.service.caching.program_cache import cache_disabled
 
     if arguments.path in _ENGINES and (arguments.device or arguments.connect):
         print("nnfmq: error: --device and --connect are a driver's: say which --path, such as burst", file=sys.stderr)
@@ -119,7 +119,7 @@ def execute(arguments: argparse.Namespace) -> int:
     began_ns = time.monotonic_ns()
     try:
         # What is judged is what an embedded driver makes, not what an earlier one has made.
-        with switched_off(), _dump_folder(arguments) as folder:
+        with cache_disabled(), _dump_folder(arguments) as folder:
             summary = _run(arguments, replace(settings, dump_to=folder))
     except BadFormat as error:
         print(f"nnfmq: error: {error}", file=sys.stderr)

@@ -261,9 +261,9 @@ def _driver() -> Iterator[Finding]:
 def _cache() -> Iterator[Finding]:
     from nnfmq.service.caching import program_cache
 
-    limit = program_cache.limit_bytes()
+    limit = program_cache.cache_limit_bytes()
     if not limit:
-        yield Finding("driver", "compiled models kept", f"none: ${program_cache.VARIABLE} is 0")
+        yield Finding("driver", "compiled models kept", f"none: ${program_cache.CACHE_VARIABLE} is 0")
         return
     try:
         sizes = program_cache.entry_sizes()

@@ -1,8 +1,8 @@
-"""The work behind a program that was ready at once: making the better one, and letting it take over.
+"""Background compilation of models prepared with FAST_SINGLE_ANSWER (tier-up).
 
-It holds the program by a weak reference, so a model that is released meanwhile goes at once: what was not begun is not
-done, and what is under way ends with the next part that is compiled. What fails leaves the program as it is, and a
-log line.
+The model first runs on its baseline program; this job compiles it and replaces the program. The job holds a weak
+reference only: if the model is released, a job that waits is dropped, and a running one stops after the part that is
+being compiled. If compiling fails, the model keeps the baseline program, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -13,43 +13,39 @@ from functools import partial
 
 from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
-from nnfmq.service.compile_jobs import Preparation, preparing
+from nnfmq.service.compile_jobs import PrepareContext, prepare_context
 
-__all__ = ["improve"]
+__all__ = ["tier_up"]
 
-_log = logging.getLogger("nnfmq.improvement")
+_log = logging.getLogger("nnfmq.background_compile")
 
 
-def improve(wanted: weakref.ref[TieredProgram]) -> None:
-    """Replace a program by what it is provisional for, if anybody still has it. Blocks as long as `compile`."""
-    program = wanted()
-    make = None if program is None else program.make
-    del program
-    if make is None:
+def tier_up(program_ref: weakref.ref[TieredProgram]) -> None:
+    """Compile a program and let the result replace it, if the program is still in use. Blocks; raises nothing."""
+    program = program_ref()
+    compile_program = None if program is None else program.make
+    del program  # no strong reference while compiling
+    if compile_program is None:
         return
+    compiled = None
     try:
-        with preparing(Preparation(heard=partial(_require_wanted, wanted))):
-            made = make()
+        with prepare_context(PrepareContext(on_progress=partial(_require_in_use, program_ref))):
+            compiled = compile_program()
     except NnfmqError as error:
-        _log.log(
-            logging.DEBUG if wanted() is None else logging.WARNING,
-            "a model stays on the program that it has: %s",
-            error,
-        )
-        made = None
-    except Exception:  # noqa: BLE001  a device's own code may raise anything
-        _log.exception("a model stays on the program that it has")
-        made = None
-    program = wanted()
+        level = logging.DEBUG if program_ref() is None else logging.WARNING
+        _log.log(level, "a model stays on its baseline program: %s", error)
+    except Exception:  # noqa: BLE001  code of a plug-in may raise anything
+        _log.exception("a model stays on its baseline program")
+    program = program_ref()
     if program is None:
         return
-    if made is None:
+    if compiled is None:
         program.keep()
     else:
-        program.replace(made)
+        program.replace(compiled)
 
 
-def _require_wanted(wanted: weakref.ref[TieredProgram], _done: int, _total: int) -> None:
-    """End a preparation that nobody waits for any more."""
-    if wanted() is None:
+def _require_in_use(program_ref: weakref.ref[TieredProgram], _done: int, _total: int) -> None:
+    """Abort a compilation whose program has been released."""
+    if program_ref() is None:
         raise GeneralFailure("the model was released before it was compiled")

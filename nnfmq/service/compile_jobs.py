@@ -1,8 +1,9 @@
-"""A preparation's machine code, made by compile processes: how many there are, what each gets, and what ends them.
+"""Compilation of one model's kernels in compile processes, on behalf of a prepareModel call.
 
-The kernels are cut into parts, a few for each process; a process gets the next part when it has answered. What takes
-not much longer than to start a process is compiled in this one, and so is everything where there is no server. A
-preparation that fails, is late, or whose worker dies lets go of its processes' connections, with which they end.
+The kernels are divided into parts, a few for each process; a process gets the next part when it has returned one. A
+model that compiles about as quickly as a process starts is compiled in the worker, as is every model if there is no
+compile server. If the call fails, misses its deadline, or the worker dies, the connections to its processes close, and
+the processes exit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
     error_for_status,
 )
-from nnfmq.service.compile_server import FORK, WARM, Answer, start_server
+from nnfmq.service.compile_server import FORK, PREFETCH, CompileResult, fork_compile_server
 
 if TYPE_CHECKING:
     from nnfmq.engines.compiled.kernels.kernel import Kernel
@@ -38,156 +39,176 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROCESSES_MAX",
-    "Preparation",
+    "PrepareContext",
     "compile_in_processes",
-    "current_preparation",
-    "preparing",
-    "start",
-    "unheard",
-    "warm",
+    "current_prepare_context",
+    "no_progress",
+    "prefetch_imports",
+    "prepare_context",
+    "start_compile_server",
 ]
 
-PROCESSES_MAX = 16  # of a preparation: no model has kernels for more
-_SMALL = 4  # in units of `compiler.cost`: what is compiled here
-_PARTS_EACH = 4  # so that the last one of a process is short, and there is progress to tell
-_STATUS_SECONDS = 1.0  # from a process's end to its status, which the server reports
+PROCESSES_MAX = 16  # for one model: none has kernels for more
+_SMALL_COST = 4  # in units of `compiler.cost`: up to this, the worker compiles the model itself
+_PARTS_PER_PROCESS = 4  # so that the processes finish at about the same time, and progress can be reported
+_STATUS_TIMEOUT_S = 1.0  # between the exit of a process and the server's report of its status
 _POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int
 _log = logging.getLogger("nnfmq.compiler")
 
 
-def unheard(_done: int, _total: int) -> None:
-    """Hear how far a preparation is, for nobody."""
+def no_progress(_done: int, _total: int) -> None:
+    """Ignore progress: a callback for `PrepareContext.on_progress`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Preparation:
-    """What a preparation that runs may take, and who hears how many kernels are compiled, of how many."""
+class PrepareContext:
+    """Deadline and progress callback of a prepareModel call.
+
+    `deadline_ns` is a time of the monotonic clock. `on_progress` gets the number of compiled kernels, and of all.
+    """
 
     deadline_ns: int | None = None
-    heard: Callable[[int, int], None] = unheard
+    on_progress: Callable[[int, int], None] = no_progress
 
     def report(self, done: int, total: int) -> None:
-        """Tell how far it is. Raises MissedDeadlineTransient once the deadline has passed."""
+        """Report progress.
+
+        Raises:
+            MissedDeadlineTransient: If the deadline has passed.
+        """
         if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
             raise MissedDeadlineTransient("the deadline passed while the model was compiled")
-        self.heard(done, total)
+        self.on_progress(done, total)
 
 
-_UNLIMITED = Preparation()
-_preparation: ContextVar[Preparation] = ContextVar("preparation", default=_UNLIMITED)
+_UNLIMITED = PrepareContext()
+_context: ContextVar[PrepareContext] = ContextVar("prepare_context", default=_UNLIMITED)
 
 
 @contextmanager
-def preparing(preparation: Preparation) -> Iterator[None]:
-    """Let what this thread compiles during a block belong to a preparation."""
-    token = _preparation.set(preparation)
+def prepare_context(context: PrepareContext) -> Iterator[None]:
+    """Let compilations of this thread within the block use `context`."""
+    token = _context.set(context)
     try:
         yield
     finally:
-        _preparation.reset(token)
+        _context.reset(token)
 
 
-def current_preparation() -> Preparation:
-    """Return the one that this thread's work belongs to; without limits where there is none."""
-    return _preparation.get()
+def current_prepare_context() -> PrepareContext:
+    """Return the context of this thread's compilations; one without deadline and callback outside `prepare_context`."""
+    return _context.get()
 
 
-_server: Channel | None = None  # of this process; one for all threads, as each FORK is a frame of its own
+_server: Channel | None = None  # of this process; all threads use it without a lock, because a FORK is one frame
 
 
-def start() -> None:
-    """Give this process a compile server, before it has threads or anything that must not be copied."""
-    global _server  # noqa: PLW0603  like the watcher's thread, there is one for each process
+def start_compile_server() -> None:
+    """Start this process's compile server, if llvmlite is installed. Call it before the process starts threads."""
+    global _server  # noqa: PLW0603  one for each process, as the watcher's thread
     if find_spec("llvmlite") is not None:
-        _server = start_server()
+        _server = fork_compile_server()
 
 
-def warm() -> None:
-    """Let the server import what it needs meanwhile: something is to be compiled soon."""
+def prefetch_imports() -> None:
+    """Let the compile server import the compiler, because a compilation will follow. Does not block."""
     if _server is not None:
         with suppress(DeadObject, MissedDeadlineTransient):
-            _server.send(WARM, (), NOW)
+            _server.send(PREFETCH, (), NOW)
 
 
 def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[bytes]:
-    """Compile for the current preparation: an engine's `Compile`.
+    """Compile kernels in the current `PrepareContext`; return object code in parts. Blocks. The engine's `Compile`.
 
-    Raises GeneralFailure where a process dies, MissedDeadlineTransient, ResourceExhaustedTransient.
+    Raises:
+        GeneralFailure: If a compile process dies.
+        MissedDeadlineTransient: If the deadline passes.
+        ResourceExhaustedTransient: If there is not enough memory, or no process can be started.
     """
     from nnfmq.engines.compiled.compiler import compiled_here, cost, distinct, parts_of
 
     different = distinct(kernels)
-    preparation = current_preparation()
-    if cost(different) > _SMALL and _server is not None:
+    context = current_prepare_context()
+    if cost(different) > _SMALL_COST and _server is not None:
         count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
-        parts = parts_of(different, count * _PARTS_EACH)
+        parts = parts_of(different, count * _PARTS_PER_PROCESS)
         with ExitStack() as stack:
-            processes = _processes(min(count, len(parts)), stack, preparation.deadline_ns)
+            processes = _start_processes(_server, min(count, len(parts)), stack, context.deadline_ns)
             if processes:
-                return _Job(parts, target, processes, preparation).run()
-    return compiled_here(parts_of(different, _PARTS_EACH), target, preparation.report)
+                return _Job(parts, target, processes, context).run()
+    return compiled_here(parts_of(different, _PARTS_PER_PROCESS), target, context.report)
 
 
-def _processes(count: int, stack: ExitStack, deadline_ns: int | None) -> list[_Process]:
-    """Start compile processes, which `stack` ends; none where the server is gone. Raises MissedDeadlineTransient."""
-    assert _server is not None
+def _start_processes(server: Channel, count: int, stack: ExitStack, deadline_ns: int | None) -> list[_Process]:
+    """Start compile processes, which `stack` ends. Return an empty list if the server has exited.
+
+    Raises MissedDeadlineTransient, ResourceExhaustedTransient.
+    """
     try:
-        return [stack.enter_context(_Process.start(_server, deadline_ns)) for _ in range(count)]
+        return [stack.enter_context(_Process.start(server, deadline_ns)) for _ in range(count)]
     except DeadObject:
-        _log.warning("the compile server is gone: compiling in the worker from now on")
+        _log.warning("the compile server has exited: models are compiled in the worker from now on")
         return []
     except OSError as error:
         raise ResourceExhaustedTransient(f"no compile process can be started: {error.strerror}") from error
 
 
 class _Process:
-    """A compile process, as the worker sees it. Close it to end it at once."""
+    """The worker's connection to a compile process. Closing it ends the process immediately."""
 
-    def __init__(self, channel: Channel, status: int) -> None:
+    def __init__(self, channel: Channel, status_pipe: int) -> None:
         self.channel = channel
-        self._status = status
+        self._status_pipe = status_pipe
 
     @classmethod
     def start(cls, server: Channel, deadline_ns: int | None) -> Self:
-        """Let the server fork one. Raises DeadObject where the server is gone, OSError without descriptors.
+        """Let the server fork a compile process.
 
-        And MissedDeadlineTransient where it does not even take the order in time.
+        Raises:
+            DeadObject: If the server has exited.
+            MissedDeadlineTransient: If the server does not accept the message before the deadline.
+            OSError: If this process has no free fds.
         """
         with ExitStack() as undo:
-            ours, theirs = Channel.pair()
-            undo.callback(ours.close)
-            with theirs:
-                reading, writing = os.pipe2(os.O_CLOEXEC)
-                undo.callback(os.close, reading)
+            local, remote = Channel.pair()
+            undo.callback(local.close)
+            with remote:
+                status_pipe, server_end = os.pipe2(os.O_CLOEXEC)
+                undo.callback(os.close, status_pipe)
                 try:
-                    server.send(FORK, (theirs.fileno(), writing), deadline_ns)
+                    server.send(FORK, (remote.fileno(), server_end), deadline_ns)
                 finally:
-                    os.close(writing)
+                    os.close(server_end)
             undo.pop_all()
-        return cls(ours, reading)
+        return cls(local, status_pipe)
 
-    def answer(self) -> bytes:
-        """Return the object code that it has made. Raises GeneralFailure where it has died, and what it answers."""
+    def result(self) -> bytes:
+        """Return the object code that the process has sent. Does not block.
+
+        Raises:
+            GeneralFailure: If the process has died.
+            NnfmqError: The error that the process reported.
+        """
         try:
             with self.channel.receive(NOW) as frame:
-                answer = msgspec.msgpack.decode(frame.data, type=Answer)
+                result = msgspec.msgpack.decode(frame.data, type=CompileResult)
         except DeadObject:
-            raise self.death() from None
-        if answer.status is not ErrorStatus.NONE:
-            raise error_for_status(answer.status, answer.message)
-        return answer.code
+            raise self.death_error() from None
+        if result.status is not ErrorStatus.NONE:
+            raise error_for_status(result.status, result.message)
+        return result.code
 
-    def death(self) -> GeneralFailure:
-        """Return what says that it has died, and how as far as that is known."""
+    def death_error(self) -> GeneralFailure:
+        """Return the error for a process that has died, with its exit status if the server reports it in time."""
         poll = select.poll()
-        poll.register(self._status, select.POLLIN)
-        status = os.read(self._status, 16).decode() if poll.poll(_STATUS_SECONDS * 1000) else ""
-        return GeneralFailure(f"the process that compiled the model {_ending(status)}; prepare it again")
+        poll.register(self._status_pipe, select.POLLIN)
+        status = os.read(self._status_pipe, 16).decode() if poll.poll(_STATUS_TIMEOUT_S * 1000) else ""
+        return GeneralFailure(f"the process that compiled the model {_describe_exit(status)}; prepare it again")
 
     def close(self) -> None:
-        """Let go of it."""
+        """End the process, unless it has ended."""
         self.channel.close()
-        os.close(self._status)
+        os.close(self._status_pipe)
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +217,7 @@ class _Process:
         self.close()
 
 
-def _ending(status: str) -> str:
+def _describe_exit(status: str) -> str:
     if not status:
         return "has ended"
     if not status.startswith("-"):
@@ -207,54 +228,51 @@ def _ending(status: str) -> str:
 
 
 class _Job:
-    """The parts of one preparation, on its processes."""
+    """The compilation of one model's parts in its processes."""
 
     def __init__(
-        self, parts: Sequence[Sequence[Kernel]], target: Target, processes: Sequence[_Process], preparation: Preparation
+        self, parts: Sequence[Sequence[Kernel]], target: Target, processes: Sequence[_Process], context: PrepareContext
     ) -> None:
         self._parts = parts
         self._target = target
         self._processes = {process.channel.fileno(): process for process in processes}
-        self._preparation = preparation
+        self._context = context
         self._codes = [b""] * len(parts)
-        self._at: dict[int, int] = {}  # which part a process is at
-        self._given = self._done = 0
+        self._current: dict[int, int] = {}  # fd of a process → index of the part that it compiles
+        self._sent = self._kernels_done = 0
         self._poll = select.poll()
 
     def run(self) -> list[bytes]:
         """Return the object code of each part. Blocks."""
         total = sum(map(len, self._parts))
-        self._preparation.report(0, total)
+        self._context.report(0, total)
         for fd in self._processes:
             self._poll.register(fd, select.POLLIN)
-            self._give(fd)
-        while self._at:
-            for fd, _ in self._poll.poll(self._milliseconds_left()):
-                self._take(fd)
-                self._give(fd)
-            self._preparation.report(self._done, total)
+            self._send_next(fd)
+        while self._current:
+            for fd, _ in self._poll.poll(self._timeout_ms()):
+                index = self._current.pop(fd)
+                self._codes[index] = self._processes[fd].result()
+                self._kernels_done += len(self._parts[index])
+                self._send_next(fd)
+            self._context.report(self._kernels_done, total)  # raises if the deadline ended the poll
         return self._codes
 
-    def _milliseconds_left(self) -> float | None:
-        deadline_ns = self._preparation.deadline_ns
+    def _timeout_ms(self) -> float | None:
+        deadline_ns = self._context.deadline_ns
         return None if deadline_ns is None else min(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e6), _POLL_MS_MAX)
 
-    def _take(self, fd: int) -> None:
-        number = self._at.pop(fd)
-        self._codes[number] = self._processes[fd].answer()
-        self._done += len(self._parts[number])
-
-    def _give(self, fd: int) -> None:
-        """Give a process the next part; it has none to watch for where there is none."""
+    def _send_next(self, fd: int) -> None:
+        """Send the next part to a process. If none is left, stop polling the process."""
         from nnfmq.engines.compiled.kernel_serialization import encode_kernels
 
-        if self._given == len(self._parts):
+        if self._sent == len(self._parts):
             self._poll.unregister(fd)
             return
-        process, number = self._processes[fd], self._given
+        process, index = self._processes[fd], self._sent
         try:
-            process.channel.send(encode_kernels(self._parts[number], self._target), (), self._preparation.deadline_ns)
+            process.channel.send(encode_kernels(self._parts[index], self._target), (), self._context.deadline_ns)
         except DeadObject:
-            raise process.death() from None
-        self._at[fd] = number
-        self._given += 1
+            raise process.death_error() from None
+        self._current[fd] = index
+        self._sent += 1

@@ -1,4 +1,4 @@
-"""Device: what a driver writer subclasses, and what the driver asks of every device (IDevice).
+"""DeviceBase: what a driver writer subclasses, and what the driver asks of every device (IDevice).
 
 A subclass says which operations it `supports` and how it makes a model ready (`compile`); everything else has a
 default. The driver calls the methods of the lower half: they judge what a client gave, although the client library
@@ -35,15 +35,15 @@ from nnfmq.hal.types import (
 )
 from nnfmq.operations.extensions import VendorExtension, translated
 from nnfmq.serialize import messages
-from nnfmq.service.caching.cache_key import is_key_possible
-from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
+from nnfmq.service.caching.cache_key import is_key_available
+from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, DeviceIdentity, read_files, save_files
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.validation import validate_model
 from nnfmq.validation.interface_conversion import require_level, require_prefixes
 from nnfmq.validation.values import validate_extensions, validate_hints
 
-__all__ = ["FEATURE_LEVEL", "Device", "release"]
+__all__ = ["FEATURE_LEVEL", "DeviceBase", "release"]
 
 FEATURE_LEVEL = FeatureLevel.AIDL_V4
 
@@ -57,7 +57,7 @@ def release() -> str:
         return "source"  # run from a tree that nobody installed
 
 
-class Device:
+class DeviceBase:
     """One device of a driver. Subclass it: `name`, `supports` and `compile` are enough.
 
     `name` is unique in the driver. `type` says what it computes on, honestly. `feature_level` is the newest interface
@@ -72,7 +72,7 @@ class Device:
         self.status_byte = memoryview(bytearray(1))  # a driver with workers puts one in its place that all of them see
 
     @property
-    def obstacle(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why it can compute nothing on this machine, as the end of a sentence; empty where it can."""
         return ""
 
@@ -125,11 +125,11 @@ class Device:
         """Return the model and the program that were saved. `contents` is private, and lives as long as the result."""
         raise NotImplementedError
 
-    def stored(self, _model: Model) -> PreparedProgram | None:
+    def load_cached(self, _model: Model) -> PreparedProgram | None:
         """Return what `compile` made of an equal model before, where the driver keeps that; here nothing."""
         return None
 
-    def stand_in(self, _model: Model) -> PreparedProgram | None:
+    def compile_baseline(self, _model: Model) -> PreparedProgram | None:
         """Return a program that is ready sooner than `compile`'s, and answers alike; None: there is no such thing.
 
         A client that prefers a FAST_SINGLE_ANSWER is given it, until `compile` is done on a thread of its own.
@@ -151,22 +151,22 @@ class Device:
     def number_of_cache_files(self) -> NumberOfCacheFiles:
         """What it needs, and none where this driver has no key to seal them by."""
         needed = self.cache_files_needed
-        return needed if needed != NumberOfCacheFiles() and is_key_possible() else NumberOfCacheFiles()
+        return needed if needed != NumberOfCacheFiles() and is_key_available() else NumberOfCacheFiles()
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> DeviceIdentity:
         """What its caches are bound to, beside the driver's build."""
-        return Identity(self.name, self.version_string)
+        return DeviceIdentity(self.name, self.version_string)
 
     @property
     def status(self) -> DeviceStatus:
-        """What an administrator made of it; OFFLINE where there is an obstacle."""
-        return DeviceStatus.OFFLINE if self.obstacle else DeviceStatus(self.status_byte[0])
+        """What an administrator made of it; OFFLINE where there is an unavailable_reason."""
+        return DeviceStatus.OFFLINE if self.unavailable_reason else DeviceStatus(self.status_byte[0])
 
     def require_available(self) -> None:
         """Raise DeviceUnavailable while the device is BUSY or OFFLINE (DEV-14)."""
-        if self.obstacle:
-            raise DeviceUnavailable(f"device {self.name!r} is OFFLINE: {self.obstacle}")
+        if self.unavailable_reason:
+            raise DeviceUnavailable(f"device {self.name!r} is OFFLINE: {self.unavailable_reason}")
         if self.status_byte[0]:
             raise DeviceUnavailable(f"device {self.name!r} is {self.status.name}")
 
@@ -197,7 +197,7 @@ class Device:
     def _can(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
         return bool(self.supports(model, subgraph, operation))
 
-    def check_preparation(
+    def check_prepare_arguments(
         self,
         model: Model,
         preference: int,
@@ -223,7 +223,7 @@ class Device:
     def prepare_model(
         self, model: Model, caches: CacheFiles | None = None, preference: int = ExecutionPreference.SUSTAINED_SPEED
     ) -> DriverPreparedModel:
-        """Compile a model that `check_preparation` returned, and save that to `caches`, if it can be. Blocks.
+        """Compile a model that `check_prepare_arguments` returned, and save that to `caches`, if it can be. Blocks.
 
         For a FAST_SINGLE_ANSWER the program may be a TieredProgram: whoever calls lets its `make` run somewhere.
         Not where there are caches, which a client may read once the model is ready.
@@ -233,7 +233,7 @@ class Device:
         with errors_to_status("preparing the model"):
             program = self._program(model, not caches and preference == ExecutionPreference.FAST_SINGLE_ANSWER)
         if caches:
-            save(caches, self.number_of_cache_files, self.identity, lambda: self.save(model, program))
+            save_files(caches, self.number_of_cache_files, self.identity, lambda: self.save(model, program))
         return DriverPreparedModel(model, program, status_byte=self.status_byte)
 
     def _program(self, model: Model, is_in_a_hurry: bool) -> PreparedProgram:
@@ -242,15 +242,15 @@ class Device:
             number = supported.index(False)
             name = model.main.operations[number].type.name
             raise GeneralFailure(f"device {self.name!r} does not support operation {number} ({name}) as it is here")
-        stored = self.stored(model)  # perhaps under a configuration that left out less, so not before
-        if stored is not None:
-            return stored
-        stand_in = self.stand_in(model) if is_in_a_hurry else None
-        if stand_in is None:
+        cached = self.load_cached(model)  # perhaps under a configuration that left out less, so not before
+        if cached is not None:
+            return cached
+        baseline = self.compile_baseline(model) if is_in_a_hurry else None
+        if baseline is None:
             return self.compile(model)
-        return TieredProgram(stand_in, partial(self.compile, model))
+        return TieredProgram(baseline, partial(self.compile, model))
 
-    def check_caches(self, caches: CacheFiles, deadline_ns: int | None, limit_bytes: int) -> tuple[CacheContents, int]:
+    def load_caches(self, caches: CacheFiles, deadline_ns: int | None, limit_bytes: int) -> tuple[CacheContents, int]:
         """Judge the arguments of prepareModelFromCache; return what is for `restore_model`, and its bytes. Blocks.
 
         Raises DeviceUnavailable, InvalidArgument, MissedDeadlinePersistent, and GeneralFailure for files that are not
@@ -258,12 +258,12 @@ class Device:
         """
         self.require_available()
         with errors_to_status("reading the cache"):
-            contents = open_files(caches, self.number_of_cache_files, self.identity, limit_bytes)
+            contents = read_files(caches, self.number_of_cache_files, self.identity, limit_bytes)
         _check_deadline(deadline_ns)
         return contents
 
     def restore_model(self, contents: CacheContents) -> DriverPreparedModel:
-        """Make a model of what `check_caches` returned. Blocks. Raises as `prepare_model`."""
+        """Make a model of what `load_caches` returned. Blocks. Raises as `prepare_model`."""
         with errors_to_status("preparing the model from its cache"):
             model, program = self.restore(contents)
             if not all(self._supported(model)):

@@ -16,14 +16,14 @@ from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import compile_jobs
-from nnfmq.service.devices import load_devices
+from nnfmq.service.device_registry import load_devices
 from nnfmq.service.extension_plugins import load_extensions
 from nnfmq.service.session import run_session
 
 
 def main(control_fd: int) -> NoReturn:
     """Serve the client at the other end of `control_fd` until it is gone; refuse it where devices cannot be read."""
-    compile_jobs.start()
+    compile_jobs.start_compile_server()
     load_extensions()
     channel = Channel.adopt(control_fd)
     try:

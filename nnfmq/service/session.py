@@ -48,8 +48,8 @@ from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import ConnectionState
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.service.aidl_burst_server import AidlBurstServer
-from nnfmq.service.background_compile import improve
-from nnfmq.service.devices import Devices, load_devices
+from nnfmq.service.background_compile import tier_up
+from nnfmq.service.device_registry import DeviceRegistry, load_devices
 from nnfmq.service.driver_execution import DriverExecution
 from nnfmq.service.driver_fenced_execution import DriverFencedExecution
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
@@ -86,7 +86,7 @@ class Session:
     The handlers of `service.calls` use what has no underscore here.
     """
 
-    def __init__(self, channel: Channel, driver_name: str, devices: Devices | None = None) -> None:
+    def __init__(self, channel: Channel, driver_name: str, devices: DeviceRegistry | None = None) -> None:
         self.quota = MemoryQuota()
         self.devices = load_devices() if devices is None else devices
         self.connection_state = ConnectionState()
@@ -197,7 +197,7 @@ class Session:
 
     def _improve(self, wanted: weakref.ref[TieredProgram]) -> None:
         if not self.is_closed:
-            improve(wanted)
+            tier_up(wanted)
         with self._lock:
             self._done += 1
         if self._is_resting:
@@ -332,7 +332,7 @@ _HANDLERS: dict[type[messages.Message], InlineHandler | BlockingHandler] = {
 }
 
 
-def run_session(channel: Channel, driver_name: str, devices: Devices | None = None) -> NoReturn:
+def run_session(channel: Channel, driver_name: str, devices: DeviceRegistry | None = None) -> NoReturn:
     """Be the driver of the client at the other end until it is gone, or until SIGTERM; ends the process.
 
     It offers `devices`, by default those that this process loads for itself.

@@ -37,7 +37,7 @@ from nnfmq.paths import default_socket, make_runtime_directory, runtime_director
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import worker
 from nnfmq.service.caching import program_cache
-from nnfmq.service.caching.shared_cache_server import Connection, ProgramRegistry
+from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerLink
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
 from nnfmq.service.extension_plugins import ALLOWED
 
@@ -68,7 +68,7 @@ class _Passed:
 @dataclass(frozen=True, slots=True)
 class _Worker:
     process: Any  # multiprocess.Process
-    connection: Connection
+    connection: WorkerLink
 
 
 class Supervisor:
@@ -82,8 +82,8 @@ class Supervisor:
         self._status = status  # of the devices, by their place; all workers map it
         self._context = context
         self._workers: dict[int, _Worker] = {}  # by its pidfd, which is ours
-        self._programs = ProgramRegistry(program_cache.limit_bytes())
-        self._connections: dict[int, Connection] = {}  # those that are open, by their descriptor
+        self._programs = SharedCacheServer(program_cache.cache_limit_bytes())
+        self._connections: dict[int, WorkerLink] = {}  # those that are open, by their descriptor
         self._bell = bell
         self._poll = select.poll()
         self._poll.register(self._bell, select.POLLIN)
@@ -109,7 +109,7 @@ class Supervisor:
         elif fd in self._connections and not self._programs.serve(self._connections[fd]):
             self._hang_up(self._connections[fd])
 
-    def _hang_up(self, connection: Connection) -> None:
+    def _hang_up(self, connection: WorkerLink) -> None:
         """Close a worker's connection, unless that was done; the worker goes on alone."""
         fd = connection.channel.fileno()
         if self._connections.pop(fd, None) is not None:
@@ -182,7 +182,7 @@ class Supervisor:
                 _report(process)  # it has ended already
                 return
             undo.pop_all()
-        connection.worker = process.pid
+        connection.worker_pid = process.pid
         self._watch(pidfd, _Worker(process, connection))
 
     def _watch(self, pidfd: int, started: _Worker) -> None:

@@ -15,7 +15,7 @@ from nnfmq.memory import Memory
 from nnfmq.service import compile_jobs
 from nnfmq.service.caching import shared_cache_client
 from nnfmq.service.device_configuration import DeviceEntry
-from nnfmq.service.devices import make_devices
+from nnfmq.service.device_registry import make_devices
 from nnfmq.service.session import run_session
 
 
@@ -30,8 +30,8 @@ def main(control_fd: int, status_fd: int, sharing_fd: int, configured: Sequence[
     `status_fd` is the page with the devices' status, `sharing_fd` the connection for what workers share.
     """
     if any(entry.engine == "compiled" for entry in configured):
-        compile_jobs.start()
-    shared_cache_client.start(sharing_fd)
+        compile_jobs.start_compile_server()
+    shared_cache_client.connect(sharing_fd)
     devices = make_devices(configured)
     devices.share_status(Memory.adopt(status_fd).view)
     run_session(Channel.adopt(control_fd), "nnfmq", devices)

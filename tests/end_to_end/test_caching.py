@@ -44,10 +44,10 @@ from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.service.caching import interpreter_cache_format
 from nnfmq.service.caching.compilation_cache import CacheContents
-from nnfmq.service.device import Device
+from nnfmq.service.device import DeviceBase
 
 
-class Saving(Device):
+class Saving(DeviceBase):
     name = "mine-saving"
     cache_files_needed = NumberOfCacheFiles(1, 1)
 

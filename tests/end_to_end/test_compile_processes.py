@@ -40,7 +40,10 @@ AT_ONCE_S = 2.0  # less than all of ENDLESS takes; a part of it may be quicker
 @pytest.fixture(scope="module")
 def _daemon() -> Iterator[Daemon]:
     """Run a daemon without a cache of its own for the tests of this module."""
-    with short_folder() as made, running_daemon(made / "d.sock", environment={program_cache.VARIABLE: "0"}) as daemon:
+    with (
+        short_folder() as made,
+        running_daemon(made / "d.sock", environment={program_cache.CACHE_VARIABLE: "0"}) as daemon,
+    ):
         yield daemon
 
 
@@ -223,7 +226,7 @@ def test_an_error_of_what_hears_ends_the_call_and_what_was_prepared_is_given_bac
 
 
 def test_an_embedded_driver_compiles_in_processes_that_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(program_cache.VARIABLE, "0")
+    monkeypatch.setenv(program_cache.CACHE_VARIABLE, "0")
     with nnfmq.connect(embedded=True) as client, Process(client.driver_pid) as driver:
         (pid,) = driver.children()
         with Process(pid) as server:

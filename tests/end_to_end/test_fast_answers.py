@@ -30,7 +30,7 @@ HELD = """
 import os
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service.devices import CompiledDevice
+from nnfmq.service.builtin_devices import CompiledDevice
 
 compile = CompiledDevice.compile
 

@@ -86,10 +86,10 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.serialize.model_codec import decode_model, encode_model
 from nnfmq.service.caching.compilation_cache import CacheContents
-from nnfmq.service.device import Device
+from nnfmq.service.device import DeviceBase
 
 
-class Saving(Device):
+class Saving(DeviceBase):
     name = "test-saving"
     cache_files_needed = NumberOfCacheFiles(2, 0)
 

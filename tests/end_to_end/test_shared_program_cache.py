@@ -38,7 +38,7 @@ import fcntl, os, signal, subprocess, threading
 from nnfmq.memory import CONSTANT_SEALS, Memory
 from nnfmq.service.caching import shared_cache_client
 from nnfmq.service.caching import program_cache
-from nnfmq.service.caching.shared_cache_client import Sharing
+from nnfmq.service.caching.shared_cache_client import SharedCacheClient
 
 def at(point):
     try:
@@ -55,12 +55,12 @@ def before(owner, name, point):
         return function(*arguments)
     setattr(owner, name, stopping)
 
-before(Sharing, "_asked", "before it asks")
-before(Sharing, "_answer", "held")
-before(program_cache, "open_memory", "mapped")
-before(Sharing, "offer", "sealed")
+before(SharedCacheClient, "_request", "before it asks")
+before(SharedCacheClient, "_receive_reply", "held")
+before(program_cache, "read_memory", "mapped")
+before(SharedCacheClient, "publish", "sealed")
 
-offer = Sharing.offer
+publish = SharedCacheClient.publish
 
 def altered(memory, seals):
     data = bytearray(memory.view)
@@ -70,23 +70,23 @@ def altered(memory, seals):
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
 
-def offering(self, name, memory):
+def publishing(self, name, memory):
     if at("offer what is spoilt"):
         with Memory.adopt_constant(altered(memory, CONSTANT_SEALS)) as spoilt:
-            offer(self, name, spoilt)
+            publish(self, name, spoilt)
             self.kept = spoilt.view
     elif at("offer what is not sealed"):
         with Memory.adopt(altered(memory, CONSTANT_SEALS & ~fcntl.F_SEAL_WRITE)) as unsealed:
-            offer(self, name, unsealed)
+            publish(self, name, unsealed)
     else:
-        offer(self, name, memory)
+        publish(self, name, memory)
     if at("leave a copy"):
         copy = os.dup(self._channel.fileno())
         subprocess.Popen(["sleep", "1000"], pass_fds=[copy])
     if at("offered"):
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
-Sharing.offer = offering
+SharedCacheClient.publish = publishing
 """
 
 CLIENT = """
@@ -405,7 +405,7 @@ def test_DEAD_workers_of_a_supervisor_that_is_killed_go_on_alone(point: str, fol
             for value in (number, number + 0.5):
                 assert_computes(one_user.prepare(weighty_model(value, SIDE)), value)
         assert_computes(model)
-        assert held.daemon.program.errors().count("programs are not shared") <= 2
+        assert held.daemon.program.errors().count("programs are no longer shared") <= 2
 
 
 def test_a_supervisor_that_stands_still_delays_a_preparation_by_a_moment(held: Held, user: Callable[[], User]) -> None:
@@ -432,8 +432,8 @@ def test_CACHE_12_a_worker_that_offers_what_is_spoilt_harms_nobody(held: Held, u
     assert_computes(third.prepare())
     assert third.programs() == good.programs() and not good.programs() & spoilt
     errors = held.daemon.program.errors()
-    assert "what another worker shares is not used" in errors
-    assert f"worker {good.worker.pid} found a program that it was given spoilt" in errors
+    assert "a program that another worker shares is not used" in errors
+    assert f"worker {good.worker.pid} found a shared program corrupt" in errors
 
 
 def test_a_worker_that_offers_what_is_not_sealed_is_not_heard_any_more(held: Held, user: Callable[[], User]) -> None:
@@ -442,7 +442,7 @@ def test_a_worker_that_offers_what_is_not_sealed_is_not_heard_any_more(held: Hel
     assert_computes(bad.prepare())
     held.order("")
     until(
-        lambda: f"worker {bad.worker.pid} shares no programs any more" in held.daemon.program.errors(),
+        lambda: f"worker {bad.worker.pid} no longer shares programs" in held.daemon.program.errors(),
         "the supervisor says so",
     )
     assert kept_by(held.daemon) == 0

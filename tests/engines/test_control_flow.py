@@ -39,7 +39,7 @@ from nnfmq.hal.types import (
     OperationType,
     OutputShape,
 )
-from nnfmq.service.devices import load_devices
+from nnfmq.service.device_registry import load_devices
 from nnfmq.validation import validate_model
 
 IF, WHILE, ADD = OperationType.IF, OperationType.WHILE, OperationType.ADD

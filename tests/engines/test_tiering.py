@@ -17,7 +17,7 @@ from nnfmq.engines.execution import PreparedProgram
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.service.background_compile import improve
+from nnfmq.service.background_compile import tier_up
 
 MODEL = null_model()
 ONE = np.ones(1, np.float32)
@@ -46,14 +46,14 @@ def test_an_execution_goes_over_at_its_next_run_and_a_new_one_at_once(program: T
     output = np.zeros(1, np.float32)
     execution = program.bind([ONE], [output])
     assert run(execution, output) == 1
-    improve(weakref.ref(program))
+    tier_up(weakref.ref(program))
     assert run(execution, output) == run(execution, output) == run(program.bind([ONE], [output]), output) == 101
 
 
 def test_what_was_bound_but_never_run_goes_over_too(program: TieredProgram) -> None:
     output = np.zeros(1, np.float32)
     execution = program.bind([ONE], [output])
-    improve(weakref.ref(program))
+    tier_up(weakref.ref(program))
     assert run(execution, output) == 101
 
 
@@ -67,16 +67,16 @@ def test_where_the_better_one_cannot_be_made_the_program_stays_and_the_log_says_
     program = TieredProgram(interpreter.prepare(MODEL), fail)
     output = np.zeros(1, np.float32)
     execution = program.bind([ONE], [output])
-    improve(weakref.ref(program))
+    tier_up(weakref.ref(program))
     assert run(execution, output) == run(program.bind([ONE], [output]), output) == 1
-    assert "a model stays on the program that it has" in caplog.text and str(error) in caplog.text
+    assert "a model stays on its baseline program" in caplog.text and str(error) in caplog.text
     assert program.make is None
 
 
 def test_for_a_program_that_is_gone_nothing_is_made() -> None:
     gone = weakref.ref(TieredProgram(interpreter.prepare(MODEL), never))
     assert gone() is None
-    improve(gone)
+    tier_up(gone)
 
 
 def test_a_program_that_is_released_meanwhile_goes_at_once() -> None:
@@ -89,7 +89,7 @@ def test_a_program_that_is_released_meanwhile_goes_at_once() -> None:
 
     program = TieredProgram(interpreter.prepare(MODEL), held)
     inner, wanted = weakref.ref(program.program), weakref.ref(program)
-    thread = threading.Thread(target=improve, args=(wanted,))
+    thread = threading.Thread(target=tier_up, args=(wanted,))
     thread.start()
     try:
         assert begun.wait(LIMIT_S)
@@ -107,7 +107,7 @@ def test_replaced_it_keeps_neither_the_old_program_nor_memory_of_executions_that
         program = TieredProgram(interpreter.prepare(MODEL), hundred)
         old, output = weakref.ref(program.program), np.zeros(1, np.float32)
         execution = program.bind([ONE], [output])
-        improve(weakref.ref(program))
+        tier_up(weakref.ref(program))
         assert run(execution, output) == 101
         assert old() is None
         held = weakref.ref(output)

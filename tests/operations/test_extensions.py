@@ -28,7 +28,7 @@ from nnfmq.operations.extensions import ElementType, VendorExtension, install, o
 from nnfmq.operations.kernel_adapters import direct
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, Variant, data, form, weight
-from nnfmq.service.devices import load_devices
+from nnfmq.service.device_registry import load_devices
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
 

@@ -433,7 +433,7 @@ def test_DEV_13_CACHE_8_a_callback_says_what_its_form_can_say(
         caches = [[[fd] for fd in fds] for fds in Paths.new(tmp_path).open(stack)]
         assert device.prepareModel_1_2(ADD, FAST, *caches, TOKEN, callback) is NONE
         assert callback.only()[0] is NONE
-        monkeypatch.setattr(interpreter_cache_format, "restore", no_memory)
+        monkeypatch.setattr(interpreter_cache_format, "decode_program", no_memory)
         assert getattr(device, form)(*FROM_CACHE[form][:-3], *caches, TOKEN, callback) is NONE
         assert callback.only() == (status, None)
 

@@ -17,10 +17,10 @@ from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.service.caching import compilation_cache
 from nnfmq.service.caching.cache_key import find_key
-from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
+from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, DeviceIdentity, read_files, save_files
 
 TOKEN = bytes(range(32))
-SELF = Identity("reference", "nnfmq-1")
+SELF = DeviceIdentity("reference", "nnfmq-1")
 LIMIT = 1 << 20
 HEADER = 64
 buffers = st.lists(st.binary(max_size=200), max_size=3).map(tuple)
@@ -45,8 +45,8 @@ def counts(saved: CacheContents) -> NumberOfCacheFiles:
 @given(contents)
 def test_CACHE_6_what_was_saved_comes_back_in_its_order(saved: CacheContents) -> None:
     with files_of(len(saved.model), len(saved.data)) as files:
-        save(files, counts(saved), SELF, lambda: saved)
-        found, size = open_files(files, counts(saved), SELF, LIMIT)
+        save_files(files, counts(saved), SELF, lambda: saved)
+        found, size = read_files(files, counts(saved), SELF, LIMIT)
     assert tuple(map(bytes, found.model)) == saved.model
     assert tuple(map(bytes, found.data)) == saved.data
     assert size == sum(map(len, saved.model + saved.data))
@@ -56,7 +56,7 @@ def test_a_file_is_as_documented() -> None:
     """A header of 64 bytes, and a digest over everything with its length (docs/how-to/caching.md)."""
     saved = CacheContents((b"model",), (b"da", b"ta"))
     with files_of(1, 2) as files:
-        save(files, counts(saved), SELF, lambda: saved)
+        save_files(files, counts(saved), SELF, lambda: saved)
         written = [os.pread(fd, 1000, 0) for fd in files.fds]
     headers = [
         b"nnfmqCCH" + struct.pack("<HBBIQQ", 1, kind, index, 0, size, 0)
@@ -75,17 +75,17 @@ def test_a_file_is_as_documented() -> None:
 @given(contents, st.data())
 def test_N_CCH_10_to_13_N_CCX_1_any_change_of_any_file_is_refused(saved: CacheContents, data: st.DataObject) -> None:
     with files_of(len(saved.model), len(saved.data)) as files:
-        save(files, counts(saved), SELF, lambda: saved)
+        save_files(files, counts(saved), SELF, lambda: saved)
         fd = data.draw(st.sampled_from(files.fds))
         before = os.pread(fd, 1 << 20, 0)
         after = data.draw(changed(before))
         os.ftruncate(fd, 0)
         os.pwrite(fd, after, 0)
         with pytest.raises(GeneralFailure):
-            open_files(files, counts(saved), SELF, LIMIT)
+            read_files(files, counts(saved), SELF, LIMIT)
         os.ftruncate(fd, 0)
         os.pwrite(fd, before, 0)
-        open_files(files, counts(saved), SELF, LIMIT)
+        read_files(files, counts(saved), SELF, LIMIT)
 
 
 @st.composite
@@ -111,44 +111,48 @@ def changed(draw: st.DrawFn, content: bytes) -> bytes:
 def test_every_bit_of_the_header_counts(payload: bytes, start: int) -> None:
     saved = CacheContents((payload,))
     with files_of(1, 0) as files:
-        save(files, counts(saved), SELF, lambda: saved)
+        save_files(files, counts(saved), SELF, lambda: saved)
         (fd,) = files.fds
         content = os.pread(fd, 1 << 20, 0)
         place = start % HEADER
         for bit in range(8):
             os.pwrite(fd, bytes([content[place] ^ 1 << bit]), place)
             with pytest.raises(GeneralFailure):
-                open_files(files, counts(saved), SELF, LIMIT)
+                read_files(files, counts(saved), SELF, LIMIT)
         os.pwrite(fd, content, 0)
-        open_files(files, counts(saved), SELF, LIMIT)
+        read_files(files, counts(saved), SELF, LIMIT)
 
 
 @pytest.mark.parametrize(
     "asked",
-    [Identity("reference2", "nnfmq-1"), Identity("reference", "nnfmq-2"), Identity("referencen", "nfmq-1")],
+    [
+        DeviceIdentity("reference2", "nnfmq-1"),
+        DeviceIdentity("reference", "nnfmq-2"),
+        DeviceIdentity("referencen", "nfmq-1"),
+    ],
     ids=["another device", "another version", "the same letters"],
 )
-def test_CACHE_12_a_cache_is_one_device_s_in_one_version(asked: Identity) -> None:
+def test_CACHE_12_a_cache_is_one_device_s_in_one_version(asked: DeviceIdentity) -> None:
     saved = CacheContents((b"x",))
     with files_of(1, 0) as files:
-        save(files, counts(saved), SELF, lambda: saved)
+        save_files(files, counts(saved), SELF, lambda: saved)
         with pytest.raises(GeneralFailure):
-            open_files(files, counts(saved), asked, LIMIT)
+            read_files(files, counts(saved), asked, LIMIT)
 
 
 def test_bytes_may_not_move_from_one_file_to_the_next() -> None:
     with files_of(2, 0) as files:
         needed = NumberOfCacheFiles(2, 0)
-        save(files, needed, SELF, lambda: CacheContents((b"ab", b"c")))
+        save_files(files, needed, SELF, lambda: CacheContents((b"ab", b"c")))
         one, other = (os.pread(fd, 100, 0) for fd in files.fds)
-        save(files, needed, SELF, lambda: CacheContents((b"a", b"bc")))
+        save_files(files, needed, SELF, lambda: CacheContents((b"a", b"bc")))
         for fd, content in zip(files.fds, (one, other), strict=True):
-            open_files(files, needed, SELF, LIMIT)
+            read_files(files, needed, SELF, LIMIT)
             before = os.pread(fd, 100, 0)
             os.ftruncate(fd, 0)
             os.pwrite(fd, content, 0)
             with pytest.raises(GeneralFailure):
-                open_files(files, needed, SELF, LIMIT)
+                read_files(files, needed, SELF, LIMIT)
             os.ftruncate(fd, 0)
             os.pwrite(fd, before, 0)
 
@@ -157,10 +161,10 @@ def test_bytes_may_not_move_from_one_file_to_the_next() -> None:
 def test_N_CCX_1_files_over_the_limit_are_refused_all_together(room: int) -> None:
     saved = CacheContents((bytes(100),), (bytes(50),))
     with files_of(1, 1) as files:
-        save(files, counts(saved), SELF, lambda: saved)
+        save_files(files, counts(saved), SELF, lambda: saved)
         with pytest.raises(GeneralFailure, match="not read"):
-            open_files(files, counts(saved), SELF, room)
-        assert open_files(files, counts(saved), SELF, 150)[1] == 150
+            read_files(files, counts(saved), SELF, room)
+        assert read_files(files, counts(saved), SELF, 150)[1] == 150
 
 
 @pytest.mark.parametrize("call", ["fstat", "pread", "preadv"])
@@ -172,8 +176,8 @@ def test_a_file_whose_system_fails_is_refused(call: str, monkeypatch: pytest.Mon
 
     saved = CacheContents((b"x",))
     with files_of(1, 0) as files:
-        save(files, counts(saved), SELF, lambda: saved)
+        save_files(files, counts(saved), SELF, lambda: saved)
         with monkeypatch.context() as patch:
             patch.setattr(compilation_cache.os, call, fails)
             with pytest.raises(GeneralFailure, match="stale"):
-                open_files(files, counts(saved), SELF, LIMIT)
+                read_files(files, counts(saved), SELF, LIMIT)

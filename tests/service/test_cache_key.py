@@ -13,12 +13,12 @@ import pytest
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.service.caching import cache_key
-from nnfmq.service.caching.cache_key import find_key, is_key_possible, make_key
-from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, Identity, open_files, save
-from nnfmq.service.devices import load_devices
+from nnfmq.service.caching.cache_key import find_key, find_or_create_key, is_key_available
+from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, DeviceIdentity, read_files, save_files
+from nnfmq.service.device_registry import load_devices
 
 ONE_FILE = NumberOfCacheFiles(1, 0)
-SELF = Identity("reference", "1")
+SELF = DeviceIdentity("reference", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -30,26 +30,26 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def key_file(state: Path) -> Path:
-    make_key()
+    find_or_create_key()
     return state / "cache.key"
 
 
 def test_the_key_is_made_once_and_can_be_read_by_its_user_alone(state: Path) -> None:
-    key = make_key()
-    assert (len(key), make_key(), find_key()) == (32, key, key)
+    key = find_or_create_key()
+    assert (len(key), find_or_create_key(), find_key()) == (32, key, key)
     info = (state / "cache.key").stat()
     assert (info.st_mode & 0o777, info.st_uid, state.stat().st_mode & 0o777) == (0o600, os.geteuid(), 0o700)
     assert os.listdir(state) == ["cache.key"]
 
 
 def test_two_installations_have_different_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first = make_key()
+    first = find_or_create_key()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "second"))
-    assert make_key() != first
+    assert find_or_create_key() != first
 
 
 def test_asking_whether_a_key_is_possible_makes_none(state: Path) -> None:
-    assert is_key_possible()
+    assert is_key_available()
     assert not state.exists()
     with pytest.raises(GeneralFailure):
         find_key()
@@ -58,14 +58,14 @@ def test_asking_whether_a_key_is_possible_makes_none(state: Path) -> None:
 
 def test_threads_that_make_the_key_at_the_same_time_get_the_same() -> None:
     with ThreadPoolExecutor(16) as pool:
-        keys = list(pool.map(lambda _: make_key(), range(16)))
+        keys = list(pool.map(lambda _: find_or_create_key(), range(16)))
     assert len(set(keys)) == 1
 
 
 def test_processes_that_make_the_key_at_the_same_time_get_the_same() -> None:
     code = (
-        "import sys; from nnfmq.service.caching.cache_key import make_key; "
-        "print(flush=True); sys.stdin.read(1); print(make_key().hex())"
+        "import sys; from nnfmq.service.caching.cache_key import find_or_create_key; "
+        "print(flush=True); sys.stdin.read(1); print(find_or_create_key().hex())"
     )
     makers = [
         subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -81,8 +81,8 @@ def test_processes_that_make_the_key_at_the_same_time_get_the_same() -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o610, 0o644, 0o666])
 def test_a_key_that_others_may_read_or_write_is_refused_with_the_remedy(mode: int, key_file: Path) -> None:
     key_file.chmod(mode)
-    assert not is_key_possible()
-    for function in (find_key, make_key):
+    assert not is_key_available()
+    for function in (find_key, find_or_create_key):
         with pytest.raises(GeneralFailure, match=r"cache\.key must be .* Remove it"):
             function()
 
@@ -90,9 +90,9 @@ def test_a_key_that_others_may_read_or_write_is_refused_with_the_remedy(mode: in
 @pytest.mark.parametrize("content", [b"", b"k" * 31, b"k" * 33])
 def test_a_key_of_another_length_is_refused(content: bytes, key_file: Path) -> None:
     key_file.write_bytes(content)
-    assert not is_key_possible()
+    assert not is_key_available()
     with pytest.raises(GeneralFailure):
-        make_key()
+        find_or_create_key()
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "pipe"])
@@ -105,24 +105,24 @@ def test_a_key_that_is_no_file_of_its_own_is_refused(kind: str, key_file: Path, 
         os.mkfifo(key_file, 0o600)
     else:
         key_file.mkdir()
-    assert not is_key_possible()
+    assert not is_key_available()
     with pytest.raises(GeneralFailure):
-        make_key()
+        find_or_create_key()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_N_CCX_1_a_key_of_another_user_is_refused(key_file: Path) -> None:
     os.chown(key_file, 12345, 12345)
-    assert not is_key_possible()
+    assert not is_key_available()
     with pytest.raises(GeneralFailure):
-        make_key()
+        find_or_create_key()
 
 
 def test_a_state_directory_that_others_may_enter_is_refused(key_file: Path) -> None:
     key_file.parent.chmod(0o755)
-    assert not is_key_possible()
+    assert not is_key_available()
     with pytest.raises(GeneralFailure, match="mode 0700"):
-        make_key()
+        find_or_create_key()
 
 
 def test_N_CCH_15_without_a_possible_key_a_device_announces_no_files_saves_nothing_and_loads_nothing(
@@ -130,11 +130,11 @@ def test_N_CCH_15_without_a_possible_key_a_device_announces_no_files_saves_nothi
 ) -> None:
     """A home that cannot be written to: here a file is in its place, which stops root as well."""
     (tmp_path / "state").write_bytes(b"")
-    assert not is_key_possible()
+    assert not is_key_available()
     assert load_devices().find("reference").number_of_cache_files == NumberOfCacheFiles()
     fd = os.memfd_create("cache")
     try:
-        save(CacheFiles(bytes(32), [fd]), ONE_FILE, SELF, lambda: CacheContents((b"x",)))
+        save_files(CacheFiles(bytes(32), [fd]), ONE_FILE, SELF, lambda: CacheContents((b"x",)))
         assert os.fstat(fd).st_size == 0
     finally:
         os.close(fd)
@@ -142,7 +142,7 @@ def test_N_CCH_15_without_a_possible_key_a_device_announces_no_files_saves_nothi
 
 def test_a_directory_that_may_not_be_written_to_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_key.os, "access", lambda *_: False)
-    assert not is_key_possible()
+    assert not is_key_available()
 
 
 def test_a_user_without_a_home_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +151,8 @@ def test_a_user_without_a_home_has_no_key(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
-    assert not is_key_possible()
-    for function in (find_key, make_key):
+    assert not is_key_available()
+    for function in (find_key, find_or_create_key):
         with pytest.raises(GeneralFailure):
             function()
 
@@ -161,15 +161,15 @@ def test_a_new_key_makes_old_caches_useless_and_no_more(key_file: Path) -> None:
     fd = os.memfd_create("cache")
     try:
         files = CacheFiles(bytes(32), [fd])
-        save(files, ONE_FILE, SELF, lambda: CacheContents((b"x",)))
-        assert open_files(files, ONE_FILE, SELF, 100)[0].model == (b"x",)
+        save_files(files, ONE_FILE, SELF, lambda: CacheContents((b"x",)))
+        assert read_files(files, ONE_FILE, SELF, 100)[0].model == (b"x",)
         key_file.unlink()
         with pytest.raises(GeneralFailure, match="never saved"):
-            open_files(files, ONE_FILE, SELF, 100)
-        make_key()
-        with pytest.raises(GeneralFailure, match="not what was saved"):
-            open_files(files, ONE_FILE, SELF, 100)
-        save(files, ONE_FILE, SELF, lambda: CacheContents((b"y",)))
-        assert open_files(files, ONE_FILE, SELF, 100)[0].model == (b"y",)
+            read_files(files, ONE_FILE, SELF, 100)
+        find_or_create_key()
+        with pytest.raises(GeneralFailure, match="not what this driver saved"):
+            read_files(files, ONE_FILE, SELF, 100)
+        save_files(files, ONE_FILE, SELF, lambda: CacheContents((b"y",)))
+        assert read_files(files, ONE_FILE, SELF, 100)[0].model == (b"y",)
     finally:
         os.close(fd)

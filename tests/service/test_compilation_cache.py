@@ -32,10 +32,11 @@ from nnfmq.hal.types import DeviceStatus, ExtensionNameAndPrefix, Model, Operati
 from nnfmq.operations import packed_matmul
 from nnfmq.serialize import messages
 from nnfmq.service import device
+from nnfmq.service.builtin_devices import InterpreterDevice
 from nnfmq.service.caching import compilation_cache, interpreter_cache_format
 from nnfmq.service.caching.compilation_cache import CacheContents
-from nnfmq.service.device import Device
-from nnfmq.service.devices import Devices, InterpreterDevice
+from nnfmq.service.device import DeviceBase
+from nnfmq.service.device_registry import DeviceRegistry
 
 ADD, MUL = OperationType.ADD, OperationType.MUL
 NONE, INVALID, FAILURE = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
@@ -276,7 +277,7 @@ def test_PREP_11_CACHE_8_a_driver_without_memory_says_so_in_the_callback(
 
     saved(client, files)
     with monkeypatch.context() as patch:
-        patch.setattr(interpreter_cache_format, "restore", no_memory)
+        patch.setattr(interpreter_cache_format, "decode_program", no_memory)
         assert client.load(files).status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert_right(client, client.load(files))
 
@@ -397,7 +398,7 @@ def test_N_CCX_1_a_huge_file_with_a_header_to_match_is_refused_unread(client: Ca
     ],
 )
 def test_N_CCX_1_CACHE_12_a_cache_of_another_driver_is_refused(
-    change: Callable[[Device, pytest.MonkeyPatch], None],
+    change: Callable[[DeviceBase, pytest.MonkeyPatch], None],
     client: CachingClient,
     files: Paths,
     monkeypatch: pytest.MonkeyPatch,
@@ -476,7 +477,7 @@ def test_N_CCH_8_files_that_are_swapped_while_they_are_loaded(
 # ------------------------------------------------------------------------------------------------ nothing to save
 
 
-class Plain(Device):
+class Plain(DeviceBase):
     """A device that saves nothing: the least that one is."""
 
     name = "reference"
@@ -509,7 +510,7 @@ class Saving(Plain):
 def test_N_CCH_15_DEV_6_a_device_without_caching_announces_no_files_and_loads_nothing(
     client: CachingClient, files: Paths, tmp_path: Path
 ) -> None:
-    client.session.devices = Devices([Plain()])
+    client.session.devices = DeviceRegistry([Plain()])
     info = client.session.devices.find("reference").info
     assert (info.model_cache_files, info.data_cache_files) == (0, 0)
     assert_right(client, client.save(chain(ADD), files))
@@ -520,7 +521,7 @@ def test_N_CCH_15_DEV_6_a_device_without_caching_announces_no_files_and_loads_no
 
 def test_a_device_gets_back_what_it_saved_in_its_order(client: CachingClient, tmp_path: Path) -> None:
     saving = Saving()
-    client.session.devices = Devices([saving])
+    client.session.devices = DeviceRegistry([saving])
     two = Paths.new(tmp_path, model=2, data=0)
     saved(client, two)
     assert saving.restored is not None
@@ -532,7 +533,7 @@ def test_a_device_gets_back_what_it_saved_in_its_order(client: CachingClient, tm
 def test_CACHE_9_CACHE_4_a_device_that_does_not_save_after_all_leaves_empty_files(
     change: str, client: CachingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.session.devices = Devices([Saving()])
+    client.session.devices = DeviceRegistry([Saving()])
     two = saved(client, Paths.new(tmp_path, model=2, data=0))
 
     def save(*_: object) -> CacheContents | None:
@@ -549,8 +550,8 @@ def test_CACHE_9_CACHE_4_a_device_that_does_not_save_after_all_leaves_empty_file
 def test_CACHE_9_the_interpreter_does_not_save_a_model_with_extensions() -> None:
     plain = chain(ADD)
     named = Model(plain.main, operand_values=plain.operand_values, extensions=(ExtensionNameAndPrefix("a.b", 1),))
-    assert interpreter_cache_format.save(plain, ()) is not None
-    assert interpreter_cache_format.save(named, ()) is None
+    assert interpreter_cache_format.encode_program(plain, ()) is not None
+    assert interpreter_cache_format.encode_program(named, ()) is None
 
 
 def test_a_model_that_is_not_prepared_leaves_files_alone(client: CachingClient, files: Paths) -> None:

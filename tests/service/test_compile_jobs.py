@@ -22,13 +22,13 @@ from nnfmq.engines.compiled.objects import Linker, host_target
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
 from nnfmq.service import compile_jobs, compile_server
 from nnfmq.service.compile_jobs import (
-    Preparation,
+    PrepareContext,
     _Process,
     compile_in_processes,
-    current_preparation,
-    preparing,
+    current_prepare_context,
+    prepare_context,
 )
-from nnfmq.service.compile_server import Answer, _answer
+from nnfmq.service.compile_server import CompileResult, _compile
 
 
 def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> ElementwiseKernel:
@@ -36,15 +36,15 @@ def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> ElementwiseKernel:
 
 
 def test_a_description_is_answered_by_object_code() -> None:
-    answer = _answer(bytearray(encode_kernels([kernel()], host_target())))
-    assert answer.status is ErrorStatus.NONE
-    assert Linker([answer.code], host_target()).address(name_of(kernel())) != 0
+    result = _compile(bytearray(encode_kernels([kernel()], host_target())))
+    assert result.status is ErrorStatus.NONE
+    assert Linker([result.code], host_target()).address(name_of(kernel())) != 0
 
 
 def test_LIFE_8_a_fault_while_compiling_is_the_answer() -> None:
-    answer = _answer(bytearray(encode_kernels([kernel(steps=(1, 1))], host_target())))
-    assert answer.status is ErrorStatus.GENERAL_FAILURE
-    assert "compiling failed: ValueError" in answer.message
+    result = _compile(bytearray(encode_kernels([kernel(steps=(1, 1))], host_target())))
+    assert result.status is ErrorStatus.GENERAL_FAILURE
+    assert "compiling failed: ValueError" in result.message
 
 
 def test_no_memory_while_compiling_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +52,8 @@ def test_no_memory_while_compiling_is_the_answer(monkeypatch: pytest.MonkeyPatch
         raise MemoryError
 
     monkeypatch.setattr(objects, "compile_kernels", exhausted)
-    answer = _answer(bytearray(encode_kernels([kernel()], host_target())))
-    assert answer.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    result = _compile(bytearray(encode_kernels([kernel()], host_target())))
+    assert result.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ def pair() -> Iterator[tuple[_Process, Channel, int]]:
 
 def test_object_code_and_errors_are_what_the_process_answers(pair: tuple[_Process, Channel, int]) -> None:
     process, theirs, _ = pair
-    theirs.send(msgspec.msgpack.encode(Answer(ErrorStatus.NONE, code=b"x" * 100_000)))
-    assert process.answer() == b"x" * 100_000
-    theirs.send(msgspec.msgpack.encode(Answer(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "no room")))
+    theirs.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, code=b"x" * 100_000)))
+    assert process.result() == b"x" * 100_000
+    theirs.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, "no room")))
     with pytest.raises(ResourceExhaustedTransient, match="no room"):
-        process.answer()
+        process.result()
 
 
 @pytest.mark.parametrize(
@@ -92,30 +92,30 @@ def test_LIFE_8_how_a_process_died_is_in_the_message(
     os.write(writing, status)
     theirs.close()
     with pytest.raises(GeneralFailure, match=text):
-        process.answer()
+        process.result()
 
 
 def test_a_process_of_whose_end_nobody_tells_has_ended(
     pair: tuple[_Process, Channel, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_jobs, "_STATUS_SECONDS", 0.001)
+    monkeypatch.setattr(compile_jobs, "_STATUS_TIMEOUT_S", 0.001)
     process, theirs, _ = pair
     theirs.close()
     with pytest.raises(GeneralFailure, match="has ended; prepare it again"):
-        process.answer()
+        process.result()
 
 
 def test_PREP_6_what_is_compiled_in_this_process_ends_at_the_deadline_too() -> None:
-    late = Preparation(time.monotonic_ns() - 1)
-    with preparing(late), pytest.raises(MissedDeadlineTransient, match="while the model was compiled"):
+    late = PrepareContext(time.monotonic_ns() - 1)
+    with prepare_context(late), pytest.raises(MissedDeadlineTransient, match="while the model was compiled"):
         compile_in_processes([kernel()], host_target())
-    assert current_preparation() == Preparation()
+    assert current_prepare_context() == PrepareContext()
 
 
 def test_without_a_server_all_is_compiled_in_this_process_and_told() -> None:
     heard: list[tuple[int, int]] = []
     kernels = [kernel(length) for length in range(8, 16)]
-    with preparing(Preparation(heard=lambda *told: heard.append(told))):
+    with prepare_context(PrepareContext(on_progress=lambda *told: heard.append(told))):
         linker = Linker(compile_in_processes(kernels, host_target()), host_target())
     assert all(linker.address(name_of(each)) for each in kernels)
     assert heard[0] == (0, 8) and heard[-1] == (8, 8)
@@ -123,4 +123,4 @@ def test_without_a_server_all_is_compiled_in_this_process_and_told() -> None:
 
 def test_a_process_with_threads_forks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_server.os, "listdir", lambda _path: ["1", "2"])
-    assert compile_server.start_server() is None
+    assert compile_server.fork_compile_server() is None

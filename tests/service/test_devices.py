@@ -28,11 +28,12 @@ from nnfmq.hal.capabilities import (
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
 from nnfmq.hal.extension_codes import Extension
 from nnfmq.hal.types import DeviceStatus, DeviceType, Model, OperandType, Operation, OperationType, Subgraph
-from nnfmq.service import devices as devices_module
+from nnfmq.service import plugin_devices
+from nnfmq.service.builtin_devices import InterpreterDevice
 from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles
-from nnfmq.service.device import Device
+from nnfmq.service.device import DeviceBase
 from nnfmq.service.device_configuration import DEVICES_MAX, read_configuration
-from nnfmq.service.devices import Devices, InterpreterDevice, load_devices, make_devices
+from nnfmq.service.device_registry import DeviceRegistry, load_devices, make_devices
 from nnfmq.service.driver_prepared_model import BoundExecution
 from nnfmq.validation.values import validate_capabilities
 
@@ -41,7 +42,7 @@ NO_NAMES = ["", "-", "-a", "a-", "a-b-c", "a--b", "a-b\u2028", "a\u2028", "refer
 FLOAT = [OperandType.TENSOR_FLOAT32, OperandType.FLOAT32]
 
 
-class Plain(Device):
+class Plain(DeviceBase):
     """The least that a device is: everything but subtraction, by the interpreter."""
 
     name = "test-plain"
@@ -108,7 +109,7 @@ def test_SUP_4_control_flow_is_supported_if_all_that_it_calls_is() -> None:
 def test_a_model_with_an_operation_that_the_device_declines_is_not_prepared() -> None:
     device = Plain()
     model = with_operation(ADD, 0, type=OperationType.SUB)
-    checked = device.check_preparation(model, 0, 0, None)
+    checked = device.check_prepare_arguments(model, 0, 0, None)
     with pytest.raises(GeneralFailure, match=r"'test-plain' does not support operation 0 \(SUB\)"):
         device.prepare_model(checked)
 
@@ -197,7 +198,7 @@ def test_CAP_3_CAP_4_figures_are_those_of_android_s_sample_drivers(
     assert performance_of(capabilities, OperandType.SUBGRAPH) is UNKNOWN_PERFORMANCE
 
 
-def supported(device: Device, model: Model) -> bool:
+def supported(device: DeviceBase, model: Model) -> bool:
     return all(device.supported_operations(model))
 
 
@@ -253,11 +254,11 @@ def test_a_configuration_that_says_something_impossible_is_refused(text: str, me
 def loaded(monkeypatch: pytest.MonkeyPatch, configured: Any) -> Iterator[Any]:
     """Return what is loaded where these are the plug-ins, by name, beside one configured device."""
 
-    def loaded(**plug_ins: Any) -> Devices:
+    def loaded(**plug_ins: Any) -> DeviceRegistry:
         entries = [
             SimpleNamespace(name=name, value=name, load=lambda kind=kind: kind()) for name, kind in plug_ins.items()
         ]
-        monkeypatch.setattr(devices_module, "entry_points", lambda *, group: entries)
+        monkeypatch.setattr(plugin_devices, "entry_points", lambda *, group: entries)
         return make_devices(read_configuration()[:1])
 
     return loaded
@@ -378,10 +379,10 @@ class Saving(Plain):
         return self.result or (ADD, self.compile(ADD))
 
 
-def saved_to(device: Device, fd: int) -> CacheFiles:
+def saved_to(device: DeviceBase, fd: int) -> CacheFiles:
     """Prepare ADD and have it saved; return what it is to be restored from."""
     caches = CacheFiles(bytes(32), (), (fd,))
-    device.prepare_model(device.check_preparation(ADD, 0, 0, None), caches)
+    device.prepare_model(device.check_prepare_arguments(ADD, 0, 0, None), caches)
     return caches
 
 
@@ -396,7 +397,7 @@ def test_DEV_6_CACHE_9_a_plug_in_saves_its_own_program_and_restores_it(loaded: A
     saving = Saving()
     device = loaded(own=lambda: lambda: saving)["test-plain"]
     assert (device.info.model_cache_files, device.info.data_cache_files) == (0, 1)
-    contents, size = device.check_caches(saved_to(device, cache_file), None, 1 << 20)
+    contents, size = device.load_caches(saved_to(device, cache_file), None, 1 << 20)
     assert isinstance(saving.saved[0], interpreter.Program) and size == len(b"saved")
     out = np.zeros(4, np.float32)
     inputs = [np.full(4, value, np.float32) for value in (1, 2)]
@@ -407,7 +408,7 @@ def test_DEV_6_CACHE_9_a_plug_in_saves_its_own_program_and_restores_it(loaded: A
 @pytest.mark.parametrize("result", [RuntimeError("no hardware"), ("no model", None), 7], ids=["error", "text", "int"])
 def test_LIFE_8_a_plug_in_that_cannot_restore_fails_the_call_alone(result: Any, loaded: Any, cache_file: int) -> None:
     device = loaded(own=lambda: lambda: Saving(result))["test-plain"]
-    contents, _ = device.check_caches(saved_to(device, cache_file), None, 1 << 20)
+    contents, _ = device.load_caches(saved_to(device, cache_file), None, 1 << 20)
     with pytest.raises(GeneralFailure):
         device.restore_model(contents)
 
@@ -444,7 +445,7 @@ def test_LIFE_8_whatever_a_plug_in_s_device_raises_fails_the_call_alone(
     device = loaded(bad=lambda: lambda: Broken(where))["test-plain"]
 
     def executed() -> list[float]:
-        prepared = device.prepare_model(device.check_preparation(ADD, 0, 0, None))
+        prepared = device.prepare_model(device.check_prepare_arguments(ADD, 0, 0, None))
         out = np.zeros(4, np.float32)
         prepared.program.bind([np.full(4, value, np.float32) for value in (1, 2)], [out]).run()
         return out.tolist()
@@ -472,7 +473,7 @@ def test_DEV_8_a_second_device_of_a_name_is_left_out(loaded: Any, caplog: pytest
 
 def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
     page = memoryview(bytearray(DEVICES_MAX))
-    first, second = Devices([Plain()]), Devices([Plain()])
+    first, second = DeviceRegistry([Plain()]), DeviceRegistry([Plain()])
     for workers in (first, second):
         workers.share_status(page)
     first.set_status("test-plain", DeviceStatus.BUSY)
@@ -481,7 +482,7 @@ def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
     for call in (
         device.get_capabilities,
         lambda: device.supported_operations(ADD),
-        lambda: device.check_preparation(ADD, 0, 0, None),
+        lambda: device.check_prepare_arguments(ADD, 0, 0, None),
     ):
         with pytest.raises(DeviceUnavailable, match="'test-plain' is BUSY"):
             call()
@@ -491,14 +492,14 @@ def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
 
 def test_DEV_2_UNKNOWN_is_no_status_that_anybody_sets() -> None:
     with pytest.raises(InvalidArgument, match="not UNKNOWN"):
-        Devices([Plain()]).set_status("test-plain", DeviceStatus.UNKNOWN)
+        DeviceRegistry([Plain()]).set_status("test-plain", DeviceStatus.UNKNOWN)
     with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: test-plain"):
-        Devices([Plain()]).set_status("gpu", DeviceStatus.BUSY)
+        DeviceRegistry([Plain()]).set_status("gpu", DeviceStatus.BUSY)
 
 
 def test_DEV_14_what_was_bound_before_is_unavailable_too() -> None:
     device = Plain()
-    prepared = device.prepare_model(device.check_preparation(ADD, 0, 0, None))
+    prepared = device.prepare_model(device.check_prepare_arguments(ADD, 0, 0, None))
     page = device.status_byte
     bound = prepared.program.bind([np.zeros(4, np.float32)] * 2, [None])
     page[0] = DeviceStatus.OFFLINE

@@ -12,7 +12,7 @@ import pytest
 from support.plugins import NAME, add_fibonacci, add_plugin, tables_as_they_were
 
 from nnfmq.operations.extensions import INSTALLED
-from nnfmq.service.devices import load_devices
+from nnfmq.service.device_registry import load_devices
 from nnfmq.service.extension_plugins import load_extensions
 
 START = """

@@ -18,19 +18,19 @@ from support.descriptors import no_more_descriptors
 
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedTransient
 from nnfmq.hal.types import ExtensionNameAndPrefix, OperationType
-from nnfmq.service import devices
+from nnfmq.service import builtin_devices
+from nnfmq.service.builtin_devices import CompiledDevice
 from nnfmq.service.caching import program_cache
 from nnfmq.service.caching.cache_key import KEY_NAME
-from nnfmq.service.caching.compilation_cache import Identity
-from nnfmq.service.caching.interpreter_cache_format import Groups
-from nnfmq.service.caching.program_cache import Entry, entry_for, entry_sizes
+from nnfmq.service.caching.compilation_cache import DeviceIdentity
+from nnfmq.service.caching.interpreter_cache_format import PackedConstants
+from nnfmq.service.caching.program_cache import CacheEntry, entry_for, entry_sizes
 from nnfmq.service.device_configuration import DeviceEntry
-from nnfmq.service.devices import CompiledDevice
 
-SELF = Identity("compiled", "1")
+SELF = DeviceIdentity("compiled", "1")
 MODEL = chain(OperationType.ADD)
 SMALL, LARGE = np.arange(7, dtype=np.float32), np.arange(1 << 20, dtype=np.uint8)
-GROUPS: Groups = [(SMALL, LARGE), (), (np.zeros((0, 3), np.int16),)]
+GROUPS: PackedConstants = [(SMALL, LARGE), (), (np.zeros((0, 3), np.int16),)]
 ENTRY_BYTES = LARGE.nbytes + 1024  # about
 
 
@@ -39,26 +39,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the cache's directory, which does not exist yet."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(program_cache.VARIABLE, raising=False)
+    monkeypatch.delenv(program_cache.CACHE_VARIABLE, raising=False)
     return tmp_path / "cache" / "nnfmq"
 
 
-def made_entry(identity: Identity = SELF, code: OperationType = OperationType.ADD) -> Entry:
+def made_entry(identity: DeviceIdentity = SELF, code: OperationType = OperationType.ADD) -> CacheEntry:
     entry = entry_for(identity, chain(code))
     assert entry is not None
     return entry
 
 
 @pytest.fixture
-def entry() -> Entry:
+def entry() -> CacheEntry:
     """Return an entry that has something."""
     entry = made_entry()
     entry.store(GROUPS)
     return entry
 
 
-def assert_found(entry: Entry) -> None:
-    found = entry.find()
+def assert_found(entry: CacheEntry) -> None:
+    found = entry.load()
     assert found is not None
     for group, expected in zip(found, GROUPS, strict=True):
         for array, stored in zip(group, expected, strict=True):
@@ -68,34 +68,34 @@ def assert_found(entry: Entry) -> None:
 
 @pytest.mark.parametrize("before", ["7", None])
 def test_a_cache_that_was_switched_off_is_as_it_was_before(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(program_cache.VARIABLE, raising=False)
+    monkeypatch.delenv(program_cache.CACHE_VARIABLE, raising=False)
     if before is not None:
-        monkeypatch.setenv(program_cache.VARIABLE, before)
-    limit = program_cache.limit_bytes()
-    with program_cache.switched_off():
-        assert program_cache.limit_bytes() == 0
-    assert program_cache.limit_bytes() == limit
-    assert os.environ.get(program_cache.VARIABLE) == before
+        monkeypatch.setenv(program_cache.CACHE_VARIABLE, before)
+    limit = program_cache.cache_limit_bytes()
+    with program_cache.cache_disabled():
+        assert program_cache.cache_limit_bytes() == 0
+    assert program_cache.cache_limit_bytes() == limit
+    assert os.environ.get(program_cache.CACHE_VARIABLE) == before
 
 
-def test_what_was_stored_comes_back(entry: Entry) -> None:
+def test_what_was_stored_comes_back(entry: CacheEntry) -> None:
     assert_found(entry)
     assert_found(made_entry())
 
 
 def test_nothing_is_found_and_nothing_made_where_nothing_was_stored(folder: Path) -> None:
-    assert made_entry().find() is None
+    assert made_entry().load() is None
     assert not folder.exists()
     assert entry_sizes() == []
 
 
-def test_large_arrays_lie_at_cache_lines(entry: Entry) -> None:
-    found = entry.find()
+def test_large_arrays_lie_at_cache_lines(entry: CacheEntry) -> None:
+    found = entry.load()
     assert found is not None
     assert found[0][1].ctypes.data % 64 == 0
 
 
-def test_only_this_user_can_enter_the_directory_and_read_an_entry(entry: Entry, folder: Path) -> None:
+def test_only_this_user_can_enter_the_directory_and_read_an_entry(entry: CacheEntry, folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
     assert entry_sizes() == [(folder / entry.name).stat().st_size]
@@ -104,15 +104,15 @@ def test_only_this_user_can_enter_the_directory_and_read_an_entry(entry: Entry, 
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: made_entry(Identity("compiled", "2")),
-        lambda: made_entry(Identity("other", "1")),
+        lambda: made_entry(DeviceIdentity("compiled", "2")),
+        lambda: made_entry(DeviceIdentity("other", "1")),
         lambda: made_entry(code=OperationType.MUL),
     ],
     ids=["version", "device", "model"],
 )
 @pytest.mark.usefixtures("entry")
-def test_what_another_device_or_model_would_need_is_not_found(other: Callable[[], Entry]) -> None:
-    assert other().find() is None
+def test_what_another_device_or_model_would_need_is_not_found(other: Callable[[], CacheEntry]) -> None:
+    assert other().load() is None
 
 
 def test_one_constant_makes_another_model() -> None:
@@ -123,9 +123,9 @@ def test_one_constant_makes_another_model() -> None:
     assert other.name != made_entry().name
 
 
-def test_another_build_finds_nothing(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_build_finds_nothing(entry: CacheEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_cache, "build_identity", lambda: bytes(32))
-    assert made_entry().find() is None
+    assert made_entry().load() is None
     monkeypatch.undo()
 
 
@@ -170,10 +170,10 @@ SPOILT: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
 def test_CACHE_12_a_spoilt_entry_is_not_believed_but_removed_and_replaced(
-    spoil: Callable[[Path], object], entry: Entry, folder: Path, caplog: pytest.LogCaptureFixture
+    spoil: Callable[[Path], object], entry: CacheEntry, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoil(folder / entry.name)
-    assert entry.find() is None
+    assert entry.load() is None
     assert not (folder / entry.name).exists()
     assert "an entry of the cache is removed" in caplog.text
     entry.store(GROUPS)
@@ -182,29 +182,29 @@ def test_CACHE_12_a_spoilt_entry_is_not_believed_but_removed_and_replaced(
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), ResourceExhaustedTransient("none left"), OSError("bad")])
 def test_an_entry_that_cannot_be_read_now_is_kept(
-    error: Exception, entry: Entry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception, entry: CacheEntry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_fd: int, _size: int) -> memoryview:
         raise error
 
     monkeypatch.setattr(program_cache, "read_file", fail)
-    assert entry.find() is None
+    assert entry.load() is None
     assert f"an entry of the cache is not used: {error}" in caplog.text
     assert len(entry_sizes()) == 1
 
 
 def test_an_entry_is_kept_when_no_descriptor_is_left_to_read_the_key_by(
-    entry: Entry, caplog: pytest.LogCaptureFixture
+    entry: CacheEntry, caplog: pytest.LogCaptureFixture
 ) -> None:
     with no_more_descriptors(but=1):  # that of the entry
-        assert entry.find() is None
+        assert entry.load() is None
     assert "an entry of the cache is not used" in caplog.text
     assert_found(entry)
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
 def test_what_is_no_file_is_not_read(
-    kind: str, entry: Entry, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, entry: CacheEntry, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder / entry.name
     os.rename(path, tmp_path / "elsewhere")
@@ -213,16 +213,16 @@ def test_what_is_no_file_is_not_read(
         "link": lambda: path.symlink_to(tmp_path / "elsewhere"),
         "pipe": lambda: os.mkfifo(path),
     }[kind]()
-    assert entry.find() is None
+    assert entry.load() is None
     assert "cache" in caplog.text
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o500])
 def test_a_directory_that_is_not_ours_alone_is_refused_with_a_log_line(
-    mode: int, entry: Entry, folder: Path, caplog: pytest.LogCaptureFixture
+    mode: int, entry: CacheEntry, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.chmod(mode)
-    assert entry.find() is None
+    assert entry.load() is None
     entry.store(GROUPS)
     assert caplog.text.count(f"mode {mode:04o}") == 2
     with pytest.raises(DeviceUnavailable):
@@ -238,7 +238,7 @@ def test_a_place_where_no_directory_can_be_costs_a_log_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     entry = made_entry()
     entry.store(GROUPS)
-    assert entry.find() is None
+    assert entry.load() is None
     assert "a model was not added to the cache" in caplog.text
 
 
@@ -262,8 +262,8 @@ def test_CACHE_4_a_full_disk_leaves_nothing_and_costs_a_log_line(
     assert os.listdir(folder) == []
 
 
-def test_it_can_be_switched_off(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(program_cache.VARIABLE, "0")
+def test_it_can_be_switched_off(entry: CacheEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(program_cache.CACHE_VARIABLE, "0")
     assert entry_for(SELF, MODEL) is None
 
 
@@ -273,39 +273,39 @@ def test_EXT_a_model_with_extensions_has_no_place() -> None:
 
 
 def test_what_was_not_used_for_the_longest_time_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(program_cache.VARIABLE, "3")
-    entries = [made_entry(Identity("compiled", str(number))) for number in range(4)]
+    monkeypatch.setenv(program_cache.CACHE_VARIABLE, "3")
+    entries = [made_entry(DeviceIdentity("compiled", str(number))) for number in range(4)]
     for age, entry in zip((30, 20, 10), entries, strict=False):
         entry.store([(LARGE[: 900 << 10],)])
         os.utime(folder / entry.name, (1e9 - age, 1e9 - age))
-    assert entries[0].find() is not None  # now it was used last
+    assert entries[0].load() is not None  # now it was used last
     entries[3].store([(LARGE[: 900 << 10],)])
-    assert [entry.find() is not None for entry in entries] == [True, False, True, True]
+    assert [entry.load() is not None for entry in entries] == [True, False, True, True]
     assert sum(entry_sizes()) <= 3 << 20
 
 
 def test_what_is_larger_than_all_may_be_is_not_stored(
-    folder: Path, entry: Entry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, entry: CacheEntry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(program_cache.VARIABLE, "1")
-    made_entry(Identity("compiled", "2")).store([(np.concatenate([LARGE, LARGE]),)])
-    assert "more than all may" in caplog.text
+    monkeypatch.setenv(program_cache.CACHE_VARIABLE, "1")
+    made_entry(DeviceIdentity("compiled", "2")).store([(np.concatenate([LARGE, LARGE]),)])
+    assert "more than the whole cache" in caplog.text
     assert os.listdir(folder) == [entry.name]
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(folder: Path, entry: Entry) -> None:
+def test_what_a_killed_writer_left_is_removed_by_the_next(folder: Path, entry: CacheEntry) -> None:
     unfinished = folder / f".{entry.name}.0123456789abcdef"
     unfinished.write_bytes(b"half")
-    made_entry(Identity("compiled", "2")).store(GROUPS)
+    made_entry(DeviceIdentity("compiled", "2")).store(GROUPS)
     assert not unfinished.exists()
     assert len(entry_sizes()) == 2
 
 
-def test_what_a_living_writer_writes_is_left_alone(folder: Path, entry: Entry) -> None:
+def test_what_a_living_writer_writes_is_left_alone(folder: Path, entry: CacheEntry) -> None:
     unfinished = folder / f".{entry.name}.0123456789abcdef"
     with unfinished.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        made_entry(Identity("compiled", "2")).store(GROUPS)
+        made_entry(DeviceIdentity("compiled", "2")).store(GROUPS)
         assert unfinished.exists()
 
 
@@ -326,7 +326,7 @@ def compiled(**limits: list[str]) -> CompiledDevice:
 def test_SUP_1_what_the_configuration_leaves_out_now_is_not_taken_from_the_cache(folder: Path) -> None:
     everything = compiled()
     everything.prepare_model(MODEL)
-    assert everything.stored(MODEL) is not None
+    assert everything.load_cached(MODEL) is not None
     with pytest.raises(GeneralFailure, match="ADD"):
         compiled(except_operations=["ADD"]).prepare_model(MODEL)
 
@@ -338,11 +338,11 @@ def test_an_entry_that_cannot_be_linked_is_removed_and_the_model_compiled(
     entry = entry_for(device.identity, MODEL)
     assert entry is not None
     entry.store([(SMALL.view(np.uint8), LARGE)])  # sealed, and no plan
-    assert device.stored(MODEL) is None
+    assert device.load_cached(MODEL) is None
     assert not (folder / entry.name).exists()
     assert "cannot be linked" in caplog.text
     device.prepare_model(MODEL)
-    assert device.stored(MODEL) is not None
+    assert device.load_cached(MODEL) is not None
 
 
 def test_without_memory_for_the_shared_program_beside_its_own_a_worker_uses_its_own(
@@ -351,6 +351,6 @@ def test_without_memory_for_the_shared_program_beside_its_own_a_worker_uses_its_
     def none_left(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Entry, "store", lambda self, groups: groups)
-    monkeypatch.setattr(devices, "_linked", none_left)
+    monkeypatch.setattr(CacheEntry, "store", lambda self, groups: groups)
+    monkeypatch.setattr(builtin_devices, "_link", none_left)
     compiled().prepare_model(MODEL)

@@ -20,16 +20,25 @@ from nnfmq.channel import NOW, Channel
 from nnfmq.hal.types import OperationType
 from nnfmq.memory import CONSTANT_SEALS, Memory
 from nnfmq.service.caching import program_cache, shared_cache_client, shared_cache_protocol
-from nnfmq.service.caching.compilation_cache import Identity
-from nnfmq.service.caching.interpreter_cache_format import Groups
-from nnfmq.service.caching.program_cache import Entry, entry_for
-from nnfmq.service.caching.shared_cache_client import PATIENCE_NS, Lent, Sharing
-from nnfmq.service.caching.shared_cache_protocol import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted
+from nnfmq.service.caching.compilation_cache import DeviceIdentity
+from nnfmq.service.caching.interpreter_cache_format import PackedConstants
+from nnfmq.service.caching.program_cache import CacheEntry, entry_for
+from nnfmq.service.caching.shared_cache_client import LOOKUP_TIMEOUT_NS, SharedCacheClient, SharedProgram
+from nnfmq.service.caching.shared_cache_protocol import (
+    Found,
+    Invalidate,
+    Lookup,
+    NotFound,
+    Publish,
+    Release,
+    Sender,
+    SharedCacheMessage,
+)
 
-SELF = Identity("compiled", "1")
+SELF = DeviceIdentity("compiled", "1")
 NAME = "a" * 64
 LARGE = np.arange(1 << 20, dtype=np.uint8)
-GROUPS: Groups = [(np.arange(7, dtype=np.float32), LARGE), ()]
+GROUPS: PackedConstants = [(np.arange(7, dtype=np.float32), LARGE), ()]
 LATE_NS = 20_000_000_000
 
 
@@ -39,22 +48,22 @@ class Supervisor:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
-    def hears(self) -> tuple[Message, list[int]]:
+    def hears(self) -> tuple[SharedCacheMessage, list[int]]:
         """Return what comes next, and its descriptors, the caller's."""
         with self.channel.receive(time.monotonic_ns() + LATE_NS) as frame:
-            return shared_cache_protocol.decode(frame.data, sender=Role.WORKER, fds=len(frame.fds)), frame.take_fds()
+            return shared_cache_protocol.decode(frame.data, sender=Sender.WORKER, fds=len(frame.fds)), frame.take_fds()
 
-    def says(self, message: Message, *fds: int) -> None:
+    def says(self, message: SharedCacheMessage, *fds: int) -> None:
         """Answer; the fds stay the caller's."""
         self.channel.send(shared_cache_protocol.encode(message), fds, NOW)
 
-    def answers(self, *answer: Callable[[int], Message], fds: tuple[int, ...] = ()) -> threading.Thread:
+    def answers(self, *answer: Callable[[int], SharedCacheMessage], fds: tuple[int, ...] = ()) -> threading.Thread:
         """Let a thread answer the next question with its number: the last answer has the descriptors."""
 
         def run() -> None:
             question, _ = self.hears()
             for number, make in enumerate(answer, 1):
-                self.says(make(question.number), *(fds if number == len(answer) else ()))
+                self.says(make(question.ref_id), *(fds if number == len(answer) else ()))
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -65,7 +74,7 @@ class Supervisor:
 def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(program_cache.VARIABLE, raising=False)
+    monkeypatch.delenv(program_cache.CACHE_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -79,20 +88,20 @@ def supervisor(monkeypatch: pytest.MonkeyPatch, resources: ExitStack) -> Supervi
     """Return the supervisor's end of what this process shares by."""
     ours, theirs = Channel.pair()
     resources.callback(ours.close)
-    worker = Sharing(theirs)
+    worker = SharedCacheClient(theirs)
     resources.callback(worker.close)
-    monkeypatch.setattr(shared_cache_client, "_sharing", worker)
+    monkeypatch.setattr(shared_cache_client, "_client", worker)
     return Supervisor(ours)
 
 
 @pytest.fixture
-def worker(supervisor: Supervisor) -> Sharing:
-    assert shared_cache_client._sharing is not None
-    return shared_cache_client._sharing
+def worker(supervisor: Supervisor) -> SharedCacheClient:
+    assert shared_cache_client._client is not None
+    return shared_cache_client._client
 
 
 @pytest.fixture
-def entry() -> Entry:
+def entry() -> CacheEntry:
     made = entry_for(SELF, chain(OperationType.ADD))
     assert made is not None
     return made
@@ -117,76 +126,82 @@ def own_mappings() -> int:
 # ---------------------------------------------------------------------------------------------------------- asking
 
 
-def test_what_is_here_is_mapped_and_left_when_nothing_looks_at_it(supervisor: Supervisor, worker: Sharing) -> None:
+def test_what_is_here_is_mapped_and_left_when_nothing_looks_at_it(
+    supervisor: Supervisor, worker: SharedCacheClient
+) -> None:
     with constant(b"content") as memory:
-        thread = supervisor.answers(Here, fds=(memory.fileno(),))
-        lent = worker.wanted(NAME)
+        thread = supervisor.answers(Found, fds=(memory.fileno(),))
+        program = worker.look_up(NAME)
         thread.join()
-    assert lent is not None
-    view = lent.memory.view
-    lent.memory.close()
+    assert program is not None
+    view = program.memory.view
+    program.memory.close()
     assert bytes(view) == b"content" and view.readonly
-    number = lent.number
-    del view, lent
+    number = program.ref_id
+    del view, program
     gc.collect()
-    assert supervisor.hears() == (Left(number), [])
+    assert supervisor.hears() == (Release(number), [])
 
 
-def test_what_is_absent_is_nothing(supervisor: Supervisor, worker: Sharing) -> None:
-    thread = supervisor.answers(Absent)
-    assert worker.wanted(NAME) is None
+def test_what_is_absent_is_nothing(supervisor: Supervisor, worker: SharedCacheClient) -> None:
+    thread = supervisor.answers(NotFound)
+    assert worker.look_up(NAME) is None
     thread.join()
-    worker.refuse(Lent(Memory(), 5))
-    assert supervisor.hears()[0] == Spoilt(5)  # and nothing before it
+    worker.invalidate(SharedProgram(Memory(), 5))
+    assert supervisor.hears()[0] == Invalidate(5)  # and nothing before it
 
 
 def test_what_may_still_be_written_is_not_mapped(
-    supervisor: Supervisor, worker: Sharing, resources: ExitStack, caplog: pytest.LogCaptureFixture
+    supervisor: Supervisor, worker: SharedCacheClient, resources: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    thread = supervisor.answers(Here, fds=(unsealed(resources),))
-    assert worker.wanted(NAME) is None
+    thread = supervisor.answers(Found, fds=(unsealed(resources),))
+    assert worker.look_up(NAME) is None
     thread.join()
-    assert isinstance(supervisor.hears()[0], Spoilt)
+    assert isinstance(supervisor.hears()[0], Invalidate)
     assert "not sealed against writing" in caplog.text
 
 
-def test_an_answer_that_came_too_late_is_not_taken_for_another(supervisor: Supervisor, worker: Sharing) -> None:
+def test_an_answer_that_came_too_late_is_not_taken_for_another(
+    supervisor: Supervisor, worker: SharedCacheClient
+) -> None:
     with constant(b"late") as late, constant(b"new") as new:
-        assert worker.wanted(NAME) is None
+        assert worker.look_up(NAME) is None
         question, left = supervisor.hears()[0], supervisor.hears()[0]
-        assert left == Left(question.number)
-        supervisor.says(Here(question.number), late.fileno())
-        thread = supervisor.answers(Here, fds=(new.fileno(),))
-        lent = worker.wanted(NAME)
+        assert left == Release(question.ref_id)
+        supervisor.says(Found(question.ref_id), late.fileno())
+        thread = supervisor.answers(Found, fds=(new.fileno(),))
+        program = worker.look_up(NAME)
         thread.join()
-    assert lent is not None
-    with lent.memory as memory:
+    assert program is not None
+    with program.memory as memory:
         assert bytes(memory.view) == b"new"
 
 
 def test_a_supervisor_that_does_not_answer_costs_a_moment_and_one_log_line(
-    supervisor: Supervisor, worker: Sharing, caplog: pytest.LogCaptureFixture
+    supervisor: Supervisor, worker: SharedCacheClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin_ns = time.monotonic_ns()
-    assert worker.wanted(NAME) is None and worker.wanted(NAME) is None
-    assert 2 * PATIENCE_NS <= time.monotonic_ns() - begin_ns < LATE_NS
-    assert len(caplog.records) == 1 and not worker.is_over
+    assert worker.look_up(NAME) is None and worker.look_up(NAME) is None
+    assert 2 * LOOKUP_TIMEOUT_NS <= time.monotonic_ns() - begin_ns < LATE_NS
+    assert len(caplog.records) == 1 and not worker.is_closed
 
 
 def test_DEAD_a_supervisor_that_is_gone_is_asked_nothing(
-    supervisor: Supervisor, worker: Sharing, caplog: pytest.LogCaptureFixture
+    supervisor: Supervisor, worker: SharedCacheClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "nnfmq.sharing")
     supervisor.channel.close()
     with constant(b"content") as memory:
         for _ in range(3):
-            assert worker.wanted(NAME) is None
-            worker.offer(NAME, memory)
-    assert worker.is_over and not shared_cache_client.is_possible()
+            assert worker.look_up(NAME) is None
+            worker.publish(NAME, memory)
+    assert worker.is_closed and not shared_cache_client.is_available()
     assert len(caplog.records) == 1
 
 
-def test_a_supervisor_that_ends_while_it_is_asked_keeps_nobody_waiting(supervisor: Supervisor, worker: Sharing) -> None:
+def test_a_supervisor_that_ends_while_it_is_asked_keeps_nobody_waiting(
+    supervisor: Supervisor, worker: SharedCacheClient
+) -> None:
     def end() -> None:
         supervisor.hears()
         supervisor.channel.close()
@@ -194,53 +209,53 @@ def test_a_supervisor_that_ends_while_it_is_asked_keeps_nobody_waiting(superviso
     thread = threading.Thread(target=end)
     thread.start()
     begin_ns = time.monotonic_ns()
-    assert worker.wanted(NAME) is None and worker.is_over
-    assert time.monotonic_ns() - begin_ns < PATIENCE_NS
+    assert worker.look_up(NAME) is None and worker.is_closed
+    assert time.monotonic_ns() - begin_ns < LOOKUP_TIMEOUT_NS
     thread.join()
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"\xff", shared_cache_protocol.encode(Wanted(1, NAME)), shared_cache_protocol.encode(Here(1))]
+    "answer", [b"", b"\xff", shared_cache_protocol.encode(Lookup(1, NAME)), shared_cache_protocol.encode(Found(1))]
 )
-def test_an_impossible_answer_ends_it(answer: bytes, supervisor: Supervisor, worker: Sharing) -> None:
+def test_an_impossible_answer_ends_it(answer: bytes, supervisor: Supervisor, worker: SharedCacheClient) -> None:
     supervisor.channel.send(answer, (), NOW)
-    assert worker.wanted(NAME) is None
-    assert worker.is_over
+    assert worker.look_up(NAME) is None
+    assert worker.is_closed
 
 
-def test_without_room_for_a_descriptor_nothing_is_held(supervisor: Supervisor, worker: Sharing) -> None:
+def test_without_room_for_a_descriptor_nothing_is_held(supervisor: Supervisor, worker: SharedCacheClient) -> None:
     with constant(b"content") as memory:
-        supervisor.says(Here(1), memory.fileno())
+        supervisor.says(Found(1), memory.fileno())
         with no_more_descriptors():
-            assert worker.wanted(NAME) is None
-    assert [supervisor.hears()[0] for _ in range(2)] == [Wanted(1, NAME), Left(1)]
-    assert not worker.is_over
+            assert worker.look_up(NAME) is None
+    assert [supervisor.hears()[0] for _ in range(2)] == [Lookup(1, NAME), Release(1)]
+    assert not worker.is_closed
 
 
-def test_a_supervisor_that_takes_nothing_any_more_ends_it(supervisor: Supervisor, worker: Sharing) -> None:
+def test_a_supervisor_that_takes_nothing_any_more_ends_it(supervisor: Supervisor, worker: SharedCacheClient) -> None:
     with constant(b"content") as memory:
         for _ in range(100_000):
-            worker.offer(NAME, memory)
-            if worker.is_over:
+            worker.publish(NAME, memory)
+            if worker.is_closed:
                 break
-    assert worker.is_over
+    assert worker.is_closed
 
 
 # ---------------------------------------------------------------------------------------------------------- the cache
 
 
-def stored(entry: Entry, supervisor: Supervisor) -> tuple[Groups, Memory]:
-    """Store something; return it as it is shared, and what the supervisor was offered, the caller's."""
-    thread = supervisor.answers(Absent)
+def stored(entry: CacheEntry, supervisor: Supervisor) -> tuple[PackedConstants, Memory]:
+    """Store something; return it as it is shared, and what the supervisor was published, the caller's."""
+    thread = supervisor.answers(NotFound)
     shared = entry.store(GROUPS)
     thread.join()
     assert shared is not None
-    (offered, (fd,)) = supervisor.hears()
-    assert isinstance(offered, Offered) and offered.name == entry.name
+    (published, (fd,)) = supervisor.hears()
+    assert isinstance(published, Publish) and published.name == entry.name
     return shared, Memory.adopt_constant(fd)
 
 
-def assert_equal(found: Groups | None) -> None:
+def assert_equal(found: PackedConstants | None) -> None:
     assert found is not None
     for group, expected in zip(found, GROUPS, strict=True):
         for array, kept in zip(group, expected, strict=True):
@@ -249,51 +264,51 @@ def assert_equal(found: Groups | None) -> None:
 
 
 def test_what_is_stored_is_offered_as_the_bytes_of_its_file_and_becomes_its_view(
-    entry: Entry, supervisor: Supervisor, tmp_path: Path
+    entry: CacheEntry, supervisor: Supervisor, tmp_path: Path
 ) -> None:
     shared, memory = stored(entry, supervisor)
     with memory:
         assert bytes(memory.view) == (tmp_path / "cache" / "nnfmq" / entry.name).read_bytes()
-        assert own_mappings() == 2  # the offered memory, and the one that came back
+        assert own_mappings() == 2  # the published memory, and the one that came back
         assert_equal(shared)
         assert shared[0][1].ctypes.data % 64 == 0 and not shared[0][1].flags.writeable
 
 
-def test_what_is_shared_is_found_without_a_file(entry: Entry, supervisor: Supervisor, tmp_path: Path) -> None:
+def test_what_is_shared_is_found_without_a_file(entry: CacheEntry, supervisor: Supervisor, tmp_path: Path) -> None:
     _, memory = stored(entry, supervisor)
     (tmp_path / "cache" / "nnfmq" / entry.name).unlink()
     with memory:
-        thread = supervisor.answers(Here, fds=(memory.fileno(),))
-        assert_equal(entry.find())
+        thread = supervisor.answers(Found, fds=(memory.fileno(),))
+        assert_equal(entry.load())
         thread.join()
 
 
-def test_what_is_read_from_a_file_is_offered(entry: Entry, supervisor: Supervisor) -> None:
+def test_what_is_read_from_a_file_is_offered(entry: CacheEntry, supervisor: Supervisor) -> None:
     shared, memory = stored(entry, supervisor)
     with memory:
         expected = bytes(memory.view)
     del shared
-    assert isinstance(supervisor.hears()[0], Left)  # of what was stored: nobody kept it
-    thread = supervisor.answers(Absent)
-    found = entry.find()
+    assert isinstance(supervisor.hears()[0], Release)  # of what was stored: nobody kept it
+    thread = supervisor.answers(NotFound)
+    found = entry.load()
     thread.join()
     assert_equal(found)
-    offered, (fd,) = supervisor.hears()
+    published, (fd,) = supervisor.hears()
     with Memory.adopt_constant(fd) as memory:
-        assert isinstance(offered, Offered) and bytes(memory.view) == expected
+        assert isinstance(published, Publish) and bytes(memory.view) == expected
 
 
 def test_what_another_worker_shares_meanwhile_takes_the_place_of_one_s_own(
-    entry: Entry, supervisor: Supervisor, tmp_path: Path
+    entry: CacheEntry, supervisor: Supervisor, tmp_path: Path
 ) -> None:
     _, memory = stored(entry, supervisor)
     with memory:
-        thread = supervisor.answers(Here, fds=(memory.fileno(),))
+        thread = supervisor.answers(Found, fds=(memory.fileno(),))
         assert_equal(entry.store(GROUPS))
         thread.join()
 
 
-SPOILT: dict[str, Callable[[bytes], bytes]] = {
+CORRUPTIONS: dict[str, Callable[[bytes], bytes]] = {
     "flipped": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
     "header": lambda data: b"\0" + data[1:],
     "cut short": lambda data: data[:-1],
@@ -303,34 +318,34 @@ SPOILT: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+@pytest.mark.parametrize("corrupt", CORRUPTIONS.values(), ids=CORRUPTIONS.keys())
 def test_CACHE_12_what_is_not_what_its_name_says_is_refused_and_the_file_is_used(
-    spoil: Callable[[bytes], bytes], entry: Entry, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+    corrupt: Callable[[bytes], bytes], entry: CacheEntry, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept, memory = stored(entry, supervisor)
-    with memory, constant(spoil(bytes(memory.view))) as spoilt:
-        thread = supervisor.answers(Here, fds=(spoilt.fileno(),))
-        assert_equal(entry.find())
+    with memory, constant(corrupt(bytes(memory.view))) as corrupted:
+        thread = supervisor.answers(Found, fds=(corrupted.fileno(),))
+        assert_equal(entry.load())
         thread.join()
-    assert isinstance(supervisor.hears()[0], Spoilt)
-    assert "what another worker shares is not used" in caplog.text
+    assert isinstance(supervisor.hears()[0], Invalidate)
+    assert "a program that another worker shares is not used" in caplog.text
     del kept
 
 
-def test_CACHE_12_another_entry_s_memory_is_refused(entry: Entry, supervisor: Supervisor) -> None:
+def test_CACHE_12_another_entry_s_memory_is_refused(entry: CacheEntry, supervisor: Supervisor) -> None:
     other = entry_for(SELF, chain(OperationType.MUL))
     assert other is not None
     kept, memory = stored(other, supervisor)
     with memory:
-        thread = supervisor.answers(Here, fds=(memory.fileno(),))
-        assert entry.find() is None
+        thread = supervisor.answers(Found, fds=(memory.fileno(),))
+        assert entry.load() is None
         thread.join()
-    assert isinstance(supervisor.hears()[0], Spoilt)
+    assert isinstance(supervisor.hears()[0], Invalidate)
     del kept
 
 
 def test_a_full_cache_directory_does_not_keep_it_from_being_shared(
-    entry: Entry, supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: CacheEntry, supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -339,8 +354,8 @@ def test_a_full_cache_directory_does_not_keep_it_from_being_shared(
     assert_equal(shared)
 
 
-def test_alone_nothing_is_shared_and_the_file_is_read_into_private_memory(entry: Entry) -> None:
+def test_alone_nothing_is_shared_and_the_file_is_read_into_private_memory(entry: CacheEntry) -> None:
     assert entry.store(GROUPS) is None
-    found = entry.find()
+    found = entry.load()
     assert_equal(found)
     assert own_mappings() == 0

@@ -9,28 +9,28 @@ import pytest
 
 from nnfmq.hal.errors import ProtocolError
 from nnfmq.service.caching.shared_cache_protocol import (
-    Absent,
-    Here,
-    Left,
-    Message,
-    Offered,
-    Role,
-    Spoilt,
-    Wanted,
+    Found,
+    Invalidate,
+    Lookup,
+    NotFound,
+    Publish,
+    Release,
+    Sender,
+    SharedCacheMessage,
     decode,
     encode,
     fd_count,
 )
 
-WORKER, SUPERVISOR = Role.WORKER, Role.SUPERVISOR
+WORKER, SUPERVISOR = Sender.WORKER, Sender.SUPERVISOR
 NAME = "0123456789abcdef" * 4
-SAMPLES: list[tuple[Role, Message, list[Any], int]] = [
-    (WORKER, Wanted(7, NAME), ["Wanted", 7, NAME], 0),
-    (WORKER, Offered(0, NAME), ["Offered", 0, NAME], 1),
-    (WORKER, Left(2**63 - 1), ["Left", 2**63 - 1], 0),
-    (WORKER, Spoilt(1), ["Spoilt", 1], 0),
-    (SUPERVISOR, Here(7), ["Here", 7], 1),
-    (SUPERVISOR, Absent(7), ["Absent", 7], 0),
+SAMPLES: list[tuple[Sender, SharedCacheMessage, list[Any], int]] = [
+    (WORKER, Lookup(7, NAME), ["Lookup", 7, NAME], 0),
+    (WORKER, Publish(0, NAME), ["Publish", 0, NAME], 1),
+    (WORKER, Release(2**63 - 1), ["Release", 2**63 - 1], 0),
+    (WORKER, Invalidate(1), ["Invalidate", 1], 0),
+    (SUPERVISOR, Found(7), ["Found", 7], 1),
+    (SUPERVISOR, NotFound(7), ["NotFound", 7], 0),
 ]
 IDS = [type(message).__name__ for _, message, _, _ in SAMPLES]
 sampled = pytest.mark.parametrize(("sender", "message", "wire", "fds"), SAMPLES, ids=IDS)
@@ -38,7 +38,7 @@ sampled = pytest.mark.parametrize(("sender", "message", "wire", "fds"), SAMPLES,
 
 @sampled
 def test_a_message_is_written_as_its_array_and_read_again(
-    sender: Role, message: Message, wire: list[Any], fds: int
+    sender: Sender, message: SharedCacheMessage, wire: list[Any], fds: int
 ) -> None:
     assert msgspec.msgpack.decode(encode(message)) == wire
     assert decode(msgspec.msgpack.encode(wire), sender=sender, fds=fds) == message
@@ -48,7 +48,7 @@ def test_a_message_is_written_as_its_array_and_read_again(
 
 @sampled
 def test_a_message_that_is_cut_short_or_too_long_is_refused(
-    sender: Role, message: Message, wire: list[Any], fds: int
+    sender: Sender, message: SharedCacheMessage, wire: list[Any], fds: int
 ) -> None:
     data = encode(message)
     for count in range(len(data)):
@@ -60,14 +60,18 @@ def test_a_message_that_is_cut_short_or_too_long_is_refused(
 
 
 @sampled
-def test_another_number_of_descriptors_is_refused(sender: Role, message: Message, wire: list[Any], fds: int) -> None:
+def test_another_number_of_descriptors_is_refused(
+    sender: Sender, message: SharedCacheMessage, wire: list[Any], fds: int
+) -> None:
     for count in {0, 1, 2} - {fds}:
         with pytest.raises(ProtocolError, match=f"came with {count} file descriptors instead of {fds}"):
             decode(msgspec.msgpack.encode(wire), sender=sender, fds=count)
 
 
 @sampled
-def test_what_the_other_side_says_is_refused(sender: Role, message: Message, wire: list[Any], fds: int) -> None:
+def test_what_the_other_side_says_is_refused(
+    sender: Sender, message: SharedCacheMessage, wire: list[Any], fds: int
+) -> None:
     other = SUPERVISOR if sender is WORKER else WORKER
     with pytest.raises(ProtocolError, match=f"the {other.value} may not send"):
         decode(msgspec.msgpack.encode(wire), sender=other, fds=fds)
@@ -76,17 +80,17 @@ def test_what_the_other_side_says_is_refused(sender: Role, message: Message, wir
 @pytest.mark.parametrize(
     "wire",
     [
-        ["Wanted", -1, NAME],
-        ["Wanted", 2**63, NAME],
-        ["Wanted", 1, NAME[1:]],
-        ["Wanted", 1, NAME + "0"],
-        ["Wanted", 1, NAME[1:] + "\n"],
-        ["Wanted", 1, NAME.upper()],
-        ["Wanted", 1, "../" + NAME[3:]],
-        ["Wanted", "1", NAME],
-        ["Message", 1],
+        ["Lookup", -1, NAME],
+        ["Lookup", 2**63, NAME],
+        ["Lookup", 1, NAME[1:]],
+        ["Lookup", 1, NAME + "0"],
+        ["Lookup", 1, NAME[1:] + "\n"],
+        ["Lookup", 1, NAME.upper()],
+        ["Lookup", 1, "../" + NAME[3:]],
+        ["Lookup", "1", NAME],
+        ["SharedCacheMessage", 1],
         ["Nothing", 1],
-        {"type": "Left", "number": 1},
+        {"type": "Release", "ref_id": 1},
         None,
     ],
     ids=str,

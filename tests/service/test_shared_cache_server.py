@@ -17,8 +17,17 @@ from nnfmq.channel import INLINE_BYTES, NOW, Channel
 from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.memory import CONSTANT_SEALS, F_SEAL_FUTURE_WRITE, SHARED_SEALS
 from nnfmq.service.caching import shared_cache_protocol, shared_cache_server
-from nnfmq.service.caching.shared_cache_protocol import Absent, Here, Left, Message, Offered, Role, Spoilt, Wanted
-from nnfmq.service.caching.shared_cache_server import Connection, ProgramRegistry
+from nnfmq.service.caching.shared_cache_protocol import (
+    Found,
+    Invalidate,
+    Lookup,
+    NotFound,
+    Publish,
+    Release,
+    Sender,
+    SharedCacheMessage,
+)
+from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerLink
 
 LIMIT = 1 << 20
 NAME, OTHER = "a" * 64, "b" * 64
@@ -28,13 +37,13 @@ LABEL = "shared-test"
 class Worker:
     """A worker's end of a connection, and what it says."""
 
-    def __init__(self, registry: ProgramRegistry) -> None:
+    def __init__(self, registry: SharedCacheServer) -> None:
         self.registry = registry
-        self.connection: Connection
+        self.connection: WorkerLink
         self.connection, self.channel = registry.connect()
         self.is_open = True
 
-    def say(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
+    def say(self, message: SharedCacheMessage, fds: tuple[int, ...] = ()) -> bool:
         """Send a message; return whether the supervisor goes on listening."""
         return self.say_bytes(shared_cache_protocol.encode(message), fds)
 
@@ -51,16 +60,16 @@ class Worker:
     def offers(self, name: str, fd: int, number: int = 1) -> bool:
         """Offer a descriptor, and forget it."""
         try:
-            return self.say(Offered(number, name), (fd,))
+            return self.say(Publish(number, name), (fd,))
         finally:
             os.close(fd)
 
     def wants(self, name: str, number: int = 2) -> int | None:
         """Return the inode of what it is given, which it closes."""
-        assert self.say(Wanted(number, name))
+        assert self.say(Lookup(number, name))
         with self.channel.receive(NOW) as frame:
-            answer = shared_cache_protocol.decode(frame.data, sender=Role.SUPERVISOR, fds=len(frame.fds))
-            assert answer == (Here(number) if frame.fds else Absent(number))
+            answer = shared_cache_protocol.decode(frame.data, sender=Sender.SUPERVISOR, fds=len(frame.fds))
+            assert answer == (Found(number) if frame.fds else NotFound(number))
             return os.fstat(frame.fds[0]).st_ino if frame.fds else None
 
     def close(self) -> None:
@@ -69,12 +78,12 @@ class Worker:
 
 
 @pytest.fixture
-def registry() -> ProgramRegistry:
-    return ProgramRegistry(LIMIT)
+def registry() -> SharedCacheServer:
+    return SharedCacheServer(LIMIT)
 
 
 @pytest.fixture
-def workers(registry: ProgramRegistry) -> Iterator[Callable[[], Worker]]:
+def workers(registry: SharedCacheServer) -> Iterator[Callable[[], Worker]]:
     """Return what makes a worker; after the test none of them has anything."""
     made: list[Worker] = []
 
@@ -146,17 +155,17 @@ def test_it_is_kept_for_whoever_was_given_it_and_closed_with_the_last(
     assert held() == 1
     third = workers()
     assert third.wants(NAME) == number
-    assert second.say(Left(2)) and held() == 1
-    assert third.say(Left(2)) and held() == 0
+    assert second.say(Release(2)) and held() == 1
+    assert third.say(Release(2)) and held() == 0
     assert third.wants(NAME, 3) is None
 
 
 def test_each_hold_of_a_worker_counts(first: Worker) -> None:
     first.offers(NAME, memfd())
     first.wants(NAME, 2)
-    first.say(Left(1))
+    first.say(Release(1))
     assert held() == 1
-    first.say(Left(2))
+    first.say(Release(2))
     assert held() == 0
 
 
@@ -166,32 +175,32 @@ def test_of_two_offers_the_first_one_stays(first: Worker, second: Worker) -> Non
     assert first.offers(NAME, fds[0]) and second.offers(NAME, fds[1])
     assert held() == 1
     assert second.wants(NAME) == number
-    assert second.say(Left(1)) and second.say(Left(2))  # the former is of its own copy
+    assert second.say(Release(1)) and second.say(Release(2))  # the former is of its own copy
     assert held() == 1
 
 
 def test_a_number_that_is_not_held_may_be_left(first: Worker) -> None:
-    assert first.say(Left(99))
+    assert first.say(Release(99))
 
 
 def test_what_was_found_spoilt_is_given_to_nobody_and_may_be_replaced(first: Worker, second: Worker) -> None:
     first.offers(NAME, memfd())
     second.wants(NAME)
-    assert second.say(Spoilt(2))
+    assert second.say(Invalidate(2))
     assert held() == 0
     assert second.wants(NAME, 3) is None
     fd = memfd()
     number = inode(fd)
     assert second.offers(NAME, fd, 4)
-    assert first.say(Left(1))  # of the spoilt one
+    assert first.say(Release(1))  # of the spoilt one
     assert first.wants(NAME, 5) == number
 
 
 def test_a_worker_that_finds_everything_spoilt_is_heard_once(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(5):
         first.offers(NAME, memfd(), number)
-        assert first.say(Spoilt(number))
-    assert caplog.text.count("spoilt") == 1
+        assert first.say(Invalidate(number))
+    assert caplog.text.count("corrupt") == 1
     assert held() == 0
 
 
@@ -232,18 +241,18 @@ def test_what_is_not_sealed_ends_the_connection_of_its_worker_alone(
     second.offers(OTHER, memfd())
     assert not first.offers(NAME, make())
     assert second.wants(NAME) is None and second.wants(OTHER, 3) is not None
-    assert caplog.text.count("shares no programs any more: it offered what is not sealed") == 1
+    assert caplog.text.count("no longer shares programs: it published an fd that is not") == 1
 
 
 BROKEN: dict[str, tuple[bytes, int]] = {
     "nothing": (b"", 0),
     "no message": (b"\xff" * 100, 0),
-    "a supervisor's": (shared_cache_protocol.encode(Absent(1)), 0),
-    "an offer without memory": (shared_cache_protocol.encode(Offered(1, NAME)), 0),
-    "an offer of two": (shared_cache_protocol.encode(Offered(1, NAME)), 2),
-    "a question with memory": (shared_cache_protocol.encode(Wanted(1, NAME)), 1),
+    "a supervisor's": (shared_cache_protocol.encode(NotFound(1)), 0),
+    "an offer without memory": (shared_cache_protocol.encode(Publish(1, NAME)), 0),
+    "an offer of two": (shared_cache_protocol.encode(Publish(1, NAME)), 2),
+    "a question with memory": (shared_cache_protocol.encode(Lookup(1, NAME)), 1),
     "a body in a file": (bytes(INLINE_BYTES + 1), 0),
-    "spoilt, and not held": (shared_cache_protocol.encode(Spoilt(1)), 0),
+    "spoilt, and not held": (shared_cache_protocol.encode(Invalidate(1)), 0),
 }
 
 
@@ -257,13 +266,13 @@ def test_LIFE_7_what_breaks_the_protocol_ends_that_connection(
     finally:
         for fd in fds:
             os.close(fd)
-    assert caplog.text.count("shares no programs any more") == 1
+    assert caplog.text.count("no longer shares programs") == 1
 
 
-@pytest.mark.parametrize("message", [Wanted(1, NAME), Offered(1, OTHER)], ids=["wanted", "offered"])
-def test_a_number_that_is_held_cannot_be_given_again(message: Message, first: Worker) -> None:
+@pytest.mark.parametrize("message", [Lookup(1, NAME), Publish(1, OTHER)], ids=["wanted", "offered"])
+def test_a_number_that_is_held_cannot_be_given_again(message: SharedCacheMessage, first: Worker) -> None:
     first.offers(NAME, memfd())
-    fds = (memfd(),) if isinstance(message, Offered) else ()
+    fds = (memfd(),) if isinstance(message, Publish) else ()
     try:
         assert not first.say(message, fds)
     finally:
@@ -287,9 +296,9 @@ def test_a_worker_that_does_not_read_its_answers_is_not_waited_for(
     first: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(100_000):
-        if not first.say(Wanted(number, NAME)):
+        if not first.say(Lookup(number, NAME)):
             break
-    assert "it does not read its answers" in caplog.text
+    assert "it does not read its replies" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------------------- limits
@@ -307,37 +316,37 @@ def test_what_is_larger_than_the_limit_is_not_kept_and_said_once(
 def test_all_together_are_within_the_limit(first: Worker, second: Worker) -> None:
     assert first.offers(NAME, memfd(LIMIT // 2)) and second.offers(OTHER, memfd(LIMIT // 2 + 1))
     assert held() == 1
-    assert first.say(Left(1))
+    assert first.say(Release(1))
     assert second.offers(OTHER, memfd(LIMIT // 2 + 1), 2) and held() == 1
 
 
 def test_there_are_only_so_many(
     first: Worker, second: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared_cache_server, "PROGRAMS_MAX", 3)
+    monkeypatch.setattr(shared_cache_server, "ENTRIES_MAX", 3)
     for number in range(5):
         assert first.offers(f"{number:064x}", memfd(), number)
-    assert held() == 3 and "there are 3 programs already" in caplog.text
+    assert held() == 3 and "the cache has 3 programs already" in caplog.text
     assert second.wants(f"{2:064x}") is not None
 
 
 def test_LIFE_7_a_worker_holds_only_so_many_and_others_go_on(
     first: Worker, second: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared_cache_server, "HOLDS_MAX", 2)
+    monkeypatch.setattr(shared_cache_server, "REFERENCES_MAX", 2)
     assert all(first.offers(f"{number:064x}", memfd(), number) for number in range(3))
-    assert held() == 2 and "it holds 2 already" in caplog.text
+    assert held() == 2 and "the worker has 2 references already" in caplog.text
     assert first.wants(f"{0:064x}", 7) is None
     assert second.wants(f"{0:064x}") is not None
 
 
 def test_without_a_free_descriptor_an_offer_is_not_kept(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
     fd = memfd()
-    first.channel.send(shared_cache_protocol.encode(Offered(1, NAME)), (fd,), NOW)
+    first.channel.send(shared_cache_protocol.encode(Publish(1, NAME)), (fd,), NOW)
     os.close(fd)
     with no_more_descriptors():
         assert first.heard()
-    assert held() == 0 and "no descriptor is left" in caplog.text
+    assert held() == 0 and "no free file descriptor" in caplog.text
 
 
 def test_a_descriptor_that_cannot_be_sent_makes_it_absent(
@@ -354,11 +363,11 @@ def test_a_descriptor_that_cannot_be_sent_makes_it_absent(
     first.offers(NAME, memfd())
     monkeypatch.setattr(Channel, "send", too_many)
     assert second.wants(NAME) is None
-    first.say(Left(1))
+    first.say(Release(1))
     assert held() == 0
 
 
 def test_only_questions_are_answered(first: Worker) -> None:
-    assert first.offers(NAME, memfd()) and first.say(Left(1))
+    assert first.offers(NAME, memfd()) and first.say(Release(1))
     with pytest.raises(MissedDeadlineTransient):
         first.channel.receive(NOW)

@@ -8,10 +8,10 @@ import numpy as np
 from nnfmq.engines.function import FunctionProgram
 from nnfmq.engines.interpreter import constant
 from nnfmq.hal.types import Model, OperandType, Operation, OperationType, Subgraph
-from nnfmq.service.device import Device
+from nnfmq.service.device import DeviceBase
 
 
-class Mine(Device):
+class Mine(DeviceBase):
     """What it supports, and how it computes that; everything else has a default."""
 
     name = "mine"

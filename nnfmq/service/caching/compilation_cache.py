@@ -1,14 +1,24 @@
-"""Cache files: what a device saves of a compilation, so sealed that nobody but this installation can have written it.
+"""Cache files of a compilation, sealed so that a driver accepts only what this installation saved.
 
-Each file is a header, whose last field is a keyed digest (HMAC-SHA-256), and the device's bytes. The digest is over
-everything that the bytes depend on and that could be exchanged: the token, the device and its version, this build of
-the engine, the CPU's features, and *all* files of the compilation in their order. So a bit, a byte, a file that is not
-what was saved is seen before any of it is used, in the data cache as well, where the HAL would allow wrong results.
+Each file is a 64-byte header, whose last field is a digest (HMAC-SHA-256, keyed by `cache_key`), and the device's data:
 
-A file is read once, into private memory; what is verified is what is used. Files are the client's, and may be anything:
-only regular ones, open for reading and writing, are touched, and none that is larger than the client's account.
-Saving never changes how a preparation ends: what goes wrong is logged, and leaves files that are refused.
-(REQUIREMENTS CACHE; docs/how-to/caching.md)
+    offset  0  8 bytes   magic "nnfmqCCH"
+            8  u16       format (1)
+           10  u8        kind: 1 model file, 2 data file
+           11  u8        index among the files of this kind
+           12  u32       0
+           16  u64       number of data bytes
+           24  8 bytes   0
+           32  32 bytes  digest
+
+The digest covers the token, the device and its version, the driver's build, the CPU's features, and the headers and
+data of all files of the compilation in order. So a change of any bit, and a file of another compilation, is detected
+before any data is used; in data files too, for which the HAL would allow wrong results.
+
+A file is read once, into private memory, so that the bytes that are verified are the bytes that are used. The fds come
+from the client and may be anything: only regular files that are open for reading and writing are accessed, up to the
+client's memory quota. Saving never fails a preparation: an error is logged, and the files are left empty or invalid.
+(CACHE requirements; docs/how-to/caching.md)
 """
 
 from __future__ import annotations
@@ -25,36 +35,37 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from nnfmq.hal.capabilities import NumberOfCacheFiles
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
-from nnfmq.service.caching.cache_key import find_key, make_key
+from nnfmq.service.caching.cache_key import find_key, find_or_create_key
 from nnfmq.validation.values import validate_cache_token
 
 __all__ = [
+    "BytesLike",
     "CacheContents",
     "CacheFiles",
-    "Identity",
+    "DeviceIdentity",
     "build_identity",
-    "open_files",
-    "open_memory",
     "read_file",
-    "save",
-    "sealed",
+    "read_files",
+    "read_memory",
+    "save_files",
+    "seal",
     "write_file",
 ]
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
+BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 FORMAT = 1
-_HEADER = struct.Struct("<8sHBBIQ8x32s")  # magic, format, kind, index, 0, bytes that follow; the digest
+_HEADER = struct.Struct("<8sHBBIQ8x32s")
 _MAGIC = b"nnfmqCCH"
-_MODEL, _DATA = 1, 2
+_MODEL_FILE, _DATA_FILE = 1, 2
 _DIGEST_BYTES = 32
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes; a cache line
 _NO_DIGEST = bytes(_DIGEST_BYTES)
 _BUILD_PARTS = (
     "hal",
@@ -70,61 +81,65 @@ _log = logging.getLogger("nnfmq.caching")
 
 @dataclass(frozen=True, slots=True)
 class CacheContents:
-    """What a device saves: bytes for each of its model files and its data files, in their order."""
+    """The data that a device saves: the bytes of its model files, and of its data files, in order."""
 
-    model: tuple[Buffer, ...] = ()
-    data: tuple[Buffer, ...] = ()
+    model: tuple[BytesLike, ...] = ()
+    data: tuple[BytesLike, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFiles:
-    """The files that a client gave, which stay the caller's, and the token that names their compilation."""
+    """Fds of a client's cache files, which this object borrows, and the client's token of the compilation."""
 
     token: bytes
     model: Sequence[int] = ()
     data: Sequence[int] = ()
 
     def __bool__(self) -> bool:
-        """True where any file was given."""
+        """Return whether there is any file."""
         return bool(self.model or self.data)
 
     @property
     def fds(self) -> list[int]:
-        """All of them, those of the model first."""
+        """The fds of all files, model files first."""
         return [*self.model, *self.data]
 
     def check(self, needed: NumberOfCacheFiles) -> None:
-        """Raise InvalidArgument unless these are as many regular files as announced, open for both, and a token."""
-        given = NumberOfCacheFiles(len(self.model), len(self.data))
-        if given != needed:
+        """Check the token, and that there are as many files as the device needs.
+
+        Raises:
+            InvalidArgument: If the token has a wrong size, or the number of files is wrong, or a file is not a regular
+                file, open for reading and writing.
+        """
+        if NumberOfCacheFiles(len(self.model), len(self.data)) != needed:
             raise InvalidArgument(
-                f"{given.model} model and {given.data} data cache files given, the device needs {needed.model} and "
-                f"{needed.data} (CACHE-6)"
+                f"{len(self.model)} model and {len(self.data)} data cache files were passed, the device needs "
+                f"{needed.model} and {needed.data} (CACHE-6)"
             )
         validate_cache_token(self.token)
-        for number, fd in enumerate(self.fds):
+        for index, fd in enumerate(self.fds):
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise InvalidArgument(f"cache file {number} is no regular file")
+                raise InvalidArgument(f"cache file {index} is not a regular file")
             if fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_PATH) != os.O_RDWR:
-                raise InvalidArgument(f"cache file {number} is not open for both reading and writing (CACHE-5)")
+                raise InvalidArgument(f"cache file {index} is not open for both reading and writing (CACHE-5)")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """The device that a cache is for."""
+class DeviceIdentity:
+    """The device that a cache is valid for."""
 
     name: str
     version: str
 
 
-# ------------------------------------------------------------------------------------------------ what it is bound to
+# ------------------------------------------------------------------------------------------------ digests
 
 
 @cache
 def build_identity() -> bytes:
-    """Return a digest of what decides, beside the device's version, what saved bytes mean: code, NumPy, processor.
+    """Return a digest of the engines' source code, the NumPy version and the CPU's features. Blocks when first called.
 
-    The code counts itself, and not only its release: a cache must not outlive an edit of the source.
+    The source code is hashed, not only the release number, because a cache must not outlive an edit of the source.
     """
     digest = hashlib.sha256()
     for text in (np.__version__, os.uname().machine, *sorted(_cpu_features())):
@@ -136,12 +151,12 @@ def build_identity() -> bytes:
 
 def _sources() -> Iterator[Path]:
     for part in _BUILD_PARTS:
-        place = _PACKAGE / part
-        yield from [place] if place.is_file() else sorted(place.rglob("*.py"))
+        path = _PACKAGE / part
+        yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
 
 
 def _cpu_features() -> set[str]:
-    """Return the features that the kernel lists for the first processor."""
+    """Return the features of the first CPU in /proc/cpuinfo ("flags" on x86, "Features" on Arm)."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             name, _, value = line.partition(":")
@@ -151,15 +166,16 @@ def _cpu_features() -> set[str]:
 
 
 def _framed(field: bytes) -> bytes:
+    """Prefix a field with its length, so that different sequences of fields never hash the same bytes."""
     return struct.pack("<Q", len(field)) + field
 
 
-def _digest(key: bytes, identity: Identity, token: bytes, files: Sequence[tuple[bytes, Buffer]]) -> bytes:
-    """Return what binds files (header without its digest, bytes) to each other and to where they may be used."""
+def _digest(key: bytes, device: DeviceIdentity, token: bytes, files: Sequence[tuple[bytes, BytesLike]]) -> bytes:
+    """Return the digest of a compilation. Each of `files` is a header without digest, and the data after it."""
     mac = hmac.new(key, digestmod=hashlib.sha256)
-    for field in (identity.name.encode(), identity.version.encode(), build_identity(), token):
+    for field in (device.name.encode(), device.version.encode(), build_identity(), token):
         mac.update(_framed(field))
-    for header, data in files:
+    for header, data in files:  # the header contains the length of the data
         mac.update(header)
         mac.update(data)
     return mac.digest()
@@ -169,39 +185,51 @@ def _header(kind: int, index: int, size: int, digest: bytes = _NO_DIGEST) -> byt
     return _HEADER.pack(_MAGIC, FORMAT, kind, index, 0, size, digest)
 
 
+def _kinds(model_count: int, data_count: int) -> list[tuple[int, int]]:
+    """Return kind and index of each file of a compilation, in order."""
+    return [*((_MODEL_FILE, i) for i in range(model_count)), *((_DATA_FILE, i) for i in range(data_count))]
+
+
 # ------------------------------------------------------------------------------------------------ saving
 
 
-def save(
-    files: CacheFiles, needed: NumberOfCacheFiles, identity: Identity, contents: Callable[[], CacheContents | None]
+def save_files(
+    files: CacheFiles,
+    needed: NumberOfCacheFiles,
+    device: DeviceIdentity,
+    get_contents: Callable[[], CacheContents | None],
 ) -> None:
-    """Write what `contents` returns, None for nothing, to the client's files; blocks. Raises nothing of its own."""
+    """Write the contents that `get_contents` returns (None: the model is not cached) to a client's files.
+
+    Blocks. Errors, including any exception of `get_contents`, are logged and not raised.
+    """
     try:
         files.check(needed)
         for fd in files.fds:
-            os.ftruncate(fd, 0)  # whatever comes now, what was there is not what is asked to be saved
-        found = contents()
-        if found is None:
-            _log.info("device %s does not save this model", identity.name)
+            os.ftruncate(fd, 0)  # even if saving fails, the old content is not that of this compilation
+        contents = get_contents()
+        if contents is None:
+            _log.info("device %s does not save this model", device.name)
         else:
-            _write_files(files, identity, found)
+            _write_files(files, device, contents)
     except (NnfmqError, OSError) as error:
-        _log.warning("a compilation for device %s was not saved: %s", identity.name, error)
-    except Exception:  # noqa: BLE001  a device's own code may raise anything
-        _log.exception("a compilation for device %s was not saved", identity.name)
+        _log.warning("a compilation for device %s was not saved: %s", device.name, error)
+    except Exception:  # noqa: BLE001  code of a plug-in may raise anything
+        _log.exception("a compilation for device %s was not saved", device.name)
 
 
-def _write_files(files: CacheFiles, identity: Identity, contents: CacheContents) -> None:
-    """Write sealed `contents` to empty files. Where that fails they are empty again.
+def _write_files(files: CacheFiles, device: DeviceIdentity, contents: CacheContents) -> None:
+    """Seal `contents` and write them to empty files; truncate the files again if that fails.
 
-    Raises OSError, and GeneralFailure where there is no key to seal by.
+    Raises OSError, and GeneralFailure if there is no key or `contents` has a wrong number of files.
     """
     try:
         if (len(contents.model), len(contents.data)) != (len(files.model), len(files.data)):
-            raise GeneralFailure(f"device {identity.name!r} saves other numbers of files than it announces")
-        parts = sealed(identity, files.token, contents)
-        for fd, (header, data) in reversed(list(zip(files.fds, parts, strict=True))):  # the model, which says what
-            write_file(fd, header, data)  # all is, last
+            raise GeneralFailure(f"device {device.name!r} saved another number of files than it declares")
+        sealed = seal(device, files.token, contents)
+        # The first model file is written last: until then the compilation is incomplete and fails verification.
+        for fd, (header, data) in reversed(list(zip(files.fds, sealed, strict=True))):
+            write_file(fd, header, data)
     except BaseException:
         for fd in files.fds:
             with suppress(OSError):
@@ -209,107 +237,120 @@ def _write_files(files: CacheFiles, identity: Identity, contents: CacheContents)
         raise
 
 
-def sealed(identity: Identity, token: bytes, contents: CacheContents) -> list[tuple[bytes, Buffer]]:
-    """Return what each file of a compilation consists of: its header and its bytes.
+def seal(device: DeviceIdentity, token: bytes, contents: CacheContents) -> list[tuple[bytes, BytesLike]]:
+    """Return header and data of each file of a compilation. Creates the key if there is none.
 
-    Raises GeneralFailure where there is no key to seal by.
+    Raises:
+        GeneralFailure: If there is no usable key.
     """
-    places = [
-        *((_MODEL, index, data) for index, data in enumerate(contents.model)),
-        *((_DATA, index, data) for index, data in enumerate(contents.data)),
-    ]
-    unsealed = [(_header(kind, index, len(data)), data) for kind, index, data in places]
-    digest = _digest(make_key(), identity, token, unsealed)
-    return [(_header(kind, index, len(data), digest), data) for kind, index, data in places]
+    all_data = [*contents.model, *contents.data]
+    kinds = _kinds(len(contents.model), len(contents.data))
+    unsealed = [(_header(kind, index, len(data)), data) for (kind, index), data in zip(kinds, all_data, strict=True)]
+    digest = _digest(find_or_create_key(), device, token, unsealed)
+    return [(header[:-_DIGEST_BYTES] + digest, data) for header, data in unsealed]
 
 
-def write_file(fd: int, header: bytes, data: Buffer) -> None:
-    """Write one of what `sealed` returned into an empty file, wherever the descriptor stands. Raises OSError."""
+def write_file(fd: int, header: bytes, data: BytesLike) -> None:
+    """Write header and data of one file at offset 0; the fd's file position is not used. Raises OSError."""
     _write(fd, header, 0)
     _write(fd, data, len(header))
 
 
-def _write(fd: int, data: Buffer, start: int) -> None:
+def _write(fd: int, data: BytesLike, start: int) -> None:
     done = 0
-    with memoryview(data) as rest:
-        while done < len(rest):
-            done += os.pwrite(fd, rest[done:], start + done)
+    with memoryview(data) as view:
+        while done < len(view):
+            done += os.pwrite(fd, view[done:], start + done)
 
 
 # ------------------------------------------------------------------------------------------------ loading
 
 
-def open_files(
-    files: CacheFiles, needed: NumberOfCacheFiles, identity: Identity, limit_bytes: int
-) -> tuple[CacheContents, int]:
-    """Read and verify a client's files; return what a device saved in them, private, and how many bytes that is.
+class _File(NamedTuple):
+    """A file that has been read and not been verified."""
 
-    Blocks. Raises InvalidArgument for wrong numbers, files or tokens, GeneralFailure for whatever is not exactly what
-    this installation saved for this device and token, or is larger than `limit_bytes`.
+    digest: bytes
+    header: bytes  # without the digest
+    data: memoryview
+
+
+def read_files(
+    files: CacheFiles, needed: NumberOfCacheFiles, device: DeviceIdentity, limit_bytes: int
+) -> tuple[CacheContents, int]:
+    """Read and verify a client's files. Return their contents, in private memory, and the number of data bytes. Blocks.
+
+    Raises:
+        InvalidArgument: If the token, the number of files or a file is not valid (see `CacheFiles.check`).
+        GeneralFailure: If the files are not exactly what this installation saved for this device and token, are larger
+            than `limit_bytes` together, or cannot be read.
     """
     if needed == NumberOfCacheFiles():
-        raise GeneralFailure(f"device {identity.name!r} caches nothing")
+        raise GeneralFailure(f"device {device.name!r} does not support caching")
     try:
         files.check(needed)
-        read = _read_all(files, limit_bytes)
+        contents = _read_all(files, limit_bytes)
     except OSError as error:
         raise GeneralFailure(f"the cache cannot be read: {error}") from error
-    _verify(read, identity, files.token)
-    data = [content for _, _, content in read]
+    _verify(contents, device, files.token)
+    data = [file.data for file in contents]
     count = len(files.model)
     return CacheContents(tuple(data[:count]), tuple(data[count:])), sum(map(len, data))
 
 
-def open_memory(file: memoryview, identity: Identity, token: bytes) -> CacheContents:
-    """Verify a compilation's only file, a model's, in memory that nobody can write to; what is returned lies there.
+def read_memory(file: memoryview, device: DeviceIdentity, token: bytes) -> CacheContents:
+    """Verify the single model file of a compilation, in memory that nobody can write. Return views of it. Blocks.
 
-    Blocks. Raises GeneralFailure as `open_files`.
+    Raises:
+        GeneralFailure: If it is not exactly what this installation saved for this device and token.
     """
     size = len(file) - _HEADER.size
-    digest, header = _sides_of(bytes(file[: _HEADER.size]), _MODEL, 0, size)
+    digest, header = _split_header(bytes(file[: _HEADER.size]), _MODEL_FILE, 0, size)
     data = file[_HEADER.size :]
-    _verify([(digest, header, data)], identity, token)
+    _verify([_File(digest, header, data)], device, token)
     return CacheContents((data,))
 
 
-def _verify(read: Sequence[tuple[bytes, bytes, memoryview]], identity: Identity, token: bytes) -> None:
-    """Raise GeneralFailure unless each file's digest is that of all headers and bytes."""
-    expected = _digest(find_key(), identity, token, [(header, data) for _, header, data in read])
-    if not all(hmac.compare_digest(expected, digest) for digest, _, _ in read):
-        raise GeneralFailure("the cache is not what was saved, by this driver, for this device and token")
+def _verify(files: Sequence[_File], device: DeviceIdentity, token: bytes) -> None:
+    expected = _digest(find_key(), device, token, [(file.header, file.data) for file in files])
+    if not all(hmac.compare_digest(expected, file.digest) for file in files):
+        raise GeneralFailure("the cache is not what this driver saved for this device and token")
 
 
-def _sides_of(header: bytes, kind: int, index: int, size: int) -> tuple[bytes, bytes]:
-    """Return a header's digest, and the header without it, of a file in this place with `size` bytes behind it."""
+def _split_header(header: bytes, kind: int, index: int, size: int) -> tuple[bytes, bytes]:
+    """Return the digest of a header, and the header without it. `size` is the number of bytes after the header.
+
+    Raises GeneralFailure unless all other fields are as expected for this kind, index and size.
+    """
     expected = _header(kind, index, max(size, 0))
-    if size < 0 or header[:-_DIGEST_BYTES] != expected[:-_DIGEST_BYTES]:  # also of what is too large to be read
-        raise GeneralFailure(f"a file of {size + _HEADER.size} bytes is no cache that was saved in this place")
+    if size < 0 or header[:-_DIGEST_BYTES] != expected[:-_DIGEST_BYTES]:
+        raise GeneralFailure(f"a file of {size + _HEADER.size} bytes is not a cache file for this position")
     return header[-_DIGEST_BYTES:], expected
 
 
-def _read_all(files: CacheFiles, limit_bytes: int) -> list[tuple[bytes, bytes, memoryview]]:
-    """Return each file's digest, its header without it, and its bytes."""
-    places = [*((_MODEL, index) for index in range(len(files.model))), *((_DATA, i) for i in range(len(files.data)))]
-    found = []
+def _read_all(files: CacheFiles, limit_bytes: int) -> list[_File]:
+    result = []
     left = limit_bytes
-    for fd, (kind, index) in zip(files.fds, places, strict=True):
+    for fd, (kind, index) in zip(files.fds, _kinds(len(files.model), len(files.data)), strict=True):
         size = os.fstat(fd).st_size - _HEADER.size
-        digest, header = _sides_of(os.pread(fd, _HEADER.size, 0), kind, index, size)
+        # The header is checked before the size: a file that is not a cache file is reported as such, however large.
+        digest, header = _split_header(os.pread(fd, _HEADER.size, 0), kind, index, size)
         if size > left:
             raise GeneralFailure(f"cache files of more than {limit_bytes} bytes are not read")
         left -= size
-        found.append((digest, header, read_file(fd, size, _HEADER.size)))
-    return found
+        result.append(_File(digest, header, read_file(fd, size, _HEADER.size)))
+    return result
 
 
 def read_file(fd: int, size: int, start: int = 0) -> memoryview:
-    """Return a copy of a part of a file, which may change meanwhile: what is looked at is the copy.
+    """Return a private copy of `size` bytes of a file, aligned to 64 bytes. Another process may change the file.
 
-    Raises OSError, and GeneralFailure where the file ends early.
+    Raises:
+        OSError: If the file cannot be read.
+        GeneralFailure: If the file ends early.
     """
-    room = np.empty(size + _ALIGNMENT, np.uint8)  # unlike a bytearray not filled first
-    skip = -room.ctypes.data % _ALIGNMENT  # so that arrays at multiples of it lie at cache lines in memory, too
-    data = room[skip : skip + size].data
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)  # unlike a bytearray, not filled with zeros first
+    skip = -buffer.ctypes.data % _ALIGNMENT
+    data = buffer[skip : skip + size].data
     done = 0
     while done < size:
         count = os.preadv(fd, [data[done:]], start + done)

@@ -1,10 +1,11 @@
-"""What the interpreter saves of a compilation: the model, validated, and the constants that its plans have packed.
+"""The content of the interpreter's cache files: the validated model, and the constants that preparation packed.
 
-The model file has the model without its constants, and where everything lies in the data file: the model's own
-constants, its pools, the packed arrays, each at a multiple of 64 bytes. Restoring binds the operations anew, which is
-what takes the interpreter little time, and skips what takes much: validation, and packing weights. Packed arrays alone,
-without the model, are one file (`save_groups`). Files arrive here only as they were saved (`compilation_cache`), so
-they are decoded, and not judged again.
+The model file contains the model without its constants, and the position of each array in the data file. The data file
+contains the model's own constants, its memory pools and the packed constants, each aligned to 64 bytes. Loading binds
+the operations again, which is quick for the interpreter; it skips validation and packing, which are not.
+
+Packed constants without a model are a single file (`encode_constants`). Files have been verified when they are decoded
+here (`compilation_cache`), so decoding does not check them again.
 """
 
 from __future__ import annotations
@@ -24,114 +25,119 @@ from nnfmq.serialize.model_codec import decode_model, encode_model
 from nnfmq.service.caching.compilation_cache import CacheContents
 from nnfmq.service.private_memory import ConstantPool
 
-__all__ = ["Groups", "restore", "restore_groups", "save", "save_groups"]
+__all__ = ["PackedConstants", "decode_constants", "decode_program", "encode_constants", "encode_program"]
 
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes; a cache line, and enough for every dtype
 _LARGE_BYTES = 1 << 16
 
-Groups: TypeAlias = Sequence[tuple[Array, ...]]
-Prepare: TypeAlias = Callable[[Model, Groups], interpreter.Program]
+PackedConstants: TypeAlias = Sequence[tuple[Array, ...]]
+"""`Program.packed`: the groups of arrays that preparation packed, in order; of a compiled program also its code."""
+Prepare: TypeAlias = Callable[[Model, PackedConstants], interpreter.Program]
 
 
-class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """An array in the data file."""
+class _ArrayLocation(msgspec.Struct, frozen=True, array_like=True):
+    """The position of an array in the data file, in bytes, and its type."""
 
     offset: int
     dtype: str
     shape: tuple[int, ...]
 
 
-class _Saved(msgspec.Struct, frozen=True, array_like=True):
-    """The model file: the model's bytes, and the places of its constants, of its pools, and of the packed groups."""
+_PackedLocations: TypeAlias = tuple[tuple[_ArrayLocation, ...], ...]
+
+
+class _ModelFile(msgspec.Struct, frozen=True, array_like=True):
+    """The model file: the encoded model, and the locations of its constants, its pools and the packed constants."""
 
     model: bytes
-    values: _Place
-    pools: tuple[_Place, ...]
-    groups: tuple[tuple[_Place, ...], ...]
+    operand_values: _ArrayLocation
+    pools: tuple[_ArrayLocation, ...]
+    packed: _PackedLocations
 
-
-_Places: TypeAlias = tuple[tuple[_Place, ...], ...]
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Saved)
-_places_decoder = msgspec.msgpack.Decoder(_Places)
+_model_file_decoder = msgspec.msgpack.Decoder(_ModelFile)
+_locations_decoder = msgspec.msgpack.Decoder(_PackedLocations)
 _LENGTH = struct.Struct("<Q")
 
 
-class _Writer:
-    """The data file while it grows."""
+class _DataFile:
+    """A data file under construction."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
-    def add(self, array: Array) -> _Place:
-        """Append an array, and return its place."""
+    def add(self, array: Array) -> _ArrayLocation:
+        """Append an array, aligned, and return its location."""
         self.data += bytes(-len(self.data) % _ALIGNMENT)
-        place = _Place(len(self.data), array.dtype.str, array.shape)
+        location = _ArrayLocation(len(self.data), array.dtype.str, array.shape)
         self.data += np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        return place
+        return location
 
-    def add_groups(self, groups: Groups) -> _Places:
-        """Append all of them, and return their places."""
-        return tuple(tuple(self.add(array) for array in group) for group in groups)
+    def add_packed(self, packed: PackedConstants) -> _PackedLocations:
+        """Append all arrays, and return their locations."""
+        return tuple(tuple(self.add(array) for array in arrays) for arrays in packed)
 
 
-def save(model: Model, groups: Groups) -> CacheContents | None:
-    """Return the two files of a model and its packed constants; None for one with extensions.
+def encode_program(model: Model, packed: PackedConstants) -> CacheContents | None:
+    """Return the two files of a model and its packed constants, or None for a model with vendor extensions.
 
-    What a plug-in's operation packs may change with the plug-in, of whose version the caches know nothing.
+    What a plug-in's operation packs may change with the plug-in, whose version the caches do not record.
     """
     if model.extensions:
         return None
     data, pools = encode_model(replace(model, operand_values=b""))
-    writer = _Writer()
-    saved = _Saved(
+    file = _DataFile()
+    header = _ModelFile(
         data,
-        writer.add(np.frombuffer(model.operand_values, np.uint8)),
-        tuple(writer.add(np.frombuffer(pool.view, np.uint8)) for pool in pools),
-        writer.add_groups(groups),
+        file.add(np.frombuffer(model.operand_values, np.uint8)),
+        tuple(file.add(np.frombuffer(pool.view, np.uint8)) for pool in pools),
+        file.add_packed(packed),
     )
-    return CacheContents((_encoder.encode(saved),), (writer.data,))
+    return CacheContents((_encoder.encode(header),), (file.data,))
 
 
-def save_groups(groups: Groups) -> CacheContents:
-    """Return one file of packed constants: the arrays, their places, and how long these are."""
-    writer = _Writer()
-    places = _encoder.encode(writer.add_groups(groups))
-    writer.data += places + _LENGTH.pack(len(places))
-    return CacheContents((writer.data,))
+def encode_constants(packed: PackedConstants) -> CacheContents:
+    """Return one file of packed constants: the arrays, their encoded locations, and the length of the latter."""
+    file = _DataFile()
+    locations = _encoder.encode(file.add_packed(packed))
+    file.data += locations + _LENGTH.pack(len(locations))
+    return CacheContents((file.data,))
 
 
-def restore_groups(contents: CacheContents) -> Groups:
-    """Return what `save_groups` was given; large arrays look at `contents`."""
+def decode_constants(contents: CacheContents) -> PackedConstants:
+    """Return the arrays that `encode_constants` wrote. Large ones are views of `contents`."""
     data = memoryview(contents.model[0])
     (length,) = _LENGTH.unpack(data[-_LENGTH.size :])
     end = len(data) - _LENGTH.size
-    return list(_groups(data, _places_decoder.decode(data[end - length : end])))
+    return list(_packed(data, _locations_decoder.decode(data[end - length : end])))
 
 
-def restore(contents: CacheContents, prepare: Prepare = interpreter.prepare) -> tuple[Model, interpreter.Program]:
-    """Return what was saved, made ready by `prepare`; its pools look at `contents`, and nothing else does."""
-    saved = _decoder.decode(contents.model[0])
+def decode_program(
+    contents: CacheContents, prepare: Prepare = interpreter.prepare
+) -> tuple[Model, interpreter.Program]:
+    """Return the model that `encode_program` wrote, and its program, prepared by `prepare`.
+
+    Pools and large constants are views of `contents`.
+    """
+    header = _model_file_decoder.decode(contents.model[0])
     data = memoryview(contents.data[0])
-    pools = [ConstantPool(_array(data, place).data) for place in saved.pools]
-    model = replace(decode_model(saved.model, pools), operand_values=_array(data, saved.values).tobytes())
-    return model, prepare(model, list(_groups(data, saved.groups)))
+    pools = [ConstantPool(_array(data, location).data) for location in header.pools]
+    operand_values = _array(data, header.operand_values).tobytes()
+    model = replace(decode_model(header.model, pools), operand_values=operand_values)
+    return model, prepare(model, list(_packed(data, header.packed)))
 
 
-def _groups(data: memoryview, groups: _Places) -> Iterator[tuple[Array, ...]]:
-    for group in groups:
-        yield tuple(_kept(_array(data, place)) for place in group)
+def _packed(data: memoryview, locations: _PackedLocations) -> Iterator[tuple[Array, ...]]:
+    """Yield each group of arrays. Small ones are copied, because a view keeps the whole file in memory."""
+    for group in locations:
+        arrays = (_array(data, location) for location in group)
+        yield tuple(array if array.nbytes >= _LARGE_BYTES else array.copy() for array in arrays)
 
 
-def _kept(array: Array) -> Array:
-    """Return a copy of a small array: a view keeps the whole file in memory. A large one is most of it."""
-    return array if array.nbytes >= _LARGE_BYTES else array.copy()
-
-
-def _array(data: memoryview, place: _Place) -> np.ndarray[Any, Any]:
-    dtype = np.dtype(place.dtype)
-    count = int(np.prod(place.shape, dtype=np.int64))
+def _array(data: memoryview, location: _ArrayLocation) -> np.ndarray[Any, Any]:
+    dtype = np.dtype(location.dtype)
+    count = int(np.prod(location.shape, dtype=np.int64))
     if count == 0:
-        return np.empty(place.shape, dtype)  # frombuffer refuses to look at nothing
-    return np.frombuffer(data, dtype, count, place.offset).reshape(place.shape)
+        return np.empty(location.shape, dtype)  # numpy.frombuffer rejects a count of 0
+    return np.frombuffer(data, dtype, count, location.offset).reshape(location.shape)

@@ -1,16 +1,16 @@
-"""The driver's own cache: what a device compiled for any client of this user, ready for the next one.
+"""The driver's own cache of compiled programs: a directory that all workers of a user share.
 
-Each entry is a file, named by a digest over the model, with its constants, and all that its code depends on; it is
-sealed as a client's cache files are (`compilation_cache`), and believed on the same terms. So a file that was changed,
-cut short, renamed or written by another build is removed, and its model compiled afresh.
+Each entry is a file. Its name is a digest of the model, its constants, the device and the driver's build; its content
+is sealed like a client's cache files (`compilation_cache`). A file that was changed, truncated, renamed or written by
+another build fails verification; it is removed, and the model is compiled again.
 
-Any number of workers share the directory without a lock among them. An entry is written under another name and appears
-whole; the writer holds a lock on that file, so what a killed one left is known by its lock being free, and removed by
-the next writer. All entries together take at most $NNFMQ_CACHE_MIB (0: no cache at all); those that were not used for
-the longest time go first. Whatever is wrong costs a log line, and never fails a preparation. (docs/how-to/caching.md)
+Workers use the directory without a lock. An entry is written under a temporary name and renamed when it is complete.
+The writer holds flock(2) on the temporary file until then, so another writer recognizes the leftover of a killed one by
+its free lock, and removes it. All entries together take at most $NNFMQ_CACHE_MIB (0 disables the cache); the least
+recently used are removed first. Failures are logged and never fail a preparation. (docs/how-to/caching.md)
 
-What a living worker has of an entry others take from it (`shared_cache_client`): the memory in which it lies has
-the very bytes of the file, so one seal is verified either way, and constants of a program are views of that memory.
+Before a worker reads a file it looks the entry up in the shared cache (`shared_cache_client`). Shared memory has the
+exact bytes of the file, so both are verified in the same way, and the program's constants are views of that memory.
 """
 
 from __future__ import annotations
@@ -33,72 +33,78 @@ from nnfmq.paths import cache_directory, check_directory, make_cache_directory
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.service.caching import shared_cache_client
 from nnfmq.service.caching.compilation_cache import (
-    Buffer,
+    BytesLike,
     CacheContents,
-    Identity,
+    DeviceIdentity,
     build_identity,
-    open_memory,
     read_file,
-    sealed,
+    read_memory,
+    seal,
     write_file,
 )
-from nnfmq.service.caching.interpreter_cache_format import Groups, restore_groups, save_groups
+from nnfmq.service.caching.interpreter_cache_format import PackedConstants, decode_constants, encode_constants
 
-__all__ = ["VARIABLE", "Entry", "entry_for", "entry_sizes", "limit_bytes", "switched_off"]
+__all__ = ["CACHE_VARIABLE", "CacheEntry", "cache_disabled", "cache_limit_bytes", "entry_for", "entry_sizes"]
 
-VARIABLE = "NNFMQ_CACHE_MIB"
+CACHE_VARIABLE = "NNFMQ_CACHE_MIB"
 _DEFAULT_MIB = 512
 _MIB = 1 << 20
-_LABEL = "nnfmq-program"
-_PIECE_BYTES = 1 << 20
-_UNFINISHED = "."  # what names of files begin with that are being written
-# RuntimeError: a user without a home. All are logged as text: who keeps an error keeps the memory that its frames see.
+_MEMORY_LABEL = "nnfmq-program"
+_COPY_BYTES = 1 << 20
+_TEMPORARY_PREFIX = "."
+# RuntimeError: the user has no home directory. Errors are logged as text (`str(error)`): a kept exception would keep
+# its traceback, whose frames reference the mapped memory.
 _ERRORS = (NnfmqError, OSError, RuntimeError, MemoryError)
 _log = logging.getLogger("nnfmq.caching")
 
 
-def limit_bytes() -> int:
-    """Return how much all entries may take; 0: nothing is cached."""
-    given = os.environ.get(VARIABLE, "")
-    return (int(given) if given.isdecimal() else _DEFAULT_MIB) * _MIB
+def cache_limit_bytes() -> int:
+    """Return the maximum size of all entries together, in bytes; 0 if the cache is disabled."""
+    value = os.environ.get(CACHE_VARIABLE, "")
+    return (int(value) if value.isdecimal() else _DEFAULT_MIB) * _MIB
 
 
 @contextmanager
-def switched_off() -> Iterator[None]:
-    """Let this process, and drivers that it starts during the block, cache nothing."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "0"
+def cache_disabled() -> Iterator[None]:
+    """Disable the cache for this process, and for drivers that it starts within the block."""
+    previous = os.environ.get(CACHE_VARIABLE)
+    os.environ[CACHE_VARIABLE] = "0"
     try:
         yield
     finally:
-        del os.environ[VARIABLE]
-        if before is not None:
-            os.environ[VARIABLE] = before
+        del os.environ[CACHE_VARIABLE]
+        if previous is not None:
+            os.environ[CACHE_VARIABLE] = previous
 
 
-def entry_for(identity: Identity, model: Model) -> Entry | None:
-    """Return the place of what a device makes of `model`, whether or not anything is there.
+def entry_for(device: DeviceIdentity, model: Model) -> CacheEntry | None:
+    """Return the entry for a program that `device` compiles from `model`, whether or not the entry exists.
 
-    None where nothing is cached, and for a model with extensions: what a plug-in makes may change with the plug-in.
+    Returns None if the cache is disabled, and for a model with vendor extensions: what a plug-in generates may change
+    with the plug-in, whose version is not part of the digest.
     """
-    if not limit_bytes() or model.extensions:
+    if not cache_limit_bytes() or model.extensions:
         return None
     data, pools = encode_model(replace(model, operand_values=b""))
     token = _digest(data, model.operand_values, *(pool.view for pool in pools))
-    name = _digest(identity.name.encode(), identity.version.encode(), build_identity(), token).hex()
-    return Entry(identity, token, name)
+    name = _digest(device.name.encode(), device.version.encode(), build_identity(), token).hex()
+    return CacheEntry(device, token, name)
 
 
 def _digest(*fields: bytes | memoryview) -> bytes:
     digest = hashlib.sha256()
     for field in fields:
-        digest.update(len(field).to_bytes(8, "little"))
+        digest.update(len(field).to_bytes(8, "little"))  # framed: ("ab", "c") and ("a", "bc") must differ
         digest.update(field)
     return digest.digest()
 
 
 def entry_sizes() -> list[int]:
-    """Return the bytes of each entry there is. Raises DeviceUnavailable for a directory that is not to be trusted."""
+    """Return the size of each entry in bytes. Blocks.
+
+    Raises:
+        DeviceUnavailable: If the directory can be accessed by other users.
+    """
     try:
         directory = cache_directory()
         check_directory(directory)
@@ -108,59 +114,67 @@ def entry_sizes() -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The place of one model's program."""
+class CacheEntry:
+    """The entry of one model's program, which may or may not exist."""
 
-    identity: Identity
+    device: DeviceIdentity
     token: bytes
     name: str
 
-    def find(self) -> Groups | None:
-        """Return what another worker shares or was stored here, None for nothing, or nothing to be trusted. Blocks."""
-        shared = self._shared()
-        return self._stored() if shared is None else shared
+    def load(self) -> PackedConstants | None:
+        """Return the entry's content from another worker or from its file; None if there is no valid one. Blocks."""
+        shared = self._load_shared()
+        return self._load_file() if shared is None else shared
 
     def remove(self) -> None:
-        """Forget what was stored here."""
+        """Remove the entry's file. Idempotent; raises nothing."""
         with suppress(*_ERRORS):
             (cache_directory() / self.name).unlink()
 
-    def store(self, groups: Groups) -> Groups | None:
-        """Keep `groups` here, for workers of now and of later, unless that cannot be. Blocks; raises nothing.
+    def store(self, packed: PackedConstants) -> PackedConstants | None:
+        """Store `packed` in the entry's file and share it with other workers, if possible. Blocks; raises nothing.
 
-        Return them as they lie in memory that other workers have or can have, None where nothing is shared.
+        Returns the constants as views of shared memory, or None if nothing is shared.
         """
-        found = self._shared()
-        if found is not None:
-            return found  # another worker was faster
+        shared = self._load_shared()
+        if shared is not None:
+            return shared  # another worker compiled the same model meanwhile
         try:
-            contents = save_groups(groups)
-            if len(contents.model[0]) > limit_bytes():
-                raise GeneralFailure(f"it takes {len(contents.model[0])} bytes, more than all may (${VARIABLE})")
-            ((header, data),) = sealed(self.identity, self.token, contents)
+            contents = encode_constants(packed)
+            size_bytes = len(contents.model[0])
+            if size_bytes > cache_limit_bytes():
+                raise GeneralFailure(f"it takes {size_bytes} bytes, more than the whole cache (${CACHE_VARIABLE})")
+            ((header, data),) = seal(self.device, self.token, contents)
         except _ERRORS as error:
             _log.warning("a model was not added to the cache: %s", str(error))
             return None
-        shared = self._offered(header, data) if shared_cache_client.is_possible() else None
-        self._write(header, data)
+        shared = self._share(header, data) if shared_cache_client.is_available() else None
+        try:
+            directory = make_cache_directory()
+            _remove_leftovers(directory)
+            with _new_file(directory, self.name) as fd:
+                write_file(fd, header, data)
+            _evict(directory)
+        except _ERRORS as error:
+            _log.warning("a model was not added to the cache: %s", str(error))
         return shared
 
-    def _shared(self) -> Groups | None:
-        """Return what another worker shares, None for nothing, or nothing to be trusted."""
-        lent = shared_cache_client.wanted(self.name)
-        if lent is None:
+    def _load_shared(self) -> PackedConstants | None:
+        """Return the content of another worker's memory, or None if there is no valid one."""
+        program = shared_cache_client.look_up(self.name)
+        if program is None:
             return None
-        with lent.memory as memory:
+        with program.memory as memory:
             try:
-                return self._verified(memory.view)
+                return self._decode(memory.view)
             except _ERRORS as error:
-                _log.warning("what another worker shares is not used: %s", str(error))
-                if isinstance(error, GeneralFailure):  # and not for want of something
-                    shared_cache_client.refuse(lent)
+                _log.warning("a program that another worker shares is not used: %s", str(error))
+                if isinstance(error, GeneralFailure):  # other errors are shortages; the content may be valid
+                    shared_cache_client.invalidate(program)
                 return None
 
-    def _stored(self) -> Groups | None:
-        """Return what the file has, None for nothing, or nothing to be trusted."""
+    def _load_file(self) -> PackedConstants | None:
+        """Return the content of the file, or None if there is no valid one. An invalid file is removed."""
         try:
             directory = cache_directory()
             check_directory(directory)
@@ -171,90 +185,82 @@ class Entry:
             _log.warning("the cache is not used: %s", error)
             return None
         try:
-            groups = self._read(fd)
-            os.utime(fd)  # it was used
-            return groups
+            packed = self._read(fd)
+            os.utime(fd)  # the modification time is the time of last use, by which entries are removed
+            return packed
         except GeneralFailure as error:
             _log.warning("an entry of the cache is removed: %s", str(error))
             self.remove()
-        except _ERRORS as error:  # a lack of something: the entry may be right
+        except _ERRORS as error:  # a shortage: the entry may be valid
             _log.warning("an entry of the cache is not used: %s", str(error))
         finally:
             os.close(fd)
         return None
 
-    def _read(self, fd: int) -> Groups:
-        """Return what a file has, from memory that is offered to other workers where there may be some."""
+    def _read(self, fd: int) -> PackedConstants:
+        """Read and verify the file; in memory that is shared with other workers, if there is a shared cache."""
         info = os.fstat(fd)
         size = info.st_size
-        if not stat.S_ISREG(info.st_mode) or not 0 < size <= limit_bytes():
-            raise GeneralFailure(f"it is no file of 1 to {limit_bytes()} bytes")
-        if not shared_cache_client.is_possible():
-            return self._verified(read_file(fd, size))
-        with Memory.create_constant(size, partial(_copy, fd, size), _LABEL) as memory:
-            groups = self._verified(memory.view)
-            shared_cache_client.offer(self.name, memory)
-            return groups
+        if not stat.S_ISREG(info.st_mode) or not 0 < size <= cache_limit_bytes():
+            raise GeneralFailure(f"it is not a regular file of 1 to {cache_limit_bytes()} bytes")
+        if not shared_cache_client.is_available():
+            return self._decode(read_file(fd, size))
+        with Memory.create_constant(size, partial(_copy, fd, size), _MEMORY_LABEL) as memory:
+            packed = self._decode(memory.view)
+            shared_cache_client.publish(self.name, memory)
+            return packed
 
-    def _verified(self, file: memoryview) -> Groups:
-        """Return what lies in memory that nobody can change. Raises GeneralFailure unless it is this entry's file."""
-        return restore_groups(open_memory(file, self.identity, self.token))
+    def _decode(self, file: memoryview) -> PackedConstants:
+        """Verify and decode the bytes of a file, in memory that nobody can change. Raises GeneralFailure if invalid."""
+        return decode_constants(read_memory(file, self.device, self.token))
 
-    def _offered(self, header: bytes, data: Buffer) -> Groups | None:
-        """Offer a file's bytes to other workers, and return what lies in their memory."""
+    def _share(self, header: bytes, data: BytesLike) -> PackedConstants | None:
+        """Publish the bytes of a file to other workers; return the constants as views of the published memory."""
         try:
             size_bytes = len(header) + len(data)
-            with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _LABEL) as memory:
-                groups = restore_groups(CacheContents((memory.view[len(header) :],)))
-                shared_cache_client.offer(self.name, memory)
-                return groups
+            with Memory.create_constant(size_bytes, lambda fd: write_file(fd, header, data), _MEMORY_LABEL) as memory:
+                packed = decode_constants(CacheContents((memory.view[len(header) :],)))
+                shared_cache_client.publish(self.name, memory)
+                return packed
         except _ERRORS as error:
             _log.warning("a model is not shared: %s", str(error))
             return None
 
-    def _write(self, header: bytes, data: Buffer) -> None:
-        """Write the file."""
-        try:
-            directory = make_cache_directory()
-            _remove_unfinished(directory)
-            with _written(directory, self.name) as fd:
-                write_file(fd, header, data)
-            _make_room(directory)
-        except _ERRORS as error:
-            _log.warning("a model was not added to the cache: %s", str(error))
-
 
 def _copy(source: int, size_bytes: int, target: int) -> None:
-    """Copy a file, in pieces: page by page through the kernel is slower."""
+    """Copy a file in pieces of 1 MiB: a copy inside the kernel goes page by page, which is slower."""
     done = 0
     while done < size_bytes:
-        piece = read_file(source, min(_PIECE_BYTES, size_bytes - done), done)
+        piece = read_file(source, min(_COPY_BYTES, size_bytes - done), done)
         done += os.pwrite(target, piece, done)
 
 
 @contextmanager
-def _written(directory: Path, name: str) -> Iterator[int]:
-    """Lend a new file, which is `name` afterwards, in place of what was; where the block fails it is removed."""
-    unfinished = directory / f"{_UNFINISHED}{name}.{os.urandom(8).hex()}"
-    fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _new_file(directory: Path, name: str) -> Iterator[int]:
+    """Create a temporary file and yield its fd; then rename it to `name`; if the block fails, remove it."""
+    temporary = directory / f"{_TEMPORARY_PREFIX}{name}.{os.urandom(8).hex()}"
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # held until the process ends, if need be
+        fcntl.flock(fd, fcntl.LOCK_EX)  # released by the kernel if this process is killed
         yield fd
-        os.rename(unfinished, directory / name)
+        os.rename(temporary, directory / name)
     except BaseException:
         with suppress(OSError):
-            unfinished.unlink()
+            temporary.unlink()
         raise
     finally:
         os.close(fd)
 
 
-def _remove_unfinished(directory: Path) -> None:
-    """Remove what writers left that have ended. One that has not locked its file yet fails, and logs that."""
+def _remove_leftovers(directory: Path) -> None:
+    """Remove temporary files of writers that have exited.
+
+    A writer that has created its file but not locked it yet may lose it here; then its rename fails, and is logged.
+    """
     for entry in _files_of(directory):
-        if not entry.name.startswith(_UNFINISHED):
+        if not entry.name.startswith(_TEMPORARY_PREFIX):
             continue
-        with suppress(OSError):  # gone, or locked
+        with suppress(OSError):  # removed meanwhile, or locked by a living writer
             fd = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,27 +269,27 @@ def _remove_unfinished(directory: Path) -> None:
                 os.close(fd)
 
 
-def _make_room(directory: Path) -> None:
-    """Remove entries until all together are within the limit, the one that was not used for the longest time first."""
+def _evict(directory: Path) -> None:
+    """Remove the least recently used entries until all together are within the limit."""
     entries = sorted(_entries(directory))
-    excess = sum(size for _, size, _ in entries) - limit_bytes()
+    excess = sum(size for _, size, _ in entries) - cache_limit_bytes()
     for _, size, path in entries:
         if excess <= 0:
             break
-        with suppress(FileNotFoundError):  # another worker makes room as well
+        with suppress(FileNotFoundError):  # another worker evicts concurrently
             os.unlink(path)
         excess -= size
 
 
 def _entries(directory: Path) -> Iterator[tuple[int, int, str]]:
-    """Yield when each entry was used last (ns), its size and its path."""
+    """Yield the time of last use (ns), the size in bytes and the path of each entry."""
     for entry in _files_of(directory):
         with suppress(FileNotFoundError):
-            if not entry.name.startswith(_UNFINISHED):
+            if not entry.name.startswith(_TEMPORARY_PREFIX):
                 info = entry.stat(follow_symlinks=False)
                 yield info.st_mtime_ns, info.st_size, entry.path
 
 
 def _files_of(directory: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(directory) as found:
-        return [entry for entry in found if entry.is_file(follow_symlinks=False)]
+    with os.scandir(directory) as entries:
+        return [entry for entry in entries if entry.is_file(follow_symlinks=False)]

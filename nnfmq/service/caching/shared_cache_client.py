@@ -1,13 +1,14 @@
-"""One copy of a compiled program's constants for all workers of a user: a worker's part (`shared_cache_server` is the
-supervisor's).
+"""Worker side of the shared program cache (supervisor side: `shared_cache_server`).
 
-A program's memory holds the bytes of its cache file, sealed against writing. Who has made or read one offers it under
-the entry's name; who needs one asks first. What is got here is a stranger's until its seal is verified. The supervisor
-is told when nothing looks at the memory any more: when the mapping goes, with the last array over it.
+The workers of one supervisor share the constants of a compiled program through a memfd that is sealed against writing
+and contains the bytes of the program's cache file. A worker looks the entry up first, and publishes it after it has
+compiled the model or read the file. Memory from a lookup is untrusted until its digest has been verified. The reference
+ends when the last array over the mapping is garbage-collected.
 
-Whatever is wrong costs a log line and a copy of one's own, never a preparation. An embedded driver has no supervisor,
-and a supervisor may be killed: then nothing is asked, and nothing waits. One that does not answer in time (SIGSTOP) is
-asked again for the next program; answers carry the question's number, so a late one is let go.
+A failure never fails a preparation: it is logged, and the worker uses a private copy. An embedded driver has no
+supervisor, and a supervisor may be killed; then lookups return None immediately. A lookup that takes longer than
+LOOKUP_TIMEOUT_NS (the supervisor may be stopped) returns None as well; its late reply is recognized by its id and
+discarded, and the next lookup tries again.
 """
 
 from __future__ import annotations
@@ -23,104 +24,112 @@ from nnfmq.channel import NOW, Channel
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError, ProtocolError
 from nnfmq.memory import Memory
 from nnfmq.service.caching import shared_cache_protocol
-from nnfmq.service.caching.shared_cache_protocol import Left, Offered, Role, Spoilt, Wanted
+from nnfmq.service.caching.shared_cache_protocol import (
+    Invalidate,
+    Lookup,
+    Publish,
+    Release,
+    Sender,
+    SharedCacheMessage,
+)
 
-__all__ = ["Lent", "Sharing", "is_possible", "offer", "refuse", "start", "wanted"]
+__all__ = ["SharedCacheClient", "SharedProgram", "connect", "invalidate", "is_available", "look_up", "publish"]
 
-PATIENCE_NS = 250_000_000  # with the supervisor, which may be starting another worker
+LOOKUP_TIMEOUT_NS = 250_000_000  # the supervisor may be busy starting another worker
 _log = logging.getLogger("nnfmq.sharing")
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
-    """Memory that another worker offered, which is the receiver's to close; and its number, for `refuse`."""
+class SharedProgram:
+    """Memory that another worker published, which the receiver closes, and the id of the reference to it."""
 
     memory: Memory
-    number: int
+    ref_id: int
 
 
-class Sharing:
-    """A worker's connection to its supervisor, until that is gone. Thread-safe."""
+class SharedCacheClient:
+    """A worker's connection to the shared program cache of its supervisor. Thread-safe."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._alive = [channel]  # whose pop gives the end to one thread only
-        self._numbers = itertools.count(1)
-        self._asking = threading.Lock()
-        self._was_late = False
+        self._open = [channel]  # list.pop is atomic: exactly one thread closes the channel, without a lock
+        self._ref_ids = itertools.count(1)
+        self._lookup_lock = threading.Lock()
+        self._timeout_logged = False
 
     @property
-    def is_over(self) -> bool:
-        """Whether the supervisor is gone."""
-        return not self._alive
+    def is_closed(self) -> bool:
+        """Whether the connection has ended, because the supervisor is gone or because of `close`."""
+        return not self._open
 
-    def wanted(self, name: str) -> Lent | None:
-        """Return what another worker shares under `name`, None for nothing; blocks for PATIENCE_NS at most."""
-        number = next(self._numbers)
-        fd = self._asked(number, name)
+    def look_up(self, name: str) -> SharedProgram | None:
+        """Return the program that another worker published as `name`, or None. Blocks up to LOOKUP_TIMEOUT_NS."""
+        ref_id = next(self._ref_ids)
+        fd = self._request(ref_id, name)
         if fd is None:
             return None
         try:
-            memory = Memory.adopt_constant(fd)  # SYNC offered: whoever did had sealed it
+            memory = Memory.adopt_constant(fd)  # SYNC published: the publisher sealed the memory first
         except NnfmqError as error:
-            _log.warning("what another worker shares is not used: %s", error)
-            self._send(Spoilt(number) if isinstance(error, InvalidArgument) else Left(number))
+            _log.warning("a program that another worker shares is not used: %s", error)
+            self._send(Invalidate(ref_id) if isinstance(error, InvalidArgument) else Release(ref_id))
             return None
-        self._leave_with(memory, number)
-        return Lent(memory, number)
+        self._release_with(memory, ref_id)
+        return SharedProgram(memory, ref_id)
 
-    def offer(self, name: str, memory: Memory) -> None:
-        """Let other workers have constant `memory`, which stays the caller's."""
-        number = next(self._numbers)
-        if self._send(Offered(number, name), memory.fileno()):  # SYNC offered: it cannot change any more
-            self._leave_with(memory, number)
+    def publish(self, name: str, memory: Memory) -> None:
+        """Share constant `memory` with other workers. Borrows `memory`. Does not block."""
+        ref_id = next(self._ref_ids)
+        if self._send(Publish(ref_id, name), memory.fileno()):  # SYNC published: the memory is sealed
+            self._release_with(memory, ref_id)
 
-    def refuse(self, lent: Lent) -> None:
-        """Keep others from what was lent: it is not what its name says."""
-        self._send(Spoilt(lent.number))
+    def invalidate(self, program: SharedProgram) -> None:
+        """Report that the memory does not contain the entry of its name, so that no other worker gets it."""
+        self._send(Invalidate(program.ref_id))
 
     def close(self) -> None:
-        """End it: the supervisor forgets what this worker has. Harmless when repeated."""
+        """Close the connection; the supervisor drops this worker's references. Idempotent."""
         self._end(None)
 
-    def _asked(self, number: int, name: str) -> int | None:
-        """Return the descriptor in the supervisor's answer, the caller's; None for none, and where it is late."""
-        deadline_ns = time.monotonic_ns() + PATIENCE_NS
-        if not self._asking.acquire(timeout=PATIENCE_NS / 1e9):
+    def _request(self, ref_id: int, name: str) -> int | None:
+        """Return the fd from the supervisor's reply, which the caller owns; None if not found or not in time."""
+        deadline_ns = time.monotonic_ns() + LOOKUP_TIMEOUT_NS
+        if not self._lookup_lock.acquire(timeout=LOOKUP_TIMEOUT_NS / 1e9):
             return None
         try:
-            if not self._send(Wanted(number, name)):  # SYNC held: from here on, until it is left
+            # SYNC referenced: from the moment the supervisor reads this, this worker may have a reference
+            if not self._send(Lookup(ref_id, name)):
                 return None
-            return self._answer(number, deadline_ns)
+            return self._receive_reply(ref_id, deadline_ns)
         except MissedDeadlineTransient:
-            self._send(Left(number))
-            if not self._was_late:
-                _log.warning("the supervisor does not answer: a program is not shared")
-            self._was_late = True
+            self._send(Release(ref_id))
+            if not self._timeout_logged:
+                _log.warning("the supervisor does not respond: a program is not shared")
+            self._timeout_logged = True
         except (DeadObject, ProtocolError, OSError) as error:
             self._end(error)
         finally:
-            self._asking.release()
+            self._lookup_lock.release()
         return None
 
-    def _answer(self, number: int, deadline_ns: int) -> int | None:
+    def _receive_reply(self, ref_id: int, deadline_ns: int) -> int | None:
         while True:
             with self._channel.receive(deadline_ns, body_bytes_max=0) as frame:
-                count = None if frame.lacks_fds else len(frame.fds)
-                answer = shared_cache_protocol.decode(frame.data, sender=Role.SUPERVISOR, fds=count)
-                if answer.number != number:
-                    continue  # of a question that was given up; its number was left
-                if frame.lacks_fds:  # for want of room here
-                    self._send(Left(number))
+                fds = None if frame.lacks_fds else len(frame.fds)
+                reply = shared_cache_protocol.decode(frame.data, sender=Sender.SUPERVISOR, fds=fds)
+                if reply.ref_id != ref_id:
+                    continue  # the late reply of a lookup that timed out, whose reference was released then
+                if frame.lacks_fds:  # this process has no free fd
+                    self._send(Release(ref_id))
                 return frame.take_fds()[0] if frame.fds else None
 
-    def _leave_with(self, memory: Memory, number: int) -> None:
-        """Tell the supervisor when the mapping goes, on whichever thread that happens: this takes no lock."""
-        weakref.finalize(memory.view.obj, self._send, Left(number)).atexit = False  # SYNC left
+    def _release_with(self, memory: Memory, ref_id: int) -> None:
+        """Release a reference when the mapping is garbage-collected. That may happen on any thread: takes no lock."""
+        weakref.finalize(memory.view.obj, self._send, Release(ref_id)).atexit = False  # SYNC released
 
-    def _send(self, message: shared_cache_protocol.Message, *fds: int) -> bool:
-        """Send without waiting, and return whether that was possible: if not, this is over."""
-        if self.is_over:
+    def _send(self, message: SharedCacheMessage, *fds: int) -> bool:
+        """Send without blocking. If that fails, close the connection and return False."""
+        if self.is_closed:
             return False
         try:
             self._channel.send(shared_cache_protocol.encode(message), fds, NOW)
@@ -131,40 +140,40 @@ class Sharing:
 
     def _end(self, error: Exception | None) -> None:
         try:
-            channel = self._alive.pop()
+            channel = self._open.pop()
         except IndexError:
             return
         channel.hang_up()
         if error is not None:
-            _log.info("programs are not shared any more: %s", error)
+            _log.info("programs are no longer shared: %s", error)
 
 
-_sharing: Sharing | None = None  # of this process; one for all its threads
+_client: SharedCacheClient | None = None  # of this process, for all its threads; None in an embedded driver
 
 
-def start(fd: int) -> None:
-    """Take over the connection to this worker's supervisor."""
-    global _sharing  # noqa: PLW0603  as the compile server, there is one for each process
-    _sharing = Sharing(Channel.adopt(fd))
+def connect(fd: int) -> None:
+    """Connect this worker to its supervisor's shared program cache. Takes ownership of `fd`."""
+    global _client  # noqa: PLW0603  one for each process, as the compile server
+    _client = SharedCacheClient(Channel.adopt(fd))
 
 
-def is_possible() -> bool:
-    """Return whether there is anybody to share with."""
-    return _sharing is not None and not _sharing.is_over
+def is_available() -> bool:
+    """Return whether this process has a connection to a shared program cache."""
+    return _client is not None and not _client.is_closed
 
 
-def wanted(name: str) -> Lent | None:
-    """Return what another worker shares under `name`, whose seal the caller verifies; None for nothing. Blocks."""
-    return None if _sharing is None else _sharing.wanted(name)
+def look_up(name: str) -> SharedProgram | None:
+    """Return the program that another worker published as `name`, or None. The caller verifies it. Blocks."""
+    return None if _client is None else _client.look_up(name)
 
 
-def offer(name: str, memory: Memory) -> None:
-    """Let other workers have constant `memory`, which stays the caller's."""
-    if _sharing is not None:
-        _sharing.offer(name, memory)
+def publish(name: str, memory: Memory) -> None:
+    """Share constant `memory` with other workers, if there is a shared cache. Borrows `memory`."""
+    if _client is not None:
+        _client.publish(name, memory)
 
 
-def refuse(lent: Lent) -> None:
-    """Keep other workers from what was lent: it is not what its name says."""
-    if _sharing is not None:
-        _sharing.refuse(lent)
+def invalidate(program: SharedProgram) -> None:
+    """Report that the memory does not contain the entry of its name, so that no other worker gets it."""
+    if _client is not None:
+        _client.invalidate(program)

@@ -1,14 +1,16 @@
-"""What supervisor and workers say to each other about programs that workers share: the table, and its bytes.
+"""Messages between workers and their supervisor about shared programs, and their encoding.
 
-    worker     Wanted    number, name          is there such a program? The number is of what the worker will hold then
-    supervisor Here      number, + its memory  yes
-    supervisor Absent    number                no
-    worker     Offered   number, name, + memory  one for all; not answered
-    worker     Left      number                what was held is not used any more
-    worker     Spoilt    number                it is not what its name says: nobody else should have it
+    sender      message      fields             file descriptor   meaning
+    worker      Lookup       ref_id, name       -                 request the entry; replied to with Found or NotFound
+    supervisor  Found        ref_id             the memory        the worker now has a reference to the entry
+    supervisor  NotFound     ref_id             -                 there is no such entry
+    worker      Publish      ref_id, name       the memory        add an entry; not replied to
+    worker      Release      ref_id             -                 drop the reference
+    worker      Invalidate   ref_id             -                 the content does not match the name: remove the entry
 
-A program's name is a digest; a number is the worker's own, given once. Whatever is not in the table is refused with
-ProtocolError. The meaning is `shared_cache_server`'s (supervisor) and `shared_cache_client`'s (worker).
+The name of an entry is a SHA-256 digest in hexadecimal. A `ref_id` identifies one reference of one worker to an entry;
+the worker chooses it and uses it once. Both ends are one build of nnfmq, so messages have no version.
+`shared_cache_server` (supervisor) and `shared_cache_client` (worker) implement the two ends.
 """
 
 from __future__ import annotations
@@ -22,80 +24,95 @@ from msgspec import Meta
 from nnfmq.hal.errors import ProtocolError
 from nnfmq.serialize.control_protocol import require_fd_count
 
-__all__ = ["Absent", "Here", "Left", "Message", "Offered", "Role", "Spoilt", "Wanted", "decode", "encode", "fd_count"]
+__all__ = [
+    "Found",
+    "Invalidate",
+    "Lookup",
+    "NotFound",
+    "Publish",
+    "Release",
+    "Sender",
+    "SharedCacheMessage",
+    "decode",
+    "encode",
+    "fd_count",
+]
 
-ProgramName: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]*\Z", min_length=64, max_length=64)]
-Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+EntryName: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]*\Z", min_length=64, max_length=64)]
+RefId: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class Role(Enum):
-    """Who sent a message."""
+class Sender(Enum):
+    """The two ends of a connection."""
 
     WORKER = "worker"
     SUPERVISOR = "supervisor"
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """Any of them."""
+class SharedCacheMessage(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Base class of the messages."""
 
-    number: Number
-
-
-class Wanted(Message, frozen=True):
-    """Answered by Here or Absent of the same number."""
-
-    name: ProgramName
+    ref_id: RefId
 
 
-class Offered(Message, frozen=True):
-    """With a descriptor of memory that is sealed against writing."""
+class Lookup(SharedCacheMessage, frozen=True):
+    """Request for an entry. The reply is Found or NotFound with the same `ref_id`."""
 
-    name: ProgramName
-
-
-class Left(Message, frozen=True):
-    """Of a number that was Wanted or Offered; others mean nothing."""
+    name: EntryName
 
 
-class Spoilt(Message, frozen=True):
-    """Of a number that is held."""
+class Publish(SharedCacheMessage, frozen=True):
+    """A new entry, with an fd of memory that is sealed against writing and resizing."""
+
+    name: EntryName
 
 
-class Here(Message, frozen=True):
-    """With the descriptor."""
+class Release(SharedCacheMessage, frozen=True):
+    """The worker drops a reference. An unknown `ref_id` is ignored: its Publish or Lookup may have been rejected."""
 
 
-class Absent(Message, frozen=True):
-    """Nobody shares it, or no more of them may be held."""
+class Invalidate(SharedCacheMessage, frozen=True):
+    """The memory of a reference does not contain the entry; the worker drops the reference as well."""
 
 
-_FDS: dict[type[Message], int] = {Offered: 1, Here: 1}
+class Found(SharedCacheMessage, frozen=True):
+    """Reply to Lookup, with an fd of the entry's memory."""
+
+
+class NotFound(SharedCacheMessage, frozen=True):
+    """Reply to Lookup: there is no such entry, or the worker already has the maximum number of references."""
+
+
+_FD_COUNTS: dict[type[SharedCacheMessage], int] = {Publish: 1, Found: 1}
 _encoder = msgspec.msgpack.Encoder()
-_decoders: dict[Role, msgspec.msgpack.Decoder[Message]] = {
-    Role.WORKER: msgspec.msgpack.Decoder(Wanted | Offered | Left | Spoilt),
-    Role.SUPERVISOR: msgspec.msgpack.Decoder(Here | Absent),
+_decoders: dict[Sender, msgspec.msgpack.Decoder[SharedCacheMessage]] = {
+    Sender.WORKER: msgspec.msgpack.Decoder(Lookup | Publish | Release | Invalidate),
+    Sender.SUPERVISOR: msgspec.msgpack.Decoder(Found | NotFound),
 }
-_NOT_A_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def fd_count(message: Message) -> int:
-    """Return how many descriptors come beside `message`."""
-    return _FDS.get(type(message), 0)
+def fd_count(message: SharedCacheMessage) -> int:
+    """Return the number of file descriptors that accompany `message`."""
+    return _FD_COUNTS.get(type(message), 0)
 
 
-def encode(message: Message) -> bytes:
-    """Return the bytes of `message`."""
+def encode(message: SharedCacheMessage) -> bytes:
+    """Return `message` in MessagePack."""
     return _encoder.encode(message)
 
 
-def decode(data: bytes | bytearray, *, sender: Role, fds: int | None) -> Message:
-    """Return the message in `data`, which came from `sender` with `fds` descriptors; None: as many as it needs.
+def decode(data: bytes | bytearray, *, sender: Sender, fds: int | None) -> SharedCacheMessage:
+    """Decode a message that `sender` sent with `fds` file descriptors.
 
-    Raises ProtocolError for whatever `sender` may not send.
+    Pass None for `fds` to skip the check of their number, for a frame some of whose fds could not be received.
+
+    Raises:
+        ProtocolError: If `data` is not a message that `sender` may send, or the number of fds is wrong.
     """
     try:
         message = _decoders[sender].decode(data)
-    except _NOT_A_MESSAGE as error:
+    except _DECODE_ERRORS as error:
         raise ProtocolError(f"the {sender.value} may not send these {len(data)} bytes: {error}") from error
     require_fd_count(message, fds, fd_count(message))
     return message

@@ -1,14 +1,15 @@
-"""Which programs workers share, and who holds them: the supervisor's part of `shared_cache_client`.
+"""Server side of the shared program cache, in the supervisor (worker side: `shared_cache_client`).
 
-Of a program there is its name, a descriptor of the memory it lies in, and how many holds workers have on it: who was
-given it, or offered it first. A hold ends when its worker says so, when the worker ends, and when its connection does;
-with the last one the descriptor is closed, so nothing outlives its users. The memory is never mapped, read or hashed
-here: whoever is given it verifies it (`compilation_cache.open_memory`).
+An entry is a name, an fd of the memory that contains the program's constants, and a count of the workers' references to
+it. A worker gets a reference when it publishes an entry and when a lookup finds one; the reference ends when the worker
+releases it, when its connection closes, and when the worker exits. With the last reference the fd is closed, so no
+memory outlives its users. The supervisor never maps, reads or hashes the memory: the worker that looks an entry up
+verifies it (`compilation_cache.read_memory`).
 
-A worker may have been taken over by its client. So what is taken is memory that nobody can write to or resize, within
-limits of number and size; nothing here waits for an answer; and what breaks the rules of
-`shared_cache_protocol` ends that connection with one log line, after which its worker goes on alone. A second offer of
-a name changes nothing: the first stays, and who offered the second keeps its own copy.
+A client may have taken over its worker, so workers are not trusted. Only memory that nobody can write or resize is
+accepted, within limits of count and size. No call here blocks. A worker that violates the protocol loses its connection
+(with one log line) and goes on without shared programs. Publishing a name that exists does nothing: the first entry
+stays, and the second publisher uses its own copy.
 """
 
 from __future__ import annotations
@@ -20,170 +21,183 @@ from nnfmq.channel import NOW, Channel, Frame
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ProtocolError
 from nnfmq.memory import constant_bytes
 from nnfmq.service.caching import shared_cache_protocol
-from nnfmq.service.caching.shared_cache_protocol import Absent, Here, Left, Offered, Role, Spoilt, Wanted
+from nnfmq.service.caching.shared_cache_protocol import (
+    Found,
+    Invalidate,
+    Lookup,
+    NotFound,
+    Publish,
+    Release,
+    Sender,
+    SharedCacheMessage,
+)
 
-__all__ = ["HOLDS_MAX", "PROGRAMS_MAX", "Connection", "ProgramRegistry"]
+__all__ = ["ENTRIES_MAX", "REFERENCES_MAX", "SharedCacheServer", "WorkerLink"]
 
-PROGRAMS_MAX = 256  # each is a descriptor; with as many as CLIENTS_MAX workers there is room among 1024
-HOLDS_MAX = 128  # of one worker
+ENTRIES_MAX = 256  # one fd each; together with CLIENTS_MAX workers this stays below the usual limit of 1024 fds
+REFERENCES_MAX = 128  # of one worker
 _log = logging.getLogger("nnfmq.sharing")
 
 
-class _Program:
-    """A program's descriptor, which is open as long as anybody holds the program, and nobody found it spoilt."""
+class _Entry:
+    """An entry and its fd, which is open until the last reference ends or a worker invalidates the entry."""
 
     def __init__(self, name: str, fd: int, size_bytes: int) -> None:
         self.name = name
         self.fd = fd
         self.size_bytes = size_bytes
-        self.holds = 0
+        self.ref_count = 0
 
     def close(self) -> None:
-        """Close the descriptor. Harmless when repeated."""
+        """Close the fd. Idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
-class Connection:
-    """One worker's connection, and the programs that it holds, by its numbers."""
+class WorkerLink:
+    """The connection to one worker, and the worker's references by id."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.holds: dict[int, _Program] = {}
-        self.worker = 0  # its pid, as soon as it is known; for the log
-        self.was_refused = self.has_complained = False
+        self.references: dict[int, _Entry] = {}
+        self.worker_pid = 0  # for the log; set once the worker has been started
+        self.rejection_logged = self.invalidation_logged = False
 
 
-class ProgramRegistry:
-    """The programs that the workers of one driver share. One thread uses it, and closes all connections."""
+class SharedCacheServer:
+    """The programs that the workers of one driver share. Used by one thread, which also closes all links.
+
+    `limit_bytes` bounds the size of all entries together.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._programs: dict[str, _Program] = {}
+        self._entries: dict[str, _Entry] = {}
 
     @staticmethod
-    def connect() -> tuple[Connection, Channel]:
-        """Return a connection, for `serve` and `close`, and its other end, for a worker; the caller owns that."""
-        ours, theirs = Channel.pair()
-        return Connection(ours), theirs
+    def connect() -> tuple[WorkerLink, Channel]:
+        """Return a link, to be passed to `serve` and `close`, and the worker's end of it, which the caller owns."""
+        local, remote = Channel.pair()
+        return WorkerLink(local), remote
 
-    def serve(self, connection: Connection) -> bool:
-        """Take one frame, if there is one; return False where the connection should be closed. Never blocks."""
+    def serve(self, link: WorkerLink) -> bool:
+        """Handle one frame if one has arrived. Return False if the link should be closed. Does not block."""
         try:
-            with connection.channel.receive(NOW, body_bytes_max=0) as frame:
-                self._take(connection, frame)
+            with link.channel.receive(NOW, body_bytes_max=0) as frame:
+                self._handle(link, frame)
         except MissedDeadlineTransient:
-            return True  # nothing there
+            return True  # no frame
         except DeadObject:
             return False
-        except (ProtocolError, OSError) as error:  # the latter: the kernel is short of something
-            _log.warning("worker %d shares no programs any more: %s", connection.worker, error)
+        except (ProtocolError, OSError) as error:  # OSError: the kernel lacks memory or fds
+            _log.warning("worker %d no longer shares programs: %s", link.worker_pid, error)
             return False
         return True
 
-    def close(self, connection: Connection) -> None:
-        """End a connection, and all its holds. Harmless when repeated."""
-        connection.channel.close()
-        while connection.holds:
-            self._let_go(connection.holds.popitem()[1])
+    def close(self, link: WorkerLink) -> None:
+        """Close a link and end its references. Idempotent."""
+        link.channel.close()
+        while link.references:
+            self._unref(link.references.popitem()[1])
 
-    def _take(self, connection: Connection, frame: Frame) -> None:
-        count = None if frame.lacks_fds else len(frame.fds)
-        match shared_cache_protocol.decode(frame.data, sender=Role.WORKER, fds=count):
-            case Wanted(number, name):
-                self._give(connection, number, name)
-            case Offered(number, name):
+    def _handle(self, link: WorkerLink, frame: Frame) -> None:
+        fds = None if frame.lacks_fds else len(frame.fds)
+        match shared_cache_protocol.decode(frame.data, sender=Sender.WORKER, fds=fds):
+            case Lookup(ref_id, name):
+                self._look_up(link, ref_id, name)
+            case Publish(ref_id, name):
                 if frame.lacks_fds:
-                    self._refuse(connection, "no descriptor is left (ulimit -n)")
+                    self._log_rejection(link, "this process has no free file descriptor (ulimit -n)")
                 else:
-                    self._add(connection, number, name, frame)
-            case Left(number):
-                program = connection.holds.pop(number, None)
-                if program is not None:
-                    self._let_go(program)  # SYNC left
-            case Spoilt(number):
-                self._forget(connection, number)
+                    self._publish(link, ref_id, name, frame)
+            case Release(ref_id):
+                entry = link.references.pop(ref_id, None)
+                if entry is not None:
+                    self._unref(entry)  # SYNC released
+            case Invalidate(ref_id):
+                self._invalidate(link, ref_id)
 
-    def _give(self, connection: Connection, number: int, name: str) -> None:
-        _require_new(connection, number)
-        program = self._programs.get(name)
-        if program is None or len(connection.holds) >= HOLDS_MAX:
-            _send(connection, Absent(number))
+    def _look_up(self, link: WorkerLink, ref_id: int, name: str) -> None:
+        _require_unused(link, ref_id)
+        entry = self._entries.get(name)
+        if entry is None or len(link.references) >= REFERENCES_MAX:
+            _send(link, NotFound(ref_id))
             return
-        self._hold(connection, number, program)  # SYNC held: before the answer, whose reader may be killed
+        # The reference begins before the reply is sent: the worker may be killed right after it has received it.
+        self._ref(link, ref_id, entry)  # SYNC referenced
         try:
-            _send(connection, Here(number), program.fd)
-        except OSError as error:  # too many descriptors are on their way, perhaps by another worker's fault
-            self._refuse(connection, f"a descriptor cannot be sent: {error.strerror}")
-            self._let_go(connection.holds.pop(number))
-            _send(connection, Absent(number))
+            _send(link, Found(ref_id), entry.fd)
+        except OSError as error:  # ETOOMANYREFS: too many fds are in flight, perhaps because of another worker
+            self._log_rejection(link, f"a file descriptor cannot be sent: {error.strerror}")
+            self._unref(link.references.pop(ref_id))
+            _send(link, NotFound(ref_id))
 
-    def _add(self, connection: Connection, number: int, name: str, frame: Frame) -> None:
-        _require_new(connection, number)
-        size = constant_bytes(frame.fds[0])  # SYNC offered: what is sealed now stays so
+    def _publish(self, link: WorkerLink, ref_id: int, name: str, frame: Frame) -> None:
+        _require_unused(link, ref_id)
+        size = constant_bytes(frame.fds[0])  # SYNC published: seals cannot be removed, so the check stays valid
         if not size:
-            raise ProtocolError("it offered what is not sealed against writing, or no memfd, or nothing")
-        if name in self._programs:
+            raise ProtocolError("it published an fd that is not a non-empty memfd sealed against writing")
+        if name in self._entries:
             return
-        obstacle = self._obstacle(connection, size)
-        if obstacle:
-            self._refuse(connection, obstacle)
+        reason = self._rejection_reason(link, size)
+        if reason:
+            self._log_rejection(link, reason)
             return
-        program = self._programs[name] = _Program(name, frame.take_fds()[0], size)
-        self._hold(connection, number, program)
+        entry = self._entries[name] = _Entry(name, frame.take_fds()[0], size)
+        self._ref(link, ref_id, entry)
 
-    def _obstacle(self, connection: Connection, size: int) -> str:
-        held = sum(program.size_bytes for program in self._programs.values())
-        if held + size > self._limit_bytes:
-            return f"{size} bytes more than {held} are beyond the limit of {self._limit_bytes}"
-        if len(self._programs) >= PROGRAMS_MAX:
-            return f"there are {PROGRAMS_MAX} programs already"
-        if len(connection.holds) >= HOLDS_MAX:
-            return f"it holds {HOLDS_MAX} already"
+    def _rejection_reason(self, link: WorkerLink, size: int) -> str:
+        used = sum(entry.size_bytes for entry in self._entries.values())
+        if used + size > self._limit_bytes:
+            return f"{size} bytes in addition to {used} exceed the limit of {self._limit_bytes}"
+        if len(self._entries) >= ENTRIES_MAX:
+            return f"the cache has {ENTRIES_MAX} programs already"
+        if len(link.references) >= REFERENCES_MAX:
+            return f"the worker has {REFERENCES_MAX} references already"
         return ""
 
     @staticmethod
-    def _refuse(connection: Connection, text: str) -> None:
-        """Say once for each worker why something of it is not shared."""
-        if not connection.was_refused:
-            _log.warning("a program of worker %d is not shared: %s", connection.worker, text)
-        connection.was_refused = True
+    def _log_rejection(link: WorkerLink, reason: str) -> None:
+        """Log, once for each worker, why a program is not shared."""
+        if not link.rejection_logged:
+            _log.warning("a program of worker %d is not shared: %s", link.worker_pid, reason)
+        link.rejection_logged = True
 
     @staticmethod
-    def _hold(connection: Connection, number: int, program: _Program) -> None:
-        connection.holds[number] = program
-        program.holds += 1
+    def _ref(link: WorkerLink, ref_id: int, entry: _Entry) -> None:
+        link.references[ref_id] = entry
+        entry.ref_count += 1
 
-    def _let_go(self, program: _Program) -> None:
-        program.holds -= 1
-        if not program.holds:
-            self._drop(program)
+    def _unref(self, entry: _Entry) -> None:
+        entry.ref_count -= 1
+        if not entry.ref_count:
+            self._remove(entry)
 
-    def _forget(self, connection: Connection, number: int) -> None:
-        """Give a program to nobody any more. Whoever says so wrongly costs others a copy, no more."""
-        program = connection.holds.pop(number, None)
-        if program is None:
-            raise ProtocolError(f"it holds no program {number} that could be spoilt")
-        if not connection.has_complained:
-            _log.warning("worker %d found a program that it was given spoilt: nobody else gets it", connection.worker)
-        connection.has_complained = True
-        self._drop(program)
-        self._let_go(program)
+    def _invalidate(self, link: WorkerLink, ref_id: int) -> None:
+        """Remove an entry. A worker that reports a valid entry as invalid costs the others a private copy, no more."""
+        entry = link.references.pop(ref_id, None)
+        if entry is None:
+            raise ProtocolError(f"it invalidated reference {ref_id}, which it does not have")
+        if not link.invalidation_logged:
+            _log.warning("worker %d found a shared program corrupt: it is removed", link.worker_pid)
+        link.invalidation_logged = True
+        self._remove(entry)
+        self._unref(entry)
 
-    def _drop(self, program: _Program) -> None:
-        if self._programs.get(program.name) is program:
-            del self._programs[program.name]
-        program.close()
-
-
-def _require_new(connection: Connection, number: int) -> None:
-    if number in connection.holds:
-        raise ProtocolError(f"it gave the number {number} twice")
+    def _remove(self, entry: _Entry) -> None:
+        if self._entries.get(entry.name) is entry:  # else it was invalidated, and another one published
+            del self._entries[entry.name]
+        entry.close()
 
 
-def _send(connection: Connection, message: shared_cache_protocol.Message, *fds: int) -> None:
+def _require_unused(link: WorkerLink, ref_id: int) -> None:
+    if ref_id in link.references:
+        raise ProtocolError(f"it used the reference id {ref_id} twice")
+
+
+def _send(link: WorkerLink, message: SharedCacheMessage, *fds: int) -> None:
     try:
-        connection.channel.send(shared_cache_protocol.encode(message), fds, NOW)
+        link.channel.send(shared_cache_protocol.encode(message), fds, NOW)
     except MissedDeadlineTransient:
-        raise ProtocolError("it does not read its answers") from None
+        raise ProtocolError("it does not read its replies") from None

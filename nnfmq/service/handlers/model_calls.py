@@ -27,7 +27,7 @@ from nnfmq.serialize.messages import (
 )
 from nnfmq.serialize.model_codec import decode_model
 from nnfmq.service.caching.compilation_cache import CacheFiles
-from nnfmq.service.compile_jobs import Preparation, preparing, unheard
+from nnfmq.service.compile_jobs import PrepareContext, no_progress, prepare_context
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.handle_table import NO_ID
@@ -65,12 +65,14 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
             hints, extensions = hints_from_data(message.hints, message.extensions)
             deadline_ns = deadline_from_wire(message.deadline_ns)
             preference, priority, dialect = message.preference, message.priority, session.interface
-            model = device.check_preparation(model, preference, priority, deadline_ns, dialect.level, hints, extensions)
+            model = device.check_prepare_arguments(
+                model, preference, priority, deadline_ns, dialect.level, hints, extensions
+            )
             dialect.check_consumers(model, message.consumers)
             undo.pop_all()
         session.send(reply(message.call))
-        heard = partial(_tell, session, message.call) if message.tells_progress else unheard
-        with preparing(Preparation(deadline_ns, heard)):
+        on_progress = partial(_tell, session, message.call) if message.tells_progress else no_progress
+        with prepare_context(PrepareContext(deadline_ns, on_progress)):
             _finish(session, message, charge, lambda: device.prepare_model(model, caches, preference))
 
 
@@ -85,7 +87,7 @@ def _prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: l
         session.models.require_capacity()
         device = session.devices.find(message.device)
         deadline_ns = deadline_from_wire(message.deadline_ns)
-        contents, size = device.check_caches(caches, deadline_ns, session.quota.free_bytes)
+        contents, size = device.load_caches(caches, deadline_ns, session.quota.free_bytes)
     charge = session.quota.charge(size)
     session.send(reply(message.call))
     _finish(session, message, charge, lambda: device.restore_model(contents))

@@ -1,0 +1,81 @@
+"""The devices of one driver: those that its configuration lists, then those of plug-ins.
+
+The configuration is read once for all workers of a driver; a driver whose configuration cannot be read does not start.
+The status of a device (AVAILABLE, BUSY, OFFLINE) is one byte, which all workers share and an administrator sets
+(DEV-14).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.types import DeviceStatus
+from nnfmq.service.builtin_devices import CompiledDevice, InterpreterDevice
+from nnfmq.service.device import DeviceBase
+from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
+from nnfmq.service.plugin_devices import load_plugin_devices
+
+__all__ = ["DeviceRegistry", "load_devices", "make_devices"]
+
+_log = logging.getLogger("nnfmq.devices")
+
+
+class DeviceRegistry(Mapping[str, DeviceBase]):
+    """The devices of a driver by name, in the order in which it lists them."""
+
+    def __init__(self, devices: Iterable[DeviceBase]) -> None:
+        self._by_name = {device.name: device for device in devices}
+
+    def __getitem__(self, name: str) -> DeviceBase:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterable[str]:  # type: ignore[override]
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def find(self, name: str) -> DeviceBase:
+        """Return the device called `name`. Raises InvalidArgument that lists the known ones."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            known = ", ".join(sorted(self._by_name))
+            raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}") from None
+
+    def share_status(self, page: memoryview) -> None:
+        """Let `page`, DEVICES_MAX bytes that all workers of a driver see, hold every device's status."""
+        for number, device in enumerate(self._by_name.values()):
+            device.status_byte = page[number : number + 1]
+
+    def set_status(self, name: str, status: DeviceStatus) -> None:
+        """Make a device AVAILABLE, BUSY or OFFLINE, for all workers. Raises InvalidArgument."""
+        if status not in (DeviceStatus.AVAILABLE, DeviceStatus.BUSY, DeviceStatus.OFFLINE):
+            raise InvalidArgument(f"a device is made AVAILABLE, BUSY or OFFLINE, not {status.name}")
+        self.find(name).status_byte[0] = status
+
+
+@cache
+def load_devices() -> DeviceRegistry:
+    """Return this process's devices, loaded at the first call. Raises as `read_configuration`."""
+    return make_devices(read_configuration())
+
+
+def make_devices(configured: Iterable[DeviceEntry]) -> DeviceRegistry:
+    """Return the devices that a configuration lists, and those of plug-ins."""
+    found: dict[str, DeviceBase] = {}
+    for device in (*map(_configured, configured), *load_plugin_devices()):
+        if device.name in found:
+            _log.warning("a second device called %r is left out", device.name)
+        elif len(found) == DEVICES_MAX:
+            _log.warning("device %r is left out: there are %d already", device.name, DEVICES_MAX)
+        else:
+            found[device.name] = device
+    return DeviceRegistry(found.values())
+
+
+def _configured(entry: DeviceEntry) -> DeviceBase:
+    return CompiledDevice(entry) if entry.engine == "compiled" else InterpreterDevice(entry)
