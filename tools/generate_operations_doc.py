@@ -26,7 +26,7 @@ from typing import Any
 from nnfmq import operations
 from nnfmq.hal.types import OperandType
 from nnfmq.operations import REGISTRY, Declaration
-from nnfmq.operations.signature import ANY, Form, Parameter, Role
+from nnfmq.operations.signature import ANY, Overload, Parameter, Role
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "operations.md"
 COMMAND = "python tools/generate_operations_doc.py"
@@ -233,22 +233,22 @@ def _body(family: str, declaration: Declaration) -> str:
     remarks = [f"; since {VERSIONS[declaration.since]}"]
     remarks += [f"; NHWC, or NCHW where `nchw` is set: {_names(declaration.images)}"] * bool(declaration.images)
     remarks += ["; tensors may be empty"] * declaration.zero_sized
-    parts = [f"* **Form**: {_form(form)}" for form in declaration.forms]
+    parts = [f"* **Form**: {_overload(overload)}" for overload in declaration.overloads]
     parts += [f"* **Outputs**: {_outputs(declaration)}", *_types(declaration)]
     parts += [f"* **Shape**: {_shape(declaration)}", f"* **Constraints**: {_constraints(family, declaration)}"]
     return "".join(remarks) + ".\n\n" + "\n".join(parts) + "\n"
 
 
-def _form(form: Form) -> str:
-    if any(parameter.repeated for parameter in form.parameters):
-        counts = " or more; ".join(f"{count} or more" for count in form.arities)
-        return f"{', '.join(_parameter(p) for p in form.parameters)} ({counts})"
-    counts = ", ".join(f"{count} since {VERSIONS[form.arities[count]]}" for count in sorted(form.arities))
-    return f"{', '.join(_parameter(p) for p in form.parameters)} ({counts})"
+def _overload(overload: Overload) -> str:
+    if any(parameter.repeated for parameter in overload.parameters):
+        counts = " or more; ".join(f"{count} or more" for count in overload.arities)
+        return f"{', '.join(_parameter(p) for p in overload.parameters)} ({counts})"
+    counts = ", ".join(f"{count} since {VERSIONS[overload.arities[count]]}" for count in sorted(overload.arities))
+    return f"{', '.join(_parameter(p) for p in overload.parameters)} ({counts})"
 
 
 def _parameter(parameter: Parameter) -> str:
-    plain = parameter.role is Role.CONTROL and parameter.type == OperandType.INT32
+    plain = parameter.role is Role.ATTRIBUTE and parameter.type == OperandType.INT32
     text = f"`{parameter.name}`" if plain else f"`{parameter.name}: {_short(parameter.type)}`"
     return (f"*{text}*" if parameter.optional else text) + (" …" if parameter.repeated else "")
 

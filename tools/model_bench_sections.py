@@ -38,7 +38,7 @@ from model_bench_table import (
     roofline_row,
 )
 from model_bench_turns import TURNS, Advance, Gathered, figures_of, take_turns, wait_until_quiet
-from model_work import KINDS, TYPES, generated, work_of
+from model_work import KINDS, TYPES, generated, model_cost
 
 from nnfmq.cli.output import open_client
 from nnfmq.hal.errors import NnfmqError
@@ -307,7 +307,7 @@ def roofline(plan: Plan) -> dict[str, Any]:
     found = take_turns(jobs, turns, plan.rounds, lambda name: plan.advance(f"roofline: {name}"))
     rows = [
         roofline_row(
-            model.name, work_of(loaded(plan.path(model.file)).model), found.figures()[model.name]["p50"], peaks
+            model.name, model_cost(loaded(plan.path(model.file)).model), found.figures()[model.name]["p50"], peaks
         )
         for model in plan.models
     ]

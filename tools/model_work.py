@@ -28,7 +28,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.importers.graph_builder import GraphBuilder
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.op_cost import work_of as operation_work
+from nnfmq.operations.op_cost import compute_op_cost
 from nnfmq.operations.signature import Shape, match
 
 OPERATIONS_PER_MULTIPLY_ADD = 2
@@ -37,7 +37,7 @@ _SCALE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ModelCost:
     """What executing a model once takes; `is_quantized`: its products are of codes."""
 
     multiply_adds: int
@@ -55,7 +55,7 @@ class Work:
         return self.operations / self.bytes
 
 
-def work_of(model: Model) -> Work:
+def model_cost(model: Model) -> ModelCost:
     """Return the work of a model. What has no shape of its own before the execution is not counted among the bytes."""
     main = model.main
     shapes = prepare(model).shapes
@@ -63,7 +63,7 @@ def work_of(model: Model) -> Work:
     indexes = (index for o in main.operations for index in (*o.inputs, *o.outputs))
     moved = sum(operand_bytes(main.operands[index]) for index in indexes)
     quantized = main.operands[main.input_indexes[0]].type != OperandType.TENSOR_FLOAT32
-    return Work(multiply_adds, moved, quantized)
+    return ModelCost(multiply_adds, moved, quantized)
 
 
 def _multiply_adds(graph: Subgraph, operation: Operation, shapes: Sequence[Shape | None]) -> int:
@@ -73,7 +73,7 @@ def _multiply_adds(graph: Subgraph, operation: Operation, shapes: Sequence[Shape
     given = [None if graph.operands[i].lifetime == LifeTime.NO_VALUE else shapes[i] for i in operation.inputs]
     made = [shape for i in operation.outputs if (shape := shapes[i]) is not None]
     found = match(REGISTRY[operation.type], inputs, outputs)
-    return operation_work(found, given, made).multiply_adds or 0 if made else 0
+    return compute_op_cost(found, given, made).multiply_adds or 0 if made else 0
 
 
 # ---- models made to size

@@ -103,7 +103,7 @@ def _windowed(
     made = w.node(
         "Conv", inputs, group=group, kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads
     )  # fmt: skip
-    w.first[call.operation.outputs[0]] = w.stored(made, call.control("activation"), call.output)
+    w.first[call.operation.outputs[0]] = w.stored(made, call.attribute("activation"), call.output)
 
 
 def _pooling(w: Writer, call: Call) -> None:
@@ -117,7 +117,7 @@ def _pooling(w: Writer, call: Call) -> None:
         made = w.node("GlobalAveragePool", given)
     else:
         made = w.node("AveragePool", given, kernel_shape=kernel, strides=strides, pads=pads)
-    w.first[call.operation.outputs[0]] = w.stored(made, call.control("activation"), call.output)
+    w.first[call.operation.outputs[0]] = w.stored(made, call.attribute("activation"), call.output)
 
 
 def _greatest(w: Writer, call: Call) -> None:
@@ -126,13 +126,13 @@ def _greatest(w: Writer, call: Call) -> None:
     kernel, strides = call.size("filter"), call.size("stride")
     pads = call.pads(w.operand(source).dimensions[1:3], kernel, strides)
     made = w.node("MaxPool", [w.image(source)], kernel_shape=kernel, strides=strides, pads=pads)  # of codes as well
-    w.first[call.operation.outputs[0]] = w.clamped(made, call.control("activation"), call.output)
+    w.first[call.operation.outputs[0]] = w.clamped(made, call.attribute("activation"), call.output)
 
 
 def _mean(w: Writer, call: Call) -> None:
     source = call.arguments["input"]
     axes = sorted(w.value(call.arguments["axes"]).tolist())
-    if axes != [1, 2] or not call.control("keep_dimensions"):
+    if axes != [1, 2] or not call.attribute("keep_dimensions"):
         raise InvalidArgument(f"MEAN over {axes} has no twin here: only that of images, dimensions kept")
     made = w.node("GlobalAveragePool", [w.real(w.image(source), w.operand(source))])
     w.first[call.operation.outputs[0]] = w.coded(made, call.output)
@@ -149,7 +149,7 @@ def _addition(w: Writer, call: Call) -> None:
     both = [call.arguments["first"], call.arguments["second"]]
     is_image = any(index in w.first for index in both)
     names = [w.real(w.image(index) if is_image else w.last(index), w.operand(index)) for index in both]
-    made = w.stored(w.node("Add", names), call.control("activation"), call.output)
+    made = w.stored(w.node("Add", names), call.attribute("activation"), call.output)
     (w.first if is_image else w.names)[call.operation.outputs[0]] = made
 
 
@@ -189,7 +189,7 @@ def _fully_connected(w: Writer, call: Call) -> None:
         columns = call.operand("weights").dimensions[1]
         name = w.node("Reshape", [name, w.const(np.array([-1, columns], np.int64))])
     inputs = [w.real(name, operand), weights, w.bias(call.arguments["bias"], operand, scales)]
-    made = w.stored(w.node("Gemm", inputs, transB=1), call.control("activation"), call.output)
+    made = w.stored(w.node("Gemm", inputs, transB=1), call.attribute("activation"), call.output)
     w.names[call.operation.outputs[0]] = made
 
 
@@ -219,7 +219,7 @@ def _rnn(w: Writer, call: Call) -> None:
     weights = [[w.value(call.arguments[name])] for name in ("weights", "recurrent_weights")]
     inputs = [w.last(call.arguments[name]) for name in ("input", "hidden_state")]
     made = _joined(w, inputs[0], inputs[1], weights, w.value(call.arguments["bias"]))
-    made = _cell_activated(w, made, call.control("activation"))
+    made = _cell_activated(w, made, call.attribute("activation"))
     for output in call.operation.outputs:
         w.names[output] = made
 
@@ -236,7 +236,7 @@ def _lstm(w: Writer, call: Call) -> None:
         w, w.last(call.arguments["input"]), w.last(call.arguments["output_state_in"]), weights, bias
     )  # fmt: skip
     split = w.node("Split", [product], outputs=3, axis=1, num_outputs=3)
-    number = call.control("activation")
+    number = call.attribute("activation")
     forget = w.node("Sigmoid", [_peeped(w, call, "cell_to_forget_weights", split, state)])
     update = _cell_activated(w, f"{split}.1", number)
     # f c + (1 - f) u with an operation less

@@ -232,7 +232,7 @@ class Call:
         given = {p.name: index for p, index in pairs if operands[index].lifetime != LifeTime.NO_VALUE}
         return cls(operation, given, writer)
 
-    def control(self, name: str, default: int = 0) -> int:
+    def attribute(self, name: str, default: int = 0) -> int:
         """Return a scalar argument."""
         return int(self.writer.value(self.arguments[name])) if name in self.arguments else default
 
@@ -251,14 +251,14 @@ class Call:
 
     def size(self, what: str) -> tuple[int, int]:
         """Return the controls of height and width whose names begin so."""
-        return self.control(f"{what}_height", 1), self.control(f"{what}_width", 1)
+        return self.attribute(f"{what}_height", 1), self.attribute(f"{what}_width", 1)
 
     def pads(self, source: Sequence[int], window: Sequence[int], strides: Sequence[int]) -> list[int]:
         """Return ONNX's pads, begins before ends, of a window (dilation included) over the height and width."""
         if "padding_scheme" not in self.arguments:
             sides = ("top", "left", "bottom", "right")
-            return [self.control(f"padding_{side}") for side in sides]
-        if self.control("padding_scheme") == PaddingScheme.VALID:
+            return [self.attribute(f"padding_{side}") for side in sides]
+        if self.attribute("padding_scheme") == PaddingScheme.VALID:
             return [0, 0, 0, 0]
         triples = list(zip(source, window, strides, strict=True))
         totals = [max((-(-size // stride) - 1) * stride + taps - size, 0) for size, taps, stride in triples]
@@ -266,5 +266,5 @@ class Call:
 
     def refuse_nchw(self) -> None:
         """Raise InvalidArgument for images that the model has in NCHW."""
-        if self.control("nchw"):
+        if self.attribute("nchw"):
             raise InvalidArgument(f"{self.operation.type.name} in NCHW has no twin here")

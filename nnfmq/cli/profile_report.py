@@ -17,7 +17,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import LifeTime, Operand, OperandType, Operation, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
-from nnfmq.operations.op_cost import Work, work_of
+from nnfmq.operations.op_cost import OpCost, compute_op_cost
 from nnfmq.operations.signature import NUMPY_TYPES, Shape, match
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _operation(
     work = _work(subgraph, operation, shapes)
     moved = 0 if row.computed_by == "view" else _moved(subgraph, operation, shapes)
     p50_ns = row.samples.p50_ns
-    counts = None if work is None else work.operations
+    counts = None if work is None else work.arithmetic_operations
     rate = None if counts is None or not p50_ns else counts / p50_ns
     arithmetic = _arithmetic(subgraph.operands[operation.outputs[0]])
     peak = None if peaks is None else peaks[arithmetic].team
@@ -162,7 +162,7 @@ def _arithmetic(output: Operand) -> str:
     return "float32" if output.type in _FLOATS else "codes"
 
 
-def _work(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> Work | None:
+def _work(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> OpCost | None:
     """Return the work, None where shapes are unknown; what IF and WHILE do is not counted."""
     outputs = [shapes.get(index) for index in operation.outputs]
     known = [shape for shape in outputs if shape is not None]
@@ -170,14 +170,14 @@ def _work(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape])
         return None
     declaration = REGISTRY.get(operation.type)
     if declaration is None or operation.type in FIRST_OUTER_INPUT:
-        return Work(None, sum(map(prod, known)))
+        return OpCost(None, sum(map(prod, known)))
     operands = subgraph.operands
     try:
         found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])
     except InvalidArgument:
         return None
     given = [None if operands[i].lifetime == LifeTime.NO_VALUE else shapes.get(i) for i in operation.inputs]
-    return work_of(found, given, known)
+    return compute_op_cost(found, given, known)
 
 
 def _moved(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> int | None:

@@ -15,7 +15,7 @@ from nnfmq.conformance.testmodels import Array
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import Operand, OperandType, OperationType, is_scalar
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.prepare import specialize, tensor_of
+from nnfmq.operations.prepare import prepare, tensor_of
 from nnfmq.operations.signature import NUMPY_TYPES, Match, Role, match
 
 _NOT_CONVERTED = {
@@ -46,7 +46,7 @@ def computed(call: Call) -> tuple[Array, ...]:
     pairs = list(zip(found.parameters, call.operands, call.arrays, strict=True))
     tensors = [None if a is None else tensor_of(o, a.shape, None if p.role is Role.DATA else a) for p, o, a in pairs]
     with np.errstate(all="ignore"):
-        special = specialize(found, tensors, call.outputs)
+        special = prepare(found, tensors, call.outputs)
         results = special.run(*(a for p, _, a in pairs if p.role is Role.DATA))
     arrays = results if isinstance(results, tuple) else (results,)
     return tuple(np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays)

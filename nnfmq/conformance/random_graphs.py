@@ -27,7 +27,7 @@ from nnfmq.conformance.testmodels import FEATURE_LEVELS, FORMAT, Array, Criterio
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType, is_scalar
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import NUMPY_TYPES, V1_2, V1_3, Declaration, Form, Parameter, Role, Shape, Variant
+from nnfmq.operations.signature import NUMPY_TYPES, V1_2, V1_3, Declaration, Overload, Parameter, Role, Shape, Variant
 
 _ATTEMPTS = 1000
 _JOINS = 0.7  # how often an argument is an earlier result, where one fits
@@ -76,19 +76,19 @@ class Usage:
     """One way to call an operation: a form, how many of its parameters, and types."""
 
     declaration: Declaration
-    form: Form
+    overload: Overload
     count: int
     variant: Variant
 
     @property
     def level(self) -> int:
         """Return the feature level that brought it."""
-        return max(self.declaration.since, self.form.arities[self.count], self.variant.level)
+        return max(self.declaration.since, self.overload.arities[self.count], self.variant.level)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """Return the parameters that are given; a repeated one once."""
-        return self.form.parameters[: self.count]
+        return self.overload.parameters[: self.count]
 
     def type_of(self, column: Any) -> OperandType:
         """Return the type of a parameter's or an output's column."""
@@ -121,7 +121,7 @@ def usages(graph_class: GraphClass) -> dict[OperationType, list[Usage]]:
 @cache
 def _all_usages(code: OperationType) -> tuple[Usage, ...]:
     declaration = REGISTRY[code]
-    calls = [(form, count) for form in declaration.forms for count in form.arities]
+    calls = [(overload, count) for overload in declaration.overloads for count in overload.arities]
     return tuple(Usage(declaration, *call, variant) for call in calls for variant in declaration.variants)
 
 

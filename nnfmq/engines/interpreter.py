@@ -36,9 +36,9 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedT
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph, is_scalar
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
-from nnfmq.operations.prepacked import Packing
-from nnfmq.operations.prepare import Fitted, fit, tensor_of
-from nnfmq.operations.shapes import FROM_DATA, require_countable
+from nnfmq.operations.prepacked import PrepackedWeights
+from nnfmq.operations.prepare import ShapedOp, infer_shapes, tensor_of
+from nnfmq.operations.shapes import DATA_DEPENDENT, require_max_rank
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor, match
 
 __all__ = [
@@ -88,7 +88,7 @@ def prepare_with(
     packed: Sequence[tuple[Array, ...]] | None = None,
 ) -> Program:
     """Return a Program as `prepare`, made by `kind`: how an engine of its own shares the interpreter's way."""
-    packing = Packing(packed)
+    packing = PrepackedWeights(packed)
     try:
         with np.errstate(all="ignore"), packing.in_use():
             program = kind(model, model.main, {}).program()
@@ -293,7 +293,7 @@ class SubgraphPreparation:
         """Return the steps, each with the number of its last operation; an engine may make one of several."""
         return list(enumerate(steps))
 
-    def static_step(self, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: Fitted) -> StepFunction:
+    def static_step(self, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: ShapedOp) -> StepFunction:
         """Return the step of an operation of which everything is known."""
         return bound.step(bound.bind(fitted))
 
@@ -315,7 +315,7 @@ class SubgraphPreparation:
         step: StepFunction
         if self._is_static(bound):
             arguments = [self._argument(index) for index in operation.inputs]
-            fitted = bound.fit(arguments)
+            fitted = bound.infer_shapes(arguments)
             self._read.update(bound.data_indexes())
             self._learn(operation.outputs, fitted.shapes)
             step = self.static_step(bound, arguments, fitted)
@@ -342,7 +342,7 @@ class SubgraphPreparation:
     def _learn(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
         for index, shape in zip(indexes, shapes, strict=True):
             declared = _known_shape(self.subgraph.operands[index])
-            self._shapes[index] = declared if FROM_DATA in shape else shape
+            self._shapes[index] = declared if DATA_DEPENDENT in shape else shape
 
     def _argument(self, index: int) -> Tensor | None:
         operand, shape = self.subgraph.operands[index], self._shapes[index]
@@ -368,7 +368,7 @@ def constant(model: Model, operand: Operand) -> Array | None:
     """Return a constant in private memory: pools may belong to another process."""
     if operand.lifetime not in _CONSTANTS:
         return None
-    require_countable(operand.dimensions, "a constant")
+    require_max_rank(operand.dimensions, "a constant")
     place = operand.location
     copied = operand.lifetime == LifeTime.CONSTANT_COPY
     source = memoryview(model.operand_values) if copied else model.pools[place.pool_index].view
@@ -397,11 +397,11 @@ class ResolvedOp:
         """Yield the operands that may not be omitted."""
         return (index for parameter, index in self.arguments() if not parameter.optional)
 
-    def fit(self, arguments: Sequence[Tensor | None]) -> Fitted:
+    def infer_shapes(self, arguments: Sequence[Tensor | None]) -> ShapedOp:
         """Find the outputs' shapes; a violated constraint names the operation."""
-        return self._naming(lambda: fit(self.match, arguments, self.outputs))
+        return self._naming(lambda: infer_shapes(self.match, arguments, self.outputs))
 
-    def bind(self, fitted: Fitted) -> Run:
+    def bind(self, fitted: ShapedOp) -> Run:
         """Bind to the arguments that were fitted; a violated constraint names the operation."""
         return self._naming(fitted.bind)
 
@@ -472,7 +472,7 @@ class _DynamicStep:
         kept = self._kept  # read once: another execution may replace it
         if kept is None or kept[0] != key:
             bound = self._bound
-            kept = (key, bound.step(bound.bind(bound.fit(arguments))))
+            kept = (key, bound.step(bound.bind(bound.infer_shapes(arguments))))
             self._kept = kept if self._may_keep else None
         kept[1](scope)
 
@@ -481,14 +481,14 @@ class _DynamicStep:
         if array is None:
             return None
         value = None if parameter.role is Role.DATA else array
-        if parameter.role is Role.CONTROL:
+        if parameter.role is Role.ATTRIBUTE:
             value = array.copy()  # it decides addresses and may lie in another process's memory
         return tensor_of(self._operands[index], array.shape, value)
 
 
 def _identity(parameter: Parameter, argument: Tensor | None) -> Any:
     """Return what makes one binding differ from another: the shape and, for controls, the bytes."""
-    if argument is None or parameter.role is not Role.CONTROL:
+    if argument is None or parameter.role is not Role.ATTRIBUTE:
         return None if argument is None else argument.shape
     return argument.shape, argument.array.tobytes()
 

@@ -16,17 +16,17 @@ import numpy as np
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import fixed_point, fixed_point16
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.kernel_adapters import direct, half, look_up, table
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, lut8, stateless, via_lut8
 from nnfmq.operations.quantization import (
-    Multipliers,
-    all_codes,
-    code_range,
-    float_range,
+    OutputMultipliers,
+    all_quantized_values,
+    dtype_range,
+    float_activation_range,
+    quantized_activation_range,
     requantizer,
     require_quantization,
-    type_range,
 )
-from nnfmq.operations.shapes import broadcast_of_any_rank, require, same, same_up_to_4
+from nnfmq.operations.shapes import broadcast_shapes, require, same_shape, same_shape_up_to_rank_4
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -43,9 +43,9 @@ from nnfmq.operations.signature import (
     Run,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -55,7 +55,7 @@ def clamp(input: Array, *, low: float, high: float) -> Array:
 
 
 def _clamped_codes(codes: Array, input: Tensor, output: Tensor, *, activation: int) -> Array:
-    low, high = code_range(activation, output)
+    low, high = quantized_activation_range(activation, output)
     clamped: Array = np.clip(codes, low, high).astype(output.dtype)
     return clamped
 
@@ -66,23 +66,23 @@ def _unary(
     return Declaration(
         code,
         since=V1_0,
-        forms=(form(data("input")),),
+        overloads=(overload(data("input")),),
         variants=(
             Variant({"T": F32}, V1_0, in_float),
             Variant({"T": Q8}, codes_since, in_integers),
-            Variant({"T": F16}, V1_2, half(in_float)),
+            Variant({"T": F16}, V1_2, fp16_via_fp32(in_float)),
             Variant({"T": Q8S}, V1_3, in_integers),
         ),
-        shape=same_up_to_4,
+        shape=same_shape_up_to_rank_4,
         zero_sized=True,
         same_quantization=same_quantization,
     )
 
 
 def _rectifier(code: OperationType, activation: FusedActivationFunc) -> Declaration:
-    low, high = float_range(activation)
-    in_float = direct(partial(clamp, low=low, high=high))
-    return _unary(code, in_float, table(partial(_clamped_codes, activation=activation)), same_quantization=True)
+    low, high = float_activation_range(activation)
+    in_float = stateless(partial(clamp, low=low, high=high))
+    return _unary(code, in_float, via_lut8(partial(_clamped_codes, activation=activation)), same_quantization=True)
 
 
 def logistic(input: Array) -> Array:
@@ -92,13 +92,13 @@ def logistic(input: Array) -> Array:
 
 
 def _logistic_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
-    lowest = type_range(output)[0]
+    lowest = dtype_range(output)[0]
     require_quantization(output, 1 / 256, lowest)
     return (_in_q4(fixed_point.logistic, 23, 0, codes, input) + lowest).astype(output.dtype)
 
 
 def _tanh_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
-    lowest = type_range(output)[0]
+    lowest = dtype_range(output)[0]
     require_quantization(output, 1 / 128, lowest + 128)
     return (_in_q4(fixed_point.tanh, 24, 128, codes, input) + lowest).astype(output.dtype)
 
@@ -127,7 +127,7 @@ def hard_swish(input: Array) -> Array:
 
 def _hard_swish_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
     """HARD_SWISH in int16: the codes times 2^7 are scaled to the output, and to [0, 1] for the other factor."""
-    low, high = type_range(output)
+    low, high = dtype_range(output)
     hires_scale = np.float32(input.scale) / np.float32(128)
     multiplier, exponent = fixed_point.quantize_multiplier(float(hires_scale / np.float32(output.scale)))
     require(exponent <= 0, "C1", f"output scale {output.scale} is not above input scale {input.scale} / 128")
@@ -166,7 +166,7 @@ def plan_quantized_prelu(input: Tensor, alpha: Tensor, *, output: Tensor) -> Run
     """Plan PRELU of codes."""
     scales = np.float32(input.scale), np.float32(alpha.scale), np.float32(output.scale)
     passed = np.empty(256, output.dtype)
-    centred_codes = all_codes(input).astype(np.int32) - np.int32(input.zero_point)
+    centred_codes = all_quantized_values(input).astype(np.int32) - np.int32(input.zero_point)
     _scaler(float(scales[0] / scales[2]), output)(centred_codes, passed)
     scale_product = _scaler(float(scales[0] * scales[1]) / float(scales[2]), output)
 
@@ -175,54 +175,54 @@ def plan_quantized_prelu(input: Tensor, alpha: Tensor, *, output: Tensor) -> Run
         products = centred * np.subtract(slopes, alpha.zero_point, dtype=np.int32)
         sloped = np.empty(products.shape, output.dtype)
         scale_product(products, sloped)
-        return np.where(centred >= 0, look_up(passed, codes), sloped)
+        return np.where(centred >= 0, lut8(passed, codes), sloped)
 
     return run
 
 
 def _scaler(real: float, output: Tensor) -> Callable[[Array, Array], None]:
-    return requantizer(Multipliers.of([real]), ints([0]), 1 << 16, output, 0)
+    return requantizer(OutputMultipliers.of([real]), ints([0]), 1 << 16, output, 0)
 
 
 DECLARATIONS = (
     _rectifier(OperationType.RELU, FusedActivationFunc.RELU),
     _rectifier(OperationType.RELU1, FusedActivationFunc.RELU1),
     _rectifier(OperationType.RELU6, FusedActivationFunc.RELU6),
-    _unary(OperationType.LOGISTIC, direct(logistic), table(_logistic_codes)),
-    _unary(OperationType.TANH, direct(np.tanh), table(_tanh_codes), codes_since=V1_2),
+    _unary(OperationType.LOGISTIC, stateless(logistic), via_lut8(_logistic_codes)),
+    _unary(OperationType.TANH, stateless(np.tanh), via_lut8(_tanh_codes), codes_since=V1_2),
     Declaration(
         OperationType.ELU,
         since=V1_3,
-        forms=(form(data("input"), control("alpha", "S"), level=V1_3),),
+        overloads=(overload(data("input"), attribute("alpha", "S"), level=V1_3),),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_3, direct(elu)),
-            Variant({"T": F16, "S": FLOAT16}, V1_3, half(direct(elu))),
+            Variant({"T": F32, "S": FLOAT32}, V1_3, stateless(elu)),
+            Variant({"T": F16, "S": FLOAT16}, V1_3, fp16_via_fp32(stateless(elu))),
         ),
-        shape=same,
+        shape=same_shape,
     ),
     Declaration(
         OperationType.HARD_SWISH,
         since=V1_3,
-        forms=(form(data("input"), level=V1_3),),
+        overloads=(overload(data("input"), level=V1_3),),
         variants=(
-            Variant({"T": F32}, V1_3, direct(hard_swish)),
-            Variant({"T": F16}, V1_3, half(direct(hard_swish))),
-            Variant({"T": Q8}, V1_3, table(_hard_swish_codes)),
-            Variant({"T": Q8S}, V1_3, table(_hard_swish_codes)),
+            Variant({"T": F32}, V1_3, stateless(hard_swish)),
+            Variant({"T": F16}, V1_3, fp16_via_fp32(stateless(hard_swish))),
+            Variant({"T": Q8}, V1_3, via_lut8(_hard_swish_codes)),
+            Variant({"T": Q8S}, V1_3, via_lut8(_hard_swish_codes)),
         ),
-        shape=same,
+        shape=same_shape,
         zero_sized=True,
     ),
     Declaration(
         OperationType.PRELU,
         since=V1_2,
-        forms=(form(data("input"), data("alpha"), level=V1_2),),
+        overloads=(overload(data("input"), data("alpha"), level=V1_2),),
         variants=(
-            Variant({"T": F32}, V1_2, direct(prelu)),
-            Variant({"T": F16}, V1_2, half(direct(prelu))),
+            Variant({"T": F32}, V1_2, stateless(prelu)),
+            Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(prelu))),
             Variant({"T": Q8}, V1_2, plan_quantized_prelu),
             Variant({"T": Q8S}, V1_3, plan_quantized_prelu),
         ),
-        shape=broadcast_of_any_rank,
+        shape=broadcast_shapes,
     ),
 )

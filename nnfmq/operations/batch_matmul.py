@@ -12,8 +12,8 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.kernel_adapters import half
-from nnfmq.operations.quantization import Multipliers, requantizer
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.quantization import OutputMultipliers, requantizer
 from nnfmq.operations.shapes import require, require_rank
 from nnfmq.operations.signature import (
     AIDL_V2,
@@ -28,9 +28,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -65,13 +65,13 @@ def plan_quantized_product(
     """Plan exact integer products and their requantization."""
     length = left.shape[-2 if adjoint_left else -1]
     real = float(np.float32(left.scale) * np.float32(right.scale)) / float(np.float32(output.scale))
-    finish = requantizer(Multipliers.of([real]), ints([0]), length << 16, output, 0)
+    epilogue = requantizer(OutputMultipliers.of([real]), ints([0]), length << 16, output, 0)
 
     def run(a: Array, b: Array) -> Array:
         rows = np.subtract(_turned(a, adjoint_left), left.zero_point, dtype=np.float64)
         columns = np.subtract(_turned(b, adjoint_right), right.zero_point, dtype=np.float64)
         out = np.empty(output.shape, output.dtype)
-        finish(np.matmul(rows, columns), out)
+        epilogue(np.matmul(rows, columns), out)
         return out
 
     return run
@@ -81,18 +81,18 @@ DECLARATIONS = (
     Declaration(
         OperationType.BATCH_MATMUL,
         since=AIDL_V2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("left"),
                 data("right"),
-                control("adjoint_left", BOOL),
-                control("adjoint_right", BOOL),
+                attribute("adjoint_left", BOOL),
+                attribute("adjoint_right", BOOL),
                 level=AIDL_V2,
             ),
         ),
         variants=(
             Variant({"T": F32}, AIDL_V2, plan_product),
-            Variant({"T": F16}, AIDL_V2, half(plan_product)),
+            Variant({"T": F16}, AIDL_V2, fp16_via_fp32(plan_product)),
             Variant({"T": I32}, AIDL_V2, plan_product),
             Variant({"T": Q8S}, AIDL_V2, plan_quantized_product),
         ),

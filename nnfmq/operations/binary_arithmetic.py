@@ -17,15 +17,15 @@ import numpy as np
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.kernel_adapters import direct, half
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
 from nnfmq.operations.quantization import (
-    Multipliers,
-    all_codes,
-    code_range,
-    float_range,
+    OutputMultipliers,
+    all_quantized_values,
+    float_activation_range,
+    quantized_activation_range,
     requantizer,
 )
-from nnfmq.operations.shapes import broadcast, broadcast_of_any_rank, require
+from nnfmq.operations.shapes import broadcast_shapes, broadcast_shapes_up_to_rank_4, require
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -42,9 +42,9 @@ from nnfmq.operations.signature import (
     Run,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 Multiplier: TypeAlias = tuple[int, int]  # mantissa and shift
@@ -52,7 +52,7 @@ Multiplier: TypeAlias = tuple[int, int]  # mantissa and shift
 
 def plan_float(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan a float ufunc and its activation."""
-    low, high = float_range(activation)
+    low, high = float_activation_range(activation)
 
     def run(a: Array, b: Array) -> Array:
         result: Array = ufunc(a, b)
@@ -69,9 +69,9 @@ def plan_int32(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor
 
 def plan_quantized_sum(sign: int, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan first + sign · second of codes."""
-    low, high = code_range(activation, output)
+    low, high = quantized_activation_range(activation, output)
     (one, other), (multiplier, shift) = sum_multipliers(first, second, output)
-    addends, others = scaled_codes(first, one, 1), scaled_codes(second, other, sign)
+    addends, others = rescaled_values(first, one, 1), rescaled_values(second, other, sign)
 
     def run(a: Array, b: Array) -> Array:
         sums = np.add(addends.take(a.view(np.uint8)), others.take(b.view(np.uint8)))
@@ -89,22 +89,22 @@ def sum_multipliers(first: Tensor, second: Tensor, output: Tensor) -> tuple[tupl
     return (one, other), fixed_point.quantize_multiplier_below_one(common / ((1 << 20) * output.scale))
 
 
-def scaled_codes(tensor: Tensor, multiplier: Multiplier, sign: int) -> Ints:
+def rescaled_values(tensor: Tensor, multiplier: Multiplier, sign: int) -> Ints:
     """Return each code's value in the units of the sum, by the bits of the code."""
     mantissa, shift = multiplier
-    return fixed_point.multiply((ints(all_codes(tensor)) - tensor.zero_point) << 20, sign * mantissa, shift)
+    return fixed_point.multiply((ints(all_quantized_values(tensor)) - tensor.zero_point) << 20, sign * mantissa, shift)
 
 
 def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan MUL of codes."""
     real = float(np.float32(first.scale) * np.float32(second.scale)) / output.scale
     fixed_point.quantize_multiplier_below_one(real)
-    finish = requantizer(Multipliers.of([real]), ints([0]), 1 << 16, output, activation)
+    epilogue = requantizer(OutputMultipliers.of([real]), ints([0]), 1 << 16, output, activation)
 
     def run(a: Array, b: Array) -> Array:
         products = np.subtract(a, first.zero_point, dtype=np.int32) * np.subtract(b, second.zero_point, dtype=np.int32)
         out = np.empty(products.shape, output.dtype)
-        finish(products, out)
+        epilogue(products, out)
         return out
 
     return run
@@ -116,14 +116,14 @@ def _arithmetic(
     return Declaration(
         code,
         since=since,
-        forms=(form(data("first"), data("second"), control("activation"), level=since),),
+        overloads=(overload(data("first"), data("second"), attribute("activation"), level=since),),
         variants=(
             Variant({"T": F32}, since, partial(plan_float, ufunc)),
-            Variant({"T": F16}, V1_2, half(partial(plan_float, ufunc))),
+            Variant({"T": F16}, V1_2, fp16_via_fp32(partial(plan_float, ufunc))),
             Variant({"T": I32}, V1_3, partial(plan_int32, in_int32)),
             *codes,
         ),
-        shape=broadcast,
+        shape=broadcast_shapes_up_to_rank_4,
         zero_sized=True,
     )
 
@@ -140,11 +140,11 @@ DECLARATIONS = (
     Declaration(
         OperationType.POW,
         since=V1_2,
-        forms=(form(data("base"), data("exponent"), level=V1_2),),
+        overloads=(overload(data("base"), data("exponent"), level=V1_2),),
         variants=(
-            Variant({"T": F32}, V1_2, direct(np.power)),
-            Variant({"T": F16}, V1_2, half(direct(np.power))),
+            Variant({"T": F32}, V1_2, stateless(np.power)),
+            Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(np.power))),
         ),
-        shape=broadcast_of_any_rank,
+        shape=broadcast_shapes,
     ),
 )

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.kernel_adapters import via_float
-from nnfmq.operations.shapes import FROM_DATA, require
+from nnfmq.operations.kernel_adapters import dequantized
+from nnfmq.operations.shapes import DATA_DEPENDENT, require
 from nnfmq.operations.signature import (
     BOOL,
     F16,
@@ -38,9 +38,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 BOXES, SIGNED_BOXES = OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT16_SYMM
@@ -51,16 +51,16 @@ def plan_boxes(
 ) -> Plan:
     """Plan `kernel` in float32; the numbers are positions of arrays that hold boxes (X1)."""
 
-    def plan(*tensors: Tensor, output: Any, **controls: Any) -> Run:
+    def plan(*tensors: Tensor, output: Any, **attributes: Any) -> Run:
         outputs = output if isinstance(output, tuple) else (output,)
         for tensor in (*(tensors[i] for i in boxes), *(outputs[i] for i in box_outputs)):
             require_box_scale(tensor)
         if keeps_scores:
             first, given = (tensors[0].scale, tensors[0].zero_point), (outputs[0].scale, outputs[0].zero_point)
             require(first == given, "X4", f"output scores have scale and zero point {given}, the input's are {first}")
-        return partial(kernel, **controls)
+        return partial(kernel, **attributes)
 
-    return via_float(plan)
+    return dequantized(plan)
 
 
 def require_box_scale(tensor: Tensor) -> None:
@@ -87,9 +87,9 @@ def transformed(boxes: Array, deltas: Array, heights: Array, widths: Array) -> A
     sizes, centers = high - low, (low + high) / np.float32(2)
     new_sizes = np.exp(deltas[..., 2:]) * sizes
     new_centers = centers + deltas[..., :2] * sizes
-    half = new_sizes / np.float32(2)
+    fp16_via_fp32 = new_sizes / np.float32(2)
     limits = np.stack([widths, heights, widths, heights], axis=-1)
-    corners = np.concatenate([new_centers - half, new_centers + half], axis=-1)
+    corners = np.concatenate([new_centers - fp16_via_fp32, new_centers + fp16_via_fp32], axis=-1)
     result: Array = np.minimum(np.maximum(corners, np.float32(0)), limits)
     return result
 
@@ -139,7 +139,7 @@ def proposals_shape(scores: Shape, deltas: Shape, anchors: Shape, image_info: Sh
     count = scores[3]
     agree = deltas == (*scores[:3], 4 * count) and anchors == (count, 4) and image_info == (scores[0], 2)
     require(agree, "X5", f"scores {scores}, deltas {deltas}, anchors {anchors}, image info {image_info}")
-    return (FROM_DATA,), (FROM_DATA, 4), (FROM_DATA,)
+    return (DATA_DEPENDENT,), (DATA_DEPENDENT, 4), (DATA_DEPENDENT,)
 
 
 def generate_proposals(
@@ -197,7 +197,9 @@ DECLARATIONS = (
     Declaration(
         OperationType.AXIS_ALIGNED_BBOX_TRANSFORM,
         since=V1_2,
-        forms=(form(data("boxes", "X"), data("deltas"), data("batches", I32), data("image_info", "X"), level=V1_2),),
+        overloads=(
+            overload(data("boxes", "X"), data("deltas"), data("batches", I32), data("image_info", "X"), level=V1_2),
+        ),
         variants=(
             Variant({"T": F32, "X": F32}, V1_2, _transform_plan),
             Variant({"T": F16, "X": F16}, V1_2, _transform_plan),
@@ -211,12 +213,12 @@ DECLARATIONS = (
     Declaration(
         OperationType.GENERATE_PROPOSALS,
         since=V1_2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 *(data("scores"), data("deltas"), data("anchors", "A"), data("image_info", "X")),
-                *(control("height_stride", "S"), control("width_stride", "S")),
-                *(control("pre_nms_limit"), control("post_nms_limit")),
-                *(control("iou_threshold", "S"), control("min_size", "S"), control("nchw", BOOL)),
+                *(attribute("height_stride", "S"), attribute("width_stride", "S")),
+                *(attribute("pre_nms_limit"), attribute("post_nms_limit")),
+                *(attribute("iou_threshold", "S"), attribute("min_size", "S"), attribute("nchw", BOOL)),
                 level=V1_2,
             ),
         ),

@@ -11,9 +11,9 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import direct
-from nnfmq.operations.quantization import code_values
-from nnfmq.operations.shapes import broadcast_of_any_rank, same
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.quantization import dequantized_values
+from nnfmq.operations.shapes import broadcast_shapes, same_shape
 from nnfmq.operations.signature import (
     B8,
     F16,
@@ -29,7 +29,7 @@ from nnfmq.operations.signature import (
     Tensor,
     Variant,
     data,
-    form,
+    overload,
 )
 
 
@@ -46,7 +46,7 @@ def compare_truth(ufunc: np.ufunc, first: Array, second: Array) -> Array:
 
 def plan_quantized_comparison(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
     """Plan the comparison of the values of codes, from a table for each operand."""
-    values, others = code_values(first), code_values(second)
+    values, others = dequantized_values(first), dequantized_values(second)
     return lambda a, b: compare(ufunc, values.take(a.view(np.uint8)), others.take(b.view(np.uint8)))
 
 
@@ -57,21 +57,21 @@ def logical_not(input: Array) -> Array:
 
 
 def _comparison(code: OperationType, ufunc: np.ufunc) -> Declaration:
-    in_own_type = direct(partial(compare, ufunc))
+    in_own_type = stateless(partial(compare, ufunc))
     of_codes = partial(plan_quantized_comparison, ufunc)
     return Declaration(
         code,
         since=V1_2,
-        forms=(form(data("first"), data("second"), level=V1_2),),
+        overloads=(overload(data("first"), data("second"), level=V1_2),),
         variants=(
             Variant({"T": F32}, V1_2, in_own_type),
             Variant({"T": F16}, V1_2, in_own_type),
             Variant({"T": I32}, V1_2, in_own_type),
-            Variant({"T": B8}, V1_2, direct(partial(compare_truth, ufunc))),
+            Variant({"T": B8}, V1_2, stateless(partial(compare_truth, ufunc))),
             Variant({"T": Q8}, V1_2, of_codes),
             Variant({"T": Q8S}, V1_3, of_codes),
         ),
-        shape=broadcast_of_any_rank,
+        shape=broadcast_shapes,
         outputs=(B8,),
     )
 
@@ -80,9 +80,9 @@ def _logical(code: OperationType, ufunc: np.ufunc) -> Declaration:
     return Declaration(
         code,
         since=V1_2,
-        forms=(form(data("first", B8), data("second", B8), level=V1_2),),
-        variants=(Variant({}, V1_2, direct(partial(compare, ufunc))),),
-        shape=broadcast_of_any_rank,
+        overloads=(overload(data("first", B8), data("second", B8), level=V1_2),),
+        variants=(Variant({}, V1_2, stateless(partial(compare, ufunc))),),
+        shape=broadcast_shapes,
         outputs=(B8,),
     )
 
@@ -99,9 +99,9 @@ DECLARATIONS = (
     Declaration(
         OperationType.LOGICAL_NOT,
         since=V1_2,
-        forms=(form(data("input", B8), level=V1_2),),
-        variants=(Variant({}, V1_2, direct(logical_not)),),
-        shape=same,
+        overloads=(overload(data("input", B8), level=V1_2),),
+        variants=(Variant({}, V1_2, stateless(logical_not)),),
+        shape=same_shape,
         outputs=(B8,),
     ),
 )

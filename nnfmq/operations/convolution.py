@@ -19,17 +19,17 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.packed_matmul import (
-    Product,
-    exact_matrix,
-    float_finish,
-    float_product,
-    quantized_finish,
-    quantized_product,
+    PackedMatmul,
+    float_epilogue,
+    float_matmul,
+    pack_exact_matrix,
+    quantized_epilogue,
+    quantized_matmul,
 )
-from nnfmq.operations.quantization import Finish, product_level
-from nnfmq.operations.shapes import Window, padded_shape, require, windows
+from nnfmq.operations.quantization import Epilogue, output_scale_level
+from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
 from nnfmq.operations.signature import (
     BOOL,
     F16,
@@ -49,22 +49,22 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
     weight,
 )
 
 _BAND_BYTES = 1 << 19  # of patches or sums: about half of a core's second-level cache, with the results beside them
 
 
-def convolution_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **geometry: int) -> Shape:
+def convolution_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **conv_params: int) -> Shape:
     """Return (batch, height, width, output channels)."""
     require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
     require_filled(input, filter)
     depth, channels = filter[3], filter[0]
     require(input[3] == depth and bias == (channels,), "C2", f"input {input}, filter {filter}, bias {bias}")
-    rows, columns = windows(input[1:3], filter[1:3], **geometry)
+    rows, columns = windows(input[1:3], filter[1:3], **conv_params)
     padded_shape(input, rows, columns)
     return input[0], rows.count, columns.count, channels
 
@@ -75,23 +75,23 @@ def require_filled(input: Shape, filter: Shape) -> None:
 
 
 def plan_convolution(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: int
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: int
 ) -> Run:
     """Plan a convolution in float32."""
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     matrix = filter.array.reshape(filter.shape[0], -1).T
-    product = float_product(matrix, bias.array, output, activation, columns.count)
-    return _convolve(product, input, rows, columns, filter.shape[0], 0)
+    matmul = float_matmul(matrix, bias.array, output, activation, columns.count)
+    return _convolve(matmul, input, rows, columns, filter.shape[0], 0)
 
 
 def plan_quantized_convolution(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: int
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: int
 ) -> Run:
     """Plan an exact integer convolution and its requantization."""
     require_channel_dim(filter, 0)
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    product = quantized_product(input, filter, bias, output, activation, columns.count)
-    return _convolve(product, input, rows, columns, filter.shape[0], input.zero_point)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    matmul = quantized_matmul(input, filter, bias, output, activation, columns.count)
+    return _convolve(matmul, input, rows, columns, filter.shape[0], input.zero_point)
 
 
 def require_channel_dim(filter: Tensor, needed: int) -> None:
@@ -100,17 +100,21 @@ def require_channel_dim(filter: Tensor, needed: int) -> None:
     require(found == needed, "C3", f"per-channel scales run along dimension {found}, needed is {needed}")
 
 
-def _convolve(product: Product, input: Tensor, rows: Window, columns: Window, channels: int, padding: int) -> Run:
+def _convolve(
+    matmul: PackedMatmul, input: Tensor, rows: WindowDimension, columns: WindowDimension, channels: int, padding: int
+) -> Run:
     shape = (input.shape[0], rows.count, columns.count, channels)
-    row_bytes = columns.count * product.matrix.shape[0] * product.matrix.itemsize
-    dtype = product.matrix.dtype
-    pointwise = rows.reach == columns.reach == 1 and not (rows.head or rows.tail or columns.head or columns.tail)
+    row_bytes = columns.count * matmul.matrix.shape[0] * matmul.matrix.itemsize
+    dtype = matmul.matrix.dtype
+    pointwise = rows.effective_kernel_size == columns.effective_kernel_size == 1 and not (
+        rows.padding_low or rows.padding_high or columns.padding_low or columns.padding_high
+    )
 
     def run(image: Array) -> Array:
         cells = _pixels(image, rows, columns) if pointwise else patches(image, rows, columns, padding, dtype)
-        out = np.empty(shape, product.dtype)
+        out = np.empty(shape, matmul.dtype)
         for band in bands(shape[0], rows.count, row_bytes):
-            product.store(cells[band].reshape(-1, product.matrix.shape[0]), out[band])
+            matmul.store(cells[band].reshape(-1, matmul.matrix.shape[0]), out[band])
         return out
 
     return run
@@ -130,14 +134,14 @@ def bands(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]
             yield slice(image, image + 1), slice(start, min(start + step, rows))
 
 
-def _pixels(image: Array, rows: Window, columns: Window) -> Array:
+def _pixels(image: Array, rows: WindowDimension, columns: WindowDimension) -> Array:
     """Return the pixels under a 1x1 filter."""
     if rows.stride == columns.stride == 1:
         return image
     return image[:, :: rows.stride, :: columns.stride]
 
 
-def patches(image: Array, rows: Window, columns: Window, padding: int, dtype: np.dtype[Any]) -> Array:
+def patches(image: Array, rows: WindowDimension, columns: WindowDimension, padding: int, dtype: np.dtype[Any]) -> Array:
     """Return a view (batch, rows, columns, filter height, filter width, channels) of the padded image."""
     padded = pad_image(image, rows, columns, padding, dtype)
     batch, vertical, horizontal, channel = padded.strides
@@ -151,18 +155,18 @@ def patches(image: Array, rows: Window, columns: Window, padding: int, dtype: np
     return as_strided(padded, shape, (batch, *steps, channel), writeable=False)
 
 
-def pad_image(image: Array, rows: Window, columns: Window, value: int, dtype: np.dtype[Any]) -> Array:
+def pad_image(image: Array, rows: WindowDimension, columns: WindowDimension, value: int, dtype: np.dtype[Any]) -> Array:
     """Return `image` in `dtype` with the windows' padding around it, filled with `value`."""
-    if not (rows.head or rows.tail or columns.head or columns.tail):
+    if not (rows.padding_low or rows.padding_high or columns.padding_low or columns.padding_high):
         return np.ascontiguousarray(image, dtype)
     _, height, width, _ = image.shape
     padded = np.full(padded_shape(image.shape, rows, columns), value, dtype)
-    padded[:, rows.head : rows.head + height, columns.head : columns.head + width] = image
+    padded[:, rows.padding_low : rows.padding_low + height, columns.padding_low : columns.padding_low + width] = image
     return padded
 
 
 def depthwise_shape(
-    input: Shape, filter: Shape, bias: Shape, *, depth_multiplier: int, activation: int, **geometry: int
+    input: Shape, filter: Shape, bias: Shape, *, depth_multiplier: int, activation: int, **conv_params: int
 ) -> Shape:
     """Return (batch, height, width, input channels · multiplier)."""
     require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
@@ -170,7 +174,7 @@ def depthwise_shape(
     require(filter[0] == 1 and depth_multiplier > 0, "C4", f"filter {filter}, depth multiplier {depth_multiplier}")
     agree = input[3] * depth_multiplier == filter[3] and bias == (filter[3],)
     require(agree, "C2", f"input {input}, filter {filter}, bias {bias}, depth multiplier {depth_multiplier}")
-    rows, columns = windows(input[1:3], filter[1:3], **geometry)
+    rows, columns = windows(input[1:3], filter[1:3], **conv_params)
     padded_shape((*input[:3], filter[3]), rows, columns)
     return input[0], rows.count, columns.count, filter[3]
 
@@ -183,13 +187,13 @@ def plan_depthwise(
     output: Tensor,
     depth_multiplier: int,
     activation: int,
-    **geometry: int,
+    **conv_params: int,
 ) -> Run:
     """Plan a depthwise convolution in float32."""
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    finish = float_finish(np.tile(bias.array, columns.count), activation)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    epilogue = float_epilogue(np.tile(bias.array, columns.count), activation)
     taps = filter.array[0].astype(np.float32)
-    return _accumulate_taps(taps, finish, output, input, rows, columns, depth_multiplier, 0)
+    return _accumulate_taps(taps, epilogue, output, input, rows, columns, depth_multiplier, 0)
 
 
 def plan_quantized_depthwise(
@@ -200,24 +204,24 @@ def plan_quantized_depthwise(
     output: Tensor,
     depth_multiplier: int,
     activation: int,
-    **geometry: int,
+    **conv_params: int,
 ) -> Run:
     """Plan an exact integer depthwise convolution and its requantization."""
     require_channel_dim(filter, 3)
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    matrix, sums, bound = exact_matrix(filter.array.reshape(-1, filter.shape[3]), filter.zero_point, input)
-    finish = quantized_finish(sums, bound, input, filter, bias, output, activation, columns.count)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    matrix, sums, bound = pack_exact_matrix(filter.array.reshape(-1, filter.shape[3]), filter.zero_point, input)
+    epilogue = quantized_epilogue(sums, bound, input, filter, bias, output, activation, columns.count)
     taps = matrix.reshape(filter.shape[1:])
-    return _accumulate_taps(taps, finish, output, input, rows, columns, depth_multiplier, input.zero_point)
+    return _accumulate_taps(taps, epilogue, output, input, rows, columns, depth_multiplier, input.zero_point)
 
 
 def _accumulate_taps(
     taps: Array,
-    finish: Finish,
+    epilogue: Epilogue,
     output: Tensor,
     input: Tensor,
-    rows: Window,
-    columns: Window,
+    rows: WindowDimension,
+    columns: WindowDimension,
     depth_multiplier: int,
     padding: int,
 ) -> Run:
@@ -234,13 +238,15 @@ def _accumulate_taps(
         out = np.empty(shape, output.dtype)
         for images, band in bands(shape[0], rows.count, length * taps.itemsize):
             sums = _sum_taps(lines[images], factors, rows, columns, band, channels)
-            finish(sums.reshape(-1, length), out[images, band].reshape(-1, length))
+            epilogue(sums.reshape(-1, length), out[images, band].reshape(-1, length))
         return out.reshape(shape[0], rows.count, columns.count, channels)
 
     return run
 
 
-def _phased_lines(image: Array, rows: Window, columns: Window, padding: int, dtype: np.dtype[Any]) -> Array:
+def _phased_lines(
+    image: Array, rows: WindowDimension, columns: WindowDimension, padding: int, dtype: np.dtype[Any]
+) -> Array:
     """Return the padded image as (batch, row, phase, columns of that phase · channels).
 
     Column c lies at phase c % stride, place c // stride, so that what one tap reads along a row is contiguous.
@@ -258,7 +264,12 @@ def _phased_lines(image: Array, rows: Window, columns: Window, padding: int, dty
 
 
 def _sum_taps(
-    lines: Array, factors: list[tuple[int, int, Array]], rows: Window, columns: Window, band: slice, channels: int
+    lines: Array,
+    factors: list[tuple[int, int, Array]],
+    rows: WindowDimension,
+    columns: WindowDimension,
+    band: slice,
+    channels: int,
 ) -> Array:
     start, stop, _ = band.indices(rows.count)
     phases, length = lines.shape[2], columns.count * channels
@@ -269,10 +280,10 @@ def _sum_taps(
         picked = lines[:, top : top + (stop - start - 1) * rows.stride + 1 : rows.stride, phase]
         picked = picked[..., place * channels : place * channels + length]
         if sums is None:
-            sums, product = picked * factor, np.empty(picked.shape, lines.dtype)
+            sums, matmul = picked * factor, np.empty(picked.shape, lines.dtype)
         else:
-            np.multiply(picked, factor, out=product)
-            np.add(sums, product, out=sums)
+            np.multiply(picked, factor, out=matmul)
+            np.add(sums, matmul, out=sums)
     assert sums is not None
     return sums
 
@@ -283,46 +294,46 @@ def variants(since: int, in_float: Plan, in_integers: Plan) -> tuple[Variant, ..
         Variant({"T": F32, "F": F32, "B": F32}, since, in_float),
         Variant({"T": Q8, "F": Q8, "B": I32}, since, in_integers),
         Variant({"T": Q8, "F": PC, "B": I32}, V1_2, in_integers),
-        Variant({"T": F16, "F": F16, "B": F16}, V1_2, half(in_float)),
+        Variant({"T": F16, "F": F16, "B": F16}, V1_2, fp16_via_fp32(in_float)),
         Variant({"T": Q8S, "F": Q8S, "B": I32}, V1_3, in_integers),
         Variant({"T": Q8S, "F": PC, "B": I32}, V1_3, in_integers),
     )
 
 
 OPERANDS = (data("input"), weight("filter", "F"), weight("bias", "B"))
-IMPLICIT = (control("padding_scheme"), control("stride_width"), control("stride_height"))
+IMPLICIT = (attribute("padding_scheme"), attribute("stride_width"), attribute("stride_height"))
 EXPLICIT = tuple(
-    map(control, ("padding_left", "padding_right", "padding_top", "padding_bottom", "stride_width", "stride_height"))
+    map(attribute, ("padding_left", "padding_right", "padding_top", "padding_bottom", "stride_width", "stride_height"))
 )
-LAYOUT = (control("nchw", BOOL),)
-_DILATION = (control("dilation_width"), control("dilation_height"))
+LAYOUT = (attribute("nchw", BOOL),)
+_DILATION = (attribute("dilation_width"), attribute("dilation_height"))
 
 
-def _forms(*own: Parameter) -> tuple[Any, ...]:
+def _overloads(*own: Parameter) -> tuple[Any, ...]:
     """Both padding forms, each also with the layout, and also with layout and dilation."""
     lists = ((*OPERANDS, *padding, *own, *LAYOUT, *_DILATION) for padding in (IMPLICIT, EXPLICIT))
-    return tuple(form(*p, level=V1_2, also={len(p) - 3: V1_0, len(p) - 2: V1_2}) for p in lists)
+    return tuple(overload(*p, level=V1_2, also={len(p) - 3: V1_0, len(p) - 2: V1_2}) for p in lists)
 
 
 DECLARATIONS = (
     Declaration(
         OperationType.CONV_2D,
         since=V1_0,
-        forms=_forms(control("activation")),
+        overloads=_overloads(attribute("activation")),
         variants=variants(V1_0, plan_convolution, plan_quantized_convolution),
         shape=convolution_shape,
         images=("input",),
         zero_sized=True,
-        level=product_level,
+        level=output_scale_level,
     ),
     Declaration(
         OperationType.DEPTHWISE_CONV_2D,
         since=V1_0,
-        forms=_forms(control("depth_multiplier"), control("activation")),
+        overloads=_overloads(attribute("depth_multiplier"), attribute("activation")),
         variants=variants(V1_0, plan_depthwise, plan_quantized_depthwise),
         shape=depthwise_shape,
         images=("input",),
         zero_sized=True,
-        level=product_level,
+        level=output_scale_level,
     ),
 )

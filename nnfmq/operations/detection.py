@@ -17,7 +17,7 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.bounding_boxes import BOXES, hard_suppression, overlaps, plan_boxes, require_ordered
-from nnfmq.operations.shapes import FROM_DATA, require
+from nnfmq.operations.shapes import DATA_DEPENDENT, require
 from nnfmq.operations.signature import (
     BOOL,
     F16,
@@ -33,9 +33,9 @@ from nnfmq.operations.signature import (
     Declaration,
     Shape,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 Decay: TypeAlias = Callable[[Array], Array]  # overlaps with a better box -> factors of the scores
@@ -49,7 +49,7 @@ def nms_shape(scores: Shape, boxes: Shape, batches: Shape, *, kernel: int, **_: 
     require(ranks == (2, 2, 1), "X5", f"ranks are {ranks}, needed are (2, 2, 1)")
     agree = boxes == (scores[0], 4 * scores[1]) and batches[0] == scores[0] and scores[1] > 1
     require(agree, "X5", f"scores {scores} (of 2 classes or more), boxes {boxes}, batches {batches}")
-    return (FROM_DATA,), (FROM_DATA, 4), (FROM_DATA,), (FROM_DATA,)
+    return (DATA_DEPENDENT,), (DATA_DEPENDENT, 4), (DATA_DEPENDENT,), (DATA_DEPENDENT,)
 
 
 def box_with_nms_limit(
@@ -218,11 +218,11 @@ DECLARATIONS = (
     Declaration(
         OperationType.BOX_WITH_NMS_LIMIT,
         since=V1_2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 *(data("scores"), data("boxes", "X"), data("batches", I32)),
-                *(control("score_threshold", "S"), control("limit"), control("kernel")),
-                *(control("iou_threshold", "S"), control("sigma", "S"), control("nms_score_threshold", "S")),
+                *(attribute("score_threshold", "S"), attribute("limit"), attribute("kernel")),
+                *(attribute("iou_threshold", "S"), attribute("sigma", "S"), attribute("nms_score_threshold", "S")),
                 level=V1_2,
             ),
         ),
@@ -239,13 +239,13 @@ DECLARATIONS = (
     Declaration(
         OperationType.DETECTION_POSTPROCESSING,
         since=V1_2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 *(data("scores"), data("deltas"), data("anchors")),
-                *(control(name, "S") for name in ("scale_y", "scale_x", "scale_h", "scale_w")),
-                *(control("regular_nms", BOOL), control("limit"), control("classes_per_detection")),
-                *(control("limit_per_class"), control("score_threshold", "S"), control("iou_threshold", "S")),
-                control("background_in_label", BOOL),
+                *(attribute(name, "S") for name in ("scale_y", "scale_x", "scale_h", "scale_w")),
+                *(attribute("regular_nms", BOOL), attribute("limit"), attribute("classes_per_detection")),
+                *(attribute("limit_per_class"), attribute("score_threshold", "S"), attribute("iou_threshold", "S")),
+                attribute("background_in_label", BOOL),
                 level=V1_2,
             ),
         ),

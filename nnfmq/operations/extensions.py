@@ -1,7 +1,7 @@
 """Operations of vendors: how a plug-in declares an extension, and the extensions that this process computes.
 
-A plug-in declares its operations as `operations` itself does; only the codes are its own: `own_type` and
-`own_operation` make them. `install` gives the extension a prefix of this process and puts its types and operations
+A plug-in declares its operations as `operations` itself does; only the codes are its own: `define_type` and
+`define_operation` make them. `install` gives the extension a prefix of this process and puts its types and operations
 into the tables of the built-in ones, so that validation, planning and engines treat them alike. Models have prefixes of
 their own: `translated` puts this process's numbers in their place, at the door, before a model is looked at.
 
@@ -30,28 +30,28 @@ from nnfmq.hal.extension_codes import (
 )
 from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, OperandType, OperationType, Subgraph
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.signature import NUMPY_TYPES, Column, Declaration, Form
+from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, ParameterType
 
-__all__ = ["INSTALLED", "ElementType", "VendorExtension", "install", "own_operation", "own_type", "translated"]
+__all__ = ["INSTALLED", "ExtensionType", "VendorExtension", "define_operation", "define_type", "install", "translated"]
 
 _OWN_PREFIX = 1  # of an extension's codes in its own file
 _PREFIX_MAX = (1 << HIDL_PREFIX_BITS) - 1
 _NUMBERS = "biufc"  # numpy's kinds of elements that are a number
 
 
-def own_type(number: int, name: str) -> OperandType:
+def define_type(number: int, name: str) -> OperandType:
     """Return operand type `number` of the extension that the calling file declares."""
     return with_name(OperandType(extension_code(_OWN_PREFIX, number)), name)
 
 
-def own_operation(number: int, name: str) -> OperationType:
+def define_operation(number: int, name: str) -> OperationType:
     """Return operation `number` of the extension that the calling file declares."""
     return with_name(OperationType(extension_code(_OWN_PREFIX, number)), name)
 
 
 @dataclass(frozen=True, slots=True)
-class ElementType:
-    """An operand type of an extension: its code from `own_type`, and numpy's name of its elements, e.g. "int64".
+class ExtensionType:
+    """An operand type of an extension: its code from `define_type`, and numpy's name of its elements, e.g. "int64".
 
     Elements that are no numbers of numpy's are made of such: a tensor of bytes, say.
     """
@@ -71,11 +71,11 @@ class VendorExtension:
     """An extension, whole: what a plug-in's entry point names.
 
     Declarations are those of `signature`; where they speak of the extension's own types and operations, the codes are
-    from `own_type` and `own_operation`.
+    from `define_type` and `define_operation`.
     """
 
     name: str
-    types: tuple[ElementType, ...]
+    types: tuple[ExtensionType, ...]
     declarations: tuple[Declaration, ...]
 
     @property
@@ -126,7 +126,7 @@ def _require_own(extension: VendorExtension) -> None:
 
 
 def _types_of(declaration: Declaration) -> Iterator[OperandType]:
-    columns = [p.type for form in declaration.forms for p in form.parameters] + list(declaration.outputs)
+    columns = [p.type for overload in declaration.overloads for p in overload.parameters] + list(declaration.outputs)
     yield from (column for column in columns if isinstance(column, OperandType))
     for variant in declaration.variants:
         yield from variant.types.values()
@@ -157,7 +157,7 @@ class _Place:
         return replace(
             declaration,
             code=self.code(declaration.code),
-            forms=tuple(self._form(form) for form in declaration.forms),
+            overloads=tuple(self._overload(overload) for overload in declaration.overloads),
             variants=tuple(
                 replace(variant, types={column: self.code(type) for column, type in variant.types.items()})
                 for variant in declaration.variants
@@ -165,10 +165,10 @@ class _Place:
             outputs=tuple(self._column(column) for column in declaration.outputs),
         )
 
-    def _form(self, form: Form) -> Form:
-        return replace(form, parameters=tuple(replace(p, type=self._column(p.type)) for p in form.parameters))
+    def _overload(self, overload: Overload) -> Overload:
+        return replace(overload, parameters=tuple(replace(p, type=self._column(p.type)) for p in overload.parameters))
 
-    def _column(self, column: Column) -> Column:
+    def _column(self, column: ParameterType) -> ParameterType:
         return self.code(column) if isinstance(column, OperandType) else column
 
 

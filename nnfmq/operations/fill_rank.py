@@ -30,9 +30,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -77,7 +77,7 @@ DECLARATIONS = (
     Declaration(
         OperationType.FILL,
         since=V1_3,
-        forms=(form(control("dimensions", I32), control("value", "S"), level=V1_3),),
+        overloads=(overload(attribute("dimensions", I32), attribute("value", "S"), level=V1_3),),
         variants=(
             Variant({"S": FLOAT32, "T": F32}, V1_3, plan_fill),
             Variant({"S": FLOAT16, "T": F16}, V1_3, plan_fill),
@@ -88,7 +88,7 @@ DECLARATIONS = (
     Declaration(
         OperationType.RANK,
         since=V1_3,
-        forms=(form(data("input"), level=V1_3),),
+        overloads=(overload(data("input"), level=V1_3),),
         variants=tuple(Variant({"T": type}, V1_3, plan_rank) for type in _TENSORS),
         shape=rank_shape,
         outputs=(INT32,),

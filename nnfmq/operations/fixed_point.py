@@ -40,9 +40,9 @@ def high_mul(a: Ints, b: Ints | int) -> Ints:
 def rounding_shift(x: Ints, exponent: Ints | int) -> Ints:
     """RoundingDivideByPOT: x / 2^exponent, ties away from zero. `exponent` is not negative."""
     exponent = ints(exponent)
-    half = (np.int64(1) << exponent) >> 1
+    fp16_via_fp32 = (np.int64(1) << exponent) >> 1
     tie = np.where(exponent > 0, x >> 63, 0)  # a negative value needs one unit less to round a tie away from zero
-    return (x + half + tie) >> exponent
+    return (x + fp16_via_fp32 + tie) >> exponent
 
 
 def saturating_shift_left(x: Ints, exponent: int) -> Ints:

@@ -28,7 +28,7 @@ def high_mul(a: Ints, b: Ints | int) -> Ints:
     return result
 
 
-def look_up(table: Ints, values: Ints) -> Ints:
+def lut16(table: Ints, values: Ints) -> Ints:
     """Return table entries for values within int16."""
     result: Ints = table.take(values & 0xFFFF)
     return result

@@ -11,9 +11,9 @@ import math
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import half
-from nnfmq.operations.packed_matmul import Product, float_product, quantized_product
-from nnfmq.operations.quantization import product_level
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, quantized_matmul
+from nnfmq.operations.quantization import output_scale_level
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     F16,
@@ -30,9 +30,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
     weight,
 )
 
@@ -50,20 +50,20 @@ def fully_connected_shape(input: Shape, weights: Shape, bias: Shape, *, activati
 
 def plan_float(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan the product in float32."""
-    return _flattened(float_product(weights.array.T, bias.array, output, activation), weights.shape[1])
+    return _flattened(float_matmul(weights.array.T, bias.array, output, activation), weights.shape[1])
 
 
 def plan_quantized(input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan the exact integer product and its requantization."""
-    product = quantized_product(input, weights, bias, output, activation)
-    return _flattened(product, weights.shape[1])
+    matmul = quantized_matmul(input, weights, bias, output, activation)
+    return _flattened(matmul, weights.shape[1])
 
 
-def _flattened(product: Product, length: int) -> Run:
+def _flattened(matmul: PackedMatmul, length: int) -> Run:
     def run(input: Array) -> Array:
         rows = input.reshape(-1, length)
-        out = np.empty((len(rows), product.matrix.shape[1]), product.dtype)
-        product.store(rows, out)
+        out = np.empty((len(rows), matmul.matrix.shape[1]), matmul.dtype)
+        matmul.store(rows, out)
         return out
 
     return run
@@ -73,15 +73,15 @@ DECLARATIONS = (
     Declaration(
         OperationType.FULLY_CONNECTED,
         since=V1_0,
-        forms=(form(data("input"), weight("weights"), weight("bias", "B"), control("activation")),),
+        overloads=(overload(data("input"), weight("weights"), weight("bias", "B"), attribute("activation")),),
         variants=(
             Variant({"T": F32, "B": F32}, V1_0, plan_float),
             Variant({"T": Q8, "B": I32}, V1_0, plan_quantized),
             Variant({"T": Q8S, "B": I32}, V1_3, plan_quantized),
-            Variant({"T": F16, "B": F16}, V1_2, half(plan_float)),
+            Variant({"T": F16, "B": F16}, V1_2, fp16_via_fp32(plan_float)),
         ),
         shape=fully_connected_shape,
         zero_sized=True,
-        level=product_level,
+        level=output_scale_level,
     ),
 )

@@ -13,10 +13,10 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import direct
+from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.quantization import require_quantization
-from nnfmq.operations.reshape_concat import moved_types
-from nnfmq.operations.shapes import normal_axis, require
+from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.shapes import normalize_axis, require
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -32,9 +32,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 _BAND_ELEMENTS = 1 << 18  # sorted at once: numpy's indices have 8 bytes, where codes have one
@@ -57,7 +57,7 @@ def _require_same(input: Tensor, output: Tensor) -> None:
 
 def gather_shape(input: Shape, *, axis: int, indices: Array) -> Shape:
     """Return the input's shape with that of the indices in place of the axis."""
-    axis = normal_axis(axis, len(input))
+    axis = normalize_axis(axis, len(input))
     _require_inside(indices, input[axis])
     return input[:axis] + indices.shape + input[axis + 1 :]
 
@@ -135,17 +135,17 @@ DECLARATIONS = (
     Declaration(
         OperationType.GATHER,
         since=V1_2,
-        forms=(form(data("input"), control("axis"), control("indices", I32), level=V1_2),),
-        variants=moved_types(direct(gather), V1_2, int32=V1_2),
+        overloads=(overload(data("input"), attribute("axis"), attribute("indices", I32), level=V1_2),),
+        variants=data_movement_variants(stateless(gather), V1_2, int32=V1_2),
         shape=gather_shape,
         same_quantization=True,
     ),
     Declaration(
         OperationType.EMBEDDING_LOOKUP,
         since=V1_0,
-        forms=(form(control("lookups", I32), data("values")),),
+        overloads=(overload(attribute("lookups", I32), data("values")),),
         variants=tuple(
-            Variant({"T": type}, level, direct(embedding_lookup))
+            Variant({"T": type}, level, stateless(embedding_lookup))
             for type, level in ((F32, V1_0), (I32, V1_2), (Q8, V1_2), (F16, V1_3), (Q8S, V1_3))
         ),
         shape=embedding_lookup_shape,
@@ -154,7 +154,7 @@ DECLARATIONS = (
     Declaration(
         OperationType.HASHTABLE_LOOKUP,
         since=V1_0,
-        forms=(form(control("lookups", I32), control("keys", I32), data("values")),),
+        overloads=(overload(attribute("lookups", I32), attribute("keys", I32), data("values")),),
         variants=tuple(Variant({"T": type}, V1_0, plan_hashtable_lookup) for type in (F32, I32, Q8)),
         shape=hashtable_lookup_shape,
         outputs=("T", Q8),
@@ -162,8 +162,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.TOPK_V2,
         since=V1_2,
-        forms=(form(data("input"), control("k"), level=V1_2),),
-        variants=moved_types(plan_topk, V1_2, int32=V1_2),
+        overloads=(overload(data("input"), attribute("k"), level=V1_2),),
+        variants=data_movement_variants(plan_topk, V1_2, int32=V1_2),
         shape=topk_shape,
         outputs=("T", I32),
     ),

@@ -23,55 +23,59 @@ from nnfmq.operations.convolution import (
     require_channel_dim,
     variants,
 )
-from nnfmq.operations.packed_matmul import Product, float_product, quantized_product
-from nnfmq.operations.shapes import Window, padded_shape, require, windows
-from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, control, form
+from nnfmq.operations.packed_matmul import PackedMatmul, float_matmul, quantized_matmul
+from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
+from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
 
 
-def grouped_shape(input: Shape, filter: Shape, bias: Shape, *, groups: int, activation: int, **geometry: int) -> Shape:
+def grouped_shape(
+    input: Shape, filter: Shape, bias: Shape, *, groups: int, activation: int, **conv_params: int
+) -> Shape:
     """Return (batch, height, width, output channels)."""
     require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
     channels = filter[0]
     require(groups > 0 and channels % groups == 0, "C4", f"{groups} groups of {channels} output channels")
     agree = input[3] == filter[3] * groups and bias == (channels,)
     require(agree, "C2", f"input {input}, filter {filter}, bias {bias}, {groups} groups")
-    rows, columns = windows(input[1:3], filter[1:3], **geometry)
+    rows, columns = windows(input[1:3], filter[1:3], **conv_params)
     padded_shape(input, rows, columns)
     return input[0], rows.count, columns.count, channels
 
 
 def plan_grouped(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **geometry: int
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **conv_params: int
 ) -> Run:
     """Plan a grouped convolution in float32."""
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     matrix = filter.array.reshape(filter.shape[0], -1).T
-    product = float_product(matrix, bias.array, output, activation, columns.count)
-    return _convolve(product, groups, output, rows, columns, 0)
+    matmul = float_matmul(matrix, bias.array, output, activation, columns.count)
+    return _convolve(matmul, groups, output, rows, columns, 0)
 
 
 def plan_quantized_grouped(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **geometry: int
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, groups: int, activation: int, **conv_params: int
 ) -> Run:
     """Plan an exact integer grouped convolution and its requantization."""
     require_channel_dim(filter, 0)
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
-    product = quantized_product(input, filter, bias, output, activation, columns.count)
-    return _convolve(product, groups, output, rows, columns, input.zero_point)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    matmul = quantized_matmul(input, filter, bias, output, activation, columns.count)
+    return _convolve(matmul, groups, output, rows, columns, input.zero_point)
 
 
-def _convolve(product: Product, groups: int, output: Tensor, rows: Window, columns: Window, padding: int) -> Run:
-    shape, packed = output.shape, product.matrix
+def _convolve(
+    matmul: PackedMatmul, groups: int, output: Tensor, rows: WindowDimension, columns: WindowDimension, padding: int
+) -> Run:
+    shape, packed = output.shape, matmul.matrix
     length, channels = packed.shape
     matrices = np.ascontiguousarray(packed.reshape(length, groups, channels // groups).transpose(1, 0, 2))
     row_bytes = columns.count * length * groups * packed.itemsize
 
     def run(image: Array) -> Array:
         cells = patches(image, rows, columns, padding, packed.dtype)
-        out = np.empty(shape, product.dtype)
+        out = np.empty(shape, matmul.dtype)
         for band in bands(shape[0], rows.count, row_bytes):
             sums = np.matmul(_by_group(cells[band], groups), matrices).transpose(1, 0, 2)
-            product.finish(sums.reshape(-1, product.row * channels), out[band].reshape(-1, product.row * channels))
+            matmul.epilogue(sums.reshape(-1, matmul.row * channels), out[band].reshape(-1, matmul.row * channels))
         return out
 
     return run
@@ -85,13 +89,13 @@ def _by_group(cells: Array, groups: int) -> Array:
     return split.transpose(5, 0, 1, 2, 3, 4, 6).reshape(groups, positions, length)
 
 
-_OWN = (control("groups"), control("activation"), *LAYOUT)
+_OWN = (attribute("groups"), attribute("activation"), *LAYOUT)
 
 DECLARATIONS = (
     Declaration(
         OperationType.GROUPED_CONV_2D,
         since=V1_2,
-        forms=tuple(form(*OPERANDS, *padding, *_OWN, level=V1_2) for padding in (IMPLICIT, EXPLICIT)),
+        overloads=tuple(overload(*OPERANDS, *padding, *_OWN, level=V1_2) for padding in (IMPLICIT, EXPLICIT)),
         variants=variants(V1_2, plan_grouped, plan_quantized_grouped),
         shape=grouped_shape,
         images=("input",),

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.signature import ANY, B8, V1_3, Declaration, Form, Parameter, Variant, data
+from nnfmq.operations.signature import ANY, B8, V1_3, Declaration, Overload, Parameter, Variant, data
 
 FIRST_OUTER_INPUT = {OperationType.IF: 3, OperationType.WHILE: 2}
 """Where the operands begin that are handed to the subgraphs; also: the operations that call subgraphs."""
 
 
-def no_shape_rule(*shapes: Any, **controls: Any) -> NoReturn:
+def no_shape_rule(*shapes: Any, **attributes: Any) -> NoReturn:
     """Raise AssertionError: the shapes are those that a subgraph gives."""
     raise AssertionError("control flow has no shape rule")
 
@@ -31,7 +31,7 @@ def _declared(code: OperationType, *parameters: Parameter) -> Declaration:
     return Declaration(
         code,
         since=V1_3,
-        forms=(Form((*parameters, handed_on), {3: V1_3}),),
+        overloads=(Overload((*parameters, handed_on), {3: V1_3}),),
         variants=(Variant({}, V1_3),),
         shape=no_shape_rule,
         outputs=(ANY,),

@@ -27,9 +27,9 @@ from nnfmq.operations.signature import (
     Declaration,
     Shape,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 _REACH = np.float32(1.5)
@@ -101,7 +101,7 @@ DECLARATIONS = (
     Declaration(
         OperationType.HEATMAP_MAX_KEYPOINT,
         since=V1_2,
-        forms=(form(data("heatmap"), data("boxes", "X"), control("nchw", BOOL), level=V1_2),),
+        overloads=(overload(data("heatmap"), data("boxes", "X"), attribute("nchw", BOOL), level=V1_2),),
         variants=(
             Variant({"T": F32, "X": F32}, V1_2, _plan),
             Variant({"T": F16, "X": F16}, V1_2, _plan_half),

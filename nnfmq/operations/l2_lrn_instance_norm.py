@@ -17,9 +17,9 @@ import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
 from nnfmq.operations.fixed_point import INT32_MAX, Ints, high_mul, ints, rounding_shift, saturating_shift_left
-from nnfmq.operations.kernel_adapters import direct, half
-from nnfmq.operations.quantization import require_quantization, type_range
-from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
+from nnfmq.operations.quantization import dtype_range, require_quantization
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 from nnfmq.operations.signature import (
     BOOL,
     F16,
@@ -37,9 +37,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 _LEAST_NORM = np.float32(1e-6)
@@ -48,7 +48,7 @@ ONE_Q3, HALF_SQRT_2_Q0 = 1 << 28, 1518500250
 
 def _axis_shape(input: Shape, axis: int) -> Shape:
     require_rank(input, range(1, 5), "input")
-    normal_axis(axis, len(input))
+    normalize_axis(axis, len(input))
     return input
 
 
@@ -71,7 +71,7 @@ def l2_normalization(input: Array, *, axis: int = -1) -> Array:
 
 def plan_quantized_l2_normalization(input: Tensor, *, output: Tensor, axis: int = -1) -> Run:
     """Plan the normalization of codes."""
-    low, high = type_range(output)
+    low, high = dtype_range(output)
     require_quantization(output, 1 / 128, low + 128)
 
     def run(codes: Array) -> Array:
@@ -138,16 +138,16 @@ def instance_normalization(input: Array, *, gamma: float, beta: float, epsilon: 
     return result
 
 
-_FACTORS = (control("bias", "S"), control("alpha", "S"), control("beta", "S"))
+_FACTORS = (attribute("bias", "S"), attribute("alpha", "S"), attribute("beta", "S"))
 
 DECLARATIONS = (
     Declaration(
         OperationType.L2_NORMALIZATION,
         since=V1_0,
-        forms=(form(data("input"), control("axis"), level=V1_2, also={1: V1_0}),),
+        overloads=(overload(data("input"), attribute("axis"), level=V1_2, also={1: V1_0}),),
         variants=(
-            Variant({"T": F32}, V1_0, direct(l2_normalization)),
-            Variant({"T": F16}, V1_2, half(direct(l2_normalization))),
+            Variant({"T": F32}, V1_0, stateless(l2_normalization)),
+            Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(l2_normalization))),
             Variant({"T": Q8}, V1_2, plan_quantized_l2_normalization),
             Variant({"T": Q8S}, V1_3, plan_quantized_l2_normalization),
         ),
@@ -157,10 +157,12 @@ DECLARATIONS = (
     Declaration(
         OperationType.LOCAL_RESPONSE_NORMALIZATION,
         since=V1_0,
-        forms=(form(data("input"), control("radius"), *_FACTORS, control("axis"), level=V1_2, also={5: V1_0}),),
+        overloads=(
+            overload(data("input"), attribute("radius"), *_FACTORS, attribute("axis"), level=V1_2, also={5: V1_0}),
+        ),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_0, direct(local_response)),
-            Variant({"T": F16, "S": FLOAT16}, V1_2, half(direct(local_response))),
+            Variant({"T": F32, "S": FLOAT32}, V1_0, stateless(local_response)),
+            Variant({"T": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(stateless(local_response))),
         ),
         shape=local_response_shape,
         level=_rank_level,
@@ -168,19 +170,19 @@ DECLARATIONS = (
     Declaration(
         OperationType.INSTANCE_NORMALIZATION,
         since=V1_2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("input"),
-                control("gamma", "S"),
-                control("beta", "S"),
-                control("epsilon", "S"),
-                control("nchw", BOOL),
+                attribute("gamma", "S"),
+                attribute("beta", "S"),
+                attribute("epsilon", "S"),
+                attribute("nchw", BOOL),
                 level=V1_2,
             ),
         ),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_2, direct(instance_normalization)),
-            Variant({"T": F16, "S": FLOAT16}, V1_2, half(direct(instance_normalization))),
+            Variant({"T": F32, "S": FLOAT32}, V1_2, stateless(instance_normalization)),
+            Variant({"T": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(stateless(instance_normalization))),
         ),
         shape=instance_shape,
         images=("input",),

@@ -12,19 +12,25 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.lstm_cell import (
     GATES,
     NO_GATES,
     TENSOR_COUNT,
-    Cell,
+    LstmTensors,
     cell_parameters,
+    check_attributes,
     check_cell,
-    check_controls,
     gate_parameters,
     pack,
 )
-from nnfmq.operations.recurrent_sequences import Linking, bidirectional_shapes, run_both, swapped, turned
+from nnfmq.operations.recurrent_sequences import (
+    Linking,
+    bidirectional_shapes,
+    run_bidirectional,
+    swap_time_batch,
+    time_major_shape,
+)
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     BOOL,
@@ -43,9 +49,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 T = TypeVar("T")
@@ -56,16 +62,16 @@ Tensors: TypeAlias = tuple[Tensor, ...]
 def lstm_shape(input: Shape, *rest: Shape, activation: int, cell_clip: float, projection_clip: float) -> Shapes:
     """Return the shapes of the scratch buffer, both states and the output."""
     require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
-    check_controls(activation, cell_clip, projection_clip)
+    check_attributes(activation, cell_clip, projection_clip)
     cell, states = one_cell(rest)
     check_cell(cell, input, states)
     hidden, state = states
     return (input[0], len(cell.gates) * state[1]), hidden, state, hidden
 
 
-def one_cell(rest: Sequence[T]) -> tuple[Cell[T], Sequence[T]]:
+def one_cell(rest: Sequence[T]) -> tuple[LstmTensors[T], Sequence[T]]:
     """Return the cell and the two states among all arguments after the input."""
-    cell = Cell.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
+    cell = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
     return cell, rest[TENSOR_COUNT : TENSOR_COUNT + 2]
 
 
@@ -77,32 +83,32 @@ def plan_lstm(
     scratch_shape = output[0].shape
 
     def run(input: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
-        out, hidden, state = packed.sweep(input[np.newaxis], None, hidden, state)
+        out, hidden, state = packed.run_sequence(input[np.newaxis], None, hidden, state)
         return np.zeros(scratch_shape, np.float32), hidden, state, out[0]
 
     return run
 
 
 def unidirectional_shape(
-    input: Shape, *rest: Shape, time_major: bool, output_count: int, **cell_controls: Any
+    input: Shape, *rest: Shape, time_major: bool, output_count: int, **cell_attributes: Any
 ) -> Shapes:
     """Return the shapes of the output, and of both states where they are wanted."""
-    check_controls(**cell_controls)
-    steps = turned(input, time_major)
+    check_attributes(**cell_attributes)
+    steps = time_major_shape(input, time_major)
     cell, states = one_cell(rest)
     check_cell(cell, steps[1:], states)
-    return (turned((*steps[:2], states[0][1]), time_major), *states)[:output_count]
+    return (time_major_shape((*steps[:2], states[0][1]), time_major), *states)[:output_count]
 
 
 def plan_unidirectional(
-    input: Tensor, *rest: Tensor, output: Tensors, time_major: bool, output_count: int, **cell_controls: Any
+    input: Tensor, *rest: Tensor, output: Tensors, time_major: bool, output_count: int, **cell_attributes: Any
 ) -> Run:
     """Plan all steps of a sequence."""
-    packed = pack(one_cell(rest)[0], **cell_controls)
+    packed = pack(one_cell(rest)[0], **cell_attributes)
 
     def run(input: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
-        out, hidden, state = packed.sweep(swapped(input, time_major), None, hidden, state)
-        return (swapped(out, time_major), hidden, state)[:output_count]
+        out, hidden, state = packed.run_sequence(swap_time_batch(input, time_major), None, hidden, state)
+        return (swap_time_batch(out, time_major), hidden, state)[:output_count]
 
     return run
 
@@ -112,22 +118,22 @@ AUX = _STATES + 4
 _NORMS = AUX + 9
 
 
-def two_cells(rest: Sequence[T]) -> tuple[Cell[T], Cell[T]]:
+def two_cells(rest: Sequence[T]) -> tuple[LstmTensors[T], LstmTensors[T]]:
     """Return the forward and the backward cell among all arguments after the input."""
     fw_aux, bw_aux = rest[AUX + 1 : AUX + 5], rest[AUX + 5 : _NORMS]
-    forward = Cell.of(rest[:TENSOR_COUNT], norm=rest[_NORMS : _NORMS + 4], aux=fw_aux)
-    return forward, Cell.of(rest[TENSOR_COUNT:_STATES], norm=rest[_NORMS + 4 :], aux=bw_aux)
+    forward = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[_NORMS : _NORMS + 4], aux=fw_aux)
+    return forward, LstmTensors.of(rest[TENSOR_COUNT:_STATES], norm=rest[_NORMS + 4 :], aux=bw_aux)
 
 
 def bidirectional_shape(
-    input: Shape, *rest: Shape, merge_outputs: bool, time_major: bool, output_count: int, **cell_controls: Any
+    input: Shape, *rest: Shape, merge_outputs: bool, time_major: bool, output_count: int, **cell_attributes: Any
 ) -> Shapes:
     """Return the shapes of the outputs, two or merged to one, and of the four states where they are wanted."""
-    check_controls(**cell_controls)
+    check_attributes(**cell_attributes)
     forward, backward = two_cells(rest)
     linking = Linking.of(input, rest[AUX], (forward.aux != NO_GATES, backward.aux != NO_GATES))
     states = rest[_STATES:AUX]
-    steps = turned(input, time_major)
+    steps = time_major_shape(input, time_major)
     check_cell(forward, steps[1:], states[:2], linking.aux)
     check_cell(backward, (steps[1], linking.backward[2]), states[2:], linking.aux)
     sizes = (states[0][1], states[2][1])
@@ -141,18 +147,20 @@ def plan_bidirectional(
     merge_outputs: bool,
     time_major: bool,
     output_count: int,
-    **cell_controls: Any,
+    **cell_attributes: Any,
 ) -> Run:
     """Plan both directions of a sequence."""
     cells = two_cells(rest)
-    forward, backward = (pack(cell, **cell_controls) for cell in cells)
+    forward, backward = (pack(cell, **cell_attributes) for cell in cells)
     linked = cells[0].aux == NO_GATES
 
-    both = (forward.sweep, backward.sweep)
+    both = (forward.run_sequence, backward.run_sequence)
 
     def run(input: Array, *others: Any) -> tuple[Array, ...]:
         *states, aux = others
-        results = run_both(both, (input, aux), states, linked=linked, time_major=time_major, merged=merge_outputs)
+        results = run_bidirectional(
+            both, (input, aux), states, linked=linked, time_major=time_major, merged=merge_outputs
+        )
         return results[:output_count]
 
     return run
@@ -160,7 +168,7 @@ def plan_bidirectional(
 
 # -- declarations -----------------------------------------------------------------------------------------------------
 
-_CLIPS = (control("activation"), control("cell_clip", "S"), control("projection_clip", "S"))
+_CLIPS = (attribute("activation"), attribute("cell_clip", "S"), attribute("projection_clip", "S"))
 
 
 def _norms(prefix: str = "") -> tuple[Parameter, ...]:
@@ -176,14 +184,16 @@ def _states(prefix: str = "") -> tuple[Parameter, ...]:
 
 
 def _variants(plan: Plan, level: int) -> tuple[Variant, ...]:
-    return Variant({"T": F32, "S": FLOAT32}, level, plan), Variant({"T": F16, "S": FLOAT16}, V1_2, half(plan))
+    return Variant({"T": F32, "S": FLOAT32}, level, plan), Variant({"T": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(plan))
 
 
 DECLARATIONS = (
     Declaration(
         OperationType.LSTM,
         since=V1_0,
-        forms=(form(data("input"), *cell_parameters(), *_states(), *_CLIPS, *_norms(), level=V1_2, also={23: V1_0}),),
+        overloads=(
+            overload(data("input"), *cell_parameters(), *_states(), *_CLIPS, *_norms(), level=V1_2, also={23: V1_0}),
+        ),
         variants=_variants(plan_lstm, V1_0),
         shape=lstm_shape,
         outputs=("T",) * 4,
@@ -191,7 +201,9 @@ DECLARATIONS = (
     Declaration(
         OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM,
         since=V1_2,
-        forms=(form(data("input"), *cell_parameters(), *_states(), *_CLIPS, control("time_major", BOOL), *_norms()),),
+        overloads=(
+            overload(data("input"), *cell_parameters(), *_states(), *_CLIPS, attribute("time_major", BOOL), *_norms()),
+        ),
         variants=_variants(plan_unidirectional, V1_2),
         shape=unidirectional_shape,
         outputs=("T",) * 3,
@@ -200,16 +212,16 @@ DECLARATIONS = (
     Declaration(
         OperationType.BIDIRECTIONAL_SEQUENCE_LSTM,
         since=V1_2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("input"),
                 *(*cell_parameters("fw_"), *cell_parameters("bw_")),
                 *(*_states("fw_"), *_states("bw_")),
                 data("aux_input", optional=True),
                 *(*_aux("fw_"), *_aux("bw_")),
                 *_CLIPS,
-                control("merge_outputs", BOOL),
-                control("time_major", BOOL),
+                attribute("merge_outputs", BOOL),
+                attribute("time_major", BOOL),
                 *(*_norms("fw_"), *_norms("bw_")),
             ),
         ),

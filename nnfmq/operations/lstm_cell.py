@@ -25,7 +25,7 @@ import numpy as np
 
 from nnfmq.operations.activation import logistic
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import Array, Column, Parameter, Shape, Tensor, weight
+from nnfmq.operations.signature import Array, Parameter, ParameterType, Shape, Tensor, weight
 
 T = TypeVar("T")
 Gates: TypeAlias = tuple[T | None, T | None, T | None, T | None]  # of the input, forget, cell and output gate
@@ -49,7 +49,7 @@ _LSTM_CODES = frozenset(ACTIVATIONS) - {2}
 
 
 def cell_parameters(
-    prefix: str = "", *, weights: Column = "T", peepholes: Column = "T", biases: Column = "T"
+    prefix: str = "", *, weights: ParameterType = "T", peepholes: ParameterType = "T", biases: ParameterType = "T"
 ) -> tuple[Parameter, ...]:
     """Return the parameters of one cell from its input weights to its projection, in the HAL's order."""
     cell_to = ("input", "forget", "output")
@@ -63,13 +63,15 @@ def cell_parameters(
     )
 
 
-def gate_parameters(name: str, type: Column = "T", *, optional: tuple[str, ...] = ("input",)) -> tuple[Parameter, ...]:
+def gate_parameters(
+    name: str, type: ParameterType = "T", *, optional: tuple[str, ...] = ("input",)
+) -> tuple[Parameter, ...]:
     """Return a weight for each gate, of which `optional` may be omitted."""
     return tuple(weight(name.format(gate), type, optional=gate in optional) for gate in GATES)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell(Generic[T]):
+class LstmTensors(Generic[T]):
     """What one cell is made of: tensors, or their shapes; None where omitted."""
 
     input: Gates[T]
@@ -82,7 +84,9 @@ class Cell(Generic[T]):
     aux: Gates[T]
 
     @classmethod
-    def of(cls, tensors: Sequence[T | None], norm: Sequence[T | None] = (), aux: Sequence[T | None] = ()) -> Cell[T]:
+    def of(
+        cls, tensors: Sequence[T | None], norm: Sequence[T | None] = (), aux: Sequence[T | None] = ()
+    ) -> LstmTensors[T]:
         """Sort the arguments of `cell_parameters`, layer norm weights and auxiliary weights."""
         peephole = (tensors[8], tensors[9], None, tensors[10])
         weights, recurrent, bias = _gates(tensors[:4]), _gates(tensors[4:8]), _gates(tensors[11:15])
@@ -112,7 +116,7 @@ class Sizes:
     output: int
 
 
-def check_cell(cell: Cell[Shape], rows: Shape, states: Sequence[Shape], aux: Shape | None = None) -> None:
+def check_cell(cell: LstmTensors[Shape], rows: Shape, states: Sequence[Shape], aux: Shape | None = None) -> None:
     """Check C2-C8 and C11 for a step's `rows` (batch, input size); `aux` is the shape of an auxiliary input."""
     first, recurrent = cell.input[3], cell.recurrent[3]
     assert first is not None and recurrent is not None, "the output gate's weights are not optional"
@@ -124,7 +128,7 @@ def check_cell(cell: Cell[Shape], rows: Shape, states: Sequence[Shape], aux: Sha
     require(list(states) == wanted, "C8", f"states have shapes {list(states)}, needed are {wanted}")
 
 
-def _check_gates(cell: Cell[Shape], sizes: Sizes, aux: Shape | None) -> None:
+def _check_gates(cell: LstmTensors[Shape], sizes: Sizes, aux: Shape | None) -> None:
     cells = sizes.cells
     _check_group("C2", "input weights", cell.input, (cells, sizes.input), cell.gates)
     _check_group("C2", "recurrent weights", cell.recurrent, (cells, sizes.output), cell.gates)
@@ -151,7 +155,7 @@ def _check_group(rule: str, name: str, shapes: Gates[Shape], wanted: Shape, gate
             require(shapes[gate] is None, "C3", f"{name} of the {GATES[gate]} gate without its input weights")
 
 
-def _check_projection(cell: Cell[Shape], sizes: Sizes) -> None:
+def _check_projection(cell: LstmTensors[Shape], sizes: Sizes) -> None:
     wanted = (sizes.output, sizes.cells)
     if cell.projection is None:
         require(cell.projection_bias is None, "C6", "a projection bias without projection weights")
@@ -162,7 +166,7 @@ def _check_projection(cell: Cell[Shape], sizes: Sizes) -> None:
     require(bias in (None, wanted[:1]), "C6", f"the projection bias has shape {bias}, needed is {wanted[:1]}")
 
 
-def check_controls(activation: int, cell_clip: float, projection_clip: float) -> None:
+def check_attributes(activation: int, cell_clip: float, projection_clip: float) -> None:
     """Check C9 and C10."""
     require(cell_clip >= 0 and projection_clip >= 0, "C9", f"clips are {cell_clip} and {projection_clip}")
     allowed = sorted(_LSTM_CODES)
@@ -173,7 +177,7 @@ def check_controls(activation: int, cell_clip: float, projection_clip: float) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class GateParams:
     """What is added to one gate's products."""
 
     bias: Array
@@ -196,7 +200,7 @@ def _normalized(rows: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedCell:
+class PreparedLstmCell:
     """A cell ready to run: matrices that make all gates' products at once, and each gate's rest.
 
     `gates` are input, forget, cell and output; without the first where it is coupled to the forget gate.
@@ -205,12 +209,12 @@ class PackedCell:
     weights: Array
     aux_weights: Array | None
     recurrent: Array
-    gates: tuple[Gate, ...]
+    gates: tuple[GateParams, ...]
     activation: Callable[[Array], Array]
     cell_clip: float
     projection: Callable[[Array], Array]
 
-    def sweep(self, steps: Array, aux: Array | None, hidden: Array, state: Array) -> tuple[Array, Array, Array]:
+    def run_sequence(self, steps: Array, aux: Array | None, hidden: Array, state: Array) -> tuple[Array, Array, Array]:
         """Run over `steps` (time, batch, size); return (time, batch, output size) and both final states."""
         products = steps @ self.weights
         if aux is not None and self.aux_weights is not None:
@@ -233,13 +237,15 @@ class PackedCell:
         return self.projection(opened * self.activation(state)), state
 
 
-def pack(cell: Cell[Tensor], activation: int, cell_clip: float, projection_clip: float) -> PackedCell:
-    """Prepare a cell that has passed `check_cell` and `check_controls`."""
-    return PackedCell(
+def pack(cell: LstmTensors[Tensor], activation: int, cell_clip: float, projection_clip: float) -> PreparedLstmCell:
+    """Prepare a cell that has passed `check_cell` and `check_attributes`."""
+    return PreparedLstmCell(
         _stacked(cell.input, cell.gates),
         None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates),
         _stacked(cell.recurrent, cell.gates),
-        tuple(Gate(_value(cell.bias[g]), _optional(cell.peephole[g]), _optional(cell.norm[g])) for g in cell.gates),
+        tuple(
+            GateParams(_value(cell.bias[g]), _optional(cell.peephole[g]), _optional(cell.norm[g])) for g in cell.gates
+        ),
         ACTIVATIONS[activation],
         cell_clip,
         _projection(cell, projection_clip),
@@ -259,7 +265,7 @@ def _stacked(tensors: Gates[Tensor], gates: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(np.concatenate([_value(tensors[gate]) for gate in gates]).T)
 
 
-def _projection(cell: Cell[Tensor], clip: float) -> Callable[[Array], Array]:
+def _projection(cell: LstmTensors[Tensor], clip: float) -> Callable[[Array], Array]:
     if cell.projection is None:
         return lambda hidden: hidden
     weights = np.ascontiguousarray(_value(cell.projection).T)

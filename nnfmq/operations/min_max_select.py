@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import direct, look_up
-from nnfmq.operations.quantization import requantized_codes
-from nnfmq.operations.shapes import broadcast_of_any_rank, require
+from nnfmq.operations.kernel_adapters import lut8, stateless
+from nnfmq.operations.quantization import requantized_values
+from nnfmq.operations.shapes import broadcast_shapes, require
 from nnfmq.operations.signature import (
     B8,
     F16,
@@ -35,7 +35,7 @@ from nnfmq.operations.signature import (
     Tensor,
     Variant,
     data,
-    form,
+    overload,
 )
 
 Adapt: TypeAlias = Callable[[Array], Array]
@@ -65,8 +65,8 @@ def plan_quantized_select(condition: Tensor, first: Tensor, second: Tensor, *, o
 
 
 def _adapter(tensor: Tensor, output: Tensor) -> Adapt:
-    codes = requantized_codes(tensor, output)
-    return _unchanged if codes is None else partial(look_up, codes)
+    codes = requantized_values(tensor, output)
+    return _unchanged if codes is None else partial(lut8, codes)
 
 
 def _unchanged(codes: Array) -> Array:
@@ -87,9 +87,9 @@ def _choice(code: OperationType, ufunc: Any) -> Declaration:
     return Declaration(
         code,
         since=V1_2,
-        forms=(form(data("first"), data("second"), level=V1_2),),
-        variants=_variants(direct(ufunc), partial(plan_quantized_choice, ufunc)),
-        shape=broadcast_of_any_rank,
+        overloads=(overload(data("first"), data("second"), level=V1_2),),
+        variants=_variants(stateless(ufunc), partial(plan_quantized_choice, ufunc)),
+        shape=broadcast_shapes,
     )
 
 
@@ -99,8 +99,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.SELECT,
         since=V1_2,
-        forms=(form(data("condition", B8), data("first"), data("second"), level=V1_2),),
-        variants=_variants(direct(select), plan_quantized_select),
+        overloads=(overload(data("condition", B8), data("first"), data("second"), level=V1_2),),
+        variants=_variants(stateless(select), plan_quantized_select),
         shape=select_shape,
     ),
 )

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     F16,
@@ -31,9 +31,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 _ROUNDS = 10
@@ -113,8 +113,11 @@ DECLARATIONS = (
     Declaration(
         OperationType.RANDOM_MULTINOMIAL,
         since=V1_2,
-        forms=(form(data("input"), control("samples"), control("seeds", I32), level=V1_2),),
-        variants=(Variant({"T": F32}, V1_2, plan_multinomial), Variant({"T": F16}, V1_2, half(plan_multinomial))),
+        overloads=(overload(data("input"), attribute("samples"), attribute("seeds", I32), level=V1_2),),
+        variants=(
+            Variant({"T": F32}, V1_2, plan_multinomial),
+            Variant({"T": F16}, V1_2, fp16_via_fp32(plan_multinomial)),
+        ),
         shape=multinomial_shape,
         outputs=(I32,),
     ),

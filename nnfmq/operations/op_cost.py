@@ -1,9 +1,10 @@
-"""How much an operation computes, by its shapes alone: what rates such as GFLOP/s are of.
+"""Op cost: the multiply-accumulates and elements of an operation, from its shapes alone.
 
-Counted are the multiply-adds of products: of convolutions, matrices and recurrent cells. What goes on beside them
-(activations, requantization, clipping, element-wise gates) is not. All other operations have the elements that they
-make. The numbers are the operation's, whatever an engine does for it: taps over padding count, work done twice does
-not, and a transposed convolution spreads each of its inputs, also where that falls outside of the output.
+Rates such as GFLOP/s are relative to these numbers. Counted are the multiply-accumulates of convolutions, matrix
+products and recurrent cells; activations, requantization, clipping and elementwise gates are not. Every other operation
+has only the count of its output elements. The numbers are those of the operation, not of an engine's implementation:
+taps over padding count, recomputed work does not, and each input pixel of a transposed convolution counts all taps,
+including those outside the output.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ from typing import TypeAlias
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.signature import Match, Shape
 
-__all__ = ["MULTIPLY_ADDS", "Work", "work_of"]
+__all__ = ["MULTIPLY_ADDS", "OpCost", "compute_op_cost"]
 
-_Rule: TypeAlias = Callable[[Mapping[str, Shape], Shape], int]  # arguments' shapes by name, the first output's
+_Rule: TypeAlias = Callable[[Mapping[str, Shape], Shape], int]  # (argument shapes by name, first output) -> MACs
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What one execution of an operation takes; `multiply_adds` is None where it is no product."""
+class OpCost:
+    """Multiply-accumulates (None if the operation multiplies no matrices) and output elements of one execution."""
 
     multiply_adds: int | None
     elements: int
 
     @property
-    def operations(self) -> int | None:
-        """Multiplications and additions, each by itself."""
+    def arithmetic_operations(self) -> int | None:
+        """Multiplications plus additions: twice the multiply-accumulates."""
         return None if self.multiply_adds is None else 2 * self.multiply_adds
 
 
-def work_of(match: Match, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> Work:
-    """Return the work of a matched operation. Shapes are the arguments' in order (None: omitted), then the outputs'."""
+def compute_op_cost(match: Match, inputs: Sequence[Shape | None], outputs: Sequence[Shape]) -> OpCost:
+    """Return the cost of a matched operation with these argument shapes (None: omitted) and output shapes."""
     named = {p.name: shape for p, shape in zip(match.parameters, inputs, strict=True) if shape is not None}
     rule = MULTIPLY_ADDS.get(match.declaration.code)
-    return Work(rule(named, outputs[0]) if rule else None, sum(map(math.prod, outputs)))
+    return OpCost(rule(named, outputs[0]) if rule else None, sum(map(math.prod, outputs)))
 
 
 def _convolution(shapes: Mapping[str, Shape], output: Shape) -> int:
-    """Return each output's taps; a filter is (filters, height, width, channels it sees), grouped or not."""
+    """A filter has shape (filters, height, width, channels per group), for grouped convolutions too."""
     return math.prod(output) * math.prod(shapes["filter"][1:])
 
 
@@ -59,15 +60,15 @@ def _fully_connected(shapes: Mapping[str, Shape], output: Shape) -> int:
     return math.prod(output) * shapes["weights"][1]
 
 
-def _matrices(shapes: Mapping[str, Shape], output: Shape) -> int:
-    """Return each output's length of sums; which axis of the left matrix that is depends on `adjoint_left`."""
+def _batch_matmul(shapes: Mapping[str, Shape], output: Shape) -> int:
+    """K is the axis of the left matrix that is not the output's rows; `adjoint_left` decides which one that is."""
     left = shapes["left"]
     rows = output[-2]
     return math.prod(output) * left[-2] * left[-1] // rows if rows else 0
 
 
 def _recurrent(shapes: Mapping[str, Shape], _output: Shape) -> int:
-    """Return all matrices of weights, once for each step of each sequence; peepholes and norms are vectors."""
+    """All weight matrices, once for each step of each sequence; peepholes and layer norm weights are vectors."""
     weights = (math.prod(shape) for name, shape in shapes.items() if "weights" in name and len(shape) == 2)
     return math.prod(shapes["input"][:-1]) * sum(weights)
 
@@ -78,7 +79,7 @@ MULTIPLY_ADDS: Mapping[OperationType, _Rule] = {
     OperationType.DEPTHWISE_CONV_2D: _depthwise,
     OperationType.TRANSPOSE_CONV_2D: _transposed,
     OperationType.FULLY_CONNECTED: _fully_connected,
-    OperationType.BATCH_MATMUL: _matrices,
+    OperationType.BATCH_MATMUL: _batch_matmul,
     OperationType.RNN: _recurrent,
     OperationType.UNIDIRECTIONAL_SEQUENCE_RNN: _recurrent,
     OperationType.BIDIRECTIONAL_SEQUENCE_RNN: _recurrent,

@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.prepacked import packed
+from nnfmq.operations.prepacked import cached_prepack
 from nnfmq.operations.quantization import (
     EXACT_FLOAT32,
-    Finish,
-    Multipliers,
-    float_range,
-    product_multipliers,
+    Epilogue,
+    OutputMultipliers,
+    dtype_range,
+    float_activation_range,
+    requantization_scales,
     requantizer,
-    type_range,
 )
 from nnfmq.operations.signature import Array, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class PackedMatmul:
     """A packed matrix (length, channels), what finishes its sums, and the dtype of the results."""
 
     matrix: Array
-    finish: Finish
+    epilogue: Epilogue
     dtype: np.dtype[Any]
     row: int
 
@@ -41,39 +41,39 @@ class Product:
         """Multiply `rows` (positions, length) and fill `out`, contiguous, of positions · channels elements."""
         sums = np.matmul(rows.astype(self.matrix.dtype, copy=False), self.matrix)
         length = self.row * self.matrix.shape[1]
-        self.finish(sums.reshape(-1, length), out.reshape(-1, length))
+        self.epilogue(sums.reshape(-1, length), out.reshape(-1, length))
 
 
-def float_finish(bias: Array, activation: int) -> Finish:
+def float_epilogue(bias: Array, activation: int) -> Epilogue:
     """Return what adds `bias` (a row) and clamps."""
-    low, high = float_range(activation)
+    low, high = float_activation_range(activation)
 
-    def finish(sums: Array, out: Array) -> None:
+    def epilogue(sums: Array, out: Array) -> None:
         np.add(sums, bias, out=out)
         if low > -np.inf:
             np.maximum(out, low, out=out)
         if high < np.inf:
             np.minimum(out, high, out=out)
 
-    return finish
+    return epilogue
 
 
-def float_product(matrix: Array, bias: Array, output: Tensor, activation: int, row: int = 1) -> Product:
+def float_matmul(matrix: Array, bias: Array, output: Tensor, activation: int, row: int = 1) -> PackedMatmul:
     """Pack a float32 product whose results are stored `row` positions at a time."""
     packed = np.ascontiguousarray(matrix, dtype=np.float32)
-    return Product(packed, float_finish(np.tile(bias, row), activation), output.dtype, row)
+    return PackedMatmul(packed, float_epilogue(np.tile(bias, row), activation), output.dtype, row)
 
 
-def quantized_product(
+def quantized_matmul(
     input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int = 1
-) -> Product:
+) -> PackedMatmul:
     """Pack an exact integer product with `filter`, whose first dimension are the channels."""
-    matrix, sums, bound = exact_matrix(filter.array.reshape(filter.shape[0], -1).T, filter.zero_point, input)
-    finish = quantized_finish(sums, bound, input, filter, bias, output, activation, row)
-    return Product(matrix, finish, output.dtype, row)
+    matrix, sums, bound = pack_exact_matrix(filter.array.reshape(filter.shape[0], -1).T, filter.zero_point, input)
+    epilogue = quantized_epilogue(sums, bound, input, filter, bias, output, activation, row)
+    return PackedMatmul(matrix, epilogue, output.dtype, row)
 
 
-def exact_matrix(codes: Array, zero_point: int, input: Tensor) -> tuple[Array, Ints, int]:
+def pack_exact_matrix(codes: Array, zero_point: int, input: Tensor) -> tuple[Array, Ints, int]:
     """Return codes (length, channels) less their zero point, the sum of each channel, and a bound on |Σ x·w|.
 
     The matrix is of the float type that holds the sums exactly. The bound and the sums take longer than the rest, and
@@ -82,10 +82,10 @@ def exact_matrix(codes: Array, zero_point: int, input: Tensor) -> tuple[Array, I
 
     def sum_up() -> tuple[Array, ...]:
         weights = codes.astype(np.int64) - zero_point
-        bound, _ = exact_products(weights, max(map(abs, type_range(input))))
+        bound, _ = bound_accumulator(weights, max(map(abs, dtype_range(input))))
         return weights.sum(axis=0), np.array(bound)
 
-    sums, bound = packed(sum_up)
+    sums, bound = cached_prepack(sum_up)
     matrix = np.subtract(codes, zero_point, dtype=_exact_type(int(bound)), order="C")
     return matrix, ints(sums), int(bound)
 
@@ -94,19 +94,19 @@ def _exact_type(bound: int) -> type[np.floating[Any]]:
     return np.float32 if bound < EXACT_FLOAT32 else np.float64
 
 
-def exact_products(matrix: Ints, largest: int) -> tuple[int, type[np.floating[Any]]]:
+def bound_accumulator(matrix: Ints, largest: int) -> tuple[int, type[np.floating[Any]]]:
     """Return a bound on |Σ x·w| for |x| ≤ `largest`, and the float type that holds it exactly."""
     bound = int(np.abs(matrix).sum(axis=0).max(initial=0)) * largest
     return bound, _exact_type(bound)
 
 
-def quantized_finish(
+def quantized_epilogue(
     sums: Ints, bound: int, input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
-) -> Finish:
+) -> Epilogue:
     """Return what adds the bias and the zero point's part to raw sums, and requantizes them.
 
     `sums` are the filter's, less its zero point, of each channel.
     """
-    multipliers = Multipliers.of(product_multipliers(input, filter, bias, output)).rows(row)
+    multipliers = OutputMultipliers.of(requantization_scales(input, filter, bias, output)).rows(row)
     whole_bias = ints(bias.array) - input.zero_point * sums
     return requantizer(multipliers, np.tile(whole_bias, row), bound, output, activation)

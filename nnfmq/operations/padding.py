@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.quantization import type_range
-from nnfmq.operations.reshape_concat import moved_types
+from nnfmq.operations.quantization import dtype_range
+from nnfmq.operations.reshape_concat import data_movement_variants
 from nnfmq.operations.shapes import require, require_rank
 from nnfmq.operations.signature import (
     AIDL_V3,
@@ -40,9 +40,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -74,7 +74,7 @@ def plan_pad(input: Tensor, *, output: Tensor, paddings: Array) -> Run:
 def plan_pad_v2(input: Tensor, *, output: Tensor, paddings: Array, value: float) -> Run:
     """Plan padding with a value of the array's type."""
     if output.dtype.kind != "f":
-        low, high = type_range(output)
+        low, high = dtype_range(output)
         require(low <= value <= high, "C4", f"padding code {value}, {output.dtype} allows {low} to {high}")
     pairs = zip(input.shape, paddings.tolist(), strict=True)
     inner = tuple(slice(head, head + extent) for extent, (head, _) in pairs)
@@ -122,8 +122,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.PAD,
         since=V1_1,
-        forms=(form(data("input"), control("paddings", I32), level=V1_1),),
-        variants=moved_types(plan_pad, V1_1),
+        overloads=(overload(data("input"), attribute("paddings", I32), level=V1_1),),
+        variants=data_movement_variants(plan_pad, V1_1),
         shape=pad_shape,
         same_quantization=True,
         level=_pad_level,
@@ -131,7 +131,7 @@ DECLARATIONS = (
     Declaration(
         OperationType.PAD_V2,
         since=V1_2,
-        forms=(form(data("input"), control("paddings", I32), control("value", "V"), level=V1_2),),
+        overloads=(overload(data("input"), attribute("paddings", I32), attribute("value", "V"), level=V1_2),),
         variants=(
             Variant({"T": F32, "V": FLOAT32}, V1_2, plan_pad_v2),
             Variant({"T": F16, "V": FLOAT16}, V1_2, plan_pad_v2),
@@ -144,8 +144,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.MIRROR_PAD,
         since=AIDL_V3,
-        forms=(form(data("input"), control("paddings", I32), control("mode"), level=AIDL_V3),),
-        variants=moved_types(plan_mirror_pad, AIDL_V3, int32=AIDL_V3),
+        overloads=(overload(data("input"), attribute("paddings", I32), attribute("mode"), level=AIDL_V3),),
+        variants=data_movement_variants(plan_mirror_pad, AIDL_V3, int32=AIDL_V3),
         shape=mirror_pad_shape,
         same_quantization=True,
     ),

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import direct
-from nnfmq.operations.reshape_concat import moved_types
-from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 from nnfmq.operations.signature import (
     AIDL_V3,
     I32,
@@ -22,9 +22,9 @@ from nnfmq.operations.signature import (
     Array,
     Declaration,
     Shape,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -73,7 +73,7 @@ def tile(input: Array, *, multiples: Array) -> Array:
 def channel_shuffle_shape(input: Shape, *, groups: int, axis: int) -> Shape:
     """Return the input's shape."""
     require_rank(input, range(1, 5), "input")
-    extent = input[normal_axis(axis, len(input))]
+    extent = input[normalize_axis(axis, len(input))]
     require(groups > 0 and extent % groups == 0, "C4", f"{groups} groups of an extent of {extent}")
     return input
 
@@ -90,8 +90,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.TRANSPOSE,
         since=V1_1,
-        forms=(form(data("input"), control("permutation", I32, optional=True), level=V1_1),),
-        variants=moved_types(direct(transpose), V1_1),
+        overloads=(overload(data("input"), attribute("permutation", I32, optional=True), level=V1_1),),
+        variants=data_movement_variants(stateless(transpose), V1_1),
         shape=transpose_shape,
         zero_sized=True,
         same_quantization=True,
@@ -99,24 +99,24 @@ DECLARATIONS = (
     Declaration(
         OperationType.REVERSE,
         since=AIDL_V3,
-        forms=(form(data("input"), control("axis", I32), level=AIDL_V3),),
-        variants=moved_types(direct(reverse), AIDL_V3, int32=AIDL_V3),
+        overloads=(overload(data("input"), attribute("axis", I32), level=AIDL_V3),),
+        variants=data_movement_variants(stateless(reverse), AIDL_V3, int32=AIDL_V3),
         shape=reverse_shape,
         same_quantization=True,
     ),
     Declaration(
         OperationType.TILE,
         since=V1_2,
-        forms=(form(data("input"), control("multiples", I32), level=V1_2),),
-        variants=moved_types(direct(tile), V1_2, int32=V1_2),
+        overloads=(overload(data("input"), attribute("multiples", I32), level=V1_2),),
+        variants=data_movement_variants(stateless(tile), V1_2, int32=V1_2),
         shape=tile_shape,
         same_quantization=True,
     ),
     Declaration(
         OperationType.CHANNEL_SHUFFLE,
         since=V1_2,
-        forms=(form(data("input"), control("groups"), control("axis"), level=V1_2),),
-        variants=moved_types(direct(channel_shuffle), V1_2),
+        overloads=(overload(data("input"), attribute("groups"), attribute("axis"), level=V1_2),),
+        variants=data_movement_variants(stateless(channel_shuffle), V1_2),
         shape=channel_shuffle_shape,
         same_quantization=True,
     ),

@@ -14,9 +14,9 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.convolution import EXPLICIT, IMPLICIT, LAYOUT, pad_image
-from nnfmq.operations.kernel_adapters import half
-from nnfmq.operations.quantization import code_range, float_range, type_range
-from nnfmq.operations.shapes import Window, padded_shape, require, windows
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.quantization import dtype_range, float_activation_range, quantized_activation_range
+from nnfmq.operations.shapes import WindowDimension, padded_shape, require, windows
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -32,33 +32,37 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
-def pool_shape(input: Shape, *, filter_width: int, filter_height: int, activation: int, **geometry: int) -> Shape:
+def pool_shape(input: Shape, *, filter_width: int, filter_height: int, activation: int, **conv_params: int) -> Shape:
     """Return (batch, height, width, channels)."""
     require(len(input) == 4, "C1", f"input {input} needs rank 4")
     require(0 not in input[1:], "C2", f"input {input}, only the batch may be 0")
-    rows, columns = windows(input[1:3], (filter_height, filter_width), **geometry)
+    rows, columns = windows(input[1:3], (filter_height, filter_width), **conv_params)
     padded_shape(input, rows, columns)
     return input[0], rows.count, columns.count, input[3]
 
 
-def _pool_windows(input: Tensor, filter_width: int, filter_height: int, **geometry: int) -> tuple[Window, Window]:
-    return windows(input.shape[1:3], (filter_height, filter_width), **geometry)
+def _pool_windows(
+    input: Tensor, filter_width: int, filter_height: int, **conv_params: int
+) -> tuple[WindowDimension, WindowDimension]:
+    return windows(input.shape[1:3], (filter_height, filter_width), **conv_params)
 
 
-def reduce_windows(image: Array, rows: Window, columns: Window, ufunc: np.ufunc, padding: Any, dtype: Any) -> Array:
+def reduce_windows(
+    image: Array, rows: WindowDimension, columns: WindowDimension, ufunc: np.ufunc, padding: Any, dtype: Any
+) -> Array:
     """Combine the cells of each window with `ufunc`, whose neutral element is `padding`."""
     padded = pad_image(image, rows, columns, padding, np.dtype(dtype))
     across = _reduce_axis(padded, columns, ufunc, 2)
     return _reduce_axis(across, rows, ufunc, 1)
 
 
-def _reduce_axis(values: Array, window: Window, ufunc: np.ufunc, axis: int) -> Array:
+def _reduce_axis(values: Array, window: WindowDimension, ufunc: np.ufunc, axis: int) -> Array:
     moved = np.moveaxis(values, axis, 0)
     if window.count == 1:
         return np.moveaxis(ufunc.reduce(moved[: window.size], axis=0, keepdims=True, dtype=values.dtype), 0, axis)
@@ -69,22 +73,22 @@ def _reduce_axis(values: Array, window: Window, ufunc: np.ufunc, axis: int) -> A
     return np.moveaxis(result, 0, axis)
 
 
-def cell_counts(rows: Window, columns: Window, extents: tuple[int, int]) -> Array:
+def cell_counts(rows: WindowDimension, columns: WindowDimension, extents: tuple[int, int]) -> Array:
     """Return (1, height, width, 1): how many cells of each window lie inside the image."""
     vertical, horizontal = _inside(rows, extents[0]), _inside(columns, extents[1])
     return (vertical[:, None] * horizontal)[None, :, :, None]
 
 
-def _inside(window: Window, extent: int) -> Array:
-    start = np.arange(window.count, dtype=np.int64) * window.stride - window.head
+def _inside(window: WindowDimension, extent: int) -> Array:
+    start = np.arange(window.count, dtype=np.int64) * window.stride - window.padding_low
     return np.minimum(start + window.size, extent) - np.maximum(start, 0)
 
 
-def plan_average(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+def plan_average(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
     """Plan an average in float32."""
-    rows, columns = _pool_windows(input, **geometry)
+    rows, columns = _pool_windows(input, **conv_params)
     counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.float32)
-    low, high = float_range(activation)
+    low, high = float_activation_range(activation)
 
     def run(image: Array) -> Array:
         sums = reduce_windows(image, rows, columns, np.add, 0, np.float32)
@@ -93,12 +97,12 @@ def plan_average(input: Tensor, *, output: Tensor, activation: int, **geometry: 
     return run
 
 
-def plan_quantized_average(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+def plan_quantized_average(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
     """Plan an average of codes, counted from the type's least: int32 sums, rounded half up."""
-    rows, columns = _pool_windows(input, **geometry)
+    rows, columns = _pool_windows(input, **conv_params)
     counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.int32)
-    low, high = code_range(activation, output)
-    least = type_range(input)[0]
+    low, high = quantized_activation_range(activation, output)
+    least = dtype_range(input)[0]
     rounding = counts // 2 - least * counts
 
     def run(image: Array) -> Array:
@@ -110,11 +114,11 @@ def plan_quantized_average(input: Tensor, *, output: Tensor, activation: int, **
     return run
 
 
-def plan_l2(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+def plan_l2(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
     """Plan the square root of the mean of squares in float32."""
-    rows, columns = _pool_windows(input, **geometry)
+    rows, columns = _pool_windows(input, **conv_params)
     counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.float32)
-    low, high = float_range(activation)
+    low, high = float_activation_range(activation)
 
     def run(image: Array) -> Array:
         sums = reduce_windows(np.square(image), rows, columns, np.add, 0, np.float32)
@@ -123,10 +127,10 @@ def plan_l2(input: Tensor, *, output: Tensor, activation: int, **geometry: int) 
     return run
 
 
-def plan_max(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+def plan_max(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
     """Plan a maximum of floats; padding never wins."""
-    rows, columns = _pool_windows(input, **geometry)
-    low, high = float_range(activation)
+    rows, columns = _pool_windows(input, **conv_params)
+    low, high = float_activation_range(activation)
 
     def run(image: Array) -> Array:
         most = reduce_windows(image, rows, columns, np.maximum, -np.inf, np.float32)
@@ -135,10 +139,10 @@ def plan_max(input: Tensor, *, output: Tensor, activation: int, **geometry: int)
     return run
 
 
-def plan_quantized_max(input: Tensor, *, output: Tensor, activation: int, **geometry: int) -> Run:
+def plan_quantized_max(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
     """Plan a maximum of codes."""
-    rows, columns = _pool_windows(input, **geometry)
-    low, high = code_range(activation, output)
+    rows, columns = _pool_windows(input, **conv_params)
+    low, high = quantized_activation_range(activation, output)
     least = np.iinfo(input.dtype).min
 
     def run(image: Array) -> Array:
@@ -149,12 +153,12 @@ def plan_quantized_max(input: Tensor, *, output: Tensor, activation: int, **geom
 
 
 def _pool(code: OperationType, in_float: Plan, in_integers: Plan | None) -> Declaration:
-    own = (control("filter_width"), control("filter_height"), control("activation"))
+    own = (attribute("filter_width"), attribute("filter_height"), attribute("activation"))
     lists = ((data("input"), *padding, *own, *LAYOUT) for padding in (IMPLICIT, EXPLICIT))
     return Declaration(
         code,
         since=V1_0,
-        forms=tuple(form(*p, level=V1_2, also={len(p) - 1: V1_0}) for p in lists),
+        overloads=tuple(overload(*p, level=V1_2, also={len(p) - 1: V1_0}) for p in lists),
         variants=_variants(in_float, in_integers),
         shape=pool_shape,
         images=("input",),
@@ -164,7 +168,7 @@ def _pool(code: OperationType, in_float: Plan, in_integers: Plan | None) -> Decl
 
 
 def _variants(in_float: Plan, in_integers: Plan | None) -> tuple[Variant, ...]:
-    floats = (Variant({"T": F32}, V1_0, in_float), Variant({"T": F16}, V1_2, half(in_float)))
+    floats = (Variant({"T": F32}, V1_0, in_float), Variant({"T": F16}, V1_2, fp16_via_fp32(in_float)))
     if in_integers is None:
         return floats
     return (*floats, Variant({"T": Q8}, V1_0, in_integers), Variant({"T": Q8S}, V1_3, in_integers))

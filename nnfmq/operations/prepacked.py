@@ -1,9 +1,12 @@
-"""What a plan makes of constants alone, which a compilation cache can bring back instead.
+"""Prepacked weights: arrays that plans derive from constants, which a compilation cache can save and restore.
 
-A plan wraps the expensive part of its preparation: `packed(compute)` returns the arrays of `compute()`. While a
-`Packing` is in use, it notes them in the order of the calls, or gives back those that it was made with: binding the
-same model by the same code asks for the same arrays in the same order. Outside of one, `packed` only computes. Wrap
-what is slow and read only afterwards; whoever saves the arrays answers for that they come back unchanged.
+A plan wraps the expensive part of its preparation in `cached_prepack(compute)`, which returns what `compute()`
+returns. Within `PrepackedWeights.in_use()`, the arrays of each call are recorded in order. If the `PrepackedWeights`
+was made with the arrays of an earlier preparation, they are returned in the same order and nothing is computed:
+preparing the same model with the same code makes the same calls.
+
+Wrap only what is slow to compute and read-only afterwards. The caller that saves the arrays is responsible for their
+integrity: restored arrays are not checked here.
 """
 
 from __future__ import annotations
@@ -15,38 +18,46 @@ from contextvars import ContextVar
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.operations.signature import Array
 
-__all__ = ["Packing", "packed", "unpacked"]
+__all__ = ["PrepackedWeights", "cached_prepack", "no_prepack_recording"]
 
 
-class Packing:
-    """The arrays of one model's preparation, a group for each call of `packed`; `known`: from an earlier one."""
+class PrepackedWeights:
+    """The prepacked arrays of one model, a group for each call of `cached_prepack`.
 
-    def __init__(self, known: Sequence[tuple[Array, ...]] | None = None) -> None:
+    Args:
+        restored: The groups of an earlier preparation of the same model; None to compute and record them.
+    """
+
+    def __init__(self, restored: Sequence[tuple[Array, ...]] | None = None) -> None:
         self.groups: list[tuple[Array, ...]] = []
-        self._known = known
+        self._restored = restored
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let `packed` note its results here, on this thread, during a block."""
+        """Make `cached_prepack` record or restore here during the block, on the calling thread."""
         token = _current.set(self)
         try:
             yield
         finally:
             _current.reset(token)
 
-    def take(self, compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
-        """Return the next group. Raises GeneralFailure where more are asked for than are known."""
-        number = len(self.groups)
-        if self._known is not None and number >= len(self._known):
-            raise GeneralFailure(f"the cache has {number} groups of packed constants, and one more is needed")
-        group = compute() if self._known is None else self._known[number]
+    def next_group(self, compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
+        """Return the next group, restored or computed.
+
+        Raises:
+            GeneralFailure: If fewer groups were restored than the model needs.
+        """
+        index = len(self.groups)
+        if self._restored is not None and index >= len(self._restored):
+            raise GeneralFailure(f"the cache has {index} groups of prepacked weights, the model needs more")
+        group = compute() if self._restored is None else self._restored[index]
         self.groups.append(group)
         return group
 
 
 @contextmanager
-def unpacked() -> Iterator[None]:
-    """Let `packed` only compute during a block: what is made there is not kept."""
+def no_prepack_recording() -> Iterator[None]:
+    """Make `cached_prepack` compute without recording during the block, on the calling thread."""
     token = _current.set(None)
     try:
         yield
@@ -54,10 +65,10 @@ def unpacked() -> Iterator[None]:
         _current.reset(token)
 
 
-_current: ContextVar[Packing | None] = ContextVar("packing", default=None)
+_current: ContextVar[PrepackedWeights | None] = ContextVar("prepacked_weights", default=None)
 
 
-def packed(compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
-    """Return the arrays of `compute()`, from the cache that is in use if there is one."""
+def cached_prepack(compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
+    """Return the arrays of `compute()`, restored if the `PrepackedWeights` in use has them."""
     current = _current.get()
-    return compute() if current is None else current.take(compute)
+    return compute() if current is None else current.next_group(compute)

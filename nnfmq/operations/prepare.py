@@ -21,14 +21,14 @@ import numpy as np
 
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, is_scalar
-from nnfmq.operations.shapes import FROM_DATA, require, require_rank, require_size
+from nnfmq.operations.shapes import DATA_DEPENDENT, require, require_rank, require_size
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Role, Run, Shape, Tensor
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class ShapedOp:
     """An operation whose shapes fit; `bind` makes its run, which is what may take long, and may refuse as well."""
 
     shapes: tuple[Shape, ...]
@@ -36,7 +36,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Specialized:
+class PreparedOp:
     """An operation bound to shapes, weights and controls: `run` takes the DATA arrays in order."""
 
     shapes: tuple[Shape, ...]
@@ -49,50 +49,50 @@ def tensor_of(operand: Operand, shape: Shape, value: Array | None = None) -> Ten
     return Tensor(shape, dtype, operand.scale, operand.zero_point, operand.channel_quant, value, data)
 
 
-def specialize(match: Match, arguments: Sequence[Tensor | None], outputs: Sequence[Operand]) -> Specialized:
+def prepare(match: Match, arguments: Sequence[Tensor | None], outputs: Sequence[Operand]) -> PreparedOp:
     """Bind `match` to its arguments (None where omitted; WEIGHT and CONTROL ones carry values).
 
     Raises GeneralFailure with the number of the constraint that the arguments violate.
     """
-    fitted = fit(match, arguments, outputs)
-    return Specialized(fitted.shapes, fitted.bind())
+    fitted = infer_shapes(match, arguments, outputs)
+    return PreparedOp(fitted.shapes, fitted.bind())
 
 
-def fit(match: Match, arguments: Sequence[Tensor | None], outputs: Sequence[Operand]) -> Fitted:
-    """Do the first half of `specialize`: all but what the operation's plan does and checks."""
+def infer_shapes(match: Match, arguments: Sequence[Tensor | None], outputs: Sequence[Operand]) -> ShapedOp:
+    """Do the first half of `prepare`: all but what the operation's plan does and checks."""
     assert match.variant.plan is not None, "the engine asks `is_computed` first"
-    tensors, controls, nchw = sorted_arguments(match, arguments)
+    tensors, attributes, nchw = split_arguments(match, arguments)
     _check_extents(match, tensors)
     if match.declaration.is_variadic:
-        controls["output_count"] = len(outputs)
-    shapes = _output_shapes(match, tensors, controls)
+        attributes["output_count"] = len(outputs)
+    shapes = _output_shapes(match, tensors, attributes)
     turned = nchw and match.declaration.image_outputs
     final = tuple(permuted(shape, TO_NCHW) for shape in shapes) if turned else shapes
     _check_outputs(final, outputs)  # before the plan, whose tables may be as long as a row of the output
     described = tuple(tensor_of(operand, shape) for operand, shape in zip(outputs, shapes, strict=True))
     if match.declaration.same_quantization:
         _check_same_quantization(tensors, described)
-    plan = partial(match.variant.plan, *tensors, output=described[0] if _is_single(match) else described, **controls)
+    plan = partial(match.variant.plan, *tensors, output=described[0] if _is_single(match) else described, **attributes)
 
     def bind() -> Run:
         run = plan()
         if match.declaration.is_variadic and len(outputs) == 1:
             return _first_of(run)
         run = _transposed(match, run) if nchw else run
-        return _checked(run, outputs) if any(FROM_DATA in shape for shape in final) else run
+        return _checked(run, outputs) if any(DATA_DEPENDENT in shape for shape in final) else run
 
-    return Fitted(final, bind)
+    return ShapedOp(final, bind)
 
 
-def sorted_arguments(
+def split_arguments(
     match: Match, arguments: Sequence[Tensor | None]
 ) -> tuple[list[Tensor | None], dict[str, Any], bool]:
     """Return DATA and WEIGHT tensors in order, the controls by name, all as for NHWC, and whether it is NCHW."""
-    controls = _controls(match, arguments)
-    nchw = bool(controls.pop("nchw", False))
+    attributes = _attributes(match, arguments)
+    nchw = bool(attributes.pop("nchw", False))
     if nchw:
-        controls = _shapes_as_nhwc(match, controls)
-    return _tensors(match, arguments, nchw), controls, nchw
+        attributes = _shapes_as_nhwc(match, attributes)
+    return _tensors(match, arguments, nchw), attributes, nchw
 
 
 def _is_single(match: Match) -> bool:
@@ -103,9 +103,9 @@ def _first_of(run: Run) -> Run:
     return lambda *arrays: run(*arrays)[0]
 
 
-def _controls(match: Match, arguments: Sequence[Tensor | None]) -> dict[str, Any]:
+def _attributes(match: Match, arguments: Sequence[Tensor | None]) -> dict[str, Any]:
     pairs = zip(match.parameters, arguments, strict=True)
-    return {p.name: _python_value(argument, _is_tensor(match, p)) for p, argument in pairs if p.role is Role.CONTROL}
+    return {p.name: _python_value(argument, _is_tensor(match, p)) for p, argument in pairs if p.role is Role.ATTRIBUTE}
 
 
 def _is_tensor(match: Match, parameter: Parameter) -> bool:
@@ -121,15 +121,15 @@ def _python_value(argument: Tensor | None, is_tensor: bool) -> Any:
     return argument.array if is_tensor or argument.shape else argument.array.item()
 
 
-def _shapes_as_nhwc(match: Match, controls: Mapping[str, Any]) -> dict[str, Any]:
-    turned = {name for name in controls if name in match.declaration.images and np.shape(controls[name]) == (4,)}
-    return {name: value[list(TO_NHWC)] if name in turned else value for name, value in controls.items()}
+def _shapes_as_nhwc(match: Match, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    turned = {name for name in attributes if name in match.declaration.images and np.shape(attributes[name]) == (4,)}
+    return {name: value[list(TO_NHWC)] if name in turned else value for name, value in attributes.items()}
 
 
 def _tensors(match: Match, arguments: Sequence[Tensor | None], nchw: bool) -> list[Tensor | None]:
     pairs = zip(match.parameters, arguments, strict=True)
     images = match.declaration.images if nchw else ()
-    return [_as_nhwc(a) if p.name in images else a for p, a in pairs if p.role is not Role.CONTROL]
+    return [_as_nhwc(a) if p.name in images else a for p, a in pairs if p.role is not Role.ATTRIBUTE]
 
 
 def _as_nhwc(tensor: Tensor | None) -> Tensor | None:
@@ -148,8 +148,8 @@ def _check_extents(match: Match, tensors: Sequence[Tensor | None]) -> None:
         require(match.declaration.zero_sized or not empty, "R3", "an input has an extent of 0")
 
 
-def _output_shapes(match: Match, tensors: Sequence[Tensor | None], controls: Mapping[str, Any]) -> tuple[Shape, ...]:
-    result = match.declaration.shape(*(None if t is None else t.shape for t in tensors), **controls)
+def _output_shapes(match: Match, tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> tuple[Shape, ...]:
+    result = match.declaration.shape(*(None if t is None else t.shape for t in tensors), **attributes)
     return (result,) if _is_single(match) else tuple(result)
 
 
@@ -173,7 +173,7 @@ def _check_outputs(shapes: Sequence[Shape], outputs: Sequence[Operand]) -> None:
 
 
 def _fits(declared: int, extent: int) -> bool:
-    return extent == FROM_DATA or declared in (0, extent)
+    return extent == DATA_DEPENDENT or declared in (0, extent)
 
 
 def _checked(run: Run, outputs: Sequence[Operand]) -> Run:

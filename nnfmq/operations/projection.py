@@ -31,9 +31,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -90,7 +90,9 @@ DECLARATIONS = (
     Declaration(
         OperationType.LSH_PROJECTION,
         since=V1_0,
-        forms=(form(data("seeds", "H"), data("input"), data("weights", "H", optional=True), control("type")),),
+        overloads=(
+            overload(data("seeds", "H"), data("input"), data("weights", "H", optional=True), attribute("type")),
+        ),
         variants=tuple(
             Variant({"H": hash, "T": type}, level, plan_projection)
             for hash, level in ((F32, V1_0), (F16, V1_2))

@@ -29,7 +29,7 @@ from nnfmq.operations.fixed_point import Ints
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import Q8, V1_0, V1_2, Array, Tensor
 
-Finish: TypeAlias = Callable[[Array, Array], None]  # (sums or products, output): fills the output
+Epilogue: TypeAlias = Callable[[Array, Array], None]  # (sums or products, output): fills the output
 
 EXACT_FLOAT32 = 1 << 24  # integers up to here are exact in float32
 _LARGEST_EXACT_SHIFT = 12
@@ -47,22 +47,22 @@ def require_activation(activation: int) -> None:
     require(activation in (0, 1, 2, 3), "Q5", f"activation code {activation} is not 0 to 3")
 
 
-def float_range(activation: int) -> tuple[float, float]:
+def float_activation_range(activation: int) -> tuple[float, float]:
     """Return the bounds that a fused activation puts on float results."""
     require_activation(activation)
     return _FLOAT_RANGES[FusedActivationFunc(activation)]
 
 
-def type_range(tensor: Tensor) -> tuple[int, int]:
+def dtype_range(tensor: Tensor) -> tuple[int, int]:
     """Return the least and largest code of an integer tensor."""
     info = np.iinfo(tensor.dtype)
     return int(info.min), int(info.max)
 
 
-def code_range(activation: int, tensor: Tensor) -> tuple[int, int]:
+def quantized_activation_range(activation: int, tensor: Tensor) -> tuple[int, int]:
     """Return the bounds that a fused activation puts on the codes of `tensor`."""
-    low, high = float_range(activation)
-    least, most = type_range(tensor)
+    low, high = float_activation_range(activation)
+    least, most = dtype_range(tensor)
     lower = least if low == -np.inf else max(least, quantized(low, tensor))
     upper = most if high == np.inf else min(most, quantized(high, tensor))
     return min(lower, most), max(upper, least)
@@ -75,27 +75,27 @@ def quantized(real: float, tensor: Tensor) -> int:
     return tensor.zero_point + (steps if quotient >= 0 else -steps)
 
 
-def all_codes(tensor: Tensor) -> Array:
+def all_quantized_values(tensor: Tensor) -> Array:
     """Return the 256 codes of an 8-bit tensor in the order of their bits, as tables are indexed."""
     return np.arange(256, dtype=np.uint8).view(tensor.dtype)
 
 
-def code_values(tensor: Tensor) -> Array:
+def dequantized_values(tensor: Tensor) -> Array:
     """Return the float32 value of each 8-bit code, by the bits of the code."""
-    centred = all_codes(tensor).astype(np.int32) - tensor.zero_point
+    centred = all_quantized_values(tensor).astype(np.int32) - tensor.zero_point
     result: Array = centred.astype(np.float32) * np.float32(tensor.scale)
     return result
 
 
-def requantized_codes(tensor: Tensor, output: Tensor) -> Array | None:
+def requantized_values(tensor: Tensor, output: Tensor) -> Array | None:
     """Return the output's nearest code for each code of `tensor`, by its bits; None where both mean the same.
 
     Values are float32, their quotient float64, ties go up in unsigned arithmetic (signed codes plus 128).
     """
     if (tensor.scale, tensor.zero_point) == (output.scale, output.zero_point):
         return None
-    lowest = type_range(output)[0]
-    quotients = code_values(tensor).astype(np.float64) / float(np.float32(output.scale))
+    lowest = dtype_range(output)[0]
+    quotients = dequantized_values(tensor).astype(np.float64) / float(np.float32(output.scale))
     clamped = np.clip(quotients + (output.zero_point - lowest), 0, 255)
     whole = np.floor(clamped)
     result: Array = (whole + (clamped - whole >= 0.5) + lowest).astype(output.dtype)
@@ -109,13 +109,13 @@ def require_quantization(tensor: Tensor, scale: float, zero_point: int) -> None:
     require(matches, "Q6", f"output has {given}, required are {scale} and {zero_point}")
 
 
-def product_level(inputs: Mapping[str, Operand], output: Operand) -> int:
+def output_scale_level(inputs: Mapping[str, Operand], output: Operand) -> int:
     """Return 1.2 where a uint8 output scale does not exceed input scale · filter scale, as 1.0 and 1.1 demanded."""
     source, filter = inputs["input"], inputs.get("filter") or inputs["weights"]
     return V1_2 if source.type == Q8 and output.scale <= source.scale * filter.scale else V1_0
 
 
-def product_multipliers(input: Tensor, filter: Tensor, bias: Tensor, output: Tensor) -> list[float]:
+def requantization_scales(input: Tensor, filter: Tensor, bias: Tensor, output: Tensor) -> list[float]:
     """GetQuantizedConvolutionMultiplier: one real multiplier, or one for each output channel."""
     if filter.channel_quant is None:
         product = float(np.float32(input.scale) * np.float32(filter.scale))
@@ -127,35 +127,35 @@ def product_multipliers(input: Tensor, filter: Tensor, bias: Tensor, output: Ten
 
 
 @dataclass(frozen=True, slots=True)
-class Multipliers:
+class OutputMultipliers:
     """Quantized multipliers, one or one for each channel: real ≈ mantissas / 2^31 * 2^shifts."""
 
-    mantissas: Ints
+    multipliers: Ints
     shifts: Ints
 
     @classmethod
-    def of(cls, reals: list[float]) -> Multipliers:
+    def of(cls, reals: list[float]) -> OutputMultipliers:
         """Quantize real multipliers."""
         pairs = [fixed_point.quantize_multiplier(real) for real in reals]
         return cls(fixed_point.ints([m for m, _ in pairs]), fixed_point.ints([s for _, s in pairs]))
 
-    def rows(self, repeat: int) -> Multipliers:
+    def rows(self, repeat: int) -> OutputMultipliers:
         """Repeat per-channel multipliers to the length of a row; one for all stays one."""
-        if len(self.mantissas) == 1:
+        if len(self.multipliers) == 1:
             return self
-        return Multipliers(np.tile(self.mantissas, repeat), np.tile(self.shifts, repeat))
+        return OutputMultipliers(np.tile(self.multipliers, repeat), np.tile(self.shifts, repeat))
 
 
-def requantizer(multipliers: Multipliers, bias: Ints, bound: int, output: Tensor, activation: int) -> Finish:
+def requantizer(multipliers: OutputMultipliers, bias: Ints, bound: int, output: Tensor, activation: int) -> Epilogue:
     """Return a function that turns sums (rows of the length of `bias`, added here) into codes of `output`.
 
     `bound` is the largest absolute sum before the bias; sums are exact integers in any numeric dtype.
     """
-    low, high = code_range(activation, output)
+    low, high = quantized_activation_range(activation, output)
     if int(np.max(-multipliers.shifts, initial=0)) > _LARGEST_EXACT_SHIFT:
         return _integer_requantizer(multipliers, bias, low, high, output.zero_point)
     right = np.maximum(-multipliers.shifts, 0)
-    scales = np.ldexp(multipliers.mantissas.astype(np.float64), (multipliers.shifts - 31).astype(np.int32))
+    scales = np.ldexp(multipliers.multipliers.astype(np.float64), (multipliers.shifts - 31).astype(np.int32))
     nudges = np.where(right > 0, np.ldexp(0.5, -right.astype(np.int32)), 0.0)
     if low >= output.zero_point:
         offset = output.zero_point + 0.5 + nudges
@@ -166,7 +166,7 @@ def requantizer(multipliers: Multipliers, bias: Ints, bound: int, output: Tensor
     return _signed(scales, bias, nudges, output.zero_point + 0.5, low, high)
 
 
-def _folded_bias(multipliers: Multipliers, bias: Ints, bound: int, offset: Array) -> Array | None:
+def _folded_bias(multipliers: OutputMultipliers, bias: Ints, bound: int, offset: Array) -> Array | None:
     """Return bias·scale + offset if adding it to sum·scale is exact in float64, else None."""
     right = np.maximum(-multipliers.shifts, 0)
     left = np.maximum(multipliers.shifts, 0)
@@ -175,7 +175,7 @@ def _folded_bias(multipliers: Multipliers, bias: Ints, bound: int, offset: Array
     exact = bound * (1 << 31 + int(left.max())) < limit << 1 and int(np.abs(bias).max(initial=0)) < 1 << 21
     if not exact or int(left.max()) > 0:
         return None
-    total = bias * multipliers.mantissas + units
+    total = bias * multipliers.multipliers + units
     return np.ldexp(total.astype(np.float64), -(right + 31).astype(np.int32)) if np.abs(total).max() < limit else None
 
 
@@ -183,40 +183,40 @@ def _scalar_if_one(values: Array) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _affine(scales: Array, offset: Array, low: int, high: int) -> Finish:
+def _affine(scales: Array, offset: Array, low: int, high: int) -> Epilogue:
     scale = _scalar_if_one(scales)
 
-    def finish(sums: Array, out: Array) -> None:
+    def epilogue(sums: Array, out: Array) -> None:
         y = np.multiply(sums, scale, dtype=np.float64)
         np.add(y, offset, out=y)
         _store(y, out, low, high)
 
-    return finish
+    return epilogue
 
 
-def _rectified(scales: Array, bias: Ints, offset: Array, low: int, high: int) -> Finish:
+def _rectified(scales: Array, bias: Ints, offset: Array, low: int, high: int) -> Epilogue:
     scale, shift, real_bias = _scalar_if_one(scales), _scalar_if_one(offset), bias.astype(np.float64)
 
-    def finish(sums: Array, out: Array) -> None:
+    def epilogue(sums: Array, out: Array) -> None:
         y = np.add(sums, real_bias, dtype=np.float64)
         np.multiply(y, scale, out=y)
         np.add(y, shift, out=y)
         _store(y, out, low, high)
 
-    return finish
+    return epilogue
 
 
-def _signed(scales: Array, bias: Ints, nudges: Array, offset: float, low: int, high: int) -> Finish:
+def _signed(scales: Array, bias: Ints, nudges: Array, offset: float, low: int, high: int) -> Epilogue:
     scale, nudge, real_bias = _scalar_if_one(scales), _scalar_if_one(nudges), bias.astype(np.float64)
 
-    def finish(sums: Array, out: Array) -> None:
+    def epilogue(sums: Array, out: Array) -> None:
         y = np.add(sums, real_bias, dtype=np.float64)
         np.multiply(y, scale, out=y)
         np.add(y, np.copysign(nudge, y), out=y)
         np.add(y, offset, out=y)
         _store(y, out, low, high)
 
-    return finish
+    return epilogue
 
 
 def _store(y: Array, out: Array, low: int, high: int) -> None:
@@ -228,11 +228,11 @@ def _store(y: Array, out: Array, low: int, high: int) -> None:
     np.copyto(out, y, casting="unsafe")
 
 
-def _integer_requantizer(multipliers: Multipliers, bias: Ints, low: int, high: int, zero_point: int) -> Finish:
+def _integer_requantizer(multipliers: OutputMultipliers, bias: Ints, low: int, high: int, zero_point: int) -> Epilogue:
     """The definition itself, for multipliers below 2^-12."""
 
-    def finish(sums: Array, out: Array) -> None:
-        scaled = fixed_point.multiply(sums.astype(np.int64) + bias, multipliers.mantissas, multipliers.shifts)
+    def epilogue(sums: Array, out: Array) -> None:
+        scaled = fixed_point.multiply(sums.astype(np.int64) + bias, multipliers.multipliers, multipliers.shifts)
         np.copyto(out, np.clip(scaled + zero_point, low, high), casting="unsafe")
 
-    return finish
+    return epilogue

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.kernel_adapters import table
-from nnfmq.operations.quantization import code_values, type_range
-from nnfmq.operations.shapes import same, same_up_to_4
+from nnfmq.operations.kernel_adapters import via_lut8
+from nnfmq.operations.quantization import dequantized_values, dtype_range
+from nnfmq.operations.shapes import same_shape, same_shape_up_to_rank_4
 from nnfmq.operations.signature import (
     B8,
     F16,
@@ -34,13 +34,13 @@ from nnfmq.operations.signature import (
     Tensor,
     Variant,
     data,
-    form,
+    overload,
 )
 
 
 def plan_quantize(input: Tensor, *, output: Tensor) -> Run:
     """Plan clamp(zero point + round half away(value / scale)), divided in float32; NaN becomes the zero point."""
-    low, high = type_range(output)
+    low, high = dtype_range(output)
     scale = np.float32(output.scale)
 
     def run(values: Array) -> Array:
@@ -52,7 +52,7 @@ def plan_quantize(input: Tensor, *, output: Tensor) -> Run:
 
 
 def _real_values(codes: Array, input: Tensor, output: Tensor) -> Array:
-    return code_values(input).astype(output.dtype)
+    return dequantized_values(input).astype(output.dtype)
 
 
 def plan_dequantize_per_channel(input: Tensor, *, output: Tensor) -> Run:
@@ -89,7 +89,7 @@ def saturated(values: Array, *, dtype: np.dtype[Any]) -> Array:
     return result
 
 
-_dequantize = table(_real_values)
+_dequantize = via_lut8(_real_values)
 
 
 def _casts() -> tuple[Variant, ...]:
@@ -105,21 +105,21 @@ DECLARATIONS = (
     Declaration(
         OperationType.QUANTIZE,
         since=V1_2,
-        forms=(form(data("input"), level=V1_2),),
+        overloads=(overload(data("input"), level=V1_2),),
         variants=(
             Variant({"T": F32, "O": Q8}, V1_2, plan_quantize),
             Variant({"T": F16, "O": Q8}, V1_2, plan_quantize),
             Variant({"T": F32, "O": Q8S}, V1_3, plan_quantize),
             Variant({"T": F16, "O": Q8S}, V1_3, plan_quantize),
         ),
-        shape=same,
+        shape=same_shape,
         outputs=("O",),
         zero_sized=True,
     ),
     Declaration(
         OperationType.DEQUANTIZE,
         since=V1_0,
-        forms=(form(data("input")),),
+        overloads=(overload(data("input")),),
         variants=(
             Variant({"T": Q8, "O": F32}, V1_0, _dequantize),
             Variant({"T": Q8, "O": F16}, V1_2, _dequantize),
@@ -130,16 +130,16 @@ DECLARATIONS = (
             Variant({"T": Q8S, "O": F32}, V1_3, _dequantize),
             Variant({"T": Q8S, "O": F16}, V1_3, _dequantize),
         ),
-        shape=same_up_to_4,
+        shape=same_shape_up_to_rank_4,
         outputs=("O",),
         zero_sized=True,
     ),
     Declaration(
         OperationType.CAST,
         since=V1_2,
-        forms=(form(data("input"), level=V1_2),),
+        overloads=(overload(data("input"), level=V1_2),),
         variants=_casts(),
-        shape=same,
+        shape=same_shape,
         outputs=("O",),
     ),
 )

@@ -20,7 +20,7 @@ import numpy as np
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
-from nnfmq.operations.fixed_point16 import high_mul, logistic_table, look_up, saturated, tanh_table
+from nnfmq.operations.fixed_point16 import high_mul, logistic_table, lut16, saturated, tanh_table
 from nnfmq.operations.lstm_cell import gate_parameters
 from nnfmq.operations.quantization import require_quantization
 from nnfmq.operations.shapes import require
@@ -36,7 +36,7 @@ from nnfmq.operations.signature import (
     Tensor,
     Variant,
     data,
-    form,
+    overload,
 )
 
 _ROWS = (0, 2, 1, 3)  # the gates' order in the matrix: input, cell, forget, output
@@ -97,11 +97,11 @@ def _step(gates: Ints, state: Ints) -> tuple[Ints, Ints]:
     """Return the new state in Q4.11 and the output codes, from gates in Q3.12."""
     entrance, modulation, forget, opened = np.split(gates, 4, axis=1)
     tanh, logistic = tanh_table(3), logistic_table()
-    entered = high_mul(look_up(logistic, entrance), look_up(tanh, modulation))
-    kept = high_mul(look_up(logistic, forget), state)
+    entered = high_mul(lut16(logistic, entrance), lut16(tanh, modulation))
+    kept = high_mul(lut16(logistic, forget), state)
     state = saturated(rounding_shift(entered, _STATE_BITS) + kept)
-    activated = look_up(tanh, saturated(state << (_STATE_BITS - 3)))
-    result = rounding_shift(high_mul(look_up(logistic, opened), activated), 8)
+    activated = lut16(tanh, saturated(state << (_STATE_BITS - 3)))
+    result = rounding_shift(high_mul(lut16(logistic, opened), activated), 8)
     return state, np.clip(result, -128, 127) + 128
 
 
@@ -109,8 +109,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.QUANTIZED_16BIT_LSTM,
         since=V1_2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("input"),
                 *gate_parameters("input_to_{}_weights", optional=()),
                 *gate_parameters("recurrent_to_{}_weights", optional=()),

@@ -22,9 +22,9 @@ import numpy as np
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import Ints, ints, rounding_shift
-from nnfmq.operations.fixed_point16 import ONE_Q0, logistic_table, look_up, saturated, tanh_table
+from nnfmq.operations.fixed_point16 import ONE_Q0, logistic_table, lut16, saturated, tanh_table
 from nnfmq.operations.l2_lrn_instance_norm import inverse_square_root
-from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, Cell, cell_parameters, check_cell, gate_parameters
+from nnfmq.operations.lstm_cell import GATES, TENSOR_COUNT, LstmTensors, cell_parameters, check_cell, gate_parameters
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     FLOAT32,
@@ -40,9 +40,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 Shapes: TypeAlias = tuple[Shape, ...]
@@ -55,7 +55,7 @@ def quantized_lstm_shape(input: Shape, *rest: Shape, cell_clip: float, projectio
     require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
     require(cell_clip >= 0 and projection_clip >= 0, "C9", f"clips are {cell_clip} and {projection_clip}")
     hidden, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
-    check_cell(Cell.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :]), input, (hidden, state))
+    check_cell(LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :]), input, (hidden, state))
     return hidden, state, hidden
 
 
@@ -75,7 +75,7 @@ def _quotient(*factors: float, by: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class ScaledMatmul:
     """Exact products of codes with a matrix, scaled."""
 
     matrix: Array
@@ -83,7 +83,7 @@ class Product:
     multiplier: Multiplier
 
     @classmethod
-    def of(cls, weights: Tensor, zero_point: int, bias: Tensor | None, multiplier: Multiplier) -> Product:
+    def of(cls, weights: Tensor, zero_point: int, bias: Tensor | None, multiplier: Multiplier) -> ScaledMatmul:
         """Fold the codes' zero point into the bias."""
         matrix = weights.array.astype(np.float64).T.copy()
         folded = -zero_point * matrix.sum(axis=0)
@@ -97,7 +97,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class QuantizedLayerNorm:
     """Layer normalization of int16 values: mean in Q10, inverse deviation as a multiplier."""
 
     weights: Ints
@@ -106,7 +106,7 @@ class Norm:
     least_variance: int
 
     @classmethod
-    def of(cls, weights: Tensor, bias: Tensor) -> Norm:
+    def of(cls, weights: Tensor, bias: Tensor) -> QuantizedLayerNorm:
         """Prepare the weights, their scale and the gate's bias, which has 10 bits more."""
         multiplier, shift = _multiplier(weights.scale)
         guard = max(1, int(np.float32(10000) * np.float32(weights.scale)))
@@ -131,13 +131,13 @@ def _toward_zero(values: Ints, divisor: int) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class QuantizedGate:
     """Everything of one gate; `table` is its activation."""
 
-    input: Product
-    recurrent: Product
+    input: ScaledMatmul
+    recurrent: ScaledMatmul
     peephole: tuple[Ints, Multiplier] | None
-    norm: Norm | None
+    norm: QuantizedLayerNorm | None
     table: Ints
 
     def apply(self, codes: Array, hidden: Array, state: Ints) -> Ints:
@@ -147,17 +147,17 @@ class Gate:
         if self.peephole is not None:
             weights, multiplier = self.peephole
             sums = saturated(sums + fixed_point.multiply(weights * state, *multiplier))
-        return look_up(self.table, sums if self.norm is None else self.norm.apply(sums))
+        return lut16(self.table, sums if self.norm is None else self.norm.apply(sums))
 
 
 # -- the cell ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class PackedCell:
+class PreparedQuantizedLstmCell:
     """A cell ready to run; `gates` are input, forget, cell and output, without the first where it is coupled."""
 
-    gates: tuple[Gate, ...]
+    gates: tuple[QuantizedGate, ...]
     shift: int
     clip: int
     tanh: Ints
@@ -174,7 +174,7 @@ class PackedCell:
             new = np.clip(new, -self.clip, self.clip)
         opened = self.gates[-1].apply(codes, hidden, new)
         multiplier, zero_point = self.hidden
-        scaled = fixed_point.multiply(opened * look_up(self.tanh, new), *multiplier) - zero_point
+        scaled = fixed_point.multiply(opened * lut16(self.tanh, new), *multiplier) - zero_point
         output = self.project(_int8(scaled)).astype(np.int8)
         return output, new.astype(np.int16), output
 
@@ -195,12 +195,12 @@ def plan_quantized_lstm(
     **intermediate_scales: float,
 ) -> Run:
     """Plan one step."""
-    cell = Cell.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
+    cell = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
     previous, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
     shift = _state_shift(state.scale)
     require(-128 <= hidden_state_zero_point <= 127, "C14", f"hidden state's zero point {hidden_state_zero_point}")
     scales = tuple(intermediate_scales[f"{gate}_intermediate_scale"] for gate in GATES)
-    packed = PackedCell(
+    packed = PreparedQuantizedLstmCell(
         tuple(_gate(cell, gate, input, previous, shift, scales[gate]) for gate in cell.gates),
         shift,
         _clip_codes(cell_clip, state.scale, 32767),
@@ -223,7 +223,9 @@ def _state_shift(scale: float) -> int:
     return shift
 
 
-def _gate(cell: Cell[Tensor], gate: int, input: Tensor, previous: Tensor, shift: int, scale: float) -> Gate:
+def _gate(
+    cell: LstmTensors[Tensor], gate: int, input: Tensor, previous: Tensor, shift: int, scale: float
+) -> QuantizedGate:
     weights, recurrent, bias = cell.input[gate], cell.recurrent[gate], cell.bias[gate]
     peephole, norm = cell.peephole[gate], cell.norm[gate]
     assert weights is not None and recurrent is not None and bias is not None, "check_cell asked for them"
@@ -232,23 +234,23 @@ def _gate(cell: Cell[Tensor], gate: int, input: Tensor, previous: Tensor, shift:
     looked_at = None
     if peephole is not None:
         looked_at = (ints(peephole.array), _multiplier(_quotient(2.0**shift, peephole.scale, by=scale)))
-    return Gate(
-        Product.of(weights, input.zero_point, bias if norm is None else None, of_input),
-        Product.of(recurrent, previous.zero_point, None, of_previous),
+    return QuantizedGate(
+        ScaledMatmul.of(weights, input.zero_point, bias if norm is None else None, of_input),
+        ScaledMatmul.of(recurrent, previous.zero_point, None, of_previous),
         looked_at,
-        None if norm is None else Norm.of(norm, bias),
+        None if norm is None else QuantizedLayerNorm.of(norm, bias),
         tanh_table(3) if gate == 2 else logistic_table(),
     )
 
 
 def _projection(
-    cell: Cell[Tensor], previous: Tensor, hidden_scale: float, hidden_zero_point: int, clip: float
+    cell: LstmTensors[Tensor], previous: Tensor, hidden_scale: float, hidden_zero_point: int, clip: float
 ) -> Callable[[Ints], Ints]:
     """Return what makes the output of hidden codes; their zero point was subtracted, so that it counts negative."""
     if cell.projection is None:
         return lambda hidden: hidden
     multiplier = _multiplier(_quotient(cell.projection.scale, hidden_scale, by=previous.scale))
-    product = Product.of(cell.projection, -hidden_zero_point, cell.projection_bias, multiplier)
+    product = ScaledMatmul.of(cell.projection, -hidden_zero_point, cell.projection_bias, multiplier)
     limit = _clip_codes(clip, previous.scale, 255) if clip > 0 else 255
 
     def project(hidden: Ints) -> Ints:
@@ -261,15 +263,15 @@ DECLARATIONS = (
     Declaration(
         OperationType.QUANTIZED_LSTM,
         since=V1_3,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("input"),
                 *cell_parameters(weights=S8, peepholes=Q16S, biases=I32),
                 *(data("output_state_in"), data("cell_state_in", Q16S)),
                 *gate_parameters("{}_layer_norm_weights", Q16S, optional=GATES),
-                *(control("cell_clip", FLOAT32), control("projection_clip", FLOAT32)),
-                *(control(f"{gate}_intermediate_scale", FLOAT32) for gate in GATES),
-                *(control("hidden_state_zero_point", INT32), control("hidden_state_scale", FLOAT32)),
+                *(attribute("cell_clip", FLOAT32), attribute("projection_clip", FLOAT32)),
+                *(attribute(f"{gate}_intermediate_scale", FLOAT32) for gate in GATES),
+                *(attribute("hidden_state_zero_point", INT32), attribute("hidden_state_scale", FLOAT32)),
                 level=V1_3,
             ),
         ),

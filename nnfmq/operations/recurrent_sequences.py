@@ -20,16 +20,16 @@ import numpy as np
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import Array, Shape
 
-Sweep: TypeAlias = Callable[..., tuple[Array, ...]]  # (steps, auxiliary steps, *states) -> results, then states
+RunSequence: TypeAlias = Callable[..., tuple[Array, ...]]  # (steps, auxiliary steps, *states) -> results, then states
 
 
-def turned(shape: Shape, time_major: bool) -> Shape:
+def time_major_shape(shape: Shape, time_major: bool) -> Shape:
     """Return the time-major form of a sequence's shape; applied to that, the model's form again."""
     require(len(shape) == 3, "C1", f"a sequence has shape {shape}, needed are time, batch and size")
     return shape if time_major else (shape[1], shape[0], shape[2])
 
 
-def swapped(array: Array, time_major: bool) -> Array:
+def swap_time_batch(array: Array, time_major: bool) -> Array:
     """Return a sequence time-major; applied to that, in the model's form again."""
     return array if time_major else np.ascontiguousarray(array.swapaxes(0, 1))
 
@@ -60,12 +60,12 @@ def bidirectional_shapes(
     widths = (sum(sizes),) if merged else sizes
     allowed = (len(widths), len(widths) + len(states))
     require(count in allowed, "C12", f"{count} outputs given, allowed are {allowed} where merged is {bool(merged)}")
-    outputs = (turned((*steps[:2], width), time_major) for width in widths)
+    outputs = (time_major_shape((*steps[:2], width), time_major) for width in widths)
     return (*outputs, *states)[:count]
 
 
-def run_both(
-    sweeps: tuple[Sweep, Sweep],
+def run_bidirectional(
+    directions: tuple[RunSequence, RunSequence],
     inputs: tuple[Array, Array | None],
     states: Sequence[Array],
     *,
@@ -74,12 +74,12 @@ def run_both(
     merged: bool,
 ) -> tuple[Array, ...]:
     """Run the forward and the backward cell, each with half of `states`; `linked`: auxiliary input without weights."""
-    steps = swapped(inputs[0], time_major)
-    aux = None if inputs[1] is None else swapped(inputs[1], time_major)
+    steps = swap_time_batch(inputs[0], time_major)
+    aux = None if inputs[1] is None else swap_time_batch(inputs[1], time_major)
     mine, theirs = (aux, None) if linked and aux is not None else (steps, aux)
     middle = len(states) // 2
-    forward, *forward_states = sweeps[0](steps, theirs, *states[:middle])
-    backward, *backward_states = sweeps[1](mine[::-1], None if theirs is None else theirs[::-1], *states[middle:])
+    forward, *forward_states = directions[0](steps, theirs, *states[:middle])
+    backward, *backward_states = directions[1](mine[::-1], None if theirs is None else theirs[::-1], *states[middle:])
     results = (forward, backward[::-1])
     outputs = (np.concatenate(results, axis=2),) if merged else results
-    return (*(swapped(output, time_major) for output in outputs), *forward_states, *backward_states)
+    return (*(swap_time_batch(output, time_major) for output in outputs), *forward_states, *backward_states)

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.kernel_adapters import half
-from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 from nnfmq.operations.signature import (
     B8,
     BOOL,
@@ -36,9 +36,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 Axes: TypeAlias = tuple[int, ...]
@@ -48,7 +48,7 @@ Kernel: TypeAlias = Callable[[Array, Axes], Any]  # reduces over the axes; the s
 def reduced_axes(axes: Array, rank: int) -> Axes:
     """Return the axes counted from the front, each once."""
     require(axes.ndim == 1, "C1", f"axes have shape {axes.shape}, a vector is needed")
-    return tuple(sorted({normal_axis(int(axis), rank) for axis in axes}))
+    return tuple(sorted({normalize_axis(int(axis), rank) for axis in axes}))
 
 
 def reduction_shape(input: Shape, *, axes: Array, keep_dimensions: int) -> Shape:
@@ -62,7 +62,7 @@ def reduction_shape(input: Shape, *, axes: Array, keep_dimensions: int) -> Shape
 
 def index_shape(input: Shape, *, axis: int) -> Shape:
     """Return the input's shape without the axis; (1,) if nothing is left."""
-    axis = normal_axis(axis, len(input))
+    axis = normalize_axis(axis, len(input))
     return input[:axis] + input[axis + 1 :] or (1,)
 
 
@@ -71,7 +71,7 @@ def mean(input: Array, axes: Axes) -> Any:
     return np.mean(input, axis=axes, dtype=input.dtype)
 
 
-def mean_of_codes(input: Array, axes: Axes) -> Any:
+def quantized_mean(input: Array, axes: Axes) -> Any:
     """Return the sum of codes divided by their count, rounded down.
 
     For uint8 that truncates, as the reference does; int8 gives the same less 128.
@@ -80,32 +80,32 @@ def mean_of_codes(input: Array, axes: Axes) -> Any:
     return (np.sum(input, axis=axes, dtype=np.int64) // count).astype(input.dtype)
 
 
-def every(input: Array, axes: Axes) -> Any:
+def reduce_all(input: Array, axes: Axes) -> Any:
     """Return 1 where no byte is 0, else 0."""
     return np.all(input, axis=axes).astype(np.uint8)
 
 
-def some(input: Array, axes: Axes) -> Any:
+def reduce_any(input: Array, axes: Axes) -> Any:
     """Return 1 where a byte is not 0, else 0."""
     return np.any(input, axis=axes).astype(np.uint8)
 
 
-def greatest(input: Array, axes: Axes) -> Any:
+def reduce_max(input: Array, axes: Axes) -> Any:
     """Return the greatest element."""
     return np.maximum.reduce(input, axis=axes)
 
 
-def least(input: Array, axes: Axes) -> Any:
+def reduce_min(input: Array, axes: Axes) -> Any:
     """Return the least element."""
     return np.minimum.reduce(input, axis=axes)
 
 
-def total(input: Array, axes: Axes) -> Any:
+def reduce_sum(input: Array, axes: Axes) -> Any:
     """Return the sum of floats."""
     return np.add.reduce(input, axis=axes, dtype=input.dtype)
 
 
-def product(input: Array, axes: Axes) -> Any:
+def reduce_prod(input: Array, axes: Axes) -> Any:
     """Return the product of floats; a factor of 0 makes it 0, whatever the others are."""
     result = np.multiply.reduce(input, axis=axes, dtype=input.dtype)
     if np.isnan(result).any():
@@ -114,7 +114,7 @@ def product(input: Array, axes: Axes) -> Any:
     return result
 
 
-def reducing(kernel: Kernel) -> Plan:
+def reduction_plan(kernel: Kernel) -> Plan:
     """Plan a reduction."""
 
     def plan(input: Tensor, *, output: Tensor, axes: Array, keep_dimensions: int) -> Run:
@@ -124,7 +124,7 @@ def reducing(kernel: Kernel) -> Plan:
     return plan
 
 
-def indexing(function: Callable[..., Any]) -> Plan:
+def arg_index_plan(function: Callable[..., Any]) -> Plan:
     """Plan ARGMAX or ARGMIN."""
 
     def plan(input: Tensor, *, output: Tensor, axis: int) -> Run:
@@ -140,20 +140,22 @@ def _reduction(
     return Declaration(
         code,
         since=since,
-        forms=(form(data("input"), control("axes", I32), control("keep_dimensions", keeps), level=since),),
+        overloads=(overload(data("input"), attribute("axes", I32), attribute("keep_dimensions", keeps), level=since),),
         variants=variants,
         shape=reduction_shape,
         same_quantization=True,
     )
 
 
-def _of_floats(kernel: Kernel) -> tuple[Variant, ...]:
-    return Variant({"T": F32}, V1_2, reducing(kernel)), Variant({"T": F16}, V1_2, half(reducing(kernel)))
+def _float_variants(kernel: Kernel) -> tuple[Variant, ...]:
+    return Variant({"T": F32}, V1_2, reduction_plan(kernel)), Variant(
+        {"T": F16}, V1_2, fp16_via_fp32(reduction_plan(kernel))
+    )
 
 
-def _of_order(kernel: Kernel) -> tuple[Variant, ...]:
+def _min_max_variants(kernel: Kernel) -> tuple[Variant, ...]:
     levels = ((F32, V1_2), (F16, V1_2), (Q8, V1_2), (Q8S, V1_3))
-    return tuple(Variant({"T": type}, level, reducing(kernel)) for type, level in levels)
+    return tuple(Variant({"T": type}, level, reduction_plan(kernel)) for type, level in levels)
 
 
 def _index(code: OperationType, function: Callable[..., Any]) -> Declaration:
@@ -161,28 +163,28 @@ def _index(code: OperationType, function: Callable[..., Any]) -> Declaration:
     return Declaration(
         code,
         since=V1_2,
-        forms=(form(data("input"), control("axis"), level=V1_2),),
-        variants=tuple(Variant({"T": type}, level, indexing(function)) for type, level in levels),
+        overloads=(overload(data("input"), attribute("axis"), level=V1_2),),
+        variants=tuple(Variant({"T": type}, level, arg_index_plan(function)) for type, level in levels),
         shape=index_shape,
         outputs=(I32,),
     )
 
 
 _MEANS = (
-    Variant({"T": F32}, V1_1, reducing(mean)),
-    Variant({"T": Q8}, V1_1, reducing(mean_of_codes)),
-    Variant({"T": F16}, V1_2, half(reducing(mean))),
-    Variant({"T": Q8S}, V1_3, reducing(mean_of_codes)),
+    Variant({"T": F32}, V1_1, reduction_plan(mean)),
+    Variant({"T": Q8}, V1_1, reduction_plan(quantized_mean)),
+    Variant({"T": F16}, V1_2, fp16_via_fp32(reduction_plan(mean))),
+    Variant({"T": Q8S}, V1_3, reduction_plan(quantized_mean)),
 )
 
 DECLARATIONS = (
     _reduction(OperationType.MEAN, _MEANS, since=V1_1, keeps=INT32),
-    _reduction(OperationType.REDUCE_ALL, (Variant({"T": B8}, V1_2, reducing(every)),)),
-    _reduction(OperationType.REDUCE_ANY, (Variant({"T": B8}, V1_2, reducing(some)),)),
-    _reduction(OperationType.REDUCE_MAX, _of_order(greatest)),
-    _reduction(OperationType.REDUCE_MIN, _of_order(least)),
-    _reduction(OperationType.REDUCE_PROD, _of_floats(product)),
-    _reduction(OperationType.REDUCE_SUM, _of_floats(total)),
+    _reduction(OperationType.REDUCE_ALL, (Variant({"T": B8}, V1_2, reduction_plan(reduce_all)),)),
+    _reduction(OperationType.REDUCE_ANY, (Variant({"T": B8}, V1_2, reduction_plan(reduce_any)),)),
+    _reduction(OperationType.REDUCE_MAX, _min_max_variants(reduce_max)),
+    _reduction(OperationType.REDUCE_MIN, _min_max_variants(reduce_min)),
+    _reduction(OperationType.REDUCE_PROD, _float_variants(reduce_prod)),
+    _reduction(OperationType.REDUCE_SUM, _float_variants(reduce_sum)),
     _index(OperationType.ARGMAX, np.argmax),
     _index(OperationType.ARGMIN, np.argmin),
 )

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.kernel_adapters import direct, look_up
-from nnfmq.operations.quantization import type_range
-from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.kernel_adapters import lut8, stateless
+from nnfmq.operations.quantization import dtype_range
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 from nnfmq.operations.signature import (
     AIDL_V2,
     F16,
@@ -39,13 +39,13 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
-def moved_types(plan: Plan, since: int, int32: int | None = None) -> tuple[Variant, ...]:
+def data_movement_variants(plan: Plan, since: int, int32: int | None = None) -> tuple[Variant, ...]:
     """Return the variants of an operation that computes nothing: one plan for all types, INT32 from level `int32`."""
     levels = [(F32, since), (Q8, since), (F16, max(since, V1_2)), (Q8S, max(since, V1_3))]
     if int32 is not None:
@@ -74,7 +74,7 @@ def squeeze_shape(input: Shape, *, axes: Array | None = None) -> Shape:
         gone = {axis for axis, extent in enumerate(input) if extent == 1}
     else:
         require(axes.ndim == 1, "C4", f"axes have shape {axes.shape}, a vector is needed")
-        gone = {normal_axis(int(axis), len(input)) for axis in axes}
+        gone = {normalize_axis(int(axis), len(input)) for axis in axes}
     for axis in gone:
         require(input[axis] == 1, "C3", f"extent {input[axis]} of axis {axis} cannot be removed")
     return tuple(extent for axis, extent in enumerate(input) if axis not in gone) or (1,)
@@ -82,7 +82,7 @@ def squeeze_shape(input: Shape, *, axes: Array | None = None) -> Shape:
 
 def expand_dims_shape(input: Shape, *, axis: int) -> Shape:
     """Return the input's shape with an extent of 1 inserted before `axis` (counted in the output)."""
-    position = normal_axis(axis, len(input) + 1)
+    position = normalize_axis(axis, len(input) + 1)
     return (*input[:position], 1, *input[position:])
 
 
@@ -96,7 +96,7 @@ def concatenation_shape(*inputs: Shape, axis: int) -> Shape:
     """Return the first shape with the extents along `axis` summed."""
     first = inputs[0]
     require_rank(first, range(1, 5), "input")
-    axis = normal_axis(axis, len(first))
+    axis = normalize_axis(axis, len(first))
     for other in inputs[1:]:
         agree = len(other) == len(first) and all(a == b for i, (a, b) in enumerate(zip(first, other)) if i != axis)  # noqa: B905
         require(agree, "C5", f"shapes {first} and {other} differ beside axis {axis}")
@@ -110,20 +110,20 @@ def concatenation(*inputs: Array, axis: int) -> Array:
 
 def plan_quantized_concatenation(*inputs: Tensor, output: Tensor, axis: int) -> Run:
     """Plan a concatenation in which inputs of another scale or zero point are requantized, through a table each."""
-    tables = [joined_codes(tensor, output) for tensor in inputs]
+    tables = [concat_requant_lut(tensor, output) for tensor in inputs]
 
     def run(*arrays: Array) -> Array:
         pairs = zip(arrays, tables, strict=True)
-        return np.concatenate([a if t is None else look_up(t, a) for a, t in pairs], axis=axis)
+        return np.concatenate([a if t is None else lut8(t, a) for a, t in pairs], axis=axis)
 
     return run
 
 
-def joined_codes(tensor: Tensor, output: Tensor) -> Array | None:
+def concat_requant_lut(tensor: Tensor, output: Tensor) -> Array | None:
     """Return the output's code for each code (in uint8 arithmetic also for int8, as the reference); None if equal."""
     if (tensor.scale, tensor.zero_point) == (output.scale, output.zero_point):
         return None
-    lowest = type_range(tensor)[0]
+    lowest = dtype_range(tensor)[0]
     codes = np.arange(256, dtype=np.uint8).view(tensor.dtype).astype(np.float32) - np.float32(lowest)
     scale = np.float32(tensor.scale) * (np.float32(1) / np.float32(output.scale))
     bias = np.float32(-(tensor.zero_point - lowest)) * scale
@@ -156,35 +156,35 @@ DECLARATIONS = (
     Declaration(
         OperationType.RESHAPE,
         since=V1_0,
-        forms=(form(data("input"), control("shape", I32)),),
-        variants=moved_types(plan_reshape, V1_0, int32=AIDL_V2),
+        overloads=(overload(data("input"), attribute("shape", I32)),),
+        variants=data_movement_variants(plan_reshape, V1_0, int32=AIDL_V2),
         shape=reshape_shape,
         same_quantization=True,
     ),
     Declaration(
         OperationType.SQUEEZE,
         since=V1_1,
-        forms=(form(data("input"), control("axes", I32, optional=True), level=V1_1),),
-        variants=moved_types(plan_reshape, V1_1),
+        overloads=(overload(data("input"), attribute("axes", I32, optional=True), level=V1_1),),
+        variants=data_movement_variants(plan_reshape, V1_1),
         shape=squeeze_shape,
         same_quantization=True,
     ),
     Declaration(
         OperationType.EXPAND_DIMS,
         since=V1_2,
-        forms=(form(data("input"), control("axis"), level=V1_2),),
-        variants=moved_types(plan_reshape, V1_2, int32=V1_2),
+        overloads=(overload(data("input"), attribute("axis"), level=V1_2),),
+        variants=data_movement_variants(plan_reshape, V1_2, int32=V1_2),
         shape=expand_dims_shape,
         same_quantization=True,
     ),
     Declaration(
         OperationType.CONCATENATION,
         since=V1_0,
-        forms=(form(data("inputs", repeated=True), control("axis")),),
+        overloads=(overload(data("inputs", repeated=True), attribute("axis")),),
         variants=(
-            Variant({"T": F32}, V1_0, direct(concatenation)),
+            Variant({"T": F32}, V1_0, stateless(concatenation)),
             Variant({"T": Q8}, V1_0, plan_quantized_concatenation),
-            Variant({"T": F16}, V1_2, direct(concatenation)),
+            Variant({"T": F16}, V1_2, stateless(concatenation)),
             Variant({"T": Q8S}, V1_3, plan_quantized_concatenation),
         ),
         shape=concatenation_shape,
@@ -194,8 +194,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.PACK,
         since=AIDL_V2,
-        forms=(form(control("axis"), data("inputs", repeated=True), level=AIDL_V2),),
-        variants=moved_types(direct(pack), AIDL_V2, int32=AIDL_V2),
+        overloads=(overload(attribute("axis"), data("inputs", repeated=True), level=AIDL_V2),),
+        variants=data_movement_variants(stateless(pack), AIDL_V2, int32=AIDL_V2),
         shape=pack_shape,
         same_quantization=True,
     ),

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.quantization import EXACT_FLOAT32
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
@@ -34,15 +34,15 @@ from nnfmq.operations.signature import (
     V1_3,
     Array,
     Declaration,
-    Form,
+    Overload,
     Plan,
     Run,
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 _ONE, _HALF = np.float32(1), np.float32(0.5)
@@ -73,7 +73,7 @@ def _scale(size: int, new_size: int, align_corners: bool) -> np.float32:
 
 
 @dataclass(frozen=True, slots=True)
-class Taps:
+class InterpolationTaps:
     """For each output position along one axis: the input positions before and after it, and their weights."""
 
     lower: Array
@@ -82,7 +82,7 @@ class Taps:
     upper_weight: Array
 
     @classmethod
-    def of(cls, size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> Taps:
+    def of(cls, size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> InterpolationTaps:
         """Compute the taps for an extent of `size` that becomes `new_size`."""
         positions, scale = np.arange(new_size, dtype=np.float32), _scale(size, new_size, align_corners)
         centres = (positions + _HALF) * scale - _HALF if half_pixel_centers else positions * scale
@@ -103,12 +103,12 @@ def plan_bilinear(
 ) -> Run:
     """Plan a weighted sum of four pixels for each new one."""
     (_, old_rows, old_columns, _), (_, rows, columns, _) = input.shape, output.shape
-    vertical = Taps.of(old_rows, rows, align_corners, half_pixel_centers)
-    horizontal = Taps.of(old_columns, columns, align_corners, half_pixel_centers)
+    vertical = InterpolationTaps.of(old_rows, rows, align_corners, half_pixel_centers)
+    horizontal = InterpolationTaps.of(old_columns, columns, align_corners, half_pixel_centers)
     return partial(bilinear, vertical=vertical, horizontal=horizontal)
 
 
-def bilinear(image: Array, *, vertical: Taps, horizontal: Taps) -> Array:
+def bilinear(image: Array, *, vertical: InterpolationTaps, horizontal: InterpolationTaps) -> Array:
     """Interpolate a float32 NHWC image."""
     above = image.take(vertical.lower, axis=1) * vertical.lower_weight[:, None, None]
     below = image.take(vertical.upper, axis=1) * vertical.upper_weight[:, None, None]
@@ -120,9 +120,9 @@ def bilinear(image: Array, *, vertical: Taps, horizontal: Taps) -> Array:
     return result
 
 
-def plan_quantized_bilinear(input: Tensor, *, output: Tensor, **controls: float) -> Run:
+def plan_quantized_bilinear(input: Tensor, *, output: Tensor, **attributes: float) -> Run:
     """Plan the same on codes, rounded up from a half; int8 as uint8."""
-    run, flip = plan_bilinear(input, output=output, **controls), np.uint8(0x80 if input.dtype == np.int8 else 0)  # type: ignore[arg-type]
+    run, flip = plan_bilinear(input, output=output, **attributes), np.uint8(0x80 if input.dtype == np.int8 else 0)  # type: ignore[arg-type]
 
     def rounded(image: Array) -> Array:
         reals = run((image.view(np.uint8) ^ flip).astype(np.float32)) + _HALF
@@ -158,15 +158,15 @@ def nearest_positions(size: int, new_size: int, align_corners: bool, half_pixel_
     return result
 
 
-def _forms(arities: dict[int, int]) -> tuple[Form, ...]:
+def _overloads(arities: dict[int, int]) -> tuple[Overload, ...]:
     """Return the form by size, and that by scale, which needs 1.2 at least."""
-    flags = (control("nchw", BOOL), control("align_corners", BOOL), control("half_pixel_centers", BOOL))
+    flags = (attribute("nchw", BOOL), attribute("align_corners", BOOL), attribute("half_pixel_centers", BOOL))
     return (
-        form(data("input"), control("width"), control("height"), *flags, level=V1_3, also=arities),
-        form(
+        overload(data("input"), attribute("width"), attribute("height"), *flags, level=V1_3, also=arities),
+        overload(
             data("input"),
-            control("width", "S"),
-            control("height", "S"),
+            attribute("width", "S"),
+            attribute("height", "S"),
             *flags,
             level=V1_3,
             also={count: max(level, V1_2) for count, level in arities.items()},
@@ -187,8 +187,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.RESIZE_BILINEAR,
         since=V1_0,
-        forms=_forms({3: V1_0, 4: V1_2, 5: V1_3}),
-        variants=_variants(plan_bilinear, half(plan_bilinear), plan_quantized_bilinear, V1_0),
+        overloads=_overloads({3: V1_0, 4: V1_2, 5: V1_3}),
+        variants=_variants(plan_bilinear, fp16_via_fp32(plan_bilinear), plan_quantized_bilinear, V1_0),
         shape=resize_shape,
         images=("input",),
         zero_sized=True,
@@ -197,7 +197,7 @@ DECLARATIONS = (
     Declaration(
         OperationType.RESIZE_NEAREST_NEIGHBOR,
         since=V1_2,
-        forms=_forms({4: V1_2, 5: V1_3}),
+        overloads=_overloads({4: V1_2, 5: V1_3}),
         variants=_variants(plan_nearest, plan_nearest, plan_nearest, V1_2),
         shape=resize_shape,
         images=("input",),

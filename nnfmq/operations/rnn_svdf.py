@@ -21,9 +21,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import half
+from nnfmq.operations.kernel_adapters import fp16_via_fp32
 from nnfmq.operations.lstm_cell import ACTIVATIONS
-from nnfmq.operations.recurrent_sequences import Linking, bidirectional_shapes, run_both, swapped, turned
+from nnfmq.operations.recurrent_sequences import (
+    Linking,
+    bidirectional_shapes,
+    run_bidirectional,
+    swap_time_batch,
+    time_major_shape,
+)
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     BOOL,
@@ -40,9 +46,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
     weight,
 )
 
@@ -65,7 +71,7 @@ def check_cell(rows: Shape, weights: Shape, recurrent: Shape, bias: Shape, hidde
 
 
 @dataclass(frozen=True, slots=True)
-class PackedCell:
+class PreparedRnnCell:
     """A basic cell ready to run."""
 
     weights: Array
@@ -77,12 +83,12 @@ class PackedCell:
     @classmethod
     def of(
         cls, weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, aux_weights: Tensor | None = None
-    ) -> PackedCell:
+    ) -> PreparedRnnCell:
         """Copy the weights: those that come with the request may lie in another process's memory."""
         aux = None if aux_weights is None else _matrix(aux_weights)
         return cls(_matrix(weights), aux, _matrix(recurrent), bias.array.copy(), activation_function(activation))
 
-    def sweep(self, steps: Array, aux: Array | None, hidden: Array) -> tuple[Array, Array]:
+    def run_sequence(self, steps: Array, aux: Array | None, hidden: Array) -> tuple[Array, Array]:
         """Run over `steps` (time, batch, size); return all outputs and the last hidden state."""
         sums = steps @ self.weights + self.bias
         if aux is not None and self.aux_weights is not None:
@@ -122,10 +128,10 @@ def plan_rnn(
     activation: int,
 ) -> Run:
     """Plan one step."""
-    cell = PackedCell.of(weights, recurrent_weights, bias, activation)
+    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation)
 
     def run(input: Array, hidden: Array) -> tuple[Array, ...]:
-        _, hidden = cell.sweep(input[np.newaxis], None, hidden)
+        _, hidden = cell.run_sequence(input[np.newaxis], None, hidden)
         return hidden, hidden
 
     return run
@@ -144,10 +150,10 @@ def unidirectional_shape(
 ) -> Shapes:
     """Return the shapes of the output, and of the hidden state where that is wanted."""
     require(time_major in (0, 1), "C5", f"time major is {time_major}")
-    steps = turned(input, bool(time_major))
+    steps = time_major_shape(input, bool(time_major))
     activation_function(activation)
     check_cell(steps[1:], weights, recurrent_weights, bias, hidden)
-    return (turned((*steps[:2], hidden[1]), bool(time_major)), hidden)[:output_count]
+    return (time_major_shape((*steps[:2], hidden[1]), bool(time_major)), hidden)[:output_count]
 
 
 def plan_unidirectional(
@@ -163,11 +169,11 @@ def plan_unidirectional(
     output_count: int,
 ) -> Run:
     """Plan all steps of a sequence."""
-    cell = PackedCell.of(weights, recurrent_weights, bias, activation)
+    cell = PreparedRnnCell.of(weights, recurrent_weights, bias, activation)
 
     def run(input: Array, hidden: Array) -> tuple[Array, ...]:
-        out, hidden = cell.sweep(swapped(input, bool(time_major)), None, hidden)
-        return (swapped(out, bool(time_major)), hidden)[:output_count]
+        out, hidden = cell.run_sequence(swap_time_batch(input, bool(time_major)), None, hidden)
+        return (swap_time_batch(out, bool(time_major)), hidden)[:output_count]
 
     return run
 
@@ -184,7 +190,7 @@ def bidirectional_shape(
     *cells, aux, fw_aux, bw_aux = rest
     linking = Linking.of(input, aux, (fw_aux is not None, bw_aux is not None))
     activation_function(activation)
-    steps = turned(input, time_major)
+    steps = time_major_shape(input, time_major)
     forward, backward = cells[:4], cells[4:]
     check_cell(steps[1:], *forward)
     check_cell((steps[1], linking.backward[2]), *backward)
@@ -207,14 +213,16 @@ def plan_bidirectional(
 ) -> Run:
     """Plan both directions of a sequence."""
     fw_aux, bw_aux = rest[-2:]
-    forward = PackedCell.of(rest[0], rest[1], rest[2], activation, fw_aux)
-    backward = PackedCell.of(rest[4], rest[5], rest[6], activation, bw_aux)
-    both = (forward.sweep, backward.sweep)
+    forward = PreparedRnnCell.of(rest[0], rest[1], rest[2], activation, fw_aux)
+    backward = PreparedRnnCell.of(rest[4], rest[5], rest[6], activation, bw_aux)
+    both = (forward.run_sequence, backward.run_sequence)
 
     def run(input: Array, fw_hidden: Array, bw_hidden: Array, aux: Array | None) -> tuple[Array, ...]:
         states = (fw_hidden, bw_hidden)
         linked = fw_aux is None
-        results = run_both(both, (input, aux), states, linked=linked, time_major=time_major, merged=merge_outputs)
+        results = run_bidirectional(
+            both, (input, aux), states, linked=linked, time_major=time_major, merged=merge_outputs
+        )
         return results[:output_count]
 
     return run
@@ -284,14 +292,14 @@ def _cell(prefix: str = "") -> tuple[Parameter, ...]:
 
 
 def _variants(plan: Plan, level: int) -> tuple[Variant, ...]:
-    return Variant({"T": F32}, level, plan), Variant({"T": F16}, V1_2, half(plan))
+    return Variant({"T": F32}, level, plan), Variant({"T": F16}, V1_2, fp16_via_fp32(plan))
 
 
 DECLARATIONS = (
     Declaration(
         OperationType.RNN,
         since=V1_0,
-        forms=(form(data("input"), *_cell(), control("activation")),),
+        overloads=(overload(data("input"), *_cell(), attribute("activation")),),
         variants=_variants(plan_rnn, V1_0),
         shape=rnn_shape,
         outputs=("T", "T"),
@@ -299,7 +307,7 @@ DECLARATIONS = (
     Declaration(
         OperationType.UNIDIRECTIONAL_SEQUENCE_RNN,
         since=V1_2,
-        forms=(form(data("input"), *_cell(), control("activation"), control("time_major"), level=V1_2),),
+        overloads=(overload(data("input"), *_cell(), attribute("activation"), attribute("time_major"), level=V1_2),),
         variants=_variants(plan_unidirectional, V1_2),
         shape=unidirectional_shape,
         outputs=("T", "T"),
@@ -308,13 +316,13 @@ DECLARATIONS = (
     Declaration(
         OperationType.BIDIRECTIONAL_SEQUENCE_RNN,
         since=V1_2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("input"),
                 *(*_cell("fw_"), *_cell("bw_")),
                 data("aux_input", optional=True),
                 *(weight("fw_aux_weights", optional=True), weight("bw_aux_weights", optional=True)),
-                *(control("activation"), control("time_major", BOOL), control("merge_outputs", BOOL)),
+                *(attribute("activation"), attribute("time_major", BOOL), attribute("merge_outputs", BOOL)),
                 level=V1_2,
             ),
         ),
@@ -326,12 +334,12 @@ DECLARATIONS = (
     Declaration(
         OperationType.SVDF,
         since=V1_0,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("input"),
                 *(weight("weights_feature"), weight("weights_time"), weight("bias", optional=True)),
                 data("state_in"),
-                *(control("rank"), control("activation")),
+                *(attribute("rank"), attribute("activation")),
             ),
         ),
         variants=_variants(plan_svdf, V1_0),

@@ -21,8 +21,8 @@ import numpy as np
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.bounding_boxes import BOXES, require_batches, require_box_scale, require_ordered
-from nnfmq.operations.kernel_adapters import half, real_values
-from nnfmq.operations.quantization import type_range
+from nnfmq.operations.kernel_adapters import dequantize_array, fp16_via_fp32
+from nnfmq.operations.quantization import dtype_range
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     BOOL,
@@ -42,9 +42,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 _BLOCK_ELEMENTS = 1 << 18  # of samples times channels: what is gathered at once
@@ -84,7 +84,7 @@ def _plan_regions(
     extents = np.array([input.shape[2], input.shape[1]] * 2)
 
     def run(images: Array, boxes: Array, batches: Array) -> Array:
-        scaled, indices = real_values(boxes, regions) * scale, batches.copy()
+        scaled, indices = dequantize_array(boxes, regions) * scale, batches.copy()
         require_batches(indices, len(images))
         require_ordered(scaled)
         inside = bool(np.all((scaled >= 0) & (scaled <= extents)))
@@ -98,7 +98,7 @@ def _plan_regions(
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class SamplePoints:
     """The places along one axis where cells are sampled, (cells, samples): between `low` and `high` by `fraction`."""
 
     low: Array
@@ -111,13 +111,13 @@ class Samples:
         """Return the two places that each sample reads, with their weights."""
         return (self.low, np.float32(1) - self.fraction), (self.high, self.fraction)
 
-    def block(self, start: int, stop: int) -> Samples:
+    def block(self, start: int, stop: int) -> SamplePoints:
         """Return some of the cells."""
         part = slice(start, stop)
-        return Samples(self.low[part], self.high[part], self.fraction[part], self.inside[part], self.ratio)
+        return SamplePoints(self.low[part], self.high[part], self.fraction[part], self.inside[part], self.ratio)
 
 
-def axis_samples(start: np.float32, end: np.float32, count: int, extent: int, ratio: int) -> Samples:
+def axis_samples(start: np.float32, end: np.float32, count: int, extent: int, ratio: int) -> SamplePoints:
     """Place `ratio` samples (0: as many as cells are long) in each of `count` cells from `start` to `end`."""
     step = np.maximum(end - start, np.float32(1)) / np.float32(count)
     ratio = ratio or int(np.ceil(step))
@@ -131,10 +131,10 @@ def axis_samples(start: np.float32, end: np.float32, count: int, extent: int, ra
     beyond = low >= extent - 1
     whole = np.where(beyond, extent - 1, low).astype(np.int64)
     fraction = np.where(beyond, np.float32(0), places - low)
-    return Samples(whole, np.where(beyond, whole, whole + 1), fraction, places < edges[1:, None], ratio)
+    return SamplePoints(whole, np.where(beyond, whole, whole + 1), fraction, places < edges[1:, None], ratio)
 
 
-def _sampled_cells(image: Array, rows: Samples, columns: Samples, zero_point: int | None) -> Array:
+def _sampled_cells(image: Array, rows: SamplePoints, columns: SamplePoints, zero_point: int | None) -> Array:
     """Return the weighted sums of the samples, (rows, columns, channels), some rows at a time.
 
     `zero_point` None: float32 sums; else exact sums of centred codes, the weights in 1/255.
@@ -146,7 +146,7 @@ def _sampled_cells(image: Array, rows: Samples, columns: Samples, zero_point: in
     )
 
 
-def _weighted(image: Array, rows: Samples, columns: Samples, zero_point: int | None) -> Array:
+def _weighted(image: Array, rows: SamplePoints, columns: SamplePoints, zero_point: int | None) -> Array:
     counted = rows.inside[:, :, None, None] & columns.inside
     sums: Any = 0
     for ys, down in rows.taps():
@@ -159,7 +159,9 @@ def _weighted(image: Array, rows: Samples, columns: Samples, zero_point: int | N
     return result
 
 
-def _region_samples(region: Array, output: Tensor, input: Tensor, ratios: tuple[int, int]) -> tuple[Samples, Samples]:
+def _region_samples(
+    region: Array, output: Tensor, input: Tensor, ratios: tuple[int, int]
+) -> tuple[SamplePoints, SamplePoints]:
     _, height, width, _ = output.shape
     rows = axis_samples(region[1], region[3], height, input.shape[1], ratios[0])
     columns = axis_samples(region[0], region[2], width, input.shape[2], ratios[1])
@@ -209,7 +211,7 @@ def plan_quantized_align(
 ) -> Run:
     """Plan the average of sampled codes: weights in 1/255, exact integer sums, requantized."""
     unit = np.float32(input.scale) * _WEIGHT_UNIT / np.float32(output.scale)
-    low, high = type_range(output)
+    low, high = dtype_range(output)
 
     def pooled(image: Array, region: Array) -> Array:
         rows, columns = _region_samples(region, output, input, (height_ratio, width_ratio))
@@ -268,20 +270,20 @@ def _cell_bounds(start: np.float64, end: np.float64, count: int, extent: int) ->
 
 
 def _declared(code: OperationType, ratios: tuple[str, ...], in_float: Plan, in_integers: Plan) -> Declaration:
-    sizes = (control("height"), control("width"), control("height_stride", "S"), control("width_stride", "S"))
+    sizes = (attribute("height"), attribute("width"), attribute("height_stride", "S"), attribute("width_stride", "S"))
     return Declaration(
         code,
         since=V1_2,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 *(data("input"), data("regions", "X"), data("batches", I32)),
-                *(*sizes, *map(control, ratios), control("nchw", BOOL)),
+                *(*sizes, *map(attribute, ratios), attribute("nchw", BOOL)),
                 level=V1_2,
             ),
         ),
         variants=(
             Variant({"T": F32, "X": F32, "S": FLOAT32}, V1_2, in_float),
-            Variant({"T": F16, "X": F16, "S": FLOAT16}, V1_2, half(in_float)),
+            Variant({"T": F16, "X": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(in_float)),
             Variant({"T": Q8, "X": BOXES, "S": FLOAT32}, V1_2, in_integers),
             Variant({"T": Q8S, "X": BOXES, "S": FLOAT32}, V1_3, in_integers),
         ),

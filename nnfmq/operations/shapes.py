@@ -11,7 +11,7 @@ those starting with C belong to one operation. All sums are Python ints, so noth
     A1 axis in [-rank, rank)                R1 the rank is one the operation takes
     R2 the size fits 32 bits                R5 at most 32 dimensions, which every numpy takes
 
-An extent that comes with the data (how many boxes are left) is FROM_DATA in a rule's result.
+An extent that comes with the data (how many boxes are left) is DATA_DEPENDENT in a rule's result.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import PaddingScheme
 from nnfmq.operations.signature import Shape
 
-FROM_DATA = -1
-MOST_DIMENSIONS = 32
+DATA_DEPENDENT = -1
+MAX_DIMENSIONS = 32
 
 
 def require(condition: bool, constraint: str, message: str) -> None:
@@ -41,23 +41,25 @@ def require_rank(shape: Shape, ranks: Iterable[int], name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowDimension:
     """How a filter moves along one axis: `count` positions, each `stride` further, over `head` + input + `tail`."""
 
     size: int
     stride: int
     dilation: int
-    head: int
-    tail: int
+    padding_low: int
+    padding_high: int
     count: int
 
     @property
-    def reach(self) -> int:
+    def effective_kernel_size(self) -> int:
         """Input elements from the filter's first to its last tap, inclusive."""
         return (self.size - 1) * self.dilation + 1
 
 
-def axis_window(extent: int, size: int, stride: int, dilation: int, padding: tuple[int, int] | int) -> Window:
+def window_dimension(
+    extent: int, size: int, stride: int, dilation: int, padding: tuple[int, int] | int
+) -> WindowDimension:
     """Compute the window along one axis; `padding` is a scheme's code or (head, tail)."""
     require(stride > 0 and dilation > 0 and size > 0, "W2", f"stride {stride}, dilation {dilation}, filter {size}")
     reach = (size - 1) * dilation + 1
@@ -66,7 +68,7 @@ def axis_window(extent: int, size: int, stride: int, dilation: int, padding: tup
     require(reach > head and reach > tail, "W4", f"padding ({head}, {tail}) is not smaller than the filter's {reach}")
     count = (extent - reach + stride + head + tail) // stride
     require(count > 0, "W5", f"extent {extent} is too small for a filter of {reach}")
-    return Window(size, stride, dilation, head, tail, count)
+    return WindowDimension(size, stride, dilation, head, tail, count)
 
 
 def _scheme_padding(extent: int, reach: int, stride: int, scheme: int) -> tuple[int, int]:
@@ -90,31 +92,36 @@ def windows(
     padding_bottom: int = 0,
     dilation_width: int = 1,
     dilation_height: int = 1,
-) -> tuple[Window, Window]:
+) -> tuple[WindowDimension, WindowDimension]:
     """Return the windows along height and width, from either form of padding."""
     vertical = (padding_top, padding_bottom) if padding_scheme is None else padding_scheme
     horizontal = (padding_left, padding_right) if padding_scheme is None else padding_scheme
     return (
-        axis_window(extents[0], sizes[0], stride_height, dilation_height, vertical),
-        axis_window(extents[1], sizes[1], stride_width, dilation_width, horizontal),
+        window_dimension(extents[0], sizes[0], stride_height, dilation_height, vertical),
+        window_dimension(extents[1], sizes[1], stride_width, dilation_width, horizontal),
     )
 
 
-def padded_shape(image: Shape, rows: Window, columns: Window) -> Shape:
+def padded_shape(image: Shape, rows: WindowDimension, columns: WindowDimension) -> Shape:
     """Return the shape of an NHWC image with the windows' padding (W6: dilation lets a client ask for any)."""
     batch, height, width, channels = image
-    shape = (batch, rows.head + height + rows.tail, columns.head + width + columns.tail, channels)
+    shape = (
+        batch,
+        rows.padding_low + height + rows.padding_high,
+        columns.padding_low + width + columns.padding_high,
+        channels,
+    )
     require(4 * math.prod(shape) < 1 << 32, "W6", f"a padded image of shape {shape} needs more than 2^32 bytes")
     return shape
 
 
-def broadcast(first: Shape, second: Shape, **_: object) -> Shape:
+def broadcast_shapes_up_to_rank_4(first: Shape, second: Shape, **_: object) -> Shape:
     """Return the right-aligned broadcast of two shapes of rank 4 or less; an extent of 0 goes with 1."""
     require(max(len(first), len(second)) <= 4, "B2", f"ranks {len(first)} and {len(second)}, at most 4 is allowed")
-    return broadcast_of_any_rank(first, second)
+    return broadcast_shapes(first, second)
 
 
-def broadcast_of_any_rank(first: Shape, second: Shape, **_: object) -> Shape:
+def broadcast_shapes(first: Shape, second: Shape, **_: object) -> Shape:
     """Return the right-aligned broadcast of two shapes."""
     rank = max(len(first), len(second))
     pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
@@ -126,33 +133,33 @@ def _common_extent(first: int, second: int) -> int:
     return second if first == 1 else first
 
 
-def same(first: Shape, *_: Shape, **__: object) -> Shape:
+def same_shape(first: Shape, *_: Shape, **__: object) -> Shape:
     """Return the first shape: the rule of elementwise operations."""
     return first
 
 
-def same_up_to_4(first: Shape, *_: Shape, **__: object) -> Shape:
+def same_shape_up_to_rank_4(first: Shape, *_: Shape, **__: object) -> Shape:
     """Return the first shape, of rank 4 or less."""
     require_rank(first, range(1, 5), "input")
     return first
 
 
-def normal_axis(axis: int, rank: int) -> int:
+def normalize_axis(axis: int, rank: int) -> int:
     """Return `axis` counted from the front (A1)."""
     require(-rank <= axis < rank, "A1", f"axis {axis} is outside [-{rank}, {rank})")
     return axis % rank
 
 
-def require_countable(shape: Shape, name: str) -> None:
+def require_max_rank(shape: Shape, name: str) -> None:
     """Require that `shape` has no more dimensions than an array can have (R5)."""
-    message = f"{name} has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are allowed"
-    require(len(shape) <= MOST_DIMENSIONS, "R5", message)
+    message = f"{name} has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are allowed"
+    require(len(shape) <= MAX_DIMENSIONS, "R5", message)
 
 
 def require_size(shape: Shape, element_bytes: int) -> None:
     """Require that an array of `shape` fits 32 bits; the product is checked from left to right (R2, R5)."""
-    require_countable(shape, "an output")
-    total, extents = element_bytes, [extent for extent in shape if extent != FROM_DATA]
+    require_max_rank(shape, "an output")
+    total, extents = element_bytes, [extent for extent in shape if extent != DATA_DEPENDENT]
     for extent in extents:
         total *= extent
         require(total < 1 << 32, "R2", f"an output of shape {shape} needs more than 2^32 bytes")

@@ -29,7 +29,7 @@ from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, Operat
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
-Column: TypeAlias = str | OperandType | None  # a column of the variants, a fixed type, or ANY
+ParameterType: TypeAlias = str | OperandType | None  # a column of the variants, a fixed type, or ANY
 Run: TypeAlias = Callable[..., Any]  # DATA arrays in order (None where omitted) -> the output array, or a tuple of them
 Plan: TypeAlias = Callable[..., Run]  # Tensors of DATA and WEIGHT in order, output=, controls by name -> Run
 
@@ -71,7 +71,7 @@ class Role(Enum):
 
     DATA = "data"
     WEIGHT = "weight"
-    CONTROL = "control"
+    ATTRIBUTE = "attribute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Parameter:
     """One argument of a form. `repeated` stands for one or more arguments; `optional` may be given as NO_VALUE."""
 
     name: str
-    type: Column
+    type: ParameterType
     role: Role = Role.DATA
     optional: bool = False
     repeated: bool = False
@@ -89,27 +89,27 @@ class Parameter:
         return _has_type(operand, self.type, types)
 
 
-def _has_type(operand: Operand, column: Column, types: Mapping[str, OperandType]) -> bool:
+def _has_type(operand: Operand, column: ParameterType, types: Mapping[str, OperandType]) -> bool:
     return column is ANY or operand.type == (types[column] if isinstance(column, str) else column)
 
 
-def data(name: str, type: Column = "T", *, optional: bool = False, repeated: bool = False) -> Parameter:
+def data(name: str, type: ParameterType = "T", *, optional: bool = False, repeated: bool = False) -> Parameter:
     """Declare an array that the kernel reads at each execution."""
     return Parameter(name, type, Role.DATA, optional, repeated)
 
 
-def weight(name: str, type: Column = "T", *, optional: bool = False) -> Parameter:
+def weight(name: str, type: ParameterType = "T", *, optional: bool = False) -> Parameter:
     """Declare an array that is packed before the execution."""
     return Parameter(name, type, Role.WEIGHT, optional)
 
 
-def control(name: str, type: Column = INT32, *, optional: bool = False) -> Parameter:
+def attribute(name: str, type: ParameterType = INT32, *, optional: bool = False) -> Parameter:
     """Declare a value that decides shapes, addresses or control flow."""
-    return Parameter(name, type, Role.CONTROL, optional)
+    return Parameter(name, type, Role.ATTRIBUTE, optional)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Overload:
     """One parameter list. `arities`: accepted argument counts → feature level (of a repeated form: the least one)."""
 
     parameters: tuple[Parameter, ...]
@@ -131,9 +131,9 @@ class Form:
         return before + (self.parameters[position],) * times + after, level
 
 
-def form(*parameters: Parameter, level: int = V1_0, also: Mapping[int, int] | None = None) -> Form:
+def overload(*parameters: Parameter, level: int = V1_0, also: Mapping[int, int] | None = None) -> Overload:
     """Declare a form: all parameters at `level`, and the shorter arities of `also` at theirs."""
-    return Form(parameters, {len(parameters): level, **(also or {})})
+    return Overload(parameters, {len(parameters): level, **(also or {})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +185,10 @@ class Declaration:
 
     code: OperationType
     since: int
-    forms: tuple[Form, ...]
+    overloads: tuple[Overload, ...]
     variants: tuple[Variant, ...]
     shape: Callable[..., Any]
-    outputs: tuple[Column, ...] = ("T",)
+    outputs: tuple[ParameterType, ...] = ("T",)
     output_counts: Mapping[int, int] = field(default_factory=dict)
     repeated_outputs: bool = False
     images: tuple[str, ...] = ()
@@ -207,7 +207,7 @@ class Declaration:
         """Whether the number of outputs differs from use to use."""
         return self.repeated_outputs or bool(self.output_counts)
 
-    def expand_outputs(self, count: int) -> tuple[tuple[Column, ...], int] | None:
+    def expand_outputs(self, count: int) -> tuple[tuple[ParameterType, ...], int] | None:
         """Return a type for each of `count` outputs, and the level of that count; None if not accepted."""
         if self.repeated_outputs:
             missing = count - len(self.outputs)
@@ -243,7 +243,7 @@ def match(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence
 
 
 def _candidates(declaration: Declaration, count: int) -> Iterator[tuple[tuple[Parameter, ...], int, Variant]]:
-    expanded = (form.expand(count) for form in declaration.forms)
+    expanded = (overload.expand(count) for overload in declaration.overloads)
     return ((*found, variant) for found in expanded if found for variant in declaration.variants)
 
 
@@ -283,7 +283,7 @@ def _mismatch(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequ
     given = ", ".join(operand.type.name for operand in inputs)
     candidates = list(_candidates(declaration, len(inputs)))
     if not candidates:
-        allowed = sorted({count for form in declaration.forms for count in form.arities})
+        allowed = sorted({count for overload in declaration.overloads for count in overload.arities})
         return f"S1: {len(inputs)} arguments given, allowed are {allowed}"
     if any(_inputs_fit(parameters, inputs, variant) for parameters, _, variant in candidates):
         return f"S4: output types ({', '.join(o.type.name for o in outputs)}) do not go with arguments ({given})"

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import direct
-from nnfmq.operations.reshape_concat import moved_types
-from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.reshape_concat import data_movement_variants
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 from nnfmq.operations.signature import (
     I32,
     V1_1,
@@ -28,9 +28,9 @@ from nnfmq.operations.signature import (
     Run,
     Shape,
     Tensor,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -120,7 +120,7 @@ def _as_slice(positions: range) -> slice:
 
 def split_shape(input: Shape, *, axis: int, count: int, output_count: int) -> tuple[Shape, ...]:
     """Return the shape of each of `count` equal parts."""
-    axis = normal_axis(axis, len(input))
+    axis = normalize_axis(axis, len(input))
     require(count == output_count, "C5", f"{count} parts and {output_count} outputs")
     require(input[axis] % count == 0, "C6", f"an extent of {input[axis]} does not split into {count}")
     return ((*input[:axis], input[axis] // count, *input[axis + 1 :]),) * count
@@ -135,8 +135,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.SLICE,
         since=V1_2,
-        forms=(form(data("input"), control("begin", I32), control("size", I32), level=V1_2),),
-        variants=moved_types(plan_slice, V1_2, int32=V1_2),
+        overloads=(overload(data("input"), attribute("begin", I32), attribute("size", I32), level=V1_2),),
+        variants=data_movement_variants(plan_slice, V1_2, int32=V1_2),
         shape=slice_shape,
         zero_sized=True,
         same_quantization=True,
@@ -144,27 +144,27 @@ DECLARATIONS = (
     Declaration(
         OperationType.STRIDED_SLICE,
         since=V1_1,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("input"),
-                control("begin", I32),
-                control("end", I32),
-                control("strides", I32),
-                control("begin_mask"),
-                control("end_mask"),
-                control("shrink_mask"),
+                attribute("begin", I32),
+                attribute("end", I32),
+                attribute("strides", I32),
+                attribute("begin_mask"),
+                attribute("end_mask"),
+                attribute("shrink_mask"),
                 level=V1_1,
             ),
         ),
-        variants=moved_types(plan_strided_slice, V1_1),
+        variants=data_movement_variants(plan_strided_slice, V1_1),
         shape=strided_slice_shape,
         same_quantization=True,
     ),
     Declaration(
         OperationType.SPLIT,
         since=V1_2,
-        forms=(form(data("input"), control("axis"), control("count"), level=V1_2),),
-        variants=moved_types(direct(split), V1_2, int32=V1_2),
+        overloads=(overload(data("input"), attribute("axis"), attribute("count"), level=V1_2),),
+        variants=data_movement_variants(stateless(split), V1_2, int32=V1_2),
         shape=split_shape,
         repeated_outputs=True,
         same_quantization=True,

@@ -14,9 +14,9 @@ import numpy as np
 from nnfmq.hal.types import OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import Ints, ints
-from nnfmq.operations.kernel_adapters import direct, half
-from nnfmq.operations.quantization import require_quantization, type_range
-from nnfmq.operations.shapes import normal_axis, require, require_rank
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless
+from nnfmq.operations.quantization import dtype_range, require_quantization
+from nnfmq.operations.shapes import normalize_axis, require, require_rank
 from nnfmq.operations.signature import (
     F16,
     F32,
@@ -33,9 +33,9 @@ from nnfmq.operations.signature import (
     Shape,
     Tensor,
     Variant,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -48,7 +48,7 @@ def softmax_shape(input: Shape, *, beta: float, axis: int = -1) -> Shape:
 def log_softmax_shape(input: Shape, *, beta: float, axis: int) -> Shape:
     """Return the input's shape."""
     require(beta > 0, "C1", f"beta {beta} is not positive")
-    normal_axis(axis, len(input))
+    normalize_axis(axis, len(input))
     return input
 
 
@@ -68,7 +68,7 @@ def log_softmax(input: Array, *, beta: float, axis: int) -> Array:
 
 def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: int = -1) -> Run:
     """Plan SOFTMAX of codes: Q5 differences, exponentials in Q0, their sum in Q12."""
-    lowest = type_range(output)[0]
+    lowest = dtype_range(output)[0]
     require_quantization(output, 1 / 256, lowest)
     exponentials, summands = exponential_tables(input.scale, beta)
     if 0 in input.shape:
@@ -110,11 +110,11 @@ DECLARATIONS = (
     Declaration(
         OperationType.SOFTMAX,
         since=V1_0,
-        forms=(form(data("input"), control("beta", "S"), control("axis"), level=V1_2, also={2: V1_0}),),
+        overloads=(overload(data("input"), attribute("beta", "S"), attribute("axis"), level=V1_2, also={2: V1_0}),),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_0, direct(softmax)),
+            Variant({"T": F32, "S": FLOAT32}, V1_0, stateless(softmax)),
             Variant({"T": Q8, "S": FLOAT32}, V1_0, plan_quantized_softmax),
-            Variant({"T": F16, "S": FLOAT16}, V1_2, half(direct(softmax))),
+            Variant({"T": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(stateless(softmax))),
             Variant({"T": Q8S, "S": FLOAT32}, V1_3, plan_quantized_softmax),
         ),
         shape=softmax_shape,
@@ -124,10 +124,10 @@ DECLARATIONS = (
     Declaration(
         OperationType.LOG_SOFTMAX,
         since=V1_2,
-        forms=(form(data("input"), control("beta", "S"), control("axis"), level=V1_2),),
+        overloads=(overload(data("input"), attribute("beta", "S"), attribute("axis"), level=V1_2),),
         variants=(
-            Variant({"T": F32, "S": FLOAT32}, V1_2, direct(log_softmax)),
-            Variant({"T": F16, "S": FLOAT16}, V1_2, half(direct(log_softmax))),
+            Variant({"T": F32, "S": FLOAT32}, V1_2, stateless(log_softmax)),
+            Variant({"T": F16, "S": FLOAT16}, V1_2, fp16_via_fp32(stateless(log_softmax))),
         ),
         shape=log_softmax_shape,
     ),

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from nnfmq.hal.types import Operand, OperationType
-from nnfmq.operations.kernel_adapters import direct
-from nnfmq.operations.reshape_concat import moved_types
+from nnfmq.operations.kernel_adapters import stateless
+from nnfmq.operations.reshape_concat import data_movement_variants
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import (
     BOOL,
@@ -30,9 +30,9 @@ from nnfmq.operations.signature import (
     Run,
     Shape,
     Tensor,
-    control,
+    attribute,
     data,
-    form,
+    overload,
 )
 
 
@@ -144,14 +144,14 @@ def _space_to_batch_level(inputs: Mapping[str, Operand], output: Operand) -> int
     return V1_2 if source.type == Q8 and source.zero_point != 0 else V1_1
 
 
-_BLOCK_FORM = form(data("input"), control("block"), control("nchw", BOOL), level=V1_2, also={2: V1_0})
+_BLOCK_OVERLOAD = overload(data("input"), attribute("block"), attribute("nchw", BOOL), level=V1_2, also={2: V1_0})
 
 DECLARATIONS = (
     Declaration(
         OperationType.DEPTH_TO_SPACE,
         since=V1_0,
-        forms=(_BLOCK_FORM,),
-        variants=moved_types(direct(depth_to_space), V1_0),
+        overloads=(_BLOCK_OVERLOAD,),
+        variants=data_movement_variants(stateless(depth_to_space), V1_0),
         shape=depth_to_space_shape,
         images=("input",),
         same_quantization=True,
@@ -159,8 +159,8 @@ DECLARATIONS = (
     Declaration(
         OperationType.SPACE_TO_DEPTH,
         since=V1_0,
-        forms=(_BLOCK_FORM,),
-        variants=moved_types(direct(space_to_depth), V1_0),
+        overloads=(_BLOCK_OVERLOAD,),
+        variants=data_movement_variants(stateless(space_to_depth), V1_0),
         shape=space_to_depth_shape,
         images=("input",),
         same_quantization=True,
@@ -168,8 +168,10 @@ DECLARATIONS = (
     Declaration(
         OperationType.BATCH_TO_SPACE_ND,
         since=V1_1,
-        forms=(form(data("input"), control("block", I32), control("nchw", BOOL), level=V1_2, also={2: V1_1}),),
-        variants=moved_types(direct(batch_to_space), V1_1),
+        overloads=(
+            overload(data("input"), attribute("block", I32), attribute("nchw", BOOL), level=V1_2, also={2: V1_1}),
+        ),
+        variants=data_movement_variants(stateless(batch_to_space), V1_1),
         shape=batch_to_space_shape,
         images=("input",),
         same_quantization=True,
@@ -177,17 +179,17 @@ DECLARATIONS = (
     Declaration(
         OperationType.SPACE_TO_BATCH_ND,
         since=V1_1,
-        forms=(
-            form(
+        overloads=(
+            overload(
                 data("input"),
-                control("block", I32),
-                control("paddings", I32),
-                control("nchw", BOOL),
+                attribute("block", I32),
+                attribute("paddings", I32),
+                attribute("nchw", BOOL),
                 level=V1_2,
                 also={3: V1_1},
             ),
         ),
-        variants=moved_types(plan_space_to_batch, V1_1),
+        variants=data_movement_variants(plan_space_to_batch, V1_1),
         shape=space_to_batch_shape,
         images=("input",),
         same_quantization=True,

@@ -20,25 +20,25 @@ import numpy as np
 
 from nnfmq.hal.types import OperationType, PaddingScheme
 from nnfmq.operations.convolution import EXPLICIT, LAYOUT, OPERANDS, require_channel_dim, variants
-from nnfmq.operations.packed_matmul import exact_products, float_finish, quantized_finish
-from nnfmq.operations.quantization import Finish, type_range
+from nnfmq.operations.packed_matmul import bound_accumulator, float_epilogue, quantized_epilogue
+from nnfmq.operations.quantization import Epilogue, dtype_range
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import I32, V1_2, Array, Declaration, Run, Shape, Tensor, control, form
+from nnfmq.operations.signature import I32, V1_2, Array, Declaration, Run, Shape, Tensor, attribute, overload
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class TransposedConvDimension:
     """How cells spread along one axis: input cell i reaches i · stride - head + tap of `count` output cells."""
 
     extent: int
     size: int
     stride: int
-    head: int
+    padding_low: int
     count: int
 
     def reached(self, tap: int) -> tuple[slice, slice]:
         """Return the input cells whose `tap` falls inside the output, and where."""
-        offset = tap - self.head
+        offset = tap - self.padding_low
         first = max(0, -(offset // self.stride))
         stop = min(self.extent, (self.count - 1 - offset) // self.stride + 1)
         if stop <= first:
@@ -47,13 +47,15 @@ class Spread:
         return slice(first, stop), slice(start, start + (stop - first - 1) * self.stride + 1, self.stride)
 
 
-def _axis_spread(extent: int, size: int, stride: int, padding: tuple[int, int]) -> Spread:
+def _transposed_conv_dimension(
+    extent: int, size: int, stride: int, padding: tuple[int, int]
+) -> TransposedConvDimension:
     require(stride > 0 and size > 0 and extent > 0, "W2", f"stride {stride}, filter {size}, extent {extent}")
     head, tail = padding
     require(head >= 0, "W3", f"padding {head} at the head is negative")
     count = (extent - 1) * stride + size - head - tail
     require(count > 0, "C5", f"extent {extent} with padding ({head}, {tail}) leaves {count} output cells")
-    return Spread(extent, size, stride, head, count)
+    return TransposedConvDimension(extent, size, stride, head, count)
 
 
 def _implied_padding(wanted: int, size: int, stride: int, scheme: int) -> tuple[int, int]:
@@ -66,7 +68,7 @@ def _implied_padding(wanted: int, size: int, stride: int, scheme: int) -> tuple[
     return head, excess - head
 
 
-def spreads(
+def transposed_conv_dimensions(
     extents: Shape,
     sizes: Shape,
     *,
@@ -78,7 +80,7 @@ def spreads(
     padding_right: int = 0,
     padding_top: int = 0,
     padding_bottom: int = 0,
-) -> tuple[Spread, Spread]:
+) -> tuple[TransposedConvDimension, TransposedConvDimension]:
     """Return how cells spread along height and width, from either form of padding."""
     vertical, horizontal = (padding_top, padding_bottom), (padding_left, padding_right)
     if output_shape is not None:
@@ -87,46 +89,53 @@ def spreads(
         vertical = _implied_padding(int(output_shape[1]), sizes[0], stride_height, padding_scheme)
         horizontal = _implied_padding(int(output_shape[2]), sizes[1], stride_width, padding_scheme)
     return (
-        _axis_spread(extents[0], sizes[0], stride_height, vertical),
-        _axis_spread(extents[1], sizes[1], stride_width, horizontal),
+        _transposed_conv_dimension(extents[0], sizes[0], stride_height, vertical),
+        _transposed_conv_dimension(extents[1], sizes[1], stride_width, horizontal),
     )
 
 
-def transposed_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **geometry: Any) -> Shape:
+def transposed_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **conv_params: Any) -> Shape:
     """Return (batch, height, width, output channels)."""
     require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
     agree = input[3] == filter[3] > 0 and bias == (filter[0],) and filter[0] > 0
     require(agree, "C2", f"input {input}, filter {filter}, bias {bias}")
-    rows, columns = spreads(input[1:3], filter[1:3], **geometry)
+    rows, columns = transposed_conv_dimensions(input[1:3], filter[1:3], **conv_params)
     shape = (input[0], rows.count, columns.count, filter[0])
     require(8 * math.prod(shape) < 1 << 32, "W6", f"sums of shape {shape} need more than 2^32 bytes")
     return shape
 
 
 def plan_transposed(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: Any
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: Any
 ) -> Run:
     """Plan a transposed convolution in float32."""
-    rows, columns = spreads(input.shape[1:3], filter.shape[1:3], **geometry)
+    rows, columns = transposed_conv_dimensions(input.shape[1:3], filter.shape[1:3], **conv_params)
     taps = np.ascontiguousarray(filter.array.transpose(1, 2, 3, 0), dtype=np.float32)
-    return _scatter(taps, float_finish(bias.array, activation), output, rows, columns, 0)
+    return _scatter(taps, float_epilogue(bias.array, activation), output, rows, columns, 0)
 
 
 def plan_quantized_transposed(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **geometry: Any
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, activation: int, **conv_params: Any
 ) -> Run:
     """Plan an exact integer transposed convolution and its requantization."""
     require_channel_dim(filter, 0)
-    rows, columns = spreads(input.shape[1:3], filter.shape[1:3], **geometry)
+    rows, columns = transposed_conv_dimensions(input.shape[1:3], filter.shape[1:3], **conv_params)
     taps = filter.array.astype(np.int64).transpose(1, 2, 3, 0) - filter.zero_point
     matrix = taps.reshape(-1, taps.shape[3])
-    bound, dtype = exact_products(matrix, max(abs(code - input.zero_point) for code in type_range(input)))
+    bound, dtype = bound_accumulator(matrix, max(abs(code - input.zero_point) for code in dtype_range(input)))
     sums, centred = matrix.sum(axis=0), replace(input, zero_point=0)
-    finish = quantized_finish(sums, bound, centred, filter, bias, output, activation, 1)
-    return _scatter(np.ascontiguousarray(taps, dtype=dtype), finish, output, rows, columns, input.zero_point)
+    epilogue = quantized_epilogue(sums, bound, centred, filter, bias, output, activation, 1)
+    return _scatter(np.ascontiguousarray(taps, dtype=dtype), epilogue, output, rows, columns, input.zero_point)
 
 
-def _scatter(taps: Array, finish: Finish, output: Tensor, rows: Spread, columns: Spread, zero_point: int) -> Run:
+def _scatter(
+    taps: Array,
+    epilogue: Epilogue,
+    output: Tensor,
+    rows: TransposedConvDimension,
+    columns: TransposedConvDimension,
+    zero_point: int,
+) -> Run:
     """Return what adds a product for each of `taps` (height, width, input channels, output channels)."""
     channels = taps.shape[3]
 
@@ -137,21 +146,22 @@ def _scatter(taps: Array, finish: Finish, output: Tensor, rows: Spread, columns:
             (top, down), (left, across) = rows.reached(i), columns.reached(j)
             sums[:, down, across] += np.matmul(cells[:, top, left], taps[i, j])
         out = np.empty(output.shape, output.dtype)
-        finish(sums.reshape(-1, channels), out.reshape(-1, channels))
+        epilogue(sums.reshape(-1, channels), out.reshape(-1, channels))
         return out
 
     return run
 
 
-_STRIDES = (control("stride_width"), control("stride_height"))
-_SHAPED = (control("output_shape", I32), control("padding_scheme"), *_STRIDES)
+_STRIDES = (attribute("stride_width"), attribute("stride_height"))
+_SHAPED = (attribute("output_shape", I32), attribute("padding_scheme"), *_STRIDES)
 
 DECLARATIONS = (
     Declaration(
         OperationType.TRANSPOSE_CONV_2D,
         since=V1_2,
-        forms=tuple(
-            form(*OPERANDS, *padding, control("activation"), *LAYOUT, level=V1_2) for padding in (_SHAPED, EXPLICIT)
+        overloads=tuple(
+            overload(*OPERANDS, *padding, attribute("activation"), *LAYOUT, level=V1_2)
+            for padding in (_SHAPED, EXPLICIT)
         ),
         variants=variants(V1_2, plan_transposed, plan_quantized_transposed),
         shape=transposed_shape,

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.kernel_adapters import direct, half, table
-from nnfmq.operations.quantization import code_values, type_range
-from nnfmq.operations.shapes import same, same_up_to_4
+from nnfmq.operations.kernel_adapters import fp16_via_fp32, stateless, via_lut8
+from nnfmq.operations.quantization import dequantized_values, dtype_range
+from nnfmq.operations.shapes import same_shape, same_shape_up_to_rank_4
 from nnfmq.operations.signature import (
     AIDL_V3,
     F16,
@@ -31,7 +31,7 @@ from nnfmq.operations.signature import (
     Tensor,
     Variant,
     data,
-    form,
+    overload,
 )
 
 
@@ -43,8 +43,8 @@ def rsqrt(input: Array) -> Array:
 
 def _rsqrt_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
     """RSQRT through float32; the quotient by the output's scale is rounded half away, then clamped."""
-    low, high = type_range(output)
-    quotients = (rsqrt(code_values(input)) / np.float32(output.scale)).astype(np.float64)
+    low, high = dtype_range(output)
+    quotients = (rsqrt(dequantized_values(input)) / np.float32(output.scale)).astype(np.float64)
     rounded = np.floor(np.nan_to_num(quotients, nan=np.inf) + 0.5) + output.zero_point
     result: Array = np.clip(rounded, low, high).astype(output.dtype)
     return result
@@ -54,13 +54,13 @@ def _exact(code: OperationType, function: Callable[..., Any], int32_since: int) 
     return Declaration(
         code,
         since=V1_2,
-        forms=(form(data("input"), level=V1_2),),
+        overloads=(overload(data("input"), level=V1_2),),
         variants=(
-            Variant({"T": F32}, V1_2, direct(function)),
-            Variant({"T": F16}, V1_2, direct(function)),
-            Variant({"T": I32}, int32_since, direct(function)),
+            Variant({"T": F32}, V1_2, stateless(function)),
+            Variant({"T": F16}, V1_2, stateless(function)),
+            Variant({"T": I32}, int32_since, stateless(function)),
         ),
-        shape=same,
+        shape=same_shape,
     )
 
 
@@ -68,13 +68,13 @@ def _rounded(code: OperationType, function: Callable[..., Any], codes: tuple[Var
     return Declaration(
         code,
         since=V1_2,
-        forms=(form(data("input"), level=V1_2),),
+        overloads=(overload(data("input"), level=V1_2),),
         variants=(
-            Variant({"T": F32}, V1_2, direct(function)),
-            Variant({"T": F16}, V1_2, half(direct(function))),
+            Variant({"T": F32}, V1_2, stateless(function)),
+            Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(function))),
             *codes,
         ),
-        shape=same,
+        shape=same_shape,
     )
 
 
@@ -88,13 +88,13 @@ DECLARATIONS = (
     _rounded(
         OperationType.RSQRT,
         rsqrt,
-        (Variant({"T": Q8}, AIDL_V3, table(_rsqrt_codes)), Variant({"T": Q8S}, AIDL_V3, table(_rsqrt_codes))),
+        (Variant({"T": Q8}, AIDL_V3, via_lut8(_rsqrt_codes)), Variant({"T": Q8S}, AIDL_V3, via_lut8(_rsqrt_codes))),
     ),
     Declaration(
         OperationType.FLOOR,
         since=V1_0,
-        forms=(form(data("input")),),
-        variants=(Variant({"T": F32}, V1_0, direct(np.floor)), Variant({"T": F16}, V1_2, direct(np.floor))),
-        shape=same_up_to_4,
+        overloads=(overload(data("input")),),
+        variants=(Variant({"T": F32}, V1_0, stateless(np.floor)), Variant({"T": F16}, V1_2, stateless(np.floor))),
+        shape=same_shape_up_to_rank_4,
     ),
 )

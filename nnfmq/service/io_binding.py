@@ -32,7 +32,7 @@ from nnfmq.hal.types import (
     operand_bytes,
 )
 from nnfmq.memory import Memory, identity_of
-from nnfmq.operations.shapes import require_countable
+from nnfmq.operations.shapes import require_max_rank
 from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.managed_buffers import ManagedBuffer, ManagedBuffers, TensorStorage
@@ -75,7 +75,7 @@ def dimensions_of(operand: Operand, argument: RequestArgument) -> Shape:
 
     Raises GeneralFailure where they are more than an array can have.
     """
-    require_countable(argument.dimensions or operand.dimensions, "an argument")
+    require_max_rank(argument.dimensions or operand.dimensions, "an argument")
     if not argument.dimensions or not operand.dimensions:
         return argument.dimensions or operand.dimensions
     return tuple(given or known for given, known in zip(argument.dimensions, operand.dimensions, strict=True))

@@ -53,8 +53,8 @@ F92 = 7540113804746346429  # the last one that fits 64 bits
 
 FAULTY_NAME = "com.example.faulty"
 FAULTY = """
-from nnfmq.operations.extensions import ElementType, VendorExtension, own_operation, own_type
-from nnfmq.operations.signature import F32, V1_2, Declaration, Variant, control, data, form
+from nnfmq.operations.extensions import ExtensionType, VendorExtension, define_operation, define_type
+from nnfmq.operations.signature import F32, V1_2, Declaration, Variant, attribute, data, overload
 
 class Surprise(Exception): pass
 
@@ -63,9 +63,9 @@ def late(*_, **__): return surprised
 def odd_shape(shape, n): return surprised() if n == 1 else shape
 
 EXTENSION = VendorExtension("com.example.faulty", (), (
-    Declaration(own_operation(0, "SHAPE"), V1_2, (form(data("x"), control("n")),), (Variant({"T": F32}, V1_2, late),),
-        odd_shape),
-    Declaration(own_operation(1, "PLAN"), V1_2, (form(data("x")),), (Variant({"T": F32}, V1_2, surprised),),
+    Declaration(define_operation(0, "SHAPE"), V1_2, (overload(data("x"), attribute("n")),),
+        (Variant({"T": F32}, V1_2, late),), odd_shape),
+    Declaration(define_operation(1, "PLAN"), V1_2, (overload(data("x")),), (Variant({"T": F32}, V1_2, surprised),),
         lambda shape: shape),
 ))
 """

@@ -46,8 +46,8 @@ def tflite_multipliers(monkeypatch: pytest.MonkeyPatch) -> None:
         scales = [filter.scale] if filter.channel_quant is None else filter.channel_quant.scales
         return [float(np.float32(input.scale)) * float(np.float32(s)) / float(np.float32(output.scale)) for s in scales]
 
-    monkeypatch.setattr(quantization, "product_multipliers", multipliers)
-    monkeypatch.setattr(packed_matmul, "product_multipliers", multipliers)
+    monkeypatch.setattr(quantization, "requantization_scales", multipliers)
+    monkeypatch.setattr(packed_matmul, "requantization_scales", multipliers)
 
 
 def codes(seed: int, shape: tuple[int, ...]) -> Array:

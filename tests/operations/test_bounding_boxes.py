@@ -15,7 +15,7 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, OperandType, OperationType
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.bounding_boxes import hard_suppression, overlaps
-from nnfmq.operations.kernel_adapters import real_values
+from nnfmq.operations.kernel_adapters import dequantize_array
 from nnfmq.operations.prepare import tensor_of
 from nnfmq.operations.signature import NUMPY_TYPES, V1_2, V1_3, match
 
@@ -168,7 +168,7 @@ def test_R4_a_declared_count_that_the_data_does_not_give_is_refused() -> None:
 def test_what_becomes_an_address_is_copied_first(kind: OperandType) -> None:
     shared = np.ones((2, 4), NUMPY_TYPES[kind])
 
-    private = real_values(shared, tensor_of(Operand(kind, (2, 4), 0.125 * (kind == UINT16)), (2, 4)))
+    private = dequantize_array(shared, tensor_of(Operand(kind, (2, 4), 0.125 * (kind == UINT16)), (2, 4)))
 
     assert not np.shares_memory(private, shared)
 
@@ -234,8 +234,8 @@ CENTERS = np.array([[5.0, 5, 10, 10], [5, 6, 10, 10], [25, 25, 10, 10]])  # y, x
 def postprocessed(scores: Any, *, regular: bool, **changes: Any) -> list[Array]:
     given = {"limit": 3, "classes": 2, "per_class": 2, "score": 0.2, "iou": 0.5, "background": False, **changes}
     arguments = [floats([scores]), floats(np.zeros((1, 3, 4))), floats(CENTERS)]
-    controls = scalars(1.0, 1.0, 1.0, 1.0, regular, *given.values())
-    return executed(POSTPROCESSING, [*arguments, *controls], [FLOATS, FLOATS, Operand(I32), Operand(I32)])
+    attributes = scalars(1.0, 1.0, 1.0, 1.0, regular, *given.values())
+    return executed(POSTPROCESSING, [*arguments, *attributes], [FLOATS, FLOATS, Operand(I32), Operand(I32)])
 
 
 SCORES = [[0, 0.9, 0.3], [0, 0.8, 0.85], [0, 0.1, 0.6]]
@@ -258,9 +258,9 @@ def test_fast_suppression_takes_the_best_class_and_reports_several() -> None:
 
 def test_deltas_are_divided_by_their_scales() -> None:
     arguments = [floats([[[0, 0.9]]]), floats([[[1, 2, 3, 4]]]), floats([[5, 6, 8, 16]])]
-    controls = scalars(10.0, 20.0, 5.0, 8.0, True, 1, 1, 1, 0.1, 0.5, False)
+    attributes = scalars(10.0, 20.0, 5.0, 8.0, True, 1, 1, 1, 0.1, 0.5, False)
 
-    _, boxes, _, _ = executed(POSTPROCESSING, [*arguments, *controls], [FLOATS, FLOATS, Operand(I32), Operand(I32)])
+    _, boxes, _, _ = executed(POSTPROCESSING, [*arguments, *attributes], [FLOATS, FLOATS, Operand(I32), Operand(I32)])
 
     y, x, h, w = 5 + 8 * 0.1, 6 + 16 * 0.1, 4 * math.exp(0.6), 8 * math.exp(0.5)
     np.testing.assert_allclose(boxes[0, 0], [y - h, x - w, y + h, x + w], rtol=1e-6)

@@ -178,9 +178,9 @@ def test_every_constrained_operation_is_named_in_a_test_of_violations() -> None:
 
 @pytest.mark.parametrize("declaration", REGISTRY.values(), ids=lambda d: d.name)
 def test_declarations_are_consistent(declaration: Any) -> None:
-    columns = {p.type for form in declaration.forms for p in form.parameters if isinstance(p.type, str)}
+    columns = {p.type for overload in declaration.overloads for p in overload.parameters if isinstance(p.type, str)}
     columns |= {t for t in declaration.outputs if isinstance(t, str)}
 
     assert all(set(variant.types) == columns for variant in declaration.variants)
     assert all(variant.level >= declaration.since for variant in declaration.variants)
-    assert set(declaration.images) <= {p.name for form in declaration.forms for p in form.parameters}
+    assert set(declaration.images) <= {p.name for overload in declaration.overloads for p in overload.parameters}

@@ -26,7 +26,7 @@ from nnfmq.operations import (
     softmax,
     unary,
 )
-from nnfmq.operations.prepare import specialize, tensor_of
+from nnfmq.operations.prepare import prepare, tensor_of
 from nnfmq.operations.signature import AIDL_V3, NUMPY_TYPES, V1_3, Declaration, Parameter, Role, Variant, match
 
 Array = npt.NDArray[Any]
@@ -58,7 +58,7 @@ class Example:
     """Shapes of the DATA arguments, values of the controls, and the quantization that the output must have."""
 
     shapes: tuple[tuple[int, ...], ...]
-    controls: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     output: tuple[float, int] | None = None  # scale, zero point of a uint8 output
 
 
@@ -96,7 +96,7 @@ VARIANTS = [
 
 
 def parameters_of(declaration: Declaration) -> tuple[Parameter, ...]:
-    return declaration.forms[0].parameters
+    return declaration.overloads[0].parameters
 
 
 def typed(parameter: Parameter | str | OperandType | None, variant: Variant) -> OperandType:
@@ -132,8 +132,8 @@ def arguments_of(declaration: Declaration, variant: Variant, *, shapes: Any = No
     arguments = []
     for parameter in parameters_of(declaration):
         kind = typed(parameter, variant)
-        is_control = parameter.role is Role.CONTROL
-        array = np.array(example.controls[parameter.name], NUMPY_TYPES[kind]) if is_control else None
+        is_control = parameter.role is Role.ATTRIBUTE
+        array = np.array(example.attributes[parameter.name], NUMPY_TYPES[kind]) if is_control else None
         array = values(kind, next(remaining), rng) if array is None else array
         arguments.append((operand(kind, array.shape), array))
     return arguments
@@ -147,7 +147,7 @@ def output_of(declaration: Declaration, variant: Variant) -> Operand:
 def result(declaration: Declaration, variant: Variant, *, shapes: Any = None, known: bool = True) -> Array:
     arguments: list[Any] = list(arguments_of(declaration, variant, shapes=shapes))
     for position, parameter in enumerate(parameters_of(declaration)):
-        if known and parameter.role is Role.CONTROL:
+        if known and parameter.role is Role.ATTRIBUTE:
             arguments[position] = (arguments[position][0], arguments[position][1].tobytes())
     return result_of(declaration.code, arguments, output_of(declaration, variant), known=known)
 
@@ -173,10 +173,10 @@ def test_the_result_has_the_shape_of_the_rule_and_the_type_that_is_declared(
     arguments, output = arguments_of(declaration, variant), output_of(declaration, variant)
     found = match(declaration, [given for given, _ in arguments], [output])
     pairs = list(zip(found.parameters, arguments, strict=True))
-    tensors = [tensor_of(g, a.shape, a if p.role is Role.CONTROL else None) for p, (g, a) in pairs]
+    tensors = [tensor_of(g, a.shape, a if p.role is Role.ATTRIBUTE else None) for p, (g, a) in pairs]
 
     with np.errstate(all="ignore"):
-        special = specialize(found, tensors, [output])
+        special = prepare(found, tensors, [output])
         computed = special.run(*(array for p, (_, array) in pairs if p.role is Role.DATA))
 
     assert (computed.shape, computed.dtype) == (special.shapes[0], NUMPY_TYPES[output.type])

@@ -24,16 +24,23 @@ from nnfmq.hal.types import (
     is_scalar,
     operand_bytes,
 )
-from nnfmq.operations.extensions import ElementType, VendorExtension, install, own_operation, own_type, translated
-from nnfmq.operations.kernel_adapters import direct
+from nnfmq.operations.extensions import (
+    ExtensionType,
+    VendorExtension,
+    define_operation,
+    define_type,
+    install,
+    translated,
+)
+from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, Variant, data, form, weight
+from nnfmq.operations.signature import V1_2, Array, Declaration, Run, Shape, Tensor, Variant, data, overload, weight
 from nnfmq.service.device_registry import load_devices
 from nnfmq.validation import validate_model
 from nnfmq.validation.values import validate_extensions
 
 NAME = "com.example.wide"
-SCALAR, WIDE = own_type(3, "SCALAR"), own_type(7, "WIDE")
+SCALAR, WIDE = define_type(3, "SCALAR"), define_type(7, "WIDE")
 
 
 def plan_shift(x: Tensor, by: Tensor, *, output: Tensor) -> Run:
@@ -53,20 +60,20 @@ def twice(x: Array) -> Array:
 
 EXTENSION = VendorExtension(
     NAME,
-    (ElementType(SCALAR, "int16", is_tensor=False), ElementType(WIDE, "int64")),
+    (ExtensionType(SCALAR, "int16", is_tensor=False), ExtensionType(WIDE, "int64")),
     (
         Declaration(
-            own_operation(2, "SHIFT"),
+            define_operation(2, "SHIFT"),
             V1_2,
-            (form(data("x"), weight("by", SCALAR)),),
+            (overload(data("x"), weight("by", SCALAR)),),
             (Variant({"T": WIDE}, V1_2, plan_shift),),
             same_shape,
         ),
         Declaration(
-            own_operation(5, "TWICE"),
+            define_operation(5, "TWICE"),
             V1_2,
-            (form(data("x")),),
-            (Variant({"T": F32}, V1_2, direct(twice)), Variant({"T": WIDE}, V1_2, direct(twice))),
+            (overload(data("x")),),
+            (Variant({"T": F32}, V1_2, stateless(twice)), Variant({"T": WIDE}, V1_2, stateless(twice))),
             same_shape,
         ),
     ),
@@ -175,11 +182,11 @@ def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) 
     [
         ({"name": NAME}, rf"extension {NAME} is installed already"),
         (
-            {"types": (ElementType(OperandType(extension_code(7, 1)), "int16"),), "declarations": ()},
+            {"types": (ExtensionType(OperandType(extension_code(7, 1)), "int16"),), "declarations": ()},
             "is no code of its own",
         ),
         ({"types": ()}, "SCALAR.* is no code of its own"),
-        ({"types": (ElementType(WIDE, "U4"),), "declarations": ()}, "WIDE has elements that are no numbers"),
+        ({"types": (ExtensionType(WIDE, "U4"),), "declarations": ()}, "WIDE has elements that are no numbers"),
     ],
 )
 def test_EXT_1_a_plug_in_that_is_not_sound_is_refused(changes: dict[str, Any], said: str) -> None:

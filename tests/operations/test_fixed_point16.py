@@ -89,7 +89,7 @@ def tanh(a: int, integer_bits: int) -> int:
 
 
 def looked_up(table: Callable[[], np.ndarray], values: list[int]) -> list[int]:
-    found: list[int] = fixed_point16.look_up(table(), np.array(values)).tolist()
+    found: list[int] = fixed_point16.lut16(table(), np.array(values)).tolist()
     return found
 
 
@@ -103,13 +103,13 @@ def test_tanh_is_gemmlowp_s_bit_for_bit(bits: int) -> None:
 
 
 def test_logistic_is_near_the_real_function() -> None:
-    found = fixed_point16.look_up(fixed_point16.logistic_table(), ALL) / (1 << 15)
+    found = fixed_point16.lut16(fixed_point16.logistic_table(), ALL) / (1 << 15)
 
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-ALL / (1 << 12))), atol=2.0**-11)
 
 
 @pytest.mark.parametrize("bits", range(7))
 def test_tanh_is_near_the_real_function(bits: int) -> None:
-    found = fixed_point16.look_up(fixed_point16.tanh_table(bits), ALL) / (1 << 15)
+    found = fixed_point16.lut16(fixed_point16.tanh_table(bits), ALL) / (1 << 15)
 
     np.testing.assert_allclose(found, np.tanh(ALL / (1 << (15 - bits))), atol=2.0**-11)

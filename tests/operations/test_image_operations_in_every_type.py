@@ -23,16 +23,16 @@ from support.image_examples import (
 )
 
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.prepare import specialize, tensor_of
-from nnfmq.operations.shapes import FROM_DATA
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Form, Role, Variant, match
+from nnfmq.operations.prepare import prepare, tensor_of
+from nnfmq.operations.shapes import DATA_DEPENDENT
+from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, Role, Variant, match
 
 Array = npt.NDArray[Any]
 
 
-def results(declaration: Declaration, form: Form, variant: Variant, nchw: bool, **changes: Any) -> list[Array]:
-    arguments, outputs = arguments_of(declaration, form, variant, nchw), outputs_of(declaration, variant)
-    found = executed(declaration.code, arguments, outputs, constants_of(form), **changes)
+def results(declaration: Declaration, overload: Overload, variant: Variant, nchw: bool, **changes: Any) -> list[Array]:
+    arguments, outputs = arguments_of(declaration, overload, variant, nchw), outputs_of(declaration, variant)
+    found = executed(declaration.code, arguments, outputs, constants_of(overload), **changes)
     turn_back = nchw and declaration.image_outputs
     return [np.transpose(array, (0, 2, 3, 1)) if turn_back else array for array in found]
 
@@ -41,13 +41,13 @@ def test_every_declaration_of_these_families_has_an_example() -> None:
     assert set(EXAMPLES) == set(DECLARATIONS)
 
 
-@pytest.mark.parametrize(("declaration", "form", "variant", "nchw"), CASES)
+@pytest.mark.parametrize(("declaration", "overload", "variant", "nchw"), CASES)
 def test_every_type_and_layout_computes_the_numbers_of_float32(
-    declaration: Declaration, form: Form, variant: Variant, nchw: bool
+    declaration: Declaration, overload: Overload, variant: Variant, nchw: bool
 ) -> None:
-    reals = results(declaration, form, declaration.variants[0], False)
+    reals = results(declaration, overload, declaration.variants[0], False)
 
-    found = results(declaration, form, variant, nchw)
+    found = results(declaration, overload, variant, nchw)
 
     for output, got, want in zip(outputs_of(declaration, variant), found, reals, strict=True):
         rounding = 0.004 * (1 + np.abs(want)) if "FLOAT16" in output.type.name else 1e-6 + 1.01 * output.scale
@@ -56,16 +56,16 @@ def test_every_type_and_layout_computes_the_numbers_of_float32(
         assert np.all(np.abs(real - want) <= rounding)
 
 
-@pytest.mark.parametrize(("declaration", "form", "variant", "nchw"), CASES)
+@pytest.mark.parametrize(("declaration", "overload", "variant", "nchw"), CASES)
 def test_the_result_has_the_shapes_of_the_rule_and_the_types_that_are_declared(
-    declaration: Declaration, form: Form, variant: Variant, nchw: bool
+    declaration: Declaration, overload: Overload, variant: Variant, nchw: bool
 ) -> None:
-    arguments, outputs = arguments_of(declaration, form, variant, nchw), outputs_of(declaration, variant)
+    arguments, outputs = arguments_of(declaration, overload, variant, nchw), outputs_of(declaration, variant)
     found = match(declaration, [operand for operand, _ in arguments], outputs)
     tensors = [tensor_of(operand, array.shape, array) for operand, array in arguments]
-    special = specialize(found, tensors, outputs)
+    special = prepare(found, tensors, outputs)
 
-    arrays = (a for (_, a), p in zip(arguments, form.parameters, strict=True) if p.role is Role.DATA)
+    arrays = (a for (_, a), p in zip(arguments, overload.parameters, strict=True) if p.role is Role.DATA)
     with np.errstate(all="ignore"):  # as the interpreter does
         computed = special.run(*arrays)
 
@@ -73,16 +73,16 @@ def test_the_result_has_the_shapes_of_the_rule_and_the_types_that_are_declared(
     for array, shape, output in zip(found_arrays, special.shapes, outputs, strict=True):
         assert array.dtype == NUMPY_TYPES[output.type]
         assert len(array.shape) == len(shape)
-        assert all(rule in (FROM_DATA, extent) for rule, extent in zip(shape, array.shape, strict=True))
+        assert all(rule in (DATA_DEPENDENT, extent) for rule, extent in zip(shape, array.shape, strict=True))
 
 
-@pytest.mark.parametrize(("declaration", "form", "variant", "nchw"), CASES)
+@pytest.mark.parametrize(("declaration", "overload", "variant", "nchw"), CASES)
 def test_arguments_of_unknown_rank_that_come_with_the_request_give_the_same_bits(
-    declaration: Declaration, form: Form, variant: Variant, nchw: bool
+    declaration: Declaration, overload: Overload, variant: Variant, nchw: bool
 ) -> None:
-    known = results(declaration, form, variant, nchw)
+    known = results(declaration, overload, variant, nchw)
 
-    unknown = results(declaration, form, variant, nchw, unknown=True)
+    unknown = results(declaration, overload, variant, nchw, unknown=True)
 
     for first, second in zip(known, unknown, strict=True):
         np.testing.assert_array_equal(first, second)
@@ -95,14 +95,14 @@ COUPLED = [
 ]
 
 
-@pytest.mark.parametrize(("declaration", "form", "variant", "nchw"), COUPLED)
+@pytest.mark.parametrize(("declaration", "overload", "variant", "nchw"), COUPLED)
 def test_SUP_5_int8_results_are_the_uint8_ones_less_128(
-    declaration: Declaration, form: Form, variant: Variant, nchw: bool
+    declaration: Declaration, overload: Overload, variant: Variant, nchw: bool
 ) -> None:
     types = {column: UINT8 if kind == INT8 else kind for column, kind in variant.types.items()}
     unsigned = next(v for v in declaration.variants if v.types == types)
 
-    signed_results = results(declaration, form, variant, nchw)
+    signed_results = results(declaration, overload, variant, nchw)
 
-    for first, second in zip(signed_results, results(declaration, form, unsigned, nchw), strict=True):
+    for first, second in zip(signed_results, results(declaration, overload, unsigned, nchw), strict=True):
         np.testing.assert_array_equal(first.astype(np.int64) + 128 * (first.dtype == np.int8), second)

@@ -71,10 +71,10 @@ def steps(rng: Any, size: int = INPUT) -> Array:
     return np.asarray(rng.normal(0, 1, (TIME, BATCH, size)).astype(np.float32))
 
 
-def defined(cell: Any, x: Array, state: Any, aux: Array | None = None, **controls: Any) -> tuple[Array, Array, Array]:
+def defined(cell: Any, x: Array, state: Any, aux: Array | None = None, **attributes: Any) -> tuple[Array, Array, Array]:
     wide = {name: None if value is None else value.astype(np.float64) for name, value in cell.items()}
     return lstm_definition.sequence(
-        wide, x, state["output_state_in"], state["cell_state_in"], aux, **(PLAIN | controls)
+        wide, x, state["output_state_in"], state["cell_state_in"], aux, **(PLAIN | attributes)
     )
 
 
@@ -106,11 +106,11 @@ def test_every_activation_and_both_clips_are_applied(activation: int) -> None:
     rng = np.random.default_rng(activation)
     variant = frozenset(["projection"])
     cell, state, x = cell_values(rng, variant), states(rng, variant), steps(rng)[:1]
-    controls: dict[str, Any] = {"activation": activation, "cell_clip": 0.3, "projection_clip": 0.2}
+    attributes: dict[str, Any] = {"activation": activation, "cell_clip": 0.3, "projection_clip": 0.2}
 
-    _, _, cells, output = Use(LSTM, cell | state | controls | {"input": x[0]}, 4).run()
+    _, _, cells, output = Use(LSTM, cell | state | attributes | {"input": x[0]}, 4).run()
 
-    expected = defined(cell, x, state, **controls)
+    expected = defined(cell, x, state, **attributes)
     assert np.abs(expected[2]).max() == 0.3
     close(output, expected[0][0])
     close(cells, expected[2])

@@ -100,15 +100,15 @@ def test_an_empty_range_gives_an_empty_array() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "controls", "shape"),
+    ("code", "attributes", "shape"),
     [
         ("SLICE", [vector([0, 1]), vector([-1, 2])], (0, 2)),
         ("TRANSPOSE", [vector([1, 0])], (3, 0)),
         ("CONCATENATION", [tensor(np.zeros((2, 3))), 0], (2, 3)),
     ],
 )
-def test_an_empty_array_is_moved_as_any_other(code: str, controls: list[Any], shape: tuple[int, ...]) -> None:
-    arguments = [tensor(np.empty((0, 3))), *controls]
+def test_an_empty_array_is_moved_as_any_other(code: str, attributes: list[Any], shape: tuple[int, ...]) -> None:
+    arguments = [tensor(np.empty((0, 3))), *attributes]
 
     assert result_of(OperationType[code], arguments, ANY_F32, known=False).shape == shape
 

@@ -18,8 +18,8 @@ from support.executed import Argument, executed
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, OperandType, is_scalar
 from nnfmq.operations import gather_topk, padding, permute, reshape_concat, resizing, slicing, space_depth_batch
-from nnfmq.operations.prepare import specialize, tensor_of
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Form, Parameter, Role, Variant, match
+from nnfmq.operations.prepare import prepare, tensor_of
+from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, Parameter, Role, Variant, match
 
 Array = npt.NDArray[Any]
 Definition = Callable[..., Any]
@@ -123,8 +123,8 @@ VARIANTS = [
 ]
 
 
-def shortest(form: Form, count: int) -> tuple[Parameter, ...]:
-    found = form.expand(count)
+def shortest(overload: Overload, count: int) -> tuple[Parameter, ...]:
+    found = overload.expand(count)
     assert found is not None
     return found[0]
 
@@ -142,7 +142,7 @@ def values(kind: OperandType, shape: tuple[int, ...], rng: np.random.Generator) 
 def arguments_of(declaration: Declaration, variant: Variant, zero_sized: bool = False) -> list[Argument]:
     given, rng = EXAMPLES[declaration.name].arguments, np.random.default_rng(1)
     arguments = []
-    for parameter, value in zip(shortest(declaration.forms[0], len(given)), given, strict=True):
+    for parameter, value in zip(shortest(declaration.overloads[0], len(given)), given, strict=True):
         kind = variant.types[parameter.type] if isinstance(parameter.type, str) else parameter.type
         assert kind is not None
         if isinstance(value, tuple):
@@ -161,14 +161,14 @@ def outputs_of(declaration: Declaration, variant: Variant) -> list[Operand]:
 
 
 def control_positions(declaration: Declaration) -> list[int]:
-    parameters = shortest(declaration.forms[0], len(EXAMPLES[declaration.name].arguments))
-    return [position for position, parameter in enumerate(parameters) if parameter.role is Role.CONTROL]
+    parameters = shortest(declaration.overloads[0], len(EXAMPLES[declaration.name].arguments))
+    return [position for position, parameter in enumerate(parameters) if parameter.role is Role.ATTRIBUTE]
 
 
 def expected_of(declaration: Declaration, variant: Variant) -> list[Array]:
     arguments = arguments_of(declaration, variant)
-    controls = control_positions(declaration)
-    arrays = [array for position, (_, array) in enumerate(arguments) if position not in controls]
+    attributes = control_positions(declaration)
+    arrays = [array for position, (_, array) in enumerate(arguments) if position not in attributes]
     expected = EXAMPLES[declaration.name].definition(*arrays, zero=ZERO_POINTS.get(variant.types["T"], 0))
     return list(expected) if isinstance(expected, tuple) else [expected]
 
@@ -203,11 +203,11 @@ def test_SHP_1_shapes_and_controls_that_come_with_the_request_change_nothing(
 def test_the_result_has_the_shape_of_the_rule(declaration: Declaration, variant: Variant) -> None:
     arguments, outputs = arguments_of(declaration, variant), outputs_of(declaration, variant)
     found = match(declaration, [given for given, _ in arguments], outputs)
-    controls = control_positions(declaration)
-    tensors = [tensor_of(o, a.shape, a if i in controls else None) for i, (o, a) in enumerate(arguments)]
+    attributes = control_positions(declaration)
+    tensors = [tensor_of(o, a.shape, a if i in attributes else None) for i, (o, a) in enumerate(arguments)]
 
-    special = specialize(found, tensors, outputs)
-    computed = special.run(*(a for i, (_, a) in enumerate(arguments) if i not in controls))
+    special = prepare(found, tensors, outputs)
+    computed = special.run(*(a for i, (_, a) in enumerate(arguments) if i not in attributes))
 
     results = computed if isinstance(computed, tuple) else (computed,)
     assert tuple(array.shape for array in results) == special.shapes

@@ -10,7 +10,7 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.types import LifeTime, OperationType
 from nnfmq.importers import tflite
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.op_cost import MULTIPLY_ADDS, Work, work_of
+from nnfmq.operations.op_cost import MULTIPLY_ADDS, OpCost, compute_op_cost
 from nnfmq.operations.signature import Match, Shape, match
 
 GATES = ("input", "forget", "cell", "output")
@@ -76,7 +76,7 @@ EXAMPLES: dict[str, tuple[OperationType, dict[str, Shape], Shape, int]] = {
 def matched(code: OperationType) -> Match:
     """Return a match with all parameters of the operation's longest form."""
     declaration = REGISTRY[code]
-    longest = max((form.parameters for form in declaration.forms), key=len)
+    longest = max((overload.parameters for overload in declaration.overloads), key=len)
     return Match(declaration, longest, declaration.variants[0], 1)
 
 
@@ -86,18 +86,18 @@ def test_multiply_adds_are_those_counted_by_hand(name: str) -> None:
     found = matched(code)
     unknown = set(shapes) - {parameter.name for parameter in found.parameters}
 
-    work = work_of(found, [shapes.get(parameter.name) for parameter in found.parameters], [output])
+    work = compute_op_cost(found, [shapes.get(parameter.name) for parameter in found.parameters], [output])
 
     assert (unknown, work.multiply_adds) == (set(), expected)
 
 
 def test_a_multiply_add_is_two_operations() -> None:
-    assert Work(multiply_adds=21, elements=3).operations == 42
-    assert Work(multiply_adds=None, elements=3).operations is None
+    assert OpCost(multiply_adds=21, elements=3).arithmetic_operations == 42
+    assert OpCost(multiply_adds=None, elements=3).arithmetic_operations is None
 
 
 def test_what_is_no_product_has_the_elements_that_it_makes() -> None:
-    work = work_of(matched(OperationType.TOPK_V2), [(3, 9), None], [(3, 2), (3, 2)])
+    work = compute_op_cost(matched(OperationType.TOPK_V2), [(3, 9), None], [(3, 2), (3, 2)])
 
     assert (work.multiply_adds, work.elements) == (None, 12)
 
@@ -126,6 +126,6 @@ def test_a_mobilenet_has_the_multiply_adds_that_it_is_known_for(data_dir: Path, 
         inputs, outputs = ([main.operands[i] for i in indexes] for indexes in (operation.inputs, operation.outputs))
         given = [None if main.operands[i].lifetime == LifeTime.NO_VALUE else shapes[i] for i in operation.inputs]
         made = [shape for index in operation.outputs if (shape := shapes[index]) is not None]
-        total += work_of(match(REGISTRY[operation.type], inputs, outputs), given, made).multiply_adds or 0
+        total += compute_op_cost(match(REGISTRY[operation.type], inputs, outputs), given, made).multiply_adds or 0
 
     assert round(total / 1e6) == millions

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnfmq.hal.errors import GeneralFailure
-from nnfmq.operations.prepacked import Packing, packed
+from nnfmq.operations.prepacked import PrepackedWeights, cached_prepack
 from nnfmq.operations.signature import Array
 
 
@@ -19,18 +19,18 @@ def never() -> tuple[Array, ...]:
 
 
 def test_groups_come_back_in_their_order_and_are_not_computed_again() -> None:
-    first = Packing()
+    first = PrepackedWeights()
     with first.in_use():
-        computed = [packed(lambda: group(1)), packed(lambda: group(2))]
-    again = Packing(first.groups)
+        computed = [cached_prepack(lambda: group(1)), cached_prepack(lambda: group(2))]
+    again = PrepackedWeights(first.groups)
     with again.in_use():
-        found = [packed(never), packed(never)]
+        found = [cached_prepack(never), cached_prepack(never)]
 
     assert found == first.groups == computed
 
 
 def test_a_group_that_the_cache_has_not_is_refused() -> None:
-    with Packing([group(1)]).in_use():
-        packed(never)
-        with pytest.raises(GeneralFailure, match="the cache has 1 groups of packed constants, and one more is needed"):
-            packed(lambda: group(2))
+    with PrepackedWeights([group(1)]).in_use():
+        cached_prepack(never)
+        with pytest.raises(GeneralFailure, match="the cache has 1 groups of prepacked weights, the model needs more"):
+            cached_prepack(lambda: group(2))

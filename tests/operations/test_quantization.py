@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.quantization import Multipliers, code_range, quantized, requantizer
+from nnfmq.operations.quantization import OutputMultipliers, quantized, quantized_activation_range, requantizer
 from nnfmq.operations.signature import Tensor
 
 UINT8, INT8 = np.dtype("u1"), np.dtype("i1")
@@ -22,7 +22,7 @@ def tensor(dtype: np.dtype[np.uint8] | np.dtype[np.int8], scale: float, zero_poi
 
 def by_definition(sums: np.ndarray, real: float, output: Tensor, activation: int) -> np.ndarray:
     multiplier, shift = fixed_point.quantize_multiplier(real)
-    low, high = code_range(activation, output)
+    low, high = quantized_activation_range(activation, output)
     return np.clip(fixed_point.multiply(ints(sums), multiplier, shift) + output.zero_point, low, high)
 
 
@@ -46,7 +46,7 @@ def test_requantization_equals_its_definition_at_every_border(
 ) -> None:
     output = tensor(dtype, 0.05, zero_point if dtype == UINT8 else zero_point - 128)
     sums = near_ties(real, output)
-    finish = requantizer(Multipliers.of([real]), ints([bias]), int(np.abs(sums - bias).max()), output, activation)
+    finish = requantizer(OutputMultipliers.of([real]), ints([bias]), int(np.abs(sums - bias).max()), output, activation)
     found = np.empty(sums.shape, dtype)
 
     finish((sums - bias).astype(np.float64), found)
@@ -59,7 +59,7 @@ def test_requantization_equals_its_definition_at_every_border(
 def test_requantization_takes_exact_ties_as_the_definition(exponent: int, activation: int) -> None:
     output, real = tensor(UINT8, 0.05, 100), 2.0**-exponent
     sums = (np.arange(-201, 202, 2) << exponent) >> 1
-    finish = requantizer(Multipliers.of([real]), ints([0]), 1 << 21, output, activation)
+    finish = requantizer(OutputMultipliers.of([real]), ints([0]), 1 << 21, output, activation)
     found = np.empty(sums.shape, UINT8)
 
     finish(sums, found)
@@ -69,7 +69,7 @@ def test_requantization_takes_exact_ties_as_the_definition(exponent: int, activa
 
 def test_each_channel_has_its_own_multiplier() -> None:
     output = tensor(UINT8, 1.0, 0)
-    finish = requantizer(Multipliers.of([0.5, 0.25]).rows(2), ints([0, 8, 0, 8]), 1000, output, 0)
+    finish = requantizer(OutputMultipliers.of([0.5, 0.25]).rows(2), ints([0, 8, 0, 8]), 1000, output, 0)
     found = np.empty((1, 4), UINT8)
 
     finish(np.array([[100, 100, 10, 10]], np.float32), found)
@@ -79,11 +79,11 @@ def test_each_channel_has_its_own_multiplier() -> None:
 
 @pytest.mark.parametrize(("activation", "expected"), [(0, (0, 255)), (1, (128, 255)), (2, (118, 138)), (3, (128, 188))])
 def test_activations_bound_codes(activation: int, expected: tuple[int, int]) -> None:
-    assert code_range(activation, tensor(UINT8, 0.1, 128)) == expected
+    assert quantized_activation_range(activation, tensor(UINT8, 0.1, 128)) == expected
 
 
 def test_activation_bounds_stay_within_the_type() -> None:
-    assert code_range(3, tensor(INT8, 0.01, 100)) == (100, 127)
+    assert quantized_activation_range(3, tensor(INT8, 0.01, 100)) == (100, 127)
 
 
 def test_halves_round_away_from_zero() -> None:
@@ -92,4 +92,4 @@ def test_halves_round_away_from_zero() -> None:
 
 def test_q5_an_unknown_activation_is_refused() -> None:
     with pytest.raises(GeneralFailure, match="Q5"):
-        code_range(4, tensor(UINT8, 1.0, 0))
+        quantized_activation_range(4, tensor(UINT8, 1.0, 0))

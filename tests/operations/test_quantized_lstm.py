@@ -13,7 +13,7 @@ from support.by_name import Use
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import OperandType, OperationType
-from nnfmq.operations.quantized_lstm import Norm
+from nnfmq.operations.quantized_lstm import QuantizedLayerNorm
 from nnfmq.operations.signature import Tensor
 
 Array = npt.NDArray[Any]
@@ -41,7 +41,7 @@ def codes(rng: Any, shape: tuple[int, ...], most: int = 127) -> Array:
 class Example:
     """Random codes of a whole cell, and how each tensor is quantized."""
 
-    def __init__(self, variant: Variant, seed: int = 0, **controls: Any) -> None:
+    def __init__(self, variant: Variant, seed: int = 0, **attributes: Any) -> None:
         rng = np.random.default_rng(seed)
         self.output: Quantization = (2.0**-6, -5) if "projection" in variant else (2.0**-7, 0)
         self.values: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class Example:
         sums = 2.0**-10 if "norm" in variant else SUM
         self.values |= {f"{gate}_intermediate_scale": sums for gate in GATES}
         self.values |= {"cell_clip": 0.0, "projection_clip": 0.0}
-        self.values |= {"hidden_state_zero_point": 0, "hidden_state_scale": 2.0**-7} | controls
+        self.values |= {"hidden_state_zero_point": 0, "hidden_state_scale": 2.0**-7} | attributes
 
     def _put(self, name: str, present: bool, value: Array, scale: float) -> None:
         self.values[name] = value if present else None
@@ -176,7 +176,7 @@ def test_a_variance_below_one_is_replaced_by_a_guard_that_grows_with_the_scale(s
     ones = Tensor((2,), np.dtype("<i2"), scale, 0, None, np.full(2, round(1 / scale) - 1, np.int16))
     bias = Tensor((2,), np.dtype("<i4"), 0.0, 0, None, np.zeros(2, np.int32))
 
-    found = Norm.of(ones, bias).apply(np.array([[0, 1]])) / (1 << 12)
+    found = QuantizedLayerNorm.of(ones, bias).apply(np.array([[0, 1]])) / (1 << 12)
 
     np.testing.assert_allclose(found, [[-0.5 / guard**0.5, 0.5 / guard**0.5]], atol=0.01)
 

@@ -56,8 +56,8 @@ def spoilt(draw: Any, operand: Operand, array: npt.NDArray[Any]) -> Argument:
 
 @st.composite
 def spoilt_examples(draw: Any) -> tuple[Any, list[Argument], list[Operand], bool]:
-    declaration, form, variant, nchw = draw(st.sampled_from([case.values for case in CASES]))
-    arguments = arguments_of(declaration, form, variant, nchw)
+    declaration, overload, variant, nchw = draw(st.sampled_from([case.values for case in CASES]))
+    arguments = arguments_of(declaration, overload, variant, nchw)
     for position in draw(st.lists(st.integers(0, len(arguments) - 1), min_size=1, max_size=3)):
         arguments[position] = spoilt(draw, *arguments[position])
     return declaration.code, arguments, outputs_of(declaration, variant), draw(st.booleans())

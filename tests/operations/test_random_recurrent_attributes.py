@@ -61,7 +61,7 @@ def type_of(parameter: Parameter, variant: Variant) -> OperandType:
 
 
 def legal_value(parameter: Parameter, variant: Variant, code: OperationType) -> Any:
-    shape = () if parameter.role is Role.CONTROL else shape_of(parameter.name, code)
+    shape = () if parameter.role is Role.ATTRIBUTE else shape_of(parameter.name, code)
     return np.ones(shape, NUMPY_TYPES[type_of(parameter, variant)])
 
 
@@ -78,7 +78,7 @@ def spoilt_value(draw: Any, parameter: Parameter, legal: Any) -> Any:
 
 def use_of(code: OperationType, variant: Variant, count: int, draw: Any = None) -> Use:
     """Return an example whose numbers are all 1; with `draw`, up to three arguments are spoilt."""
-    parameters = REGISTRY[code].forms[0].parameters
+    parameters = REGISTRY[code].overloads[0].parameters
     values = {p.name: legal_value(p, variant, code) for p in parameters}
     places: dict[str, tuple[float, int]] = dict(QUANTIZATIONS.get(code, {}))
     known = True

@@ -121,7 +121,7 @@ def test_a_model_from_its_cache_gives_the_same_bits_without_being_validated_or_s
         pytest.fail("this was done when it was saved")
 
     monkeypatch.setattr(device, "validate_model", not_again)
-    monkeypatch.setattr(packed_matmul, "exact_products", not_again)
+    monkeypatch.setattr(packed_matmul, "bound_accumulator", not_again)
     cached = client.load(files)
     (info,), (result,) = loaded.inputs, loaded.outputs
     image = np.random.default_rng(1).integers(0, 17, info.shape).astype(info.dtype)

@@ -16,15 +16,15 @@ from nnfmq.service.device_registry import load_devices
 from nnfmq.service.extension_plugins import load_extensions
 
 START = """
-from nnfmq.operations.extensions import ElementType, VendorExtension, own_operation, own_type
-from nnfmq.operations.signature import F32, V1_2, Declaration, Variant, data, form
-from nnfmq.operations.kernel_adapters import direct
+from nnfmq.operations.extensions import ExtensionType, VendorExtension, define_operation, define_type
+from nnfmq.operations.signature import F32, V1_2, Declaration, Variant, data, overload
+from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.hal.types import OperandType, OperationType
 NAME = "com.example.one"
-T = own_type(0, "T")
-def declared(code=own_operation(0, "COPY"), types=(F32,), plan=direct(lambda x: x)):
+T = define_type(0, "T")
+def declared(code=define_operation(0, "COPY"), types=(F32,), plan=stateless(lambda x: x)):
     variants = tuple(Variant({"T": type}, V1_2, plan) for type in types)
-    return Declaration(code, V1_2, (form(data("x")),), variants, lambda shape: shape)
+    return Declaration(code, V1_2, (overload(data("x")),), variants, lambda shape: shape)
 """
 
 WRONG = {
@@ -33,11 +33,11 @@ WRONG = {
     "does not exist": "del START",
     "is a string": "EXTENSION = 'com.example.one'",
     "has another name": "EXTENSION = VendorExtension('com.example.two', (), (declared(),))",
-    "has no dtype": "EXTENSION = VendorExtension(NAME, (ElementType(T, 'no such'),), ())",
-    "has pointers for elements": "EXTENSION = VendorExtension(NAME, (ElementType(T, 'O'),), ())",
-    "has records for elements": "EXTENSION = VendorExtension(NAME, (ElementType(T, 'i4,i4'),), ())",
-    "has a type of the HAL's": "EXTENSION = VendorExtension(NAME, (ElementType(F32, 'float32'),), ())",
-    "has a type twice": "EXTENSION = VendorExtension(NAME, (ElementType(T, 'int8'), ElementType(T, 'int16')), ())",
+    "has no dtype": "EXTENSION = VendorExtension(NAME, (ExtensionType(T, 'no such'),), ())",
+    "has pointers for elements": "EXTENSION = VendorExtension(NAME, (ExtensionType(T, 'O'),), ())",
+    "has records for elements": "EXTENSION = VendorExtension(NAME, (ExtensionType(T, 'i4,i4'),), ())",
+    "has a type of the HAL's": "EXTENSION = VendorExtension(NAME, (ExtensionType(F32, 'float32'),), ())",
+    "has a type twice": "EXTENSION = VendorExtension(NAME, (ExtensionType(T, 'int8'), ExtensionType(T, 'int16')), ())",
     "has an operation twice": "EXTENSION = VendorExtension(NAME, (), (declared(), declared()))",
     "declares an operation of the HAL's": "EXTENSION = VendorExtension(NAME, (), (declared(code=OperationType.ADD),))",
     "declares an operation by a number": "EXTENSION = VendorExtension(NAME, (), (declared(code=0),))",
@@ -125,7 +125,7 @@ def test_EXT_1_a_malformed_name_is_left_out(site: Path, loaded: Loaded, name: st
 
 
 def test_EXT_2_two_plug_ins_with_different_types_disable_the_extension(site: Path, loaded: Loaded) -> None:
-    for name, types in (("plugin_one", "ElementType(T, 'int8'),"), ("plugin_two", "ElementType(T, 'int16'),")):
+    for name, types in (("plugin_one", "ExtensionType(T, 'int8'),"), ("plugin_two", "ExtensionType(T, 'int16'),")):
         add_plugin(site, name, START + RIGHT.format(types=types), {"com.example.one": f"{name}:EXTENSION"})
     add_fibonacci(site)
     offered, messages = loaded()

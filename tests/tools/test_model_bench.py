@@ -37,7 +37,7 @@ from model_bench_table import (
     roofline_row,
 )
 from model_bench_turns import TURNS, Gathered, figures_of, rotated, wait_until_quiet
-from model_work import KINDS, TYPES, Work, generated, work_of
+from model_work import KINDS, TYPES, ModelCost, generated, model_cost
 from support.compiled import assert_kernels_agree
 from support.places import ROOT
 from support.small_models import F32, one_operation
@@ -273,12 +273,14 @@ def test_outputs_are_apart_by_codes_or_relative_to_the_largest_float() -> None:
 def test_the_roof_is_the_lower_of_cache_and_registers() -> None:
     peaks = {"float32_operations_per_s": 80e9, "code_operations_per_s": 180e9, "memory_bytes_per_s": 10e9,
              "cache_bytes_per_s": 50e9}  # fmt: skip
-    low = roofline_row("low", Work(500, 2000, False), 1, peaks)  # half an operation a byte: 25 G/s
+    low = roofline_row("low", ModelCost(500, 2000, False), 1, peaks)  # half an operation a byte: 25 G/s
     assert low["operations_per_s"] == 1e9
     assert low["share_of_roof"] == pytest.approx(1 / 25)
-    high = roofline_row("high", Work(9000, 1000, True), 1, peaks)  # 18 operations a byte: 180 G/s
+    high = roofline_row("high", ModelCost(9000, 1000, True), 1, peaks)  # 18 operations a byte: 180 G/s
     assert high["share_of_roof"] == pytest.approx(18 / 180)
-    assert roofline_row("none", Work(1, 1, True), 1, peaks | {"code_operations_per_s": None})["share_of_roof"] is None
+    assert (
+        roofline_row("none", ModelCost(1, 1, True), 1, peaks | {"code_operations_per_s": None})["share_of_roof"] is None
+    )
 
 
 def test_goals_are_listed_with_what_they_are_of() -> None:
@@ -348,12 +350,12 @@ def test_a_trial_has_fewer_steps() -> None:
 
 def test_the_work_of_known_models(data_dir: Path) -> None:
     # The papers have 14 and 300 million multiply-adds.
-    small = work_of(nnfmq.load(data_dir / "models" / "mobilenet_v1_0.25_128_quant.tflite").model)
-    large = work_of(nnfmq.load(data_dir / "models" / "mobilenet_v2_1.0_224_quant.tflite").model)
+    small = model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v1_0.25_128_quant.tflite").model)
+    large = model_cost(nnfmq.load(data_dir / "models" / "mobilenet_v2_1.0_224_quant.tflite").model)
     assert (small.is_quantized, large.is_quantized) == (True, True)
     assert round(small.multiply_adds / 1e6) == 14
     assert round(large.multiply_adds / 1e6) == 301
-    speech = work_of(nnfmq.load(data_dir / "models" / "tts_float.tflite").model)
+    speech = model_cost(nnfmq.load(data_dir / "models" / "tts_float.tflite").model)
     assert not speech.is_quantized
     assert speech.multiply_adds * 4 == pytest.approx(speech.bytes, rel=0.03)  # each weight is used once
 
@@ -361,7 +363,7 @@ def test_the_work_of_known_models(data_dir: Path) -> None:
 def test_the_work_of_a_product_of_several_rows() -> None:
     weights, bias = (Operand(F32, (5, 6)), bytes(120)), (Operand(F32, (5,)), bytes(20))
     model = one_operation(OperationType.FULLY_CONNECTED, [Operand(F32, (3, 6)), weights, bias, 0], Operand(F32, (3, 5)))
-    work = work_of(model)
+    work = model_cost(model)
     assert work.multiply_adds == 3 * 5 * 6
     assert work.bytes == 4 * (3 * 6 + 5 * 6 + 5 + 1 + 3 * 5)
 
@@ -382,7 +384,7 @@ def test_models_made_to_size_are_computed_by_kernels(kind: str, dtype: str, team
     assert_kernels_agree(made.model)
     assert (made.inputs[0].shape, made.inputs[0].dtype) == ((1, 6, 6, 12), dtype)
     depth = 12 if kind.startswith("convolution") else 1
-    assert work_of(made.model).multiply_adds == 6 * 6 * 9 * 12 * depth
+    assert model_cost(made.model).multiply_adds == 6 * 6 * 9 * 12 * depth
 
 
 # ---- the page
@@ -412,7 +414,7 @@ def report() -> dict[str, Any]:
         "compiling": [compiling_row("net", "other", _figures(10), _figures(16))],
         "growth": {"size": [series], "channels": [series], "at": {"size": 16, "channels": 32},
                    "threads": [{"model": "net", "points": points}]},
-        "roofline": {"peaks": peaks, "models": [roofline_row("net", Work(500, 2000, False), 1, peaks)]},
+        "roofline": {"peaks": peaks, "models": [roofline_row("net", ModelCost(500, 2000, False), 1, peaks)]},
         "missed": ["net: something"],
         "not_compared": [],
     }  # fmt: skip

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.operations.extensions import ElementType, VendorExtension, own_operation, own_type
+from nnfmq.operations.extensions import ExtensionType, VendorExtension, define_operation, define_type
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import F32, V1_2, Declaration, Run, Shape, Tensor, Variant, control, form
+from nnfmq.operations.signature import F32, V1_2, Declaration, Run, Shape, Tensor, Variant, attribute, overload
 
 N_MAX = 186
-INT64, QUANT64_ASYMM = own_type(0, "INT64"), own_type(1, "QUANT64_ASYMM")
+INT64, QUANT64_ASYMM = define_type(0, "INT64"), define_type(1, "QUANT64_ASYMM")
 
 
 def fibonacci_shape(n: Any) -> Shape:
@@ -75,12 +75,12 @@ def quantization(data: bytes) -> tuple[float, int]:
 
 EXTENSION = VendorExtension(
     "com.example.fibonacci",
-    types=(ElementType(INT64, "int64", is_tensor=False), ElementType(QUANT64_ASYMM, "int64")),
+    types=(ExtensionType(INT64, "int64", is_tensor=False), ExtensionType(QUANT64_ASYMM, "int64")),
     declarations=(
         Declaration(
-            own_operation(0, "FIBONACCI"),
+            define_operation(0, "FIBONACCI"),
             since=V1_2,
-            forms=(form(control("n", INT64)), form(control("n", F32))),
+            overloads=(overload(attribute("n", INT64)), overload(attribute("n", F32))),
             variants=(Variant({"T": QUANT64_ASYMM}, V1_2, plan_quantized), Variant({"T": F32}, V1_2, plan_float)),
             shape=fibonacci_shape,
         ),

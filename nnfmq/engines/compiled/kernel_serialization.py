@@ -20,7 +20,7 @@ import msgspec
 from nnfmq.engines.compiled import kernels as families
 from nnfmq.engines.compiled.kernels.kernel import Kernel
 from nnfmq.engines.compiled.target import TARGETS, Target
-from nnfmq.operations.shapes import Window
+from nnfmq.operations.shapes import WindowDimension
 
 __all__ = ["decode_kernels", "encode_kernels", "kernel_types"]
 
@@ -39,7 +39,7 @@ def kernel_types() -> Mapping[str, type[Any]]:
         for name, value in vars(module).items()
         if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.__name__
     }
-    return {**found, "Window": Window}
+    return {**found, "WindowDimension": WindowDimension}
 
 
 @cache

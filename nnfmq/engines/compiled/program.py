@@ -30,9 +30,9 @@ from nnfmq.engines.compiled.team import the_team
 from nnfmq.engines.execution import StepFunction
 from nnfmq.engines.interpreter import Program, ResolvedOp, SubgraphPreparation, prepare_with
 from nnfmq.hal.types import LifeTime, Model, Subgraph
-from nnfmq.operations.prepacked import unpacked
-from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, Fitted, permuted, sorted_arguments, tensor_of
-from nnfmq.operations.shapes import FROM_DATA
+from nnfmq.operations.prepacked import no_prepack_recording
+from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, ShapedOp, permuted, split_arguments, tensor_of
+from nnfmq.operations.shapes import DATA_DEPENDENT
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 
 __all__ = ["prepare"]
@@ -121,7 +121,7 @@ class CompiledPreparation(SubgraphPreparation):
         program.packed = (self._parts.to_arrays(required, self._shapes),)
         return program
 
-    def static_step(self, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: Fitted) -> Any:
+    def static_step(self, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: ShapedOp) -> Any:
         """Return the operation's kernel, if there is one."""
         rule = RULES.get(bound.match.declaration.code)
         if rule is not None:
@@ -131,20 +131,20 @@ class CompiledPreparation(SubgraphPreparation):
         return super().static_step(bound, arguments, fitted)
 
     def _lowered(
-        self, rule: Any, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: Fitted
+        self, rule: Any, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: ShapedOp
     ) -> _Generated | None:
-        tensors, controls, nchw = sorted_arguments(bound.match, arguments)
+        tensors, attributes, nchw = split_arguments(bound.match, arguments)
         declaration = bound.match.declaration
         given = [(p, i) for p, i in bound.arguments() if p.role is Role.DATA and not self._is_omitted(i)]
         turns = nchw and declaration.image_outputs
         shapes = [permuted(shape, TO_NHWC) if turns else shape for shape in fitted.shapes]
         outputs = tuple(tensor_of(o, shape) for o, shape in zip(bound.outputs, shapes, strict=True))
-        if any(0 in output.shape or FROM_DATA in output.shape for output in outputs):
+        if any(0 in output.shape or DATA_DEPENDENT in output.shape for output in outputs):
             return None
-        lowered = rule(*tensors, output=outputs[0] if len(outputs) == 1 else outputs, target=self.target, **controls)
+        lowered = rule(*tensors, output=outputs[0] if len(outputs) == 1 else outputs, target=self.target, **attributes)
         if lowered is None:
             return None
-        with unpacked():
+        with no_prepack_recording():
             step = super().static_step(bound, arguments, fitted)  # also for what it refuses
         reference = step if isinstance(lowered, Alias) else None
         images = declaration.images if nchw else ()

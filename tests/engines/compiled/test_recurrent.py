@@ -73,7 +73,7 @@ def cell_of(variant: frozenset[str], size: tuple[int, int, int, int], seed: int 
 
 def model_of(code: OperationType, values: dict[str, Any], *outputs: tuple[int, ...]) -> Model:
     """Return a model of one operation whose weights are constants, and what a request could leave out."""
-    data = {p.name for p in REGISTRY[code].forms[0].parameters if p.role is Role.DATA and not p.optional}
+    data = {p.name for p in REGISTRY[code].overloads[0].parameters if p.role is Role.DATA and not p.optional}
     constants = [name for name, value in values.items() if value is not None and name not in data]
     use = Use(code, values, len(outputs), constants=constants)
     for number, shape in enumerate(outputs):
@@ -81,9 +81,9 @@ def model_of(code: OperationType, values: dict[str, Any], *outputs: tuple[int, .
     return use.model
 
 
-def lstm_model(variant: frozenset[str], size: tuple[int, int, int, int], **controls: Any) -> Model:
+def lstm_model(variant: frozenset[str], size: tuple[int, int, int, int], **attributes: Any) -> Model:
     batch, inputs, cells, _ = size
-    values = cell_of(variant, size) | PLAIN | {"input": np.zeros((batch, inputs))} | controls
+    values = cell_of(variant, size) | PLAIN | {"input": np.zeros((batch, inputs))} | attributes
     hidden = values["output_state_in"].shape
     gates = 3 if "cifg" in variant else 4
     return model_of(LSTM, values, (batch, gates * cells), hidden, (batch, cells), hidden)
@@ -105,9 +105,9 @@ def test_a_large_lstm_step_is_the_interpreter_s(variant: frozenset[str]) -> None
 @pytest.mark.parametrize("variant", [frozenset(["projection"]), frozenset(["norm", "projection"])], ids=name_of)
 @pytest.mark.parametrize("activation", [0, 1, 3, 4, 6])
 def test_activations_and_clips_of_an_lstm_step_are_the_interpreter_s(variant: frozenset[str], activation: int) -> None:
-    controls = {"activation": activation, "cell_clip": 0.3, "projection_clip": 0.2}
+    attributes = {"activation": activation, "cell_clip": 0.3, "projection_clip": 0.2}
 
-    assert_kernels_agree(lstm_model(variant, (2, 5, 19, 3), **controls))
+    assert_kernels_agree(lstm_model(variant, (2, 5, 19, 3), **attributes))
 
 
 def test_a_projection_without_a_bias_is_the_interpreter_s() -> None:

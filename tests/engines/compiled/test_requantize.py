@@ -7,13 +7,13 @@ import pytest
 
 from nnfmq.engines.compiled.kernels.requantize import Rounding
 from nnfmq.operations.fixed_point import INT32_MAX
-from nnfmq.operations.quantization import Multipliers
+from nnfmq.operations.quantization import OutputMultipliers
 
 
 def rounding(shift: int, bias: int, bound: int) -> Rounding | None:
     numbers = (np.array([number], np.int64) for number in (1 << 30, shift, bias, bound))
-    mantissas, shifts, biases, bounds = numbers
-    return Rounding.of(Multipliers(mantissas, shifts), biases, bounds)
+    multipliers, shifts, biases, bounds = numbers
+    return Rounding.of(OutputMultipliers(multipliers, shifts), biases, bounds)
 
 
 @pytest.mark.parametrize("shift", range(-30, 31))

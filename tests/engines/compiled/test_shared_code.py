@@ -18,14 +18,14 @@ from nnfmq.engines.compiled.kernels.product_plan import plan_product
 from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.target import TARGETS, Target
-from nnfmq.operations.shapes import Window, axis_window
+from nnfmq.operations.shapes import WindowDimension, window_dimension
 
 VALID, SAME = 2, 1
 FLOATS, CODES = Floats(0.0, 6.0), Codes(False, NO_REQUANTIZATION)
 
 
-def window(extent: int, size: int, stride: int) -> Window:
-    return axis_window(extent, size, stride, 1, SAME)
+def window(extent: int, size: int, stride: int) -> WindowDimension:
+    return window_dimension(extent, size, stride, 1, SAME)
 
 
 def products(arithmetic: Arithmetic, target: Target, widths: Sequence[int] = range(1, 9)) -> Iterator[Product]:

@@ -27,7 +27,7 @@ from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import RULES, Lowered
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.shapes import axis_window
+from nnfmq.operations.shapes import window_dimension
 from nnfmq.operations.signature import Tensor
 
 # Reads and writes what it is told to: the first word of a table is an address to read from, the second one to write to.
@@ -176,7 +176,7 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
 
 def planned_product(arithmetic: Arithmetic, size: int, target: Target, widths: Sequence[int] = range(1, 9)) -> Product:
     """Return a convolution by filters of `size` squared."""
-    along = axis_window(28, size, 1, 1, 1)
+    along = window_dimension(28, size, 1, 1, 1)
     return plan_product(ProductShape(1, 28, 28, 128, along, along, 256), arithmetic, target, widths)
 
 

@@ -42,7 +42,7 @@ class Use:
     ) -> None:
         declaration = REGISTRY[code]
         variant = next(v for v in declaration.variants if v.types.get("T") == first_type)
-        given = [(p, values[p.name]) for p in declaration.forms[0].parameters if p.name in values]
+        given = [(p, values[p.name]) for p in declaration.overloads[0].parameters if p.name in values]
         self._places = quantization or {}
         operands = [self._operand(p, value, variant, p.name in constants, known) for p, value in given]
         types = [variant.types[t] if isinstance(t, str) else t for t in declaration.outputs[:output_count]]
@@ -72,7 +72,7 @@ class Use:
         lifetime = LifeTime.SUBGRAPH_INPUT
         if value is None:
             lifetime = LifeTime.NO_VALUE
-        elif constant or parameter.role is Role.CONTROL:
+        elif constant or parameter.role is Role.ATTRIBUTE:
             lifetime = LifeTime.CONSTANT_COPY
         elif not known:
             dimensions = ()

@@ -26,7 +26,7 @@ from nnfmq.operations import (
     roi,
     transpose_conv,
 )
-from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Form, Parameter, Role, Variant
+from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, Parameter, Role, Variant
 
 Array = npt.NDArray[Any]
 
@@ -108,7 +108,7 @@ def cases() -> Iterator[Any]:
     """Yield each declaration with each variant, form and layout."""
     for name, declaration in DECLARATIONS.items():
         for variant in declaration.variants:
-            for number, one in enumerate(declaration.forms):
+            for number, one in enumerate(declaration.overloads):
                 for nchw in (False, True) if declaration.images else (False,):
                     types = "-".join(t.name.removeprefix("TENSOR_") for t in variant.types.values())
                     label = f"{name}-{types}-{number}-{'nchw' if nchw else 'nhwc'}"
@@ -159,8 +159,10 @@ def argument(declaration: Declaration, parameter: Parameter, variant: Variant, n
     return operand, stored(operand, value)
 
 
-def arguments_of(declaration: Declaration, form: Form, variant: Variant, nchw: bool) -> list[tuple[Operand, Array]]:
-    return [argument(declaration, parameter, variant, nchw) for parameter in form.parameters]
+def arguments_of(
+    declaration: Declaration, overload: Overload, variant: Variant, nchw: bool
+) -> list[tuple[Operand, Array]]:
+    return [argument(declaration, parameter, variant, nchw) for parameter in overload.parameters]
 
 
 def outputs_of(declaration: Declaration, variant: Variant) -> list[Operand]:
@@ -168,5 +170,5 @@ def outputs_of(declaration: Declaration, variant: Variant) -> list[Operand]:
     return [quantized(kind_of(column, variant), *quantization) for column in declaration.outputs]
 
 
-def constants_of(form: Form) -> list[int]:
-    return [i for i, parameter in enumerate(form.parameters) if parameter.role is not Role.DATA]
+def constants_of(overload: Overload) -> list[int]:
+    return [i for i, parameter in enumerate(overload.parameters) if parameter.role is not Role.DATA]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from llvmlite import ir
 
 from nnfmq.engines.compiled.emission import I32, Emitter, Value
-from nnfmq.operations.shapes import Window
+from nnfmq.operations.shapes import WindowDimension
 
 __all__ = ["SLACK_BYTES", "Band", "BandNumbers", "Widening", "emit_band", "in_vectors", "widen", "widen_repeated"]
 
@@ -66,29 +66,37 @@ class Band:
     height: int
     width: int
     cells: int
-    rows: Window
-    columns: Window
+    rows: WindowDimension
+    columns: WindowDimension
     served: int
     cell_bytes: int
 
     @property
     def pitch(self) -> int:
         """Bytes from one row of cells to the next."""
-        reached = (self.columns.count - 1) * self.columns.stride + self.columns.reach
-        return max(self.columns.head + self.width, reached) * self.cells * self.cell_bytes
+        reached = (self.columns.count - 1) * self.columns.stride + self.columns.effective_kernel_size
+        return max(self.columns.padding_low + self.width, reached) * self.cells * self.cell_bytes
 
     @property
     def bytes(self) -> int:
         """How much scratch memory a band takes."""
-        count = (self.served - 1) * self.rows.stride + self.rows.reach
+        count = (self.served - 1) * self.rows.stride + self.rows.effective_kernel_size
         return count * self.pitch + SLACK_BYTES
 
     def numbers(self, row_bytes: int) -> BandNumbers:
         """Return its extents, where rows of the image are so long."""
-        rows, before, within = self.rows, self.columns.head * self.cells, self.width * self.cells
+        rows, before, within = self.rows, self.columns.padding_low * self.cells, self.width * self.cells
         behind = self.pitch // self.cell_bytes - before - within
         return BandNumbers(
-            self.height, rows.stride, rows.head, rows.reach, row_bytes, self.pitch, before, within, behind
+            self.height,
+            rows.stride,
+            rows.padding_low,
+            rows.effective_kernel_size,
+            row_bytes,
+            self.pitch,
+            before,
+            within,
+            behind,
         )
 
 

@@ -20,7 +20,7 @@ from nnfmq.engines.compiled.kernels.cells import Band, BandNumbers, Widening, em
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.target import Target
-from nnfmq.operations.shapes import Window
+from nnfmq.operations.shapes import WindowDimension
 from nnfmq.operations.signature import Shape
 
 __all__ = ["Depthwise", "plan_depthwise"]
@@ -76,8 +76,8 @@ class Depthwise:
     """
 
     shape: Shape = field(repr=False)
-    rows: Window = field(repr=False)
-    columns: Window = field(repr=False)
+    rows: WindowDimension = field(repr=False)
+    columns: WindowDimension = field(repr=False)
     multiplier: int = field(repr=False)
     block: int = field(repr=False)
     slice: int = field(repr=False)
@@ -305,7 +305,12 @@ class _Emission:
 
 
 def plan_depthwise(
-    shape: Shape, multiplier: int, rows: Window, columns: Window, arithmetic: Floats | FloatCodes, target: Target
+    shape: Shape,
+    multiplier: int,
+    rows: WindowDimension,
+    columns: WindowDimension,
+    arithmetic: Floats | FloatCodes,
+    target: Target,
 ) -> Depthwise:
     """Choose the tile, the blocks and the slices for an input's shape and a target."""
     channels = shape[3] * multiplier
@@ -346,5 +351,5 @@ def _most_rows(kernel: Depthwise) -> int:
 def _widening(kernel: Depthwise) -> float:
     """Return how many instructions it takes to widen what a vector of channels needs."""
     blocks = math.ceil(kernel.rows.count / kernel.block)
-    rows = blocks * ((kernel.block - 1) * kernel.rows.stride + kernel.rows.reach)
+    rows = blocks * ((kernel.block - 1) * kernel.rows.stride + kernel.rows.effective_kernel_size)
     return rows * (_WIDENING + (_PIXEL * kernel.lanes / kernel.slice if kernel.is_sliced else 0))

@@ -10,7 +10,7 @@ from nnfmq.engines.compiled.emission import Emitter, Value
 from nnfmq.engines.compiled.kernels.reducers import Reducer
 from nnfmq.engines.compiled.kernels.spans import fitting_lanes, spans
 from nnfmq.engines.compiled.target import Target
-from nnfmq.operations.shapes import Window
+from nnfmq.operations.shapes import WindowDimension
 
 __all__ = ["PoolKernel", "plan_pool"]
 
@@ -25,8 +25,8 @@ class PoolKernel:
     height: int
     width: int
     channels: int
-    rows: Window
-    columns: Window
+    rows: WindowDimension
+    columns: WindowDimension
     combination: Reducer
     lanes: int
     groups: int
@@ -84,19 +84,23 @@ class PoolKernel:
         return combination.result(e, combined, e.mul(vertical, horizontal))
 
 
-def _clipped(e: Emitter, window: Window, extent: int, position: Value) -> tuple[Any, Any]:
+def _clipped(e: Emitter, window: WindowDimension, extent: int, position: Value) -> tuple[Any, Any]:
     """Return where a window begins inside the image, and how many cells it has there."""
     start = e.mul(position, window.stride)
-    if window.head == 0 and (window.count - 1) * window.stride + window.size <= extent:
+    if window.padding_low == 0 and (window.count - 1) * window.stride + window.size <= extent:
         return start, window.size
-    start = e.b.sub(start, e.i64(window.head))
+    start = e.b.sub(start, e.i64(window.padding_low))
     end = e.intrinsic("llvm.smin", e.add(start, window.size), e.i64(extent))
     first = e.intrinsic("llvm.smax", start, e.i64(0))
     return first, e.b.sub(end, first)
 
 
 def plan_pool(
-    image: tuple[int, int, int, int], rows: Window, columns: Window, combination: Reducer, target: Target
+    image: tuple[int, int, int, int],
+    rows: WindowDimension,
+    columns: WindowDimension,
+    combination: Reducer,
+    target: Target,
 ) -> PoolKernel:
     """Choose lanes and groups for a target."""
     batch, height, width, channels = image

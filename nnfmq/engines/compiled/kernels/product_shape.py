@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nnfmq.operations.shapes import Window
+from nnfmq.operations.shapes import WindowDimension
 
 __all__ = ["ProductShape"]
 
@@ -21,8 +21,8 @@ class ProductShape:
     height: int
     width: int
     channels: int
-    rows: Window
-    columns: Window
+    rows: WindowDimension
+    columns: WindowDimension
     filters: int
     parts: int = 1
     own: bool = False
@@ -41,7 +41,7 @@ class ProductShape:
     def is_pointwise(self) -> bool:
         """Whether each pixel is one position."""
         return all(
-            window.reach == window.stride == 1 and not (window.head or window.tail)
+            window.effective_kernel_size == window.stride == 1 and not (window.padding_low or window.padding_high)
             for window in (self.rows, self.columns)
         )
 

@@ -14,7 +14,7 @@ from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, v
 from nnfmq.engines.compiled.kernels.functions import bool_bytes, compare
 from nnfmq.engines.compiled.kernels.reducers import QuantizedMinMaxReducer
 from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS, Rounding, rounding_rows
-from nnfmq.operations.quantization import Multipliers, code_range
+from nnfmq.operations.quantization import OutputMultipliers, quantized_activation_range
 from nnfmq.operations.signature import Tensor
 
 __all__ = [
@@ -61,11 +61,11 @@ def per_tensor_requantization(
 
     `bound` is on the absolute values of what is scaled to codes of `output`.
     """
-    multipliers = Multipliers(np.full(_LANES, multiplier[0], np.int64), np.full(_LANES, multiplier[1], np.int64))
+    multipliers = OutputMultipliers(np.full(_LANES, multiplier[0], np.int64), np.full(_LANES, multiplier[1], np.int64))
     found = Rounding.of(multipliers, np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64))
     if found is None:
         return None
-    codes = repeated(output.zero_point, *code_range(activation, output))
+    codes = repeated(output.zero_point, *quantized_activation_range(activation, output))
     return PerTensorRequantization(found), rounding_rows(multipliers).tobytes() + codes
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from nnfmq.engines.compiled.emission import F32, I8, I16, I32, I64, Emitter, Value, vector
 from nnfmq.operations.fixed_point import INT32_MAX, Ints
-from nnfmq.operations.quantization import Multipliers
+from nnfmq.operations.quantization import OutputMultipliers
 from nnfmq.operations.signature import Array
 
 __all__ = ["NO_REQUANTIZATION", "ROUNDING_ROWS", "Codomain", "Requantization", "Rounding", "rounding_rows", "whole"]
@@ -48,7 +48,7 @@ class Rounding:
     shifts_by_nothing: bool
 
     @classmethod
-    def of(cls, multipliers: Multipliers, bias: Ints, bounds: Ints, doubled: bool = True) -> Rounding | None:
+    def of(cls, multipliers: OutputMultipliers, bias: Ints, bounds: Ints, doubled: bool = True) -> Rounding | None:
         """Return the form, or None where 32 bits do not hold what is between. `bounds` are on |sum| without bias.
 
         Where sums cannot be given `doubled` all of them are shifted to the left.
@@ -85,9 +85,9 @@ class Rounding:
         return e.b.ashr(e.b.add(high, tie), right)
 
 
-def _nudged(e: Emitter, values: Value, mantissas: Value, nudges: Value) -> Value:
+def _nudged(e: Emitter, values: Value, multipliers: Value, nudges: Value) -> Value:
     """Return products of 64 bits and what is added to them."""
-    return e.b.add(e.b.mul(values, _low(e, mantissas, values.type)), e.b.bitcast(nudges, values.type))
+    return e.b.add(e.b.mul(values, _low(e, multipliers, values.type)), e.b.bitcast(nudges, values.type))
 
 
 def _low(e: Emitter, values: Value, wide: Value) -> Value:
@@ -96,7 +96,7 @@ def _low(e: Emitter, values: Value, wide: Value) -> Value:
     return e.b.ashr(e.b.shl(e.b.bitcast(values, wide), by), by)
 
 
-def rounding_rows(multipliers: Multipliers) -> Array:
+def rounding_rows(multipliers: OutputMultipliers) -> Array:
     """Return what `Rounding.rounded` loads, for an even number of channels.
 
     Mantissas where the even ones are taken, and where the odd ones are; what is added to their products; right and left
@@ -105,7 +105,7 @@ def rounding_rows(multipliers: Multipliers) -> Array:
     left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
     nudges = (np.int64(1) << 31) + (((np.int64(1) << right) >> 1) << 32)
     rows = np.zeros((ROUNDING_ROWS, len(left)), np.int32)
-    rows[_EVEN], rows[_ODD, ::2] = multipliers.mantissas, multipliers.mantissas[1::2]
+    rows[_EVEN], rows[_ODD, ::2] = multipliers.multipliers, multipliers.multipliers[1::2]
     rows[_EVEN_NUDGES], rows[_ODD_NUDGES] = (nudges[first::2].astype(np.int64).view(np.int32) for first in (0, 1))
     rows[_RIGHT], rows[_LEFT] = right, left + 1
     return rows
@@ -126,7 +126,7 @@ class Requantization:
 
     rounding: Rounding
 
-    def constants(self, multipliers: Multipliers, bias: Ints, codes: Codomain, lanes: int) -> bytes:
+    def constants(self, multipliers: OutputMultipliers, bias: Ints, codes: Codomain, lanes: int) -> bytes:
         """Return the constant for channels that fill whole vectors."""
         head = np.zeros((_HEAD_ROWS, _ROW_BYTES // 2), np.int16)
         head[:_CENTRE] = np.array([[codes.zero_point], [codes.low], [codes.high]])

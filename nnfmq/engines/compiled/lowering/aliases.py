@@ -13,7 +13,7 @@ from nnfmq.operations.signature import Tensor
 __all__ = ["RULES"]
 
 
-def renamed(input: Tensor, *_: Tensor | None, output: Tensor, target: Target, **controls: Any) -> Alias | None:
+def renamed(input: Tensor, *_: Tensor | None, output: Tensor, target: Target, **attributes: Any) -> Alias | None:
     """Take the elements as they are."""
     return None if 0 in input.shape else Alias()
 

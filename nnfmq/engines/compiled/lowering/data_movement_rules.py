@@ -21,7 +21,7 @@ from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import Ints, ints
 from nnfmq.operations.padding import MirrorMode
-from nnfmq.operations.reshape_concat import joined_codes
+from nnfmq.operations.reshape_concat import concat_requant_lut
 from nnfmq.operations.resizing import nearest_positions
 from nnfmq.operations.signature import Array, Shape, Tensor
 from nnfmq.operations.slicing import taken_ranges
@@ -74,7 +74,7 @@ def concatenation(*inputs: Tensor, output: Tensor, target: Target, axis: int) ->
     constants: list[bytes] = []
     start = 0
     for number, tensor in enumerate(inputs):
-        codes = joined_codes(tensor, output) if size == 1 else None
+        codes = concat_requant_lut(tensor, output) if size == 1 else None
         place = None if codes is None else len(inputs) + 1 + len(constants)
         if codes is not None:
             constants.append(codes.tobytes())

@@ -25,9 +25,15 @@ from nnfmq.engines.compiled.lowering.lowered import Alias, Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import REGISTRY
-from nnfmq.operations.binary_arithmetic import scaled_codes, sum_multipliers
+from nnfmq.operations.binary_arithmetic import rescaled_values, sum_multipliers
 from nnfmq.operations.fixed_point import quantize_multiplier
-from nnfmq.operations.quantization import all_codes, code_range, float_range, requantized_codes, type_range
+from nnfmq.operations.quantization import (
+    all_quantized_values,
+    dtype_range,
+    float_activation_range,
+    quantized_activation_range,
+    requantized_values,
+)
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
 
 __all__ = ["RULES", "arithmetic"]
@@ -62,7 +68,7 @@ def arithmetic(
     """ADD, SUB, MUL and DIV."""
     inputs = first, second
     if _are(_FLOAT, *inputs):
-        return _lowered(FloatBinary(name, *float_range(activation)), output, inputs, target)
+        return _lowered(FloatBinary(name, *float_activation_range(activation)), output, inputs, target)
     if _are(_WHOLE, *inputs):
         return _lowered(Int32Binary(name), output, inputs, target)
     if not _of_codes(*inputs, output):
@@ -77,7 +83,7 @@ def _sum(
     signs = (1, -1 if subtracts else 1)
     multipliers, total = sum_multipliers(first, second, output)
     most = sum(
-        int(np.abs(scaled_codes(tensor, multiplier, sign)).max())
+        int(np.abs(rescaled_values(tensor, multiplier, sign)).max())
         for tensor, multiplier, sign in zip((first, second), multipliers, signs, strict=True)
     )
     finish = codes.per_tensor_requantization(total, most, activation, output)
@@ -119,7 +125,7 @@ def _extreme(name: str, first: Tensor, second: Tensor, *, output: Tensor, target
 
 
 def _adapting(operands: tuple[Tensor, Tensor], output: Tensor) -> tuple[tuple[bool, bool], tuple[bytes, ...]]:
-    first, second = (requantized_codes(tensor, output) for tensor in operands)
+    first, second = (requantized_values(tensor, output) for tensor in operands)
     tables = tuple(table.tobytes() for table in (first, second) if table is not None)
     return (first is not None, second is not None), tables
 
@@ -166,7 +172,7 @@ def _quantize(input: Tensor, *, output: Tensor, target: Target) -> Lowered | Non
     """QUANTIZE of float32."""
     if input.dtype != _FLOAT or not _of_codes(output):
         return None
-    function = codes.Quantize(output.zero_point, float(np.float32(output.scale)), *type_range(output))
+    function = codes.Quantize(output.zero_point, float(np.float32(output.scale)), *dtype_range(output))
     return _lowered(function, output, (input,), target)
 
 
@@ -194,15 +200,15 @@ def _rectifier(
 ) -> Lowered | None:
     """RELU, RELU1 and RELU6."""
     if _of_codes(input, output):
-        function = codes.QuantizedClamp(_is_signed(output), *code_range(activation, output))
+        function = codes.QuantizedClamp(_is_signed(output), *quantized_activation_range(activation, output))
         return _lowered(function, output, (input,), target)
     return _unary(name, input, output=output, target=target)
 
 
-def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **controls: float) -> Lowered | None:
+def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **attributes: float) -> Lowered | None:
     """A function of one float32 or INT32, by a kernel of its own."""
     if _are(_FLOAT, input, output):
-        parameters = [float(np.float32(value)) for value in controls.values()]
+        parameters = [float(np.float32(value)) for value in attributes.values()]
         return _lowered(FloatUnary(name, *parameters), output, (input,), target)
     if _are(_WHOLE, input, output) and name in ("abs", "neg"):
         return _lowered(Int32Unary(name), output, (input,), target)
@@ -221,7 +227,7 @@ def _reference_table(code: OperationType, input: Tensor, output: Tensor) -> Arra
     """Return what the reference makes of each code, by its bits."""
     plans = [v.plan for v in REGISTRY[code].variants if NUMPY_TYPES[v.types["T"]] == input.dtype]
     assert len(plans) == 1 and plans[0] is not None, "a matched variant has a plan"
-    table: Array = plans[0](input, output=output)(all_codes(input))
+    table: Array = plans[0](input, output=output)(all_quantized_values(input))
     return table
 
 

@@ -18,14 +18,14 @@ from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.quantization import Multipliers, type_range
-from nnfmq.operations.shapes import Window
+from nnfmq.operations.quantization import OutputMultipliers, dtype_range
+from nnfmq.operations.shapes import WindowDimension
 from nnfmq.operations.signature import Shape, Tensor
 
 __all__ = ["RULES"]
 
 _LEFT, _RIGHT, _FIRST_MADE = 0, 1, 2
-_ONE = Window(1, 1, 1, 0, 0, 1)
+_ONE = WindowDimension(1, 1, 1, 0, 0, 1)
 _LARGEST_PRODUCT = 1 << 16
 _FLOATS, _DRAFT = Floats(-np.inf, np.inf), Codes(True, NO_REQUANTIZATION)
 
@@ -39,7 +39,7 @@ def batch_matmul(
         return None
     batch, (rows, columns) = math.prod(output.shape[:-2]), output.shape[-2:]
     length = left.shape[-2 if adjoint_left else -1]
-    shape = ProductShape(batch, 1, rows, length, _ONE, Window(1, 1, 1, 0, 0, rows), columns, own=True)
+    shape = ProductShape(batch, 1, rows, length, _ONE, WindowDimension(1, 1, 1, 0, 0, rows), columns, own=True)
     draft = plan_product(shape, _FLOATS if is_float else _DRAFT, target)
     finish = _finish(left, right, output, length, len(draft.order), is_float, target)
     if finish is None:
@@ -77,13 +77,13 @@ def _finish(
     if is_float:
         return _FLOATS, bytes(4 * channels)
     real = float(np.float32(left.scale) * np.float32(right.scale)) / float(np.float32(output.scale))
-    one = Multipliers.of([real])
-    multipliers = Multipliers(np.repeat(one.mantissas, channels), np.repeat(one.shifts, channels))
+    one = OutputMultipliers.of([real])
+    multipliers = OutputMultipliers(np.repeat(one.multipliers, channels), np.repeat(one.shifts, channels))
     zeros, bounds = ints(np.zeros(channels)), ints(np.full(channels, length * _LARGEST_PRODUCT))
     found = Rounding.of(multipliers, zeros, bounds)
     if found is None:
         return None
-    codes = Codomain(output.zero_point, *type_range(output), left.zero_point)
+    codes = Codomain(output.zero_point, *dtype_range(output), left.zero_point)
     requantization = Requantization(found)
     return Codes(True, requantization), requantization.constants(multipliers, zeros, codes, target.lanes)
 

@@ -20,17 +20,23 @@ from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints
-from nnfmq.operations.quantization import EXACT_FLOAT32, Multipliers, code_range, float_range, product_multipliers
-from nnfmq.operations.shapes import Window, windows
+from nnfmq.operations.quantization import (
+    EXACT_FLOAT32,
+    OutputMultipliers,
+    float_activation_range,
+    quantized_activation_range,
+    requantization_scales,
+)
+from nnfmq.operations.shapes import WindowDimension, windows
 from nnfmq.operations.signature import Array, Tensor
-from nnfmq.operations.transpose_conv import Spread, spreads
+from nnfmq.operations.transpose_conv import TransposedConvDimension, transposed_conv_dimensions
 
 __all__ = ["RULES", "rows_product"]
 
 Weights: TypeAlias = Callable[[], Array]
 
 _FLOAT, _CODES = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
-_ONE = Window(1, 1, 1, 0, 0, 1)
+_ONE = WindowDimension(1, 1, 1, 0, 0, 1)
 _LARGEST_BYTE, _LARGEST_WEIGHT = 255, 128
 _LISTED_WIDTHS, _LISTED_WIDTHS_OF_ONE = (2, 4), (2, 4, 8)  # the widest would leave the nearest cache
 
@@ -40,10 +46,10 @@ def _is_float(*tensors: Tensor) -> bool:
 
 
 def convolution(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **geometry: int
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **conv_params: int
 ) -> Lowered | None:
     """CONV_2D."""
-    return grouped(input, filter, bias, output=output, target=target, groups=1, activation=activation, **geometry)
+    return grouped(input, filter, bias, output=output, target=target, groups=1, activation=activation, **conv_params)
 
 
 def grouped(
@@ -55,10 +61,10 @@ def grouped(
     target: Target,
     groups: int,
     activation: int,
-    **geometry: int,
+    **conv_params: int,
 ) -> Lowered | None:
     """GROUPED_CONV_2D."""
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     batch, height, width, channels = input.shape
     shape = ProductShape(batch, height, width, channels, rows, columns, filter.shape[0], groups)
     return _product(shape, input, filter, bias, output, target, activation)
@@ -70,14 +76,14 @@ def fully_connected(
     """FULLY_CONNECTED: each row of the input is a position of one pixel."""
     units, length = weights.shape
     count = math.prod(input.shape) // length
-    along = Window(1, 1, 1, 0, 0, count)
+    along = WindowDimension(1, 1, 1, 0, 0, count)
     shape = ProductShape(1, 1, count, length, _ONE, along, units)
     return _product(shape, input, weights, bias, output, target, activation)
 
 
 def rows_product(count: int, weights: Array, biases: Array, target: Target) -> Lowered:
     """Return `count` rows of float32 times weights (units, length), with biases added."""
-    along = Window(1, 1, 1, 0, 0, count)
+    along = WindowDimension(1, 1, 1, 0, 0, count)
     shape = ProductShape(1, 1, count, weights.shape[1], _ONE, along, len(weights))
     return _float_product(plan_product(shape, Floats(-np.inf, np.inf), target), lambda: weights, biases)
 
@@ -112,7 +118,7 @@ class _Operands:
 def _product_of(given: _Operands) -> Lowered | None:
     """Return a product of floats or of codes."""
     if _is_float(given.input, given.filter, given.output):
-        product = plan_product(given.shape, Floats(*float_range(given.activation)), given.target)
+        product = plan_product(given.shape, Floats(*float_activation_range(given.activation)), given.target)
         return _float_product(product, given.weights, given.bias.array)
     if given.input.dtype not in _CODES or given.output.dtype not in _CODES:
         return None
@@ -221,7 +227,7 @@ class _Finish:
     """How sums become codes: one multiplier and one bias for each place of a channel."""
 
     requantization: Requantization
-    multipliers: Multipliers
+    multipliers: OutputMultipliers
     biases: Ints
     codes: Codomain
 
@@ -246,21 +252,21 @@ def _finish(
     How large the sums of a channel can become is told by the number of taps or, where that is not enough, by the
     `weights` (channels first). Weights can be `doubled`, or not.
     """
-    multipliers = Multipliers.of(product_multipliers(input, filter, bias, output))
-    chosen = order % len(multipliers.mantissas)
-    multipliers = Multipliers(multipliers.mantissas[chosen], multipliers.shifts[chosen])
+    multipliers = OutputMultipliers.of(requantization_scales(input, filter, bias, output))
+    chosen = order % len(multipliers.multipliers)
+    multipliers = OutputMultipliers(multipliers.multipliers[chosen], multipliers.shifts[chosen])
     biases = ints(bias.array)[order % len(bias.array)]
     any_weights = ints(np.full(len(order), taps * _largest(filter) * _largest(input)))
     found = Rounding.of(multipliers, biases, any_weights, doubled)
     if found is None:
         bounds = np.abs(weights().astype(np.int32)).sum(axis=1, dtype=np.int64)[order] * _largest(input)
         found = Rounding.of(multipliers, biases, bounds, doubled)
-    codes = Codomain(output.zero_point, *code_range(activation, output), input.zero_point)
+    codes = Codomain(output.zero_point, *quantized_activation_range(activation, output), input.zero_point)
     return None if found is None else _Finish(Requantization(found), multipliers, biases, codes)
 
 
 def transposed(
-    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **geometry: Any
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **conv_params: Any
 ) -> Chain | None:
     """TRANSPOSE_CONV_2D: a convolution with a channel for each place in a stride, and these put side by side.
 
@@ -269,7 +275,7 @@ def transposed(
     """
     if 0 in input.shape:
         return None
-    vertical, horizontal = spreads(input.shape[1:3], filter.shape[1:3], **geometry)
+    vertical, horizontal = transposed_conv_dimensions(input.shape[1:3], filter.shape[1:3], **conv_params)
     filters, places = filter.shape[0], vertical.stride * horizontal.stride
     rows, columns = _phase_window(vertical), _phase_window(horizontal)
 
@@ -283,17 +289,19 @@ def transposed(
     shape = ProductShape(batch, height, width, channels, rows, columns, places * filters)
     product = _product_of(_Operands(shape, virtual, input, filter, bias, output, target, activation))
     made = (batch, rows.count, columns.count, vertical.stride, horizontal.stride, filters)
-    joined = None if product is None else side_by_side(made, (vertical.head, horizontal.head), output, target)
+    joined = (
+        None if product is None else side_by_side(made, (vertical.padding_low, horizontal.padding_low), output, target)
+    )
     if product is None or joined is None:
         return None
     return Chain((Stage(product, (0,), output.dtype, made),), joined, (1,))
 
 
-def _phase_window(spread: Spread) -> Window:
+def _phase_window(spread: TransposedConvDimension) -> WindowDimension:
     """Return how the filters of single places move along one axis."""
     size = math.ceil(spread.size / spread.stride)
-    count = (spread.count - 1 + spread.head) // spread.stride + 1
-    return Window(size, 1, 1, size - 1, count - spread.extent, count)
+    count = (spread.count - 1 + spread.padding_low) // spread.stride + 1
+    return WindowDimension(size, 1, 1, size - 1, count - spread.extent, count)
 
 
 def _phases(weights: Array, rows: int, columns: int) -> Array:
@@ -312,14 +320,16 @@ def depthwise(
     target: Target,
     depth_multiplier: int,
     activation: int,
-    **geometry: int,
+    **conv_params: int,
 ) -> Lowered | None:
     """DEPTHWISE_CONV_2D."""
     if 0 in input.shape:
         return None
-    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **geometry)
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     if _is_float(input, filter, output):
-        kernel = plan_depthwise(input.shape, depth_multiplier, rows, columns, Floats(*float_range(activation)), target)
+        kernel = plan_depthwise(
+            input.shape, depth_multiplier, rows, columns, Floats(*float_activation_range(activation)), target
+        )
         biases = np.asarray(bias.array, np.float32)[kernel.order]
         constants = (lambda: kernel.pack(filter.array[0]), biases.tobytes(), kernel.numbers())
         return Lowered(kernel, constants, kernel.multiplications // 12)

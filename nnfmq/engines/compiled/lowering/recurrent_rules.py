@@ -23,8 +23,8 @@ from nnfmq.engines.compiled.lowering.products import rows_product
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.lstm import AUX, one_cell, two_cells
-from nnfmq.operations.lstm_cell import NO_GATES, Cell, Gates
-from nnfmq.operations.recurrent_sequences import turned
+from nnfmq.operations.lstm_cell import NO_GATES, Gates, LstmTensors
+from nnfmq.operations.recurrent_sequences import time_major_shape
 from nnfmq.operations.signature import Array, Shape, Tensor
 
 __all__ = ["RULES"]
@@ -86,7 +86,7 @@ def _basic(weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, au
     return _Cells(RnnCell(activation), inputs, hidden, biases, aux=more)
 
 
-def _lstm_cells(cell: Cell[Tensor], activation: int, cell_clip: float, projection_clip: float) -> _Cells:
+def _lstm_cells(cell: LstmTensors[Tensor], activation: int, cell_clip: float, projection_clip: float) -> _Cells:
     norms = None if cell.norm == NO_GATES else _stacked(cell.norm, cell.gates)
     peepholes = None if cell.peephole == NO_GATES else _stacked(cell.peephole, cell.gates)
     aux = None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates)
@@ -198,7 +198,7 @@ def rnn_sequence(
     if input.dtype != _FLOAT:
         return None
     outputs = (STEPS,) if isinstance(output, Tensor) else (STEPS, RESULT)
-    steps = turned(input.shape, bool(time_major))[:2]
+    steps = time_major_shape(input.shape, bool(time_major))[:2]
     return _sequence(_basic(weights, recurrent, bias, activation), steps, bool(time_major), outputs, target)
 
 
@@ -217,7 +217,7 @@ def lstm_sequence(
         return None
     outputs = (STEPS,) if isinstance(output, Tensor) else (STEPS, RESULT, STATE)
     cells = _lstm_cells(one_cell(rest)[0], activation, cell_clip, projection_clip)
-    return _sequence(cells, turned(input.shape, time_major)[:2], time_major, outputs, target)
+    return _sequence(cells, time_major_shape(input.shape, time_major)[:2], time_major, outputs, target)
 
 
 def _sequence(cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tuple[str, ...], target: Target) -> Chain:
@@ -281,12 +281,12 @@ def lstm_directions(
     target: Target,
     time_major: bool,
     merge_outputs: bool,
-    **controls: Any,
+    **attributes: Any,
 ) -> Chain | None:
     """BIDIRECTIONAL_SEQUENCE_LSTM."""
     if input.dtype != _FLOAT:
         return None
-    both = tuple(_lstm_cells(cell, **controls) for cell in two_cells(rest))
+    both = tuple(_lstm_cells(cell, **attributes) for cell in two_cells(rest))
     return _directions(both, input, rest[AUX], time_major, merge_outputs, output, target)
 
 
@@ -304,7 +304,7 @@ def _directions(
     An auxiliary input is added to both, or without weights for it what the backward one reads.
     """
     outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-    steps = turned(input.shape, time_major)[:2]
+    steps = time_major_shape(input.shape, time_major)[:2]
     results, count = 1 if merged else 2, both[0].states
     states = (RESULT, STATE)[:count] if len(outputs) > results else ()
     known = 1 + 2 * count + (aux is not None)

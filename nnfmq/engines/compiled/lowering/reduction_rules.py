@@ -26,9 +26,9 @@ from nnfmq.engines.compiled.kernels.reduction_kernels import plan_reduction
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.quantization import code_range, float_range, type_range
+from nnfmq.operations.quantization import dtype_range, float_activation_range, quantized_activation_range
 from nnfmq.operations.reduce_argmax import reduced_axes
-from nnfmq.operations.shapes import normal_axis, windows
+from nnfmq.operations.shapes import normalize_axis, windows
 from nnfmq.operations.signature import Array, Tensor
 
 __all__ = ["RULES"]
@@ -45,10 +45,10 @@ def _pool(
     filter_width: int,
     filter_height: int,
     activation: int,
-    **geometry: int,
+    **conv_params: int,
 ) -> Lowered | None:
     batch, height, width, channels = input.shape
-    rows, columns = windows((height, width), (filter_height, filter_width), **geometry)
+    rows, columns = windows((height, width), (filter_height, filter_width), **conv_params)
     combination = combine(output, activation, rows.size * columns.size)
     if combination is None:
         return None
@@ -59,22 +59,24 @@ def _pool(
 
 def _average(output: Tensor, activation: int, most: int) -> Reducer | None:
     if output.dtype == _FLOAT:
-        return FloatMeanReducer(*float_range(activation))
+        return FloatMeanReducer(*float_activation_range(activation))
     if output.dtype not in _CODES:
         return None
-    return QuantizedMeanReducer.of(output.dtype.kind == "i", most, True, *code_range(activation, output))
+    return QuantizedMeanReducer.of(
+        output.dtype.kind == "i", most, True, *quantized_activation_range(activation, output)
+    )
 
 
 def _root(output: Tensor, activation: int, most: int) -> Reducer | None:
-    return FloatRmsReducer(*float_range(activation)) if output.dtype == _FLOAT else None
+    return FloatRmsReducer(*float_activation_range(activation)) if output.dtype == _FLOAT else None
 
 
 def _most(output: Tensor, activation: int, most: int) -> Reducer | None:
     if output.dtype == _FLOAT:
-        return FloatMinMaxReducer(True, *float_range(activation))
+        return FloatMinMaxReducer(True, *float_activation_range(activation))
     if output.dtype not in _CODES:
         return None
-    return QuantizedMinMaxReducer(output.dtype.kind == "i", True, *code_range(activation, output))
+    return QuantizedMinMaxReducer(output.dtype.kind == "i", True, *quantized_activation_range(activation, output))
 
 
 def _reduce(
@@ -98,7 +100,7 @@ def _mean(input: Tensor, count: int) -> Reducer | None:
     if input.dtype == _FLOAT:
         return FloatMeanReducer()
     return (
-        QuantizedMeanReducer.of(input.dtype.kind == "i", count, False, *type_range(input))
+        QuantizedMeanReducer.of(input.dtype.kind == "i", count, False, *dtype_range(input))
         if input.dtype in _CODES
         else None
     )
@@ -108,7 +110,9 @@ def _extreme(greatest: bool, input: Tensor, count: int) -> Reducer | None:
     if input.dtype == _FLOAT:
         return FloatMinMaxReducer(greatest)
     return (
-        QuantizedMinMaxReducer(input.dtype.kind == "i", greatest, *type_range(input)) if input.dtype in _CODES else None
+        QuantizedMinMaxReducer(input.dtype.kind == "i", greatest, *dtype_range(input))
+        if input.dtype in _CODES
+        else None
     )
 
 
@@ -122,13 +126,13 @@ def _index(greatest: bool, input: Tensor, *, output: Tensor, target: Target, axi
     item = items.get(input.dtype)
     if item is None:
         return None
-    lines = plan_axis_loop(input.shape, normal_axis(axis, len(input.shape)), 2 * target.lanes)
+    lines = plan_axis_loop(input.shape, normalize_axis(axis, len(input.shape)), 2 * target.lanes)
     return Lowered(ArgMinMax(lines, item, greatest), (), math.prod(input.shape) // 4)
 
 
 def _normalization(input: Tensor, *, output: Tensor, target: Target, axis: int = -1) -> Lowered | None:
     """L2_NORMALIZATION."""
-    axis, work = normal_axis(axis, len(input.shape)), math.prod(input.shape) // 2
+    axis, work = normalize_axis(axis, len(input.shape)), math.prod(input.shape) // 2
     if input.dtype == _FLOAT:
         return Lowered(FloatL2Norm(plan_axis_loop(input.shape, axis, 2 * target.lanes)), (), work)
     if input.dtype not in _CODES or input.shape[axis] > LONGEST_CODES:

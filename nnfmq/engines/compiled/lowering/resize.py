@@ -10,7 +10,7 @@ from nnfmq.engines.compiled.kernels.bilinear_resize import BilinearResize
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.resizing import Taps
+from nnfmq.operations.resizing import InterpolationTaps
 from nnfmq.operations.signature import Tensor
 
 __all__ = ["RULES"]
@@ -39,13 +39,13 @@ def resize_bilinear(
     if kernel.scratch_bytes(target) > _MOST_SCRATCH_BYTES:
         return None
     flags = (align_corners, half_pixel_centers)
-    rows = _table(Taps.of(old_rows, new_rows, *flags), old_columns * channels * input.dtype.itemsize)
-    columns = _table(Taps.of(old_columns, new_columns, *flags), 4 * channels)
+    rows = _table(InterpolationTaps.of(old_rows, new_rows, *flags), old_columns * channels * input.dtype.itemsize)
+    columns = _table(InterpolationTaps.of(old_columns, new_columns, *flags), 4 * channels)
     work = 2 * batch * new_rows * (old_columns + new_columns) * max(1, channels // target.lanes)
     return Lowered(kernel, (*rows, *columns), work)
 
 
-def _table(taps: Taps, step: int) -> tuple[bytes, bytes]:
+def _table(taps: InterpolationTaps, step: int) -> tuple[bytes, bytes]:
     """Return pairs of offsets and pairs of weights."""
     offsets = np.stack([taps.lower, taps.upper], axis=1).astype("<i8") * step
     weights = np.stack([taps.lower_weight, taps.upper_weight], axis=1).astype("<f4")

@@ -18,7 +18,7 @@ from nnfmq.engines.compiled.kernels.softmax import (
 from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
-from nnfmq.operations.shapes import normal_axis
+from nnfmq.operations.shapes import normalize_axis
 from nnfmq.operations.signature import Tensor
 from nnfmq.operations.softmax import exponential_tables
 
@@ -31,7 +31,7 @@ def softmax(input: Tensor, *, output: Tensor, target: Target, beta: float, axis:
     """SOFTMAX."""
     if input.dtype == _FLOAT:
         return _of_floats(False, input, output=output, target=target, beta=beta, axis=axis)
-    axis = normal_axis(axis, len(input.shape))
+    axis = normalize_axis(axis, len(input.shape))
     rows, length, inner = math.prod(input.shape[:axis]), input.shape[axis], math.prod(input.shape[axis + 1 :])
     if input.dtype.itemsize != 1 or length > LONGEST_CODES:
         return None
@@ -41,7 +41,7 @@ def softmax(input: Tensor, *, output: Tensor, target: Target, beta: float, axis:
 
 
 def _of_floats(log: bool, input: Tensor, *, output: Tensor, target: Target, beta: float, axis: int) -> Lowered | None:
-    axis = normal_axis(axis, len(input.shape))
+    axis = normalize_axis(axis, len(input.shape))
     if input.dtype != _FLOAT or input.shape[axis] > LONGEST_FLOATS:
         return None
     lines = plan_axis_loop(input.shape, axis, target.lanes)

@@ -28,7 +28,7 @@ def numbers(draw: Draw, *shape: int) -> Array:
 
 def feeds(code: OperationType, values: Mapping[str, Any]) -> tuple[list[Feed], list[int]]:
     """Return TFLite's inputs, and which of them are states."""
-    names = [p.name for p in REGISTRY[code].forms[0].parameters if p.role is not Role.CONTROL]
+    names = [p.name for p in REGISTRY[code].overloads[0].parameters if p.role is not Role.ATTRIBUTE]
     if code is OperationType.BIDIRECTIONAL_SEQUENCE_LSTM:  # TFLite's has no normalization
         names = [name for name in names if "norm" not in name]
     found: list[Feed] = []
@@ -187,8 +187,8 @@ def lstm(draw: Draw) -> Case:
     batch, size, cells = draw.shape(3)
     output = output_size(draw, cells)
     values = gated_cell(draw, "", size, cells, output, norm=draw.truth())
-    controls, options = gate_controls(draw)
-    values |= controls | {"input": numbers(draw, batch, size)}
+    attributes, options = gate_controls(draw)
+    values |= attributes | {"input": numbers(draw, batch, size)}
     values |= {"output_state_in": numbers(draw, batch, output), "cell_state_in": numbers(draw, batch, cells)}
     return both(OperationType.LSTM, values, [3, 1, 2], "LSTMOptions", options, [(batch, output)])
 
@@ -198,9 +198,9 @@ def lstm_sequence(draw: Draw) -> Case:
     (batch, size, cells), time, time_major = draw.shape(3), draw.below(1, 6), draw.truth()
     output = output_size(draw, cells)
     values = gated_cell(draw, "", size, cells, output, norm=draw.truth())
-    controls, options = gate_controls(draw)
+    attributes, options = gate_controls(draw)
     x = in_order(numbers(draw, time, batch, size), time_major)
-    values |= controls | {"input": x, "time_major": time_major}
+    values |= attributes | {"input": x, "time_major": time_major}
     values |= {"output_state_in": numbers(draw, batch, output), "cell_state_in": numbers(draw, batch, cells)}
     options |= {"TimeMajor": time_major}
     shape = (*x.shape[:2], output)
@@ -215,9 +215,9 @@ def lstm_both_ways(draw: Draw) -> Case:
     time_major, aux = draw.truth(), size if draw.truth() else 0
     merged = time_major and draw.truth()  # TFLite finds the wrong states where batches come first and are merged
     forward, backward = (gated_cell(draw, prefix, size, cells, output, aux=aux) for prefix in ("fw_", "bw_"))
-    controls, options = gate_controls(draw)
+    attributes, options = gate_controls(draw)
     x = in_order(numbers(draw, time, batch, size), time_major)
-    values = forward | backward | controls | {"input": x, "time_major": time_major, "merge_outputs": merged}
+    values = forward | backward | attributes | {"input": x, "time_major": time_major, "merge_outputs": merged}
     values["aux_input"] = in_order(numbers(draw, time, batch, aux), time_major) if aux else None
     for prefix in ("fw_", "bw_"):
         values[f"{prefix}output_state_in"] = numbers(draw, batch, output)
@@ -288,7 +288,7 @@ def integer_lstm(draw: Draw) -> Case:
     """
     batch, size, cells = draw.shape(3, 9)
     output, norm = output_size(draw, cells), draw.truth()
-    controls, options = gate_controls(draw)
+    attributes, options = gate_controls(draw)
     kinds = gated_cell(draw, "", size, cells, output, norm=norm)
     if output != cells:
         kinds |= {name: None for name in kinds if name.startswith("cell_to")}
@@ -298,7 +298,7 @@ def integer_lstm(draw: Draw) -> Case:
         if "aux" not in name:
             part, places[name] = _part(draw, name, (1,) if numbered is None else numbered.shape)
             values[name] = None if numbered is None else part
-    clipped = values["projection_weights"] is not None and controls["projection_clip"] > 0
+    clipped = values["projection_weights"] is not None and attributes["projection_clip"] > 0
     places["output_state_in"] = (draw.real(0.01, 0.02), 0 if clipped else draw.below(-128, 128))
     places["cell_state_in"] = (2.0 ** -draw.below(9, 15), 0)
     values["output_state_in"] = draw.rng.integers(-128, 128, (batch, output)).astype(np.int8)
@@ -307,12 +307,12 @@ def integer_lstm(draw: Draw) -> Case:
     places["output2"] = places["output0"]
     intermediate = [draw.real(0.5, 2) / 4096 if norm else 1 / 4096 for _ in GATES]
     hidden = draw.real(0.005, 0.01), draw.below(-128, 128) if values["projection_weights"] is not None else 0
-    names = [p.name for p in REGISTRY[OperationType.QUANTIZED_LSTM].forms[0].parameters if p.name in values]
+    names = [p.name for p in REGISTRY[OperationType.QUANTIZED_LSTM].overloads[0].parameters if p.name in values]
     given = [_integer_feed(name, values[name], *places[name]) for name in names]
     use = Use(
         OperationType.QUANTIZED_LSTM,
         values
-        | {"cell_clip": controls["cell_clip"], "projection_clip": controls["projection_clip"]}
+        | {"cell_clip": attributes["cell_clip"], "projection_clip": attributes["projection_clip"]}
         | {f"{gate}_intermediate_scale": scale for gate, scale in zip(GATES, intermediate, strict=True)}
         | {"hidden_state_zero_point": hidden[1], "hidden_state_scale": hidden[0]},
         3,
