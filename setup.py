@@ -1,6 +1,6 @@
 """Build the compiled cores where Cython and a C compiler are found; everything else is in pyproject.toml.
 
-Without either the package is complete and runs on its plain-Python twins, so a failed extension never fails the
+Without either the package is complete and runs on its Python implementation, so a failed extension never fails the
 installation: `nnfmq doctor` says which core is active and why.
 """
 

@@ -72,7 +72,7 @@ def test_an_import_upward_is_found(module: str, text: str) -> None:
     ("module", "text"),
     [
         ("queue.core", "from nnfmq.hal import errors\nfrom nnfmq.hal.errors import QueueCorrupted"),
-        ("queue.core", "from nnfmq.queue.layout import geometry\nfrom nnfmq.observe import logging"),
+        ("queue.core", "from nnfmq.queue.layout import compute_layout\nfrom nnfmq.observe import logging"),
         ("cli.run", "import nnfmq\nfrom nnfmq.service.supervisor import serve"),
         ("", "from nnfmq.runtime.client import connect\nfrom nnfmq.importers import tflite"),
         ("runtime.client", "import numpy as np\nimport nnfmqtools"),
@@ -125,7 +125,7 @@ def test_a_package_that_imports_its_modules_is_no_cycle() -> None:
         ("runtime.client", "import socket"),
         ("service.supervisor", "def f():\n    from socket import socketpair"),
         ("service.supervisor", "peer.recvmsg(1)"),
-        ("queue.twin", "import mmap"),
+        ("queue._pycore", "import mmap"),
         ("channel", "import os\nos.memfd_create('x')"),
         ("channel", "from os import memfd_create as m\nx = memfd_create"),
         ("serialize.control_protocol", "import pickle"),
@@ -146,7 +146,7 @@ def test_a_back_door_is_found(module: str, text: str) -> None:
     [
         ("channel", "import socket"),
         ("memory", "import mmap, os\nos.memfd_create('x')"),
-        ("queue.twin", "import ctypes"),
+        ("queue._pycore", "import ctypes"),
         ("service.supervisor", "import multiprocess.context"),
         ("service.compile_server", "import os\nos.fork()"),
         ("runtime.embedded_driver", "import subprocess"),

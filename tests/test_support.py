@@ -104,7 +104,7 @@ def test_the_package_that_is_installed_may_be_tested(owned: list[Path]) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "active", "fine"),
-    [("twin", "twin", True), ("twin", "compiled", False), ("compiled", "none", False), (None, "twin", True)],
+    [("python", "python", True), ("python", "compiled", False), ("compiled", "none", False), (None, "python", True)],
 )
 def test_the_core_must_be_the_one_named(wanted: str | None, active: str, fine: bool) -> None:
     assert (under_test.wrong_core(wanted, active) is None) is fine

@@ -30,7 +30,8 @@ KERNELS = tuple(
 )  # fmt: skip
 SLOW = (
     *KERNELS,
-    "tests/end_to_end", "tests/queue_proof", "tests/conformance", "tests/cli", "tests/tools", "tests/queue/parity",
+    "tests/end_to_end", "tests/queue_model_checking",
+    "tests/conformance", "tests/cli", "tests/tools", "tests/queue/parity",
     "tests/engines/test_vts.py", "tests/engines/test_mutated_models.py", "tests/engines/test_photos.py",
     "tests/validation/test_model_mutations.py", "tests/importers/test_tflite_corrupt.py",
     "tests/operations/test_shared_with_tflite.py", "tests/operations/test_against_onnxruntime.py",

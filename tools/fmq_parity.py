@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "tests/queue/parity"
-CORES = ("compiled", "twin")
+CORES = ("compiled", "python")
 
 Table = dict[str, int]
 """Name of a row → its instances."""

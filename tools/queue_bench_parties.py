@@ -87,10 +87,10 @@ class Queues:
 
 
 def _force_atomics(name: str) -> None:
-    from nnfmq.queue import futex, twin
+    from nnfmq.queue import _pycore, futex
 
     try:
-        twin._atomics = getattr(futex, name)()
+        _pycore._atomics = getattr(futex, name)()
     except OSError as error:
         raise peers.PeerMissing(f"{name} cannot be had: {error} (install libatomic1)") from None
 
@@ -312,7 +312,7 @@ _PIPES = _exchange(lambda job: EXCHANGES["os.pipe"](job.folder))
 
 
 def _twin(atomics: str) -> Callable[[Job], Sample]:
-    return _exchange(lambda job: Queues(job.window_ns, "twin", atomics))
+    return _exchange(lambda job: Queues(job.window_ns, "python", atomics))
 
 
 def _peer(name: str) -> Callable[[Job], Sample]:
@@ -335,6 +335,6 @@ PARTIES: dict[str, Callable[[Job], Sample]] = {
     "burst in place": _burst("in-place"),
     "burst copied": _burst("burst"),
     "codec": _codec,
-    "twin, libatomic": _twin("LibAtomic"),
-    "twin, FUTEX_WAKE_OP": _twin("KernelAtomic"),
+    "python, libatomic": _twin("LibAtomic"),
+    "python, FUTEX_WAKE_OP": _twin("KernelAtomic"),
 }

@@ -169,10 +169,10 @@ ROWS = (
         ),
     ),
     Row(
-        "twin", "the plain-Python twin, one core each, polling", ("twin, libatomic", "twin, FUTEX_WAKE_OP", "C spin"),
+        "python", "the Python core, one core each, polling", ("python, libatomic", "python, FUTEX_WAKE_OP", "C spin"),
         (
-            Goal("with libatomic, against C", "twin, libatomic", "p50", 4, "×", ("C spin",)),
-            Goal("with FUTEX_WAKE_OP, against C", "twin, FUTEX_WAKE_OP", "p50", 8, "×", ("C spin",)),
+            Goal("with libatomic, against C", "python, libatomic", "p50", 4, "×", ("C spin",)),
+            Goal("with FUTEX_WAKE_OP, against C", "python, FUTEX_WAKE_OP", "p50", 8, "×", ("C spin",)),
         ),
     ),
 )  # fmt: skip

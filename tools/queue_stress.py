@@ -5,8 +5,8 @@ sides add up a CRC of all bytes, so that a lost, repeated, torn or displaced rec
 size, as are reads, and the calls change at random among those that wait and those that do not. Pairs of cores run one
 after the other. Nothing waits without limit. Not a benchmark: the figures say only how much was tried.
 
-    python tools/queue_stress.py                            # 10 million compiled to compiled, 1 million where a twin is
-    python tools/queue_stress.py --pairs twin-compiled --count 100000000 --json
+    python tools/queue_stress.py                            # 10 million, 1 million with a Python core
+    python tools/queue_stress.py --pairs python-compiled --count 100000000 --json
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 
-PAIRS = ("compiled-compiled", "compiled-twin", "twin-compiled", "twin-twin")
+PAIRS = ("compiled-compiled", "compiled-python", "python-compiled", "python-python")
 QUANTUM, COUNT = 24, 257  # a ring that batches never fill evenly
 WINDOWS_NS = (0, 0, 1_000, 50_000)
 MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=_possible(), help="writer-reader (default: all)")
-    parser.add_argument("--count", type=_positive, help="records (default: 10 million, 1 million where a twin is)")
+    parser.add_argument(
+        "--count", type=_positive, help="records (default: 10 million, 1 million where one is the Python core)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=_positive, default=600, metavar="S", help="seconds until a pair is given up")
     parser.add_argument("--json", action="store_true")
@@ -90,7 +92,7 @@ def _positive(text: str) -> int:
 
 
 def _records(pair: str, arguments: argparse.Namespace) -> int:
-    return int(arguments.count or (1_000_000 if "twin" in pair else 10_000_000))
+    return int(arguments.count or (1_000_000 if "python" in pair else 10_000_000))
 
 
 def _line(report: dict[str, Any]) -> str:

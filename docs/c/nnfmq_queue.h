@@ -52,7 +52,7 @@ typedef struct {
     size_t memory_bytes;
 } nnfmq_queue;
 
-/* The last 128 bytes of the memory; drawn in nnfmq/queue/forms.py. */
+/* The last 128 bytes of the memory; drawn in nnfmq/queue/descriptor_formats.py. */
 typedef struct {
     uint32_t magic, version, flavor, quantum;
     uint64_t count;

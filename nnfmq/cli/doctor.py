@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from nnfmq.cli.output import console, print_json, table
-from nnfmq.cores import REMEDY
+from nnfmq.core_selection import REMEDY
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
 
 EXAMPLES = """\
 examples:
   nnfmq doctor
   nnfmq doctor --json
-  NNFMQ_CORE=twin nnfmq doctor       # is the pure-Python core usable here?
+  NNFMQ_CORE=python nnfmq doctor       # is the pure-Python core usable here?
 
 Exit status: 0 when nnfmq is usable, 1 when something that it needs is missing.
 """
@@ -91,7 +91,7 @@ def _core() -> Iterator[Finding]:
     except (ImportError, ValueError, OSError) as error:
         yield Finding("core", "queue core", str(error), State.MISSING, "unset NNFMQ_CORE, or do as it says")
         return
-    state = State.OK if core.core_name == "compiled" else _state_of_the_twin()
+    state = State.OK if core.core_name == "compiled" else _python_core_state()
     yield Finding("core", "queue core", core.core_name, state, _remedy(state))
     yield Finding("core", "from", str(core.core_path))
     yield Finding("core", "because", str(core.core_reason))
@@ -114,7 +114,7 @@ def _remedy(state: State) -> str:
     return "" if state is State.OK else f"for the compiled one: {REMEDY.split(';')[0]}"
 
 
-def _state_of_the_twin() -> State:
+def _python_core_state() -> State:
     """Return LIMITED on x86-64, MISSING elsewhere: plain Python cannot order its loads and stores there."""
     return State.LIMITED if platform.machine() in _STRONGLY_ORDERED else State.MISSING
 
@@ -140,7 +140,7 @@ def _kernel() -> Iterator[Finding]:
     future = "Linux 5.1 or newer; without it input pools stay writable for the driver"
     yield _tried("seal FUTURE_WRITE", lambda: _try_memory(one_writer=True), State.LIMITED, future)
     yield _tried("pidfd_open", lambda: os.close(os.pidfd_open(os.getpid())), State.LIMITED, "Linux 5.3 or newer")
-    yield _by_release("FUTEX_WAKE_OP", (2, 6, 14), "the twin needs it or libatomic")
+    yield _by_release("FUTEX_WAKE_OP", (2, 6, 14), "the Python core needs it or libatomic")
     yield _by_release("futex_waitv", (5, 16), "without it asyncio waits with a thread for each queue")
     yield _by_release("SO_PEERPIDFD", (6, 5), "without it a peer is found by its process number, which can be reused")
     ordering = "strong" if platform.machine() in _STRONGLY_ORDERED else "weak: for the compiled core only"

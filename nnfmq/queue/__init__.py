@@ -9,7 +9,7 @@ from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
 from nnfmq.queue.hybrid_polling import PollingWindow
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, Grantor, MQDescriptor
 from nnfmq.queue.message_queue import MessageQueue, Overflow
-from nnfmq.queue.named import create_named, named_queues, open_named, remove_named
+from nnfmq.queue.named_queue import create_named, named_queues, open_named, remove_named
 from nnfmq.queue.peer_death import PeerDeathFlag
 from nnfmq.queue.transaction import Transaction
 

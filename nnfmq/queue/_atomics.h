@@ -5,7 +5,7 @@
  * counters leads outside. Payload first, then one release store. No call here allocates, logs or knows Python.
  * Counters: FMQ_FACTS 1.3, 1.4, 1.11; event word: 1.7; orders: 1.9.
  *
- * SYNC labels, each at both of its ends (the twin has the same):
+ * SYNC labels, each at both of its ends (the Python core has the same):
  *   records  the writer's release store of the write counter - the reader's acquire load
  *   space    the reader's release store of the read counter  - the writer's acquire load
  *   event    fetch_or by who changed the ring                - fetch_and by who waits

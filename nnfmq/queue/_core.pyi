@@ -1,4 +1,4 @@
-"""The compiled core has the twin's classes, to the letter."""
+"""The compiled core has the classes of the Python core, with the same signatures."""
 
-from nnfmq.queue.twin import EventWord as EventWord
-from nnfmq.queue.twin import Ring as Ring
+from nnfmq.queue._pycore import EventFlagWord as EventFlagWord
+from nnfmq.queue._pycore import Ring as Ring

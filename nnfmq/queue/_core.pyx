@@ -1,5 +1,5 @@
 # cython: language_level=3, embedsignature=True, binding=False
-"""The compiled core: EventWord and Ring over `_atomics.h`. `twin.py` is the same in plain Python, and its specification.
+"""The compiled core: EventFlagWord and Ring over `_atomics.h`. `_pycore.py` is the same in plain Python, and its specification.
 
 The GIL is held through every call that does not wait and for the first 2 µs of a wait (taking it back can cost 5 ms
 beside a thread that computes), then released. While it is released only plain C runs, on memory that cannot go away:
@@ -104,7 +104,7 @@ cdef inline int64_t later(int64_t start, int64_t duration) noexcept:
 
 
 @cython.final
-cdef class EventWord:
+cdef class EventFlagWord:
     """One futex word in shared memory, and the private flags that end a wait on it."""
 
     cdef nnfmq_event event
@@ -235,8 +235,8 @@ cdef class Ring:
     """Counters and records of one queue; `event` is where its two sides wait, or None."""
 
     cdef nnfmq_ring ring
-    cdef EventWord event
-    cdef EventWord guard  # counts who is inside, so that the memory stays; the event word where there is one
+    cdef EventFlagWord event
+    cdef EventFlagWord guard  # counts who is inside, so that the memory stays; the event word where there is one
     cdef bint is_open, is_lossy, is_read_only
     cdef list visited  # words of others on which somebody waits here
     cdef object on_released
@@ -248,9 +248,9 @@ cdef class Ring:
     cdef uint16_t published_cpu
     cdef int64_t write_at, write_size, read_at, read_size  # of the open transactions; size -1 = none
 
-    def __cinit__(self, region, layout, EventWord event, bint shared=True, *, tuple others=(), EventWord guard=None,
+    def __cinit__(self, region, layout, EventFlagWord event, bint shared=True, *, tuple others=(), EventFlagWord guard=None,
                   bint lossy=False, uint64_t history_bytes=0):
-        # `shared` is for the twin: these accesses are ordered between processes on every machine.
+        # `shared` is for the Python core: these accesses are ordered between processes on every machine.
         self.is_open, self.is_lossy = True, lossy
         self.event = event
         self.guard = event if event is not None else guard
@@ -303,7 +303,7 @@ cdef class Ring:
             raise InvalidArgument("an unsynchronized queue has no calls that wait or wake")
         return 0
 
-    cdef EventWord waiting_place(self):
+    cdef EventFlagWord waiting_place(self):
         self.check_open()
         if self.event is None:
             self.check_can_wait()
@@ -433,7 +433,7 @@ cdef class Ring:
         return data if nnfmq_commit_unless_lapped(&self.ring, look.r, size) else None
 
     def send(self, data, /):
-        cdef EventWord event = self.waiting_place()
+        cdef EventFlagWord event = self.waiting_place()
         cdef Py_buffer source
         if PyBytes_CheckExact(data):
             if not self.try_write(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), True):
@@ -520,7 +520,7 @@ cdef class Ring:
     # ---- waiting ----
 
     def receive(self, deadline_ns, int64_t window_ns, /):
-        cdef EventWord event = self.waiting_place()
+        cdef EventFlagWord event = self.waiting_place()
         cdef nnfmq_look look
         cdef bytes data
         if not self.await_records(event, deadline_ns, window_ns, &look):
@@ -531,7 +531,7 @@ cdef class Ring:
 
     def receive_into(self, out, deadline_ns, int64_t window_ns, /):
         """Wait as `receive` does; then take as many records as there are and `out` has room for; return how many."""
-        cdef EventWord event = self.waiting_place()
+        cdef EventFlagWord event = self.waiting_place()
         cdef Py_buffer target
         PyObject_GetBuffer(out, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
         try:
@@ -539,7 +539,7 @@ cdef class Ring:
         finally:
             PyBuffer_Release(&target)
 
-    cdef object receive_what_fits(self, EventWord event, object deadline, int64_t window, const Py_buffer *target):
+    cdef object receive_what_fits(self, EventFlagWord event, object deadline, int64_t window, const Py_buffer *target):
         cdef nnfmq_look look
         cdef uint64_t size = target.len - target.len % self.ring.quantum
         if not size:
@@ -552,17 +552,17 @@ cdef class Ring:
         nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
         return size // self.ring.quantum
 
-    cdef bint await_records(self, EventWord event, object deadline_ns, int64_t window, nnfmq_look *look) except -1:
+    cdef bint await_records(self, EventFlagWord event, object deadline_ns, int64_t window, nnfmq_look *look) except -1:
         """Fill in `look` once there is something to read; False once the deadline has passed."""
         return self.look_for_records(event, look) or self.wait_for_records(event, as_deadline(deadline_ns), window, look)
 
-    cdef bint look_for_records(self, EventWord event, nnfmq_look *look) except -1:
+    cdef bint look_for_records(self, EventFlagWord event, nnfmq_look *look) except -1:
         event.check_stop()
         if nnfmq_begin_read(&self.ring, look) == NNFMQ_CORRUPTED:
             self.corrupted(look)
         return look.bytes != 0
 
-    cdef bint wait_for_records(self, EventWord event, int64_t deadline, int64_t window, nnfmq_look *look) except -1:
+    cdef bint wait_for_records(self, EventFlagWord event, int64_t deadline, int64_t window, nnfmq_look *look) except -1:
         event.enter()
         try:
             while self.wait(event, deadline, window):
@@ -572,18 +572,18 @@ cdef class Ring:
         finally:
             event.leave()
 
-    def read_blocking(self, n, deadline_ns, EventWord word=None, uint32_t awaited=NNFMQ_NOT_EMPTY,
+    def read_blocking(self, n, deadline_ns, EventFlagWord word=None, uint32_t awaited=NNFMQ_NOT_EMPTY,
                       uint32_t woken=NNFMQ_NOT_FULL):
         cdef int64_t deadline = as_deadline(deadline_ns)
         cdef uint64_t size = self.record_bytes(n)
-        cdef EventWord event = self.meeting_place(word)
+        cdef EventFlagWord event = self.meeting_place(word)
         self.visit(event, awaited)
         try:
             return self.read_waiting(event, size, deadline, awaited, woken) if size <= self.ring.ring_bytes else None
         finally:
             self.depart(event)
 
-    cdef object read_waiting(self, EventWord event, uint64_t size, int64_t deadline, uint32_t awaited, uint32_t woken):
+    cdef object read_waiting(self, EventFlagWord event, uint64_t size, int64_t deadline, uint32_t awaited, uint32_t woken):
         while True:
             self.check_stop(event)
             data = self.try_read(size, True)
@@ -594,10 +594,10 @@ cdef class Ring:
             if not self.sleep_on(event, NNFMQ_READER, size, deadline, awaited):
                 return None
 
-    def write_blocking(self, data, deadline_ns, EventWord word=None, uint32_t awaited=NNFMQ_NOT_FULL,
+    def write_blocking(self, data, deadline_ns, EventFlagWord word=None, uint32_t awaited=NNFMQ_NOT_FULL,
                        uint32_t woken=NNFMQ_NOT_EMPTY):
         cdef int64_t deadline = as_deadline(deadline_ns)
-        cdef EventWord event = self.meeting_place(word)
+        cdef EventFlagWord event = self.meeting_place(word)
         cdef Py_buffer source
         PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
         try:
@@ -609,7 +609,7 @@ cdef class Ring:
         finally:
             PyBuffer_Release(&source)
 
-    cdef bint write_waiting(self, EventWord event, const Py_buffer *source, int64_t deadline, uint32_t awaited,
+    cdef bint write_waiting(self, EventFlagWord event, const Py_buffer *source, int64_t deadline, uint32_t awaited,
                             uint32_t woken) except -1:
         while True:
             self.check_stop(event)
@@ -622,7 +622,7 @@ cdef class Ring:
             if not self.sleep_on(event, NNFMQ_WRITER, <uint64_t>source.len, deadline, awaited):
                 return False
 
-    cdef EventWord meeting_place(self, EventWord word):
+    cdef EventFlagWord meeting_place(self, EventFlagWord word):
         """Return the word on which this queue's sides wait: `word`, or its own where that is None."""
         if word is None:
             return self.waiting_place()
@@ -631,13 +631,13 @@ cdef class Ring:
             raise InvalidArgument("this queue was made without what a wait on another word needs")
         return word
 
-    cdef int visit(self, EventWord event, uint32_t awaited) except -1:
+    cdef int visit(self, EventFlagWord event, uint32_t awaited) except -1:
         if not awaited:
             raise InvalidArgument("a blocking call cannot wait for no bit at all")
         self.guard.enter()
         return 0 if event is self.guard else self.visit_other(event)
 
-    cdef int visit_other(self, EventWord event) except -1:
+    cdef int visit_other(self, EventFlagWord event) except -1:
         try:
             event.enter()
         except InvalidArgument:
@@ -646,10 +646,10 @@ cdef class Ring:
         self.visited.append(event)
         return 0
 
-    cdef int depart(self, EventWord event) except -1:
+    cdef int depart(self, EventFlagWord event) except -1:
         return self.guard.leave() if event is self.guard else self.depart_other(event)
 
-    cdef int depart_other(self, EventWord event) except -1:
+    cdef int depart_other(self, EventFlagWord event) except -1:
         try:
             self.visited.remove(event)
             event.leave()
@@ -657,7 +657,7 @@ cdef class Ring:
             self.guard.leave()
         return 0
 
-    cdef int check_stop(self, EventWord event) except -1:
+    cdef int check_stop(self, EventFlagWord event) except -1:
         self.guard.check_stop()
         if event is not self.guard:
             event.check_stop()
@@ -665,9 +665,9 @@ cdef class Ring:
 
     def wake_visitors(self):
         """Wake who waits here on another queue's word, so that it looks at this queue's flags; returns how many slept."""
-        return sum([(<EventWord>event).wake_all() for event in self.visited])
+        return sum([(<EventFlagWord>event).wake_all() for event in self.visited])
 
-    cdef bint wait(self, EventWord event, int64_t deadline, int64_t window) except -1:
+    cdef bint wait(self, EventFlagWord event, int64_t deadline, int64_t window) except -1:
         """Return True when a look is worth while (or the wait must stop), False when the deadline passed."""
         cdef int64_t began = nnfmq_now()
         if began >= deadline:
@@ -680,7 +680,7 @@ cdef class Ring:
             return True  # too short to learn from: what is learnt is when not to poll
         return self.wait_as_planned(event, deadline, window, began)
 
-    cdef bint wait_as_planned(self, EventWord event, int64_t deadline, int64_t window, int64_t began) except -1:
+    cdef bint wait_as_planned(self, EventFlagWord event, int64_t deadline, int64_t window, int64_t began) except -1:
         cdef int64_t plan = nnfmq_next_action(&self.estimator, began, window)
         cdef int64_t now = began
         cdef bint found
@@ -692,7 +692,7 @@ cdef class Ring:
         nnfmq_add_wait(&self.estimator, nnfmq_now() - began)
         return True
 
-    cdef bint nap(self, EventWord event, int64_t deadline, int64_t until, int64_t *now) except -1:
+    cdef bint nap(self, EventFlagWord event, int64_t deadline, int64_t until, int64_t *now) except -1:
         """Sleep until a record is due; True if there is one already. *now is when it ended."""
         cdef int64_t end = min(until, deadline)
         cdef int error
@@ -707,7 +707,7 @@ cdef class Ring:
         nnfmq_add_wakeup(&self.estimator, until, now[0], found)
         return found
 
-    cdef bint poll_freely(self, EventWord event, int64_t now, int64_t until) except -1:
+    cdef bint poll_freely(self, EventFlagWord event, int64_t now, int64_t until) except -1:
         """Poll without the GIL; signals are served between."""
         cdef bint found = False
         cdef int64_t slice_end
@@ -719,14 +719,14 @@ cdef class Ring:
             now = nnfmq_now()
         return found
 
-    cdef bint poll(self, EventWord event, int64_t until):
+    cdef bint poll(self, EventFlagWord event, int64_t until):
         """Poll with the GIL held: for a moment only."""
         return nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, until)
 
-    cdef bint is_worth_a_look(self, EventWord event):
+    cdef bint is_worth_a_look(self, EventFlagWord event):
         return nnfmq_is_ready(&self.ring, NNFMQ_READER, self.ring.quantum) or nnfmq_is_stopped(&event.event)
 
-    cdef bint sleep(self, EventWord event, int64_t deadline) except -1:
+    cdef bint sleep(self, EventFlagWord event, int64_t deadline) except -1:
         cdef int error
         while nnfmq_now() < deadline:
             with nogil:
@@ -736,7 +736,7 @@ cdef class Ring:
                 return True
         return self.is_worth_a_look(event)
 
-    cdef bint sleep_on(self, EventWord event, int side, uint64_t size, int64_t deadline, uint32_t mask) except -1:
+    cdef bint sleep_on(self, EventFlagWord event, int side, uint64_t size, int64_t deadline, uint32_t mask) except -1:
         """Return True when a try is worth while (or a wait must stop), False when the deadline passed."""
         cdef int error
         while nnfmq_now() < deadline:
@@ -747,7 +747,7 @@ cdef class Ring:
                 return True
         return self.is_worth_a_try(event, side, size)
 
-    cdef bint is_worth_a_try(self, EventWord event, int side, uint64_t size):
+    cdef bint is_worth_a_try(self, EventFlagWord event, int side, uint64_t size):
         return (nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_stopped(&event.event)
                 or nnfmq_is_stopped(&self.guard.event))
 
@@ -755,7 +755,7 @@ cdef class Ring:
 
     def admit(self):
         """Count a waiter in until `dismiss`; return the address of the word on which it may sleep."""
-        cdef EventWord event = self.waiting_place()
+        cdef EventFlagWord event = self.waiting_place()
         event.enter()
         return nnfmq_address_of(&event.event)
 
@@ -781,7 +781,7 @@ cdef class Ring:
         else:
             self.guard.close(self.finish)
         for event in visited:
-            (<EventWord>event).wake_all()
+            (<EventFlagWord>event).wake_all()
 
     def finish(self):
         on_released, self.on_released = self.on_released, None

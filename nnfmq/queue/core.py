@@ -1,42 +1,46 @@
-"""The core that runs the queues: compiled, or its plain-Python twin. Chosen once, at import.
+"""The core that runs the queues: `_core` (Cython) or `_pycore` (Python). Selected once, at import.
 
-How it is chosen, and by which variable, is in `nnfmq.cores`. `core_name`, `core_path` and `core_reason` say what was
-chosen and why; `load` has each of them by name, for tests and for processes that must not depend on the environment.
+`nnfmq.core_selection` documents how. `core_name`, `core_path` and `core_reason` are for display; `load` returns a core
+by its name, for tests and for processes whose core must not depend on the environment.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from nnfmq.cores import Cores
+from nnfmq.core_selection import CorePair
 
 if TYPE_CHECKING:
-    from nnfmq.queue import twin
+    from nnfmq.queue import _pycore
 
-_CORES = Cores(compiled="nnfmq.queue._core", twin="nnfmq.queue.twin")
+_CORES = CorePair(compiled="nnfmq.queue._core", python="nnfmq.queue._pycore")
 
 
 class Core(Protocol):
-    """What both cores offer: the twin's classes, or extension types that behave as they do."""
+    """Interface of both cores: the classes of `_pycore`, or extension types that behave in the same way."""
 
     @property
-    def EventWord(self) -> type[twin.EventWord]:
-        """The class of event words."""
+    def EventFlagWord(self) -> type[_pycore.EventFlagWord]:
+        """The class of event flag words."""
         ...
 
     @property
-    def Ring(self) -> type[twin.Ring]:
+    def Ring(self) -> type[_pycore.Ring]:
         """The class of rings."""
         ...
 
 
 def load(name: str) -> Core:
-    """Import the core `name` (`compiled` or `twin`). Raises ImportError with the remedy where it cannot be had."""
+    """Import and return the core `name` (`compiled` or `python`).
+
+    Raises:
+        ImportError: If there is no core of that name, or the compiled one is not built. The text has the remedy.
+    """
     return cast(Core, _CORES.load(name))
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the cores that can be loaded here, the faster one first."""
+    """Return the names of the cores that can be loaded, the fastest first."""
     return _CORES.available()
 
 

@@ -15,7 +15,7 @@ from nnfmq.queue import core
 from nnfmq.queue.peer_death import PeerDeathFlag
 
 if TYPE_CHECKING:
-    from nnfmq.queue.twin import EventWord
+    from nnfmq.queue._pycore import EventFlagWord
 
 NOT_FULL = 0x1
 NOT_EMPTY = 0x2
@@ -26,7 +26,7 @@ class EventFlag:
 
     __slots__ = ("_word",)
 
-    def __init__(self, word: EventWord) -> None:
+    def __init__(self, word: EventFlagWord) -> None:
         self._word = word
 
     @classmethod
@@ -42,7 +42,7 @@ class EventFlag:
 
         The view stays in use until `close`; `using` chooses another core.
         """
-        return cls(using.EventWord(view, offset, (peer_death or PeerDeathFlag()).buffer))
+        return cls(using.EventFlagWord(view, offset, (peer_death or PeerDeathFlag()).buffer))
 
     @property
     def waiters(self) -> int:

@@ -4,7 +4,7 @@ A synchronized queue of N records of Q bytes, as libfmq lays it out (everything 
 
     byte 0        8        16                    E = align8(16 + N*Q)   S = align64(E + 8)      S + 256
          +--------+--------+---------- .. -------+------+------+--------+-------- .. ----------+
-         | read   | write  | ring: N records     | event| CPU  | unused | 32 stage slots (u64) | to page end
+         | read   | write  | ring: N records     | event| CPU  | unused | 32 stats words (u64) | to page end
          | counter| counter| of Q bytes          | word | hint |        |                      |
          +--------+--------+---------- .. -------+------+------+--------+-------- .. ----------+
           u64      u64                            u32    u16 at +6        nnfmq's own
@@ -13,7 +13,7 @@ The counters count bytes, only grow, and index the ring modulo its size. libfmq 
 behind it is ours, in the same page-rounded region, and no libfmq peer looks there. An unsynchronized queue has the same
 layout; libfmq does not use its read counter, ours says there how far the writer is about to write. A ring may have a
 file descriptor of its own: then it begins at byte 0 there, and the event word follows the counters. A named queue's
-memory ends with a record of 128 bytes that says all this (`forms.to_record`). Nothing here opens, maps or logs; no
+memory ends with a record of 128 bytes that says all this (`forms.to_trailer`). Nothing here opens, maps or logs; no
 offset is computed anywhere else.
 """
 
@@ -37,11 +37,11 @@ WORD_ALIGNMENT = 8  # libfmq's "word boundary" is 64 bits, not 64 bytes
 CPU_HINT_BYTES = 4  # behind the event word, up to the next one that libfmq could know of
 WRITER_CPU = 6  # event word + 6: u16, the CPU from which the writer sent last, + 1 (0 = unknown)
 
-STAGE_SLOTS = 32
-STAGE_BYTES = STAGE_SLOTS * 8
-STAGE_ALIGNMENT = 64  # a cache line of its own: the slots are written while the peer spins on the counters
+STATS_WORDS = 32
+STATS_BYTES = STATS_WORDS * 8
+STATS_ALIGNMENT = 64  # a cache line of its own: the slots are written while the peer spins on the counters
 
-RECORD_BYTES = 128  # of a named queue: the last of the memory, so that its size alone says where
+TRAILER_BYTES = 128  # of a named queue: the last of the memory, so that its size alone says where
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -69,10 +69,10 @@ class MQDescriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """Checked offsets of one queue; `event_word`, `stage` and `writer_cpu` are None where the memory has none.
+class QueueLayout:
+    """Checked offsets of one queue; `event_word`, `stats` and `writer_cpu` are None where the memory has none.
 
-    `fds` says in which of the queue's file descriptors each of the four grantors lies; the stage slots are in number 0.
+    `fds` says in which of the queue's file descriptors each of the four grantors lies; the stats words are in number 0.
     """
 
     read_counter: int
@@ -81,14 +81,14 @@ class Geometry:
     ring_bytes: int
     quantum: int
     event_word: int | None
-    stage: int | None
+    stats: int | None
     region_bytes: int
     fds: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def writer_cpu(self) -> int | None:
-        """Return the offset of the writer's CPU hint, which lies where the stage slots do: only in a layout of ours."""
-        return None if self.stage is None or self.event_word is None else self.event_word + WRITER_CPU
+        """Return the offset of the writer's CPU hint, which lies where the stats words do: only in a layout of ours."""
+        return None if self.stats is None or self.event_word is None else self.event_word + WRITER_CPU
 
     @property
     def count(self) -> int:
@@ -101,7 +101,7 @@ def align_up(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-def geometry(quantum: int, count: int, event_flag: bool = True, ring_fd: int = 0) -> Geometry:
+def compute_layout(quantum: int, count: int, event_flag: bool = True, ring_fd: int = 0) -> QueueLayout:
     """Lay out a new queue, with its ring in memory of its own where `ring_fd` is 1.
 
     Raises InvalidArgument where libfmq's descriptor could not express it.
@@ -111,33 +111,33 @@ def geometry(quantum: int, count: int, event_flag: bool = True, ring_fd: int = 0
     if count < 1 or quantum * count > MAX_EXTENT:
         raise InvalidArgument(f"{count} records of {quantum} bytes; allowed are 1 to {MAX_EXTENT // quantum} records")
     event_word = RING_OFFSET if ring_fd else align_up(RING_OFFSET + quantum * count, WORD_ALIGNMENT)
-    stage = align_up(event_word + EVENT_WORD_BYTES + CPU_HINT_BYTES, STAGE_ALIGNMENT)
-    return Geometry(
+    stats = align_up(event_word + EVENT_WORD_BYTES + CPU_HINT_BYTES, STATS_ALIGNMENT)
+    return QueueLayout(
         read_counter=0,
         write_counter=COUNTER_BYTES,
         ring=0 if ring_fd else RING_OFFSET,
         ring_bytes=quantum * count,
         quantum=quantum,
         event_word=event_word if event_flag else None,
-        stage=stage,
-        region_bytes=align_up(stage + STAGE_BYTES, PAGE_BYTES),
+        stats=stats,
+        region_bytes=align_up(stats + STATS_BYTES, PAGE_BYTES),
         fds=(0, 0, ring_fd, 0),
     )
 
 
-def named_geometry(quantum: int, count: int) -> Geometry:
+def compute_named_layout(quantum: int, count: int) -> QueueLayout:
     """Lay out a new queue that has a name: the same, with room for its record at the end. Raises InvalidArgument."""
-    place = geometry(quantum, count)
-    used = STAGE_BYTES + RECORD_BYTES + (place.stage or 0)
+    place = compute_layout(quantum, count)
+    used = STATS_BYTES + TRAILER_BYTES + (place.stats or 0)
     return replace(place, region_bytes=align_up(used, PAGE_BYTES))
 
 
-def record_offset(memory_bytes: int) -> int:
+def trailer_offset(memory_bytes: int) -> int:
     """Return where the record of a named queue lies in memory of this size; negative where there is no room for one."""
-    return memory_bytes - RECORD_BYTES if memory_bytes % WORD_ALIGNMENT == 0 else -1
+    return memory_bytes - TRAILER_BYTES if memory_bytes % WORD_ALIGNMENT == 0 else -1
 
 
-def describe(layout: Geometry, flavor: int = SYNCHRONIZED) -> MQDescriptor:
+def to_descriptor(layout: QueueLayout, flavor: int = SYNCHRONIZED) -> MQDescriptor:
     """Return the descriptor that tells a peer about `layout`."""
     grantors: tuple[Grantor, ...] = (
         Grantor(layout.fds[READ_COUNTER], layout.read_counter, COUNTER_BYTES),
@@ -149,7 +149,7 @@ def describe(layout: Geometry, flavor: int = SYNCHRONIZED) -> MQDescriptor:
     return MQDescriptor(grantors, layout.quantum, flavor)
 
 
-def resolve(descriptor: MQDescriptor, *memory_bytes: int, flavor: int = SYNCHRONIZED) -> Geometry:
+def resolve(descriptor: MQDescriptor, *memory_bytes: int, flavor: int = SYNCHRONIZED) -> QueueLayout:
     """Check a peer's descriptor against memories of these sizes. Raises QueueCorrupted where it is impossible.
 
     Stricter than libfmq, which also takes overlapping ranges, ranges beyond the end of the file, another flavour and a
@@ -162,14 +162,14 @@ def resolve(descriptor: MQDescriptor, *memory_bytes: int, flavor: int = SYNCHRON
     _check_ring(grantors[RING], descriptor.quantum)
     _check_overlap(grantors)
     fds = tuple(grantor.fd_index for grantor in grantors)
-    return Geometry(
+    return QueueLayout(
         read_counter=grantors[READ_COUNTER].offset,
         write_counter=grantors[WRITE_COUNTER].offset,
         ring=grantors[RING].offset,
         ring_bytes=grantors[RING].extent,
         quantum=descriptor.quantum,
         event_word=grantors[EVENT_WORD].offset if len(grantors) > EVENT_WORD else None,
-        stage=_stage_of(grantors, descriptor.quantum, memory_bytes[0]),
+        stats=_stats_offset(grantors, descriptor.quantum, memory_bytes[0]),
         region_bytes=memory_bytes[0],
         fds=(fds[READ_COUNTER], fds[WRITE_COUNTER], fds[RING], fds[EVENT_WORD] if len(fds) > EVENT_WORD else 0),
     )
@@ -218,10 +218,10 @@ def _check_overlap(grantors: tuple[Grantor, ...]) -> None:
             raise QueueCorrupted(f"queue descriptor: {second} at byte {start} overlaps {first}, which ends at {end}")
 
 
-def _stage_of(grantors: tuple[Grantor, ...], quantum: int, memory_bytes: int) -> int | None:
+def _stats_offset(grantors: tuple[Grantor, ...], quantum: int, memory_bytes: int) -> int | None:
     # Only behind the standard layout is the memory known to be nobody else's.
-    standard = geometry(quantum, grantors[RING].extent // quantum, ring_fd=int(grantors[RING].fd_index == 1))
+    standard = compute_layout(quantum, grantors[RING].extent // quantum, ring_fd=int(grantors[RING].fd_index == 1))
     places = tuple((grantor.fd_index, grantor.offset) for grantor in grantors)
     offsets = (standard.read_counter, standard.write_counter, standard.ring, standard.event_word)
-    fits = standard.stage is not None and standard.stage + STAGE_BYTES <= memory_bytes
-    return standard.stage if places == tuple(zip(standard.fds, offsets, strict=True)) and fits else None
+    fits = standard.stats is not None and standard.stats + STATS_BYTES <= memory_bytes
+    return standard.stats if places == tuple(zip(standard.fds, offsets, strict=True)) and fits else None

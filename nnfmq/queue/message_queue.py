@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Self, TypedDict
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.memory import Memory
-from nnfmq.queue import core, forms, layout
+from nnfmq.queue import core, descriptor_formats, layout
 from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
-from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, Geometry, MQDescriptor
+from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, MQDescriptor, QueueLayout
 from nnfmq.queue.peer_death import PeerDeathFlag
 from nnfmq.queue.transaction import Transaction
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
-    from nnfmq.queue.twin import EventWord, Ring
+    from nnfmq.queue._pycore import EventFlagWord, Ring
 
 
 class Overflow(Enum):
@@ -67,8 +67,8 @@ class MessageQueue:
     queue, and what signal handlers raise. Calls that wait or wake need
     an event word, and a synchronized queue. Attributes: `descriptor` and `memories` (or `fds()`) for handing over,
     `memory` (the first of them), `quantum` (bytes of a record), `count` (capacity in records), `flavor`, `event_flag`
-    (None without event word or where it is mapped for reading only), `stage_view` (32 u64 slots as bytes, None where
-    the memory has none). Views made from `stage_view` must be released before `close`.
+    (None without event word or where it is mapped for reading only), `stats_view` (32 u64 slots as bytes, None where
+    the memory has none). Views made from `stats_view` must be released before `close`.
 
     `on_corruption` (None at first) is called with a sentence by `write`, `read` and the begin calls, which only answer
     False or None, where they meet impossible counters. `ring_view` is the ring's bytes, for transactions.
@@ -91,7 +91,7 @@ class MessageQueue:
         "receive_into",
         "ring_view",
         "send",
-        "stage_view",
+        "stats_view",
     )  # fmt: skip
 
     send: Callable[[Buffer], bool]
@@ -99,12 +99,12 @@ class MessageQueue:
     receive_into: Callable[[Buffer, int | None, int], int]
 
     def __init__(
-        self, descriptor: MQDescriptor, memories: tuple[Memory, ...], place: Geometry, peer_death: PeerDeathFlag,
+        self, descriptor: MQDescriptor, memories: tuple[Memory, ...], place: QueueLayout, peer_death: PeerDeathFlag,
         using: core.Core, shared: bool, overflow: Overflow = Overflow.SKIP_ALL,
     ) -> None:  # fmt: skip
         views = tuple(memory.view for memory in memories)
         word = _event_word(place, views, peer_death, using)
-        self._guard = word or using.EventWord(memoryview(bytearray(4)), 0, peer_death.buffer)
+        self._guard = word or using.EventFlagWord(memoryview(bytearray(4)), 0, peer_death.buffer)
         self.flavor, is_lossy = descriptor.flags, descriptor.flags == UNSYNCHRONIZED
         kept = place.count // 2 * place.quantum if is_lossy and overflow is Overflow.KEEP_HALF else 0
         self._ring: Ring | None = using.Ring(
@@ -116,7 +116,7 @@ class MessageQueue:
         self.quantum, self.count = place.quantum, place.count
         self.event_flag = None if word is None else EventFlag(word)
         self.ring_view = views[place.fds[layout.RING]][place.ring : place.ring + place.ring_bytes]
-        self.stage_view = None if place.stage is None else views[0][place.stage : place.stage + layout.STAGE_BYTES]
+        self.stats_view = None if place.stats is None else views[0][place.stats : place.stats + layout.STATS_BYTES]
         self.on_corruption: Callable[[str], object] | None = None
         self.send, self.receive, self.receive_into = self._ring.send, self._ring.receive, self._ring.receive_into
 
@@ -131,16 +131,16 @@ class MessageQueue:
         `shared=False` promises that no other process attaches. `ring_memory`, which the queue takes over and closes
         also where it refuses, holds the ring instead. With `one_writer` others can map an unsynchronized queue for
         reading only. `overflow` is for reading from an unsynchronized queue. Raises InvalidArgument for sizes that no
-        descriptor can express or `ring_memory` does not hold, and where the twin cannot share memory on this machine,
-        ResourceExhaustedTransient without memory.
+        descriptor can express or `ring_memory` does not hold, and where the Python core cannot share
+        memory on this machine, ResourceExhaustedTransient without memory.
         """
         memories = () if ring_memory is None else (ring_memory,)
         try:
             _check_choice(flavor, one_writer)
-            place = layout.geometry(quantum, count, event_flag, len(memories))
+            place = layout.compute_layout(quantum, count, event_flag, len(memories))
             _check_room(place, ring_memory)
             memories = (Memory.create(place.region_bytes, label, one_writer=one_writer), *memories)
-            descriptor = layout.describe(place, flavor)
+            descriptor = layout.to_descriptor(place, flavor)
             return cls(descriptor, memories, place, peer_death or PeerDeathFlag(), using, shared, overflow)
         except BaseException:
             _close_all(memories)
@@ -178,7 +178,7 @@ class MessageQueue:
         memories: list[Memory] = []
         rest = list(fds)
         try:
-            descriptor = forms.from_json(text)
+            descriptor = descriptor_formats.from_json(text)
             while rest:
                 memories.append(Memory.adopt(rest.pop(0)))
         except BaseException:
@@ -191,7 +191,7 @@ class MessageQueue:
 
     def to_json(self) -> str:
         """Return the descriptor as JSON, for `adopt` in another process, together with `fds`."""
-        return forms.to_json(self.descriptor)
+        return descriptor_formats.to_json(self.descriptor)
 
     def fds(self) -> tuple[int, ...]:
         """Lend the descriptors of the queue's memories, for passing them to a peer; they stay the queue's."""
@@ -325,10 +325,10 @@ class MessageQueue:
         at once. Raises DeadObject, QueueCorrupted, and InvalidArgument where the queue is closed or another task reads
         here already.
         """
-        from nnfmq.queue import asynchronous  # late: asyncio costs more to import than all of this
+        from nnfmq.queue import aio  # late: asyncio costs more to import than all of this
 
         deadline_ns = deadline_after(timeout) if n <= self.count else 0
-        return await asynchronous.until_done(
+        return await aio.until_done(
             lambda: self.read_blocking(n, 0), self._open_ring(), self.event_flag, NOT_EMPTY,
             n * self.quantum, deadline_ns,
         )  # fmt: skip
@@ -340,11 +340,11 @@ class MessageQueue:
         `count` records are refused at once. Raises DeadObject, QueueCorrupted, and InvalidArgument where the queue is
         closed or another task writes here already.
         """
-        from nnfmq.queue import asynchronous  # late: see above
+        from nnfmq.queue import aio  # late: see above
 
         size = memoryview(data).nbytes
         deadline_ns = deadline_after(timeout) if size <= self.count * self.quantum else 0
-        done = await asynchronous.until_done(
+        done = await aio.until_done(
             lambda: self.write_blocking(data, 0) or None, self._open_ring(), self.event_flag, NOT_FULL,
             size, deadline_ns,
         )  # fmt: skip
@@ -364,7 +364,7 @@ class MessageQueue:
 
     @property
     def waiters(self) -> int:
-        """Return how many threads of this process are in a blocking call now (on the twin also in `send`)."""
+        """Return how many threads of this process are in a blocking call now (on the Python core also in `send`)."""
         return self._guard.waiters
 
     def wake_all(self) -> int:
@@ -385,8 +385,8 @@ class MessageQueue:
             ring.close(self._release_memory)
 
     def _release_memory(self) -> None:
-        if self.stage_view is not None:
-            self.stage_view.release()
+        if self.stats_view is not None:
+            self.stats_view.release()
         # Dropped, not released: a transaction keeps the mapping, and another thread may be about to look.
         self.ring_view = memoryview(b"")
         _close_all(self.memories)
@@ -425,7 +425,7 @@ class MessageQueue:
             self.close()
 
 
-def _checked(descriptor: MQDescriptor, memories: Sequence[Memory], quantum: int | None, flavor: int) -> Geometry:
+def _checked(descriptor: MQDescriptor, memories: Sequence[Memory], quantum: int | None, flavor: int) -> QueueLayout:
     if not memories:
         raise InvalidArgument("no memory to attach to")
     if quantum is not None and descriptor.quantum != quantum:
@@ -444,7 +444,7 @@ def _check_choice(flavor: int, one_writer: bool = False) -> None:
         raise InvalidArgument("both sides of a synchronized queue write counters: one_writer is for the other flavour")
 
 
-def _check_room(place: Geometry, ring_memory: Memory | None) -> None:
+def _check_room(place: QueueLayout, ring_memory: Memory | None) -> None:
     if ring_memory is not None and ring_memory.size_bytes < place.ring_bytes:
         raise InvalidArgument(f"a ring of {place.ring_bytes} bytes in memory of {ring_memory.size_bytes} bytes")
 
@@ -457,12 +457,12 @@ def _check_different(memories: Sequence[Memory]) -> None:
 
 
 def _event_word(
-    place: Geometry, views: tuple[memoryview, ...], peer_death: PeerDeathFlag, using: core.Core
-) -> EventWord | None:
+    place: QueueLayout, views: tuple[memoryview, ...], peer_death: PeerDeathFlag, using: core.Core
+) -> EventFlagWord | None:
     view = views[place.fds[layout.EVENT_WORD]]
     if place.event_word is None or view.readonly:
         return None
-    return using.EventWord(view, place.event_word, peer_death.buffer)
+    return using.EventFlagWord(view, place.event_word, peer_death.buffer)
 
 
 def _checked_mask(mask: int) -> int:

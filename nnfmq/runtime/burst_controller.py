@@ -138,7 +138,7 @@ class Burst:
         return burst
 
     def _open(self, deadline_ns: int | None) -> None:
-        self._stages = StatsArea.over(self._results.stage_view)
+        self._stages = StatsArea.over(self._results.stats_view)
         self._resources.callback(self._stages.close)
         self._connection.add_peer(self.peer)
         self.peer.add(self._requests, self._results)

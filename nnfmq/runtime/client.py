@@ -190,7 +190,7 @@ class Client:
 
     @property
     def driver_core(self) -> str:
-        """Which queue core the driver runs on: "compiled" or "twin"."""
+        """Which queue core the driver runs on: "compiled" or "python"."""
         return self._connection.greeting.core
 
     @property

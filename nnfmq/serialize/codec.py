@@ -1,7 +1,8 @@
 """The codec that runs: `_codec`, compiled, or `packet`, the same in plain Python and its specification.
 
-Chosen once, at import, as `nnfmq.cores` says; `codec_name`, `codec_path` and `codec_reason` say what and why. Whoever
-encodes or decodes packets takes the functions and classes from here, and the types of their values from `packet`.
+Chosen once, at import, as `nnfmq.core_selection` says; `codec_name`, `codec_path` and `codec_reason` say what and
+why. Whoever encodes or decodes packets takes the functions and classes from here, and the types of their values from
+`packet`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from nnfmq.cores import Cores
+from nnfmq.core_selection import CorePair
 
 __all__ = [
     "Decoder",
@@ -25,11 +26,11 @@ __all__ = [
     "load",
 ]
 
-_CORES = Cores(compiled="nnfmq.serialize._codec", twin="nnfmq.serialize.packet")
+_CORES = CorePair(compiled="nnfmq.serialize._codec", python="nnfmq.serialize.packet")
 
 
 def load(name: str) -> ModuleType:
-    """Import the codec `name` (`compiled` or `twin`). Raises ImportError with the remedy where it cannot be had."""
+    """Import the codec `name` (`compiled` or `python`). Raises ImportError with the remedy where it cannot be had."""
     return _CORES.load(name)
 
 

@@ -189,7 +189,7 @@ class BurstServer:
         self._results = results
         self._executor = executor
         self._window_ns = window_ns
-        self._stages = StatsArea.over(results.stage_view)
+        self._stages = StatsArea.over(results.stats_view)
         self._sequence = 0
         self._decoder = Decoder(decode_request)
         self._fetched: RequestPacket | None = None  # the last request whose slots are all known: most are the same one

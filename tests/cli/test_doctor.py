@@ -56,7 +56,7 @@ class TestReport:
     ) -> None:
         from nnfmq.serialize import codec
 
-        monkeypatch.setattr(codec, "codec_name", "twin")
+        monkeypatch.setattr(codec, "codec_name", "python")
         monkeypatch.setattr(platform, "machine", lambda: machine)
         assert named("packet codec").state is State.LIMITED
         assert "build_ext" in named("packet codec").remedy
@@ -97,12 +97,12 @@ class TestReport:
         assert found == limited
 
     @pytest.mark.parametrize(("machine", "state"), [("x86_64", State.LIMITED), ("aarch64", State.MISSING)])
-    def test_the_twin_is_enough_on_x86_64_only(
+    def test_the_python_core_is_enough_on_x86_64_only(
         self, monkeypatch: pytest.MonkeyPatch, machine: str, state: State
     ) -> None:
         from nnfmq.queue import core
 
-        monkeypatch.setattr(core, "core_name", "twin")
+        monkeypatch.setattr(core, "core_name", "python")
         monkeypatch.setattr(platform, "machine", lambda: machine)
         assert named("queue core").state is state
 

@@ -31,11 +31,11 @@ CASES = {
 Answers = Mapping[str, np.ndarray[Any, Any]]
 
 
-@pytest.fixture(scope="module", params=["compiled", "twin"])
+@pytest.fixture(scope="module", params=["compiled", "python"])
 def answers(request: pytest.FixtureRequest, data_dir: Path) -> Answers:
     """Return what a client and a worker, both on one core, make of all cases."""
     name: str = request.param
-    if name not in core.available() and os.environ.get("NNFMQ_CORE") == "twin":
+    if name not in core.available() and os.environ.get("NNFMQ_CORE") == "python":
         pytest.skip("the compiled core is not built, and $NNFMQ_CORE says that this is meant")
     environment = {"NNFMQ_CORE": name}
     with short_folder() as folder, running_daemon(folder / "d.sock", environment=environment) as daemon:

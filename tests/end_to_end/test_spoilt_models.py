@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
-from support.depth import IS_DEEP
 from support.drivers import LIMIT_S, Daemon, one
 from support.models import null_model
+from support.run_depth import IS_DEEP
 from support.spoilt_models import SpoiltTest, spoilt_tests
 
 import nnfmq

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.depth import IS_DEEP
+from support.run_depth import IS_DEEP
 from support.tflite_cases import CASES, Case
 from support.tflite_files import Operator, Tensor, everything, quantized, single, writer
 

@@ -16,7 +16,7 @@ from nnfmq.queue import core as cores
 
 LIMIT_S = 20  # far more than anything here takes; only a hang reaches it
 
-CORES = ["twin"] if cores.core_name == "twin" else list(cores.available())
+CORES = ["python"] if cores.core_name == "python" else list(cores.available())
 
 
 @pytest.fixture(params=CORES)

@@ -27,7 +27,7 @@ from support.places import ROOT
 
 from nnfmq import watcher
 from nnfmq.hal.errors import DeadObject, InvalidArgument, QueueCorrupted
-from nnfmq.queue import NOT_EMPTY, UNSYNCHRONIZED, MessageQueue, asynchronous, futex
+from nnfmq.queue import NOT_EMPTY, UNSYNCHRONIZED, MessageQueue, aio, futex
 
 MakeQueue = Callable[..., MessageQueue]
 Start = Callable[..., "Future[Any]"]
@@ -42,9 +42,9 @@ HAS_WAITV = futex.has_waitv()
 @pytest.fixture(params=[pytest.param(True, marks=pytest.mark.skipif(not HAS_WAITV, reason="Linux before 5.16")), False])
 def has_waitv(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Wait with futex_waitv, then as on a kernel without it."""
-    waiters = asynchronous._Waiters()
+    waiters = aio._Waiters()
     waiters.has_waitv = request.param
-    monkeypatch.setattr(asynchronous, "_waiters", waiters)
+    monkeypatch.setattr(aio, "_waiters", waiters)
     return bool(request.param)
 
 
@@ -69,16 +69,16 @@ def number(i: int) -> bytes:
 
 
 def waiter_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == asynchronous.THREAD_NAME]
+    return [thread for thread in threading.enumerate() if thread.name == aio.THREAD_NAME]
 
 
 async def is_waiting(*queues: MessageQueue) -> None:
     """Give way until a thread is asleep for every queue."""
-    while not (all(queue.waiters for queue in queues) and all(map(sleeps, [*asynchronous._waiters._waits.values()]))):
+    while not (all(queue.waiters for queue in queues) and all(map(sleeps, [*aio._waiters._waits.values()]))):
         await asyncio.sleep(0)
 
 
-def sleeps(wait: asynchronous._Wait) -> bool:
+def sleeps(wait: aio._Wait) -> bool:
     """Return True where, by the kernel, the wait's thread is in futex_waitv or in futex(2) on the queue's word."""
     if wait.thread is None or not Path("/proc/self/syscall").exists():
         return wait.thread is not None
@@ -576,8 +576,8 @@ def test_a_forked_child_has_no_waiter_and_can_wait_anew(queue: MessageQueue, unt
             warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads, from Python 3.12 on
             child = os.fork()
         if child == 0:
-            asynchronous._waiters.forget()  # the fixture's; the module's own is registered with the interpreter
-            os._exit(queue.waiters + 2 * len(asynchronous._waiters._waits) + 4 * len(asynchronous._waiters._threads))
+            aio._waiters.forget()  # the fixture's; the module's own is registered with the interpreter
+            os._exit(queue.waiters + 2 * len(aio._waiters._waits) + 4 * len(aio._waiters._threads))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert queue.waiters == 1
         task.cancel()
@@ -676,12 +676,12 @@ def test_a_record_that_comes_just_before_the_thread_sleeps_is_read(queue: Messag
     assert run(main()) == number(6)
 
 
-async def wait_by_hand(queue: MessageQueue, size: int) -> tuple[asynchronous._Wait, asynchronous._Request]:
+async def wait_by_hand(queue: MessageQueue, size: int) -> tuple[aio._Wait, aio._Request]:
     """Return a wait that no thread has, and its request."""
     assert queue.event_flag is not None and queue._ring is not None
     loop = asyncio.get_running_loop()
-    wait = asynchronous._Wait(queue._ring, queue.event_flag, NOT_EMPTY)
-    wait.request = asynchronous._Request(loop, loop.create_future(), size)
+    wait = aio._Wait(queue._ring, queue.event_flag, NOT_EMPTY)
+    wait.request = aio._Request(loop, loop.create_future(), size)
     return wait, wait.request
 
 
@@ -705,7 +705,7 @@ def test_a_bell_rung_during_the_look_keeps_a_thread_of_one_queue_awake(
 
     async def main() -> None:
         wait, _ = await wait_by_hand(queue, 8)
-        thread = asynchronous._WaiterThread(asynchronous._waiters, False)
+        thread = aio._WaiterThread(aio._waiters, False)
         bell = thread._bell.value
         thread.rouse(wait)
         assert wait.arm()
@@ -723,7 +723,7 @@ def test_the_thread_has_left_when_the_loop_hears_of_it(queue: MessageQueue, monk
     async def main() -> None:
         wait, _ = await wait_by_hand(queue, 8)
         wait.ring.admit()
-        monkeypatch.setattr(asynchronous._Request, "answer", lambda *_: waiters.append(queue.waiters))
+        monkeypatch.setattr(aio._Request, "answer", lambda *_: waiters.append(queue.waiters))
         wait.end()
 
     run(main())

@@ -152,4 +152,4 @@ def test_fmq_fuzzer_random_counters_never_crash_nor_leave_the_ring(make_queue: M
 @pytest.mark.parametrize("offset", [-4, 2, 61, 64, 2**40])
 def test_a_core_refuses_an_event_word_outside_its_memory(core: Core, offset: int) -> None:
     with pytest.raises(InvalidArgument, match="outside or misaligned"):
-        core.EventWord(memoryview(bytearray(64)), offset, bytearray(4))
+        core.EventFlagWord(memoryview(bytearray(64)), offset, bytearray(4))

@@ -1,4 +1,4 @@
-"""The twin's ground: both ways to change an event word, and the machines on which it refuses to share."""
+"""The Python core's ground: both ways to change an event word, and the machines on which it refuses to share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from nnfmq.hal.errors import DeadObject, InvalidArgument
-from nnfmq.queue import MessageQueue, PeerDeathFlag, futex, twin
+from nnfmq.queue import MessageQueue, PeerDeathFlag, _pycore, futex
 from nnfmq.queue.core import load
-from nnfmq.queue.layout import geometry
+from nnfmq.queue.layout import compute_layout
 
 Word = tuple[memoryview, int]
 
@@ -86,8 +86,8 @@ def test_without_libatomic_the_kernel_does_it(monkeypatch: pytest.MonkeyPatch) -
 def test_a_queue_works_on_the_kernels_atomics(
     monkeypatch: pytest.MonkeyPatch, start: Callable[..., Future[Any]], limit_ns: int
 ) -> None:
-    monkeypatch.setattr(twin, "_atomics", futex.KernelAtomic())
-    with MessageQueue.create(8, 3, using=load("twin")) as queue:
+    monkeypatch.setattr(_pycore, "_atomics", futex.KernelAtomic())
+    with MessageQueue.create(8, 3, using=load("python")) as queue:
         future = start(lambda: [queue.read_blocking(1, limit_ns) for _ in range(500)])
         assert all(queue.write_blocking(i.to_bytes(8, "little"), limit_ns) for i in range(500))
         assert future.result() == [i.to_bytes(8, "little") for i in range(500)]
@@ -107,24 +107,26 @@ class DiesMeanwhile(futex.LibAtomic):
 
 
 @pytest.mark.parametrize("wait", [lambda q, e: e.wait(4), lambda q, e: q.receive(None, 0)], ids=["event", "receive"])
-def test_the_bits_of_a_death_are_not_taken_for_news(wait: Callable[[twin.Ring, twin.EventWord], object]) -> None:
-    flag, place = PeerDeathFlag(), geometry(8, 4)
+def test_the_bits_of_a_death_are_not_taken_for_news(
+    wait: Callable[[_pycore.Ring, _pycore.EventFlagWord], object],
+) -> None:
+    flag, place = PeerDeathFlag(), compute_layout(8, 4)
     memory = memoryview(bytearray(place.region_bytes))
     assert place.event_word is not None
-    event = twin.EventWord(memory, place.event_word, flag.buffer, DiesMeanwhile(flag))
+    event = _pycore.EventFlagWord(memory, place.event_word, flag.buffer, DiesMeanwhile(flag))
     with pytest.raises(DeadObject):
-        wait(twin.Ring(memory, place, event), event)
+        wait(_pycore.Ring(memory, place, event), event)
 
 
-def test_off_x86_64_the_twin_refuses_to_share_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_x86_64_the_python_core_refuses_to_share_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(InvalidArgument, match=r"on aarch64.*C compiler.*reinstall"):
-        MessageQueue.create(8, 4, using=load("twin"))
+        MessageQueue.create(8, 4, using=load("python"))
 
 
-def test_off_x86_64_the_twin_serves_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_x86_64_the_python_core_serves_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with MessageQueue.create(8, 4, shared=False, using=load("twin")) as queue:
+    with MessageQueue.create(8, 4, shared=False, using=load("python")) as queue:
         assert queue.send(bytes(8)) and queue.receive(0, 0) == bytes(8)
 
 

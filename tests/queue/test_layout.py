@@ -8,7 +8,7 @@ import pytest
 
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.queue import layout
-from nnfmq.queue.layout import Grantor, MQDescriptor, describe, geometry, resolve
+from nnfmq.queue.layout import Grantor, MQDescriptor, compute_layout, resolve, to_descriptor
 
 PAGE = 4096
 
@@ -17,38 +17,38 @@ BURST = MQDescriptor((Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(0, 16, 24576),
 
 
 def test_a_burst_channel_is_described_as_libfmq_does() -> None:
-    assert describe(geometry(24, 1024)) == BURST
+    assert to_descriptor(compute_layout(24, 1024)) == BURST
 
 
 def test_a_burst_channel_needs_28672_bytes_with_pages_of_4_kib() -> None:
-    assert layout.PAGE_BYTES != PAGE or geometry(24, 1024).region_bytes == 28672
+    assert layout.PAGE_BYTES != PAGE or compute_layout(24, 1024).region_bytes == 28672
 
 
 def test_QueueSizeOdd_an_odd_ring_moves_only_the_event_word() -> None:
-    place = geometry(1, 2049)
+    place = compute_layout(1, 2049)
     assert (place.read_counter, place.write_counter, place.ring, place.ring_bytes, place.event_word) == (
         0, 8, 16, 2049, 2072,
     )  # fmt: skip
 
 
 def test_without_event_flag_there_are_three_grantors() -> None:
-    assert describe(geometry(4, 8, event_flag=False)).grantors == BURST.grantors[:2] + (Grantor(0, 16, 32),)
+    assert to_descriptor(compute_layout(4, 8, event_flag=False)).grantors == BURST.grantors[:2] + (Grantor(0, 16, 32),)
 
 
 @pytest.mark.parametrize(("quantum", "count"), [(1, 1), (1, 2049), (24, 1024), (24, 1019), (7, 585)])
 def test_stage_slots_lie_behind_the_cpu_hints_in_a_cache_line_of_their_own(quantum: int, count: int) -> None:
-    place = geometry(quantum, count)
-    assert place.event_word is not None and place.stage is not None
-    assert place.stage % 64 == 0
-    assert place.event_word + 8 <= place.stage < place.event_word + 8 + 64
-    assert place.stage + layout.STAGE_SLOTS * 8 <= place.region_bytes
+    place = compute_layout(quantum, count)
+    assert place.event_word is not None and place.stats is not None
+    assert place.stats % 64 == 0
+    assert place.event_word + 8 <= place.stats < place.event_word + 8 + 64
+    assert place.stats + layout.STATS_WORDS * 8 <= place.region_bytes
     assert place.region_bytes % layout.PAGE_BYTES == 0
 
 
 @pytest.mark.parametrize(("quantum", "count"), [(24, 1024), (1, 2049), (8, 1)])
 def test_what_was_described_resolves_to_the_same_place(quantum: int, count: int) -> None:
-    place = geometry(quantum, count)
-    assert resolve(describe(place), place.region_bytes) == place
+    place = compute_layout(quantum, count)
+    assert resolve(to_descriptor(place), place.region_bytes) == place
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_was_described_resolves_to_the_same_place(quantum: int, count: int)
 )
 def test_QueueSizeTooLarge_sizes_that_no_descriptor_can_express_are_refused(quantum: int, count: int) -> None:
     with pytest.raises(InvalidArgument, match="allowed are"):
-        geometry(quantum, count)
+        compute_layout(quantum, count)
 
 
 def changed(position: int, **fields: int) -> MQDescriptor:
@@ -121,8 +121,8 @@ TWO_FDS = MQDescriptor((Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(1, 0, 24576)
 
 
 def test_a_ring_in_a_second_descriptor_is_described_as_libfmq_does() -> None:
-    place = geometry(24, 1024, ring_fd=1)
-    assert describe(place) == TWO_FDS
+    place = compute_layout(24, 1024, ring_fd=1)
+    assert to_descriptor(place) == TWO_FDS
     assert resolve(TWO_FDS, place.region_bytes, 24576) == place
 
 
@@ -155,8 +155,8 @@ def test_a_descriptor_of_another_flavour_than_expected_is_refused(flags: int, ex
 
 
 def test_memory_that_ends_after_the_event_word_has_no_stage_slots() -> None:
-    assert resolve(BURST, 24596).stage is None
+    assert resolve(BURST, 24596).stats is None
 
 
 def test_a_layout_other_than_the_standard_one_has_no_stage_slots() -> None:
-    assert resolve(changed(3, offset=24600), 28672).stage is None
+    assert resolve(changed(3, offset=24600), 28672).stats is None

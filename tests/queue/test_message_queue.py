@@ -71,10 +71,10 @@ def test_write_and_read_leave_the_event_word_alone(make_queue: MakeQueue) -> Non
     assert bytes(queue.memory.view[24592:24596]) == bytes(4)
 
 
-def test_stage_view_is_the_reserved_area_behind_the_event_word(make_queue: MakeQueue) -> None:
+def test_stats_view_is_the_reserved_area_behind_the_event_word(make_queue: MakeQueue) -> None:
     queue = make_queue(24, 1024)
-    assert queue.stage_view is not None
-    queue.stage_view[:] = b"s" * 256
+    assert queue.stats_view is not None
+    queue.stats_view[:] = b"s" * 256
     assert bytes(queue.memory.view).find(b"s" * 256) == 24640
 
 
@@ -255,14 +255,14 @@ def test_a_closed_queue_refuses_every_call(make_queue: MakeQueue, call: Callable
         call(queue)
 
 
-def test_closing_releases_memory_and_stage_view(make_queue: MakeQueue) -> None:
+def test_closing_releases_memory_and_stats_view(make_queue: MakeQueue) -> None:
     queue = make_queue(24, 1024)
-    fd, stage = queue.memory.fileno(), queue.stage_view
+    fd, stats = queue.memory.fileno(), queue.stats_view
     queue.close()
     with pytest.raises(OSError):
         os.fstat(fd)
     with pytest.raises(ValueError, match="released"):
-        bytes(stage)  # type: ignore[arg-type]
+        bytes(stats)  # type: ignore[arg-type]
 
 
 def test_a_queue_that_is_collected_open_warns_and_lets_go(core: Core) -> None:
@@ -301,9 +301,9 @@ def test_attaching_without_reset_joins_a_live_queue(make_queue: MakeQueue, attac
 def test_both_ends_see_one_stage_area(make_queue: MakeQueue, attach: Attach, core: Core) -> None:
     queue = make_queue(24, 1024)
     other = attach(queue, core)
-    assert queue.stage_view is not None and other.stage_view is not None
-    queue.stage_view[5] = 77
-    assert other.stage_view[5] == 77
+    assert queue.stats_view is not None and other.stats_view is not None
+    queue.stats_view[5] = 77
+    assert other.stats_view[5] == 77
 
 
 def refused(descriptor: MQDescriptor, memory: Memory, core: Core, **options: int) -> str:
@@ -342,7 +342,7 @@ def test_memory_mapped_for_reading_only_is_refused(core: Core) -> None:
 def test_a_ring_in_the_middle_of_the_memory_works(core: Core) -> None:
     grantors = (Grantor(0, 512, 8), Grantor(0, 128, 8), Grantor(0, 256, 72), Grantor(0, 64, 4))
     with MessageQueue.attach(MQDescriptor(grantors, 24), Memory.create(1024), using=core) as queue:
-        assert queue.send(pattern(72)) and queue.stage_view is None
+        assert queue.send(pattern(72)) and queue.stats_view is None
         assert bytes(queue.memory.view[256:328]) == pattern(72)
         assert bytes(queue.memory.view[128:136]) == struct.pack("<Q", 72)
         assert queue.receive(None, 0) == pattern(72)

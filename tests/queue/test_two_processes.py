@@ -20,7 +20,7 @@ from nnfmq.queue import MessageQueue
 from nnfmq.queue import core as cores
 
 PROGRAM = Path(__file__).with_name("peer_program.py")
-CORES = ["twin"] if cores.core_name == "twin" else list(cores.available())
+CORES = ["python"] if cores.core_name == "python" else list(cores.available())
 PACKET = bytes(range(1, 241))
 
 

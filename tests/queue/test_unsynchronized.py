@@ -151,7 +151,7 @@ def test_a_transaction_that_was_overtaken_is_not_committed(setup: Setup) -> None
 
 
 def test_one_core_reads_what_the_other_wrote(core_pair: tuple[Core, Core]) -> None:
-    setup = Setup("twin")
+    setup = Setup("python")
     with setup.stack:
         writer = setup.create(8, 3, flavor=UNSYNCHRONIZED, using=core_pair[0])
         reader = setup.attach(writer, reset_pointers=False, using=core_pair[1])

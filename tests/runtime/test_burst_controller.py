@@ -340,8 +340,8 @@ def test_the_parts_of_a_latency_add_up(burst: Burst) -> None:
 
 def test_the_stages_of_another_execution_are_not_taken_for_this_one_s(burst: Burst) -> None:
     burst.execute(ONE, TEN)
-    assert burst._results.stage_view is not None
-    burst._results.stage_view[0:8] = (7).to_bytes(8, "little")  # the number of the packet that they are about
+    assert burst._results.stats_view is not None
+    burst._results.stats_view[0:8] = (7).to_bytes(8, "little")  # the number of the packet that they are about
     last = burst.last
     assert (last.driver_ns, last.engine_ns) == (0, 0)
     assert last.queue_ns == last.latency_ns > 0

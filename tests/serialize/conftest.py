@@ -23,7 +23,7 @@ from nnfmq.serialize.packet import RequestPacket, ResultPacket
 
 NONE_US = 2**64 - 1
 
-CODECS = ["twin"] if codecs.codec_name == "twin" else list(codecs.available())
+CODECS = ["python"] if codecs.codec_name == "python" else list(codecs.available())
 
 settings.register_profile("nnfmq", deadline=None)  # a busy machine is no reason to fail
 settings.load_profile("nnfmq")
@@ -61,7 +61,7 @@ def codec(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture(scope="session")
 def compiled() -> ModuleType:
     if "compiled" not in CODECS:
-        pytest.skip("this run is about the twin alone, or the compiled codec is not built")
+        pytest.skip("this run is about the Python core alone, or the compiled codec is not built")
     return codecs.load("compiled")
 
 

@@ -68,8 +68,8 @@ SAMPLES: list[tuple[PeerRole, dict[str, Any], Message, int]] = [
     ),
     (
         DRIVER,
-        {"protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "pid": 12, "core": "twin"},
-        messages.HelloReply(1, "aidl-4", "nnfmq", 12, "twin"),
+        {"protocol": 1, "interface": "aidl-4", "driver_name": "nnfmq", "pid": 12, "core": "python"},
+        messages.HelloReply(1, "aidl-4", "nnfmq", 12, "python"),
         0,
     ),
     (

@@ -15,7 +15,7 @@ from nnfmq.serialize.execution_stats import StatsArea
 
 
 def test_the_area_is_as_large_as_the_queue_reserves() -> None:
-    assert (execution_stats.STATS_WORDS, execution_stats.STATS_BYTES) == (layout.STAGE_SLOTS, layout.STAGE_BYTES)
+    assert (execution_stats.STATS_WORDS, execution_stats.STATS_BYTES) == (layout.STATS_WORDS, layout.STATS_BYTES)
 
 
 def test_what_one_side_records_the_other_side_reads() -> None:

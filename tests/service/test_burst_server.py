@@ -362,7 +362,7 @@ def test_a_client_that_reads_no_results_loses_them_and_can_go_on(serve: Serve) -
     with BurstClient.create(result_records=4) as client:
         bursts.give_pools(client, ADD)
         server = serve(client, BindingExecutor(prepared(ADD)))
-        slots = StatsArea.over(client.results.stage_view)
+        slots = StatsArea.over(client.results.stats_view)
         for sent in range(1, 4):
             assert client.requests.send(ADD_PACKET)
             until(lambda sent=sent: slots.read().executions + slots.read().failures == sent)
@@ -452,7 +452,7 @@ def test_the_stages_of_an_execution_are_told_in_order_beside_the_results(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
     serve(client, BindingExecutor(prepared(ADD)))
-    slots = StatsArea.over(client.results.stage_view)
+    slots = StatsArea.over(client.results.stats_view)
     resources.callback(slots.close)
     client.execute(BAD_RECORDS[0])
     client.execute(packet_for(ADD, measure=MeasureTiming.YES))

@@ -1,6 +1,6 @@
 """`tools/constraint_mutants.py`: a check that is switched off is missed by the tests, and only then.
 
-The ordinary run tries a sample of the checks; NNFMQ_PROOF=deep tries all.
+The ordinary run tries a sample of the checks; NNFMQ_TEST_DEPTH=deep tries all.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import constraint_mutants
 import pytest
 from constraint_mutants import Switches
-from support.depth import needs_depth
 from support.places import ROOT
+from support.run_depth import needs_depth
 
 from nnfmq.hal.errors import InvalidArgument
 
@@ -71,7 +71,7 @@ REFUSED: list[tuple[str, object, set[int]]] = [
 def run(*arguments: str, limit_s: int = LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Run the tool over the ordinary tests."""
     command = [sys.executable, str(TOOL), *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "NNFMQ_PROOF"}
+    environment = {name: value for name, value in os.environ.items() if name != "NNFMQ_TEST_DEPTH"}
     return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, env=environment)
 
 

@@ -13,7 +13,7 @@ ONE_ROW = ["tests/x.py::test_BadQueueConfig_QueueSizeTooLarge[compiled-aidl-one_
 
 def test_every_row_of_libfmq_s_tests_has_a_test_on_each_core(capsys: pytest.CaptureFixture[str]) -> None:
     fmq_parity.main(["--json"])
-    scores = [score for score in json.loads(capsys.readouterr().out) if score["core"] in ("twin", core_name())]
+    scores = [score for score in json.loads(capsys.readouterr().out) if score["core"] in ("python", core_name())]
     assert [score["missing"] for score in scores] == [[]] * len(scores)
     assert {score["table"]: (score["names"], score["instances"]) for score in scores} == {
         "fmq_unit_tests": (45, 135), "msgq_test_client": (34, 143), "later versions": (6, 24),
@@ -28,11 +28,11 @@ def test_a_row_with_too_few_instances_is_named() -> None:
 
 def test_a_test_counts_for_its_core_only() -> None:
     found = fmq_parity.instances(ONE_ROW)
-    assert fmq_parity.score("fmq_unit_tests", "twin", found).instances == 0
+    assert fmq_parity.score("fmq_unit_tests", "python", found).instances == 0
 
 
 def test_cores_do_not_make_instances() -> None:
-    both = [*ONE_ROW, ONE_ROW[0].replace("compiled", "twin")]
+    both = [*ONE_ROW, ONE_ROW[0].replace("compiled", "python")]
     assert fmq_parity.instances(both) == {
-        (core, "BadQueueConfig_QueueSizeTooLarge"): {"aidl-one_fd"} for core in ("compiled", "twin")
+        (core, "BadQueueConfig_QueueSizeTooLarge"): {"aidl-one_fd"} for core in ("compiled", "python")
     }

@@ -64,7 +64,7 @@ def test_the_conditions_are_part_of_the_report() -> None:
     conditions = reported("--only", "null", "--placement", "cores=same", "--window", "7")["conditions"]
     assert conditions["placement"] == "same"
     assert conditions["cpus"][0]["client"] == conditions["cpus"][0]["driver"] in conditions["cpus_allowed"]
-    assert conditions["core"] in ("compiled", "twin")
+    assert conditions["core"] in ("compiled", "python")
     assert {"driver_core", "window_us", "driver_window_us", "clients", "kernel", "cpu", "clock"} <= set(conditions)
 
 
@@ -74,9 +74,9 @@ def test_several_clients_are_counted_together() -> None:
 
 
 def test_the_core_of_the_run_is_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NNFMQ_CORE", "twin")
+    monkeypatch.setenv("NNFMQ_CORE", "python")
     conditions = reported("--only", "null")["conditions"]
-    assert (conditions["core"], conditions["driver_core"]) == ("twin", "twin")
+    assert (conditions["core"], conditions["driver_core"]) == ("python", "python")
 
 
 @needs_two_cores

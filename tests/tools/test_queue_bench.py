@@ -95,8 +95,8 @@ def test_a_missing_peer_is_an_error_where_all_are_required() -> None:
 @needs_compiled
 @needs_two_cores
 def test_the_twin_is_compared_with_c_over_both_atomics() -> None:
-    row = reported("--rows", "twin")["rows"][0]
-    assert set(row["parties"]) | set(row["missing"]) == {"twin, libatomic", "twin, FUTEX_WAKE_OP", "C spin"}
+    row = reported("--rows", "python")["rows"][0]
+    assert set(row["parties"]) | set(row["missing"]) == {"python, libatomic", "python, FUTEX_WAKE_OP", "C spin"}
     assert "C spin" in row["parties"]
 
 

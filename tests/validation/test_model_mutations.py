@@ -1,7 +1,7 @@
 """The HAL's own test models, spoilt in every way in which its test suite spoils them: each is refused.
 
 The ordinary run takes a model for each operation, argument count and combination of types, and of the 50,000 replaced
-types of arguments (N-MOD-10) every fourth; NNFMQ_PROOF=deep takes all.
+types of arguments (N-MOD-10) every fourth; NNFMQ_TEST_DEPTH=deep takes all.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from support.depth import needs_depth
 from support.model_mutations import FAMILIES, mutants
+from support.run_depth import needs_depth
 from support.small_models import two_adds
 from support.vts_models import FOLDER, one_of_each
 

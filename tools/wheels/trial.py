@@ -21,7 +21,7 @@ _EMULATED_S = 300
 
 def faults(wheel: Path, target: Target, folder: Path) -> list[str]:
     """Install `wheel` into a new environment in `folder` and use it; return what was wrong."""
-    core = "twin" if target.architecture is None else "compiled"
+    core = "python" if target.architecture is None else "compiled"
     inside = environment(target.python, folder, [])
     pip(inside, "install", "--only-binary=:all:", wheel, environment=_NO_COMPILER)
     answer = json.loads(run([inside, "-I", PROGRAM, str(RECORDS)], folder=folder))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nnfmq.memory import Memory
-from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, MessageQueue, MQDescriptor, forms
+from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, MessageQueue, MQDescriptor, descriptor_formats
 from nnfmq.queue import core as cores
 
-CORES = ["twin"] if cores.core_name == "twin" else list(cores.available())
+CORES = ["python"] if cores.core_name == "python" else list(cores.available())
 FORMS = ["aidl", "hidl"]
 PLACES = ["one_fd", "two_fds"]
 
@@ -25,8 +25,8 @@ COUNT = 2048
 def travelled(descriptor: MQDescriptor, form: str) -> MQDescriptor:
     """Return the descriptor as it is read from one of its forms."""
     if form == "hidl":
-        return forms.from_hidl(forms.to_hidl(descriptor))
-    return forms.from_aidl(forms.to_aidl(descriptor))
+        return descriptor_formats.from_hidl(descriptor_formats.to_hidl(descriptor))
+    return descriptor_formats.from_aidl(descriptor_formats.to_aidl(descriptor))
 
 
 def pattern(count: int, quantum: int = 1) -> bytes:

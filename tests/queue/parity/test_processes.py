@@ -23,7 +23,7 @@ import pytest
 from support.queues import CORES, Setup
 
 from nnfmq.memory import Memory
-from nnfmq.queue import UNSYNCHRONIZED, MessageQueue, forms
+from nnfmq.queue import UNSYNCHRONIZED, MessageQueue, descriptor_formats
 from nnfmq.queue import core as cores
 
 PROGRAM = Path(__file__).with_name("service.py")
@@ -99,9 +99,9 @@ class Client:
     def _join(self, text: str, fds: list[int], writes: bool) -> MessageQueue:
         memories = [Memory.adopt(fd) for fd in fds]
         assert [memory.is_writable for memory in memories] == [writes] * len(memories)
-        descriptor = forms.from_json(text)
+        descriptor = descriptor_formats.from_json(text)
         if self.setup.form == "hidl":
-            descriptor = forms.from_hidl(forms.to_hidl(descriptor))
+            descriptor = descriptor_formats.from_hidl(descriptor_formats.to_hidl(descriptor))
         queue = MessageQueue.attach(
             descriptor, *memories, flavor=UNSYNCHRONIZED, reset_pointers=False, using=self.setup.core
         )
@@ -109,7 +109,9 @@ class Client:
 
     def _text(self, queue: MessageQueue) -> str:
         if self.setup.form == "hidl":
-            return json.dumps(forms.hidl_to_aidl(forms.to_hidl(queue.descriptor), queue.flavor))
+            return json.dumps(
+                descriptor_formats.hidl_to_aidl(descriptor_formats.to_hidl(queue.descriptor), queue.flavor)
+            )
         return queue.to_json()
 
 

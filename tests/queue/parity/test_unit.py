@@ -18,7 +18,7 @@ from support.queues import COUNT, Setup, pattern
 
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.memory import Memory
-from nnfmq.queue import UNSYNCHRONIZED, EventFlag, Grantor, MessageQueue, MQDescriptor, forms, layout
+from nnfmq.queue import UNSYNCHRONIZED, EventFlag, Grantor, MessageQueue, MQDescriptor, descriptor_formats, layout
 
 Start = Callable[..., "Future[Any]"]
 Until = Callable[[Callable[[], object]], None]
@@ -44,7 +44,9 @@ def test_BadQueueConfig_QueueSizeTooLarge(setup: Setup) -> None:
 def hidl_attach(descriptor: MQDescriptor, setup: Setup) -> str:
     """Return why 4096 bytes of memory are refused for this descriptor, which came in HIDL's form."""
     with pytest.raises(QueueCorrupted) as caught:
-        MessageQueue.attach(forms.from_hidl(forms.to_hidl(descriptor)), Memory.create(4096), using=setup.core)
+        MessageQueue.attach(
+            descriptor_formats.from_hidl(descriptor_formats.to_hidl(descriptor)), Memory.create(4096), using=setup.core
+        )
     return str(caught.value)
 
 
@@ -85,12 +87,14 @@ def test_AidlOnlyBadQueueConfig_QueueSizeTooLargeForAidl(plain: Setup) -> None:
 
 def test_AidlOnlyBadQueueConfig_NegativeAidlDescriptor(plain: Setup) -> None:
     with pytest.raises(QueueCorrupted, match="quantum is -10"):
-        forms.from_aidl({"grantors": [], "quantum": -10, "flags": 0})
+        descriptor_formats.from_aidl({"grantors": [], "quantum": -10, "flags": 0})
 
 
 def test_AidlOnlyBadQueueConfig_NegativeAidlDescriptorGrantor(plain: Setup) -> None:
     with pytest.raises(QueueCorrupted, match="extent of grantor 0 is -10"):
-        forms.from_aidl({"grantors": [{"fdIndex": 0, "offset": 12, "extent": -10}], "quantum": 2, "flags": 0})
+        descriptor_formats.from_aidl(
+            {"grantors": [{"fdIndex": 0, "offset": 12, "extent": -10}], "quantum": 2, "flags": 0}
+        )
 
 
 def test_AidlOnlyBadQueueConfig_MismatchedPayloadSize(plain: Setup) -> None:
@@ -105,7 +109,9 @@ def test_AidlOnlyBadQueueConfig_MismatchedPayloadSize(plain: Setup) -> None:
 
 
 def converted(queue: MessageQueue) -> MQDescriptor:
-    return forms.from_aidl(forms.hidl_to_aidl(forms.to_hidl(queue.descriptor), queue.flavor))
+    return descriptor_formats.from_aidl(
+        descriptor_formats.hidl_to_aidl(descriptor_formats.to_hidl(queue.descriptor), queue.flavor)
+    )
 
 
 def attach_converted(plain: Setup, queue: MessageQueue, **options: Any) -> MessageQueue:
@@ -130,17 +136,19 @@ def test_Hidl2AidlOperation_ConvertDescriptorsUnsync(plain: Setup) -> None:
 
 def spread_over(*fd_indices: int) -> bytes:
     """Return the HIDL form of a descriptor with a grantor in each of these fds."""
-    return forms.to_hidl(MQDescriptor(tuple(Grantor(index, 16, 16) for index in fd_indices), 10, UNSYNCHRONIZED))
+    return descriptor_formats.to_hidl(
+        MQDescriptor(tuple(Grantor(index, 16, 16) for index in fd_indices), 10, UNSYNCHRONIZED)
+    )
 
 
 def test_Hidl2AidlOperation_ConvertFdIndex1(plain: Setup) -> None:
-    aidl = forms.hidl_to_aidl(spread_over(1, 1, 1), UNSYNCHRONIZED)
+    aidl = descriptor_formats.hidl_to_aidl(spread_over(1, 1, 1), UNSYNCHRONIZED)
     assert aidl["grantors"] == [{"fdIndex": 1, "offset": 16, "extent": 16}] * 3
 
 
 def test_Hidl2AidlOperation_ConvertMultipleFds(plain: Setup) -> None:
     """The fds travel beside the descriptor here, so that both arrive is shown by parts of a queue in each of two."""
-    aidl = forms.hidl_to_aidl(spread_over(1, 1, 0), UNSYNCHRONIZED)
+    aidl = descriptor_formats.hidl_to_aidl(spread_over(1, 1, 0), UNSYNCHRONIZED)
     assert [grantor["fdIndex"] for grantor in aidl["grantors"]] == [1, 1, 0]
     mixed = MQDescriptor((Grantor(1, 16, 8), Grantor(0, 24, 8), Grantor(1, 32, 80)), 10)
     memories = Memory.create(64), Memory.create(128)

@@ -2,7 +2,7 @@
 
 A thread is a series of calls on its queues; `progress` is all it remembers between them, so that histories which come
 to the same progress go on as one. Within a call the node is the list of answers so far. Nodes are made when first
-asked for, by running the twin from the call's beginning; walking known ones costs a dictionary look-up.
+asked for, by running the Python core from the call's beginning; walking known ones costs a dictionary look-up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfmq.hal.errors import NnfmqError
-from support.explorer.bench import Bench, Machine, Op, Run, Stopped
+from support.explorer.instrumented_runtime import Bench, Machine, Op, Run, Stopped
 
 Call = Callable[[Bench], object]
 MAX_STEPS = 120  # of one call; far more than any that ends

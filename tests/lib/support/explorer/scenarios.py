@@ -11,7 +11,7 @@ from typing import Any
 
 from nnfmq.hal.errors import DeadObject
 from nnfmq.watcher import Peer
-from support.explorer.bench import LIMIT_NS, Bench, QueueShape
+from support.explorer.instrumented_runtime import LIMIT_NS, Bench, QueueShape
 from support.explorer.program import Call, Thread, Violation
 from support.explorer.search import Scenario
 
@@ -87,12 +87,12 @@ def _receive(ring: Any, window_ns: int, naps: bool) -> object:
 
 
 def _read_async(bench: Bench, queue: int, n: int) -> object:
-    """Try, and sleep in between as the thread of `nnfmq.queue.asynchronous` does, for one queue."""
+    """Try, and sleep in between as the thread of `nnfmq.queue.aio` does, for one queue."""
     ring, size = bench.rings[queue], n * bench.machine.shapes[queue].quantum
     while (data := ring.read_blocking(n, 0)) is None:
         address = ring.admit()
         try:
-            while (expected := ring.arm(bench.machine.twin.READER, size)) is not None:
+            while (expected := ring.arm(bench.machine.pycore.READER, size)) is not None:
                 bench.machine.futex.futex_waitv([(address, expected)], None)
         finally:
             ring.dismiss()

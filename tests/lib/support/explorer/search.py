@@ -19,7 +19,7 @@ from errno import EAGAIN, EINTR, ETIMEDOUT
 from typing import Any
 
 from support.explorer import graph
-from support.explorer.bench import Fault, Machine, Op, QueueShape
+from support.explorer.instrumented_runtime import Machine, Op, QueueShape, SeededBug
 from support.explorer.models import PENDING, Copy, Model, Stale, Store
 from support.explorer.program import END, Node, Program, Thread, Violation
 
@@ -72,7 +72,7 @@ class Report:
         )
 
 
-def explore(scenario: Scenario, model: Model, faults: tuple[Fault, ...] = (), limit: int = 5_000_000) -> Report:
+def explore(scenario: Scenario, model: Model, faults: tuple[SeededBug, ...] = (), limit: int = 5_000_000) -> Report:
     """Walk all schedules of `scenario`; raises Violation with the schedule of the first one that breaks a promise."""
     with _no_collections():
         return _explored(scenario, model, faults, limit)
@@ -90,7 +90,7 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _explored(scenario: Scenario, model: Model, faults: tuple[Fault, ...], limit: int) -> Report:
+def _explored(scenario: Scenario, model: Model, faults: tuple[SeededBug, ...], limit: int) -> Report:
     start = time.perf_counter()
     search = _Search(scenario, model, faults)
     search.walk(limit)
@@ -115,7 +115,7 @@ def outcomes(scenario: Scenario, model: Model) -> set[tuple[Any, ...]]:
 
 
 class _Search:
-    def __init__(self, scenario: Scenario, model: Model, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, scenario: Scenario, model: Model, faults: tuple[SeededBug, ...]) -> None:
         processes = tuple(dict.fromkeys(thread.process for thread in scenario.threads))
         self.scenario, self.model = scenario, model
         self.machine = Machine(scenario.shapes, processes, faults, scenario.atomics)

@@ -26,19 +26,19 @@ from nnfmq.queue import (
     MessageQueue,
     MQDescriptor,
     Overflow,
+    _pycore,
     create_named,
     layout,
     named_queues,
     open_named,
     remove_named,
-    twin,
 )
 from nnfmq.queue import core as cores
 from nnfmq.queue.futex import KernelAtomic
 
 # A queue of 4 records of 8 bytes as the drawings in layout.py and forms.py have it, written down by hand.
-RECORD_AT = 4096 - 128
-RECORD = (
+TRAILER_AT = 4096 - 128
+TRAILER = (
     b"nfmq" + struct.pack("<IIIQ", 1, 1, 8, 4) + struct.pack("<8Q", 0, 8, 8, 8, 16, 32, 48, 4) + bytes(40)
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ def forged(name: str, record: bytes, size_bytes: int = 4096) -> None:
 
 
 def changed(at: int, form: str, *values: int) -> bytes:
-    data = bytearray(RECORD)
+    data = bytearray(TRAILER)
     struct.pack_into(form, data, at, *values)
     return bytes(data)
 
@@ -102,20 +102,20 @@ def test_the_layout_is_libfmq_s_and_the_record_lies_behind_the_stage_slots(
     name: str, quantum: int, count: int, keep: Any
 ) -> None:
     queue = keep(create_named(name, quantum, count))
-    place = layout.geometry(quantum, count)
-    assert queue.descriptor == layout.describe(place)
-    assert queue.stage_view is not None and place.stage is not None
-    assert place.stage + layout.STAGE_BYTES <= queue.memory.size_bytes - 128
-    queue.stage_view.release()
+    place = layout.compute_layout(quantum, count)
+    assert queue.descriptor == layout.to_descriptor(place)
+    assert queue.stats_view is not None and place.stats is not None
+    assert place.stats + layout.STATS_BYTES <= queue.memory.size_bytes - 128
+    queue.stats_view.release()
 
 
 def test_the_record_is_the_one_drawn(name: str, keep: Any) -> None:
     queue = keep(create_named(name, 8, 4))
-    assert bytes(queue.memory.view[RECORD_AT:]) == RECORD
+    assert bytes(queue.memory.view[TRAILER_AT:]) == TRAILER
 
 
 def test_a_record_written_by_hand_is_attached_to(name: str, keep: Any) -> None:
-    forged(name, RECORD)
+    forged(name, TRAILER)
     queue = keep(open_named(name))
     assert queue.descriptor == MQDescriptor(
         (Grantor(0, 0, 8), Grantor(0, 8, 8), Grantor(0, 16, 32), Grantor(0, 48, 4)), 8, 1
@@ -197,8 +197,8 @@ def test_a_creation_without_room_leaves_no_name(name: str, monkeypatch: pytest.M
         pytest.param(changed(40, "<Q", 12), "multiple of 8", id="write counter misaligned"),
         pytest.param(changed(48, "<Q", 4), "extent 4", id="write counter short"),
         pytest.param(changed(56, "<Q", 2**63), "ring at offset", id="ring far away"),
-        pytest.param(changed(56, "<Q", RECORD_AT - 24), "ring ends at byte", id="ring upon record"),
-        pytest.param(changed(72, "<Q", RECORD_AT), "event word ends", id="event word upon record"),
+        pytest.param(changed(56, "<Q", TRAILER_AT - 24), "ring ends at byte", id="ring upon record"),
+        pytest.param(changed(72, "<Q", TRAILER_AT), "event word ends", id="event word upon record"),
         pytest.param(changed(72, "<Q", 16), "overlaps", id="event word upon ring"),
     ],
 )
@@ -211,7 +211,7 @@ def test_an_impossible_record_is_refused(name: str, record: bytes, complaint: st
 
 @pytest.mark.parametrize("begin", [b"\0\0\0\0", b"nf\0\0", b"\0\0\0q"])
 def test_a_record_whose_magic_number_is_not_all_there_is_not_ready(name: str, begin: bytes) -> None:
-    forged(name, begin + RECORD[4:])
+    forged(name, begin + TRAILER[4:])
     with pytest.raises(InvalidArgument, match="not ready"):
         open_named(name)
 
@@ -219,9 +219,9 @@ def test_a_record_whose_magic_number_is_not_all_there_is_not_ready(name: str, be
 def test_the_magic_number_is_whole_also_without_libatomic(
     name: str, keep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twin, "_atomics", KernelAtomic())
-    queue = keep(create_named(name, 8, 4, using=cores.load("twin")))
-    assert bytes(queue.memory.view[RECORD_AT:]) == RECORD
+    monkeypatch.setattr(_pycore, "_atomics", KernelAtomic())
+    queue = keep(create_named(name, 8, 4, using=cores.load("python")))
+    assert bytes(queue.memory.view[TRAILER_AT:]) == TRAILER
 
 
 @pytest.mark.parametrize("size_bytes", [1, 127, 4095])
@@ -312,7 +312,7 @@ def test_closing_leaves_the_name_and_the_records(name: str, keep: Any) -> None:
 CREATOR = """
 import sys
 from nnfmq.queue import create_named
-from nnfmq.queue import named
+from nnfmq.queue import named_queue
 from nnfmq.memory import Memory
 
 def wait_here(*_, **__):
@@ -322,15 +322,15 @@ def wait_here(*_, **__):
 if sys.argv[2] == "before its pages":
     import os
     os.posix_fallocate = wait_here
-if sys.argv[2] == "before its record":
-    named._publish = wait_here
+if sys.argv[2] == "before its trailer":
+    named_queue._publish = wait_here
 if sys.argv[2] == "before the magic number":
-    named.EventFlag.over = wait_here
+    named_queue.EventFlag.over = wait_here
 create_named(sys.argv[1], 8, 4)
 """
 
 
-@pytest.mark.parametrize("where", ["before its pages", "before its record", "before the magic number"])
+@pytest.mark.parametrize("where", ["before its pages", "before its trailer", "before the magic number"])
 def test_what_a_killed_creator_leaves_is_no_queue_and_can_be_removed(name: str, where: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CREATOR, name, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

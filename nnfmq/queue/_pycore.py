@@ -29,7 +29,7 @@ from nnfmq.queue.futex import (
     timer_slack,
 )
 from nnfmq.queue.hybrid_polling import POLL, SLEEP, WaitEstimator
-from nnfmq.queue.layout import Geometry
+from nnfmq.queue.layout import QueueLayout
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -58,7 +58,7 @@ def refuse_if_unordered() -> None:
 # ---- the event word ----
 
 
-class EventWord:
+class EventFlagWord:
     """One futex word in shared memory, and the private flags that end a wait on it."""
 
     def __init__(self, region: memoryview, offset: int, dead: Buffer, atomics: Atomics | None = None) -> None:
@@ -216,8 +216,8 @@ class Ring:
     """
 
     def __init__(
-        self, region: memoryview, layout: Geometry, event: EventWord | None, shared: bool = True, *,
-        others: tuple[memoryview, ...] = (), guard: EventWord | None = None, lossy: bool = False,
+        self, region: memoryview, layout: QueueLayout, event: EventFlagWord | None, shared: bool = True, *,
+        others: tuple[memoryview, ...] = (), guard: EventFlagWord | None = None, lossy: bool = False,
         history_bytes: int = 0,
     ) -> None:  # fmt: skip
         if shared:
@@ -235,7 +235,7 @@ class Ring:
         self._is_lossy, self._history_bytes = lossy, history_bytes
         self._event = event
         self._guard = guard if event is None else event
-        self._visited: list[EventWord] = []
+        self._visited: list[EventFlagWord] = []
         self._granted_write: tuple[int, int] | None = None  # counter and size of the open transactions
         self._granted_read: tuple[int, int] | None = None
         self._is_open = True
@@ -260,7 +260,7 @@ class Ring:
         if self._is_lossy:
             raise InvalidArgument("an unsynchronized queue has no calls that wait or wake")
 
-    def _enter(self) -> EventWord:
+    def _enter(self) -> EventFlagWord:
         event = self._event
         if event is None:
             self._check_can_wait()
@@ -524,7 +524,7 @@ class Ring:
             if event.is_closing:
                 event.settle()
 
-    def _receive(self, event: EventWord, deadline_ns: int | None, window_ns: int) -> bytes | None:
+    def _receive(self, event: EventFlagWord, deadline_ns: int | None, window_ns: int) -> bytes | None:
         r, used = self._await_records(event, deadline_ns, window_ns)
         if not used:
             return None
@@ -532,7 +532,7 @@ class Ring:
         event.notify(NOT_FULL)
         return data
 
-    def _await_records(self, event: EventWord, deadline_ns: int | None, window_ns: int) -> tuple[int, int]:
+    def _await_records(self, event: EventFlagWord, deadline_ns: int | None, window_ns: int) -> tuple[int, int]:
         """Return the read counter and how many bytes can be read: 0 once the deadline has passed."""
         while True:
             event.check_stop()
@@ -564,7 +564,7 @@ class Ring:
         self._read[0] = (r + size) % 2**64  # SYNC space
 
     def read_blocking(
-        self, n: int, deadline_ns: int | None, word: EventWord | None = None, awaited: int = NOT_EMPTY,
+        self, n: int, deadline_ns: int | None, word: EventFlagWord | None = None, awaited: int = NOT_EMPTY,
         woken: int = NOT_FULL,
     ) -> bytes | None:  # fmt: skip
         """Wait for `n` records and take them; None at the deadline, or at once where they can never be.
@@ -583,7 +583,7 @@ class Ring:
                 event.settle()
 
     def _read_waiting(
-        self, event: EventWord, size: int, deadline_ns: int | None, awaited: int, woken: int
+        self, event: EventFlagWord, size: int, deadline_ns: int | None, awaited: int, woken: int
     ) -> bytes | None:
         _check_awaited(awaited)
         while size <= self._ring_bytes:
@@ -598,7 +598,7 @@ class Ring:
         return None
 
     def write_blocking(
-        self, data: Buffer, deadline_ns: int | None, word: EventWord | None = None, awaited: int = NOT_FULL,
+        self, data: Buffer, deadline_ns: int | None, word: EventFlagWord | None = None, awaited: int = NOT_FULL,
         woken: int = NOT_EMPTY,
     ) -> bool:  # fmt: skip
         """Wait for room and write all; False at the deadline, or at once where they can never fit.
@@ -617,7 +617,7 @@ class Ring:
                 event.settle()
 
     def _write_waiting(
-        self, event: EventWord, source: bytes, deadline_ns: int | None, awaited: int, woken: int
+        self, event: EventFlagWord, source: bytes, deadline_ns: int | None, awaited: int, woken: int
     ) -> bool:
         _check_awaited(awaited)
         while True:
@@ -631,7 +631,7 @@ class Ring:
             if not self._sleep(event, WRITER, len(source), deadline_ns, awaited):
                 return False
 
-    def _visit(self, word: EventWord, call: Callable[[], Answer]) -> Answer:
+    def _visit(self, word: EventFlagWord, call: Callable[[], Answer]) -> Answer:
         """Make `call`, which waits at `word`, a queue's that is not this one: both must stay meanwhile."""
         self._check_can_wait()
         guard = self._guard
@@ -645,7 +645,7 @@ class Ring:
             if guard.is_closing:
                 guard.settle()
 
-    def _enter_and_call(self, word: EventWord, call: Callable[[], Answer]) -> Answer:
+    def _enter_and_call(self, word: EventFlagWord, call: Callable[[], Answer]) -> Answer:
         self._visited.append(word)  # left over where a signal comes now: then it is woken for nothing
         word.enter()
         try:
@@ -660,12 +660,12 @@ class Ring:
         """Wake who waits here on a word of others, so that it looks at this queue's flags; returns how many slept."""
         return sum([word.wake_all() for word in tuple(self._visited)])
 
-    def _check_stop(self, event: EventWord) -> None:
+    def _check_stop(self, event: EventFlagWord) -> None:
         if event is not self._guard and self._guard is not None:
             self._guard.check_stop()
         event.check_stop()
 
-    def _is_stopped(self, event: EventWord) -> bool:
+    def _is_stopped(self, event: EventFlagWord) -> bool:
         guard = self._guard
         return event.is_stopped or (guard is not None and guard is not event and guard.is_stopped)
 
@@ -679,7 +679,7 @@ class Ring:
             return used > 0 and (used >= size or used % self._quantum != 0)
         return self._ring_bytes - used >= size or w % self._quantum != 0
 
-    def _wait(self, event: EventWord, deadline_ns: int | None, window_ns: int) -> bool:
+    def _wait(self, event: EventFlagWord, deadline_ns: int | None, window_ns: int) -> bool:
         """Return True when a look is worth while (or the wait must stop), False when the deadline passed."""
         began = monotonic_ns()
         if deadline_ns is not None and began >= deadline_ns:
@@ -691,7 +691,7 @@ class Ring:
             return self._sleep(event, READER, self._quantum, deadline_ns, NOT_EMPTY)
         return self._wait_as_planned(event, deadline_ns, window_ns, began)
 
-    def _wait_as_planned(self, event: EventWord, deadline_ns: int | None, window_ns: int, began: int) -> bool:
+    def _wait_as_planned(self, event: EventFlagWord, deadline_ns: int | None, window_ns: int, began: int) -> bool:
         plan = self._estimator.next_action(began, window_ns)
         if plan > POLL and self._nap(event, deadline_ns, plan):
             return True
@@ -702,7 +702,7 @@ class Ring:
             self._estimator.add_wait(monotonic_ns() - began)
         return found
 
-    def _nap(self, event: EventWord, deadline_ns: int | None, until: int) -> bool:
+    def _nap(self, event: EventFlagWord, deadline_ns: int | None, until: int) -> bool:
         slack = timer_slack()
         try:
             set_timer_slack(1)  # the thread is the application's: inside the try, for a handler may raise right after
@@ -712,14 +712,14 @@ class Ring:
         self._estimator.add_wakeup(until, monotonic_ns(), found)
         return found
 
-    def _poll(self, event: EventWord, now: int, until: int) -> bool:
+    def _poll(self, event: EventFlagWord, now: int, until: int) -> bool:
         while now < until:
             if self._is_ready(READER, self._quantum) or event.is_stopped:
                 return True
             now = monotonic_ns()
         return False
 
-    def _sleep(self, event: EventWord, side: int, size: int, deadline_ns: int | None, mask: int) -> bool:
+    def _sleep(self, event: EventFlagWord, side: int, size: int, deadline_ns: int | None, mask: int) -> bool:
         # The order that loses no wake-up: consume the bit, look again, sleep only if the word stood still.
         while not _has_passed(deadline_ns):
             old = event.take_bits(mask)

@@ -1,4 +1,4 @@
-"""The proofs' own report: what each exploration has seen, at the end of the run."""
+"""The model checker's report: what each exploration has seen, at the end of the run."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def explored() -> Callable[[Scenario, Model], Report]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _lines:
-        terminalreporter.section("proofs")
+        terminalreporter.section("model checking")
         terminalreporter.write("\n".join([*_lines, ""]))

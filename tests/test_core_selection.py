@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import nnfmq
-from nnfmq import cores
+from nnfmq import core_selection
 from nnfmq.queue import core
 from nnfmq.serialize import codec
 
 SOURCE = Path(nnfmq.__file__).parent
 QUEUE = "from nnfmq.queue import core as c; print(c.core_name, '|', c.core_path, '|', c.core_reason)"
 CODEC = "from nnfmq.serialize import codec as c; print(c.codec_name, '|', c.codec_path, '|', c.codec_reason)"
-WHERE = {QUEUE: ("queue/_core", "queue/twin"), CODEC: ("serialize/_codec", "serialize/packet")}
+WHERE = {QUEUE: ("queue/_core", "queue/_pycore"), CODEC: ("serialize/_codec", "serialize/packet")}
 
 needs_compiled = pytest.mark.skipif("compiled" not in core.available(), reason="the compiled core is not built here")
 each_part = pytest.mark.parametrize("report", WHERE, ids=["queue", "codec"])
@@ -54,19 +54,19 @@ def test_the_compiled_core_where_it_is_not_built_is_an_import_error_with_the_rem
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: the compiled core is not built in") and str(tree) in last
-    assert "build_ext --inplace" in last and "NNFMQ_CORE=twin" in last
+    assert "build_ext --inplace" in last and "NNFMQ_CORE=python" in last
 
 
 @each_part
 def test_another_name_is_an_import_error_with_the_choice(tree: Path, report: str) -> None:
     refused = run(tree, core="fast", code=report).stderr
-    assert "ImportError: $NNFMQ_CORE is 'fast'; allowed are compiled and twin" in refused
+    assert "ImportError: $NNFMQ_CORE is 'fast'; allowed are compiled and python" in refused
 
 
 @each_part
-def test_the_twin_on_request_says_so(tree: Path, report: str) -> None:
-    done = run(tree, core="twin", code=report)
-    assert done.stdout == f"twin | {tree}/nnfmq/{WHERE[report][1]}.py | $NNFMQ_CORE asks for it\n"
+def test_the_python_core_on_request_says_so(tree: Path, report: str) -> None:
+    done = run(tree, core="python", code=report)
+    assert done.stdout == f"python | {tree}/nnfmq/{WHERE[report][1]}.py | $NNFMQ_CORE asks for it\n"
     assert done.stderr == ""
 
 
@@ -80,8 +80,8 @@ def test_unset_the_compiled_core_is_taken_where_it_is_built(tmp_path: Path, repo
 
 @needs_compiled
 @each_part
-def test_the_twin_on_request_wins_over_a_built_core(tmp_path: Path, report: str) -> None:
-    assert run(copy_package(tmp_path, compiled=True), core="twin", code=report).stdout.startswith("twin |")
+def test_the_python_core_on_request_wins_over_a_built_core(tmp_path: Path, report: str) -> None:
+    assert run(copy_package(tmp_path, compiled=True), core="python", code=report).stdout.startswith("python |")
 
 
 @needs_compiled
@@ -89,7 +89,7 @@ def test_unset_a_part_that_was_not_built_runs_on_its_twin_and_says_so(tmp_path: 
     tree = copy_package(tmp_path, compiled=True)
     next((tree / "nnfmq" / "serialize").glob("_codec*.so")).unlink()
     done = run(tree, core=None, code=CODEC)
-    assert done.stdout.startswith("twin |") and f"is not built in {tree}/nnfmq" in done.stdout
+    assert done.stdout.startswith("python |") and f"is not built in {tree}/nnfmq" in done.stdout
 
 
 def test_a_source_tree_that_hides_an_installed_nnfmq_is_warned_about(tree: Path, tmp_path: Path) -> None:
@@ -97,20 +97,20 @@ def test_a_source_tree_that_hides_an_installed_nnfmq_is_warned_about(tree: Path,
     done = run(installed, core=None, cwd=tree)  # `python -c` looks into the current directory first
     assert f"RuntimeWarning: nnfmq is imported from the source tree {tree}/nnfmq" in done.stderr
     assert f"hides the nnfmq installed in {installed}/nnfmq" in done.stderr
-    assert done.stdout.startswith("twin |")
+    assert done.stdout.startswith("python |")
 
 
-def test_a_twin_that_was_asked_for_is_not_warned_about(tree: Path, tmp_path: Path) -> None:
+def test_a_python_core_that_was_asked_for_is_not_warned_about(tree: Path, tmp_path: Path) -> None:
     installed = copy_package(tmp_path / "site", compiled=True)
-    done = run(installed, core="twin", cwd=tree)
-    assert (done.stderr, done.stdout[:6]) == ("", "twin |")
+    done = run(installed, core="python", cwd=tree)
+    assert (done.stderr, done.stdout[:8]) == ("", "python |")
 
 
 def test_the_same_package_twice_on_the_path_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = tmp_path / "link"
     link.symlink_to(SOURCE.parent)
     monkeypatch.setattr(sys, "path", [str(link), str(SOURCE.parent)])
-    assert list(cores.hidden_installations()) == []
+    assert list(core_selection.hidden_installations()) == []
 
 
 def test_the_running_core_is_the_one_this_run_is_about() -> None:

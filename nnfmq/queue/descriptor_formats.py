@@ -28,16 +28,16 @@ import struct
 from typing import Any, TypedDict
 
 from nnfmq.hal.errors import QueueCorrupted
-from nnfmq.queue.layout import RECORD_BYTES, SYNCHRONIZED, UNSYNCHRONIZED, Grantor, MQDescriptor
+from nnfmq.queue.layout import SYNCHRONIZED, TRAILER_BYTES, UNSYNCHRONIZED, Grantor, MQDescriptor
 
 GRANTORS_MAX = 16  # 4 mean something
 
 HIDL_HEAD = struct.Struct("<QIB3xQII")  # the pointers mean nothing elsewhere; they are 0 here
 HIDL_GRANTOR = struct.Struct("<III4xQ")  # flags (always 0), fd index, offset, extent
 
-RECORD = struct.Struct(f"<IIIIQ8Q{RECORD_BYTES - 88}x")
-RECORD_MAGIC = int.from_bytes(b"nfmq", "little")
-RECORD_VERSION = 1
+TRAILER = struct.Struct(f"<IIIIQ8Q{TRAILER_BYTES - 88}x")
+TRAILER_MAGIC = int.from_bytes(b"nfmq", "little")
+TRAILER_VERSION = 1
 
 _U32, _U64 = 2**32 - 1, 2**64 - 1
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
@@ -142,21 +142,21 @@ def from_json(text: str | bytes) -> MQDescriptor:
 # ---- the record of a named queue ----
 
 
-def to_record(descriptor: MQDescriptor) -> bytes:
+def to_trailer(descriptor: MQDescriptor) -> bytes:
     """Return the record of a queue in one memory. Its first 4 bytes, the magic number, are to be written last."""
     count = descriptor.grantors[2].extent // descriptor.quantum
     parts = [number for grantor in descriptor.grantors for number in (grantor.offset, grantor.extent)]
     parts += [0] * (8 - len(parts))
-    return RECORD.pack(RECORD_MAGIC, RECORD_VERSION, descriptor.flags, descriptor.quantum, count, *parts)
+    return TRAILER.pack(TRAILER_MAGIC, TRAILER_VERSION, descriptor.flags, descriptor.quantum, count, *parts)
 
 
-def from_record(data: bytes) -> MQDescriptor:
+def from_trailer(data: bytes) -> MQDescriptor:
     """Read a record. Raises QueueCorrupted where it is none, of another version, or contradicts itself."""
-    magic, version, flavor, quantum, count, *parts = RECORD.unpack(data)
-    if magic != RECORD_MAGIC:
-        raise QueueCorrupted(f"record of a named queue: begins with {magic:#x}, expected is {RECORD_MAGIC:#x}")
-    if version != RECORD_VERSION:
-        raise QueueCorrupted(f"record of a named queue: version {version}; this nnfmq reads version {RECORD_VERSION}")
+    magic, version, flavor, quantum, count, *parts = TRAILER.unpack(data)
+    if magic != TRAILER_MAGIC:
+        raise QueueCorrupted(f"record of a named queue: begins with {magic:#x}, expected is {TRAILER_MAGIC:#x}")
+    if version != TRAILER_VERSION:
+        raise QueueCorrupted(f"record of a named queue: version {version}; this nnfmq reads version {TRAILER_VERSION}")
     if flavor not in (SYNCHRONIZED, UNSYNCHRONIZED):
         raise QueueCorrupted(f"record of a named queue: flavour is {flavor}; allowed are 1 and 2")
     if parts[5] != quantum * count:

@@ -1,9 +1,10 @@
-"""Which implementation of a hot part runs: the compiled one or its plain-Python twin. Chosen at import; never a guess.
+"""Selection of a core: which of two implementations of a hot part runs, the compiled one or the one in Python.
 
-$NNFMQ_CORE names it for all parts at once (`compiled` or `twin`); unset, each takes the compiled one where it is built.
-Whoever has a pair of modules describes it by `Cores` (`queue.core`, `serialize.codec`). A source tree (which has
-nothing compiled until it is built in place) can hide an installed nnfmq that has it, by lying in the current directory:
-that is warned about. Left out: what the modules must offer; that is their part's business.
+$NNFMQ_CORE (`compiled` or `python`) selects for all parts; if it is unset, each part takes its compiled module if that
+was built. The modules that have two implementations describe them by a `CorePair` (`queue.core`, `serialize.codec`).
+
+A source tree has no compiled modules until they are built in place. If it is the current directory, it hides an
+installed nnfmq that has them; that is reported by a warning.
 """
 
 from __future__ import annotations
@@ -22,21 +23,25 @@ from types import ModuleType
 VARIABLE = "NNFMQ_CORE"
 REMEDY = (
     "in a source tree run `python setup.py build_ext --inplace`, else reinstall nnfmq with a C compiler and Cython "
-    "present; or set NNFMQ_CORE=twin to run on plain Python"
+    "present; or set NNFMQ_CORE=python to run on plain Python"
 )
 _PACKAGE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
-class Cores:
-    """The full names of two modules that do the same."""
+class CorePair:
+    """The full names of two modules with the same interface and behaviour."""
 
     compiled: str
-    twin: str
+    python: str
 
     def load(self, name: str) -> ModuleType:
-        """Import the one called `name` (`compiled` or `twin`). Raises ImportError, with the remedy, if it cannot."""
-        modules = {"compiled": self.compiled, "twin": self.twin}
+        """Import and return the module of the core `name` (`compiled` or `python`).
+
+        Raises:
+            ImportError: If there is no core of that name, or the compiled one is not built. The text has the remedy.
+        """
+        modules = {"compiled": self.compiled, "python": self.python}
         if name not in modules:
             raise ImportError(f"${VARIABLE} is {name!r}; allowed are {' and '.join(modules)}")
         try:
@@ -47,29 +52,29 @@ class Cores:
             raise ImportError(f"the compiled core is not built in {_PACKAGE}: {REMEDY}") from None
 
     def available(self) -> tuple[str, ...]:
-        """Return the names that can be loaded here, the faster one first."""
-        return ("compiled", "twin") if importlib.util.find_spec(self.compiled) is not None else ("twin",)
+        """Return the names of the cores that can be loaded, the fastest first."""
+        return ("compiled", "python") if importlib.util.find_spec(self.compiled) is not None else ("python",)
 
     def choose(self) -> tuple[str, str]:
-        """Return the name of the one to run, and why it is that one."""
+        """Return the name of the core to run, and the reason."""
         wanted = os.environ.get(VARIABLE, "")
         if wanted:
             return wanted, f"${VARIABLE} asks for it"
         if "compiled" in self.available():
             return "compiled", "it is built, and nothing else was asked for"
         _warn_if_hiding()
-        return "twin", f"the compiled core is not built in {_PACKAGE}"
+        return "python", f"the compiled core is not built in {_PACKAGE}"
 
 
 def hidden_installations() -> Iterator[Path]:
-    """Yield other nnfmq packages further on in sys.path, which this one hides."""
+    """Yield the nnfmq packages that come later in sys.path and are therefore hidden by this one."""
     for entry in sys.path:
         package = Path(entry or os.curdir, "nnfmq").resolve()
         if package != _PACKAGE and (package / "__init__.py").is_file():
             yield package
 
 
-@functools.cache  # once for all parts
+@functools.cache  # warn once, not once for each part
 def _warn_if_hiding() -> None:
     hidden = next(hidden_installations(), None)
     if hidden is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.explorer import faults
-from support.explorer.bench import Fault
+from support.explorer import seeded_bugs
+from support.explorer.instrumented_runtime import SeededBug
 from support.explorer.models import Model
 from support.explorer.program import Violation
 from support.explorer.scenarios import dying, flags, overwriting, streaming, waiting_on_a_dead_peer
@@ -22,7 +22,7 @@ NAPPED = streaming([1, 1], 2, how="send", window_ns=2, naps=True)
 ASYNC = streaming([1, 1], 2, how="send", is_async=True)
 
 
-def found(scenario: Scenario, model: Model, *seeded: Fault) -> Violation:
+def found(scenario: Scenario, model: Model, *seeded: SeededBug) -> Violation:
     with pytest.raises(Violation) as caught:
         explore(scenario, model, seeded)
     return caught.value
@@ -36,21 +36,21 @@ def wake_then_raise(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("fault", "scenario", "why"),
     [
-        (faults.PUBLISH_BEFORE_PAYLOAD, SENT, WRONG_DATA),
-        (faults.READ_COUNTER_BEFORE_COPY, STREAMED, WRONG_DATA),
-        (faults.WRITE_INTO_A_FULL_RING, STREAMED, WRONG_DATA),
-        (faults.NO_SECOND_LOOK, SENT, NO_END),
-        (faults.BIT_CONSUMED_AFTER_THE_LOOK, ASYNC, NO_END),
-        (faults.BIT_CONSUMED_AFTER_THE_LOOK, dying("writer", [1], 1, is_async=True, written=[], rounds=1), NO_END),
-        (faults.SLEEP_ON_ANY_VALUE, SENT, NO_END),
-        (faults.EVENT_FLAG_SLEEPS_ON_ANY_VALUE, flags([1]), NO_END),
-        (faults.WAKE_ONLY_IF_ALL_WERE_SET, SENT, NO_END),
-        (faults.WAKE_BEFORE_WRITE, SENT, NO_END),
-        (faults.KERNEL_CLEARS_UNSEEN_BITS, flags([1], "kernel"), NO_END),
-        (faults.FLAG_TESTED_BEFORE_TAKING_BITS_ONLY, dying("writer", [1], 1, written=[], rounds=1), NO_END),
-        (faults.NAP_ONLY, NAPPED, "came None"),
-        (faults.ANNOUNCED_AFTER_THE_BYTES, overwriting([1] * 4, 3, 2), "no later one"),
-        (faults.BITS_BELIEVED_BEFORE_FLAG, waiting_on_a_dead_peer(), "which nobody sets"),
+        (seeded_bugs.PUBLISH_BEFORE_PAYLOAD, SENT, WRONG_DATA),
+        (seeded_bugs.READ_COUNTER_BEFORE_COPY, STREAMED, WRONG_DATA),
+        (seeded_bugs.WRITE_INTO_A_FULL_RING, STREAMED, WRONG_DATA),
+        (seeded_bugs.NO_SECOND_LOOK, SENT, NO_END),
+        (seeded_bugs.BIT_CONSUMED_AFTER_THE_LOOK, ASYNC, NO_END),
+        (seeded_bugs.BIT_CONSUMED_AFTER_THE_LOOK, dying("writer", [1], 1, is_async=True, written=[], rounds=1), NO_END),
+        (seeded_bugs.SLEEP_ON_ANY_VALUE, SENT, NO_END),
+        (seeded_bugs.EVENT_FLAG_SLEEPS_ON_ANY_VALUE, flags([1]), NO_END),
+        (seeded_bugs.WAKE_ONLY_IF_ALL_WERE_SET, SENT, NO_END),
+        (seeded_bugs.WAKE_BEFORE_WRITE, SENT, NO_END),
+        (seeded_bugs.KERNEL_CLEARS_UNSEEN_BITS, flags([1], "kernel"), NO_END),
+        (seeded_bugs.FLAG_TESTED_BEFORE_TAKING_BITS_ONLY, dying("writer", [1], 1, written=[], rounds=1), NO_END),
+        (seeded_bugs.NAP_ONLY, NAPPED, "came None"),
+        (seeded_bugs.ANNOUNCED_AFTER_THE_BYTES, overwriting([1] * 4, 3, 2), "no later one"),
+        (seeded_bugs.BITS_BELIEVED_BEFORE_FLAG, waiting_on_a_dead_peer(), "which nobody sets"),
     ],
     ids=[
         "publish",
@@ -71,7 +71,7 @@ def wake_then_raise(peer: Peer) -> None:
     ],
 )
 def test_a_fault_in_the_algorithm_is_found(
-    fault: Fault, scenario: Scenario, why: str, record: Callable[[object], None]
+    fault: SeededBug, scenario: Scenario, why: str, record: Callable[[object], None]
 ) -> None:
     violation = found(scenario, Model.SEQUENTIAL, fault)
     assert why in violation.what
@@ -89,13 +89,17 @@ def test_a_flag_that_is_raised_after_the_wake_is_missed() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "scenario"),
-    [(faults.RECORDS_RELAXED, SENT), (faults.SPACE_RELAXED, STREAMED), (faults.RECORDS_NOT_ACQUIRED, SENT)],
+    [
+        (seeded_bugs.RECORDS_RELAXED, SENT),
+        (seeded_bugs.SPACE_RELAXED, STREAMED),
+        (seeded_bugs.RECORDS_NOT_ACQUIRED, SENT),
+    ],
     ids=["records", "space", "acquire"],
 )
 def test_an_order_that_becomes_relaxed_is_found_only_where_stores_are_reordered(
-    fault: Fault, scenario: Scenario
+    fault: SeededBug, scenario: Scenario
 ) -> None:
-    explore(scenario, Model.TSO, (fault,))  # x86-64 keeps the order anyway: this is why the twin may run there
+    explore(scenario, Model.TSO, (fault,))  # x86-64 keeps the order anyway: this is why the Python core may run there
     assert WRONG_DATA in found(scenario, Model.WEAK, fault).what
 
 
@@ -105,11 +109,11 @@ def test_an_event_word_changed_by_plain_accesses_loses_wake_ups_where_stores_are
 
 
 def test_a_violation_tells_its_schedule_step_by_step() -> None:
-    schedule = found(SENT, Model.SEQUENTIAL, faults.PUBLISH_BEFORE_PAYLOAD).schedule
+    schedule = found(SENT, Model.SEQUENTIAL, seeded_bugs.PUBLISH_BEFORE_PAYLOAD).schedule
     assert any(step.startswith("writer: store q0.w") for step in schedule)
     assert schedule[-1].startswith("reader: ")
 
 
 def test_a_fault_that_no_longer_fits_the_source_says_so() -> None:
     with pytest.raises(AssertionError, match="adapt the fault"):
-        explore(SENT, Model.SEQUENTIAL, (Fault("no such line", ""),))
+        explore(SENT, Model.SEQUENTIAL, (SeededBug("no such line", ""),))

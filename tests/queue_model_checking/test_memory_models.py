@@ -1,7 +1,7 @@
 """The memory models themselves, by the usual two-thread litmus tests: what each must allow, and what it must not.
 
-A line with a SYNC label is a release store or an acquire load, as in the twin. `flag` is a queue's write counter,
-`other` its read counter, `data` the first byte of its ring.
+A line with a SYNC label is a release store or an acquire load, as in the Python core. `flag` is a queue's write
+counter, `other` its read counter, `data` the first byte of its ring.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.explorer.bench import Bench, QueueShape
+from support.explorer.instrumented_runtime import Bench, QueueShape
 from support.explorer.models import Model
 from support.explorer.program import Call, Thread
 from support.explorer.search import Scenario, outcomes

@@ -15,7 +15,7 @@ import pytest
 from nnfmq.channel import Channel
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.memory import Memory
-from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, Grantor, MessageQueue, MQDescriptor, forms
+from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, Grantor, MessageQueue, MQDescriptor, descriptor_formats
 from nnfmq.queue.core import Core
 
 MakeQueue = Callable[..., MessageQueue]
@@ -45,30 +45,30 @@ AIDL: dict[str, Any] = {
 
 
 def test_the_hidl_form_has_libfmq_s_layout() -> None:
-    assert forms.to_hidl(DESCRIPTOR) == HIDL
+    assert descriptor_formats.to_hidl(DESCRIPTOR) == HIDL
 
 
 def test_the_hidl_form_is_read_back() -> None:
-    assert forms.from_hidl(HIDL) == DESCRIPTOR
+    assert descriptor_formats.from_hidl(HIDL) == DESCRIPTOR
 
 
 def test_pointers_and_flags_of_another_process_mean_nothing() -> None:
     data = bytearray(HIDL)
     data[0:8] = data[16:24] = b"\xff" * 8
     data[12], data[32] = 1, 9
-    assert forms.from_hidl(bytes(data)) == DESCRIPTOR
+    assert descriptor_formats.from_hidl(bytes(data)) == DESCRIPTOR
 
 
 @pytest.mark.parametrize("length", [*range(len(HIDL)), len(HIDL) + 1, len(HIDL) + 24])
 def test_a_hidl_form_that_is_cut_short_or_too_long_is_refused(length: int) -> None:
     with pytest.raises(QueueCorrupted, match="bytes"):
-        forms.from_hidl((HIDL + bytes(24))[:length])
+        descriptor_formats.from_hidl((HIDL + bytes(24))[:length])
 
 
 @pytest.mark.parametrize("count", [17, 2**32 - 1])
 def test_more_grantors_than_anybody_needs_are_refused(count: int) -> None:
     with pytest.raises(QueueCorrupted, match="grantors"):
-        forms.from_hidl(struct.pack("<QIB3xQII", 0, count, 0, 0, 24, 1) + bytes(24 * 17))
+        descriptor_formats.from_hidl(struct.pack("<QIB3xQII", 0, count, 0, 0, 24, 1) + bytes(24 * 17))
 
 
 @pytest.mark.parametrize(
@@ -81,18 +81,18 @@ def test_more_grantors_than_anybody_needs_are_refused(count: int) -> None:
 )  # fmt: skip
 def test_what_hidl_cannot_hold_is_refused(descriptor: MQDescriptor) -> None:
     with pytest.raises(QueueCorrupted):
-        forms.to_hidl(descriptor)
+        descriptor_formats.to_hidl(descriptor)
 
 
 # ---- AIDL ----
 
 
 def test_the_aidl_form_has_the_parcelable_s_fields() -> None:
-    assert forms.to_aidl(DESCRIPTOR) == AIDL
+    assert descriptor_formats.to_aidl(DESCRIPTOR) == AIDL
 
 
 def test_the_aidl_form_is_read_back() -> None:
-    assert forms.from_aidl(AIDL) == DESCRIPTOR
+    assert descriptor_formats.from_aidl(AIDL) == DESCRIPTOR
 
 
 def changed(path: tuple[str | int, ...], value: Any) -> Any:
@@ -111,14 +111,14 @@ def test_an_aidl_field_that_is_negative_too_large_or_no_number_is_refused(
     path: tuple[str | int, ...], value: Any
 ) -> None:
     with pytest.raises(QueueCorrupted, match="allowed are 0 to"):
-        forms.from_aidl(changed(path, value))
+        descriptor_formats.from_aidl(changed(path, value))
 
 
 @pytest.mark.parametrize("path", [("quantum",), ("flags",), ("grantors", 0, "fdIndex"), ("grantors", 0, "offset")])
 def test_int32_fields_end_at_2_to_the_31(path: tuple[str | int, ...]) -> None:
-    forms.from_aidl(changed(path, 2**31 - 1))
+    descriptor_formats.from_aidl(changed(path, 2**31 - 1))
     with pytest.raises(QueueCorrupted, match="allowed are 0 to 2147483647"):
-        forms.from_aidl(changed(path, 2**31))
+        descriptor_formats.from_aidl(changed(path, 2**31))
 
 
 @pytest.mark.parametrize(
@@ -128,22 +128,22 @@ def test_int32_fields_end_at_2_to_the_31(path: tuple[str | int, ...]) -> None:
 )  # fmt: skip
 def test_what_is_no_aidl_descriptor_is_refused(data: Any) -> None:
     with pytest.raises(QueueCorrupted):
-        forms.from_aidl(data)
+        descriptor_formats.from_aidl(data)
 
 
 # ---- conversions ----
 
 
 def test_hidl_and_aidl_convert_into_each_other() -> None:
-    assert forms.hidl_to_aidl(HIDL, SYNCHRONIZED) == AIDL
-    assert forms.aidl_to_hidl(AIDL, SYNCHRONIZED) == HIDL
+    assert descriptor_formats.hidl_to_aidl(HIDL, SYNCHRONIZED) == AIDL
+    assert descriptor_formats.aidl_to_hidl(AIDL, SYNCHRONIZED) == HIDL
 
 
 def test_a_conversion_refuses_the_other_flavour() -> None:
     with pytest.raises(QueueCorrupted, match="flavour is 1; expected is 2"):
-        forms.hidl_to_aidl(HIDL, UNSYNCHRONIZED)
+        descriptor_formats.hidl_to_aidl(HIDL, UNSYNCHRONIZED)
     with pytest.raises(QueueCorrupted, match="flavour is 1; expected is 2"):
-        forms.aidl_to_hidl(AIDL, UNSYNCHRONIZED)
+        descriptor_formats.aidl_to_hidl(AIDL, UNSYNCHRONIZED)
 
 
 @pytest.mark.parametrize(
@@ -155,17 +155,17 @@ def test_a_conversion_refuses_the_other_flavour() -> None:
     ],
 )  # fmt: skip
 def test_a_conversion_refuses_what_would_turn_negative(descriptor: MQDescriptor) -> None:
-    hidl = forms.to_hidl(descriptor)
+    hidl = descriptor_formats.to_hidl(descriptor)
     with pytest.raises(QueueCorrupted, match="allowed are 0 to"):
-        forms.hidl_to_aidl(hidl, SYNCHRONIZED)
+        descriptor_formats.hidl_to_aidl(hidl, SYNCHRONIZED)
 
 
 # ---- JSON ----
 
 
 def test_json_is_the_aidl_form_as_text() -> None:
-    assert json.loads(forms.to_json(DESCRIPTOR)) == AIDL
-    assert forms.from_json(json.dumps(AIDL).encode()) == DESCRIPTOR
+    assert json.loads(descriptor_formats.to_json(DESCRIPTOR)) == AIDL
+    assert descriptor_formats.from_json(json.dumps(AIDL).encode()) == DESCRIPTOR
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_json_is_the_aidl_form_as_text() -> None:
 )
 def test_what_is_no_json_descriptor_is_refused(text: str | bytes) -> None:
     with pytest.raises(QueueCorrupted):
-        forms.from_json(text)
+        descriptor_formats.from_json(text)
 
 
 # ---- handing over ----
@@ -233,7 +233,7 @@ def test_a_queue_with_its_ring_elsewhere_has_libfmq_s_layout(make_queue: MakeQue
     assert queue.descriptor == DESCRIPTOR
     assert queue.send(b"r" * 24) and bytes(queue.memories[1].view[:24]) == b"r" * 24
     assert struct.unpack_from("<QQI", queue.memory.view) == (0, 24, 2)
-    assert queue.stage_view is not None and queue.receive(time.monotonic_ns(), 0) == b"r" * 24
+    assert queue.stats_view is not None and queue.receive(time.monotonic_ns(), 0) == b"r" * 24
 
 
 def test_closing_closes_both_memories(make_queue: MakeQueue) -> None:

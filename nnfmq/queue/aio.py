@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.queue import futex
+from nnfmq.queue._pycore import READER, WRITER
 from nnfmq.queue.event_flag import NOT_EMPTY, EventFlag
-from nnfmq.queue.twin import READER, WRITER
 
 if TYPE_CHECKING:
-    from nnfmq.queue.twin import Ring
+    from nnfmq.queue._pycore import Ring
 
 THREAD_NAME = "nnfmq-async-waiter"
 LINGER_NS = 50_000_000

@@ -1,6 +1,6 @@
 """Queues with a name, in POSIX shared memory: for foreign programs that this one trusts. Never for the driver.
 
-The name is all that a peer needs: the memory ends with a record (`forms.to_record`) that says where everything lies.
+The name is all that a peer needs: the memory ends with a record (`forms.to_trailer`) that says where everything lies.
 The record's magic number is published last, so what a creator left half-made is never taken for a queue. Names stay
 until `remove_named`, also when all their users are gone. Left out: the promise that no peer can make us die by SIGBUS
 (such memory cannot be sealed), and any knowledge of who is attached or alive. docs/c has the same in C.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nnfmq import memory as shared
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.memory import Memory
-from nnfmq.queue import core, forms, layout
+from nnfmq.queue import core, descriptor_formats, layout
 from nnfmq.queue.event_flag import EventFlag
 from nnfmq.queue.layout import SYNCHRONIZED, MQDescriptor
 from nnfmq.queue.message_queue import MessageQueue, Overflow
@@ -31,15 +31,15 @@ def create_named(
     Raises InvalidArgument where the name is taken or the sizes are impossible, ResourceExhaustedTransient where
     /dev/shm has no room; then nothing is left there.
     """
-    place = layout.named_geometry(quantum, count)
-    descriptor = layout.describe(place, flavor)
+    place = layout.compute_named_layout(quantum, count)
+    descriptor = layout.to_descriptor(place, flavor)
     memory = Memory.create_named(name, place.region_bytes)
     try:
         queue = MessageQueue.attach(
             descriptor, memory, flavor=flavor, reset_pointers=False, overflow=overflow, using=using
         )
         try:
-            _publish(memory.view, forms.to_record(descriptor), using)
+            _publish(memory.view, descriptor_formats.to_trailer(descriptor), using)
         except BaseException:
             queue.close()
             raise
@@ -83,28 +83,30 @@ def named_queues() -> list[str]:
 
 
 def _publish(view: memoryview, record: bytes, using: core.Core) -> None:
-    at = layout.record_offset(len(view))
+    at = layout.trailer_offset(len(view))
     view[at + 4 : at + len(record)] = record[4:]
     # The core's read-modify-write orders this after every store before it, which plain Python cannot on Arm.
     with EventFlag.over(view, at, using=using) as magic:
-        magic.wake(forms.RECORD_MAGIC)
+        magic.wake(descriptor_formats.TRAILER_MAGIC)
 
 
 def _described(name: str) -> tuple[int, MQDescriptor]:
     """Return the size of the memory and what its record says, which was checked."""
-    size_bytes, end = shared.end_of_named(name, layout.RECORD_BYTES)
+    size_bytes, end = shared.end_of_named(name, layout.TRAILER_BYTES)
     if size_bytes == 0:
         raise InvalidArgument(f"shared memory {name} has no bytes: its creator is at work, or ended there")
-    at = layout.record_offset(size_bytes)
-    if at < 0 or len(end) < layout.RECORD_BYTES:
+    at = layout.trailer_offset(size_bytes)
+    if at < 0 or len(end) < layout.TRAILER_BYTES:
         raise InvalidArgument(f"{name} is no queue of nnfmq: {size_bytes} bytes have no room for its record")
     magic = int.from_bytes(end[:4], "little")
-    if magic != forms.RECORD_MAGIC and magic & ~forms.RECORD_MAGIC == 0:  # without libatomic it comes bit by bit
+    if (
+        magic != descriptor_formats.TRAILER_MAGIC and magic & ~descriptor_formats.TRAILER_MAGIC == 0
+    ):  # without libatomic it comes bit by bit
         raise InvalidArgument(
             f"{name} is no queue of nnfmq, or not ready: its creator is at work, or ended there "
             f"(then `nnfmq queue remove {name}`)"
         )
-    descriptor = forms.from_record(end)
+    descriptor = descriptor_formats.from_trailer(end)
     layout.resolve(descriptor, at, flavor=descriptor.flags)  # all parts lie before the record
     return size_bytes, descriptor
 

@@ -1,4 +1,4 @@
-"""Every schedule of a writer and a reader, one shared-memory step at a time: the twin keeps its promises in all.
+"""Every schedule of a writer and a reader, one shared-memory step at a time: the Python core keeps its promises in all.
 
 No record is lost, torn, repeated or out of order, no wake-up is lost, every wait ends, also when a side dies at any of
 its steps. With accesses in order, then with delayed and reordered stores.
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from support.depth import needs_depth
-from support.explorer.faults import SILENT_BEGIN, SILENT_WRITE
 from support.explorer.models import Model
 from support.explorer.program import Violation
 from support.explorer.scenarios import (
@@ -27,6 +25,8 @@ from support.explorer.scenarios import (
     waiting_on_a_dead_peer,
 )
 from support.explorer.search import Report, Scenario, explore
+from support.explorer.seeded_bugs import SILENT_BEGIN, SILENT_WRITE
+from support.run_depth import needs_depth
 
 Explored = Callable[[Scenario, Model], Report]
 

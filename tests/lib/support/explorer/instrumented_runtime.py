@@ -1,9 +1,9 @@
-"""The world that the twin runs in here: memory, atomic operations, futex and clock that stop at each step.
+"""The world that the Python core runs in here: memory, atomic operations, futex and clock that stop at each step.
 
-`Machine` compiles the twin's own source (with a fault, where a test seeds one), and gives it instrumented objects where
-it asks for a region, an address, a system call or the time. Each access becomes an operation, a plain tuple, handed to
-the current `Run`, which answers from the history it replays or stops the program with `Stopped`. Nothing of the queue's
-algorithm is repeated here. Nor is `futex.py`: it runs too, over a modelled system call.
+`Machine` compiles the Python core's own source (with a bug, where a test seeds one), and gives it instrumented
+objects where it asks for a region, an address, a system call or the time. Each access becomes an operation, a plain
+tuple, handed to the current `Run`, which answers from the history it replays or stops the program with `Stopped`.
+Nothing of the queue's algorithm is repeated here. Nor is `futex.py`: it runs too, over a modelled system call.
 
 Operations:  ("load", place, is_acquire)  ("copy", place: a byte of payload)  ("store", place, value, is_release)
              ("or" | "and", place, operand)  ("wait", place, expected, has_deadline, mask)  ("wake", place, mask)
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from nnfmq.queue import futex, layout, peer_death, twin
+from nnfmq.queue import _pycore, futex, layout, peer_death
 
 Op = tuple[Any, ...]
 
@@ -36,12 +36,12 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True)
-class Fault:
-    """One change to `twin.py` or `futex.py`: `old`, which must be there exactly once, becomes `new`."""
+class SeededBug:
+    """One change to `_pycore.py` or `futex.py`: `old`, which must be there exactly once, becomes `new`."""
 
     old: str
     new: str
-    module: str = "twin"
+    module: str = "_pycore"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Run:
 
 
 class View:
-    """What a memoryview of shared memory is to the twin; each item that is touched is a step."""
+    """What a memoryview of shared memory is to the Python core; each item that is touched is a step."""
 
     __slots__ = ("region", "size", "start", "stop")
     readonly = False
@@ -161,7 +161,7 @@ class Region(View):
 
 
 def _has_label() -> bool:
-    """Return True where the twin's line that is being executed carries a SYNC label."""
+    """Return True where the Python core's line that is being executed carries a SYNC label."""
     frame = sys._getframe(2)
     return "# SYNC" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
@@ -170,7 +170,7 @@ class Machine:
     """Shared memory and the private words of processes, and the queue's code compiled to run on them."""
 
     def __init__(
-        self, shapes: Sequence[QueueShape], processes: Sequence[str], faults: Sequence[Fault] = (),
+        self, shapes: Sequence[QueueShape], processes: Sequence[str], faults: Sequence[SeededBug] = (),
         atomics: str = "libatomic",
     ) -> None:  # fmt: skip
         self.run = Run((), False)
@@ -178,7 +178,7 @@ class Machine:
         self.names: list[str] = []
         self.glued: set[int] = set()  # places of a process's own words: Python reads and then writes them in one go
         self.payload: set[int] = set()
-        self.layouts = [layout.geometry(shape.quantum, shape.count) for shape in shapes]
+        self.layouts = [layout.compute_layout(shape.quantum, shape.count) for shape in shapes]
         self.regions = [self._region(i, shape) for i, shape in enumerate(shapes)]
         self.flags = {process: self._own(f"{process}.dead", 4) for process in processes}
         self.shapes = shapes
@@ -231,20 +231,20 @@ class Machine:
 
     # ---- code ----
 
-    def _load_code(self, faults: Sequence[Fault], atomics: str) -> None:
+    def _load_code(self, faults: Sequence[SeededBug], atomics: str) -> None:
         self.futex = _compiled(futex, faults)
         self.futex._sleeping_call = self.futex._quick_call = self._system_call
-        self.twin = _compiled(twin, faults)
-        for name in set(vars(self.twin)) & {name for name in vars(futex) if not name.startswith("_")} - {"ctypes"}:
-            setattr(self.twin, name, getattr(self.futex, name))
-        self.twin.monotonic_ns = self._clock
-        self.twin.current_cpu = self._current_cpu
-        self.twin.timer_slack, self.twin.set_timer_slack = lambda: 50_000, lambda slack_ns: None
-        self.twin.memoryview = self._memoryview
-        self.twin.ctypes = SimpleNamespace(
+        self.pycore = _compiled(_pycore, faults)
+        for name in set(vars(self.pycore)) & {name for name in vars(futex) if not name.startswith("_")} - {"ctypes"}:
+            setattr(self.pycore, name, getattr(self.futex, name))
+        self.pycore.monotonic_ns = self._clock
+        self.pycore.current_cpu = self._current_cpu
+        self.pycore.timer_slack, self.pycore.set_timer_slack = lambda: 50_000, lambda slack_ns: None
+        self.pycore.memoryview = self._memoryview
+        self.pycore.ctypes = SimpleNamespace(
             c_uint32=SimpleNamespace(from_buffer=self._anchor), addressof=lambda anchor: anchor.address
         )
-        self.twin._atomics = {"libatomic": self._libatomic, "kernel": self.futex.KernelAtomic, "plain": PlainAtomic}[
+        self.pycore._atomics = {"libatomic": self._libatomic, "kernel": self.futex.KernelAtomic, "plain": PlainAtomic}[
             atomics
         ]()
 
@@ -318,7 +318,7 @@ class PlainAtomic:
         return int(old)
 
 
-def _compiled(module: ModuleType, faults: Sequence[Fault]) -> Any:
+def _compiled(module: ModuleType, faults: Sequence[SeededBug]) -> Any:
     """Compile a module's own source anew, with the faults that concern it."""
     name, path = module.__name__.rpartition(".")[2], str(module.__file__)
     source = Path(path).read_text(encoding="utf-8")
@@ -337,16 +337,16 @@ class Bench:
     """What one thread finds at the beginning of a call: its process's ends of the queues."""
 
     def __init__(self, machine: Machine, process: str, is_watched: bool) -> None:
-        twin = machine.twin
+        pycore = machine.pycore
         machine.cpu = machine.processes.index(process)
         self.machine = machine
         self.flag = peer_death.PeerDeathFlag()
         self.flag.buffer = machine.flags[process]  # type: ignore[assignment]
         self.events: list[Any] = []
         for i, (region, place) in enumerate(zip(machine.regions, machine.layouts, strict=True)):
-            event = twin.EventWord(region, place.event_word, self.flag.buffer)
+            event = pycore.EventFlagWord(region, place.event_word, self.flag.buffer)
             if is_watched:
-                event.__class__ = _watched(twin.EventWord, machine, machine.waiters[process, i])
+                event.__class__ = _watched(pycore.EventFlagWord, machine, machine.waiters[process, i])
             self.events.append(event)
         self.rings: list[Any] = [self._ring(i, process) for i in range(len(machine.regions))]
 
@@ -354,7 +354,7 @@ class Bench:
         machine, shape, event = self.machine, self.machine.shapes[i], self.events[i]
         machine.making = machine.positions.get((process, i))
         try:
-            return machine.twin.Ring(
+            return machine.pycore.Ring(
                 machine.regions[i], machine.layouts[i], None if shape.lossy else event, shared=False, guard=event,
                 lossy=shape.lossy, history_bytes=shape.history * shape.quantum,
             )  # fmt: skip
@@ -375,7 +375,7 @@ class Bench:
 
 def _watched(event_word: Any, machine: Machine, place: int) -> Any:
     """Return the class with its count of waiters, which the watcher's thread reads, made a shared word."""
-    known: dict[int, Any] = vars(machine.twin).setdefault("_watched_classes", {})
+    known: dict[int, Any] = vars(machine.pycore).setdefault("_watched_classes", {})
     if place not in known:
         count = property(
             lambda self: machine.run.perform(("load", place, False)),

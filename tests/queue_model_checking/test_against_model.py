@@ -20,13 +20,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.depth import IS_DEEP
+from support.run_depth import IS_DEEP
 
 from nnfmq.memory import Memory
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, UNSYNCHRONIZED, MessageQueue
 from nnfmq.queue import core as cores
 
-CORES = ["twin"] if cores.core_name == "twin" else list(cores.available())
+CORES = ["python"] if cores.core_name == "python" else list(cores.available())
 EXAMPLES, STEPS = (2000, 100) if IS_DEEP else (100, 40)
 
 counts = st.integers(0, 9)
@@ -35,7 +35,7 @@ counts = st.integers(0, 9)
 class QueueAgainstDeque(RuleBasedStateMachine):
     """One writer's and one reader's end, each on its core, of a queue of `capacity` records."""
 
-    writer_core = reader_core = "twin"
+    writer_core = reader_core = "python"
 
     @initialize(quantum=st.sampled_from([1, 3, 8, 24]), capacity=st.integers(1, 7), past=st.integers(0, 10))
     def make(self, quantum: int, capacity: int, past: int) -> None:
@@ -160,7 +160,7 @@ class QueueAgainstDeque(RuleBasedStateMachine):
 class UnsynchronizedAgainstList(RuleBasedStateMachine):
     """An overwriting writer and two readers with positions of their own, against the list of all that was written."""
 
-    writer_core = reader_core = "twin"
+    writer_core = reader_core = "python"
 
     @initialize(quantum=st.sampled_from([1, 8, 24]), capacity=st.integers(1, 7))
     def make(self, quantum: int, capacity: int) -> None:
