@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from nnfmq.engines.interpreter import constant
+from nnfmq.engines.interpreter import load_constant
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import FusedActivationFunc, LifeTime, Model, Operand, OperandType, Operation, PaddingScheme
 from nnfmq.operations import REGISTRY
@@ -60,7 +60,7 @@ class Writer:
 
     def value(self, index: int) -> Array:
         """Return a constant of the model."""
-        found = constant(self.model, self.operand(index))
+        found = load_constant(self.model, self.operand(index))
         if found is None:
             raise InvalidArgument(f"operand {index} is no constant: it has no twin")
         return found

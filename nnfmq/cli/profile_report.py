@@ -49,13 +49,13 @@ def build(
     shapes = {index: shape for index, shape in enumerate(program.shapes) if shape is not None} | {
         index: shape for index, shape in times.shapes.items() if program.shapes[index] is None
     }
-    every_empty = [cost for part in times.parts for step in part for cost in step.empty]
+    every_empty = [cost for step in times.steps for launch in step for cost in launch.overhead]
     operations = [_operation(number, subgraph, shapes, rows[number], total_ns, peaks) for number in range(len(rows))]
     return {
         **known,
-        "whole_ns": {"p50": median_low(times.whole), "min": min(times.whole)},
-        "parts_ns": _summary(*(row.samples for row in rows.values()), times.storing),
-        "storing_ns": _summary(times.storing),
+        "whole_ns": {"p50": median_low(times.runs), "min": min(times.runs)},
+        "parts_ns": _summary(*(row.samples for row in rows.values()), times.output_copy),
+        "storing_ns": _summary(times.output_copy),
         "overhead_ns": median_low(every_empty),
         "peaks": None if peaks is None else {name: asdict(peak) for name, peak in peaks.items()},
         "operations": operations,
@@ -75,12 +75,12 @@ def _summary(*parts: Timings) -> dict[str, int]:
 def _rows(program: Program, times: Profile) -> dict[int, _Row]:
     rows: dict[int, _Row] = {}
     first = 0
-    for part, samples in zip(program.parts, times.parts, strict=True):
-        if isinstance(part.step, SteppedPartition):
-            rows.update(_generated_rows(range(first, part.last + 1), _segment(part.step), samples))
+    for part, samples in zip(program.steps, times.steps, strict=True):
+        if isinstance(part.function, SteppedPartition):
+            rows.update(_generated_rows(range(first, part.last_operation + 1), _segment(part.function), samples))
         else:
-            rows[part.last] = _Row(samples[0], [], "reference")
-        first = part.last + 1
+            rows[part.last_operation] = _Row(samples[0], [], "reference")
+        first = part.last_operation + 1
     return rows
 
 
@@ -94,7 +94,7 @@ def _segment(step: SteppedPartition) -> Segment:
 def _generated_rows(numbers: range, segment: Segment, samples: Sequence[Timings]) -> dict[int, _Row]:
     """Return the rows of a segment; an operation without a kernel only gives its input another shape."""
     calls = list(zip(segment.plan.calls, samples, strict=True))
-    nothing = Timings(*([0] * len(samples[0].raw) for _ in range(2)))
+    nothing = Timings(*([0] * len(samples[0].elapsed) for _ in range(2)))
     rows = {}
     for number in numbers:
         own = [(call, times) for call, times in calls if call.operation == number]
@@ -208,19 +208,19 @@ def _types(operations: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _arenas(subgraph: Subgraph, program: Program) -> Iterator[dict[str, Any]]:
     first = 0
-    for part in program.parts:
-        if isinstance(part.step, SteppedPartition):
-            plan = _segment(part.step).plan
+    for part in program.steps:
+        if isinstance(part.function, SteppedPartition):
+            plan = _segment(part.function).plan
             values = [_value(subgraph, plan.calls, place) for place in plan.places]
             yield {
                 "first_operation": first,
-                "last_operation": part.last,
+                "last_operation": part.last_operation,
                 "bytes": plan.arena_bytes,
                 "values_bytes": sum(value["bytes"] for value in values),
                 "kernels": [call.operation for call in plan.calls],
                 "values": values,
             }
-        first = part.last + 1
+        first = part.last_operation + 1
 
 
 def _value(subgraph: Subgraph, calls: Sequence[Call], place: Place) -> dict[str, Any]:

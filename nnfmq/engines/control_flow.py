@@ -1,59 +1,49 @@
-"""IF and WHILE in the interpreter: steps that call the prepared programs of subgraphs, and what ends them early.
+"""IF and WHILE in the interpreter: steps that call the prepared programs of subgraphs.
 
-A subgraph is a program like the main one, called with arrays instead of a request. Its step finds the execution's
-Limits in the last slot of the scope, and hands them on: deadline and cancellation are looked at before every operation
-at every depth, so between the rounds of a loop as well. Each WHILE has a timer of its own, started with its first
-condition and looked at after a condition that was true; nested ones start anew. Shapes may change with each round.
+A subgraph is a program like the main one; it is called with arrays instead of a request. Its step passes the
+execution's `RunOptions` on, from the last slot of the frame, so deadline and cancellation are checked before every
+operation at every depth, and thereby between the iterations of a loop. Each WHILE has a timeout: it starts with its
+first condition, is checked after each condition that was true, and restarts for a nested WHILE. Shapes may change with
+each iteration.
 
-    C1 the condition has one element          C2 an operand of the subgraph does not fit what is handed to it
-    R4 the declared dimensions of an output are those that the subgraph gave, where known
+    C1 the condition has one element          C2 an operand of the subgraph does not fit its argument
+    R4 the declared dimensions of an output are those that the subgraph returned, if known
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from nnfmq.engines.execution import ExecutionFrame, RunOptions, StepFunction
+from nnfmq.engines.execution import ExecutionFrame, RunOptions, StepFunction, is_compatible_shape
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient
-from nnfmq.hal.types import (
-    LifeTime,
-    Model,
-    Operand,
-    Operation,
-    OperationType,
-    Subgraph,
-    is_scalar,
-)
+from nnfmq.hal.types import LifeTime, Model, Operand, Operation, OperationType, Subgraph, is_scalar
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.operations.shapes import require
-from nnfmq.operations.signature import Array, Shape
+from nnfmq.operations.signature import Array
 
 
 class Callee(Protocol):
     """A prepared subgraph."""
 
-    def call(self, inputs: Sequence[Array | None], limits: RunOptions) -> list[Array]:
-        """Compute the outputs; InvalidArgument for inputs that do not fit."""
+    def call(self, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
+        """Compute the outputs.
+
+        Raises:
+            InvalidArgument: If an input does not fit the subgraph.
+        """
         ...
 
 
-def is_compatible_shape(dimensions: Shape, shape: Shape) -> bool:
-    """Return True if `shape` fills in what `dimensions` leaves open."""
-    if not dimensions:
-        return True
-    return len(dimensions) == len(shape) and all(d in (0, e) for d, e in zip(dimensions, shape, strict=True))
-
-
 def callee_indexes(subgraph: Subgraph, operation: Operation) -> list[int]:
-    """Return the indexes of the subgraphs that an operation names."""
+    """Return the indexes of the subgraphs that an operation calls, in the order of its arguments."""
     operands = (subgraph.operands[index] for index in operation.inputs)
     return [operand.location.offset for operand in operands if operand.lifetime == LifeTime.SUBGRAPH]
 
 
 def reachable_subgraphs(model: Model, operation: Operation) -> set[int]:
-    """Return all subgraphs that an operation of the main one calls, at any depth."""
+    """Return the indexes of all subgraphs that an operation of the main subgraph calls, at any depth."""
     reached: set[int] = set()
     waiting = callee_indexes(model.main, operation)
     while waiting:
@@ -61,23 +51,25 @@ def reachable_subgraphs(model: Model, operation: Operation) -> set[int]:
         if index not in reached:
             reached.add(index)
             subgraph = model.referenced[index]
-            waiting += [called for inner in subgraph.operations for called in callee_indexes(subgraph, inner)]
+            waiting += [callee for inner in subgraph.operations for callee in callee_indexes(subgraph, inner)]
     return reached
 
 
 def control_flow_step(
     label: str, operation: Operation, callees: Sequence[Callee], outputs: Sequence[Operand]
 ) -> StepFunction:
-    """Return the step of an IF (callees: then, else) or WHILE (condition, body)."""
-    outer = operation.inputs[FIRST_OUTER_INPUT[operation.type] :]
-    run = _branching(operation.inputs[0], *callees) if operation.type == OperationType.IF else _looping(*callees)
+    """Return the step of an IF (callees: then, else) or WHILE (callees: condition, body)."""
+    outer_inputs = operation.inputs[FIRST_OUTER_INPUT[operation.type] :]
+    run = _if(operation.inputs[0], *callees) if operation.type == OperationType.IF else _while(*callees)
     count = len(operation.outputs)
 
-    def step(scope: ExecutionFrame) -> None:
+    def step(frame: ExecutionFrame) -> None:
         try:
-            results = run(scope, [scope[index] for index in outer])
+            results = run(frame, [frame[index] for index in outer_inputs])
             for index, operand, result in zip(operation.outputs, outputs, results[:count], strict=True):
-                scope[index] = _declared(operand, result)
+                fits = is_scalar(operand.type) or is_compatible_shape(operand.dimensions, result.shape)
+                require(fits, "R4", f"an output has shape {result.shape}, declared is {operand.dimensions}")
+                frame[index] = result
         except GeneralFailure as error:
             raise GeneralFailure(f"{label}: {error}") from error
         except InvalidArgument as error:
@@ -86,37 +78,28 @@ def control_flow_step(
     return step
 
 
-def _declared(operand: Operand, result: Array) -> Array:
-    fits = is_scalar(operand.type) or is_compatible_shape(operand.dimensions, result.shape)
-    require(fits, "R4", f"an output has shape {result.shape}, declared is {operand.dimensions}")
-    return result
-
-
-_Run: TypeAlias = Callable[[ExecutionFrame, list[Any]], list[Any]]
-
-
-def _branching(condition: int, then: Callee, otherwise: Callee) -> _Run:
-    def run(scope: ExecutionFrame, values: list[Any]) -> list[Any]:
-        return (then if _truth(scope[condition]) else otherwise).call(values, scope[-1])
+def _if(condition: int, then: Callee, otherwise: Callee) -> Callable[[ExecutionFrame, list[Any]], list[Any]]:
+    def run(frame: ExecutionFrame, values: list[Any]) -> list[Any]:
+        return (then if _is_true(frame[condition]) else otherwise).call(values, frame[-1])
 
     return run
 
 
-def _looping(condition: Callee, body: Callee) -> _Run:
-    def run(scope: ExecutionFrame, values: list[Any]) -> list[Any]:
-        limits: RunOptions = scope[-1]
-        end_ns = time.monotonic_ns() + limits.loop_timeout_ns
-        while _truth(*condition.call(values, limits)):
+def _while(condition: Callee, body: Callee) -> Callable[[ExecutionFrame, list[Any]], list[Any]]:
+    def run(frame: ExecutionFrame, values: list[Any]) -> list[Any]:
+        options: RunOptions = frame[-1]
+        end_ns = time.monotonic_ns() + options.loop_timeout_ns
+        while _is_true(*condition.call(values, options)):
             if time.monotonic_ns() >= end_ns:
-                raise MissedDeadlineTransient(f"a loop was still running after {limits.loop_timeout_ns} ns")
-            results = body.call(values, limits)
+                raise MissedDeadlineTransient(f"a loop was still running after {options.loop_timeout_ns} ns")
+            results = body.call(values, options)
             values[: len(results)] = results
         return values
 
     return run
 
 
-def _truth(condition: Array) -> bool:
-    """Read a condition once: it may lie in another process's memory."""
+def _is_true(condition: Array) -> bool:
+    """Read a condition, once: another process may be able to write to it."""
     require(condition.size == 1, "C1", f"the condition has shape {condition.shape}")
     return bool(condition.item())

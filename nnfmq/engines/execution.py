@@ -1,8 +1,8 @@
-"""A program bound to its buffers, and what ends its run early: what a burst runs again and again.
+"""Programs and their executions: protocols, run options, input checks, output copies, and tiered execution.
 
-All that a run need not do anew is done when it is bound: inputs are checked and in their places, and outputs that are
-arrays of the very shape and type are filled in place. NumPy's warnings are the caller's to silence
-(`np.errstate(all="ignore")`), once for as many runs as it likes: doing it here would cost more than a small model.
+A program is a prepared model. `bind` checks a request and returns a bound program, which a burst runs again and again:
+inputs are resolved and output copies chosen once, so a run only executes steps. Callers silence NumPy's floating-point
+warnings themselves (`np.errstate(all="ignore")`), because entering that context costs more than a small model.
 """
 
 from __future__ import annotations
@@ -10,43 +10,52 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient, ResourceExhaustedTransient
-from nnfmq.hal.types import LoopTimeoutDurationNs, OutputShape
+from nnfmq.hal.errors import (
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    OutputInsufficientSize,
+    ResourceExhaustedTransient,
+)
+from nnfmq.hal.types import LoopTimeoutDurationNs, Operand, OutputShape, Subgraph, is_scalar
+from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 Array: TypeAlias = np.ndarray[Any, Any]
-ExecutionFrame: TypeAlias = list[Any]  # an array per operand, None while it has no value; then the execution's Limits
+ExecutionFrame: TypeAlias = list[Any]
+"""The operand values of one execution: an array for each operand, None while it has no value; then slots of steps with
+state; last the `RunOptions`."""
+
 StepFunction: TypeAlias = Callable[[ExecutionFrame], None]
 OutputWriter: TypeAlias = Callable[[ExecutionFrame], tuple[OutputShape, ...]]
+"""Copies the results from a frame to the request's buffers and returns their shapes."""
+
+_BUFFER_TYPES = (np.ndarray, memoryview)  # a tuple: `np.ndarray | memoryview` would build a union in each call
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What ends an execution before its result."""
+    """Deadline (monotonic clock), cancellation callback and WHILE timeout of one execution."""
 
     deadline_ns: int | None = None
     is_cancelled: Callable[[], bool] | None = None
     loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT
 
     def check(self) -> None:
-        """Raise MissedDeadlineTransient or, when cancelled, GeneralFailure."""
+        """Check the deadline and the cancellation callback.
+
+        Raises:
+            MissedDeadlineTransient: If the deadline has passed.
+            GeneralFailure: If the execution was cancelled.
+        """
         if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
             raise MissedDeadlineTransient("the deadline passed before the model was executed")
         if self.is_cancelled is not None and self.is_cancelled():
             raise GeneralFailure("the execution was cancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicOutput:
-    """An output without a shape of its own: `room_for` is told the result's and returns the array to fill.
-
-    It raises what keeps the result from being taken, and the execution ends with that.
-    """
-
-    allocate: Callable[[tuple[int, ...]], Array]
 
 
 DEFAULT_RUN_OPTIONS = RunOptions()
@@ -55,7 +64,11 @@ DEFAULT_RUN_OPTIONS = RunOptions()
 def run_options(
     deadline_ns: int | None = None, is_cancelled: Callable[[], bool] | None = None, loop_timeout_ns: int | None = None
 ) -> RunOptions:
-    """Return the limits of one execution. Raises InvalidArgument for a loop timeout above the maximum."""
+    """Return the options of one execution; None stands for the default.
+
+    Raises:
+        InvalidArgument: If the loop timeout is negative or above the HAL's maximum.
+    """
     if deadline_ns is None and is_cancelled is None and loop_timeout_ns is None:
         return DEFAULT_RUN_OPTIONS
     timeout = LoopTimeoutDurationNs.DEFAULT if loop_timeout_ns is None else loop_timeout_ns
@@ -64,56 +77,265 @@ def run_options(
     return RunOptions(deadline_ns, is_cancelled, timeout)
 
 
-class BoundProgram(Protocol):
-    """One request bound to its buffers: `Execution` below is one."""
+@dataclass(frozen=True, slots=True)
+class DynamicOutput:
+    """An output buffer that is allocated when its shape is known (as TensorRT's IOutputAllocator).
 
-    def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
-        """Execute once: read the inputs, fill the outputs, return the shape of each."""
+    `allocate` gets the result's shape and returns the array to fill. An exception that it raises ends the execution.
+    """
+
+    allocate: Callable[[tuple[int, ...]], Array]
+
+
+class BoundProgram(Protocol):
+    """A program with the buffers of one request."""
+
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """Execute once: read the inputs, fill the outputs, return the shape of each output. Blocks."""
         ...
 
 
 class PreparedProgram(Protocol):
-    """What an engine makes of a model, whichever engine: `interpreter.Program` is one. Any thread may use it."""
+    """A prepared model of any engine. Thread-safe."""
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
-        """Check `inputs`, arrays with the operands' dtypes and shapes (None: omitted), and bind them to `outputs`.
+        """Bind the program to the buffers of a request.
 
-        `outputs` are arrays of the right dtype and shape, or writable buffers (None: not wanted). Raises
-        InvalidArgument for inputs that do not fit the model.
+        `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
+        dtype and shape, writable buffers, or `DynamicOutput` (None: not wanted).
+
+        Raises:
+            InvalidArgument: If an input does not fit the model.
         """
         ...
 
 
-def run_steps(steps: Sequence[StepFunction], scope: ExecutionFrame, limits: RunOptions) -> None:
-    """Run all steps on `scope`, whose last slot tells the limits to those of IF and WHILE."""
-    scope[-1] = limits
-    if limits is DEFAULT_RUN_OPTIONS:
+def run_steps(steps: Sequence[StepFunction], frame: ExecutionFrame, options: RunOptions) -> None:
+    """Run all steps on `frame`. The options go into its last slot, where IF and WHILE find them."""
+    frame[-1] = options
+    if options is DEFAULT_RUN_OPTIONS:
         for step in steps:
-            step(scope)
+            step(frame)
         return
     for step in steps:
-        limits.check()
-        step(scope)
+        options.check()
+        step(frame)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Dtype and shape of a model input; `shape` is None if it is not fully known, `dimensions` are as declared."""
+
+    index: int
+    dtype: np.dtype[Any]
+    shape: Shape | None
+    dimensions: Shape
+    is_optional: bool
+
+    @classmethod
+    def of(cls, subgraph: Subgraph, index: int, is_optional: bool) -> InputSpec:
+        """Return the specification of operand `index`.
+
+        Raises:
+            GeneralFailure: If no engine has arrays of the operand's type.
+        """
+        operand = subgraph.operands[index]
+        return cls(index, dtype_of(operand), known_shape(operand), operand.dimensions, is_optional)
+
+    def check(self, array: Array | None) -> None:
+        """Check an argument (None: omitted).
+
+        Raises:
+            InvalidArgument: If its dtype or shape is not the operand's, or if a required input is omitted.
+        """
+        if array is None:
+            fits = self.is_optional
+        elif self.shape is not None:
+            fits = array.dtype == self.dtype and array.shape == self.shape
+        else:
+            fits = array.dtype == self.dtype and is_compatible_shape(self.dimensions, array.shape)
+        if not fits:
+            given = "nothing" if array is None else f"{array.dtype} {array.shape}"
+            raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
+
+
+def dtype_of(operand: Operand) -> np.dtype[Any]:
+    """Return the NumPy dtype of an operand.
+
+    Raises:
+        GeneralFailure: If its type has none.
+    """
+    dtype = NUMPY_TYPES.get(operand.type)
+    if dtype is None:
+        raise GeneralFailure(f"operands of type {operand.type.name} are not supported")
+    return dtype
+
+
+def known_shape(operand: Operand) -> Shape | None:
+    """Return an operand's declared shape, or None if a dimension is unknown (0)."""
+    if is_scalar(operand.type):
+        return ()
+    return operand.dimensions if operand.dimensions and 0 not in operand.dimensions else None
+
+
+def is_compatible_shape(dimensions: Shape, shape: Shape) -> bool:
+    """Return True if `shape` agrees with declared `dimensions`, in which 0 and an empty tuple mean unknown."""
+    if not dimensions:
+        return True
+    return len(dimensions) == len(shape) and all(d in (0, e) for d, e in zip(dimensions, shape, strict=True))
 
 
 class BoundSteps:
-    """One request of one program. `run` may be called any number of times, one call at a time.
+    """A bound program of the interpreter. `run` may be called any number of times, by one thread at a time.
 
-    `scope` and `store`, which comes after the last step, are for who runs the program's parts one by one.
+    The profiler runs the program's steps itself, on `frame`, and calls `write_outputs` after the last one.
     """
 
-    __slots__ = ("_steps", "scope", "store")
+    __slots__ = ("_steps", "frame", "write_outputs")
 
-    def __init__(self, scope: ExecutionFrame, steps: Sequence[StepFunction], store: OutputWriter) -> None:
-        self.scope = scope
+    def __init__(self, frame: ExecutionFrame, steps: Sequence[StepFunction], write_outputs: OutputWriter) -> None:
+        self.frame = frame
         self._steps = steps
-        self.store = store
+        self.write_outputs = write_outputs
 
-    def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
         """Execute once: read the inputs, fill the outputs, return the shape of each. Raises as `Program.execute`."""
-        scope = self.scope
+        frame = self.frame
         try:
-            run_steps(self._steps, scope, limits)
-            return self.store(scope)
+            run_steps(self._steps, frame, options)
+            return self.write_outputs(frame)
         except (MemoryError, RecursionError) as error:
             raise ResourceExhaustedTransient(f"out of memory while executing the model: {error}") from error
+
+
+# -- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def output_writer(
+    indexes: Sequence[int],
+    outputs: Sequence[Any],
+    dtypes: Sequence[np.dtype[Any]],
+    shapes: tuple[OutputShape, ...] | None,
+) -> OutputWriter:
+    """Return the function that copies the operands at `indexes` to `outputs`; `shapes` is None if one is unknown.
+
+    If every output is an array of its result's dtype and shape, a run copies without checking anything again.
+    """
+    fits = shapes is not None and len(outputs) == len(shapes)
+    if shapes is None or not fits or not all(map(_is_array_of, outputs, dtypes, shapes)):
+        return lambda frame: copy_outputs([frame[index] for index in indexes], outputs)
+    known = shapes
+    if len(outputs) == 1:
+        index, out = indexes[0], outputs[0]
+
+        def write_one(frame: ExecutionFrame) -> tuple[OutputShape, ...]:
+            out[...] = frame[index]
+            return known
+
+        return write_one
+    pairs = tuple(zip(indexes, outputs, strict=True))
+
+    def write_all(frame: ExecutionFrame) -> tuple[OutputShape, ...]:
+        for index, out in pairs:
+            out[...] = frame[index]
+        return known
+
+    return write_all
+
+
+def _is_array_of(out: Any, dtype: np.dtype[Any], shape: OutputShape) -> bool:
+    return type(out) is np.ndarray and out.dtype == dtype and out.shape == shape.dimensions
+
+
+def copy_outputs(results: Sequence[Array], outputs: Sequence[Any]) -> tuple[OutputShape, ...]:
+    """Copy each result to its output (None: not wanted) and return the results' shapes.
+
+    Raises:
+        InvalidArgument: If the number of outputs is not the model's.
+        OutputInsufficientSize: If a buffer is too small; nothing was written then.
+    """
+    if len(results) != len(outputs):
+        raise InvalidArgument(f"{len(outputs)} outputs given, the model has {len(results)}")
+    pairs = list(zip(results, outputs, strict=True))
+    shapes = tuple(_output_shape(result.shape, _is_sufficient(out, result.nbytes)) for result, out in pairs)
+    if not all(shape.is_sufficient for shape in shapes):
+        short = [position for position, shape in enumerate(shapes) if not shape.is_sufficient]
+        raise OutputInsufficientSize(f"the buffers of outputs {short} are too small", shapes)
+    # Allocate all destinations before the first copy: a DynamicOutput may raise.
+    destinations = [None if out is None else _destination(out, result) for result, out in pairs]
+    for result, destination in zip(results, destinations, strict=True):
+        if destination is not None and result.size:
+            np.copyto(destination, result)
+    return shapes
+
+
+@lru_cache(maxsize=1024)
+def _output_shape(dimensions: Shape, is_sufficient: bool) -> OutputShape:
+    """Return an OutputShape, cached because every execution returns the same few (they are immutable)."""
+    return OutputShape(dimensions, is_sufficient)
+
+
+def _is_sufficient(out: Any, byte_count: int) -> bool:
+    if out is None or isinstance(out, DynamicOutput):
+        return True
+    return (out.nbytes if isinstance(out, _BUFFER_TYPES) else memoryview(out).nbytes) >= byte_count
+
+
+def _destination(out: Any, result: Array) -> Array:
+    """Return an array of the dtype and shape of `result` over the memory of `out`."""
+    if isinstance(out, DynamicOutput):
+        return out.allocate(result.shape)
+    if isinstance(out, np.ndarray) and out.dtype == result.dtype and out.shape == result.shape:
+        return out
+    return np.frombuffer(memoryview(out).cast("B"), result.dtype, result.size).reshape(result.shape)
+
+
+# -- tiered execution -------------------------------------------------------------------------------------------------
+
+
+class TieredProgram:
+    """A baseline program that is replaced by the one that `compile_program` returns, while it is in use.
+
+    The owner decides when and on which thread to call `compile_program`, then calls `tier_up` with its result, or
+    `stay`. Executions switch at their next run, on their own thread and without locks. Both tiers must return the same
+    results (floats within tolerance). After the switch the baseline program costs nothing: `bind` returns the new
+    program's executions, and an older execution replaces its own `run`.
+    """
+
+    def __init__(self, program: PreparedProgram, compile_program: Callable[[], PreparedProgram]) -> None:
+        self.program = program
+        self.compile_program: Callable[[], PreparedProgram] | None = compile_program
+
+    def tier_up(self, program: PreparedProgram) -> None:
+        """Use `program` from now on. Call it once."""
+        self.program = program
+        # Assigned last: a thread that reads None here also reads the new program.
+        self.compile_program = None
+
+    def stay(self) -> None:
+        """Keep the baseline program for good, for example because compilation failed."""
+        self.compile_program = None
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
+        """See `PreparedProgram.bind`."""
+        if self.compile_program is None:
+            return self.program.bind(inputs, outputs)
+        return _TieredExecution(self, inputs, outputs)
+
+
+class _TieredExecution:
+    """A bound program of a `TieredProgram` that was bound before the switch."""
+
+    def __init__(self, owner: TieredProgram, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self._owner, self._inputs, self._outputs = owner, inputs, outputs
+        self._program = owner.program
+        self._execution = self._program.bind(inputs, outputs)
+
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """See `BoundProgram.run`."""
+        owner = self._owner
+        if owner.compile_program is None:
+            if owner.program is not self._program:
+                self._program, self._execution = owner.program, owner.program.bind(self._inputs, self._outputs)
+            self.run = self._execution.run  # type: ignore[method-assign]  # further runs skip this check
+        return self._execution.run(options)

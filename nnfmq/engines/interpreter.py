@@ -1,14 +1,13 @@
-"""The reference engine: a loop over prepared operations and a scope that holds their values.
+"""The interpreter: the reference engine, a loop over prepared operations and a frame of operand values.
 
-`prepare` does all that can be known before an execution: it copies constants into private memory, infers shapes,
-and binds each operation to its shapes, weights and controls (`operations.prepare`). An operation whose shapes or
-controls come only with the request is bound during the execution, and its binding kept while they stay the same.
-What remains is one call per operation. The model must have passed `validation.validate_model`.
+`prepare` does everything that can be done before an execution: it copies constants to private memory, infers shapes,
+and binds each operation to its shapes, weights and attributes (`operations.prepare`). An operation whose shapes or
+attributes come with the request is bound during the execution; the binding is reused while they stay the same. Per
+execution, one call per operation remains. The model must have passed `validation.validate_model`.
 
-Executions of one Program may run at the same time: each has its own scope, and bindings are never changed.
-Inputs are read in place and may be another process's memory; controls among them are copied before they are used.
-Subgraphs of IF and WHILE are programs of their own, each prepared once (`control_flow` has the two steps).
-Semantics: the HAL's operations as `operations` declares them.
+Executions of one Program may run concurrently: each has its own frame, and bindings are immutable. Inputs are read in
+place and may be memory that another process can write to, so attributes among them are copied before they are used.
+Subgraphs of IF and WHILE are programs that are prepared once (`control_flow` has their steps).
 """
 
 from __future__ import annotations
@@ -20,20 +19,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nnfmq.engines.control_flow import callee_indexes, control_flow_step, is_compatible_shape
+from nnfmq.engines.control_flow import callee_indexes, control_flow_step
 from nnfmq.engines.execution import (
     DEFAULT_RUN_OPTIONS,
     BoundSteps,
     ExecutionFrame,
-    OutputWriter,
+    InputSpec,
     RunOptions,
     StepFunction,
+    dtype_of,
+    known_shape,
+    output_writer,
     run_options,
     run_steps,
 )
-from nnfmq.engines.storing import is_array_of, store, storing_in_place
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
-from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph, is_scalar
+from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OutputShape, Subgraph
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
 from nnfmq.operations.prepacked import PrepackedWeights
@@ -43,11 +44,10 @@ from nnfmq.operations.signature import NUMPY_TYPES, Array, Match, Parameter, Rol
 
 __all__ = [
     "ExecutionStep",
-    "InputSpec",
     "Program",
     "ResolvedOp",
     "SubgraphPreparation",
-    "constant",
+    "load_constant",
     "prepare",
     "prepare_with",
     "supports",
@@ -58,95 +58,99 @@ _CONSTANTS = (LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE)
 
 
 def supports(subgraph: Subgraph, operation: Operation) -> bool:
-    """Return True for an operation that `prepare` can bind, as far as its operands' types tell.
+    """Return True if `prepare` can bind an operation, as far as its operands' types show.
 
-    Whether it can bind what IF and WHILE call is another question.
+    The operations in the subgraphs that IF and WHILE call are not checked.
     """
     if operation.type in FIRST_OUTER_INPUT:
-        return all(_has_elements(subgraph.operands[index]) for index in (*operation.inputs, *operation.outputs))
-    return _find(subgraph, operation) is not None
+        operands = (subgraph.operands[index] for index in (*operation.inputs, *operation.outputs))
+        return all(operand.type in NUMPY_TYPES or operand.type == OperandType.SUBGRAPH for operand in operands)
+    return _find_match(subgraph, operation) is not None
 
 
-def _has_elements(operand: Operand) -> bool:
-    """Return True if arrays can be made of an operand, or it is a subgraph: IF and WHILE hand on whatever they get."""
-    return operand.type in NUMPY_TYPES or operand.type == OperandType.SUBGRAPH
-
-
-def prepare(model: Model, packed: Sequence[tuple[Array, ...]] | None = None) -> Program:
+def prepare(model: Model, prepacked: Sequence[tuple[Array, ...]] | None = None) -> Program:
     """Return a Program that executes `model`'s main subgraph.
 
-    `packed` are an earlier Program's of the same model, which are used instead of being made again.
-    Raises GeneralFailure naming the first operation that is not supported or whose arguments violate one of its
-    constraints, as far as they are known; ResourceExhaustedTransient when memory runs out, or subgraphs nest too deep.
+    `prepacked` is `Program.prepacked` of an earlier preparation of the same model by the same code: these arrays are
+    used instead of being computed again.
+
+    Raises:
+        GeneralFailure: If an operation is not supported or its arguments violate a constraint; the message names the
+            first one. Constraints on arguments that come with the request are checked by the execution.
+        ResourceExhaustedTransient: If memory runs out or subgraphs are nested too deep.
     """
-    return prepare_with(SubgraphPreparation, model, packed)
+    return prepare_with(SubgraphPreparation, model, prepacked)
 
 
 def prepare_with(
-    kind: Callable[[Model, Subgraph, dict[int, Program]], SubgraphPreparation],
+    preparation: Callable[[Model, Subgraph, dict[int, Program]], SubgraphPreparation],
     model: Model,
-    packed: Sequence[tuple[Array, ...]] | None = None,
+    prepacked: Sequence[tuple[Array, ...]] | None = None,
 ) -> Program:
-    """Return a Program as `prepare`, made by `kind`: how an engine of its own shares the interpreter's way."""
-    packing = PrepackedWeights(packed)
+    """Return a Program as `prepare` does, with another engine's `preparation` for the main subgraph."""
+    weights = PrepackedWeights(prepacked)
     try:
-        with np.errstate(all="ignore"), packing.in_use():
-            program = kind(model, model.main, {}).program()
+        with np.errstate(all="ignore"), weights.in_use():
+            program = preparation(model, model.main, {}).program()
     except (MemoryError, RecursionError) as error:
         raise ResourceExhaustedTransient(f"out of memory while preparing the model: {error}") from error
-    program.packed = (*program.packed, *packing.groups)
+    program.prepacked = (*program.prepacked, *weights.groups)
     return program
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionStep:
-    """A step of a program, the number of its last operation, and the temporaries that no later part reads."""
+    """A step of a program, the number of its last operation, and the temporaries that no later step reads."""
 
-    step: StepFunction
-    last: int
-    dropped: tuple[int, ...]
+    function: StepFunction
+    last_operation: int
+    dead_after: tuple[int, ...]
 
-    def releasing(self) -> StepFunction:
-        """Return the step that also drops those temporaries, so that their memory is reused while warm."""
-        if not self.dropped:
-            return self.step
-        step, dropped = self.step, self.dropped
+    def releasing_function(self) -> StepFunction:
+        """Return `function` followed by the release of dead temporaries, whose memory is then reused while in cache."""
+        if not self.dead_after:
+            return self.function
+        function, dead_after = self.function, self.dead_after
 
-        def releasing(scope: ExecutionFrame) -> None:
-            step(scope)
-            for index in dropped:
-                scope[index] = None
+        def run_and_release(frame: ExecutionFrame) -> None:
+            function(frame)
+            for index in dead_after:
+                frame[index] = None
 
-        return releasing
+        return run_and_release
 
 
 class Program:
-    """A prepared model; made by `prepare`. Holds no file descriptor, mapping or thread.
+    """A prepared model, made by `prepare`. Thread-safe. Holds no file descriptor, mapping or thread.
 
-    `packed` is what its plans made of constants, for a cache; `generated` are the numbers of the operations for which
-    another engine has code of its own. `parts` are its steps, and `shapes` those of its operands, None where they come
-    with the request: for who looks into it.
+    `prepacked` has the arrays that preparation computed from constants, for a compilation cache. `compiled_ops` are the
+    numbers of the operations that another engine has compiled. `steps` and `shapes` (of the operands, None if a shape
+    comes with the request) are for the profiler.
     """
 
-    packed: tuple[tuple[Array, ...], ...] = ()
+    prepacked: tuple[tuple[Array, ...], ...] = ()
     compiled_ops: frozenset[int] = frozenset()
 
     def __init__(
         self,
         subgraph: Subgraph,
-        scope: ExecutionFrame,
-        parts: tuple[ExecutionStep, ...],
-        omittable: frozenset[int],
+        frame: ExecutionFrame,
+        steps: tuple[ExecutionStep, ...],
+        optional_inputs: frozenset[int],
         shapes: tuple[Shape | None, ...],
     ) -> None:
-        self.parts = parts
+        self.steps = steps
         self.shapes = shapes
-        self._scope = scope
-        self._steps = tuple(part.releasing() for part in parts)
-        self._inputs = tuple(InputSpec.of(subgraph, index, index in omittable) for index in subgraph.input_indexes)
+        self._frame = frame
+        self._functions = tuple(step.releasing_function() for step in steps)
+        self._inputs = tuple(
+            InputSpec.of(subgraph, index, index in optional_inputs) for index in subgraph.input_indexes
+        )
         self._outputs = subgraph.output_indexes
-        self._output_dtypes = tuple(_dtype(subgraph.operands[index]) for index in subgraph.output_indexes)
-        self._output_shapes = _all_known([shapes[index] for index in subgraph.output_indexes])
+        self._output_dtypes = tuple(dtype_of(subgraph.operands[index]) for index in subgraph.output_indexes)
+        output_shapes = [shapes[index] for index in subgraph.output_indexes]
+        known = tuple(OutputShape(shape) for shape in output_shapes if shape is not None)
+        self._output_shapes = known if len(known) == len(output_shapes) else None
 
     def execute(
         self,
@@ -157,98 +161,49 @@ class Program:
         is_cancelled: Callable[[], bool] | None = None,
         loop_timeout_ns: int | None = None,
     ) -> tuple[OutputShape, ...]:
-        """Run once: read `inputs`, fill `outputs`, and return the shape of each output.
+        """Run once: read `inputs`, fill `outputs`, and return the shape of each output. Blocks.
 
         `inputs` are arrays with the operands' dtypes and shapes (None: omitted). `outputs` are arrays of the right
-        dtype and shape, writable buffers of at least the output's bytes, or Growing (None: not wanted); they must not
-        overlap the inputs. Deadline and cancellation are looked at between operations, and each WHILE ends after
-        `loop_timeout_ns` (None: LoopTimeoutDurationNs.DEFAULT). Raises InvalidArgument for inputs that do not fit the
-        model and for a timeout above the maximum, OutputInsufficientSize (with all shapes; nothing was written),
-        MissedDeadlineTransient, ResourceExhaustedTransient, and GeneralFailure for what an operation refuses or when
-        cancelled.
+        dtype and shape, writable buffers of at least the output's bytes, or `DynamicOutput` (None: not wanted); they
+        must not overlap the inputs. Deadline and cancellation are checked between operations. Each WHILE ends after
+        `loop_timeout_ns` (None: LoopTimeoutDurationNs.DEFAULT).
+
+        Raises:
+            InvalidArgument: If an input does not fit the model, or the timeout is above the maximum.
+            OutputInsufficientSize: If a buffer is too small; it has all shapes, and nothing was written.
+            MissedDeadlineTransient: If the deadline or a WHILE's timeout passed.
+            ResourceExhaustedTransient: If memory runs out.
+            GeneralFailure: If an operation rejects its data, or the execution was cancelled.
         """
-        limits = run_options(deadline_ns, is_cancelled, loop_timeout_ns)
+        options = run_options(deadline_ns, is_cancelled, loop_timeout_ns)
         with np.errstate(all="ignore"):
-            return self.bind(inputs, outputs).run(limits)
+            return self.bind(inputs, outputs).run(options)
 
     def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Any]) -> BoundSteps:
-        """Check `inputs` and return an Execution over these buffers, which are as for `execute`."""
-        return BoundSteps(self._bound_scope(inputs), self._steps, self._store_into(tuple(outputs)))
+        """Check `inputs` and return the program bound to these buffers, which are as for `execute`."""
+        write_outputs = output_writer(self._outputs, tuple(outputs), self._output_dtypes, self._output_shapes)
+        return BoundSteps(self._bind_inputs(inputs), self._functions, write_outputs)
 
-    def call(self, inputs: Sequence[Array | None], limits: RunOptions) -> list[Array]:
-        """Run once and return the outputs, which may be views of inputs: how IF and WHILE use a subgraph."""
-        scope = self._bound_scope(inputs)
-        run_steps(self._steps, scope, limits)
-        return [scope[index] for index in self._outputs]
+    def call(self, inputs: Sequence[Array | None], options: RunOptions) -> list[Array]:
+        """Run a subgraph for IF or WHILE and return the outputs, which may be views of inputs."""
+        frame = self._bind_inputs(inputs)
+        run_steps(self._functions, frame, options)
+        return [frame[index] for index in self._outputs]
 
-    def _store_into(self, outputs: tuple[Any, ...]) -> OutputWriter:
-        shapes, dtypes = self._output_shapes, self._output_dtypes
-        if shapes is not None and len(outputs) == len(shapes) and all(map(is_array_of, outputs, dtypes, shapes)):
-            return storing_in_place(self._outputs, outputs, shapes)
-        return lambda scope: store([scope[index] for index in self._outputs], outputs)
-
-    def _bound_scope(self, inputs: Sequence[Array | None]) -> ExecutionFrame:
-        scope = self._scope.copy()
-        self._bind(inputs, scope)
-        return scope
-
-    def _bind(self, inputs: Sequence[Array | None], scope: ExecutionFrame) -> None:
+    def _bind_inputs(self, inputs: Sequence[Array | None]) -> ExecutionFrame:
+        """Return a new frame with the constants and the inputs."""
+        frame = self._frame.copy()
         if len(inputs) != len(self._inputs):
             raise InvalidArgument(f"{len(inputs)} inputs given, the model has {len(self._inputs)}")
         for expected, array in zip(self._inputs, inputs, strict=True):
             if array is None or array.dtype != expected.dtype or array.shape != expected.shape:
                 expected.check(array)
-            scope[expected.index] = array
+            frame[expected.index] = array
+        return frame
 
 
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """What the model says of one of its inputs; `shape` None = not fully known."""
-
-    index: int
-    dtype: np.dtype[Any]
-    shape: Shape | None
-    dimensions: Shape
-    omittable: bool
-
-    @classmethod
-    def of(cls, subgraph: Subgraph, index: int, omittable: bool) -> InputSpec:
-        """Return what `subgraph` says of operand `index`. Raises GeneralFailure for a type that nobody computes."""
-        operand = subgraph.operands[index]
-        return cls(index, _dtype(operand), _known_shape(operand), operand.dimensions, omittable)
-
-    def check(self, array: Array | None) -> None:
-        """Raise InvalidArgument unless `array` fits."""
-        if array is None:
-            fits = self.omittable
-        elif self.shape is not None:
-            fits = array.dtype == self.dtype and array.shape == self.shape
-        else:
-            fits = array.dtype == self.dtype and is_compatible_shape(self.dimensions, array.shape)
-        if not fits:
-            given = "nothing" if array is None else f"{array.dtype} {array.shape}"
-            raise InvalidArgument(f"input operand {self.index} is {self.dtype} {self.dimensions}, given is {given}")
-
-
-def _all_known(shapes: Sequence[Shape | None]) -> tuple[OutputShape, ...] | None:
-    return None if None in shapes else tuple(OutputShape(shape) for shape in shapes if shape is not None)
-
-
-def _dtype(operand: Operand) -> np.dtype[Any]:
-    dtype = NUMPY_TYPES.get(operand.type)
-    if dtype is None:
-        raise GeneralFailure(f"operands of type {operand.type.name} are not supported")
-    return dtype
-
-
-def _known_shape(operand: Operand) -> Shape | None:
-    if is_scalar(operand.type):
-        return ()
-    return operand.dimensions if operand.dimensions and 0 not in operand.dimensions else None
-
-
-def _find(subgraph: Subgraph, operation: Operation) -> Match | None:
-    """Return the match of an operation that can be computed, else None."""
+def _find_match(subgraph: Subgraph, operation: Operation) -> Match | None:
+    """Return the match of an operation, or None if no kernel computes it."""
     declaration = REGISTRY.get(operation.type)
     if declaration is None:
         return None
@@ -261,10 +216,10 @@ def _find(subgraph: Subgraph, operation: Operation) -> Match | None:
 
 
 class SubgraphPreparation:
-    """The way from a subgraph to its Program: constants, then each operation in order, with the shapes known so far.
+    """Prepares one subgraph: loads constants, then binds each operation in order with the shapes known so far.
 
-    `programs` are those of referenced subgraphs that were prepared already, by index. An engine of its own overrides
-    some of the methods, and may ask for `extra_slots` behind the operands of a scope for states of its steps.
+    `programs` has the prepared programs of referenced subgraphs by index. Other engines override some of the methods,
+    and may reserve `extra_slots` of the frame, after the operands, for steps that keep state.
     """
 
     extra_slots = 0
@@ -273,56 +228,51 @@ class SubgraphPreparation:
         self._model = model
         self.subgraph = subgraph
         self._programs = programs
-        self._scope = self.constants()
-        self._shapes = [_known_shape(operand) for operand in subgraph.operands]
-        self._required: set[int] = set()  # operands that some operation may not go without
+        self._constants_frame = self.load_constants()
+        self._shapes = [known_shape(operand) for operand in subgraph.operands]
+        self._required: set[int] = set()  # operands that are a required argument of some operation
         self._read: set[int] = set()  # operands that steps read during an execution
 
     def program(self) -> Program:
-        """Bind all operations."""
-        steps = [self.prepared_step(number, operation) for number, operation in enumerate(self.subgraph.operations)]
-        parts = _with_releases(self.subgraph, self.joined(steps))
-        omittable = frozenset(self.subgraph.input_indexes) - self._required
-        return Program(self.subgraph, self._runtime_scope(), parts, omittable, tuple(self._shapes))
+        """Bind all operations and return the program."""
+        functions = [self.prepare_step(number, operation) for number, operation in enumerate(self.subgraph.operations)]
+        steps = _with_dead_operands(self.subgraph, self.group_steps(functions))
+        optional_inputs = frozenset(self.subgraph.input_indexes) - self._required
+        # Constants that a binding has packed and that no step reads again are not kept.
+        values = [value if index in self._read else None for index, value in enumerate(self._constants_frame)]
+        frame = [*values, *[None] * self.extra_slots, DEFAULT_RUN_OPTIONS]
+        return Program(self.subgraph, frame, steps, optional_inputs, tuple(self._shapes))
 
-    def constants(self) -> ExecutionFrame:
-        """Return the value of each operand that has one already."""
-        return [constant(self._model, operand) for operand in self.subgraph.operands]
+    def load_constants(self) -> ExecutionFrame:
+        """Return the value of each constant operand, None for others."""
+        return [load_constant(self._model, operand) for operand in self.subgraph.operands]
 
-    def joined(self, steps: Sequence[StepFunction]) -> list[tuple[int, StepFunction]]:
-        """Return the steps, each with the number of its last operation; an engine may make one of several."""
-        return list(enumerate(steps))
+    def group_steps(self, functions: Sequence[StepFunction]) -> list[tuple[int, StepFunction]]:
+        """Return each step with the number of its last operation; other engines merge operations into one step."""
+        return list(enumerate(functions))
 
-    def static_step(self, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: ShapedOp) -> StepFunction:
-        """Return the step of an operation of which everything is known."""
-        return bound.step(bound.bind(fitted))
+    def static_step(self, op: ResolvedOp, arguments: Sequence[Tensor | None], shaped: ShapedOp) -> StepFunction:
+        """Return the step of an operation whose shapes, weights and attributes are all known."""
+        return op.step(op.bind(shaped))
 
-    def _runtime_scope(self) -> ExecutionFrame:
-        """Return the scope without the constants that no step reads again, since a binding has packed them."""
-        values = [value if index in self._read else None for index, value in enumerate(self._scope)]
-        return [*values, *[None] * self.extra_slots, DEFAULT_RUN_OPTIONS]
-
-    def prepared_step(self, number: int, operation: Operation) -> StepFunction:
-        """Return an operation's step."""
+    def prepare_step(self, number: int, operation: Operation) -> StepFunction:
+        """Return the step of an operation."""
         label = f"operation {number} ({operation.type.name})"
         if operation.type in FIRST_OUTER_INPUT:
             return self._control_flow_step(label, operation)
-        found = _find(self.subgraph, operation)
+        found = _find_match(self.subgraph, operation)
         if found is None:
             raise GeneralFailure(f"{label} is not supported with these operand types")
-        bound = ResolvedOp(label, found, operation, tuple(self.subgraph.operands[i] for i in operation.outputs))
-        self._required.update(bound.required())
-        step: StepFunction
-        if self._is_static(bound):
-            arguments = [self._argument(index) for index in operation.inputs]
-            fitted = bound.infer_shapes(arguments)
-            self._read.update(bound.data_indexes())
-            self._learn(operation.outputs, fitted.shapes)
-            step = self.static_step(bound, arguments, fitted)
-        else:
-            step = _DynamicStep(bound, self.subgraph.operands, self._scope)
+        op = ResolvedOp(label, found, operation, tuple(self.subgraph.operands[i] for i in operation.outputs))
+        self._required.update(op.required())
+        if not self._is_static(op):
             self._read.update(operation.inputs)
-        return step
+            return _DynamicStep(op, self.subgraph.operands, self._constants_frame)
+        arguments = [self._argument(index) for index in operation.inputs]
+        shaped = op.infer_shapes(arguments)
+        self._read.update(op.data_indexes())
+        self._record_shapes(operation.outputs, shaped.shapes)
+        return self.static_step(op, arguments, shaped)
 
     def _control_flow_step(self, label: str, operation: Operation) -> StepFunction:
         self._read.update(operation.inputs)
@@ -335,50 +285,53 @@ class SubgraphPreparation:
             try:
                 program = SubgraphPreparation(self._model, self._model.referenced[index], self._programs).program()
             except GeneralFailure as error:
-                raise _named(label, error) from error
+                raise _with_label(label, error) from error
             self._programs[index] = program
         return self._programs[index]
 
-    def _learn(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
+    def _record_shapes(self, indexes: Iterable[int], shapes: Iterable[Shape]) -> None:
         for index, shape in zip(indexes, shapes, strict=True):
-            declared = _known_shape(self.subgraph.operands[index])
+            declared = known_shape(self.subgraph.operands[index])
             self._shapes[index] = declared if DATA_DEPENDENT in shape else shape
 
     def _argument(self, index: int) -> Tensor | None:
         operand, shape = self.subgraph.operands[index], self._shapes[index]
         if operand.lifetime == LifeTime.NO_VALUE:
             return None
-        assert shape is not None, "_is_static asked for it"
-        return tensor_of(operand, shape, self._scope[index])
+        assert shape is not None, "_is_static has checked it"
+        return tensor_of(operand, shape, self._constants_frame[index])
 
-    def _is_static(self, bound: ResolvedOp) -> bool:
+    def _is_static(self, op: ResolvedOp) -> bool:
         """Return True if nothing that the binding needs comes with the request."""
-        for parameter, index in bound.arguments():
+        for parameter, index in op.arguments():
             operand = self.subgraph.operands[index]
             if operand.lifetime == LifeTime.NO_VALUE:
                 continue
-            from_request = operand.lifetime == LifeTime.SUBGRAPH_INPUT and parameter.optional
-            needs_value = parameter.role is not Role.DATA and self._scope[index] is None
-            if from_request or needs_value or self._shapes[index] is None:
+            may_be_omitted = operand.lifetime == LifeTime.SUBGRAPH_INPUT and parameter.optional
+            needs_value = parameter.role is not Role.DATA and self._constants_frame[index] is None
+            if may_be_omitted or needs_value or self._shapes[index] is None:
                 return False
         return True
 
 
-def constant(model: Model, operand: Operand) -> Array | None:
-    """Return a constant in private memory: pools may belong to another process."""
+def load_constant(model: Model, operand: Operand) -> Array | None:
+    """Return a constant's value, or None for another operand.
+
+    The value is copied to private memory: another process may be able to write to a memory pool.
+    """
     if operand.lifetime not in _CONSTANTS:
         return None
     require_max_rank(operand.dimensions, "a constant")
-    place = operand.location
-    copied = operand.lifetime == LifeTime.CONSTANT_COPY
-    source = memoryview(model.operand_values) if copied else model.pools[place.pool_index].view
-    raw = bytearray(source[place.offset : place.offset + place.length])
-    return np.frombuffer(raw, _dtype(operand)).reshape(operand.dimensions)
+    location = operand.location
+    is_inline = operand.lifetime == LifeTime.CONSTANT_COPY
+    source = memoryview(model.operand_values) if is_inline else model.pools[location.pool_index].view
+    data = bytearray(source[location.offset : location.offset + location.length])
+    return np.frombuffer(data, dtype_of(operand)).reshape(operand.dimensions)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedOp:
-    """An operation of the model, matched."""
+    """An operation of the model with its matched declaration. `label` names it in error messages."""
 
     label: str
     match: Match
@@ -398,112 +351,122 @@ class ResolvedOp:
         return (index for parameter, index in self.arguments() if not parameter.optional)
 
     def infer_shapes(self, arguments: Sequence[Tensor | None]) -> ShapedOp:
-        """Find the outputs' shapes; a violated constraint names the operation."""
-        return self._naming(lambda: infer_shapes(self.match, arguments, self.outputs))
+        """Infer the outputs' shapes.
 
-    def bind(self, fitted: ShapedOp) -> Run:
-        """Bind to the arguments that were fitted; a violated constraint names the operation."""
-        return self._naming(fitted.bind)
+        Raises:
+            GeneralFailure: If a constraint is violated; the message names the operation.
+        """
+        return self._labelled(lambda: infer_shapes(self.match, arguments, self.outputs))
+
+    def bind(self, shaped: ShapedOp) -> Run:
+        """Bind to the arguments of `infer_shapes`. Raises as that."""
+        return self._labelled(shaped.bind)
 
     def step(self, run: Run) -> StepFunction:
         """Return the step that calls `run`."""
         return _static_step(self.label, run, self.data_indexes(), self.operation.outputs)
 
-    def _naming(self, act: Callable[[], T]) -> T:
+    def _labelled(self, act: Callable[[], T]) -> T:
         try:
             return act()
         except GeneralFailure as error:
-            raise _named(self.label, error) from error
+            raise _with_label(self.label, error) from error
 
 
 def _static_step(
     label: str, run: Callable[..., Any], inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> StepFunction:
-    """Return the step that calls `run`; what it refuses in the data names the operation, which costs no success."""
+    """Return the step that calls `run` on the operands `inputs`.
+
+    Errors are labelled by `try`, which costs nothing if none is raised. One input and one output, the most frequent
+    case, has a step of its own without argument lists.
+    """
     if len(outputs) > 1:
 
-        def step_of_many(scope: ExecutionFrame) -> None:
+        def step_of_many(frame: ExecutionFrame) -> None:
             try:
-                results = run(*[scope[i] for i in inputs])
+                results = run(*[frame[i] for i in inputs])
             except GeneralFailure as error:
-                raise _named(label, error) from error
+                raise _with_label(label, error) from error
             for index, result in zip(outputs, results, strict=True):
-                scope[index] = result
+                frame[index] = result
 
         return step_of_many
     output = outputs[0]
     if len(inputs) == 1:
         input = inputs[0]
 
-        def step_of_one(scope: ExecutionFrame) -> None:
+        def step_of_one(frame: ExecutionFrame) -> None:
             try:
-                scope[output] = run(scope[input])
+                frame[output] = run(frame[input])
             except GeneralFailure as error:
-                raise _named(label, error) from error
+                raise _with_label(label, error) from error
 
         return step_of_one
 
-    def step(scope: ExecutionFrame) -> None:
+    def step(frame: ExecutionFrame) -> None:
         try:
-            scope[output] = run(*[scope[i] for i in inputs])
+            frame[output] = run(*[frame[i] for i in inputs])
         except GeneralFailure as error:
-            raise _named(label, error) from error
+            raise _with_label(label, error) from error
 
     return step
 
 
-def _named(label: str, error: GeneralFailure) -> GeneralFailure:
+def _with_label(label: str, error: GeneralFailure) -> GeneralFailure:
     return GeneralFailure(f"{label}: {error}")
 
 
 class _DynamicStep:
-    """An operation that is bound when its shapes and controls are there; the last binding is kept."""
+    """An operation that is bound when its shapes and attributes are known. The last binding is reused if they recur."""
 
-    def __init__(self, bound: ResolvedOp, operands: Sequence[Operand], constants: ExecutionFrame) -> None:
-        self._bound = bound
+    def __init__(self, op: ResolvedOp, operands: Sequence[Operand], constants: ExecutionFrame) -> None:
+        self._op = op
         self._operands = operands
-        weights = [index for parameter, index in bound.arguments() if parameter.role is Role.WEIGHT]
-        self._may_keep = all(constants[index] is not None for index in weights)
-        self._kept: tuple[Any, StepFunction] | None = None
+        # The cache key does not contain weights, so a binding is reusable only if they are constants.
+        weights = [index for parameter, index in op.arguments() if parameter.role is Role.WEIGHT]
+        self._is_reusable = all(constants[index] is not None for index in weights)
+        self._last: tuple[Any, StepFunction] | None = None
 
-    def __call__(self, scope: ExecutionFrame) -> None:
-        arguments = [self._argument(scope, parameter, index) for parameter, index in self._bound.arguments()]
-        key = [_identity(p, a) for p, a in zip(self._bound.match.parameters, arguments, strict=True)]
-        kept = self._kept  # read once: another execution may replace it
-        if kept is None or kept[0] != key:
-            bound = self._bound
-            kept = (key, bound.step(bound.bind(bound.infer_shapes(arguments))))
-            self._kept = kept if self._may_keep else None
-        kept[1](scope)
+    def __call__(self, frame: ExecutionFrame) -> None:
+        arguments = [self._argument(frame, parameter, index) for parameter, index in self._op.arguments()]
+        key = [_binding_key(p, a) for p, a in zip(self._op.match.parameters, arguments, strict=True)]
+        last = self._last  # read once: a concurrent execution may replace it
+        if last is None or last[0] != key:
+            op = self._op
+            last = (key, op.step(op.bind(op.infer_shapes(arguments))))
+            self._last = last if self._is_reusable else None
+        last[1](frame)
 
-    def _argument(self, scope: ExecutionFrame, parameter: Parameter, index: int) -> Tensor | None:
-        array = scope[index]
+    def _argument(self, frame: ExecutionFrame, parameter: Parameter, index: int) -> Tensor | None:
+        array = frame[index]
         if array is None:
             return None
         value = None if parameter.role is Role.DATA else array
         if parameter.role is Role.ATTRIBUTE:
-            value = array.copy()  # it decides addresses and may lie in another process's memory
+            # An attribute decides addresses. Copy it before it is checked: another process may be able to write to it.
+            value = array.copy()
         return tensor_of(self._operands[index], array.shape, value)
 
 
-def _identity(parameter: Parameter, argument: Tensor | None) -> Any:
-    """Return what makes one binding differ from another: the shape and, for controls, the bytes."""
+def _binding_key(parameter: Parameter, argument: Tensor | None) -> Any:
+    """Return the part of an argument that a binding depends on: the shape and, for attributes, the bytes."""
     if argument is None or parameter.role is not Role.ATTRIBUTE:
         return None if argument is None else argument.shape
     return argument.shape, argument.array.tobytes()
 
 
-def _with_releases(subgraph: Subgraph, steps: Sequence[tuple[int, StepFunction]]) -> tuple[ExecutionStep, ...]:
-    """Say for each step which temporaries no later one reads."""
-    last_reader: dict[int, int] = {}
+def _with_dead_operands(subgraph: Subgraph, functions: Sequence[tuple[int, StepFunction]]) -> tuple[ExecutionStep, ...]:
+    """Return the steps, each with the temporaries that are dead after it."""
+    last_use: dict[int, int] = {}
     for number, operation in enumerate(subgraph.operations):
-        last_reader.update(dict.fromkeys((*operation.inputs, *operation.outputs), number))
-    dropped: list[list[int]] = [[] for _ in subgraph.operations]
-    for index, number in last_reader.items():
+        last_use.update(dict.fromkeys((*operation.inputs, *operation.outputs), number))
+    dead_after: list[list[int]] = [[] for _ in subgraph.operations]
+    for index, number in last_use.items():
         if subgraph.operands[index].lifetime == LifeTime.TEMPORARY_VARIABLE:
-            dropped[number].append(index)
-    first, parts = 0, []
-    for last, step in steps:
-        parts.append(ExecutionStep(step, last, tuple(chain.from_iterable(dropped[first : last + 1]))))
+            dead_after[number].append(index)
+    first, steps = 0, []
+    for last, function in functions:
+        steps.append(ExecutionStep(function, last, tuple(chain.from_iterable(dead_after[first : last + 1]))))
         first = last + 1
-    return tuple(parts)
+    return tuple(steps)

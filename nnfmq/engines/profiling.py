@@ -1,9 +1,9 @@
-"""Where a program's time goes: whole runs, and beside each a pass over its parts, every one timed in its place.
+"""Profiling: wall times of whole runs and, interleaved with them, of each step.
 
-A pass goes through all parts in order, as a run does, so that each finds the caches as the one before has left them;
-no part is repeated by itself. Before each the same call is timed with nothing to do, twice, since the first one brings
-back what the caches have lost of Python: what the second takes is the cost of timing. A part that consists of steps, as
-a compiled segment does, is timed step by step; any other is one step.
+A profiling pass executes all steps in order, as a run does, so that each step finds the caches as its predecessor left
+them; a step is never repeated by itself. Before each step the same call is timed without work, twice: the first brings
+Python's own data back into the caches, the second measures the overhead of timing. The launches of a compiled partition
+are timed one by one (`SteppedPartition`); every other step is one unit.
 """
 
 from __future__ import annotations
@@ -20,114 +20,114 @@ from nnfmq.operations.signature import Shape
 
 __all__ = ["Profile", "SteppedPartition", "Timings", "measure"]
 
-_WARM_UP = 3
+_WARM_UP_RUNS = 3
 
 
 @runtime_checkable
 class SteppedPartition(Protocol):
-    """A step of a program that consists of steps of its own."""
+    """A step of a program that consists of `steps` launches, which may be run one by one."""
 
     steps: int
 
-    def range_runner(self, scope: ExecutionFrame) -> Callable[[int, int], None]:
-        """Return what runs some of them on a scope that it was called with; an empty range costs what a call costs."""
+    def range_runner(self, frame: ExecutionFrame) -> Callable[[int, int], None]:
+        """Return `run(first, end)`, which runs these launches on `frame`; an empty range measures the call's overhead.
+
+        The partition must have been called with `frame` before.
+        """
         ...
 
-    def leave(self, scope: ExecutionFrame) -> None:
-        """Give the scope what later steps read."""
+    def publish_outputs(self, frame: ExecutionFrame) -> None:
+        """Put the operands that later steps read into `frame`."""
         ...
 
 
 @dataclass(slots=True)
 class Timings:
-    """What one thing took in each run, and what timing nothing took just before, in nanoseconds."""
+    """Elapsed times of one step in each run, and the overhead of timing measured just before, in nanoseconds."""
 
-    raw: list[int] = field(default_factory=list)
-    empty: list[int] = field(default_factory=list)
+    elapsed: list[int] = field(default_factory=list)
+    overhead: list[int] = field(default_factory=list)
 
     @property
     def p50_ns(self) -> int:
-        """The median, less that of nothing."""
-        return max(0, median_low(self.raw) - median_low(self.empty))
+        """The median elapsed time less the median overhead, at least 0."""
+        return max(0, median_low(self.elapsed) - median_low(self.overhead))
 
     @property
     def min_ns(self) -> int:
-        """The least, less the least of nothing."""
-        return max(0, min(self.raw) - min(self.empty))
+        """The minimum elapsed time less the minimum overhead, at least 0."""
+        return max(0, min(self.elapsed) - min(self.overhead))
 
     @classmethod
-    def sum(cls, parts: Iterable[Timings]) -> Timings:
-        """Return what several things took together, run by run."""
-        several = list(parts)
-        raw, empty = ([sum(run) for run in zip(*lists, strict=True)] for lists in _lists(several))
-        return cls(raw, empty)
-
-
-def _lists(several: Sequence[Timings]) -> tuple[list[list[int]], list[list[int]]]:
-    return [one.raw for one in several], [one.empty for one in several]
+    def sum(cls, several: Iterable[Timings]) -> Timings:
+        """Return the timings of several steps, added run by run."""
+        steps = list(several)
+        elapsed = [sum(run) for run in zip(*(step.elapsed for step in steps), strict=True)]
+        return cls(elapsed, [sum(run) for run in zip(*(step.overhead for step in steps), strict=True)])
 
 
 @dataclass(slots=True)
 class Profile:
-    """`whole` are runs as usual, `parts` the steps of each part, `storing` what comes after the last.
+    """Times of whole `runs` in ns, timings of the launches of each step, and of the output copy after the last step.
 
-    `shapes` are those of the operands that were there between parts.
+    `shapes` are those of the operands that had a value after some step.
     """
 
-    parts: list[list[Timings]]
-    whole: list[int] = field(default_factory=list)
-    storing: Timings = field(default_factory=Timings)
+    steps: list[list[Timings]]
+    runs: list[int] = field(default_factory=list)
+    output_copy: Timings = field(default_factory=Timings)
     shapes: dict[int, Shape] = field(default_factory=dict)
 
 
 def measure(program: Program, execution: BoundSteps, runs: int) -> Profile:
-    """Run `execution`, which `program` has bound, `runs` times whole and in parts, by turns. Blocks for as long.
+    """Run `execution`, which `program` has bound, `runs` times as a whole and `runs` times step by step, interleaved.
 
-    NumPy's warnings are the caller's to silence. Raises what the program raises.
+    Blocks. The caller silences NumPy's warnings. Raises what the program raises.
     """
-    for _ in range(_WARM_UP):
+    for _ in range(_WARM_UP_RUNS):
         execution.run()
-    times = Profile([[Timings() for _ in range(_count(part))] for part in program.parts])
-    times.shapes.update(_shapes_between(program.parts, execution.scope))
+    profile = Profile([[Timings() for _ in range(_launch_count(step))] for step in program.steps])
+    profile.shapes.update(_operand_shapes(program.steps, execution.frame))
     for _ in range(runs):
         begin_ns = time.perf_counter_ns()
         execution.run()
-        times.whole.append(time.perf_counter_ns() - begin_ns)
-        _pass(program.parts, execution, times)
-    return times
+        profile.runs.append(time.perf_counter_ns() - begin_ns)
+        _profile_steps(program.steps, execution, profile)
+    return profile
 
 
-def _count(part: ExecutionStep) -> int:
-    return part.step.steps if isinstance(part.step, SteppedPartition) else 1
+def _launch_count(step: ExecutionStep) -> int:
+    return step.function.steps if isinstance(step.function, SteppedPartition) else 1
 
 
-def _shapes_between(parts: Sequence[ExecutionStep], scope: ExecutionFrame) -> dict[int, Shape]:
+def _operand_shapes(steps: Sequence[ExecutionStep], frame: ExecutionFrame) -> dict[int, Shape]:
+    """Run all steps and return the shapes of the operands that have a value after one of them."""
     shapes = {}
-    for part in parts:
-        part.step(scope)
-        shapes.update({i: array.shape for i, array in enumerate(scope[:-1]) if hasattr(array, "shape")})
-    for part in parts:
-        _drop(scope, part)
+    for step in steps:
+        step.function(frame)
+        shapes.update({i: array.shape for i, array in enumerate(frame[:-1]) if hasattr(array, "shape")})
+    for step in steps:
+        _release(frame, step)
     return shapes
 
 
-def _pass(parts: Sequence[ExecutionStep], execution: BoundSteps, times: Profile) -> None:
-    scope = execution.scope
-    scope[-1] = DEFAULT_RUN_OPTIONS
-    for part, samples in zip(parts, times.parts, strict=True):
-        step = part.step
-        if isinstance(step, SteppedPartition):
-            run = step.range_runner(scope)
-            for number, sample in enumerate(samples):
-                _time_step(run, number, sample)
-            step.leave(scope)
-            _drop(scope, part)
+def _profile_steps(steps: Sequence[ExecutionStep], execution: BoundSteps, profile: Profile) -> None:
+    frame = execution.frame
+    frame[-1] = DEFAULT_RUN_OPTIONS
+    for step, timings in zip(steps, profile.steps, strict=True):
+        function = step.function
+        if isinstance(function, SteppedPartition):
+            run = function.range_runner(frame)
+            for number, timing in enumerate(timings):
+                _time_launch(run, number, timing)
+            function.publish_outputs(frame)
+            _release(frame, step)
         else:
-            _time_call(part.releasing(), scope, samples[0])
-    _time_call(execution.store, scope, times.storing)
+            _time_call(step.releasing_function(), frame, timings[0])
+    _time_call(execution.write_outputs, frame, profile.output_copy)
 
 
-def _time_step(run: Callable[[int, int], None], number: int, sample: Timings) -> None:
+def _time_launch(run: Callable[[int, int], None], number: int, timings: Timings) -> None:
     clock = time.perf_counter_ns
     run(number, number)
     begin_ns = clock()
@@ -135,26 +135,26 @@ def _time_step(run: Callable[[int, int], None], number: int, sample: Timings) ->
     middle_ns = clock()
     run(number, number + 1)
     end_ns = clock()
-    sample.empty.append(middle_ns - begin_ns)
-    sample.raw.append(end_ns - middle_ns)
+    timings.overhead.append(middle_ns - begin_ns)
+    timings.elapsed.append(end_ns - middle_ns)
 
 
-def _time_call(call: Callable[[ExecutionFrame], object], scope: ExecutionFrame, sample: Timings) -> None:
+def _time_call(call: Callable[[ExecutionFrame], object], frame: ExecutionFrame, timings: Timings) -> None:
     clock = time.perf_counter_ns
-    _nothing(scope)
+    _empty_call(frame)
     begin_ns = clock()
-    _nothing(scope)
+    _empty_call(frame)
     middle_ns = clock()
-    call(scope)
+    call(frame)
     end_ns = clock()
-    sample.empty.append(middle_ns - begin_ns)
-    sample.raw.append(end_ns - middle_ns)
+    timings.overhead.append(middle_ns - begin_ns)
+    timings.elapsed.append(end_ns - middle_ns)
 
 
-def _nothing(_scope: ExecutionFrame) -> None:
+def _empty_call(_frame: ExecutionFrame) -> None:
     pass
 
 
-def _drop(scope: ExecutionFrame, part: ExecutionStep) -> None:
-    for index in part.dropped:
-        scope[index] = None
+def _release(frame: ExecutionFrame, step: ExecutionStep) -> None:
+    for index in step.dead_after:
+        frame[index] = None

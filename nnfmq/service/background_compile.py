@@ -11,7 +11,7 @@ import logging
 import weakref
 from functools import partial
 
-from nnfmq.engines.provisional import TieredProgram
+from nnfmq.engines.execution import TieredProgram
 from nnfmq.hal.errors import GeneralFailure, NnfmqError
 from nnfmq.service.compile_jobs import PrepareContext, prepare_context
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("nnfmq.background_compile")
 def tier_up(program_ref: weakref.ref[TieredProgram]) -> None:
     """Compile a program and let the result replace it, if the program is still in use. Blocks; raises nothing."""
     program = program_ref()
-    compile_program = None if program is None else program.make
+    compile_program = None if program is None else program.compile_program
     del program  # no strong reference while compiling
     if compile_program is None:
         return
@@ -40,9 +40,9 @@ def tier_up(program_ref: weakref.ref[TieredProgram]) -> None:
     if program is None:
         return
     if compiled is None:
-        program.keep()
+        program.stay()
     else:
-        program.replace(compiled)
+        program.tier_up(compiled)
 
 
 def _require_in_use(program_ref: weakref.ref[TieredProgram], _done: int, _total: int) -> None:

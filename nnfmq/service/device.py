@@ -17,8 +17,7 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 
 from nnfmq.engines.control_flow import reachable_subgraphs
-from nnfmq.engines.execution import PreparedProgram
-from nnfmq.engines.provisional import TieredProgram
+from nnfmq.engines.execution import PreparedProgram, TieredProgram
 from nnfmq.hal.capabilities import CPU_PERFORMANCE, Capabilities, NumberOfCacheFiles, uniform_capabilities
 from nnfmq.hal.errors import DeviceUnavailable, GeneralFailure, InvalidArgument, MissedDeadlinePersistent
 from nnfmq.hal.feature_levels import FeatureLevel

@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 
 from nnfmq import watcher
 from nnfmq.channel import INLINE_BYTES, NOW, Channel, Frame
+from nnfmq.engines.execution import TieredProgram
 from nnfmq.engines.idle_trim import trim_memory
-from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,

@@ -87,13 +87,13 @@ def test_CF_6_a_constant_condition_and_constant_operands_go_into_a_branch() -> N
 def test_both_branches_may_be_the_same_subgraph_and_it_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = branching()
     model = with_operand(model, 2, location=model.main.operands[1].location)
-    original, copied = interpreter.constant, []
+    original, copied = interpreter.load_constant, []
 
     def spying(model: Model, operand: Operand) -> Any:
         copied.append(operand)
         return original(model, operand)
 
-    monkeypatch.setattr(interpreter, "constant", spying)
+    monkeypatch.setattr(interpreter, "load_constant", spying)
 
     program = prepared(model)
 

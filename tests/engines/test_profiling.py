@@ -31,7 +31,7 @@ class Clock:
         return self.now_ns
 
 
-class Divided:
+class TwoLaunches:
     """Two steps of 500 and 300 ns; each call costs 70. `log` has the ranges that were run."""
 
     def __init__(self, clock: Clock) -> None:
@@ -39,20 +39,20 @@ class Divided:
         self.steps = 2
         self.log: list[Any] = []
 
-    def __call__(self, scope: ExecutionFrame) -> None:
+    def __call__(self, frame: ExecutionFrame) -> None:
         self._clock.now_ns += 800
-        self.leave(scope)
+        self.publish_outputs(frame)
 
-    def range_runner(self, scope: ExecutionFrame) -> Callable[[int, int], None]:
+    def range_runner(self, frame: ExecutionFrame) -> Callable[[int, int], None]:
         def run(first: int, last: int) -> None:
             self._clock.now_ns += 70 + sum((500, 300)[first:last])
             self.log.append((first, last))
 
         return run
 
-    def leave(self, scope: ExecutionFrame) -> None:
+    def publish_outputs(self, frame: ExecutionFrame) -> None:
         self.log.append("leave")
-        scope[0] = np.zeros((2, 3))
+        frame[0] = np.zeros((2, 3))
 
 
 @pytest.fixture
@@ -62,54 +62,56 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def measured(clock: Clock, runs: int) -> tuple[Any, Divided, list[Any]]:
-    """Measure a divided step, and another one of 1000 ns that reads what the first leaves."""
-    divided, seen = Divided(clock), []
+def measured(clock: Clock, runs: int) -> tuple[Any, TwoLaunches, list[Any]]:
+    """Measure a partition step, and another one of 1000 ns that reads what the first leaves."""
+    partition, seen = TwoLaunches(clock), []
 
-    def other(scope: ExecutionFrame) -> None:
-        seen.append(scope[0])
+    def other(frame: ExecutionFrame) -> None:
+        seen.append(frame[0])
         clock.now_ns += 1000
 
-    def store(scope: ExecutionFrame) -> Any:
-        seen.append(scope[0])
+    def write_outputs(frame: ExecutionFrame) -> Any:
+        seen.append(frame[0])
         clock.now_ns += 40
 
-    parts = (ExecutionStep(divided, 1, ()), ExecutionStep(other, 2, (0,)))
-    execution = BoundSteps([None, None, DEFAULT_RUN_OPTIONS], [part.releasing() for part in parts], store)
-    return measure(SimpleNamespace(parts=parts), execution, runs), divided, seen  # type: ignore[arg-type]
+    steps = (ExecutionStep(partition, 1, ()), ExecutionStep(other, 2, (0,)))
+    execution = BoundSteps(
+        [None, None, DEFAULT_RUN_OPTIONS], [step.releasing_function() for step in steps], write_outputs
+    )
+    return measure(SimpleNamespace(steps=steps), execution, runs), partition, seen  # type: ignore[arg-type]
 
 
 def test_each_step_is_timed_less_what_a_call_costs(clock: Clock) -> None:
-    times, _, _ = measured(clock, runs=4)
+    profile, _, _ = measured(clock, runs=4)
 
-    assert [[step.p50_ns for step in part] for part in times.parts] == [[500, 300], [1000]]
-    assert [step.min_ns for step in times.parts[0]] == [500, 300]
-    assert times.storing.p50_ns == 40
+    assert [[launch.p50_ns for launch in step] for step in profile.steps] == [[500, 300], [1000]]
+    assert [launch.min_ns for launch in profile.steps[0]] == [500, 300]
+    assert profile.output_copy.p50_ns == 40
 
 
 def test_whole_runs_are_timed_as_they_are(clock: Clock) -> None:
-    times, _, _ = measured(clock, runs=4)
+    profile, _, _ = measured(clock, runs=4)
 
-    assert times.whole == [800 + 1000 + 40 + 10] * 4
+    assert profile.runs == [800 + 1000 + 40 + 10] * 4
 
 
 def test_a_pass_goes_through_the_steps_in_order_each_behind_two_empty_calls(clock: Clock) -> None:
-    _, divided, _ = measured(clock, runs=1)
+    _, partition, _ = measured(clock, runs=1)
 
-    ranges = [entry for entry in divided.log if entry != "leave"]
+    ranges = [entry for entry in partition.log if entry != "leave"]
     assert ranges == [(0, 0), (0, 0), (0, 1), (1, 1), (1, 1), (1, 2)]
 
 
-def test_the_next_part_reads_what_a_divided_one_leaves_and_temporaries_go(clock: Clock) -> None:
+def test_the_next_part_reads_what_a_partition_one_leaves_and_temporaries_go(clock: Clock) -> None:
     _, _, seen = measured(clock, runs=1)
 
     assert [None if array is None else array.shape for array in seen[-2:]] == [(2, 3), None]
 
 
 def test_shapes_that_come_between_parts_are_kept(clock: Clock) -> None:
-    times, _, _ = measured(clock, runs=1)
+    profile, _, _ = measured(clock, runs=1)
 
-    assert times.shapes == {0: (2, 3)}
+    assert profile.shapes == {0: (2, 3)}
 
 
 def test_samples_are_less_their_empty_ones_and_never_negative() -> None:
@@ -121,7 +123,7 @@ def test_samples_are_less_their_empty_ones_and_never_negative() -> None:
 def test_samples_are_added_run_by_run() -> None:
     total = Timings.sum([Timings([1, 20], [0, 2]), Timings([300, 4], [5, 6])])
 
-    assert (total.raw, total.empty) == ([301, 24], [5, 8])
+    assert (total.elapsed, total.overhead) == ([301, 24], [5, 8])
 
 
 def test_the_interpreter_s_steps_are_not_divisible_and_its_results_stay_right() -> None:
@@ -129,10 +131,10 @@ def test_the_interpreter_s_steps_are_not_divisible_and_its_results_stay_right() 
     output = np.empty(4, np.float32)
     execution = program.bind([np.float32([-1, 2, -3, 4])], [output])
 
-    times = measure(program, execution, runs=2)
+    profile = measure(program, execution, runs=2)
 
-    assert not isinstance(program.parts[0].step, SteppedPartition)
-    assert [len(step.raw) for part in times.parts for step in part] == [2]
+    assert not isinstance(program.steps[0].function, SteppedPartition)
+    assert [len(launch.elapsed) for step in profile.steps for launch in step] == [2]
     assert output.tolist() == [0, 2, 0, 4]
 
 
@@ -145,10 +147,10 @@ def test_a_shape_that_comes_with_the_request_is_found() -> None:
         [DynamicOutput(lambda shape: rooms.append(np.empty(shape, "f4")) or rooms[-1])],
     )
 
-    times = measure(program, execution, runs=1)
+    profile = measure(program, execution, runs=1)
 
     output = model.main.output_indexes[0]
-    assert (program.shapes[output], times.shapes[output]) == (None, (3, 2))
+    assert (program.shapes[output], profile.shapes[output]) == (None, (3, 2))
 
 
 F32_2D = Operand(F32, (0, 0))

@@ -13,9 +13,8 @@ from support.executors import LIMIT_S
 from support.models import null_model
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.execution import PreparedProgram
+from nnfmq.engines.execution import PreparedProgram, TieredProgram
 from nnfmq.engines.function import FunctionProgram
-from nnfmq.engines.provisional import TieredProgram
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.service.background_compile import tier_up
 
@@ -70,7 +69,7 @@ def test_where_the_better_one_cannot_be_made_the_program_stays_and_the_log_says_
     tier_up(weakref.ref(program))
     assert run(execution, output) == run(program.bind([ONE], [output]), output) == 1
     assert "a model stays on its baseline program" in caplog.text and str(error) in caplog.text
-    assert program.make is None
+    assert program.compile_program is None
 
 
 def test_for_a_program_that_is_gone_nothing_is_made() -> None:

@@ -358,12 +358,12 @@ def test_PREP_9_what_can_be_done_before_the_first_execution_is_done_when_the_mod
         real = getattr(interpreter, name)
         monkeypatch.setattr(interpreter, name, lambda *arguments: (done.append(name), real(*arguments))[1])
 
-    for name in ("match", "fit", "constant"):  # choosing kernels, binding them, copying constants
+    for name in ("match", "infer_shapes", "load_constant"):  # choosing kernels, binding them, copying constants
         noting(name)
     slow = models.slow_model(operations=3, side=4, channels=2)
     image = np.ones((1, 4, 4, 2), np.float32)
     with device.prepare(slow) as model:
-        assert set(done) == {"match", "fit", "constant"}
+        assert set(done) == {"match", "infer_shapes", "load_constant"}
         done.clear()
         for _ in range(3):
             model.execute(image)

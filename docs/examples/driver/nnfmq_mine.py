@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.function import FunctionProgram
-from nnfmq.engines.interpreter import constant
+from nnfmq.engines.interpreter import load_constant
 from nnfmq.hal.types import Model, OperandType, Operation, OperationType, Subgraph
 from nnfmq.service.device import DeviceBase
 
@@ -22,14 +22,14 @@ class Mine(DeviceBase):
         if operands[0].type != OperandType.TENSOR_FLOAT32:
             return False
         if operation.type == OperationType.ADD:
-            activation = constant(model, operands[2])
+            activation = load_constant(model, operands[2])
             return activation is not None and activation == 0
         return operation.type == OperationType.RELU
 
     def compile(self, model: Model) -> FunctionProgram:
         """Upload constants here, once; `run` is what happens in each execution."""
         main = model.main
-        constants = [constant(model, operand) for operand in main.operands]
+        constants = [load_constant(model, operand) for operand in main.operands]
 
         def run(inputs: Sequence[Any]) -> list[Any]:
             values = dict(enumerate(constants)) | dict(zip(main.input_indexes, inputs, strict=True))

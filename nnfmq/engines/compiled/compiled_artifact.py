@@ -19,7 +19,7 @@ from nnfmq.engines.compiled.segment import PlannedStep, Segment, SegmentPlan, Va
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.team import Sharing, Team
 from nnfmq.engines.execution import ExecutionFrame, StepFunction
-from nnfmq.engines.interpreter import Program, SubgraphPreparation, constant
+from nnfmq.engines.interpreter import Program, SubgraphPreparation, load_constant
 from nnfmq.hal.types import Model, Operation, Subgraph
 from nnfmq.operations.signature import Array
 
@@ -129,25 +129,25 @@ class CachedPreparation(SubgraphPreparation):
         self._read.update(index for s in saved.segments for index in s.inputs)
         self.extra_slots = len(saved.segments)
 
-    def constants(self) -> ExecutionFrame:
+    def load_constants(self) -> ExecutionFrame:
         """Return those that are read as they are: all others have been packed."""
         others = (o for n, o in enumerate(self.subgraph.operations) if n not in self._generated)
         read = {index for operation in others for index in operation.inputs}
         read.update(index for segment in self._saved.segments for index in segment.inputs)
         operands = enumerate(self.subgraph.operands)
-        return [constant(self._model, operand) if index in read else None for index, operand in operands]
+        return [load_constant(self._model, operand) if index in read else None for index, operand in operands]
 
     def program(self) -> Program:
         """Bind the operations that no kernel computes."""
         program = super().program()
-        program.compiled_ops, program.packed = self._generated, (self._arrays,)
+        program.compiled_ops, program.prepacked = self._generated, (self._arrays,)
         return program
 
-    def prepared_step(self, number: int, operation: Operation) -> Any:
+    def prepare_step(self, number: int, operation: Operation) -> Any:
         """Return the step of an operation, None for one that is in a segment."""
-        return None if number in self._generated else super().prepared_step(number, operation)
+        return None if number in self._generated else super().prepare_step(number, operation)
 
-    def joined(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
+    def group_steps(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Put the segments where their operations were."""
         segments = load_partitions(self._parts, self._target, self._team, len(self.subgraph.operands))
         ends = [last for _, last, _ in self._parts.groups]

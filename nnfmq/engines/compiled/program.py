@@ -39,17 +39,17 @@ __all__ = ["prepare"]
 
 
 def prepare(
-    model: Model, packed: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_here
+    model: Model, prepacked: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_here
 ) -> Program:
     """Return a Program that executes `model`'s main subgraph, as `interpreter.prepare`.
 
     `packed` has the machine code, too: nothing is generated then. It is of this build, and of this target. Otherwise
     `compile` makes it, and what that raises ends the preparation.
     """
-    if packed is None:
+    if prepacked is None:
         return prepare_with(partial(CompiledPreparation, compile=compile), model)
-    restoring = partial(CachedPreparation, arrays=packed[0], target=host_target(), team=the_team())
-    return prepare_with(restoring, model, packed[1:])
+    restoring = partial(CachedPreparation, arrays=prepacked[0], target=host_target(), team=the_team())
+    return prepare_with(restoring, model, prepacked[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class CompiledPreparation(SubgraphPreparation):
         program = super().program()
         program.compiled_ops = frozenset(n for first, last, _ in self._parts.groups for n in range(first, last + 1))
         required = sorted(self._required.intersection(self.subgraph.input_indexes))
-        program.packed = (self._parts.to_arrays(required, self._shapes),)
+        program.prepacked = (self._parts.to_arrays(required, self._shapes),)
         return program
 
     def static_step(self, bound: ResolvedOp, arguments: Sequence[Tensor | None], fitted: ShapedOp) -> Any:
@@ -154,7 +154,7 @@ class CompiledPreparation(SubgraphPreparation):
     def _is_omitted(self, index: int) -> bool:
         return self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE
 
-    def joined(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
+    def group_steps(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Gather neighbours that kernels compute; return each step with the number of its last operation."""
         gathered: list[
             tuple[list[int], StepFunction | None]

@@ -188,7 +188,7 @@ class Segment:
             for number in range(self.steps):
                 limits.check()
                 team.run(steps, number, number + 1, state.scratch, self.plan.scratch_bytes)
-        self.leave(scope)
+        self.publish_outputs(scope)
 
     def range_runner(self, scope: ExecutionFrame) -> Callable[[int, int], None]:
         """Return what runs steps `first` to before `last`, for who looks at each; no limits are looked at.
@@ -200,7 +200,7 @@ class Segment:
         run, steps, stride = self._team.run, state.steps(scope), self.plan.scratch_bytes
         return lambda first, last: run(steps, first, last, state.scratch, stride)
 
-    def leave(self, scope: ExecutionFrame) -> None:
+    def publish_outputs(self, scope: ExecutionFrame) -> None:
         """Give the scope what others read, as a call does at its end."""
         state: _State = scope[self._slot].state
         for index, array in state.outputs:

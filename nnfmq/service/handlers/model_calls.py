@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nnfmq.channel import close_all
-from nnfmq.engines.provisional import TieredProgram
+from nnfmq.engines.execution import TieredProgram
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError, status_for_error
 from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (

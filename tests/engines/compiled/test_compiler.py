@@ -103,7 +103,7 @@ def test_saved_object_codes_are_used_and_nothing_is_compiled_again() -> None:
 
     model = relu_model((5, 7))
     first = prepare(model)
-    again = prepare(model, first.packed, refused)
+    again = prepare(model, first.prepacked, refused)
     inputs = random_inputs(model, 3)
     expected = outputs_of(interpreter.prepare(model), model, inputs)
     assert again.compiled_ops == {0}

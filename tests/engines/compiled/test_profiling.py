@@ -31,9 +31,9 @@ def digits(name: str = "digits.tflite") -> Model:
 
 
 def segment_of(program: Program) -> Segment:
-    (part,) = program.parts
-    assert isinstance(part.step, Segment)
-    return part.step
+    (step,) = program.steps
+    assert isinstance(step.function, Segment)
+    return step.function
 
 
 def test_each_kernel_knows_its_operation() -> None:
@@ -61,16 +61,16 @@ def test_steps_one_by_one_give_what_a_run_gives(name: str) -> None:
     found = np.zeros_like(expected)
     execution = program.bind(inputs, [np.empty_like(expected)])
     execution.run()
-    segment, scope = segment_of(program), execution.scope
+    segment, frame = segment_of(program), execution.frame
     for index, *_ in segment.plan.outputs:
-        scope[index] = None
+        frame[index] = None
 
-    run = segment.range_runner(scope)
+    run = segment.range_runner(frame)
     for number in range(segment.steps):
         run(number, number)
         run(number, number + 1)
-    segment.leave(scope)
-    found[...] = scope[model.main.output_indexes[0]]
+    segment.publish_outputs(frame)
+    found[...] = frame[model.main.output_indexes[0]]
 
     np.testing.assert_array_equal(found, expected)
 
@@ -113,9 +113,9 @@ def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) ->
     values = {1: Value(np.dtype(np.uint8), (output_bytes,))}
     plan = plan_segment([Call(kernel, (0,), (1,), (), 0)], values, {}, [0], [1], target)
     segment = Segment(plan, np.zeros(1, np.uint8), Linker([compile_kernels([kernel], target)], target), the_team(), 2)
-    scope: list[Any] = [source, None, None, DEFAULT_RUN_OPTIONS]
-    segment(scope)
-    made: np.ndarray[Any, Any] = scope[1].copy()
+    frame: list[Any] = [source, None, None, DEFAULT_RUN_OPTIONS]
+    segment(frame)
+    made: np.ndarray[Any, Any] = frame[1].copy()
     return made
 
 

@@ -128,7 +128,7 @@ def assert_weights_are_restored(model: Model) -> None:
     first = prepare(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "_centred", lambda filter: pytest.fail("weights are looked at"))
-        second = prepare(model, first.packed)
+        second = prepare(model, first.prepacked)
     assert second.compiled_ops == first.compiled_ops == {0}
     inputs = random_inputs(model, 3)
     (expected,) = outputs_of(interpreter.prepare(model), model, inputs)

@@ -62,7 +62,7 @@ def before_a_guard(array: Array) -> Array:
 
 def with_guarded_constants(program: interpreter.Program, model: Model) -> interpreter.Program:
     """Return the program again, of what a cache would have of it, over constants that end at such a page."""
-    plan, constants, *code = program.packed[0]
+    plan, constants, *code = program.prepacked[0]
     return prepare(model, [(plan, before_a_guard(constants) if constants.size else constants, *code)])
 
 
