@@ -133,7 +133,7 @@ def test_a_package_that_imports_its_modules_is_no_cycle() -> None:
         ("service.supervisor", "import multiprocessing.connection"),
         ("service.session", "import subprocess"),
         ("service.compile_jobs", "import os\nos.fork()"),
-        ("engines.compiled.compiler", "from os import fork\nfork()"),
+        ("engines.compiled.jit", "from os import fork\nfork()"),
         ("memory", "import ctypes"),
     ],
 )

@@ -129,7 +129,7 @@ def _possible(sections: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _conditions(load: tuple[float, float, float], is_quick: bool) -> dict[str, Any]:
-    from nnfmq.engines.compiled.objects import host_target
+    from nnfmq.engines.compiled.jit import host_target
     from nnfmq.queue import core
 
     threads = most_threads()

@@ -183,20 +183,20 @@ def _stepping(given: Sequence[Array], infos: Sequence[TensorInfo], targets: Sequ
 @contextmanager
 def _in_process(job: Job) -> Iterator[Party]:
     """The compiling engine, called directly."""
-    from nnfmq.engines.compiled.program import prepare
-    from nnfmq.engines.compiled.team import the_team
+    from nnfmq.engines.compiled.partition import prepare
+    from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
     model = loaded(job.source)
     given = inputs_for(model.inputs)
     targets, results = [array.copy() for array in given], [np.zeros(i.shape, i.dtype) for i in model.outputs]
     begin = time.perf_counter()
     program = prepare(model.model)
-    details = {"prepare_s": time.perf_counter() - begin, "threads": the_team().helpers + 1}
+    details = {"prepare_s": time.perf_counter() - begin, "threads": default_thread_pool().worker_count + 1}
     execution = program.bind(targets, results)
     try:
         yield Party({"bound": _stepping(given, model.inputs, targets, results, execution.run)}, (), details)
     finally:
-        the_team().stop()
+        default_thread_pool().stop()
 
 
 @contextmanager

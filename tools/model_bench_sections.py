@@ -332,10 +332,10 @@ PEAKS = {
 def _peaks_main(connection: Connection, limit_s: int) -> None:
     signal.alarm(limit_s)
     from nnfmq.engines.compiled.roofline import measure_ceilings
-    from nnfmq.engines.compiled.team import Team
+    from nnfmq.engines.compiled.thread_pool import ThreadPool
 
     placement.pin_to(0, cores(1))
-    peaks = measure_ceilings(Team(0))
+    peaks = measure_ceilings(ThreadPool(0))
     connection.send({f"{name}_per_s": 1e9 * peaks[kind].one_thread for name, kind in PEAKS.items()})
     connection.close()
 

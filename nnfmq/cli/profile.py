@@ -163,30 +163,30 @@ def _report(arguments: argparse.Namespace, model: LoadedModel, inputs: Sequence[
     if not has_generator:
         program, times = _measured(arguments.device, model, inputs, runs)
         return build(model.model.main, program, times, None, {**known, "threads": 1, "target": None})
-    from nnfmq.engines.compiled.objects import host_target
+    from nnfmq.engines.compiled.jit import host_target
     from nnfmq.engines.compiled.roofline import measure_ceilings
 
     with _team(arguments.threads) as team:
         peaks = measure_ceilings(team)
         program, times = _measured(arguments.device, model, inputs, runs)
-        threads = team.helpers + 1 if arguments.device == "compiled" else 1
-        known |= {"threads": threads, "team": team.helpers + 1, "target": host_target().name}
+        threads = team.worker_count + 1 if arguments.device == "compiled" else 1
+        known |= {"threads": threads, "team": team.worker_count + 1, "target": host_target().name}
         return build(model.model.main, program, times, peaks, known)
 
 
 @contextmanager
 def _team(threads: int | None) -> Iterator[Any]:
     """Let this process's team have so many threads; afterwards it has none but this one, and may have all again."""
-    from nnfmq.engines.compiled.team import the_team
+    from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
-    team = the_team()
-    usual = team.helpers
+    team = default_thread_pool()
+    usual = team.worker_count
     if threads is not None:
-        team.limit(threads - 1)
+        team.set_worker_count(threads - 1)
     try:
         yield team
     finally:
-        team.limit(usual)
+        team.set_worker_count(usual)
 
 
 def _measured(device: str, model: LoadedModel, inputs: Sequence[Array], runs: int) -> tuple[Program, Profile]:
@@ -208,7 +208,7 @@ def _prepared(device: str, model: LoadedModel) -> Program:
 
     if device == "reference":
         return interpreter.prepare(model.model)
-    from nnfmq.engines.compiled.program import prepare
+    from nnfmq.engines.compiled.partition import prepare
 
     return prepare(model.model)
 

@@ -21,8 +21,9 @@ from nnfmq.operations.op_cost import OpCost, compute_op_cost
 from nnfmq.operations.signature import NUMPY_TYPES, Shape, match
 
 if TYPE_CHECKING:
+    from nnfmq.engines.compiled.executor import CompiledPartition
+    from nnfmq.engines.compiled.memory_plan import Allocation, PartitionLaunch
     from nnfmq.engines.compiled.roofline import Ceiling
-    from nnfmq.engines.compiled.segment import Call, Place, Segment
     from nnfmq.engines.interpreter import Program
 
 __all__ = ["build"]
@@ -84,21 +85,21 @@ def _rows(program: Program, times: Profile) -> dict[int, _Row]:
     return rows
 
 
-def _segment(step: SteppedPartition) -> Segment:
-    from nnfmq.engines.compiled.segment import Segment
+def _segment(step: SteppedPartition) -> CompiledPartition:
+    from nnfmq.engines.compiled.executor import CompiledPartition
 
-    assert isinstance(step, Segment), "nothing else is divisible"
+    assert isinstance(step, CompiledPartition), "nothing else is divisible"
     return step
 
 
-def _generated_rows(numbers: range, segment: Segment, samples: Sequence[Timings]) -> dict[int, _Row]:
+def _generated_rows(numbers: range, segment: CompiledPartition, samples: Sequence[Timings]) -> dict[int, _Row]:
     """Return the rows of a segment; an operation without a kernel only gives its input another shape."""
-    calls = list(zip(segment.plan.calls, samples, strict=True))
+    calls = list(zip(segment.plan.source_launches, samples, strict=True))
     nothing = Timings(*([0] * len(samples[0].elapsed) for _ in range(2)))
     rows = {}
     for number in numbers:
         own = [(call, times) for call, times in calls if call.operation == number]
-        kernels = [_kernel(call, segment.threads) | {"p50_ns": times.p50_ns} for call, times in own]
+        kernels = [_kernel(call, segment.thread_count) | {"p50_ns": times.p50_ns} for call, times in own]
         threads = max((kernel["threads"] for kernel in kernels), default=1)
         rows[number] = _Row(
             Timings.sum(times for _, times in own) if own else nothing, kernels, "kernel" if own else "view", threads
@@ -106,16 +107,16 @@ def _generated_rows(numbers: range, segment: Segment, samples: Sequence[Timings]
     return rows
 
 
-def _kernel(call: Call, threads: int) -> dict[str, Any]:
-    from nnfmq.engines.compiled.kernels.kernel import name_of
+def _kernel(call: PartitionLaunch, threads: int) -> dict[str, Any]:
+    from nnfmq.engines.compiled.jit import symbol_name
 
     tile = getattr(call.kernel, "tile", None)
     return {
         "kind": type(call.kernel).__name__,
         "tile": None if tile is None else list(tile),
-        "name": name_of(call.kernel),
-        "units": call.kernel.units,
-        "threads": min(threads, call.kernel.units) if call.is_shared else 1,
+        "name": symbol_name(call.kernel),
+        "units": call.kernel.work_items,
+        "threads": min(threads, call.kernel.work_items) if call.runs_parallel else 1,
     }
 
 
@@ -211,25 +212,25 @@ def _arenas(subgraph: Subgraph, program: Program) -> Iterator[dict[str, Any]]:
     for part in program.steps:
         if isinstance(part.function, SteppedPartition):
             plan = _segment(part.function).plan
-            values = [_value(subgraph, plan.calls, place) for place in plan.places]
+            values = [_value(subgraph, plan.source_launches, place) for place in plan.allocations]
             yield {
                 "first_operation": first,
                 "last_operation": part.last_operation,
                 "bytes": plan.arena_bytes,
                 "values_bytes": sum(value["bytes"] for value in values),
-                "kernels": [call.operation for call in plan.calls],
+                "kernels": [call.operation for call in plan.source_launches],
                 "values": values,
             }
         first = part.last_operation + 1
 
 
-def _value(subgraph: Subgraph, calls: Sequence[Call], place: Place) -> dict[str, Any]:
+def _value(subgraph: Subgraph, calls: Sequence[PartitionLaunch], place: Allocation) -> dict[str, Any]:
     made_by, last = calls[place.begin].operation, min(place.end, len(calls) - 1)
     return {
         "operand": _operand_of(place.index, len(subgraph.operands)),
         "form": "nhwc" if place.index < 0 else "operand" if place.index < len(subgraph.operands) else "between",
         "made_by": subgraph.operations[made_by].type.name,
-        "bytes": place.value.bytes,
+        "bytes": place.spec.bytes,
         "offset": place.offset,
         "from_operation": made_by,
         "to_operation": calls[last].operation,

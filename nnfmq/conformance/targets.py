@@ -156,15 +156,15 @@ class CompilingEngine(Interpreter):
 
     def prepare(self, model: Model) -> interpreter.Program:
         """Compile a model that was validated."""
-        from nnfmq.engines.compiled.program import prepare
+        from nnfmq.engines.compiled.partition import prepare
 
         return prepare(model)
 
     def close(self) -> None:
         """End the thread team."""
-        from nnfmq.engines.compiled.team import the_team
+        from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
-        the_team().stop()
+        default_thread_pool().stop()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _WARM_UP_RUNS = 3
 class SteppedPartition(Protocol):
     """A step of a program that consists of `steps` launches, which may be run one by one."""
 
-    steps: int
+    launch_count: int
 
     def range_runner(self, frame: ExecutionFrame) -> Callable[[int, int], None]:
         """Return `run(first, end)`, which runs these launches on `frame`; an empty range measures the call's overhead.

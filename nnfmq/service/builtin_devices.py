@@ -98,7 +98,7 @@ class CompiledDevice(InterpreterDevice):
     @property
     def identity(self) -> DeviceIdentity:
         """The instruction set, which may be forced, is part of it."""
-        from nnfmq.engines.compiled.objects import host_target
+        from nnfmq.engines.compiled.jit import host_target
 
         return DeviceIdentity(self.name, f"{self.version_string} {host_target().name}")
 
@@ -108,7 +108,7 @@ class CompiledDevice(InterpreterDevice):
         Where workers share it the program is linked once more, over the memory that they share: its own goes.
         """
         compile_jobs.prefetch_imports()
-        from nnfmq.engines.compiled.program import prepare  # what it imports need not be installed
+        from nnfmq.engines.compiled.partition import prepare  # what it imports need not be installed
 
         program = prepare(model, compile=compile_jobs.compile_in_processes)
         entry = program_cache.entry_for(self.identity, model)
@@ -132,14 +132,14 @@ class CompiledDevice(InterpreterDevice):
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Link the saved code, without validating, packing or generating again."""
-        from nnfmq.engines.compiled.program import prepare
+        from nnfmq.engines.compiled.partition import prepare
 
         return interpreter_cache_format.decode_program(contents, prepare)
 
 
 def _link(entry: program_cache.CacheEntry, model: Model, packed: PackedConstants) -> PreparedProgram | None:
     """Return the program that lies in `packed`; None where it cannot be linked, after removing it from the cache."""
-    from nnfmq.engines.compiled.program import prepare
+    from nnfmq.engines.compiled.partition import prepare
 
     try:
         return prepare(model, packed)

@@ -34,7 +34,7 @@ from nnfmq.hal.errors import (
 from nnfmq.service.compile_server import FORK, PREFETCH, CompileResult, fork_compile_server
 
 if TYPE_CHECKING:
-    from nnfmq.engines.compiled.kernels.kernel import Kernel
+    from nnfmq.engines.compiled.jit import Kernel
     from nnfmq.engines.compiled.target import Target
 
 __all__ = [
@@ -125,18 +125,18 @@ def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[byte
         MissedDeadlineTransient: If the deadline passes.
         ResourceExhaustedTransient: If there is not enough memory, or no process can be started.
     """
-    from nnfmq.engines.compiled.compiler import compiled_here, cost, distinct, parts_of
+    from nnfmq.engines.compiled.jit import compile_shards, shard_kernels, total_compile_cost, unique_kernels
 
-    different = distinct(kernels)
+    different = unique_kernels(kernels)
     context = current_prepare_context()
-    if cost(different) > _SMALL_COST and _server is not None:
+    if total_compile_cost(different) > _SMALL_COST and _server is not None:
         count = min(len(os.sched_getaffinity(0)), PROCESSES_MAX)
-        parts = parts_of(different, count * _PARTS_PER_PROCESS)
+        parts = shard_kernels(different, count * _PARTS_PER_PROCESS)
         with ExitStack() as stack:
             processes = _start_processes(_server, min(count, len(parts)), stack, context.deadline_ns)
             if processes:
                 return _Job(parts, target, processes, context).run()
-    return compiled_here(parts_of(different, _PARTS_PER_PROCESS), target, context.report)
+    return compile_shards(shard_kernels(different, _PARTS_PER_PROCESS), target, context.report)
 
 
 def _start_processes(server: Channel, count: int, stack: ExitStack, deadline_ns: int | None) -> list[_Process]:

@@ -122,7 +122,7 @@ class _Server:
 
     def _serve(self) -> None:
         with suppress(MissedDeadlineTransient), self._channel.receive(NOW) as frame:
-            from nnfmq.engines.compiled.compiler import warm_up
+            from nnfmq.engines.compiled.warm_up import warm_up
 
             warm_up()
             if frame.data == FORK and not frame.lacks_fds:  # else the worker sees its end of the connection hang up
@@ -175,8 +175,8 @@ class _CompileProcess:
 
 
 def _compile(description: bytearray) -> CompileResult:
+    from nnfmq.engines.compiled.jit import compile_kernels
     from nnfmq.engines.compiled.kernel_serialization import decode_kernels
-    from nnfmq.engines.compiled.objects import compile_kernels
 
     try:
         return CompileResult(ErrorStatus.NONE, code=compile_kernels(*decode_kernels(description)))

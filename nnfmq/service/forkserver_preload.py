@@ -28,8 +28,8 @@ def _assert_one_thread() -> None:
 
 load_extensions()
 with suppress(ImportError, OSError):  # what compiles need not be installed, or not for this machine
-    import nnfmq.engines.compiled.program  # noqa: F401
-    from nnfmq.engines.compiled.compiler import warm_up
+    import nnfmq.engines.compiled.partition  # noqa: F401
+    from nnfmq.engines.compiled.warm_up import warm_up
 
     warm_up()
 build_identity()

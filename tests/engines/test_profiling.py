@@ -36,7 +36,7 @@ class TwoLaunches:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.steps = 2
+        self.launch_count = 2
         self.log: list[Any] = []
 
     def __call__(self, frame: ExecutionFrame) -> None:

@@ -13,12 +13,11 @@ import pytest
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
 from nnfmq.channel import Channel
-from nnfmq.engines.compiled import objects
+from nnfmq.engines.compiled import jit
+from nnfmq.engines.compiled.jit import LoadedCode, host_target, symbol_name
 from nnfmq.engines.compiled.kernel_serialization import encode_kernels
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.functions import FloatUnary
-from nnfmq.engines.compiled.kernels.kernel import name_of
-from nnfmq.engines.compiled.objects import Linker, host_target
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
 from nnfmq.service import compile_jobs, compile_server
 from nnfmq.service.compile_jobs import (
@@ -38,7 +37,7 @@ def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> ElementwiseKernel:
 def test_a_description_is_answered_by_object_code() -> None:
     result = _compile(bytearray(encode_kernels([kernel()], host_target())))
     assert result.status is ErrorStatus.NONE
-    assert Linker([result.code], host_target()).address(name_of(kernel())) != 0
+    assert LoadedCode([result.code], host_target()).address(symbol_name(kernel())) != 0
 
 
 def test_LIFE_8_a_fault_while_compiling_is_the_answer() -> None:
@@ -51,7 +50,7 @@ def test_no_memory_while_compiling_is_the_answer(monkeypatch: pytest.MonkeyPatch
     def exhausted(*_: object) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr(objects, "compile_kernels", exhausted)
+    monkeypatch.setattr(jit, "compile_kernels", exhausted)
     result = _compile(bytearray(encode_kernels([kernel()], host_target())))
     assert result.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
@@ -116,8 +115,8 @@ def test_without_a_server_all_is_compiled_in_this_process_and_told() -> None:
     heard: list[tuple[int, int]] = []
     kernels = [kernel(length) for length in range(8, 16)]
     with prepare_context(PrepareContext(on_progress=lambda *told: heard.append(told))):
-        linker = Linker(compile_in_processes(kernels, host_target()), host_target())
-    assert all(linker.address(name_of(each)) for each in kernels)
+        linker = LoadedCode(compile_in_processes(kernels, host_target()), host_target())
+    assert all(linker.address(symbol_name(each)) for each in kernels)
     assert heard[0] == (0, 8) and heard[-1] == (8, 8)
 
 

@@ -371,9 +371,9 @@ def test_the_work_of_a_product_of_several_rows() -> None:
 @pytest.fixture
 def team() -> Iterator[None]:
     yield
-    from nnfmq.engines.compiled.team import the_team
+    from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
-    the_team().stop()
+    default_thread_pool().stop()
 
 
 @needs_llvmlite

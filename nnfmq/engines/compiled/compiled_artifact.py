@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nnfmq.engines.compiled.objects import Linker
-from nnfmq.engines.compiled.segment import PlannedStep, Segment, SegmentPlan, Value
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.jit import LoadedCode
+from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionPlan, PlannedLaunch
 from nnfmq.engines.compiled.target import Target
-from nnfmq.engines.compiled.team import Sharing, Team
+from nnfmq.engines.compiled.thread_pool import Parallelism, ThreadPool
 from nnfmq.engines.execution import ExecutionFrame, StepFunction
 from nnfmq.engines.interpreter import Program, SubgraphPreparation, load_constant
 from nnfmq.hal.types import Model, Operation, Subgraph
@@ -28,9 +29,9 @@ __all__ = ["CachedPreparation", "CompiledArtifact", "load_partitions"]
 
 class _Step(msgspec.Struct, frozen=True, array_like=True):
     function: str
-    words: int
-    units: int
-    sharing: Sharing
+    arg_count: int
+    work_items: int
+    parallelism: Parallelism
 
 
 class _Output(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +42,7 @@ class _Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A SegmentPlan, and the numbers of its first and its last operation."""
+    """A PartitionPlan, and the numbers of its first and its last operation."""
 
     first: int
     last: int
@@ -69,7 +70,7 @@ _decoder = msgspec.msgpack.Decoder(_Program)
 class CompiledArtifact(msgspec.Struct, frozen=True):
     """What a program's segments are made of. `groups` has each with the numbers of its first and last operation."""
 
-    groups: Sequence[tuple[int, int, SegmentPlan]]
+    groups: Sequence[tuple[int, int, PartitionPlan]]
     constants: Array
     code: Sequence[Array]
 
@@ -83,27 +84,29 @@ class CompiledArtifact(msgspec.Struct, frozen=True):
         return np.frombuffer(_encoder.encode(saved), np.uint8), self.constants, *self.code
 
 
-def _segment(first: int, last: int, plan: SegmentPlan) -> _Segment:
-    steps = tuple(_Step(s.function, s.words, s.units, s.sharing) for s in plan.steps)
+def _segment(first: int, last: int, plan: PartitionPlan) -> _Segment:
+    steps = tuple(_Step(s.function, s.arg_count, s.work_items, s.parallelism) for s in plan.launches)
     outputs = tuple(_Output(index, offset, value.dtype.str, value.shape) for index, offset, value in plan.outputs)
-    words = plan.regions.tobytes(), plan.offsets.tobytes()
+    words = plan.relocation_bases.tobytes(), plan.relocation_offsets.tobytes()
     return _Segment(first, last, steps, plan.inputs, outputs, *words, plan.arena_bytes, plan.scratch_bytes)
 
 
-def _plan(saved: _Segment) -> SegmentPlan:
-    steps = tuple(PlannedStep(s.function, s.words, s.units, s.sharing) for s in saved.steps)
-    outputs = tuple((o.index, o.offset, Value(np.dtype(o.dtype), o.shape)) for o in saved.outputs)
+def _plan(saved: _Segment) -> PartitionPlan:
+    steps = tuple(PlannedLaunch(s.function, s.arg_count, s.work_items, s.parallelism) for s in saved.steps)
+    outputs = tuple((o.index, o.offset, ArraySpec(np.dtype(o.dtype), o.shape)) for o in saved.outputs)
     words = np.frombuffer(saved.regions, np.int64), np.frombuffer(saved.offsets, np.int64)
-    return SegmentPlan(steps, saved.inputs, outputs, *words, saved.arena_bytes, saved.scratch_bytes)
+    return PartitionPlan(steps, saved.inputs, outputs, *words, saved.arena_bytes, saved.scratch_bytes)
 
 
-def load_partitions(parts: CompiledArtifact, target: Target, team: Team, first_slot: int) -> list[Segment]:
+def load_partitions(
+    parts: CompiledArtifact, target: Target, pool: ThreadPool, first_slot: int
+) -> list[CompiledPartition]:
     """Return the segments, over code that is linked into this process as long as one of them lives."""
     if not parts.groups:
         return []
-    linker = Linker([code.tobytes() for code in parts.code], target)
+    code = LoadedCode([code.tobytes() for code in parts.code], target)
     plans = [plan for _, _, plan in parts.groups]
-    return [Segment(plan, parts.constants, linker, team, first_slot + n) for n, plan in enumerate(plans)]
+    return [CompiledPartition(plan, parts.constants, code, pool, first_slot + n) for n, plan in enumerate(plans)]
 
 
 class CachedPreparation(SubgraphPreparation):
@@ -116,14 +119,14 @@ class CachedPreparation(SubgraphPreparation):
         programs: dict[int, Program],
         arrays: Sequence[Array],
         target: Target,
-        team: Team,
+        pool: ThreadPool,
     ) -> None:
         plan, constants, *code = self._arrays = tuple(arrays)
         self._saved = saved = _decoder.decode(plan.data)
         self._generated = frozenset(n for s in saved.segments for n in range(s.first, s.last + 1))
         super().__init__(model, subgraph, programs)
         self._parts = CompiledArtifact([(s.first, s.last, _plan(s)) for s in saved.segments], constants, code)
-        self._target, self._team = target, team
+        self._target, self._pool = target, pool
         self._shapes = list(saved.shapes)
         self._required.update(saved.required)
         self._read.update(index for s in saved.segments for index in s.inputs)
@@ -149,7 +152,7 @@ class CachedPreparation(SubgraphPreparation):
 
     def group_steps(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Put the segments where their operations were."""
-        segments = load_partitions(self._parts, self._target, self._team, len(self.subgraph.operands))
+        segments = load_partitions(self._parts, self._target, self._pool, len(self.subgraph.operands))
         ends = [last for _, last, _ in self._parts.groups]
         others = [(number, step) for number, step in enumerate(steps) if step is not None]
         return sorted([*others, *zip(ends, segments, strict=True)], key=lambda numbered: numbered[0])

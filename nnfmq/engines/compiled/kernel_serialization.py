@@ -3,7 +3,7 @@
 A kernel is a frozen dataclass of plain numbers, names, tuples of these, and further dataclasses: a description has each
 dataclass as its name and its fields in order. Only those of `kernels`, and the windows in them, have a name here, so
 that decoding makes nothing else. Fields are of the very types that come back: a subclass of int or float (NumPy's,
-enums) would have another `repr`, and so another name (`kernel.name_of`).
+enums) would have another `repr`, and so another name (`kernel.symbol_name`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from nnfmq.engines.compiled import kernels as families
-from nnfmq.engines.compiled.kernels.kernel import Kernel
+from nnfmq.engines.compiled.jit import Kernel
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.operations.shapes import WindowDimension
 

@@ -17,16 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.arena import ALIGNMENT, aligned
 from nnfmq.engines.compiled.compiled_artifact import CachedPreparation, CompiledArtifact, load_partitions
-from nnfmq.engines.compiled.compiler import Compile, compile_here
-from nnfmq.engines.compiled.kernels.kernel import Kernel
+from nnfmq.engines.compiled.executor import Call, CompiledPartition, PartitionPlan, Value, plan_partition
+from nnfmq.engines.compiled.jit import Compile, Kernel, compile_in_process, host_target
 from nnfmq.engines.compiled.lowering import RULES, Alias, Chain, Constant, Lowered
 from nnfmq.engines.compiled.lowering.data_movement_rules import turned
-from nnfmq.engines.compiled.objects import host_target
-from nnfmq.engines.compiled.segment import Call, Segment, SegmentPlan, Value, plan_segment
+from nnfmq.engines.compiled.memory_plan import ALIGNMENT, aligned
 from nnfmq.engines.compiled.target import Target
-from nnfmq.engines.compiled.team import the_team
+from nnfmq.engines.compiled.thread_pool import default_thread_pool
 from nnfmq.engines.execution import StepFunction
 from nnfmq.engines.interpreter import Program, ResolvedOp, SubgraphPreparation, prepare_with
 from nnfmq.hal.types import LifeTime, Model, Subgraph
@@ -39,7 +37,7 @@ __all__ = ["prepare"]
 
 
 def prepare(
-    model: Model, prepacked: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_here
+    model: Model, prepacked: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_in_process
 ) -> Program:
     """Return a Program that executes `model`'s main subgraph, as `interpreter.prepare`.
 
@@ -48,7 +46,7 @@ def prepare(
     """
     if prepacked is None:
         return prepare_with(partial(CompiledPreparation, compile=compile), model)
-    restoring = partial(CachedPreparation, arrays=prepacked[0], target=host_target(), team=the_team())
+    restoring = partial(CachedPreparation, arrays=prepacked[0], target=host_target(), team=default_thread_pool())
     return prepare_with(restoring, model, prepacked[1:])
 
 
@@ -179,7 +177,7 @@ class CompiledPreparation(SubgraphPreparation):
         segments = iter(self._linked(plans))
         return [(numbers[-1], next(segments) if step is None else step) for numbers, step in gathered]
 
-    def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> SegmentPlan:
+    def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> PartitionPlan:
         compiled_ops = [steps[number] for number in numbers]
         made = {index for one in compiled_ops for index in one.outputs}
         read_later = self._read_outside(numbers)
@@ -189,7 +187,7 @@ class CompiledPreparation(SubgraphPreparation):
         values = {index: self._value(index) for one in compiled_ops for index in (*one.inputs, *one.outputs)}
         plain = read_later.union(*(one.plain_inputs() for one in compiled_ops))
         calls = self._calls(numbers, compiled_ops, values, plain)
-        return plan_segment(calls, values, aliases, inputs, outputs, self.target)
+        return plan_partition(calls, values, aliases, inputs, outputs, self.target)
 
     def _calls(
         self,
@@ -258,7 +256,7 @@ class CompiledPreparation(SubgraphPreparation):
         self._kernels.append(lowered.kernel)
         return Call(lowered.kernel, tuple(inputs), tuple(outputs), places, lowered.work)
 
-    def _linked(self, plans: Sequence[tuple[int, int, SegmentPlan]]) -> list[Segment]:
+    def _linked(self, plans: Sequence[tuple[int, int, PartitionPlan]]) -> list[CompiledPartition]:
         if not plans:
             return []
         codes = self._compile(self._kernels, self.target)
@@ -266,4 +264,4 @@ class CompiledPreparation(SubgraphPreparation):
             plans, self._constants.array(), [np.frombuffer(code, np.uint8) for code in codes]
         )
         self.extra_slots = len(plans)
-        return load_partitions(self._parts, self.target, the_team(), len(self.subgraph.operands))
+        return load_partitions(self._parts, self.target, default_thread_pool(), len(self.subgraph.operands))

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels.kernel import Kernel
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.jit import Kernel, LoadedCode, compile_kernels, host_target
 from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth, FmaThroughput
-from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
-from nnfmq.engines.compiled.segment import Call, Segment, Value, plan_segment
+from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.target import Target
-from nnfmq.engines.compiled.team import Team
+from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 
 __all__ = ["Ceiling", "measure_ceilings", "roofline_kernels"]
@@ -39,14 +39,14 @@ class Ceiling:
     team: float
 
 
-def measure_ceilings(team: Team) -> dict[str, Ceiling]:
+def measure_ceilings(team: ThreadPool) -> dict[str, Ceiling]:
     """Return the peaks: `float32` and `codes` in operations, `memory` and `cache` in bytes read and written.
 
     Blocks for about a third of a second. Memory is copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB for each
     thread. Runs on `team`, whose helpers stay.
     """
     target = host_target()
-    kernels = roofline_kernels(target, team.helpers + 1)
+    kernels = roofline_kernels(target, team.worker_count + 1)
     segment, scope = _bound(list(kernels.values()), team, target)
     segment(scope)
     run = segment.range_runner(scope)
@@ -54,7 +54,7 @@ def measure_ceilings(team: Team) -> dict[str, Ceiling]:
     for number, (name, kernel) in enumerate(kernels.items()):
         amount = kernel.operations if isinstance(kernel, FmaThroughput) else kernel.moved_bytes
         alone = amount / _best_ns(run, 2 * number, _LIMITS_NS[0])
-        shared = amount / _best_ns(run, 2 * number + 1, _LIMITS_NS[1]) if team.helpers else alone
+        shared = amount / _best_ns(run, 2 * number + 1, _LIMITS_NS[1]) if team.worker_count else alone
         peaks[name] = Ceiling(alone, max(alone, shared))
     return peaks
 
@@ -73,19 +73,21 @@ def roofline_kernels(target: Target, threads: int) -> dict[str, FmaThroughput | 
     }
 
 
-def _bound(kernels: Sequence[Kernel], team: Team, target: Target) -> tuple[Segment, list[Any]]:
+def _bound(kernels: Sequence[Kernel], team: ThreadPool, target: Target) -> tuple[CompiledPartition, list[Any]]:
     """Return a segment with two steps for each kernel, for one thread and for the team, and its scope."""
     source, made = 0, 1 + len(kernels)
-    size = max(_MEMORY_PART * _MEMORY_PARTS, _CACHE_PART * (team.helpers + 1))
-    values = {made + number: Value(np.dtype(np.uint8), (size,)) for number in range(len(kernels))}
+    size = max(_MEMORY_PART * _MEMORY_PARTS, _CACHE_PART * (team.worker_count + 1))
+    values = {made + number: ArraySpec(np.dtype(np.uint8), (size,)) for number in range(len(kernels))}
     calls = [
-        Call(kernel, (source,), (made + number,), (), work)
+        PartitionLaunch(kernel, (source,), (made + number,), (), work)
         for number, kernel in enumerate(kernels)
         for work in (0, _SHARED_NS)
     ]
-    plan = plan_segment(calls, values, {}, [source], [], target)
+    plan = plan_partition(calls, values, {}, [source], [], target)
     slot = made + len(kernels)
-    segment = Segment(plan, np.zeros(1, np.uint8), Linker([compile_kernels(kernels, target)], target), team, slot)
+    segment = CompiledPartition(
+        plan, np.zeros(1, np.uint8), LoadedCode([compile_kernels(kernels, target)], target), team, slot
+    )
     scope: list[Any] = [None] * (slot + 1)
     scope[source] = np.full(size // 4, 0.25, np.float32).view(np.uint8)
     return segment, [*scope, DEFAULT_RUN_OPTIONS]

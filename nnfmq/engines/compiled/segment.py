@@ -14,15 +14,14 @@ from typing import Any, Self
 import numpy as np
 
 from nnfmq.engines import idle_trim
-from nnfmq.engines.compiled.arena import ALIGNMENT, Life, aligned, places
-from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
-from nnfmq.engines.compiled.objects import Linker
+from nnfmq.engines.compiled.jit import Kernel, LoadedCode, symbol_name
+from nnfmq.engines.compiled.memory_plan import ALIGNMENT, LiveRange, aligned, places
 from nnfmq.engines.compiled.target import Target
-from nnfmq.engines.compiled.team import STEP_WORDS, Sharing, Team
+from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, Parallelism, ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame
 from nnfmq.operations.signature import Array, Shape
 
-__all__ = ["Call", "Place", "PlannedStep", "Segment", "SegmentPlan", "Value", "plan_segment"]
+__all__ = ["Call", "CompiledPartition", "PartitionPlan", "Place", "PlannedLaunch", "Value", "plan_partition"]
 
 _SHARED_FROM_NS = 3000
 _WAKING_FROM_NS = 80_000  # who sleeps takes half of that to come
@@ -61,7 +60,7 @@ class Call:
     @property
     def is_shared(self) -> bool:
         """Whether it is worth sharing out among threads."""
-        return self.work >= _SHARED_FROM_NS and self.kernel.units > 1
+        return self.work >= _SHARED_FROM_NS and self.kernel.work_items > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +78,29 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStep:
+class PlannedLaunch:
     """A call's function, by its name, the words of its table, its units, and how threads share them."""
 
     function: str
     words: int
     units: int
-    sharing: Sharing
+    sharing: Parallelism
 
     @classmethod
-    def of(cls, call: Call, sharing: Sharing) -> Self:
+    def of(cls, call: Call, sharing: Parallelism) -> Self:
         """Return what remains of a call once its operands have places."""
-        words, units = len(call.inputs) + len(call.outputs) + len(call.constants), call.kernel.units
-        return cls(name_of(call.kernel), words, units, sharing)
+        words, units = len(call.inputs) + len(call.outputs) + len(call.constants), call.kernel.work_items
+        return cls(symbol_name(call.kernel), words, units, sharing)
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentPlan:
+class PartitionPlan:
     """What a segment does, with no address in it. `regions` and `offsets` give each word of the tables, in order.
 
     `calls` and `places` are for who looks into it; a plan that comes from a cache has none.
     """
 
-    steps: tuple[PlannedStep, ...]
+    steps: tuple[PlannedLaunch, ...]
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, int, Value], ...]
     regions: Array
@@ -112,14 +111,14 @@ class SegmentPlan:
     places: tuple[Place, ...] = ()
 
 
-def plan_segment(
+def plan_partition(
     calls: Sequence[Call],
     values: dict[int, Value],
     aliases: dict[int, int],
     inputs: Sequence[int],
     outputs: Sequence[int],
     target: Target,
-) -> SegmentPlan:
+) -> PartitionPlan:
     """Give every value a place. `aliases` name the operand whose memory another one has."""
 
     def root(index: int) -> int:
@@ -133,7 +132,7 @@ def plan_segment(
         ends.update({root(index): number for index in (*call.inputs, *call.outputs)})
     ends.update({root(index): len(calls) for index in outputs})
     made = list(begins)
-    offsets, total = places([Life(values[index].bytes, begins[index], ends[index]) for index in made])
+    offsets, total = places([LiveRange(values[index].bytes, begins[index], ends[index]) for index in made])
     place = dict(zip(made, offsets, strict=True))
     regions_of_inputs = {index: _FIRST_INPUT + number for number, index in enumerate(inputs)}
     words = [_words(call, root, place, regions_of_inputs) for call in calls]
@@ -142,18 +141,18 @@ def plan_segment(
     scratch = aligned(max((call.kernel.scratch_bytes(target) for call in calls), default=0) + ALIGNMENT)
     left = tuple((index, place[root(index)], values[index]) for index in outputs)
     map_of_arena = tuple(Place(index, values[index], place[index], begins[index], ends[index]) for index in made)
-    steps = tuple(map(PlannedStep.of, calls, _sharing(calls)))
+    steps = tuple(map(PlannedLaunch.of, calls, _sharing(calls)))
     sizes = aligned(total), scratch
-    return SegmentPlan(steps, tuple(inputs), left, regions, within, *sizes, tuple(calls), map_of_arena)
+    return PartitionPlan(steps, tuple(inputs), left, regions, within, *sizes, tuple(calls), map_of_arena)
 
 
-def _sharing(calls: Sequence[Call]) -> list[Sharing]:
+def _sharing(calls: Sequence[Call]) -> list[Parallelism]:
     """Return how each call is shared. Near the end nobody is woken any more: who wakes would find nothing to do."""
     found, left_ns = [], 0
     for call in reversed(calls):
         left_ns += call.work * call.is_shared
-        rings = Sharing.AND_WAKE if left_ns >= _WAKING_FROM_NS else Sharing.SHARED
-        found.append(rings if call.is_shared else Sharing.ALONE)
+        rings = Parallelism.PARALLEL_WAKE if left_ns >= _WAKING_FROM_NS else Parallelism.PARALLEL
+        found.append(rings if call.is_shared else Parallelism.SERIAL)
     return found[::-1]
 
 
@@ -163,22 +162,22 @@ def _words(call: Call, root: Any, place: dict[int, int], inputs: dict[int, int])
     return found + [(_CONSTANTS, offset) for offset in call.constants]
 
 
-class Segment:
+class CompiledPartition:
     """The step. Any number of executions use it at once; `slot` is where in the scope each keeps its state."""
 
-    def __init__(self, plan: SegmentPlan, constants: Array, linker: Linker, team: Team, slot: int) -> None:
+    def __init__(self, plan: PartitionPlan, constants: Array, linker: LoadedCode, team: ThreadPool, slot: int) -> None:
         self.plan = plan
         self._constants, self._linker, self._team, self._slot = constants, linker, team, slot
         self._functions = [linker.address(step.function) for step in plan.steps]
         self.steps = len(plan.steps)
-        self._idle: list[_State] = []
+        self._idle: list[ExecutionContext] = []
         idle_trim.register(self)
 
     def __call__(self, scope: ExecutionFrame) -> None:
         """Compute all of it, or as far as the execution's limits allow. Raises what they raise."""
-        lease: _Lease | None = scope[self._slot]
+        lease: _ContextLease | None = scope[self._slot]
         if lease is None:
-            lease = scope[self._slot] = _Lease(self, self.take_state())
+            lease = scope[self._slot] = _ContextLease(self, self.acquire())
         state = lease.state
         steps = state.steps(scope)
         limits, team = scope[-1], self._team
@@ -196,33 +195,33 @@ class Segment:
         This was called with `scope` before. What is returned holds as long as the scope's arrays are the same, and
         does not give the scope what others read: `leave` does.
         """
-        state: _State = scope[self._slot].state
+        state: ExecutionContext = scope[self._slot].state
         run, steps, stride = self._team.run, state.steps(scope), self.plan.scratch_bytes
         return lambda first, last: run(steps, first, last, state.scratch, stride)
 
     def publish_outputs(self, scope: ExecutionFrame) -> None:
         """Give the scope what others read, as a call does at its end."""
-        state: _State = scope[self._slot].state
+        state: ExecutionContext = scope[self._slot].state
         for index, array in state.outputs:
             scope[index] = array
 
     def records(self, tables: int) -> Array:
         """Return the records of the steps, over tables that begin at address `tables`."""
-        steps = np.empty((self.steps, STEP_WORDS), np.int64)
+        steps = np.empty((self.steps, RECORD_WORDS), np.int64)
         for number, (step, function) in enumerate(zip(self.plan.steps, self._functions, strict=True)):
             steps[number] = function, tables, step.units, step.sharing
             tables += 8 * step.words
         return steps
 
-    def take_state(self) -> _State:
+    def acquire(self) -> ExecutionContext:
         """Return a state that no execution has: one that was given back, or a new one."""
         try:
             return self._idle.pop()
         except IndexError:
-            return _State(self)
+            return ExecutionContext(self)
 
-    def leave_state(self, state: _State) -> None:
-        """Take back what `take_state` returned, and keep it for the next execution, unless there are many."""
+    def release(self, state: ExecutionContext) -> None:
+        """Take back what `acquire` returned, and keep it for the next execution, unless there are many."""
         state.forget_inputs()
         if len(self._idle) < _IDLE_MOST:
             self._idle.append(state)
@@ -239,35 +238,35 @@ class Segment:
     @property
     def threads(self) -> int:
         """How many threads compute it at most."""
-        return self._team.helpers + 1
+        return self._team.worker_count + 1
 
     @property
     def areas(self) -> int:
         """How many areas of scratch memory an execution needs, also once the team has as many threads as it may."""
-        return self._team.areas
+        return self._team.scratch_slots
 
 
-class _Lease:
+class _ContextLease:
     """An execution's hold on a state, which goes back to its segment with the execution."""
 
     __slots__ = ("_segment", "state")
 
-    def __init__(self, segment: Segment, state: _State) -> None:
+    def __init__(self, segment: CompiledPartition, state: ExecutionContext) -> None:
         self._segment = segment
         self.state = state
 
     def __del__(self) -> None:
-        self._segment.leave_state(self.state)
+        self._segment.release(self.state)
 
 
-class _State:
+class ExecutionContext:
     """What one execution has of a segment: an arena, and tables that name it.
 
     A new arena costs a page fault for each of its pages when it is used first, so states are used again. Nothing in
     one depends on what it was used for before but the addresses of the inputs.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: CompiledPartition) -> None:
         plan = self._plan = segment.plan
         memory = np.empty(plan.arena_bytes + segment.areas * plan.scratch_bytes + ALIGNMENT, np.uint8)
         skip = -memory.ctypes.data % ALIGNMENT

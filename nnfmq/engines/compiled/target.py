@@ -39,7 +39,7 @@ class Target:
     quads: bool = False
     tuning: tuple[str, ...] = ()
 
-    def flags(self, others: Iterable[str] = ()) -> str:
+    def feature_flags(self, others: Iterable[str] = ()) -> str:
         """Return the features as LLVM is told of them, and that it must not use any of `others` that are not among
         them: those that LLVM knows of a processor by its name may be switched off in a virtual machine, or not be those
         of the machine that takes the code from a cache."""

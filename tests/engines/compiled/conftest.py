@@ -18,7 +18,7 @@ from support.instruction_sets import OCTETS, QUADS, default_sets, emulator, know
 from nnfmq.engines.compiled.kernels.product import Product
 from nnfmq.engines.compiled.lowering import products
 from nnfmq.engines.compiled.target import TARGETS, Target
-from nnfmq.engines.compiled.team import the_team
+from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
 _EVERY = 23  # no divisor of it is the number of a parameter's values, so that all of them are among the cases
 _KERNELS = (
@@ -44,7 +44,7 @@ def _makes(target: Target) -> str:
 @pytest.fixture(autouse=True)
 def _team_leaves() -> Iterator[None]:
     yield
-    the_team().stop()
+    default_thread_pool().stop()
 
 
 @pytest.fixture(scope="session", autouse=True)

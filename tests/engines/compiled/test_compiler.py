@@ -12,15 +12,21 @@ from support.compiled import outputs_of, random_inputs
 from support.models import relu_model
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled import compiler
-from nnfmq.engines.compiled.compiler import compiled_here, cost, distinct, parts_of
+from nnfmq.engines.compiled.jit import (
+    LoadedCode,
+    compile_shards,
+    host_target,
+    shard_kernels,
+    symbol_name,
+    total_compile_cost,
+    unique_kernels,
+)
 from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels, kernel_types
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.functions import FloatUnary
 from nnfmq.engines.compiled.kernels.pooling import PoolKernel
 from nnfmq.engines.compiled.kernels.product import Product
-from nnfmq.engines.compiled.objects import Linker, host_target
-from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.errors import MissedDeadlineTransient
 
 
@@ -54,7 +60,7 @@ def test_what_would_come_back_as_something_else_is_not_described(value: Any) -> 
 
 
 def test_equal_kernels_are_compiled_once() -> None:
-    assert distinct([kernel(8), kernel(16), kernel(8)]) == [kernel(8), kernel(16)]
+    assert unique_kernels([kernel(8), kernel(16), kernel(8)]) == [kernel(8), kernel(16)]
 
 
 def fake(kind: type[Any], number: int) -> Any:
@@ -67,23 +73,25 @@ def fake(kind: type[Any], number: int) -> Any:
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_parts_have_every_kernel_once_and_cost_about_the_same(count: int) -> None:
     kernels = [fake(kind, number) for number in range(9) for kind in (PoolKernel, Product)]
-    parts = parts_of(kernels, count)
+    parts = shard_kernels(kernels, count)
     assert len(parts) == count
     assert sorted(repr(each) for part in parts for each in part) == sorted(map(repr, kernels))
-    assert max(map(cost, parts)) - min(map(cost, parts)) <= cost([fake(Product, 0)])
+    assert max(map(total_compile_cost, parts)) - min(map(total_compile_cost, parts)) <= total_compile_cost(
+        [fake(Product, 0)]
+    )
 
 
 def test_there_is_no_part_without_a_kernel() -> None:
-    assert parts_of([kernel(8), kernel(16)], 5) == [[kernel(8)], [kernel(16)]]
-    assert parts_of([], 5) == []
+    assert shard_kernels([kernel(8), kernel(16)], 5) == [[kernel(8)], [kernel(16)]]
+    assert shard_kernels([], 5) == []
 
 
 def test_the_parts_object_codes_are_linked_together_and_counted() -> None:
     heard: list[tuple[int, int]] = []
     kernels = [kernel(8), kernel(16), kernel(24)]
-    codes = compiled_here(parts_of(kernels, 2), host_target(), lambda done, total: heard.append((done, total)))
-    linker = Linker(codes, host_target())
-    addresses = {linker.address(compiler.name_of(each)) for each in kernels}
+    codes = compile_shards(shard_kernels(kernels, 2), host_target(), lambda done, total: heard.append((done, total)))
+    linker = LoadedCode(codes, host_target())
+    addresses = {linker.address(symbol_name(each)) for each in kernels}
     assert len(codes) == 2 and len(addresses) == 3 and 0 not in addresses
     assert heard == [(0, 3), (2, 3), (3, 3)]
 
@@ -94,7 +102,7 @@ def test_what_hears_may_end_the_compilation() -> None:
             raise MissedDeadlineTransient("too late")
 
     with pytest.raises(MissedDeadlineTransient, match="too late"):
-        compiled_here([[kernel(8)], [kernel(16)]], host_target(), late)
+        compile_shards([[kernel(8)], [kernel(16)]], host_target(), late)
 
 
 def test_saved_object_codes_are_used_and_nothing_is_compiled_again() -> None:

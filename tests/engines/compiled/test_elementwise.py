@@ -12,7 +12,7 @@ from support.compiled import assert_kernels_agree, outputs_of
 from support.small_models import one_operation
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 
 F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED

@@ -10,8 +10,8 @@ import pytest
 from support.compiled import assert_kernels_agree
 from support.small_models import graph, one_operation, scalar
 
-from nnfmq.engines.compiled import program
-from nnfmq.engines.compiled.segment import SegmentPlan, plan_segment
+from nnfmq.engines.compiled import partition
+from nnfmq.engines.compiled.memory_plan import PartitionPlan, plan_partition
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType
 
 F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
@@ -91,15 +91,15 @@ def two_convolutions(kind: str, *, between_is_read: bool) -> Model:
 def test_images_between_operations_in_nchw_are_not_turned_unless_read(
     monkeypatch: pytest.MonkeyPatch, kind: str, between_is_read: bool, turns: int
 ) -> None:
-    plans: list[SegmentPlan] = []
+    plans: list[PartitionPlan] = []
 
-    def spied(*arguments: Any) -> SegmentPlan:
-        plans.append(plan_segment(*arguments))
+    def spied(*arguments: Any) -> PartitionPlan:
+        plans.append(plan_partition(*arguments))
         return plans[-1]
 
-    monkeypatch.setattr(program, "plan_segment", spied)
+    monkeypatch.setattr(partition, "plan_partition", spied)
     assert_kernels_agree(two_convolutions(kind, between_is_read=between_is_read), tolerance=1e-4)
     (plan,) = plans
 
-    assert sum(step.function.startswith("Transposing_") for step in plan.steps) == turns
+    assert sum(step.function.startswith("Transposing_") for step in plan.launches) == turns
     assert len(plan.outputs) == 1 + between_is_read

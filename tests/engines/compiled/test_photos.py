@@ -17,7 +17,7 @@ from support.both_runners import Theirs
 from nnfmq import load
 from nnfmq.cli.images import read_image
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import Model
 from nnfmq.importers import LoadedModel
 from nnfmq.validation import validate_model

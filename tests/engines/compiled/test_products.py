@@ -11,7 +11,8 @@ from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels.depthwise import Depthwise
 from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS
-from nnfmq.engines.compiled.lowering import RULES, Lowered
+from nnfmq.engines.compiled.lowering import KernelLaunch
+from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
 from nnfmq.operations.signature import Tensor
@@ -64,8 +65,8 @@ def image(kind: str, shape: tuple[int, ...], scale: float, zero_point: int) -> O
 def extents(size: tuple[int, int], filter: tuple[int, ...]) -> tuple[int, int]:
     rows, columns, stride, dilation, padding, _ = filter
     reaches = ((rows - 1) * dilation + 1, (columns - 1) * dilation + 1)
-    spans = [s if padding == SAME else s - reach + 1 for s, reach in zip(size, reaches, strict=True)]
-    return -(-spans[0] // stride), -(-spans[1] // stride)
+    vector_loop = [s if padding == SAME else s - reach + 1 for s, reach in zip(size, reaches, strict=True)]
+    return -(-vector_loop[0] // stride), -(-vector_loop[1] // stride)
 
 
 def convolution(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> Model:
@@ -183,7 +184,7 @@ def test_every_place_of_a_panel_has_its_numbers(target: Target, multiplier: int)
             ),
         }
         for kind, (input, filter, dtype) in tensors.items():
-            lowered = RULES[OperationType.DEPTHWISE_CONV_2D](
+            lowered = LOWERING_RULES[OperationType.DEPTHWISE_CONV_2D](
                 input,
                 filter,
                 Tensor((channels,), FLOAT if kind == "float" else np.dtype("i4"), 0.125, value=bias),
@@ -195,7 +196,7 @@ def test_every_place_of_a_panel_has_its_numbers(target: Target, multiplier: int)
                 stride_height=1,
                 padding_scheme=VALID,
             )
-            assert isinstance(lowered, Lowered)
+            assert isinstance(lowered, KernelLaunch)
             assert isinstance(lowered.kernel, Depthwise)
             places = lowered.kernel.panels * lowered.kernel.panel
             rows, head = (1, 0) if kind == "float" else (ROUNDING_ROWS + 1, 5 * 64)  # those of each channel, of all

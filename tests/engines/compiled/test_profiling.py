@@ -13,13 +13,13 @@ from support.compiled import outputs_of, random_inputs
 from support.small_models import one_operation
 
 from nnfmq import example_path
-from nnfmq.engines.compiled.kernels.kernel import Kernel
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.jit import Kernel, LoadedCode, compile_kernels, host_target
 from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth, FmaThroughput
-from nnfmq.engines.compiled.objects import Linker, compile_kernels, host_target
-from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.memory_plan import Allocation, ArraySpec, PartitionLaunch, plan_partition
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.roofline import measure_ceilings, roofline_kernels
-from nnfmq.engines.compiled.segment import Call, Place, Segment, Value, plan_segment
-from nnfmq.engines.compiled.team import Team, the_team
+from nnfmq.engines.compiled.thread_pool import ThreadPool, default_thread_pool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
@@ -30,15 +30,15 @@ def digits(name: str = "digits.tflite") -> Model:
     return tflite.load(example_path(name)).model
 
 
-def segment_of(program: Program) -> Segment:
+def segment_of(program: Program) -> CompiledPartition:
     (step,) = program.steps
-    assert isinstance(step.function, Segment)
+    assert isinstance(step.function, CompiledPartition)
     return step.function
 
 
 def test_each_kernel_knows_its_operation() -> None:
     model = digits()
-    calls = segment_of(prepare(model)).plan.calls
+    calls = segment_of(prepare(model)).plan.source_launches
 
     made = {call.outputs[-1]: call.operation for call in calls}
     assert made == {o.outputs[0]: n for n, o in enumerate(model.main.operations) if o.outputs[0] in made}
@@ -48,7 +48,9 @@ def test_each_kernel_knows_its_operation() -> None:
 def test_kernels_that_turn_an_image_are_its_operation_s() -> None:
     image = Operand(OperandType.TENSOR_FLOAT32, (1, 4, 6, 6))
     output = Operand(OperandType.TENSOR_FLOAT32, (1, 1, 12, 12))
-    calls = segment_of(prepare(one_operation(OperationType.DEPTH_TO_SPACE, [image, 2, True], output))).plan.calls
+    calls = segment_of(
+        prepare(one_operation(OperationType.DEPTH_TO_SPACE, [image, 2, True], output))
+    ).plan.source_launches
 
     assert (len(calls), {call.operation for call in calls}) == (3, {0})
 
@@ -66,7 +68,7 @@ def test_steps_one_by_one_give_what_a_run_gives(name: str) -> None:
         frame[index] = None
 
     run = segment.range_runner(frame)
-    for number in range(segment.steps):
+    for number in range(segment.launch_count):
         run(number, number)
         run(number, number + 1)
     segment.publish_outputs(frame)
@@ -75,11 +77,11 @@ def test_steps_one_by_one_give_what_a_run_gives(name: str) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def overlapping(places: tuple[Place, ...]) -> Iterator[tuple[Place, Place]]:
+def overlapping(places: tuple[Allocation, ...]) -> Iterator[tuple[Allocation, Allocation]]:
     """Yield the pairs of places that some byte and some call have in common."""
     for one, other in combinations(places, 2):
         in_time = one.begin <= other.end and other.begin <= one.end
-        in_space = one.offset < other.offset + other.value.bytes and other.offset < one.offset + one.value.bytes
+        in_space = one.offset < other.offset + other.spec.bytes and other.offset < one.offset + one.spec.bytes
         if in_time and in_space:
             yield one, other
 
@@ -89,19 +91,19 @@ def test_what_lives_at_the_same_time_has_places_of_its_own_in_the_arena(data_dir
     loaded = tflite.load(data_dir / "models" / f"{model}.tflite").model
     plan = segment_of(prepare(loaded)).plan
 
-    assert list(overlapping(plan.places)) == []
-    assert max(place.offset + place.value.bytes for place in plan.places) <= plan.arena_bytes
-    kept = {(place.offset, place.value.bytes) for place in plan.places if place.end == len(plan.calls)}
+    assert list(overlapping(plan.allocations)) == []
+    assert max(place.offset + place.spec.bytes for place in plan.allocations) <= plan.arena_bytes
+    kept = {(place.offset, place.spec.bytes) for place in plan.allocations if place.end == len(plan.source_launches)}
     assert kept == {(offset, value.bytes) for _, offset, value in plan.outputs}
 
 
 def test_a_team_can_be_limited_and_has_all_again() -> None:
-    team = Team(1)
-    team.limit(0)
-    alone = team.helpers
-    team.limit(1)
+    team = ThreadPool(1)
+    team.set_worker_count(0)
+    alone = team.worker_count
+    team.set_worker_count(1)
 
-    assert (alone, team.helpers) == (0, 1)
+    assert (alone, team.worker_count) == (0, 1)
 
 
 # -- peaks ------------------------------------------------------------------------------------------------------------
@@ -110,9 +112,11 @@ def test_a_team_can_be_limited_and_has_all_again() -> None:
 def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) -> np.ndarray[Any, Any]:
     """Run a kernel of one input and return the bytes that it made."""
     target = host_target()
-    values = {1: Value(np.dtype(np.uint8), (output_bytes,))}
-    plan = plan_segment([Call(kernel, (0,), (1,), (), 0)], values, {}, [0], [1], target)
-    segment = Segment(plan, np.zeros(1, np.uint8), Linker([compile_kernels([kernel], target)], target), the_team(), 2)
+    values = {1: ArraySpec(np.dtype(np.uint8), (output_bytes,))}
+    plan = plan_partition([PartitionLaunch(kernel, (0,), (1,), (), 0)], values, {}, [0], [1], target)
+    segment = CompiledPartition(
+        plan, np.zeros(1, np.uint8), LoadedCode([compile_kernels([kernel], target)], target), default_thread_pool(), 2
+    )
     frame: list[Any] = [source, None, None, DEFAULT_RUN_OPTIONS]
     segment(frame)
     made: np.ndarray[Any, Any] = frame[1].copy()
@@ -196,7 +200,7 @@ def test_there_are_enough_sums_for_two_units_with_a_latency_of_5_and_no_more_tha
 
 
 def test_peaks_are_measured_by_one_thread_and_by_the_team() -> None:
-    peaks = measure_ceilings(the_team())
+    peaks = measure_ceilings(default_thread_pool())
 
     assert list(peaks) == ["float32", "codes", "memory", "cache"]
     assert all(0 < peak.one_thread <= peak.team for peak in peaks.values())

@@ -19,7 +19,7 @@ from support.compiled import assert_kernels_agree, outputs_of
 from nnfmq.conformance import testmodels
 from nnfmq.conformance.criteria import value_complaints
 from nnfmq.conformance.testmodels import TestModel
-from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import DataLocation, LifeTime, Model, OperationType
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import Role, match

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 from llvmlite import ir
 
-from nnfmq.engines.compiled.emission import Emitter
+from nnfmq.engines.compiled.ir_builder import KernelBuilder
+from nnfmq.engines.compiled.jit import Kernel, symbol_name
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, FloatCodes, Floats, Octets, Quads
 from nnfmq.engines.compiled.kernels.depthwise import Depthwise, plan_depthwise
-from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
 from nnfmq.engines.compiled.kernels.product import Product
 from nnfmq.engines.compiled.kernels.product_plan import plan_product
 from nnfmq.engines.compiled.kernels.product_shape import ProductShape
@@ -46,7 +46,7 @@ def depthwises(arithmetic: Floats | FloatCodes, target: Target) -> Iterator[Dept
 
 def emitted(kernel: Kernel, target: Target) -> str:
     module = ir.Module("kernels")
-    kernel.emit(Emitter(module, "kernel", target))
+    kernel.emit(KernelBuilder(module, "kernel", target))
     return str(module)
 
 
@@ -54,7 +54,7 @@ def assert_names_tell_all(kernels: Iterable[Kernel], target: Target) -> None:
     """Assert that of kernels with one name the first and the last have the same instructions."""
     named = defaultdict(list)
     for kernel in kernels:
-        named[name_of(kernel)].append(kernel)
+        named[symbol_name(kernel)].append(kernel)
     assert any(len(alike) > 1 for alike in named.values())
     for alike in (alike for alike in named.values() if len(alike) > 1):
         assert len({emitted(kernel, target) for kernel in (alike[0], alike[-1])}) == 1

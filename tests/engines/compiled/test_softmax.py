@@ -10,7 +10,7 @@ from support.compiled import assert_kernels_agree, outputs_of
 from support.small_models import one_operation
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 
 SHAPES = [

@@ -11,9 +11,9 @@ import pytest
 from support.small_models import F32, one_operation
 
 from nnfmq.engines import idle_trim
-from nnfmq.engines.compiled import segment
-from nnfmq.engines.compiled.program import prepare
-from nnfmq.engines.compiled.team import the_team
+from nnfmq.engines.compiled import executor
+from nnfmq.engines.compiled.partition import prepare
+from nnfmq.engines.compiled.thread_pool import default_thread_pool
 from nnfmq.engines.execution import BoundSteps
 from nnfmq.engines.interpreter import Program
 from nnfmq.hal.types import Operand, OperationType
@@ -26,14 +26,14 @@ ONES = np.ones(SHAPE, np.float32)
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the states that were made, weakly."""
     found: list[Any] = []
-    real = segment._State
+    real = executor.ExecutionContext
 
     def noted(*arguments: Any) -> Any:
         state = real(*arguments)
         found.append(weakref.ref(state))
         return state
 
-    monkeypatch.setattr(segment, "_State", noted)
+    monkeypatch.setattr(executor, "ExecutionContext", noted)
     return found
 
 
@@ -77,9 +77,9 @@ def test_what_no_execution_has_is_given_back_when_asked_and_comes_again(program:
 
 
 def test_no_more_are_kept_than_a_few(program: Program, made: list[Any]) -> None:
-    held = [run(program, value) for value in range(segment._IDLE_MOST + 3)]
+    held = [run(program, value) for value in range(executor._MAX_POOLED_CONTEXTS + 3)]
     held.clear()
-    assert sum(state() is not None for state in made) == segment._IDLE_MOST
+    assert sum(state() is not None for state in made) == executor._MAX_POOLED_CONTEXTS
 
 
 def test_a_state_that_waits_keeps_no_input(program: Program) -> None:
@@ -104,13 +104,13 @@ def test_a_program_s_states_go_with_it(made: list[Any]) -> None:
 
 
 def test_an_arena_made_while_fewer_threads_helped_serves_all(program: Program, made: list[Any]) -> None:
-    team = the_team()
-    usual = team.helpers
-    team.limit(0)
+    team = default_thread_pool()
+    usual = team.worker_count
+    team.set_worker_count(0)
     try:
         execution, _ = run(program, 1)
     finally:
-        team.limit(usual)
+        team.set_worker_count(usual)
     state = made[0]()
     memory = state._arena.base
     areas = memory.ctypes.data + memory.nbytes - state.scratch

@@ -17,14 +17,15 @@ from support.emulated import Call, Machine, Memory
 from support.instruction_sets import all_processors
 from support.linked import undefined_symbols
 
-from nnfmq.engines.compiled import objects, team
-from nnfmq.engines.compiled.emission import Emitter
+from nnfmq.engines.compiled import jit, thread_pool
+from nnfmq.engines.compiled.ir_builder import KernelBuilder
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, Octets, Quads
 from nnfmq.engines.compiled.kernels.product import Product
 from nnfmq.engines.compiled.kernels.product_plan import plan_product
 from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
-from nnfmq.engines.compiled.lowering import RULES, Lowered
+from nnfmq.engines.compiled.lowering import KernelLaunch
+from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import window_dimension
@@ -85,7 +86,7 @@ def copied(machine: Machine, begin: int, end: int, to_input: bool = False) -> np
     memory = Memory()
     source, target = memory.add(np.arange(33, dtype=np.uint8)), memory.add(np.zeros(33, np.uint8), writable=True)
     table = memory.add(np.array([source.address, (source if to_input else target).address], np.int64))
-    image = machine.load(objects.object_of_assembly(_COPY, machine.target))
+    image = machine.load(jit.compile_ir(_COPY, machine.target))
     machine.run(image, memory.regions, [Call(image.functions["copy"], (table.address, begin, end, 0))])
     return target.data
 
@@ -112,7 +113,7 @@ def test_an_emulator_knows_no_later_instructions() -> None:
     from support.bochs import Bochs
 
     all_processors()
-    code = objects.object_of_assembly(_COPY, TARGETS["avx512"])  # its moves have names that only AVX has
+    code = jit.compile_ir(_COPY, TARGETS["avx512"])  # its moves have names that only AVX has
     with Bochs(TARGETS["sse4.1"]) as machine:
         memory = Memory()
         image = machine.load(code)
@@ -125,7 +126,7 @@ def test_an_emulator_knows_no_later_instructions() -> None:
 def test_a_team_s_code_is_generated_for_every_processor(machine: str) -> None:
     all_processors()
     target = next(t for t in TARGETS.values() if t.triple.startswith(machine))
-    code = objects.object_of_assembly(team._assembly(machine), target)
+    code = jit.compile_ir(thread_pool.pool_ir(machine), target)
     assert undefined_symbols(code) <= {"syscall"}
 
 
@@ -134,13 +135,15 @@ def test_a_team_without_helpers_makes_every_step(emulated: Machine) -> None:
     source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
     table = memory.add(np.array([source.address, target.address], np.int64))
     nobody = memory.add(np.zeros(48, np.int64), writable=True)
-    text = team._assembly(emulated.target.triple.split("-")[0]) + _COPY
-    image = emulated.load(objects.object_of_assembly(text, emulated.target))
+    text = thread_pool.pool_ir(emulated.target.triple.split("-")[0]) + _COPY
+    image = emulated.load(jit.compile_ir(text, emulated.target))
     copy = image.functions["copy"]
     steps = memory.add(np.array([[copy, table.address, units, 1] for units in (17, 0, 3, 1)], np.int64))
 
     emulated.run(
-        image, memory.regions, [Call(image.functions["run"], (steps.address, 0, 2, nobody.address, target.address, 0))]
+        image,
+        memory.regions,
+        [Call(image.functions["run_launches"], (steps.address, 0, 2, nobody.address, target.address, 0))],
     )
 
     np.testing.assert_array_equal(target.data, [*data, 0, *data])
@@ -169,7 +172,7 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
     target, parsed = TARGETS["avx2"], llvm.parse_assembly(_WIDE)
     parsed.triple = target.triple
     all_processors()
-    assembly = objects._machine_of(target, processor, llvm.get_host_cpu_features()).emit_assembly(parsed)
+    assembly = jit.create_target_machine(target, processor, llvm.get_host_cpu_features()).emit_assembly(parsed)
     assert "ymm" in assembly
     assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
 
@@ -183,11 +186,11 @@ def planned_product(arithmetic: Arithmetic, size: int, target: Target, widths: S
 def assembly_of(product: Product, target: Target) -> str:
     """Return a product's instructions."""
     module = ir.Module("kernels")
-    product.emit(Emitter(module, "kernel", target))
+    product.emit(KernelBuilder(module, "kernel", target))
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = target.triple
     all_processors()
-    return objects._machine_of(target, "", ()).emit_assembly(parsed)
+    return jit.create_target_machine(target, "", ()).emit_assembly(parsed)
 
 
 def product_assembly(arithmetic: Arithmetic, size: int) -> str:
@@ -244,7 +247,7 @@ def test_octets_of_bytes_have_their_weights_from_memory(size: int, width: int, n
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_octets_are_for_targets_that_add_bytes_in_16_bits(target: Target) -> None:
     codes, weights = np.dtype("u1"), np.random.default_rng(1).integers(118, 139, (64, 256), np.uint8)
-    lowered = RULES[OperationType.FULLY_CONNECTED](
+    lowered = LOWERING_RULES[OperationType.FULLY_CONNECTED](
         Tensor((8, 256), codes, 0.5, 117),
         Tensor(weights.shape, codes, 0.0078125, 128, value=weights),
         Tensor((64,), np.dtype("<i4"), 0.5 * 0.0078125, value=np.zeros(64, np.int32)),
@@ -252,7 +255,7 @@ def test_octets_are_for_targets_that_add_bytes_in_16_bits(target: Target) -> Non
         target=target,
         activation=0,
     )
-    assert isinstance(lowered, Lowered)
+    assert isinstance(lowered, KernelLaunch)
     assert isinstance(lowered.kernel, Product)
     made = {"avx512vnni": Quads, "avx512": Octets, "avx2": Octets, "sse4.1": Octets, "neon": Codes}
     assert type(lowered.kernel.arithmetic) is made[target.name]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.drivers import until
 
+from nnfmq.engines.compiled.jit import LoadedCode, compile_ir, host_target
 from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth
-from nnfmq.engines.compiled.objects import Linker, host_target, object_of_assembly
-from nnfmq.engines.compiled.segment import Call, Value, plan_segment
-from nnfmq.engines.compiled.team import STEP_WORDS, Sharing, Team
+from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
+from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, Parallelism, ThreadPool
 from nnfmq.operations.signature import Array
 
 UNITS_MOST = 1000
@@ -66,16 +66,16 @@ done:
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Linker:
-    return Linker([object_of_assembly(KERNELS, host_target())], host_target())
+def kernels() -> LoadedCode:
+    return LoadedCode([compile_ir(KERNELS, host_target())], host_target())
 
 
 @pytest.fixture
-def make_team() -> Iterator[Callable[[int], Team]]:
-    teams: list[Team] = []
+def make_team() -> Iterator[Callable[[int], ThreadPool]]:
+    teams: list[ThreadPool] = []
 
-    def make(helpers: int) -> Team:
-        teams.append(Team(helpers))
+    def make(helpers: int) -> ThreadPool:
+        teams.append(ThreadPool(helpers))
         return teams[-1]
 
     yield make
@@ -83,19 +83,21 @@ def make_team() -> Iterator[Callable[[int], Team]]:
         team.stop()
 
 
-def run_steps(team: Team, kernel: int, tables: list[Array], units: int, sharing: int = Sharing.AND_WAKE) -> None:
+def run_steps(
+    team: ThreadPool, kernel: int, tables: list[Array], units: int, sharing: int = Parallelism.PARALLEL_WAKE
+) -> None:
     """Let the team run a step for each table."""
     steps = np.array([[kernel, table.ctypes.data, units, sharing] for table in tables], np.int64)
-    assert steps.shape[1] == STEP_WORDS
-    scratch = np.zeros(64 * team.areas, np.uint8)
+    assert steps.shape[1] == RECORD_WORDS
+    scratch = np.zeros(64 * team.scratch_slots, np.uint8)
     team.run(steps.ctypes.data, 0, len(tables), scratch.ctypes.data, 64)
 
 
-@pytest.mark.parametrize("sharing", Sharing, ids=lambda sharing: sharing.name)
+@pytest.mark.parametrize("sharing", Parallelism, ids=lambda sharing: sharing.name)
 @pytest.mark.parametrize("helpers", [0, 1, 3])
 @pytest.mark.parametrize("units", [1, 2, 7, 16, 17, 100, UNITS_MOST])
 def test_every_unit_is_computed_once(
-    kernels: Linker, make_team: Callable[[int], Team], units: int, helpers: int, sharing: Sharing
+    kernels: LoadedCode, make_team: Callable[[int], ThreadPool], units: int, helpers: int, sharing: Parallelism
 ) -> None:
     team = make_team(helpers)
     tables = [np.zeros(UNITS_MOST + 1, np.int64) for _ in range(20)]
@@ -106,12 +108,14 @@ def test_every_unit_is_computed_once(
         assert not table[units:].any()
 
 
-def asleep(team: Team) -> int:
+def asleep(team: ThreadPool) -> int:
     """Return how many have said that they go to sleep since a leader woke them; who then found a step counts, too."""
     return int(team._words.view(np.int32)[2 * 32])
 
 
-def test_a_helper_that_sleeps_joins_a_step_that_is_under_way(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+def test_a_helper_that_sleeps_joins_a_step_that_is_under_way(
+    kernels: LoadedCode, make_team: Callable[[int], ThreadPool]
+) -> None:
     team = make_team(1)
     run_steps(team, kernels.address("count"), [np.zeros(8, np.int64)], 8)
     until(lambda: asleep(team) >= 1, "the helper sleeps")
@@ -120,24 +124,26 @@ def test_a_helper_that_sleeps_joins_a_step_that_is_under_way(kernels: Linker, ma
     assert table[1] == 1
 
 
-def test_a_helper_that_sleeps_is_not_woken_for_a_little(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+def test_a_helper_that_sleeps_is_not_woken_for_a_little(
+    kernels: LoadedCode, make_team: Callable[[int], ThreadPool]
+) -> None:
     team, table = make_team(1), np.zeros(8, np.int64)
     run_steps(team, kernels.address("count"), [table], 8)
     until(lambda: asleep(team) >= 1, "the helper sleeps")
     sleepers = asleep(team)
-    run_steps(team, kernels.address("count"), [table], 8, Sharing.SHARED)
+    run_steps(team, kernels.address("count"), [table], 8, Parallelism.PARALLEL)
     assert asleep(team) == sleepers, "who rings the bell counts from 0 again"
     assert (table == 2).all()
 
 
-def test_a_helper_takes_its_part_of_every_step(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+def test_a_helper_takes_its_part_of_every_step(kernels: LoadedCode, make_team: Callable[[int], ThreadPool]) -> None:
     team = make_team(1)
     tables = [np.array([8, 0, 0], np.int64) for _ in range(100)]
     run_steps(team, kernels.address("meet"), tables, 8)
     assert all(table[1] == 1 for table in tables)
 
 
-def test_who_finds_the_team_led_computes_alone(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+def test_who_finds_the_team_led_computes_alone(kernels: LoadedCode, make_team: Callable[[int], ThreadPool]) -> None:
     team = make_team(1)
     tables = [[np.zeros(64, np.int64) for _ in range(100)] for _ in range(4)]
 
@@ -153,7 +159,7 @@ def test_who_finds_the_team_led_computes_alone(kernels: Linker, make_team: Calla
     assert all((table == 20).all() for mine in tables for table in mine)
 
 
-def test_a_team_that_has_left_comes_back(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+def test_a_team_that_has_left_comes_back(kernels: LoadedCode, make_team: Callable[[int], ThreadPool]) -> None:
     team = make_team(2)
     table = np.zeros(16, np.int64)
     for _ in range(10):
@@ -164,13 +170,13 @@ def test_a_team_that_has_left_comes_back(kernels: Linker, make_team: Callable[[i
 
 
 def test_a_team_without_threads_to_start_computes_with_those_that_there_are(
-    kernels: Linker, make_team: Callable[[int], Team], monkeypatch: pytest.MonkeyPatch
+    kernels: LoadedCode, make_team: Callable[[int], ThreadPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     team, table = make_team(3), np.zeros(64, np.int64)
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name != "nnfmq-team-1":
+        if thread.name != "nnfmq-pool-1":
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -182,27 +188,29 @@ def test_a_team_without_threads_to_start_computes_with_those_that_there_are(
     assert len(team._threads) == 1
 
 
-def test_scratch_is_for_all_threads_even_while_fewer_help(kernels: Linker, make_team: Callable[[int], Team]) -> None:
+def test_scratch_is_for_all_threads_even_while_fewer_help(
+    kernels: LoadedCode, make_team: Callable[[int], ThreadPool]
+) -> None:
     team = make_team(3)
-    team.limit(1)
-    assert (team.helpers, team.areas) == (1, 4)
+    team.set_worker_count(1)
+    assert (team.worker_count, team.scratch_slots) == (1, 4)
     table = np.zeros(64, np.int64)
     run_steps(team, kernels.address("count"), [table], 64)
     assert len(team._threads) == 1
-    team.limit(3)
+    team.set_worker_count(3)
     run_steps(team, kernels.address("count"), [table], 64)
     assert len(team._threads) == 3
     assert (table == 2).all()
 
 
 def test_limits_and_runs_at_once_leave_every_unit_computed_once(
-    kernels: Linker, make_team: Callable[[int], Team]
+    kernels: LoadedCode, make_team: Callable[[int], ThreadPool]
 ) -> None:
     team, tables = make_team(3), [np.zeros(64, np.int64) for _ in range(10)]
 
     def limit() -> None:
         for helpers in (1, 3, 0, 2) * 10:
-            team.limit(helpers)
+            team.set_worker_count(helpers)
 
     limiter = threading.Thread(target=limit)
     limiter.start()
@@ -216,13 +224,13 @@ def test_limits_and_runs_at_once_leave_every_unit_computed_once(
 
 def test_near_the_end_of_a_segment_nobody_is_woken_any_more() -> None:
     kernel, works = CopyBandwidth(64, 1, 8), (100_000, 1000, 50_000, 40_000, 39_000)
-    calls = [Call(kernel, (n,), (n + 1,), (), work_ns) for n, work_ns in enumerate(works)]
-    values = {n + 1: Value(np.dtype(np.uint8), (512,)) for n in range(len(works))}
-    plan = plan_segment(calls, values, {}, [0], [len(works)], host_target())
-    assert [step.sharing for step in plan.steps] == [
-        Sharing.AND_WAKE,
-        Sharing.ALONE,
-        Sharing.AND_WAKE,
-        Sharing.SHARED,
-        Sharing.SHARED,
+    calls = [PartitionLaunch(kernel, (n,), (n + 1,), (), work_ns) for n, work_ns in enumerate(works)]
+    values = {n + 1: ArraySpec(np.dtype(np.uint8), (512,)) for n in range(len(works))}
+    plan = plan_partition(calls, values, {}, [0], [len(works)], host_target())
+    assert [launch.parallelism for launch in plan.launches] == [
+        Parallelism.PARALLEL_WAKE,
+        Parallelism.SERIAL,
+        Parallelism.PARALLEL_WAKE,
+        Parallelism.PARALLEL,
+        Parallelism.PARALLEL,
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.lowering import products
-from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
 from nnfmq.operations.signature import Array
 from support.compiled import outputs_of, random_inputs

@@ -16,10 +16,9 @@ from unittest.mock import patch
 import numpy as np
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.compiler import compile_here, distinct
+from nnfmq.engines.compiled.jit import Kernel, compile_in_process, symbol_name, unique_kernels
 from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels
-from nnfmq.engines.compiled.kernels.kernel import Kernel, name_of
-from nnfmq.engines.compiled.program import prepare
+from nnfmq.engines.compiled.partition import prepare
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.hal.types import Model, Operand, is_scalar
 from nnfmq.operations.signature import NUMPY_TYPES, Array
@@ -77,10 +76,10 @@ def outputs_of(program: interpreter.Program, model: Model, inputs: Sequence[Arra
 def compile_described(kernels: Sequence[Kernel], target: Target) -> list[bytes]:
     """Compile what is left of kernels after they travelled to a compile process: the same."""
     with patch.dict(TARGETS, {target.name: target}):  # some are of tests alone
-        arrived, same = decode_kernels(encode_kernels(distinct(kernels), target))
-    assert arrived == distinct(kernels) and same is target
-    assert [name_of(kernel) for kernel in arrived] == [name_of(kernel) for kernel in distinct(kernels)]
-    return compile_here(arrived, same)
+        arrived, same = decode_kernels(encode_kernels(unique_kernels(kernels), target))
+    assert arrived == unique_kernels(kernels) and same is target
+    assert [symbol_name(kernel) for kernel in arrived] == [symbol_name(kernel) for kernel in unique_kernels(kernels)]
+    return compile_in_process(arrived, same)
 
 
 def assert_kernels_agree(model: Model, seed: int = 0, runs: int = 2, tolerance: float = FLOAT_TOLERANCE) -> None:

@@ -16,10 +16,11 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from nnfmq.engines.compiled import compiled_artifact, compiler, program
-from nnfmq.engines.compiled.segment import Segment, SegmentPlan
+from nnfmq.engines.compiled import compiled_artifact, jit, partition
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.memory_plan import PartitionPlan
 from nnfmq.engines.compiled.target import Target
-from nnfmq.engines.compiled.team import Team
+from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.engines.execution import ExecutionFrame
 from nnfmq.operations.signature import Array
 from support.linked import Image
@@ -83,8 +84,8 @@ class Machine(Protocol):
         ...
 
 
-class _Linker:
-    """In the place of `objects.Linker`."""
+class _LoadedCode:
+    """In the place of `objects.LoadedCode`."""
 
     def __init__(self, machine: Machine, code: bytes) -> None:
         self.machine = machine
@@ -94,12 +95,12 @@ class _Linker:
         return self.image.functions[name]
 
 
-class _Segment(Segment):
+class _Segment(CompiledPartition):
     """A segment whose steps run in the emulator."""
 
-    def __init__(self, plan: SegmentPlan, constants: Array, linker: _Linker, team: Team, slot: int) -> None:
-        super().__init__(plan, constants, linker, team, slot)  # type: ignore[arg-type]
-        self._there = linker
+    def __init__(self, plan: PartitionPlan, constants: Array, code: _LoadedCode, pool: ThreadPool, slot: int) -> None:
+        super().__init__(plan, constants, code, pool, slot)  # type: ignore[arg-type]
+        self._there = code
 
     def __call__(self, scope: ExecutionFrame) -> None:
         scope[-1].check()
@@ -109,10 +110,10 @@ class _Segment(Segment):
         constants = memory.add(self._constants)
         inputs = [memory.add(np.ascontiguousarray(scope[index])) for index in plan.inputs]
         bases = [region.address for region in (arena, constants, *inputs)]
-        tables = memory.add(np.array(bases, np.int64)[plan.regions] + plan.offsets)
+        tables = memory.add(np.array(bases, np.int64)[plan.relocation_bases] + plan.relocation_offsets)
         calls = [
             Call(int(function), (int(table), begin, end, scratch.address))
-            for function, table, units, _ in self.records(tables.address)
+            for function, table, units, _ in self.launch_records(tables.address)
             for begin, end in _parts(int(units))
         ]
         self._there.machine.run(self._there.image, memory.regions, calls)
@@ -129,8 +130,8 @@ def _parts(units: int) -> list[tuple[int, int]]:
 def elsewhere(machine: Machine) -> Iterator[None]:
     """Generate code for `machine`, and run it there."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "host_target", lambda: machine.target)
-        patch.setattr(compiler, "_PARTS_HERE", 1)  # an emulator loads one object file
-        patch.setattr(compiled_artifact, "Linker", lambda codes, target: _Linker(machine, *codes))
-        patch.setattr(compiled_artifact, "Segment", _Segment)
+        patch.setattr(partition, "host_target", lambda: machine.target)
+        patch.setattr(jit, "_SHARDS_IN_PROCESS", 1)  # an emulator loads one object file
+        patch.setattr(compiled_artifact, "LoadedCode", lambda codes, target: _LoadedCode(machine, *codes))
+        patch.setattr(compiled_artifact, "CompiledPartition", _Segment)
         yield

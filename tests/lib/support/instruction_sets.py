@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from llvmlite import binding as llvm
 
-from nnfmq.engines.compiled import compiler, program
-from nnfmq.engines.compiled.kernels.kernel import Kernel
-from nnfmq.engines.compiled.objects import compile_kernels, host_target
+from nnfmq.engines.compiled import jit, partition
+from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
 from nnfmq.engines.compiled.target import TARGETS, Target, runnable
 from support.linked import undefined_symbols
 
@@ -78,7 +77,7 @@ def known_symbols_only() -> Iterator[None]:
         return code
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "compile_kernels", checked)
+        patch.setattr(jit, "compile_kernels", checked)
         yield
 
 
@@ -88,7 +87,7 @@ def using(name: str, machine: Any = None) -> Iterator[None]:
     target = _named(name)
     if machine is None and _runs_here(target):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(program, "host_target", lambda: target)
+            patch.setattr(partition, "host_target", lambda: target)
             patch.setitem(TARGETS, name, target)
             yield
         return

@@ -63,7 +63,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "socketserver": (),
     "mmap": ("memory",),
     "posix_ipc": ("memory",),
-    "ctypes": ("queue", "engines.idle_trim", "engines.compiled.team"),
+    "ctypes": ("queue", "engines.idle_trim", "engines.compiled.thread_pool"),
     "llvmlite": ("engines.compiled",),
     "multiprocess": ("service.supervisor",),
     # The embedded driver; and what measures or tests in processes of its own.

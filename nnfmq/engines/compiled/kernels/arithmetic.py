@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.cells import Widening
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.octets import GROUP, pack_lists
@@ -64,19 +64,19 @@ class Arithmetic(Protocol):
         """How many times weights are to be taken."""
         ...
 
-    def widening(self, e: Emitter, finish: Value) -> Widening:
+    def widening(self, kb: KernelBuilder, finish: Value) -> Widening:
         """Return how elements become cells, where `finish` has the numbers for that."""
         ...
 
-    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+    def first_sums(self, kb: KernelBuilder, finish: Value, channel: Value, lanes: int) -> Value:
         """Return what sums begin with."""
         ...
 
-    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+    def multiply_add(self, kb: KernelBuilder, sums: Value, cells: Value, weights: Value) -> Value:
         """Return `sums` plus a group of cells, for all lanes the same, times weights."""
         ...
 
-    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+    def load_group(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
         """Load a group of cells for all lanes."""
         ...
 
@@ -84,7 +84,7 @@ class Arithmetic(Protocol):
         """Return the type of the weights of one group for `lanes` channels."""
         ...
 
-    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
+    def results(self, kb: KernelBuilder, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return what is stored of neighbouring vectors of sums, the first of which begins with `channel`."""
         ...
 
@@ -117,46 +117,46 @@ class Floats:
         """None: they are added at once."""
         return 0
 
-    def widening(self, e: Emitter, finish: Value) -> Floats:
+    def widening(self, kb: KernelBuilder, finish: Value) -> Floats:
         """They are cells already."""
         return self
 
-    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+    def widened(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
         """Load them as they are."""
-        return e.load(vector(F32, count), source, offset)
+        return kb.load(vector(F32, count), source, offset)
 
-    def zeros(self, e: Emitter, count: int) -> Value:
+    def zeros(self, kb: KernelBuilder, count: int) -> Value:
         """Return cells of 0."""
-        return e.splat(F32, 0.0, count)
+        return kb.splat(F32, 0.0, count)
 
-    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+    def first_sums(self, kb: KernelBuilder, finish: Value, channel: Value, lanes: int) -> Value:
         """Return the bias."""
-        return e.load(vector(F32, lanes), finish, e.mul(channel, 4))
+        return kb.load(vector(F32, lanes), finish, kb.mul(channel, 4))
 
-    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+    def load_group(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
         """Load one number for all lanes."""
-        return e.broadcast(e.load(F32, address, offset), lanes)
+        return kb.broadcast(kb.load(F32, address, offset), lanes)
 
     def weights_type(self, lanes: int) -> Any:
         """Return a vector of float32."""
         return vector(F32, lanes)
 
-    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+    def multiply_add(self, kb: KernelBuilder, sums: Value, cells: Value, weights: Value) -> Value:
         """Return sums + cells · weights."""
-        return fmuladd(e, cells, weights, sums)
+        return fmuladd(kb, cells, weights, sums)
 
-    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
+    def results(self, kb: KernelBuilder, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the sums, clamped; NaN stays."""
-        return [self._clamped(e, values) for values in sums]
+        return [self._clamped(kb, values) for values in sums]
 
-    def _clamped(self, e: Emitter, sums: Value) -> Value:
+    def _clamped(self, kb: KernelBuilder, sums: Value) -> Value:
         lanes = sums.type.count
         if self.low > -np.inf:
-            low = e.splat(F32, self.low, lanes)
-            sums = e.b.select(e.b.fcmp_ordered(">", low, sums), low, sums)  # in this order one instruction of x86
+            low = kb.splat(F32, self.low, lanes)
+            sums = kb.ir.select(kb.ir.fcmp_ordered(">", low, sums), low, sums)  # in this order one instruction of x86
         if self.high < np.inf:
-            high = e.splat(F32, self.high, lanes)
-            sums = e.b.select(e.b.fcmp_ordered("<", high, sums), high, sums)
+            high = kb.splat(F32, self.high, lanes)
+            sums = kb.ir.select(kb.ir.fcmp_ordered("<", high, sums), high, sums)
         return sums
 
     def pack(self, weights: Array, _: Array) -> bytes:
@@ -174,17 +174,17 @@ class Centred:
 
     item_bytes = 1
 
-    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+    def widened(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
         """Load codes, less their zero point."""
         wide = vector(I16 if self.cell_bytes == 2 else I32, count)
-        codes = (e.b.sext if self.signed else e.b.zext)(e.load(vector(I8, count), source, offset), wide)
-        zero = self.zero_point if self.cell_bytes == 4 else e.b.trunc(self.zero_point, I16)
-        centred = e.b.sub(codes, e.broadcast(zero, count))
-        return e.b.sitofp(centred, vector(F32, count)) if self.cell_bytes == 4 else centred
+        codes = (kb.ir.sext if self.signed else kb.ir.zext)(kb.load(vector(I8, count), source, offset), wide)
+        zero = self.zero_point if self.cell_bytes == 4 else kb.ir.trunc(self.zero_point, I16)
+        centred = kb.ir.sub(codes, kb.broadcast(zero, count))
+        return kb.ir.sitofp(centred, vector(F32, count)) if self.cell_bytes == 4 else centred
 
-    def zeros(self, e: Emitter, count: int) -> Value:
+    def zeros(self, kb: KernelBuilder, count: int) -> Value:
         """Return cells of 0."""
-        return e.splat(F32, 0.0, count) if self.cell_bytes == 4 else e.splat(I16, 0, count)
+        return kb.splat(F32, 0.0, count) if self.cell_bytes == 4 else kb.splat(I16, 0, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,29 +212,29 @@ class Codes:
         """As the requantization says."""
         return self.requantization.rounding.factor
 
-    def widening(self, e: Emitter, finish: Value) -> Centred:
+    def widening(self, kb: KernelBuilder, finish: Value) -> Centred:
         """Subtract the zero point."""
-        return Centred(self.signed, self.requantization.centre(e, finish), self.cell_bytes)
+        return Centred(self.signed, self.requantization.centre(kb, finish), self.cell_bytes)
 
-    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+    def first_sums(self, kb: KernelBuilder, finish: Value, channel: Value, lanes: int) -> Value:
         """Return the bias."""
-        return self.requantization.bias(e, finish, channel, lanes)
+        return self.requantization.bias(kb, finish, channel, lanes)
 
-    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+    def load_group(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
         """Load two cells for all lanes."""
-        return e.b.bitcast(e.broadcast(e.load(I32, address, offset), lanes), vector(I16, 2 * lanes))
+        return kb.ir.bitcast(kb.broadcast(kb.load(I32, address, offset), lanes), vector(I16, 2 * lanes))
 
     def weights_type(self, lanes: int) -> Any:
         """Return a vector of pairs."""
         return vector(I16, 2 * lanes)
 
-    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+    def multiply_add(self, kb: KernelBuilder, sums: Value, cells: Value, weights: Value) -> Value:
         """Return sums + both products."""
-        return pair_sums(e, sums, cells, weights)
+        return pair_sums(kb, sums, cells, weights)
 
-    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
+    def results(self, kb: KernelBuilder, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums."""
-        return self.requantization.codes(e, sums, finish, channel)
+        return self.requantization.codes(kb, sums, finish, channel)
 
     def pack(self, weights: Array, _: Array) -> bytes:
         """Return pairs of cells of one channel side by side; an odd cell's partner is 0."""
@@ -249,21 +249,21 @@ def _grouped(weights: Array, group: int) -> bytes:
     return filled.reshape(blocks, lanes, taps, -1, group).transpose(0, 2, 3, 1, 4).tobytes()
 
 
-def pair_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+def pair_sums(kb: KernelBuilder, sums: Value, cells: Value, weights: Value) -> Value:
     """Return `sums` plus the products of neighbours of 16 bits."""
-    if e.target.pair_sum is not None and sums.type.count == e.target.lanes:
-        return e.call(e.target.pair_sum, sums.type, sums, *(e.b.bitcast(v, sums.type) for v in (cells, weights)))
-    return e.b.add(sums, _pair_products(e, cells, weights))
+    if kb.target.pair_sum is not None and sums.type.count == kb.target.lanes:
+        return kb.call(kb.target.pair_sum, sums.type, sums, *(kb.ir.bitcast(v, sums.type) for v in (cells, weights)))
+    return kb.ir.add(sums, _pair_products(kb, cells, weights))
 
 
-def _pair_products(e: Emitter, cells: Value, weights: Value) -> Value:
+def _pair_products(kb: KernelBuilder, cells: Value, weights: Value) -> Value:
     lanes = weights.type.count // 2
-    if e.target.pair_product is not None and lanes == e.target.lanes:
-        return e.call(e.target.pair_product, vector(I32, lanes), cells, weights)
+    if kb.target.pair_product is not None and lanes == kb.target.lanes:
+        return kb.call(kb.target.pair_product, vector(I32, lanes), cells, weights)
     wide = vector(I32, 2 * lanes)
-    products = e.b.mul(e.b.sext(cells, wide), e.b.sext(weights, wide))
-    even, odd = (e.shuffle(products, products, range(first, 2 * lanes, 2)) for first in (0, 1))
-    return e.b.add(even, odd)
+    products = kb.ir.mul(kb.ir.sext(cells, wide), kb.ir.sext(weights, wide))
+    even, odd = (kb.shuffle(products, products, range(first, 2 * lanes, 2)) for first in (0, 1))
+    return kb.ir.add(even, odd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,14 +275,14 @@ class Unsigned:
 
     item_bytes = cell_bytes = 1
 
-    def widened(self, e: Emitter, source: Value, offset: Value, count: int) -> Value:
+    def widened(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
         """Load codes."""
-        codes = e.load(vector(I8, count), source, offset)
-        return e.b.xor(codes, e.splat(I8, -128, count)) if self.signed else codes
+        codes = kb.load(vector(I8, count), source, offset)
+        return kb.ir.xor(codes, kb.splat(I8, -128, count)) if self.signed else codes
 
-    def zeros(self, e: Emitter, count: int) -> Value:
+    def zeros(self, kb: KernelBuilder, count: int) -> Value:
         """Return cells of padding."""
-        return e.broadcast(e.b.trunc(self.zero_point, I8), count)
+        return kb.broadcast(kb.ir.trunc(self.zero_point, I8), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,21 +304,21 @@ class _Bytes:
         """Return whether they are without sign, and no group goes beyond a pixel."""
         return not self.signed and depth % self.group == 0
 
-    def widening(self, e: Emitter, finish: Value) -> Unsigned:
+    def widening(self, kb: KernelBuilder, finish: Value) -> Unsigned:
         """Take off the sign."""
-        return Unsigned(self.signed, self.requantization.centre(e, finish))
+        return Unsigned(self.signed, self.requantization.centre(kb, finish))
 
-    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+    def first_sums(self, kb: KernelBuilder, finish: Value, channel: Value, lanes: int) -> Value:
         """Return the bias."""
-        return self.requantization.bias(e, finish, channel, lanes)
+        return self.requantization.bias(kb, finish, channel, lanes)
 
     def weights_type(self, lanes: int) -> Any:
         """Return a vector of quads."""
         return vector(I8, 4 * lanes)
 
-    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
+    def results(self, kb: KernelBuilder, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums."""
-        return self.requantization.codes(e, sums, finish, channel)
+        return self.requantization.codes(kb, sums, finish, channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,42 +333,42 @@ class Quads(_Bytes):
 
     is_listed = False
 
-    def excess(self, e: Emitter, finish: Value) -> Value:
+    def excess(self, kb: KernelBuilder, finish: Value) -> Value:
         """Return what is in the constants."""
-        return self.requantization.excess(e, finish)
+        return self.requantization.excess(kb, finish)
 
     def products(self, target: Target) -> int:
         """None: they are added at once."""
         return 0
 
-    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+    def load_group(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
         """Load four cells for all lanes."""
-        return load_quad(e, address, offset, lanes)
+        return load_quad(kb, address, offset, lanes)
 
-    def multiply_add(self, e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+    def multiply_add(self, kb: KernelBuilder, sums: Value, cells: Value, weights: Value) -> Value:
         """Return sums + four products."""
-        return quad_sums(e, sums, cells, weights)
+        return quad_sums(kb, sums, cells, weights)
 
     def pack(self, weights: Array, _: Array) -> bytes:
         """Return quads of cells of one channel side by side; missing ones are 0."""
         return _grouped(weights.astype(np.int8), self.group)
 
 
-def load_quad(e: Emitter, address: Value, offset: Value, lanes: int) -> Value:
+def load_quad(kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
     """Return four bytes, the same for all lanes."""
-    return e.b.bitcast(e.broadcast(e.load(I32, address, offset), lanes), vector(I8, 4 * lanes))
+    return kb.ir.bitcast(kb.broadcast(kb.load(I32, address, offset), lanes), vector(I8, 4 * lanes))
 
 
-def quad_sums(e: Emitter, sums: Value, cells: Value, weights: Value) -> Value:
+def quad_sums(kb: KernelBuilder, sums: Value, cells: Value, weights: Value) -> Value:
     """Return `sums` plus the products of four neighbours, cells without sign and weights with it."""
     lanes = sums.type.count
-    if e.target.quad_sum is not None and lanes == e.target.lanes:
-        return e.call(e.target.quad_sum, sums.type, sums, *(e.b.bitcast(v, sums.type) for v in (cells, weights)))
-    shorts, byte = vector(I16, 2 * lanes), e.splat(I16, 8, 2 * lanes)
-    cells, weights = (e.b.bitcast(v, shorts) for v in (cells, weights))
-    even = e.b.and_(cells, e.splat(I16, 255, 2 * lanes)), e.b.ashr(e.b.shl(weights, byte), byte)
-    odd = e.b.lshr(cells, byte), e.b.ashr(weights, byte)
-    return pair_sums(e, pair_sums(e, sums, *even), *odd)
+    if kb.target.quad_sum is not None and lanes == kb.target.lanes:
+        return kb.call(kb.target.quad_sum, sums.type, sums, *(kb.ir.bitcast(v, sums.type) for v in (cells, weights)))
+    shorts, byte = vector(I16, 2 * lanes), kb.splat(I16, 8, 2 * lanes)
+    cells, weights = (kb.ir.bitcast(v, shorts) for v in (cells, weights))
+    even = kb.ir.and_(cells, kb.splat(I16, 255, 2 * lanes)), kb.ir.ashr(kb.ir.shl(weights, byte), byte)
+    odd = kb.ir.lshr(cells, byte), kb.ir.ashr(weights, byte)
+    return pair_sums(kb, pair_sums(kb, sums, *even), *odd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,32 +383,32 @@ class Octets(_Bytes):
         """Two on their way, and the ones with which neighbours are added."""
         return 3
 
-    def load_group(self, e: Emitter, address: Value, offset: Value, lanes: int) -> tuple[Value, Value]:
+    def load_group(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> tuple[Value, Value]:
         """Load eight cells for all lanes, as two quads."""
-        place = e.at(address, offset)
-        return load_quad(e, place, 0, lanes), load_quad(e, place, 4, lanes)
+        place = kb.at(address, offset)
+        return load_quad(kb, place, 0, lanes), load_quad(kb, place, 4, lanes)
 
     def multiply_add(
-        self, e: Emitter, sums: Value, cells: tuple[Value, Value], weights: tuple[Value, Value]
+        self, kb: KernelBuilder, sums: Value, cells: tuple[Value, Value], weights: tuple[Value, Value]
     ) -> Value:  # fmt: skip
         """Return sums + eight products."""
-        return octet_sums(e, sums, cells, weights)
+        return octet_sums(kb, sums, cells, weights)
 
     def pack(self, weights: Array, tap_places: Array) -> bytes:
         """Return lists."""
         return pack_lists(weights, tap_places)
 
 
-def octet_sums(e: Emitter, sums: Value, cells: tuple[Value, Value], weights: tuple[Value, Value]) -> Value:
+def octet_sums(kb: KernelBuilder, sums: Value, cells: tuple[Value, Value], weights: tuple[Value, Value]) -> Value:
     """Return `sums` plus the products of eight, two and two quads; 16 bits hold the sum of any four that are added."""
-    first, second = (byte_products(e, *pair) for pair in zip(cells, weights, strict=True))
-    return pair_sums(e, sums, e.b.add(first, second), e.splat(I16, 1, 2 * sums.type.count))
+    first, second = (byte_products(kb, *pair) for pair in zip(cells, weights, strict=True))
+    return pair_sums(kb, sums, kb.ir.add(first, second), kb.splat(I16, 1, 2 * sums.type.count))
 
 
-def byte_products(e: Emitter, cells: Value, weights: Value) -> Value:
+def byte_products(kb: KernelBuilder, cells: Value, weights: Value) -> Value:
     """Return sums of two neighbours' products, cells without sign and weights with it, which 16 bits hold."""
-    assert e.target.byte_products is not None, "asked for where there is one"
-    return e.call(e.target.byte_products, vector(I16, cells.type.count // 2), cells, weights)
+    assert kb.target.byte_products is not None, "asked for where there is one"
+    return kb.call(kb.target.byte_products, vector(I16, cells.type.count // 2), cells, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,17 +426,17 @@ class FloatCodes:
         """As the requantization says."""
         return self.requantization.rounding.factor
 
-    def widening(self, e: Emitter, finish: Value) -> Centred:
+    def widening(self, kb: KernelBuilder, finish: Value) -> Centred:
         """Subtract the zero point."""
-        return Centred(self.signed, self.requantization.centre(e, finish), self.cell_bytes)
+        return Centred(self.signed, self.requantization.centre(kb, finish), self.cell_bytes)
 
-    def first_sums(self, e: Emitter, finish: Value, channel: Value, lanes: int) -> Value:
+    def first_sums(self, kb: KernelBuilder, finish: Value, channel: Value, lanes: int) -> Value:
         """Return 0: a bias may be too large for float32."""
-        return e.splat(F32, 0.0, lanes)
+        return kb.splat(F32, 0.0, lanes)
 
-    def results(self, e: Emitter, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
+    def results(self, kb: KernelBuilder, sums: Sequence[Value], finish: Value, channel: Value) -> list[Value]:
         """Return the codes of the sums and the bias."""
         lanes = sums[0].type.count
-        biases = [self.requantization.bias(e, finish, e.add(channel, n * lanes), lanes) for n in range(len(sums))]
-        totals = [e.b.add(whole(e, value), bias) for value, bias in zip(sums, biases, strict=True)]
-        return self.requantization.codes(e, totals, finish, channel)
+        biases = [self.requantization.bias(kb, finish, kb.add(channel, n * lanes), lanes) for n in range(len(sums))]
+        totals = [kb.ir.add(whole(kb, value), bias) for value, bias in zip(sums, biases, strict=True)]
+        return self.requantization.codes(kb, totals, finish, channel)

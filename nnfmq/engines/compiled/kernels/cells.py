@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from llvmlite import ir
 
-from nnfmq.engines.compiled.emission import I32, Emitter, Value
+from nnfmq.engines.compiled.ir_builder import I32, KernelBuilder, Value
 from nnfmq.operations.shapes import WindowDimension
 
 __all__ = ["SLACK_BYTES", "Band", "BandNumbers", "Widening", "emit_band", "in_vectors", "widen", "widen_repeated"]
@@ -33,11 +33,11 @@ class Widening(Protocol):
         """Bytes of a cell."""
         ...
 
-    def widened(self, e: Emitter, source: Value, offset: Any, count: int) -> Value:
+    def widened(self, kb: KernelBuilder, source: Value, offset: Any, count: int) -> Value:
         """Load `count` elements and return them as cells."""
         ...
 
-    def zeros(self, e: Emitter, count: int) -> Value:
+    def zeros(self, kb: KernelBuilder, count: int) -> Value:
         """Return cells of 0."""
         ...
 
@@ -101,7 +101,7 @@ class Band:
 
 
 def emit_band(
-    e: Emitter,
+    kb: KernelBuilder,
     n: BandNumbers,
     arithmetic: Widening,
     image: Value,
@@ -113,67 +113,69 @@ def emit_band(
 
     `widen_row` gets a row of the image and the place of its cells.
     """
-    top = e.b.sub(e.b.mul(first, n.stride), n.head)
-    last = e.b.add(e.b.mul(e.b.sub(served, e.i64(1)), n.stride), n.reach)
+    top = kb.ir.sub(kb.ir.mul(first, n.stride), n.head)
+    last = kb.ir.add(kb.ir.mul(kb.ir.sub(served, kb.i64(1)), n.stride), n.reach)
     cell = arithmetic.cell_bytes
-    with e.loop(0, last) as number:
-        row = e.b.add(top, number)
-        place = e.at(e.scratch, e.b.mul(number, n.pitch))
-        inside = e.b.icmp_unsigned("<", row, n.height)
-        with e.b.if_else(inside) as (here, outside):
+    with kb.loop(0, last) as number:
+        row = kb.ir.add(top, number)
+        place = kb.at(kb.scratch, kb.ir.mul(number, n.pitch))
+        inside = kb.ir.icmp_unsigned("<", row, n.height)
+        with kb.ir.if_else(inside) as (here, outside):
             with here:
-                fill(e, arithmetic, place, n.before)
-                pixels = e.at(place, e.mul(n.before, cell))
-                widen_row(e.at(image, e.b.mul(row, n.row_bytes)), pixels)
-                fill(e, arithmetic, e.at(pixels, e.mul(n.within, cell)), n.behind)
+                fill(kb, arithmetic, place, n.before)
+                pixels = kb.at(place, kb.mul(n.before, cell))
+                widen_row(kb.at(image, kb.ir.mul(row, n.row_bytes)), pixels)
+                fill(kb, arithmetic, kb.at(pixels, kb.mul(n.within, cell)), n.behind)
             with outside:
-                fill(e, arithmetic, place, e.b.add(e.b.add(n.before, n.within), n.behind))
+                fill(kb, arithmetic, place, kb.ir.add(kb.ir.add(n.before, n.within), n.behind))
 
 
-def widen(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: Value) -> None:
+def widen(kb: KernelBuilder, arithmetic: Widening, source: Value, place: Value, count: Value) -> None:
     """Put `count` elements at `source` as cells to `place`; nothing else is read or written."""
     item, cell = arithmetic.item_bytes, arithmetic.cell_bytes
-    lanes = 4 * e.target.lanes // cell
+    lanes = 4 * kb.target.lanes // cell
 
     def move(offset: Value, elements: int) -> None:
-        e.store(arithmetic.widened(e, source, e.mul(offset, item), elements), place, e.mul(offset, cell))
+        kb.store(arithmetic.widened(kb, source, kb.mul(offset, item), elements), place, kb.mul(offset, cell))
 
-    whole = e.b.and_(count, e.i64(-lanes))
-    with e.loop(0, whole, lanes) as offset:
+    whole = kb.ir.and_(count, kb.i64(-lanes))
+    with kb.loop(0, whole, lanes) as offset:
         move(offset, lanes)
-    rest, fits = e.b.icmp_signed("<", whole, count), e.b.icmp_signed(">=", count, e.i64(lanes))
-    with e.b.if_then(rest), e.b.if_else(fits) as (long, short):
+    rest, fits = kb.ir.icmp_signed("<", whole, count), kb.ir.icmp_signed(">=", count, kb.i64(lanes))
+    with kb.ir.if_then(rest), kb.ir.if_else(fits) as (long, short):
         with long:
-            move(e.b.sub(count, e.i64(lanes)), lanes)
-        with short, e.loop(0, count) as offset:
+            move(kb.ir.sub(count, kb.i64(lanes)), lanes)
+        with short, kb.loop(0, count) as offset:
             move(offset, 1)
 
 
-def widen_repeated(e: Emitter, arithmetic: Widening, source: Value, place: Value, count: Value, repeat: Value) -> None:
+def widen_repeated(
+    kb: KernelBuilder, arithmetic: Widening, source: Value, place: Value, count: Value, repeat: Value
+) -> None:
     """Put `repeat` cells of each of `count` elements to `place`; up to a vector behind them is written as well."""
-    item, cell, lanes = arithmetic.item_bytes, arithmetic.cell_bytes, 4 * e.target.lanes // arithmetic.cell_bytes
-    with e.loop(0, count) as index:
-        one = e.b.extract_element(arithmetic.widened(e, source, e.mul(index, item), 1), ir.Constant(I32, 0))
-        cells, first = e.broadcast(one, lanes), e.at(place, e.b.mul(index, e.mul(repeat, cell)))
-        with e.loop(0, repeat, lanes) as offset:
-            e.store(cells, first, e.mul(offset, cell))
+    item, cell, lanes = arithmetic.item_bytes, arithmetic.cell_bytes, 4 * kb.target.lanes // arithmetic.cell_bytes
+    with kb.loop(0, count) as index:
+        one = kb.ir.extract_element(arithmetic.widened(kb, source, kb.mul(index, item), 1), ir.Constant(I32, 0))
+        cells, first = kb.broadcast(one, lanes), kb.at(place, kb.ir.mul(index, kb.mul(repeat, cell)))
+        with kb.loop(0, repeat, lanes) as offset:
+            kb.store(cells, first, kb.mul(offset, cell))
 
 
-def fill(e: Emitter, arithmetic: Widening, place: Value, count: Value) -> None:
+def fill(kb: KernelBuilder, arithmetic: Widening, place: Value, count: Value) -> None:
     """Put `count` cells of 0 to `place`; up to a vector behind them is written as well."""
-    cell, lanes = arithmetic.cell_bytes, 4 * e.target.lanes // arithmetic.cell_bytes
-    with e.loop(0, count, lanes) as offset:
-        e.store(arithmetic.zeros(e, lanes), place, e.mul(offset, cell))
+    cell, lanes = arithmetic.cell_bytes, 4 * kb.target.lanes // arithmetic.cell_bytes
+    with kb.loop(0, count, lanes) as offset:
+        kb.store(arithmetic.zeros(kb, lanes), place, kb.mul(offset, cell))
 
 
-def in_vectors(e: Emitter, count: int, lanes: int, move: Any) -> None:
+def in_vectors(kb: KernelBuilder, count: int, lanes: int, move: Any) -> None:
     """Call `move` with offsets and numbers of elements that cover `count`, the last whole vector twice in part."""
     if count >= lanes:
         whole = count - count % lanes
         if whole == lanes:
             move(0, lanes)
         else:
-            with e.loop(0, whole, lanes) as offset:
+            with kb.loop(0, whole, lanes) as offset:
                 move(offset, lanes)
         if count % lanes:
             move(count - lanes, lanes)

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, load_params, pack_params, vector
 from nnfmq.engines.compiled.kernels.arithmetic import Array, FloatCodes, Floats
 from nnfmq.engines.compiled.kernels.cells import Band, BandNumbers, Widening, emit_band, widen, widen_repeated
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
-from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension
 from nnfmq.operations.signature import Shape
@@ -89,6 +88,8 @@ class Depthwise:
     is_sliced: bool
     is_repeated: bool
 
+    compile_cost = 2
+
     @property
     def channels(self) -> int:
         """As many as there are filters."""
@@ -101,7 +102,7 @@ class Depthwise:
         return positions * self.channels * self.rows.size * self.columns.size
 
     @property
-    def units(self) -> int:
+    def work_items(self) -> int:
         """Blocks of output rows times slices of channels."""
         return self.shape[0] * self._blocks * self._slices
 
@@ -171,17 +172,17 @@ class Depthwise:
             tap_columns=self.columns.size,
             across=self.columns.dilation * self.slice * 4,
         )
-        return stored_numbers(own, band.numbers(row_in))
+        return pack_params(own, band.numbers(row_in))
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output, weights, what finishes sums, numbers."""
-        image, out, weights, finish = map(e.argument, range(4))
-        numbers = e.argument(4)
-        band = load_numbers(e, numbers, BandNumbers, len(_Numbers._fields))
-        emission = _Emission(self, e, load_numbers(e, numbers, _Numbers), band, weights, finish)
-        with e.loop(e.begin, e.end) as unit:
+        image, out, weights, finish = map(kb.argument, range(4))
+        numbers = kb.argument(4)
+        band = load_params(kb, numbers, BandNumbers, len(_Numbers._fields))
+        emission = _Emission(self, kb, load_params(kb, numbers, _Numbers), band, weights, finish)
+        with kb.loop(kb.begin, kb.end) as unit:
             emission.emit_unit(image, out, unit)
-        e.finish()
+        kb.return_void()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class _Emission:
     """The instructions of a kernel, which depend on what shows in its `repr` only."""
 
     kernel: Depthwise
-    e: Emitter
+    kb: KernelBuilder
     n: _Numbers
     band: BandNumbers
     weights: Value
@@ -197,68 +198,68 @@ class _Emission:
 
     def emit_unit(self, image: Value, out: Value, unit: Value) -> None:
         """Emit one block of one slice."""
-        e, n, k = self.e, self.n, self.kernel
-        block, channel = unit, e.i64(0)
+        kb, n, k = self.kb, self.n, self.kernel
+        block, channel = unit, kb.i64(0)
         if k.is_sliced:
-            block, channel = e.b.udiv(unit, n.slices), e.b.mul(e.b.urem(unit, n.slices), n.slice)
-        number, first = e.b.udiv(block, n.blocks), e.b.mul(e.b.urem(block, n.blocks), n.served)
-        served = e.intrinsic("llvm.smin", n.served, e.b.sub(n.rows, first))
-        here = e.intrinsic("llvm.smin", n.slice, e.b.sub(n.channels, channel))
+            block, channel = kb.ir.udiv(unit, n.slices), kb.ir.mul(kb.ir.urem(unit, n.slices), n.slice)
+        number, first = kb.ir.udiv(block, n.blocks), kb.ir.mul(kb.ir.urem(block, n.blocks), n.served)
+        served = kb.intrinsic("llvm.smin", n.served, kb.ir.sub(n.rows, first))
+        here = kb.intrinsic("llvm.smin", n.slice, kb.ir.sub(n.channels, channel))
         a = k.arithmetic
-        source = e.at(e.at(image, e.b.mul(number, n.image_bytes)), e.mul(channel, a.item_bytes))
+        source = kb.at(kb.at(image, kb.ir.mul(number, n.image_bytes)), kb.mul(channel, a.item_bytes))
         emit_band(
-            e,
+            kb,
             self.band,
-            a.widening(e, self.finish),
+            a.widening(kb, self.finish),
             source,
             first,
             served,
             lambda row, place: self._widen_row(row, place, here),
         )
-        target = e.at(out, e.b.mul(e.b.add(e.b.mul(number, n.rows), first), n.row_out))
-        down = e.b.mul(self.band.stride, self.band.pitch)
-        with e.loop(0, served) as row:
-            cells, place = e.at(e.scratch, e.b.mul(row, down)), e.at(target, e.b.mul(row, n.row_out))
+        target = kb.at(out, kb.ir.mul(kb.ir.add(kb.ir.mul(number, n.rows), first), n.row_out))
+        down = kb.ir.mul(self.band.stride, self.band.pitch)
+        with kb.loop(0, served) as row:
+            cells, place = kb.at(kb.scratch, kb.ir.mul(row, down)), kb.at(target, kb.ir.mul(row, n.row_out))
             self._emit_row(cells, place, channel, here)
 
     def _widen_row(self, row: Value, place: Value, here: Value) -> None:
-        e, n, k = self.e, self.n, self.kernel
-        widening = k.arithmetic.widening(e, self.finish)
+        kb, n, k = self.kb, self.n, self.kernel
+        widening = k.arithmetic.widening(kb, self.finish)
         if k.is_repeated:
-            widen_repeated(e, widening, row, place, e.b.udiv(self.band.within, n.multiplier), n.multiplier)
+            widen_repeated(kb, widening, row, place, kb.ir.udiv(self.band.within, n.multiplier), n.multiplier)
         elif k.is_sliced:
-            with e.loop(0, n.width) as x:
-                source, cells = e.at(row, e.b.mul(x, n.pixel_in)), e.at(place, e.b.mul(x, n.pixel))
+            with kb.loop(0, n.width) as x:
+                source, cells = kb.at(row, kb.ir.mul(x, n.pixel_in)), kb.at(place, kb.ir.mul(x, n.pixel))
                 if k.rest:
-                    widen(e, widening, source, cells, here)
+                    widen(kb, widening, source, cells, here)
                 else:
                     self._widen_panels(widening, source, cells, here)
         else:
-            widen(e, widening, row, place, self.band.within)
+            widen(kb, widening, row, place, self.band.within)
 
     def _widen_panels(self, widening: Widening, source: Value, cells: Value, count: Value) -> None:
-        e, k = self.e, self.kernel
-        with e.loop(0, count, k.panel) as panel:
+        kb, k = self.kb, self.kernel
+        with kb.loop(0, count, k.panel) as panel:
             for v in range(k.tile[1]):
-                first = e.add(panel, v * k.lanes)
-                value = widening.widened(e, source, e.mul(first, widening.item_bytes), k.lanes)
-                e.store(value, cells, e.mul(first, widening.cell_bytes))
+                first = kb.add(panel, v * k.lanes)
+                value = widening.widened(kb, source, kb.mul(first, widening.item_bytes), k.lanes)
+                kb.store(value, cells, kb.mul(first, widening.cell_bytes))
 
     def _emit_row(self, cells: Value, out: Value, first: Value, here: Value) -> None:
         """Emit the tiles of a row: all channels of some positions, then the next, as they lie in memory."""
-        e, n, (positions, vectors), a = self.e, self.n, self.kernel.tile, self.kernel.arithmetic
-        width, last = vectors * self.kernel.lanes, e.b.sub(n.positions, e.i64(positions))
-        with e.loop(0, n.positions, positions) as position:
-            position = e.intrinsic("llvm.smin", position, last)
-            source, target = e.at(cells, e.b.mul(position, n.step)), e.at(out, e.b.mul(position, n.place))
-            with e.loop(0, here, width) as offset:
-                channel = e.b.add(first, offset)
-                sums = self._emit_tile(e.at(source, e.mul(offset, 4)), channel)
-                is_last = e.b.icmp_signed(">", e.add(channel, width), n.channels)
-                first_place = e.at(target, e.mul(channel, a.output_bytes))
-                with e.rows_of(sums, vectors, n.place) as (along, row):
-                    results = a.results(e, row, self.finish, channel)
-                    e.store_panel(results, e.at(first_place, along), self.kernel.rest, is_last)
+        kb, n, (positions, vectors), a = self.kb, self.n, self.kernel.tile, self.kernel.arithmetic
+        width, last = vectors * self.kernel.lanes, kb.ir.sub(n.positions, kb.i64(positions))
+        with kb.loop(0, n.positions, positions) as position:
+            position = kb.intrinsic("llvm.smin", position, last)
+            source, target = kb.at(cells, kb.ir.mul(position, n.step)), kb.at(out, kb.ir.mul(position, n.place))
+            with kb.loop(0, here, width) as offset:
+                channel = kb.ir.add(first, offset)
+                sums = self._emit_tile(kb.at(source, kb.mul(offset, 4)), channel)
+                is_last = kb.ir.icmp_signed(">", kb.add(channel, width), n.channels)
+                first_place = kb.at(target, kb.mul(channel, a.output_bytes))
+                with kb.for_each_tile_row(sums, vectors, n.place) as (along, row):
+                    results = a.results(kb, row, self.finish, channel)
+                    kb.store_tile_row(results, kb.at(first_place, along), self.kernel.rest, is_last)
 
     def _emit_tile(self, cells: Value, channel: Value) -> Sequence[Value]:
         """Emit a tile's sums, vector by vector, and return them position by position."""
@@ -267,41 +268,41 @@ class _Emission:
         return [columns[v][p] for p in range(positions) for v in range(vectors)]
 
     def _emit_vector(self, cells: Value, channel: Value, v: int) -> Sequence[Value]:
-        (positions, _), lanes, e, n, taps = self.kernel.tile, self.kernel.lanes, self.e, self.n, self.kernel.taps
-        first = e.add(channel, v * lanes)
-        filters = e.at(self.weights, e.b.mul(e.b.udiv(first, e.i64(lanes)), n.filters))
-        source = e.at(cells, 4 * v * lanes)
-        sums: Sequence[Value] = [self.kernel.arithmetic.first_sums(e, self.finish, first, lanes)] * positions
+        (positions, _), lanes, kb, n, taps = self.kernel.tile, self.kernel.lanes, self.kb, self.n, self.kernel.taps
+        first = kb.add(channel, v * lanes)
+        filters = kb.at(self.weights, kb.ir.mul(kb.ir.udiv(first, kb.i64(lanes)), n.filters))
+        source = kb.at(cells, 4 * v * lanes)
+        sums: Sequence[Value] = [self.kernel.arithmetic.first_sums(kb, self.finish, first, lanes)] * positions
         if taps.rows:
             for i in range(taps.rows):
-                sums = self._emit_taps(e.at(source, e.mul(n.down, i)), filters, i * taps.columns, sums)
+                sums = self._emit_taps(kb.at(source, kb.mul(n.down, i)), filters, i * taps.columns, sums)
             return sums
-        return e.carry(n.tap_rows, sums, lambda i, s: self._emit_far_taps(source, filters, i, s))
+        return kb.for_loop(n.tap_rows, sums, lambda i, s: self._emit_far_taps(source, filters, i, s))
 
     def _emit_taps(self, cells: Value, filters: Value, first: int, sums: Sequence[Value]) -> Sequence[Value]:
         """Emit a row of taps; cells that several positions meet are loaded once."""
-        e, taps, lanes, loaded = self.e, self.kernel.taps, self.kernel.lanes, dict[int, Value]()
+        kb, taps, lanes, loaded = self.kb, self.kernel.taps, self.kernel.lanes, dict[int, Value]()
         for j in range(taps.columns):
-            factor, results = e.load(vector(F32, lanes), filters, 4 * lanes * (first + j)), []
+            factor, results = kb.load(vector(F32, lanes), filters, 4 * lanes * (first + j)), []
             for p, value in enumerate(sums):
                 pixel = j * taps.dilation + p * taps.stride
                 if pixel not in loaded:
-                    loaded[pixel] = e.load(factor.type, cells, e.mul(self.n.pixel, pixel))
-                results.append(fmuladd(e, loaded[pixel], factor, value))
+                    loaded[pixel] = kb.load(factor.type, cells, kb.mul(self.n.pixel, pixel))
+                results.append(fmuladd(kb, loaded[pixel], factor, value))
             sums = results
         return sums
 
     def _emit_far_taps(self, source: Value, filters: Value, i: Value, sums: Sequence[Value]) -> Sequence[Value]:
         """Emit a row of a filter that has many taps, as a loop."""
-        e, n, lanes = self.e, self.n, self.kernel.lanes
-        cells, kind = e.at(source, e.b.mul(i, n.down)), vector(F32, lanes)
+        kb, n, lanes = self.kb, self.n, self.kernel.lanes
+        cells, kind = kb.at(source, kb.ir.mul(i, n.down)), vector(F32, lanes)
 
         def tap(j: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            first = e.at(cells, e.b.mul(j, n.across))
-            factor = e.load(kind, filters, e.mul(e.b.add(e.b.mul(i, n.tap_columns), j), 4 * lanes))
-            return [fmuladd(e, e.load(kind, first, e.mul(n.step, p)), factor, value) for p, value in enumerate(sums)]
+            first = kb.at(cells, kb.ir.mul(j, n.across))
+            factor = kb.load(kind, filters, kb.mul(kb.ir.add(kb.ir.mul(i, n.tap_columns), j), 4 * lanes))
+            return [fmuladd(kb, kb.load(kind, first, kb.mul(n.step, p)), factor, value) for p, value in enumerate(sums)]
 
-        return e.carry(n.tap_columns, sums, tap)
+        return kb.for_loop(n.tap_columns, sums, tap)
 
 
 def plan_depthwise(

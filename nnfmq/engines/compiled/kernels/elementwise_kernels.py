@@ -11,8 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from nnfmq.engines.compiled.emission import F32, I8, I32, Emitter, Value, size_of, vector
-from nnfmq.engines.compiled.kernels.spans import fitting_lanes, offset_of, spans
+from nnfmq.engines.compiled.ir_builder import (
+    F32,
+    I8,
+    I32,
+    KernelBuilder,
+    Value,
+    size_of,
+    strided_offset,
+    vector,
+    vector_loop,
+    vector_width_for,
+)
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.signature import Shape
 
@@ -47,7 +57,7 @@ class Function(Protocol):
         """How wide its vectors are, in those of the target."""
         ...
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return a vector of results for vectors of inputs."""
         ...
 
@@ -70,12 +80,14 @@ class ElementwiseKernel:
     times: int
     repeated: tuple[bool, ...]
 
+    compile_cost = 1
+
     @property
     def _rows(self) -> int:
         return math.prod(self.extents)
 
     @property
-    def units(self) -> int:
+    def work_items(self) -> int:
         """Pieces of rows, or blocks of them."""
         return self._rows * self.pieces if self.pieces > 1 else math.ceil(self._rows / self.block)
 
@@ -83,52 +95,52 @@ class ElementwiseKernel:
         """The repeated inputs, each with room for 4 bytes an element."""
         return 4 * self.length * sum(self.repeated)
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: inputs, output, constants."""
         count = len(self.steps)
-        addresses = [e.argument(number) for number in range(count + 1 + self.function.constants)]
-        self._emit_repetition(e, addresses)
+        addresses = [kb.argument(number) for number in range(count + 1 + self.function.constants)]
+        self._emit_repetition(kb, addresses)
         if self.pieces > 1:
-            with e.loop(e.begin, e.end) as unit:
-                row, piece = e.b.udiv(unit, e.i64(self.pieces)), e.b.urem(unit, e.i64(self.pieces))
-                begin, last = e.mul(piece, _CHUNK), e.b.icmp_unsigned("==", piece, e.i64(self.pieces - 1))
-                end = e.b.select(last, e.i64(self.length), e.add(begin, _CHUNK))
-                self._emit_row(e, addresses, row, begin, end)
+            with kb.loop(kb.begin, kb.end) as unit:
+                row, piece = kb.ir.udiv(unit, kb.i64(self.pieces)), kb.ir.urem(unit, kb.i64(self.pieces))
+                begin, last = kb.mul(piece, _CHUNK), kb.ir.icmp_unsigned("==", piece, kb.i64(self.pieces - 1))
+                end = kb.ir.select(last, kb.i64(self.length), kb.add(begin, _CHUNK))
+                self._emit_row(kb, addresses, row, begin, end)
         else:
-            end = e.intrinsic("llvm.smin", e.mul(e.end, self.block), e.i64(self._rows))
-            with e.loop(e.mul(e.begin, self.block), end) as row:
-                self._emit_row(e, addresses, row, 0, self.length)
-        e.finish()
+            end = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.block), kb.i64(self._rows))
+            with kb.loop(kb.mul(kb.begin, self.block), end) as row:
+                self._emit_row(kb, addresses, row, 0, self.length)
+        kb.return_void()
 
-    def _emit_repetition(self, e: Emitter, addresses: list[Value]) -> None:
+    def _emit_repetition(self, kb: KernelBuilder, addresses: list[Value]) -> None:
         """Repeat what comes back with each part of a row, and let its address be that."""
-        part, place = self.length // self.times, e.scratch
+        part, place = self.length // self.times, kb.scratch
         for number, item in enumerate(self.function.items):
             if self.repeated[number]:
                 kind, source, first = _KINDS[item], addresses[number], place
-                with e.loop(0, self.length) as element:
-                    offset = e.mul(e.b.urem(element, e.i64(part)), size_of(kind))
-                    e.store(e.load(kind, source, offset), first, e.mul(element, size_of(kind)))
-                addresses[number], place = first, e.at(place, 4 * self.length)
+                with kb.loop(0, self.length) as element:
+                    offset = kb.mul(kb.ir.urem(element, kb.i64(part)), size_of(kind))
+                    kb.store(kb.load(kind, source, offset), first, kb.mul(element, size_of(kind)))
+                addresses[number], place = first, kb.at(place, 4 * self.length)
 
-    def _emit_row(self, e: Emitter, addresses: Sequence[Value], row: Value, begin: Any, end: Any) -> None:
+    def _emit_row(self, kb: KernelBuilder, addresses: Sequence[Value], row: Value, begin: Any, end: Any) -> None:
         kinds = [_KINDS[item] for item in self.function.items]
         sources = [
-            e.at(address, e.mul(offset_of(e, row, self.extents, strides), size_of(kind)))
+            kb.at(address, kb.mul(strided_offset(kb, row, self.extents, strides), size_of(kind)))
             for address, strides, kind in zip(addresses, self.strides, kinds, strict=False)
         ]
         fixed = [
-            None if step else e.broadcast(e.load(kind, source), self.lanes)
+            None if step else kb.broadcast(kb.load(kind, source), self.lanes)
             for source, kind, step in zip(sources, kinds, self.steps, strict=True)
         ]
         size, count = size_of(_KINDS[self.function.result]), len(kinds)
-        target = e.at(addresses[count], e.mul(row, self.length * size))
-        with spans(e, self.length, self.lanes, begin, end) as place:
+        target = kb.at(addresses[count], kb.mul(row, self.length * size))
+        with vector_loop(kb, self.length, self.lanes, begin, end) as place:
             values = [
-                e.load(vector(kind, self.lanes), source, e.mul(place, size_of(kind))) if value is None else value
+                kb.load(vector(kind, self.lanes), source, kb.mul(place, size_of(kind))) if value is None else value
                 for source, kind, value in zip(sources, kinds, fixed, strict=True)
             ]
-            e.store(self.function.emit(e, values, addresses[count + 1 :]), target, e.mul(place, size))
+            kb.store(self.function.emit(kb, values, addresses[count + 1 :]), target, kb.mul(place, size))
 
 
 def plan_elementwise(function: Function, output: Shape, inputs: Sequence[Shape], target: Target) -> ElementwiseKernel:
@@ -150,7 +162,7 @@ def plan_elementwise(function: Function, output: Shape, inputs: Sequence[Shape],
         strides,
         length,
         tuple(steps),
-        fitting_lanes(length, most),
+        vector_width_for(length, most),
         pieces,
         max(1, _CHUNK // length),
         times,

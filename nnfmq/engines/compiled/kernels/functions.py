@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, F64, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, F64, I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.float_ops import (
     clamp_float,
     exp,
@@ -23,78 +23,78 @@ from nnfmq.engines.compiled.kernels.float_ops import (
 
 __all__ = ["Cast", "Compare", "FloatBinary", "FloatUnary", "Int32Binary", "Int32Unary", "Logical", "Select"]
 
-_Unary = Callable[[Emitter, Value, float], Value]
-_Binary = Callable[[Emitter, Value, Value], Value]
+_Unary = Callable[[KernelBuilder, Value, float], Value]
+_Binary = Callable[[KernelBuilder, Value, Value], Value]
 
 
-def _splat(e: Emitter, like: Value, number: float) -> Value:
-    return e.splat(F32, float(np.float32(number)), like.type.count)
+def _splat(kb: KernelBuilder, like: Value, number: float) -> Value:
+    return kb.splat(F32, float(np.float32(number)), like.type.count)
 
 
-def _hard_swish(e: Emitter, x: Value, _: float) -> Value:
-    gate = clamp_float(e, e.b.fadd(x, _splat(e, x, 3)), 0.0, 6.0)
-    return e.b.fmul(e.b.fmul(x, gate), _splat(e, x, 1 / 6))
+def _hard_swish(kb: KernelBuilder, x: Value, _: float) -> Value:
+    gate = clamp_float(kb, kb.ir.fadd(x, _splat(kb, x, 3)), 0.0, 6.0)
+    return kb.ir.fmul(kb.ir.fmul(x, gate), _splat(kb, x, 1 / 6))
 
 
-def _elu(e: Emitter, x: Value, alpha: float) -> Value:
-    below = e.b.fmul(expm1(e, x), _splat(e, x, alpha))
-    return e.b.select(e.b.fcmp_ordered("<", x, _splat(e, x, 0)), below, x)
+def _elu(kb: KernelBuilder, x: Value, alpha: float) -> Value:
+    below = kb.ir.fmul(expm1(kb, x), _splat(kb, x, alpha))
+    return kb.ir.select(kb.ir.fcmp_ordered("<", x, _splat(kb, x, 0)), below, x)
 
 
-def _prelu(e: Emitter, x: Value, slope: Value) -> Value:
-    return e.b.select(e.b.fcmp_ordered(">=", x, _splat(e, x, 0)), x, e.b.fmul(x, slope))
+def _prelu(kb: KernelBuilder, x: Value, slope: Value) -> Value:
+    return kb.ir.select(kb.ir.fcmp_ordered(">=", x, _splat(kb, x, 0)), x, kb.ir.fmul(x, slope))
 
 
-def _quotient(e: Emitter, a: Value, b: Value) -> Value:
+def _quotient(kb: KernelBuilder, a: Value, b: Value) -> Value:
     """Return a / b rounded down, which float64 has exactly before and after; what is divided by 0 becomes 0."""
-    lanes, real, zero = a.type.count, vector(F64, a.type.count), e.splat(I32, 0, a.type.count)
-    by_nothing = e.b.icmp_signed("==", b, zero)
-    divisor = e.b.select(by_nothing, e.splat(I32, 1, lanes), b)
-    quotient = e.intrinsic("llvm.floor", e.b.fdiv(e.b.sitofp(a, real), e.b.sitofp(divisor, real)))
-    wrapped = e.b.trunc(e.b.fptosi(quotient, vector(I64, lanes)), a.type)
-    return e.b.select(by_nothing, zero, wrapped)
+    lanes, real, zero = a.type.count, vector(F64, a.type.count), kb.splat(I32, 0, a.type.count)
+    by_nothing = kb.ir.icmp_signed("==", b, zero)
+    divisor = kb.ir.select(by_nothing, kb.splat(I32, 1, lanes), b)
+    quotient = kb.intrinsic("llvm.floor", kb.ir.fdiv(kb.ir.sitofp(a, real), kb.ir.sitofp(divisor, real)))
+    wrapped = kb.ir.trunc(kb.ir.fptosi(quotient, vector(I64, lanes)), a.type)
+    return kb.ir.select(by_nothing, zero, wrapped)
 
 
 def _intrinsic(name: str) -> _Unary:
-    return lambda e, x, _: e.intrinsic(name, x)
+    return lambda kb, x, _: kb.intrinsic(name, x)
 
 
 _FLOAT_UNARY: dict[str, tuple[int, _Unary]] = {
     "abs": (2, _intrinsic("llvm.fabs")),
     "elu": (1, _elu),
-    "exp": (1, lambda e, x, _: exp(e, x)),
+    "exp": (1, lambda kb, x, _: exp(kb, x)),
     "floor": (2, _intrinsic("llvm.floor")),
     "hard_swish": (2, _hard_swish),
-    "log": (1, lambda e, x, _: log(e, x)),
-    "logistic": (1, lambda e, x, _: logistic(e, x)),
-    "neg": (2, lambda e, x, _: e.b.fneg(x)),
-    "relu": (2, lambda e, x, _: clamp_float(e, x, 0.0, np.inf)),
-    "relu1": (2, lambda e, x, _: clamp_float(e, x, -1.0, 1.0)),
-    "relu6": (2, lambda e, x, _: clamp_float(e, x, 0.0, 6.0)),
-    "rsqrt": (1, lambda e, x, _: e.b.fdiv(_splat(e, x, 1), e.intrinsic("llvm.sqrt", x))),
-    "sin": (1, lambda e, x, _: scalarized_call(e, "llvm.sin", x)),
+    "log": (1, lambda kb, x, _: log(kb, x)),
+    "logistic": (1, lambda kb, x, _: logistic(kb, x)),
+    "neg": (2, lambda kb, x, _: kb.ir.fneg(x)),
+    "relu": (2, lambda kb, x, _: clamp_float(kb, x, 0.0, np.inf)),
+    "relu1": (2, lambda kb, x, _: clamp_float(kb, x, -1.0, 1.0)),
+    "relu6": (2, lambda kb, x, _: clamp_float(kb, x, 0.0, 6.0)),
+    "rsqrt": (1, lambda kb, x, _: kb.ir.fdiv(_splat(kb, x, 1), kb.intrinsic("llvm.sqrt", x))),
+    "sin": (1, lambda kb, x, _: scalarized_call(kb, "llvm.sin", x)),
     "sqrt": (1, _intrinsic("llvm.sqrt")),
-    "tanh": (1, lambda e, x, _: tanh(e, x)),
+    "tanh": (1, lambda kb, x, _: tanh(kb, x)),
 }
 
 _FLOAT_BINARY: dict[str, _Binary] = {
-    "add": lambda e, a, b: e.b.fadd(a, b),
-    "div": lambda e, a, b: e.b.fdiv(a, b),
+    "add": lambda kb, a, b: kb.ir.fadd(a, b),
+    "div": lambda kb, a, b: kb.ir.fdiv(a, b),
     "maximum": fmaximum,
     "minimum": fminimum,
-    "mul": lambda e, a, b: e.b.fmul(a, b),
-    "pow": lambda e, a, b: scalarized_call(e, "llvm.pow", a, b),
+    "mul": lambda kb, a, b: kb.ir.fmul(a, b),
+    "pow": lambda kb, a, b: scalarized_call(kb, "llvm.pow", a, b),
     "prelu": _prelu,
-    "sub": lambda e, a, b: e.b.fsub(a, b),
+    "sub": lambda kb, a, b: kb.ir.fsub(a, b),
 }
 
 _WHOLE_BINARY: dict[str, _Binary] = {
-    "add": lambda e, a, b: e.b.add(a, b),
+    "add": lambda kb, a, b: kb.ir.add(a, b),
     "div": _quotient,
-    "maximum": lambda e, a, b: e.intrinsic("llvm.smax", a, b),
-    "minimum": lambda e, a, b: e.intrinsic("llvm.smin", a, b),
-    "mul": lambda e, a, b: e.b.mul(a, b),
-    "sub": lambda e, a, b: e.b.sub(a, b),
+    "maximum": lambda kb, a, b: kb.intrinsic("llvm.smax", a, b),
+    "minimum": lambda kb, a, b: kb.intrinsic("llvm.smin", a, b),
+    "mul": lambda kb, a, b: kb.ir.mul(a, b),
+    "sub": lambda kb, a, b: kb.ir.sub(a, b),
 }
 
 
@@ -114,9 +114,9 @@ class FloatUnary:
         """Fewer for what takes many registers."""
         return _FLOAT_UNARY[self.name][0]
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return _FLOAT_UNARY[self.name][1](e, values[0], self.parameter)
+        return _FLOAT_UNARY[self.name][1](kb, values[0], self.parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,9 @@ class FloatBinary:
     constants = 0
     vectors = 2
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return clamp_float(e, _FLOAT_BINARY[self.name](e, *values), self.low, self.high)
+        return clamp_float(kb, _FLOAT_BINARY[self.name](kb, *values), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +148,10 @@ class Int32Unary:
     constants = 0
     vectors = 2
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        opposite = e.b.sub(e.splat(I32, 0, values[0].type.count), values[0])
-        return opposite if self.name == "neg" else e.intrinsic("llvm.smax", values[0], opposite)
+        opposite = kb.ir.sub(kb.splat(I32, 0, values[0].type.count), values[0])
+        return opposite if self.name == "neg" else kb.intrinsic("llvm.smax", values[0], opposite)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ class Int32Binary:
     constants = 0
     vectors = 2
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return _WHOLE_BINARY[self.name](e, *values)
+        return _WHOLE_BINARY[self.name](kb, *values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +185,19 @@ class Cast:
         """The one source."""
         return (self.source,)
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
         (value,) = values
         lanes = value.type.count
         if self.source == "f4":
             name = f"llvm.fptosi.sat.v{lanes}i32.v{lanes}f32"
-            value = e.call(name, vector(I32, lanes), value)
+            value = kb.call(name, vector(I32, lanes), value)
         elif self.source == "u1":
-            value = e.b.zext(value, vector(I32, lanes))
+            value = kb.ir.zext(value, vector(I32, lanes))
         if self.result == "u1":
-            held = e.clamp(value, e.splat(I32, 0, lanes), e.splat(I32, 255, lanes))
-            return e.b.trunc(held, vector(I8, lanes))
-        return value if self.result == "i4" else e.b.sitofp(value, vector(F32, lanes))
+            held = kb.clamp(value, kb.splat(I32, 0, lanes), kb.splat(I32, 255, lanes))
+            return kb.ir.trunc(held, vector(I8, lanes))
+        return value if self.result == "i4" else kb.ir.sitofp(value, vector(F32, lanes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,22 +216,22 @@ class Compare:
         """Two of a type."""
         return (self.item, self.item)
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return bool_bytes(e, compare(e, self.order, *values))
+        return bool_bytes(kb, compare(kb, self.order, *values))
 
 
-def compare(e: Emitter, order: str, first: Value, second: Value) -> Value:
+def compare(kb: KernelBuilder, order: str, first: Value, second: Value) -> Value:
     """Return one bit for each lane."""
     if first.type.element != F32:
-        return e.b.icmp_signed(order, first, second)
-    compare = e.b.fcmp_unordered if order == "!=" else e.b.fcmp_ordered
+        return kb.ir.icmp_signed(order, first, second)
+    compare = kb.ir.fcmp_unordered if order == "!=" else kb.ir.fcmp_ordered
     return compare(order, first, second)
 
 
-def bool_bytes(e: Emitter, bits: Value) -> Value:
+def bool_bytes(kb: KernelBuilder, bits: Value) -> Value:
     """Return bits as bytes of 0 and 1."""
-    return e.b.zext(bits, vector(I8, bits.type.count))
+    return kb.ir.zext(bits, vector(I8, bits.type.count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +249,15 @@ class Logical:
         """One or two bytes."""
         return ("u1",) if self.name == "not" else ("u1", "u1")
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        zero = e.splat(I8, 0, values[0].type.count)
+        zero = kb.splat(I8, 0, values[0].type.count)
         if self.name == "not":
-            return bool_bytes(e, e.b.icmp_unsigned("==", values[0], zero))
-        bits: Any = [bool_bytes(e, e.b.icmp_unsigned("!=", value, zero)) for value in values]
+            return bool_bytes(kb, kb.ir.icmp_unsigned("==", values[0], zero))
+        bits: Any = [bool_bytes(kb, kb.ir.icmp_unsigned("!=", value, zero)) for value in values]
         if self.name in ("and", "or"):
-            return (e.b.and_ if self.name == "and" else e.b.or_)(*bits)
-        return bool_bytes(e, e.b.icmp_unsigned(self.name, *bits))
+            return (kb.ir.and_ if self.name == "and" else kb.ir.or_)(*bits)
+        return bool_bytes(kb, kb.ir.icmp_unsigned(self.name, *bits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +279,8 @@ class Select:
         """The operands' type."""
         return self.item
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
         condition, first, second = values
-        chosen = e.b.icmp_unsigned("!=", condition, e.splat(I8, 0, condition.type.count))
-        return e.b.select(chosen, first, second)
+        chosen = kb.ir.icmp_unsigned("!=", condition, kb.splat(I8, 0, condition.type.count))
+        return kb.ir.select(chosen, first, second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.fixed_point import inverse_square_root
 from nnfmq.engines.compiled.kernels.float_ops import fmaximum, fmuladd
 from nnfmq.engines.compiled.kernels.normalization_kernels import AxisKernel, AxisLoop
@@ -24,29 +24,29 @@ class FloatL2Norm(AxisKernel):
 
     lines: AxisLoop
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output."""
-        source, out = e.argument(0), e.argument(1)
+        source, out = kb.argument(0), kb.argument(1)
         self.lines.for_each_slice(
-            e, lambda first, _: self._emit_line(e, e.at(source, e.mul(first, 4)), e.at(out, e.mul(first, 4)))
+            kb, lambda first, _: self._emit_line(kb, kb.at(source, kb.mul(first, 4)), kb.at(out, kb.mul(first, 4)))
         )
-        e.finish()
+        kb.return_void()
 
-    def _emit_line(self, e: Emitter, source: Value, out: Value) -> None:
+    def _emit_line(self, kb: KernelBuilder, source: Value, out: Value) -> None:
         lines, kind = self.lines, vector(F32, self.lines.lanes)
-        zeros = e.splat(F32, 0.0, lines.lanes)
+        zeros = kb.splat(F32, 0.0, lines.lanes)
 
         def add(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
-            counted = lines.counted(e, k, loaded, zeros)
-            return [fmuladd(e, counted, counted, values[0])]
+            loaded = kb.load(kind, source, kb.mul(lines.offset(kb, k), 4))
+            counted = lines.counted(kb, k, loaded, zeros)
+            return [fmuladd(kb, counted, counted, values[0])]
 
-        (found,) = e.carry(lines.rounds, [zeros], add)
-        norm = e.intrinsic("llvm.sqrt", lines.reduce_slice(e, FloatSumReducer(), found))
-        norm = fmaximum(e, norm, e.splat(F32, _LEAST, lines.lanes))
-        with e.loop(0, lines.rounds) as k:
-            offset = e.mul(lines.offset(e, k), 4)
-            e.store(e.b.fdiv(e.load(kind, source, offset), norm), out, offset)
+        (found,) = kb.for_loop(lines.rounds, [zeros], add)
+        norm = kb.intrinsic("llvm.sqrt", lines.reduce_slice(kb, FloatSumReducer(), found))
+        norm = fmaximum(kb, norm, kb.splat(F32, _LEAST, lines.lanes))
+        with kb.loop(0, lines.rounds) as k:
+            offset = kb.mul(lines.offset(kb, k), 4)
+            kb.store(kb.ir.fdiv(kb.load(kind, source, offset), norm), out, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,46 +57,48 @@ class QuantizedL2Norm(AxisKernel):
     signed: bool
     zero_point: int
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output."""
-        source, out = e.argument(0), e.argument(1)
-        self.lines.for_each_slice(e, lambda first, _: self._emit_line(e, e.at(source, first), e.at(out, first)))
-        e.finish()
+        source, out = kb.argument(0), kb.argument(1)
+        self.lines.for_each_slice(kb, lambda first, _: self._emit_line(kb, kb.at(source, first), kb.at(out, first)))
+        kb.return_void()
 
-    def _emit_line(self, e: Emitter, source: Value, out: Value) -> None:
+    def _emit_line(self, kb: KernelBuilder, source: Value, out: Value) -> None:
         lines, lanes = self.lines, self.lines.lanes
-        zeros, sums = e.splat(I32, 0, lanes), QuantizedMeanReducer(self.signed, LONGEST_CODES, False, 0, 0)
+        zeros, sums = kb.splat(I32, 0, lanes), QuantizedMeanReducer(self.signed, LONGEST_CODES, False, 0, 0)
 
         def add(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            counted = lines.counted(e, k, self._centred(e, source, k), zeros)
-            return [e.b.add(values[0], e.b.mul(counted, counted))]
+            counted = lines.counted(kb, k, self._centred(kb, source, k), zeros)
+            return [kb.ir.add(values[0], kb.ir.mul(counted, counted))]
 
-        (found,) = e.carry(lines.rounds, [zeros], add)
-        total = e.b.extract_element(lines.reduce_slice(e, sums, found), e.i64(0))
-        scale, shift = inverse_square_root(e, e.b.zext(total, I64))
-        with e.loop(0, lines.rounds) as k:
-            codes = self._scaled(e, self._centred(e, source, k), e.broadcast(scale, lanes), e.broadcast(shift, lanes))
-            e.store(codes, out, lines.offset(e, k))
+        (found,) = kb.for_loop(lines.rounds, [zeros], add)
+        total = kb.ir.extract_element(lines.reduce_slice(kb, sums, found), kb.i64(0))
+        scale, shift = inverse_square_root(kb, kb.ir.zext(total, I64))
+        with kb.loop(0, lines.rounds) as k:
+            codes = self._scaled(
+                kb, self._centred(kb, source, k), kb.broadcast(scale, lanes), kb.broadcast(shift, lanes)
+            )
+            kb.store(codes, out, lines.offset(kb, k))
 
-    def _centred(self, e: Emitter, source: Value, k: Value) -> Value:
+    def _centred(self, kb: KernelBuilder, source: Value, k: Value) -> Value:
         lanes = self.lines.lanes
-        codes = e.load(vector(I8, lanes), source, self.lines.offset(e, k))
-        whole = (e.b.sext if self.signed else e.b.zext)(codes, vector(I32, lanes))
-        return e.b.sub(whole, e.splat(I32, self.zero_point, lanes))
+        codes = kb.load(vector(I8, lanes), source, self.lines.offset(kb, k))
+        whole = (kb.ir.sext if self.signed else kb.ir.zext)(codes, vector(I32, lanes))
+        return kb.ir.sub(whole, kb.splat(I32, self.zero_point, lanes))
 
-    def _scaled(self, e: Emitter, centred: Value, scale: Value, shift: Value) -> Value:
+    def _scaled(self, kb: KernelBuilder, centred: Value, scale: Value, shift: Value) -> Value:
         """Return codes: both of the reference's roundings, ties away from 0 in the second."""
         lanes, kind = centred.type.count, scale.type
-        wide = e.b.sext(e.b.shl(centred, e.splat(I32, 7, lanes)), kind)
-        high = e.b.ashr(e.b.add(e.b.mul(wide, scale), e.splat(I64, 1 << 30, lanes)), e.splat(I64, 31, lanes))
-        half = e.b.lshr(e.b.shl(e.splat(I64, 1, lanes), shift), e.splat(I64, 1, lanes))
-        tie = e.b.select(
-            e.b.icmp_signed(">", shift, e.splat(I64, 0, lanes)),
-            e.b.ashr(high, e.splat(I64, 63, lanes)),
-            e.splat(I64, 0, lanes),
+        wide = kb.ir.sext(kb.ir.shl(centred, kb.splat(I32, 7, lanes)), kind)
+        high = kb.ir.ashr(kb.ir.add(kb.ir.mul(wide, scale), kb.splat(I64, 1 << 30, lanes)), kb.splat(I64, 31, lanes))
+        half = kb.ir.lshr(kb.ir.shl(kb.splat(I64, 1, lanes), shift), kb.splat(I64, 1, lanes))
+        tie = kb.ir.select(
+            kb.ir.icmp_signed(">", shift, kb.splat(I64, 0, lanes)),
+            kb.ir.ashr(high, kb.splat(I64, 63, lanes)),
+            kb.splat(I64, 0, lanes),
         )
-        steps = e.b.trunc(e.b.ashr(e.b.add(e.b.add(high, half), tie), shift), centred.type)
+        steps = kb.ir.trunc(kb.ir.ashr(kb.ir.add(kb.ir.add(high, half), tie), shift), centred.type)
         middle, low, high_code = (0, -128, 127) if self.signed else (128, 0, 255)
-        codes = e.b.add(steps, e.splat(I32, middle, lanes))
-        held = e.clamp(codes, e.splat(I32, low, lanes), e.splat(I32, high_code, lanes))
-        return e.b.trunc(held, vector(I8, lanes))
+        codes = kb.ir.add(steps, kb.splat(I32, middle, lanes))
+        held = kb.clamp(codes, kb.splat(I32, low, lanes), kb.splat(I32, high_code, lanes))
+        return kb.ir.trunc(held, vector(I8, lanes))

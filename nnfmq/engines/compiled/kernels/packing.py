@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["Packing"]
@@ -31,15 +31,17 @@ class Packing:
     zero_point: int
     factor: int
 
+    compile_cost = 1
+
     @property
-    def units(self) -> int:
+    def work_items(self) -> int:
         """Panels of all matrices."""
         return self.batch * self._panels
 
     @property
     def bytes(self) -> int:
         """How much it makes."""
-        return self.units * self._rows * self.width * 4
+        return self.work_items * self._rows * self.width * 4
 
     @property
     def _panels(self) -> int:
@@ -61,49 +63,49 @@ class Packing:
         """None."""
         return 0
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: matrices, panels."""
-        matrices, out = map(e.argument, range(2))
+        matrices, out = map(kb.argument, range(2))
         pitch, item = self.columns * self._item, self._item
-        with e.loop(e.begin, e.end) as unit:
-            number, panel = e.b.udiv(unit, e.i64(self._panels)), e.b.urem(unit, e.i64(self._panels))
-            first = e.mul(panel, self.width)
-            here = e.intrinsic("llvm.smin", e.i64(self.width), e.b.sub(e.i64(self.columns), first))
-            source = e.at(matrices, e.add(e.mul(number, self.length * pitch), e.mul(first, item)))
-            place = e.at(out, e.mul(unit, self._rows * self.width * 4))
-            with e.loop(0, self.length // self._group) as row:
+        with kb.loop(kb.begin, kb.end) as unit:
+            number, panel = kb.ir.udiv(unit, kb.i64(self._panels)), kb.ir.urem(unit, kb.i64(self._panels))
+            first = kb.mul(panel, self.width)
+            here = kb.intrinsic("llvm.smin", kb.i64(self.width), kb.ir.sub(kb.i64(self.columns), first))
+            source = kb.at(matrices, kb.add(kb.mul(number, self.length * pitch), kb.mul(first, item)))
+            place = kb.at(out, kb.mul(unit, self._rows * self.width * 4))
+            with kb.loop(0, self.length // self._group) as row:
                 self._emit_row(
-                    e, e.at(source, e.mul(row, self._group * pitch)), e.at(place, e.mul(row, self.width * 4)), here
+                    kb, kb.at(source, kb.mul(row, self._group * pitch)), kb.at(place, kb.mul(row, self.width * 4)), here
                 )
             if self.length % self._group:
-                last = e.at(place, (self._rows - 1) * self.width * 4)
-                self._emit_row(e, e.at(source, (self.length - 1) * pitch), last, here, alone=True)
-        e.finish()
+                last = kb.at(place, (self._rows - 1) * self.width * 4)
+                self._emit_row(kb, kb.at(source, (self.length - 1) * pitch), last, here, alone=True)
+        kb.return_void()
 
-    def _emit_row(self, e: Emitter, source: Value, place: Value, here: Value, alone: bool = False) -> None:
+    def _emit_row(self, kb: KernelBuilder, source: Value, place: Value, here: Value, alone: bool = False) -> None:
         """Emit the columns of a row, or of two; vectors first, then one by one, then 0."""
-        lanes = e.target.lanes
-        whole = e.b.and_(here, e.i64(-lanes))
+        lanes = kb.target.lanes
+        whole = kb.ir.and_(here, kb.i64(-lanes))
 
         def columns(begin: Value, end: Value, step: int, cells: Callable[[Value, int], Value]) -> None:
-            with e.loop(begin, end, step) as column:
-                e.store(cells(column, step), place, e.mul(column, 4))
+            with kb.loop(begin, end, step) as column:
+                kb.store(cells(column, step), place, kb.mul(column, 4))
 
         def loaded(column: Value, count: int) -> Value:
-            return self._cells(e, source, column, count, alone)
+            return self._cells(kb, source, column, count, alone)
 
-        columns(e.i64(0), whole, lanes, loaded)
+        columns(kb.i64(0), whole, lanes, loaded)
         columns(whole, here, 1, loaded)
-        columns(here, e.i64(self.width), 1, lambda column, count: ir.Constant(I32, 0))
+        columns(here, kb.i64(self.width), 1, lambda column, count: ir.Constant(I32, 0))
 
-    def _cells(self, e: Emitter, source: Value, column: Value, count: int, alone: bool) -> Value:
+    def _cells(self, kb: KernelBuilder, source: Value, column: Value, count: int, alone: bool) -> Value:
         if self.is_float:
-            return e.load(vector(F32, count), source, e.mul(column, 4))
-        first = self._centred(e, source, column, count)
-        second = e.splat(I16, 0, count) if alone else self._centred(e, e.at(source, self.columns), column, count)
-        return e.shuffle(first, second, [lane for n in range(count) for lane in (n, count + n)])
+            return kb.load(vector(F32, count), source, kb.mul(column, 4))
+        first = self._centred(kb, source, column, count)
+        second = kb.splat(I16, 0, count) if alone else self._centred(kb, kb.at(source, self.columns), column, count)
+        return kb.shuffle(first, second, [lane for n in range(count) for lane in (n, count + n)])
 
-    def _centred(self, e: Emitter, source: Value, column: Value, count: int) -> Value:
-        wide = e.b.sext(e.load(vector(I8, count), source, column), vector(I16, count))
-        centred = e.b.sub(wide, e.splat(I16, self.zero_point, count))
-        return e.b.mul(centred, e.splat(I16, self.factor, count))
+    def _centred(self, kb: KernelBuilder, source: Value, column: Value, count: int) -> Value:
+        wide = kb.ir.sext(kb.load(vector(I8, count), source, column), vector(I16, count))
+        centred = kb.ir.sub(wide, kb.splat(I16, self.zero_point, count))
+        return kb.ir.mul(centred, kb.splat(I16, self.factor, count))

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, I8, I16, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.arithmetic import Floats, octet_sums, pair_sums, quad_sums
 from nnfmq.engines.compiled.target import Target
 
@@ -30,42 +30,44 @@ class FmaThroughput:
     sums: int
     lanes: int
     rounds: int
-    units: int
+    work_items: int
+
+    compile_cost = 1
 
     @property
     def operations(self) -> int:
         """Multiplications and additions of all units."""
         products = self.lanes * {"float32": 1, "pairs": 2, "quads": 4, "octets": 8}[self.kind]
-        return 2 * products * self.sums * self.rounds * self.units
+        return 2 * products * self.sums * self.rounds * self.work_items
 
     def scratch_bytes(self, target: Target) -> int:
         """None."""
         return 0
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: a vector of factors, of 4 bytes a lane, for octets two; output, 4 bytes a lane for each unit."""
-        factors, out = map(e.argument, range(2))
+        factors, out = map(kb.argument, range(2))
         kinds = {"float32": vector(F32, self.lanes), "pairs": vector(I16, 2 * self.lanes)}
         kind = kinds.get(self.kind) or vector(I8, 4 * self.lanes)
-        first = e.load(vector(F32 if self.kind == "float32" else I32, self.lanes), factors)
-        factor = e.load(kind, factors)
-        other = e.load(kind, factors, 4 * self.lanes) if self.kind == "octets" else factor
+        first = kb.load(vector(F32 if self.kind == "float32" else I32, self.lanes), factors)
+        factor = kb.load(kind, factors)
+        other = kb.load(kind, factors, 4 * self.lanes) if self.kind == "octets" else factor
 
         def step(_: Value, sums: Sequence[Value]) -> Sequence[Value]:
             if self.kind == "float32":
-                return [_NO_CLAMP.multiply_add(e, first, value, factor) for value in sums]
-            cells = [e.b.bitcast(value, kind) for value in sums]
+                return [_NO_CLAMP.multiply_add(kb, first, value, factor) for value in sums]
+            cells = [kb.ir.bitcast(value, kind) for value in sums]
             if self.kind == "octets":
-                return [octet_sums(e, value, (c, c), (factor, other)) for value, c in zip(sums, cells, strict=True)]
+                return [octet_sums(kb, value, (c, c), (factor, other)) for value, c in zip(sums, cells, strict=True)]
             add_products = quad_sums if self.kind == "quads" else pair_sums
-            return [add_products(e, value, c, factor) for value, c in zip(sums, cells, strict=True)]
+            return [add_products(kb, value, c, factor) for value, c in zip(sums, cells, strict=True)]
 
-        with e.loop(e.begin, e.end) as unit:
-            total, *others = e.carry(self.rounds, [first] * self.sums, step)
+        with kb.loop(kb.begin, kb.end) as unit:
+            total, *others = kb.for_loop(self.rounds, [first] * self.sums, step)
             for value in others:
-                total = (e.b.fadd if self.kind == "float32" else e.b.add)(total, value)
-            e.store(total, out, e.mul(unit, 4 * self.lanes))
-        e.finish()
+                total = (kb.ir.fadd if self.kind == "float32" else kb.ir.add)(total, value)
+            kb.store(total, out, kb.mul(unit, 4 * self.lanes))
+        kb.return_void()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +76,24 @@ class CopyBandwidth:
 
     part_bytes: int
     rounds: int
-    units: int
+    work_items: int
+
+    compile_cost = 1
 
     @property
     def moved_bytes(self) -> int:
         """What all units read and write."""
-        return 2 * self.part_bytes * self.rounds * self.units
+        return 2 * self.part_bytes * self.rounds * self.work_items
 
     def scratch_bytes(self, target: Target) -> int:
         """None."""
         return 0
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output."""
-        source, out = map(e.argument, range(2))
-        with e.loop(e.begin, e.end) as unit:
-            offset = e.mul(unit, self.part_bytes)
-            with e.loop(0, self.rounds):
-                e.copy(e.at(out, offset), e.at(source, offset), self.part_bytes)
-        e.finish()
+        source, out = map(kb.argument, range(2))
+        with kb.loop(kb.begin, kb.end) as unit:
+            offset = kb.mul(unit, self.part_bytes)
+            with kb.loop(0, self.rounds):
+                kb.memcpy(kb.at(out, offset), kb.at(source, offset), self.part_bytes)
+        kb.return_void()

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from nnfmq.engines.compiled.emission import Emitter, Value
+from nnfmq.engines.compiled.ir_builder import KernelBuilder, Value, vector_loop, vector_width_for
 from nnfmq.engines.compiled.kernels.reducers import Reducer
-from nnfmq.engines.compiled.kernels.spans import fitting_lanes, spans
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.shapes import WindowDimension
 
@@ -31,8 +30,10 @@ class PoolKernel:
     lanes: int
     groups: int
 
+    compile_cost = 1
+
     @property
-    def units(self) -> int:
+    def work_items(self) -> int:
         """Output rows times groups of channels."""
         return self.batch * self.rows.count * self.groups
 
@@ -40,59 +41,59 @@ class PoolKernel:
         """Nothing."""
         return 0
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output."""
-        image, out, item = e.argument(0), e.argument(1), self.combination.item_bytes
-        with e.loop(e.begin, e.end) as unit:
-            row, begin, end = self._shared(e, unit)
-            number, y = e.b.udiv(row, e.i64(self.rows.count)), e.b.urem(row, e.i64(self.rows.count))
-            top, vertical = _clipped(e, self.rows, self.height, y)
-            source = e.at(image, e.mul(e.add(e.mul(number, self.height), top), self.width * self.channels * item))
-            target = e.at(out, e.mul(row, self.columns.count * self.channels * item))
-            with e.loop(0, self.columns.count) as x:
-                left, horizontal = _clipped(e, self.columns, self.width, x)
-                cells = e.at(source, e.mul(left, self.channels * item))
-                place = e.at(target, e.mul(x, self.channels * item))
-                with spans(e, self.channels, self.lanes, begin, end) as channel:
-                    offset = e.mul(channel, item)
-                    result = self._window(e, e.at(cells, offset), vertical, horizontal)
-                    e.store(result, place, offset)
-        e.finish()
+        image, out, item = kb.argument(0), kb.argument(1), self.combination.item_bytes
+        with kb.loop(kb.begin, kb.end) as unit:
+            row, begin, end = self._shared(kb, unit)
+            number, y = kb.ir.udiv(row, kb.i64(self.rows.count)), kb.ir.urem(row, kb.i64(self.rows.count))
+            top, vertical = _clipped(kb, self.rows, self.height, y)
+            source = kb.at(image, kb.mul(kb.add(kb.mul(number, self.height), top), self.width * self.channels * item))
+            target = kb.at(out, kb.mul(row, self.columns.count * self.channels * item))
+            with kb.loop(0, self.columns.count) as x:
+                left, horizontal = _clipped(kb, self.columns, self.width, x)
+                cells = kb.at(source, kb.mul(left, self.channels * item))
+                place = kb.at(target, kb.mul(x, self.channels * item))
+                with vector_loop(kb, self.channels, self.lanes, begin, end) as channel:
+                    offset = kb.mul(channel, item)
+                    result = self._window(kb, kb.at(cells, offset), vertical, horizontal)
+                    kb.store(result, place, offset)
+        kb.return_void()
 
-    def _shared(self, e: Emitter, unit: Value) -> tuple[Value, Any, Any]:
+    def _shared(self, kb: KernelBuilder, unit: Value) -> tuple[Value, Any, Any]:
         """Return the row of a unit and its channels."""
         if self.groups == 1:
             return unit, 0, self.channels
-        row, group = e.b.udiv(unit, e.i64(self.groups)), e.b.urem(unit, e.i64(self.groups))
+        row, group = kb.ir.udiv(unit, kb.i64(self.groups)), kb.ir.urem(unit, kb.i64(self.groups))
         vectors = math.ceil(self.channels / self.lanes)
-        begin, end = (e.b.udiv(e.mul(e.add(group, more), vectors), e.i64(self.groups)) for more in (0, 1))
-        limit = e.intrinsic("llvm.smin", e.mul(end, self.lanes), e.i64(self.channels))
-        return row, e.mul(begin, self.lanes), limit
+        begin, end = (kb.ir.udiv(kb.mul(kb.add(group, more), vectors), kb.i64(self.groups)) for more in (0, 1))
+        limit = kb.intrinsic("llvm.smin", kb.mul(end, self.lanes), kb.i64(self.channels))
+        return row, kb.mul(begin, self.lanes), limit
 
-    def _window(self, e: Emitter, cells: Value, vertical: Any, horizontal: Any) -> Value:
+    def _window(self, kb: KernelBuilder, cells: Value, vertical: Any, horizontal: Any) -> Value:
         combination, item = self.combination, self.combination.item_bytes
 
         def along(i: Value, sums: Any) -> Any:
-            line = e.at(cells, e.mul(i, self.width * self.channels * item))
-            return e.carry(horizontal, sums, lambda j, inner: [take(line, j, inner[0])])
+            line = kb.at(cells, kb.mul(i, self.width * self.channels * item))
+            return kb.for_loop(horizontal, sums, lambda j, inner: [take(line, j, inner[0])])
 
         def take(line: Value, j: Value, sums: Value) -> Value:
-            cell = combination.widened(e, line, e.mul(j, self.channels * item), self.lanes)
-            return combination.joined(e, sums, cell)
+            cell = combination.widened(kb, line, kb.mul(j, self.channels * item), self.lanes)
+            return combination.joined(kb, sums, cell)
 
-        (combined,) = e.carry(vertical, [combination.neutral(e, self.lanes)], along)
-        return combination.result(e, combined, e.mul(vertical, horizontal))
+        (combined,) = kb.for_loop(vertical, [combination.neutral(kb, self.lanes)], along)
+        return combination.result(kb, combined, kb.mul(vertical, horizontal))
 
 
-def _clipped(e: Emitter, window: WindowDimension, extent: int, position: Value) -> tuple[Any, Any]:
+def _clipped(kb: KernelBuilder, window: WindowDimension, extent: int, position: Value) -> tuple[Any, Any]:
     """Return where a window begins inside the image, and how many cells it has there."""
-    start = e.mul(position, window.stride)
+    start = kb.mul(position, window.stride)
     if window.padding_low == 0 and (window.count - 1) * window.stride + window.size <= extent:
         return start, window.size
-    start = e.b.sub(start, e.i64(window.padding_low))
-    end = e.intrinsic("llvm.smin", e.add(start, window.size), e.i64(extent))
-    first = e.intrinsic("llvm.smax", start, e.i64(0))
-    return first, e.b.sub(end, first)
+    start = kb.ir.sub(start, kb.i64(window.padding_low))
+    end = kb.intrinsic("llvm.smin", kb.add(start, window.size), kb.i64(extent))
+    first = kb.intrinsic("llvm.smax", start, kb.i64(0))
+    return first, kb.ir.sub(end, first)
 
 
 def plan_pool(
@@ -104,6 +105,6 @@ def plan_pool(
 ) -> PoolKernel:
     """Choose lanes and groups for a target."""
     batch, height, width, channels = image
-    lanes = fitting_lanes(channels, 16 * target.lanes // combination.item_bytes)
+    lanes = vector_width_for(channels, 16 * target.lanes // combination.item_bytes)
     groups = min(math.ceil(channels / lanes), math.ceil(_UNITS / (batch * rows.count)))
     return PoolKernel(batch, height, width, channels, rows, columns, combination, lanes, groups)

@@ -16,11 +16,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import I32, I64, Emitter, Value
+from nnfmq.engines.compiled.ir_builder import I32, I64, KernelBuilder, Value, load_params, pack_params
 from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Array, Quads
 from nnfmq.engines.compiled.kernels.cell_sums import Tap, counting
 from nnfmq.engines.compiled.kernels.cells import SLACK_BYTES, Band, BandNumbers, emit_band, widen
-from nnfmq.engines.compiled.kernels.numbers import load_numbers, stored_numbers
 from nnfmq.engines.compiled.kernels.octets import LINE_BYTES
 from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.target import Target
@@ -84,8 +83,10 @@ class Product:
     is_own: bool
     at_once: int
 
+    compile_cost = 3
+
     @property
-    def units(self) -> int:
+    def work_items(self) -> int:
         """Blocks of positions times groups of channels."""
         return self._blocks * self.groups
 
@@ -204,15 +205,15 @@ class Product:
             tap_vectors=(cells - 1) // cells_of_a_vector,
             tap_rest=(cells - 1) % cells_of_a_vector + 1,
         )
-        return stored_numbers(own, self._band.numbers(s.width * pixel))
+        return pack_params(own, self._band.numbers(s.width * pixel))
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output, weights, what finishes sums, numbers; own weights come before the output."""
-        image, out, weights, finish = map(e.argument, (0, 2, 1, 3) if self.is_own else range(4))
-        emission = _Emission(self, e, load_numbers(e, e.argument(4), _Numbers), weights, finish)
-        with e.loop(e.begin, e.end) as unit:
+        image, out, weights, finish = map(kb.argument, (0, 2, 1, 3) if self.is_own else range(4))
+        emission = _Emission(self, kb, load_params(kb, kb.argument(4), _Numbers), weights, finish)
+        with kb.loop(kb.begin, kb.end) as unit:
             emission.emit_unit(image, out, unit)
-        e.finish()
+        kb.return_void()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ class _Emission:
     """The instructions of a product, which depend on what shows in its `repr` only."""
 
     product: Product
-    e: Emitter
+    kb: KernelBuilder
     n: _Numbers
     weights: Value
     finish: Value
@@ -230,118 +231,123 @@ class _Emission:
         return self.product.arithmetic
 
     def emit_unit(self, image: Value, out: Value, unit: Value) -> None:
-        e, n = self.e, self.n
-        group, block = e.b.udiv(unit, n.blocks), e.b.urem(unit, n.blocks)
+        kb, n = self.kb, self.n
+        group, block = kb.ir.udiv(unit, n.blocks), kb.ir.urem(unit, n.blocks)
         if self.product.walk == "band":
             self._emit_band(image, out, group, block)
         else:
             self._emit_pixels(image, out, group, block)
 
     def _emit_pixels(self, image: Value, out: Value, group: Value, block: Value) -> None:
-        e, n = self.e, self.n
-        weights, first = self.weights, e.b.mul(block, n.positions)
+        kb, n = self.kb, self.n
+        weights, first = self.weights, kb.ir.mul(block, n.positions)
         if self.product.is_own:
-            number = e.b.udiv(block, n.blocks_of_weights)
-            weights = e.at(weights, e.b.mul(number, n.weights_bytes))
-            first = e.b.mul(e.b.urem(block, n.blocks_of_weights), n.positions)
-        first = e.intrinsic("llvm.smin", first, e.b.sub(n.pixels, n.positions))
+            number = kb.ir.udiv(block, n.blocks_of_weights)
+            weights = kb.at(weights, kb.ir.mul(number, n.weights_bytes))
+            first = kb.ir.mul(kb.ir.urem(block, n.blocks_of_weights), n.positions)
+        first = kb.intrinsic("llvm.smin", first, kb.ir.sub(n.pixels, n.positions))
         if self.product.is_own:
-            first = e.b.add(first, e.b.mul(number, n.pixels))
-        cells, target = e.at(image, e.b.mul(first, n.pixel_in)), e.at(out, e.b.mul(first, n.place))
+            first = kb.ir.add(first, kb.ir.mul(number, n.pixels))
+        cells, target = kb.at(image, kb.ir.mul(first, n.pixel_in)), kb.at(out, kb.ir.mul(first, n.place))
         if self.product.walk == "pixels":
-            widen(e, self._a.widening(e, self.finish), cells, e.scratch, n.block_cells)
-            cells = e.scratch
-        totals = e.at(e.scratch, n.totals)
+            widen(kb, self._a.widening(kb, self.finish), cells, kb.scratch, n.block_cells)
+            cells = kb.scratch
+        totals = kb.at(kb.scratch, n.totals)
         if self._a.has_excess:
             self._emit_totals(cells, totals)
         with self._panels(group) as panel:
             self._emit_row(cells, totals, target, weights, panel)
 
     def _emit_band(self, image: Value, out: Value, group: Value, block: Value) -> None:
-        e, n, a = self.e, self.n, self._a
-        band = load_numbers(e, e.argument(4), BandNumbers, len(_Numbers._fields))
-        number, first = e.b.udiv(block, n.blocks_of_an_image), e.b.mul(e.b.urem(block, n.blocks_of_an_image), n.served)
-        served = e.intrinsic("llvm.smin", n.served, e.b.sub(n.rows, first))
-        widening = a.widening(e, self.finish)
-        source = e.at(image, e.b.mul(number, n.image_bytes))
-        emit_band(
-            e, band, widening, source, first, served, lambda row, place: widen(e, widening, row, place, band.within)
+        kb, n, a = self.kb, self.n, self._a
+        band = load_params(kb, kb.argument(4), BandNumbers, len(_Numbers._fields))
+        number, first = (
+            kb.ir.udiv(block, n.blocks_of_an_image),
+            kb.ir.mul(kb.ir.urem(block, n.blocks_of_an_image), n.served),
         )
-        target = e.at(out, e.b.mul(e.b.add(e.b.mul(number, n.rows), first), n.row_out))
-        down = e.b.mul(band.stride, band.pitch)
-        totals, totals_row = e.at(e.scratch, n.totals), e.mul(n.positions, 4)
+        served = kb.intrinsic("llvm.smin", n.served, kb.ir.sub(n.rows, first))
+        widening = a.widening(kb, self.finish)
+        source = kb.at(image, kb.ir.mul(number, n.image_bytes))
+        emit_band(
+            kb, band, widening, source, first, served, lambda row, place: widen(kb, widening, row, place, band.within)
+        )
+        target = kb.at(out, kb.ir.mul(kb.ir.add(kb.ir.mul(number, n.rows), first), n.row_out))
+        down = kb.ir.mul(band.stride, band.pitch)
+        totals, totals_row = kb.at(kb.scratch, n.totals), kb.mul(n.positions, 4)
         if a.has_excess:
-            with e.loop(0, served) as row:
-                self._emit_totals(e.at(e.scratch, e.b.mul(row, down)), e.at(totals, e.b.mul(row, totals_row)))
-        with self._panels(group) as panel, e.loop(0, served) as row:
-            cells, place = e.at(e.scratch, e.b.mul(row, down)), e.at(target, e.b.mul(row, n.row_out))
-            self._emit_row(cells, e.at(totals, e.b.mul(row, totals_row)), place, self.weights, panel)
+            with kb.loop(0, served) as row:
+                self._emit_totals(kb.at(kb.scratch, kb.ir.mul(row, down)), kb.at(totals, kb.ir.mul(row, totals_row)))
+        with self._panels(group) as panel, kb.loop(0, served) as row:
+            cells, place = kb.at(kb.scratch, kb.ir.mul(row, down)), kb.at(target, kb.ir.mul(row, n.row_out))
+            self._emit_row(cells, kb.at(totals, kb.ir.mul(row, totals_row)), place, self.weights, panel)
 
     def _panels(self, group: Value) -> AbstractContextManager[Value]:
         """Return the loop over the panels of a group."""
-        e, n = self.e, self.n
-        begin, end = (e.b.udiv(e.b.mul(e.add(group, more), n.panels), n.groups) for more in (0, 1))
-        return e.loop(begin, end)
+        kb, n = self.kb, self.n
+        begin, end = (kb.ir.udiv(kb.ir.mul(kb.add(group, more), n.panels), n.groups) for more in (0, 1))
+        return kb.loop(begin, end)
 
     def _emit_totals(self, cells: Value, totals: Value) -> None:
         """Put what the excess of weights adds to each position of a row to `totals`; the last ones twice, as tiles."""
-        e, n, a, lanes, (rows, _) = self.e, self.n, self._a, self.product.lanes, self.product.tile
+        kb, n, a, lanes, (rows, _) = self.kb, self.n, self._a, self.product.lanes, self.product.tile
         assert isinstance(a, Quads), "no others have an excess"
-        counted, zeros = counting(e, a, lanes, n.step, n.tap_vectors, n.tap_rest), e.splat(I32, 0, lanes)
-        excess, last = a.excess(e, self.finish), e.b.sub(n.positions, e.i64(rows))
-        with e.loop(0, n.positions, rows) as position:
-            position = e.intrinsic("llvm.smin", position, last)
-            sums = e.sums_across(self._over_taps(e.at(cells, e.b.mul(position, n.step)), [zeros] * rows, counted))
-            e.store_first(e.b.mul(sums, e.broadcast(excess, sums.type.count)), rows, totals, e.mul(position, 4))
+        counted, zeros = counting(kb, a, lanes, n.step, n.tap_vectors, n.tap_rest), kb.splat(I32, 0, lanes)
+        excess, last = a.excess(kb, self.finish), kb.ir.sub(n.positions, kb.i64(rows))
+        with kb.loop(0, n.positions, rows) as position:
+            position = kb.intrinsic("llvm.smin", position, last)
+            sums = kb.horizontal_sums(
+                self._over_taps(kb.at(cells, kb.ir.mul(position, n.step)), [zeros] * rows, counted)
+            )
+            kb.store_partial(kb.ir.mul(sums, kb.broadcast(excess, sums.type.count)), rows, totals, kb.mul(position, 4))
 
     def _emit_row(self, cells: Value, totals: Value, out: Value, weights: Value, panel: Value) -> None:
         """Emit the tiles of a panel over all positions of a row."""
-        e, n, (rows, vectors) = self.e, self.n, self.product.tile
+        kb, n, (rows, vectors) = self.kb, self.n, self.product.tile
         width = vectors * self.product.lanes
-        channel = e.mul(panel, width)
-        matrix = e.at(weights, e.mul(panel, 16) if self._a.is_listed else e.b.mul(panel, n.panel_bytes))
+        channel = kb.mul(panel, width)
+        matrix = kb.at(weights, kb.mul(panel, 16) if self._a.is_listed else kb.ir.mul(panel, n.panel_bytes))
         emit_tile = self._emit_listed(weights, matrix) if self._a.is_listed else self._emit_taps(matrix)
         if self.product.is_parted:
-            part, panel = e.b.udiv(panel, n.panels_of_a_part), e.b.urem(panel, n.panels_of_a_part)
-            cells, out = e.at(cells, e.b.mul(part, n.part_in)), e.at(out, e.b.mul(part, n.part_out))
-        out = e.at(out, e.mul(panel, width * self._a.output_bytes))
-        is_last = e.b.icmp_unsigned("==", panel, e.b.sub(n.panels_of_a_part, e.i64(1)))
-        last = e.b.sub(n.positions, e.i64(rows))
-        with e.loop(0, n.positions, rows) as position:
-            position = e.intrinsic("llvm.smin", position, last)
-            first = self._first_sums(e.at(totals, e.mul(position, 4)), channel)
-            sums = emit_tile(e.at(cells, e.b.mul(position, n.step)), first)
-            self._emit_store(sums, e.at(out, e.b.mul(position, n.place)), channel, is_last)
+            part, panel = kb.ir.udiv(panel, n.panels_of_a_part), kb.ir.urem(panel, n.panels_of_a_part)
+            cells, out = kb.at(cells, kb.ir.mul(part, n.part_in)), kb.at(out, kb.ir.mul(part, n.part_out))
+        out = kb.at(out, kb.mul(panel, width * self._a.output_bytes))
+        is_last = kb.ir.icmp_unsigned("==", panel, kb.ir.sub(n.panels_of_a_part, kb.i64(1)))
+        last = kb.ir.sub(n.positions, kb.i64(rows))
+        with kb.loop(0, n.positions, rows) as position:
+            position = kb.intrinsic("llvm.smin", position, last)
+            first = self._first_sums(kb.at(totals, kb.mul(position, 4)), channel)
+            sums = emit_tile(kb.at(cells, kb.ir.mul(position, n.step)), first)
+            self._emit_store(sums, kb.at(out, kb.ir.mul(position, n.place)), channel, is_last)
 
     def _first_sums(self, totals: Value, channel: Value) -> Sequence[Value]:
-        (rows, vectors), lanes, a, e = self.product.tile, self.product.lanes, self._a, self.e
-        first = [a.first_sums(e, self.finish, e.add(channel, v * lanes), lanes) for v in range(vectors)]
+        (rows, vectors), lanes, a, kb = self.product.tile, self.product.lanes, self._a, self.kb
+        first = [a.first_sums(kb, self.finish, kb.add(channel, v * lanes), lanes) for v in range(vectors)]
         if not a.has_excess:
             return first * rows
-        more = [e.broadcast(e.load(I32, totals, 4 * r), lanes) for r in range(rows)]
-        return [e.b.add(value, total) for total in more for value in first]
+        more = [kb.broadcast(kb.load(I32, totals, 4 * r), lanes) for r in range(rows)]
+        return [kb.ir.add(value, total) for total in more for value in first]
 
     def _emit_listed(self, weights: Value, entry: Value) -> _Tile:
         """Return what emits a tile over the groups in a panel's list."""
-        (rows, vectors), lanes, a, e, n = self.product.tile, self.product.lanes, self._a, self.e, self.n
-        places, count = e.at(weights, e.load(I64, entry)), e.load(I64, entry, 8)
-        lines = e.b.and_(e.add(e.mul(count, 4), LINE_BYTES - 1), e.i64(-LINE_BYTES))
-        listed, kind, size = e.at(places, lines), a.weights_type(lanes), 4 * lanes
+        (rows, vectors), lanes, a, kb, n = self.product.tile, self.product.lanes, self._a, self.kb, self.n
+        places, count = kb.at(weights, kb.load(I64, entry)), kb.load(I64, entry, 8)
+        lines = kb.ir.and_(kb.add(kb.mul(count, 4), LINE_BYTES - 1), kb.i64(-LINE_BYTES))
+        listed, kind, size = kb.at(places, lines), a.weights_type(lanes), 4 * lanes
 
         def tile(cells: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            first = [e.at(cells, e.mul(n.step, r)) for r in range(rows)]
+            first = [kb.at(cells, kb.mul(n.step, r)) for r in range(rows)]
 
             def group(k: Value, sums: Sequence[Value]) -> Sequence[Value]:
-                place = e.b.sext(e.load(I32, places, e.mul(k, 4)), I64)
-                quads, results = e.at(listed, e.mul(k, 2 * vectors * size)), []
+                place = kb.ir.sext(kb.load(I32, places, kb.mul(k, 4)), I64)
+                quads, results = kb.at(listed, kb.mul(k, 2 * vectors * size)), []
                 for r in range(rows):
-                    loaded = a.load_group(e, first[r], place, lanes)
+                    loaded = a.load_group(kb, first[r], place, lanes)
                     for v in range(vectors):
-                        pair = tuple(e.load_again(kind, quads, n * size) for n in (v, vectors + v))
-                        results.append(a.multiply_add(e, sums[r * vectors + v], loaded, pair))
+                        pair = tuple(kb.load_volatile(kind, quads, n * size) for n in (v, vectors + v))
+                        results.append(a.multiply_add(kb, sums[r * vectors + v], loaded, pair))
                 return results
 
-            return e.carry(count, sums, group, or_none=True)
+            return kb.for_loop(count, sums, group, may_be_empty=True)
 
         return tile
 
@@ -350,23 +356,23 @@ class _Emission:
         return lambda cells, sums: self._emit_tile(cells, matrix, sums)
 
     def _emit_tile(self, cells: Value, matrix: Value, sums: Sequence[Value]) -> Sequence[Value]:
-        (rows, vectors), lanes, a, e, n = self.product.tile, self.product.lanes, self._a, self.e, self.n
+        (rows, vectors), lanes, a, kb, n = self.product.tile, self.product.lanes, self._a, self.kb, self.n
         group_bytes, at_once = a.group * a.cell_bytes, self.product.at_once
         groups_bytes = vectors * lanes * group_bytes
 
         def groups(cells: Sequence[Value], k: Value, weights: Value, sums: Sequence[Value]) -> Sequence[Value]:
             for number in range(at_once):
-                place = e.add(e.mul(k, at_once * group_bytes), number * group_bytes)
-                sums = self._multiply(cells, place, e.at(weights, number * groups_bytes), sums)
+                place = kb.add(kb.mul(k, at_once * group_bytes), number * group_bytes)
+                sums = self._multiply(cells, place, kb.at(weights, number * groups_bytes), sums)
             return sums
 
         def tap(number: Value, first: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            panel = e.at(matrix, e.b.mul(number, e.mul(n.length, at_once * groups_bytes)))
-            cells = [e.opaque(e.at(first, e.mul(n.step, r))) for r in range(rows)]
-            return e.carry(
+            panel = kb.at(matrix, kb.ir.mul(number, kb.mul(n.length, at_once * groups_bytes)))
+            cells = [kb.launder(kb.at(first, kb.mul(n.step, r))) for r in range(rows)]
+            return kb.for_loop(
                 n.length,
                 sums,
-                lambda k, s: groups(cells, k, e.at(panel, e.mul(k, at_once * groups_bytes)), s),
+                lambda k, s: groups(cells, k, kb.at(panel, kb.mul(k, at_once * groups_bytes)), s),
             )
 
         return self._over_taps(cells, sums, tap)
@@ -378,26 +384,28 @@ class _Emission:
         tap: Tap,
     ) -> Sequence[Value]:
         """Emit loops over a filter's taps: `tap` gets the number of one, its first cells, and the sums so far."""
-        e, n = self.e, self.n
+        kb, n = self.kb, self.n
         if self.product.walk != "band":
-            return tap(e.i64(0), cells, sums)
+            return tap(kb.i64(0), cells, sums)
 
         def taps(i: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            row, first = e.at(cells, e.b.mul(i, n.down)), e.b.mul(i, n.tap_columns)
-            return e.carry(n.tap_columns, sums, lambda j, s: tap(e.b.add(first, j), e.at(row, e.b.mul(j, n.across)), s))
+            row, first = kb.at(cells, kb.ir.mul(i, n.down)), kb.ir.mul(i, n.tap_columns)
+            return kb.for_loop(
+                n.tap_columns, sums, lambda j, s: tap(kb.ir.add(first, j), kb.at(row, kb.ir.mul(j, n.across)), s)
+            )
 
-        return e.carry(n.tap_rows, sums, taps)
+        return kb.for_loop(n.tap_rows, sums, taps)
 
     def _multiply(self, cells: Sequence[Value], k: Value, weights: Value, sums: Sequence[Value]) -> Sequence[Value]:
         """Emit one round: the side with fewer vectors stays in registers, the other one goes by."""
-        (rows, vectors), lanes, a, e = self.product.tile, self.product.lanes, self._a, self.e
+        (rows, vectors), lanes, a, kb = self.product.tile, self.product.lanes, self._a, self.kb
         kind = a.weights_type(lanes)
 
         def factor(v: int) -> Value:
-            return e.load(kind, weights, v * lanes * a.group * a.cell_bytes)
+            return kb.load(kind, weights, v * lanes * a.group * a.cell_bytes)
 
         def group(r: int) -> Value:
-            return a.load_group(e, cells[r], k, lanes)
+            return a.load_group(kb, cells[r], k, lanes)
 
         results = list(sums)
         if rows < vectors:
@@ -405,28 +413,28 @@ class _Emission:
             for v in range(vectors):
                 loaded = factor(v)
                 for r in range(rows):
-                    results[r * vectors + v] = a.multiply_add(e, sums[r * vectors + v], groups[r], loaded)
+                    results[r * vectors + v] = a.multiply_add(kb, sums[r * vectors + v], groups[r], loaded)
             return results
         factors = [factor(v) for v in range(vectors)]
         for r in range(rows):
             loaded = group(r)
             for v in range(vectors):
-                results[r * vectors + v] = a.multiply_add(e, sums[r * vectors + v], loaded, factors[v])
+                results[r * vectors + v] = a.multiply_add(kb, sums[r * vectors + v], loaded, factors[v])
         return results
 
     def _emit_store(self, sums: Sequence[Value], place: Value, channel: Value, is_last: Value) -> None:
         """Finish the sums row by row."""
-        e, (_, vectors), rest = self.e, self.product.tile, self.product.rest
+        kb, (_, vectors), rest = self.kb, self.product.tile, self.product.rest
 
         def store(offset: Value, row: Sequence[Value]) -> None:
-            results = self._a.results(e, row, self.finish, channel)
-            e.store_panel(results, e.at(place, offset), rest, is_last)
+            results = self._a.results(kb, row, self.finish, channel)
+            kb.store_tile_row(results, kb.at(place, offset), rest, is_last)
 
         if self._a.finishes_soon and not rest:
             for first in range(0, len(sums), vectors):
-                store(e.mul(self.n.place, first // vectors), sums[first : first + vectors])
+                store(kb.mul(self.n.place, first // vectors), sums[first : first + vectors])
         else:
-            with e.rows_of(sums, vectors, self.n.place) as (offset, row):
+            with kb.for_each_tile_row(sums, vectors, self.n.place) as (offset, row):
                 store(offset, row)
 
 

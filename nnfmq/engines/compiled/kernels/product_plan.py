@@ -40,7 +40,7 @@ def plan_product(
     at_once = next((number for number in _AT_ONCE if groups % number == 0), 1)
     draft = Product(shape, block, 1, arithmetic, tile, target.lanes, rest, walk, parted, shape.own, at_once)
     heavy = shape.taps_of_a_filter * shape.filters * arithmetic.cell_bytes > _PANEL_BYTES
-    groups = max(math.ceil(_UNITS / draft.units), 2 if heavy else 1)
+    groups = max(math.ceil(_UNITS / draft.work_items), 2 if heavy else 1)
     return replace(draft, groups=min(panels, groups))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.functions import bool_bytes, compare
 from nnfmq.engines.compiled.kernels.reducers import QuantizedMinMaxReducer
 from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS, Rounding, rounding_rows
@@ -41,17 +41,17 @@ class PerTensorRequantization:
 
     rounding: Rounding
 
-    def codes(self, e: Emitter, values: Value, constants: Value) -> Value:
+    def codes(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
         """Return bytes."""
         lanes = values.type.count
         if lanes == 1:  # products are taken in pairs
-            pair = self.codes(e, e.shuffle(values, values, (0, 0)), constants)
-            return e.shuffle(pair, pair, (0,))
+            pair = self.codes(kb, kb.shuffle(values, values, (0, 0)), constants)
+            return kb.shuffle(pair, pair, (0,))
         if not self.rounding.shifts_left:
-            values = e.b.add(values, values)
-        rounded = self.rounding.rounded(e, values, lambda row: _row(e, constants, row, lanes))
-        zero, low, high = (_row(e, constants, ROUNDING_ROWS + n, lanes) for n in range(3))
-        return e.b.trunc(e.clamp(e.b.add(rounded, zero), low, high), vector(I8, lanes))
+            values = kb.ir.add(values, values)
+        rounded = self.rounding.rounded(kb, values, lambda row: _row(kb, constants, row, lanes))
+        zero, low, high = (_row(kb, constants, ROUNDING_ROWS + n, lanes) for n in range(3))
+        return kb.ir.trunc(kb.clamp(kb.ir.add(rounded, zero), low, high), vector(I8, lanes))
 
 
 def per_tensor_requantization(
@@ -74,20 +74,20 @@ def repeated(*numbers: int) -> bytes:
     return np.repeat(np.array(numbers, np.int64).astype("<i4"), _LANES).tobytes()
 
 
-def _row(e: Emitter, constants: Value, row: int, lanes: int) -> Value:
-    return e.load(vector(I32, lanes), constants, 4 * _LANES * row)
+def _row(kb: KernelBuilder, constants: Value, row: int, lanes: int) -> Value:
+    return kb.load(vector(I32, lanes), constants, 4 * _LANES * row)
 
 
-def _whole(e: Emitter, codes: Value, signed: bool) -> Value:
-    return (e.b.sext if signed else e.b.zext)(codes, vector(I32, codes.type.count))
+def _whole(kb: KernelBuilder, codes: Value, signed: bool) -> Value:
+    return (kb.ir.sext if signed else kb.ir.zext)(codes, vector(I32, codes.type.count))
 
 
-def lut8_lookup(e: Emitter, codes: Value, table: Value) -> Value:
+def lut8_lookup(kb: KernelBuilder, codes: Value, table: Value) -> Value:
     """Return table[code] for each lane, codes by their bits."""
     result = codes
     for lane in range(codes.type.count):
-        code = e.b.zext(e.b.extract_element(codes, e.i64(lane)), I64)
-        result = e.b.insert_element(result, e.load(I8, table, code), e.i64(lane))
+        code = kb.ir.zext(kb.ir.extract_element(codes, kb.i64(lane)), I64)
+        result = kb.ir.insert_element(result, kb.load(I8, table, code), kb.i64(lane))
     return result
 
 
@@ -110,9 +110,9 @@ class Lut8(_OfOne):
 
     constants = 1
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return lut8_lookup(e, values[0], constants[0])
+        return lut8_lookup(kb, values[0], constants[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class QuantizedClamp(_OfOne):
     constants = 0
     vectors = 8
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return QuantizedMinMaxReducer(self.signed, True, self.low, self.high).result(e, values[0], 1)
+        return QuantizedMinMaxReducer(self.signed, True, self.low, self.high).result(kb, values[0], 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +153,22 @@ class QuantizedAdd(_OfTwo):
         mantissa, right = sign * multiplier[0], -multiplier[1]
         return repeated(zero_point, mantissa >> 11, mantissa & 2047, (1 << right) >> 1, right)
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        first, second = (self._addend(e, number, values[number], constants[number]) for number in (0, 1))
-        return self.scaled.codes(e, e.b.add(first, second), constants[2])
+        first, second = (self._addend(kb, number, values[number], constants[number]) for number in (0, 1))
+        return self.scaled.codes(kb, kb.ir.add(first, second), constants[2])
 
-    def _addend(self, e: Emitter, number: int, codes: Value, constants: Value) -> Value:
+    def _addend(self, kb: KernelBuilder, number: int, codes: Value, constants: Value) -> Value:
         lanes = codes.type.count
-        zero_point, high, low, half, right = (_row(e, constants, row, lanes) for row in range(5))
-        centred = e.b.sub(_whole(e, codes, self.signed[number]), zero_point)
+        zero_point, high, low, half, right = (_row(kb, constants, row, lanes) for row in range(5))
+        centred = kb.ir.sub(_whole(kb, codes, self.signed[number]), zero_point)
         if self.halved[number]:
-            shifted = e.b.shl(centred, e.splat(I32, 19, lanes))
-            return e.b.neg(shifted) if number and self.negated else shifted
-        rest = e.b.add(e.b.mul(centred, low), e.splat(I32, 1 << 10, lanes))
-        value = e.b.add(e.b.mul(centred, high), e.b.ashr(rest, e.splat(I32, 11, lanes)))
-        tie = e.b.ashr(value, e.splat(I32, 31, lanes))
-        return e.b.ashr(e.b.add(e.b.add(value, half), tie), right)
+            shifted = kb.ir.shl(centred, kb.splat(I32, 19, lanes))
+            return kb.ir.neg(shifted) if number and self.negated else shifted
+        rest = kb.ir.add(kb.ir.mul(centred, low), kb.splat(I32, 1 << 10, lanes))
+        value = kb.ir.add(kb.ir.mul(centred, high), kb.ir.ashr(rest, kb.splat(I32, 11, lanes)))
+        tie = kb.ir.ashr(value, kb.splat(I32, 31, lanes))
+        return kb.ir.ashr(kb.ir.add(kb.ir.add(value, half), tie), right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +180,16 @@ class QuantizedMul(_OfTwo):
 
     constants = 2
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return self.scaled.codes(e, e.b.mul(*_both_centred(e, values, self.signed, constants[0])), constants[1])
+        return self.scaled.codes(kb, kb.ir.mul(*_both_centred(kb, values, self.signed, constants[0])), constants[1])
 
 
 def _both_centred(
-    e: Emitter, values: Sequence[Value], signed: tuple[bool, bool], zero_points: Value
+    kb: KernelBuilder, values: Sequence[Value], signed: tuple[bool, bool], zero_points: Value
 ) -> tuple[Value, Value]:
     first, second = (
-        e.b.sub(_whole(e, value, sign), _row(e, zero_points, row, value.type.count))
+        kb.ir.sub(_whole(kb, value, sign), _row(kb, zero_points, row, value.type.count))
         for row, (value, sign) in enumerate(zip(values, signed, strict=True))
     )
     return first, second
@@ -208,12 +208,12 @@ class QuantizedPrelu(_OfTwo):
 
     constants = 3
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        centred, slopes = _both_centred(e, values, self.signed, constants[0])
-        passes = e.b.icmp_signed(">=", centred, e.splat(I32, 0, centred.type.count))
-        passed = self.passed.codes(e, centred, constants[1])
-        return e.b.select(passes, passed, self.sloped.codes(e, e.b.mul(centred, slopes), constants[2]))
+        centred, slopes = _both_centred(kb, values, self.signed, constants[0])
+        passes = kb.ir.icmp_signed(">=", centred, kb.splat(I32, 0, centred.type.count))
+        passed = self.passed.codes(kb, centred, constants[1])
+        return kb.ir.select(passes, passed, self.sloped.codes(kb, kb.ir.mul(centred, slopes), constants[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +229,10 @@ class QuantizedMinMax(_OfTwo):
         """One for each that is adapted."""
         return sum(self.adapted)
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
         return QuantizedMinMaxReducer(self.signed, self.greatest, 0, 0).joined(
-            e, *_adapted(e, values, self.adapted, constants)
+            kb, *_adapted(kb, values, self.adapted, constants)
         )
 
 
@@ -249,18 +249,18 @@ class QuantizedSelect(_OfCodes):
         """One for each that is adapted."""
         return sum(self.adapted)
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        chosen = e.b.icmp_unsigned("!=", values[0], e.splat(I8, 0, values[0].type.count))
-        return e.b.select(chosen, *_adapted(e, values[1:], self.adapted, constants))
+        chosen = kb.ir.icmp_unsigned("!=", values[0], kb.splat(I8, 0, values[0].type.count))
+        return kb.ir.select(chosen, *_adapted(kb, values[1:], self.adapted, constants))
 
 
 def _adapted(
-    e: Emitter, values: Sequence[Value], adapted: tuple[bool, bool], constants: Sequence[Value]
+    kb: KernelBuilder, values: Sequence[Value], adapted: tuple[bool, bool], constants: Sequence[Value]
 ) -> list[Value]:
     tables = iter(constants)
     return [
-        lut8_lookup(e, value, next(tables)) if needed else value for value, needed in zip(values, adapted, strict=True)
+        lut8_lookup(kb, value, next(tables)) if needed else value for value, needed in zip(values, adapted, strict=True)
     ]
 
 
@@ -275,15 +275,15 @@ class Dequantize(_OfOne):
     result = "f4"
     constants = 0
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return _real(e, values[0], self.signed, self.zero_point, self.scale)
+        return _real(kb, values[0], self.signed, self.zero_point, self.scale)
 
 
-def _real(e: Emitter, codes: Value, signed: bool, zero_point: int, scale: float) -> Value:
+def _real(kb: KernelBuilder, codes: Value, signed: bool, zero_point: int, scale: float) -> Value:
     lanes = codes.type.count
-    centred = e.b.sub(_whole(e, codes, signed), e.splat(I32, zero_point, lanes))
-    return e.b.fmul(e.b.sitofp(centred, vector(F32, lanes)), e.splat(F32, scale, lanes))
+    centred = kb.ir.sub(_whole(kb, codes, signed), kb.splat(I32, zero_point, lanes))
+    return kb.ir.fmul(kb.ir.sitofp(centred, vector(F32, lanes)), kb.splat(F32, scale, lanes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +295,10 @@ class QuantizedCompare(_OfTwo):
 
     constants = 0
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        first, second = (_real(e, value, *operand) for value, operand in zip(values, self.operands, strict=True))
-        return bool_bytes(e, compare(e, self.order, first, second))
+        first, second = (_real(kb, value, *operand) for value, operand in zip(values, self.operands, strict=True))
+        return bool_bytes(kb, compare(kb, self.order, first, second))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,22 +313,22 @@ class Quantize(_OfCodes):
     items = ("f4",)
     constants = 0
 
-    def emit(self, e: Emitter, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
         lanes = values[0].type.count
         kind, wide = vector(F32, lanes), vector(I32, lanes)
-        quotient = e.b.fdiv(values[0], e.splat(F32, self.scale, lanes))
-        size = e.intrinsic("llvm.fabs", quotient)
-        most = e.splat(F32, 1024.0, lanes)  # beyond any code; what is below has exact halves
-        held = e.b.select(e.b.fcmp_ordered("<", size, most), size, most)
-        whole = e.b.fptosi(held, wide)
-        rest = e.b.fsub(held, e.b.sitofp(whole, kind))
-        up = e.b.zext(e.b.fcmp_ordered(">=", rest, e.splat(F32, 0.5, lanes)), wide)
-        steps, zero = e.b.add(whole, up), e.splat(I32, 0, lanes)
-        below = e.b.fcmp_ordered("<", quotient, e.splat(F32, 0.0, lanes))
-        signed = e.b.select(below, e.b.sub(zero, steps), steps)
-        known = e.b.select(e.b.fcmp_ordered("ord", quotient, quotient), signed, zero)
-        codes = e.b.add(known, e.splat(I32, self.zero_point, lanes))
-        return e.b.trunc(
-            e.clamp(codes, e.splat(I32, self.low, lanes), e.splat(I32, self.high, lanes)), vector(I8, lanes)
+        quotient = kb.ir.fdiv(values[0], kb.splat(F32, self.scale, lanes))
+        size = kb.intrinsic("llvm.fabs", quotient)
+        most = kb.splat(F32, 1024.0, lanes)  # beyond any code; what is below has exact halves
+        held = kb.ir.select(kb.ir.fcmp_ordered("<", size, most), size, most)
+        whole = kb.ir.fptosi(held, wide)
+        rest = kb.ir.fsub(held, kb.ir.sitofp(whole, kind))
+        up = kb.ir.zext(kb.ir.fcmp_ordered(">=", rest, kb.splat(F32, 0.5, lanes)), wide)
+        steps, zero = kb.ir.add(whole, up), kb.splat(I32, 0, lanes)
+        below = kb.ir.fcmp_ordered("<", quotient, kb.splat(F32, 0.0, lanes))
+        signed = kb.ir.select(below, kb.ir.sub(zero, steps), steps)
+        known = kb.ir.select(kb.ir.fcmp_ordered("ord", quotient, quotient), signed, zero)
+        codes = kb.ir.add(known, kb.splat(I32, self.zero_point, lanes))
+        return kb.ir.trunc(
+            kb.clamp(codes, kb.splat(I32, self.low, lanes), kb.splat(I32, self.high, lanes)), vector(I8, lanes)
         )

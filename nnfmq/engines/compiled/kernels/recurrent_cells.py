@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.float_ops import clamp_float, fmuladd, logistic, tanh
 from nnfmq.engines.compiled.kernels.reducers import FloatSumReducer, reduce_lanes
 from nnfmq.engines.compiled.target import Target
@@ -28,19 +28,19 @@ _SUMS = 8  # in registers, beside what is multiplied
 _UNROLLED = 4
 _EPSILON = 1e-8
 
-_ACTIVATIONS: Mapping[int, Callable[[Emitter, Value], Value]] = {
-    0: lambda e, x: x,
-    1: lambda e, x: clamp_float(e, x, 0.0, math.inf),
-    2: lambda e, x: clamp_float(e, x, -1.0, 1.0),
-    3: lambda e, x: clamp_float(e, x, 0.0, 6.0),
+_ACTIVATIONS: Mapping[int, Callable[[KernelBuilder, Value], Value]] = {
+    0: lambda kb, x: x,
+    1: lambda kb, x: clamp_float(kb, x, 0.0, math.inf),
+    2: lambda kb, x: clamp_float(kb, x, -1.0, 1.0),
+    3: lambda kb, x: clamp_float(kb, x, 0.0, 6.0),
     4: tanh,
     6: logistic,
 }
 
 
-def apply_activation(e: Emitter, code: int, value: Value) -> Value:
+def apply_activation(kb: KernelBuilder, code: int, value: Value) -> Value:
     """Return a value through an activation, by the code that recurrent operations have for it."""
-    return _ACTIVATIONS[code](e, value)
+    return _ACTIVATIONS[code](kb, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class GateGemv:
         """Return weights (gates, cells, length) in the order in which they are read."""
         return self.ordered(weights).transpose(0, 4, 1, 2, 3).tobytes()
 
-    def emit(self, e: Emitter, block: Value, source: Value, weights: Value, starts: Value) -> Sequence[Value]:
+    def emit(self, kb: KernelBuilder, block: Value, source: Value, weights: Value, starts: Value) -> Sequence[Value]:
         """Return a block's sums, vector by vector and in each gate by gate.
 
         `starts` has what sums begin with, as `ordered`.
@@ -92,27 +92,27 @@ class GateGemv:
         count, kind = self.gates * self.vectors, vector(F32, self.lanes)
         size = count * self.lanes * 4
         matrix, begin = (
-            e.at(base, e.mul(block, bytes)) for base, bytes in ((weights, size * self.length), (starts, size))
+            kb.at(base, kb.mul(block, bytes)) for base, bytes in ((weights, size * self.length), (starts, size))
         )
         copies = 2 if count * 2 <= _SUMS + _SUMS // 2 and self.length > 1 else 1
-        zeros = [e.splat(F32, 0.0, self.lanes)] * (count * (copies - 1))
-        sums: Sequence[Value] = [e.load(kind, begin, n * self.lanes * 4) for n in range(count)] + zeros
+        zeros = [kb.splat(F32, 0.0, self.lanes)] * (count * (copies - 1))
+        sums: Sequence[Value] = [kb.load(kind, begin, n * self.lanes * 4) for n in range(count)] + zeros
 
         def products(first: Value, rounds: int, sums: Sequence[Value]) -> Sequence[Value]:
-            cells, panel, result = e.at(source, e.mul(first, 4)), e.at(matrix, e.mul(first, size)), list(sums)
+            cells, panel, result = kb.at(source, kb.mul(first, 4)), kb.at(matrix, kb.mul(first, size)), list(sums)
             for k in range(rounds):
-                cell = e.broadcast(e.load(F32, cells, 4 * k), self.lanes)
+                cell = kb.broadcast(kb.load(F32, cells, 4 * k), self.lanes)
                 for n in range(count):
                     to = n + k % copies * count
-                    loaded = e.load(kind, panel, k * size + n * self.lanes * 4)
-                    result[to] = fmuladd(e, loaded, cell, result[to])
+                    loaded = kb.load(kind, panel, k * size + n * self.lanes * 4)
+                    result[to] = fmuladd(kb, loaded, cell, result[to])
             return result
 
         whole, rest = divmod(self.length, _UNROLLED)
         if whole:
-            sums = e.carry(whole, sums, lambda k, s: products(e.mul(k, _UNROLLED), _UNROLLED, s))
-        sums = products(e.i64(whole * _UNROLLED), rest, sums)
-        return sums if copies == 1 else [e.b.fadd(sums[n], sums[count + n]) for n in range(count)]
+            sums = kb.for_loop(whole, sums, lambda k, s: products(kb.mul(k, _UNROLLED), _UNROLLED, s))
+        sums = products(kb.i64(whole * _UNROLLED), rest, sums)
+        return sums if copies == 1 else [kb.ir.fadd(sums[n], sums[count + n]) for n in range(count)]
 
 
 def plan_gate_gemv(gates: int, cells: int, length: int, target: Target) -> GateGemv:
@@ -143,13 +143,13 @@ class RnnCell:
     has_state = normalized = False
 
     def emit_block(
-        self, e: Emitter, sums: GateGemv, values: Sequence[Value], block: Value, places: RowPointers
+        self, kb: KernelBuilder, sums: GateGemv, values: Sequence[Value], block: Value, places: RowPointers
     ) -> None:
         """Put the results to their place."""
-        first = e.mul(block, sums.width * 4)
-        with e.rows_of(values, 1) as (number, (value,)):
-            result = _clipped(e, apply_activation(e, self.activation, value), self.clip)
-            e.store(result, places.result, e.add(first, e.mul(number, sums.lanes * 4)))
+        first = kb.mul(block, sums.width * 4)
+        with kb.for_each_tile_row(values, 1) as (number, (value,)):
+            result = _clipped(kb, apply_activation(kb, self.activation, value), self.clip)
+            kb.store(result, places.result, kb.add(first, kb.mul(number, sums.lanes * 4)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,97 +183,99 @@ class LstmCellUpdate:
         return filled.tobytes()
 
     def emit_block(
-        self, e: Emitter, sums: GateGemv, values: Sequence[Value], block: Value, places: RowPointers
+        self, kb: KernelBuilder, sums: GateGemv, values: Sequence[Value], block: Value, places: RowPointers
     ) -> None:
         """Update the cells' state and put their results to their place; normalized gates wait for `emit_row`."""
         pitch = sums.padded * 4
-        with e.rows_of(values, self.gates) as (number, row):
-            place = e.add(e.mul(block, sums.width * 4), e.mul(number, sums.lanes * 4))
+        with kb.for_each_tile_row(values, self.gates) as (number, row):
+            place = kb.add(kb.mul(block, sums.width * 4), kb.mul(number, sums.lanes * 4))
             if self.normalized:
                 for gate, value in enumerate(row):
-                    e.store(value, places.sums, e.add(place, gate * pitch))
+                    kb.store(value, places.sums, kb.add(place, gate * pitch))
             else:
-                self._emit_vector(e, row, place, pitch, places)
+                self._emit_vector(kb, row, place, pitch, places)
 
-    def _emit_vector(self, e: Emitter, row: Sequence[Value], place: Value, pitch: int, places: RowPointers) -> None:
+    def _emit_vector(
+        self, kb: KernelBuilder, row: Sequence[Value], place: Value, pitch: int, places: RowPointers
+    ) -> None:
         def seen(gate: int, state: Value) -> Value:
             """Add what the gate sees of the state; the cell gate sees nothing."""
             if not self.peephole or gate == self.gates - 2:
                 return row[gate]
-            weights = e.load(state.type, places.constants, e.add(place, gate * pitch))
-            return fmuladd(e, weights, state, row[gate])
+            weights = kb.load(state.type, places.constants, kb.add(place, gate * pitch))
+            return fmuladd(kb, weights, state, row[gate])
 
-        state = e.load(row[0].type, places.state, place)
-        state = self._next_state(e, [seen(gate, state) for gate in range(self.gates - 1)], state)
-        e.store(state, places.state, place)
-        e.store(self._result(e, seen(self.gates - 1, state), state), places.result, place)
+        state = kb.load(row[0].type, places.state, place)
+        state = self._next_state(kb, [seen(gate, state) for gate in range(self.gates - 1)], state)
+        kb.store(state, places.state, place)
+        kb.store(self._result(kb, seen(self.gates - 1, state), state), places.result, place)
 
-    def _next_state(self, e: Emitter, sums: Sequence[Value], state: Value) -> Value:
+    def _next_state(self, kb: KernelBuilder, sums: Sequence[Value], state: Value) -> Value:
         *entrance, forget, cell = sums
-        kept = logistic(e, forget)
-        let_in = logistic(e, entrance[0]) if entrance else e.b.fsub(e.splat(F32, 1.0, kept.type.count), kept)
-        entering = e.b.fmul(let_in, apply_activation(e, self.activation, cell))
-        return _clipped(e, fmuladd(e, kept, state, entering), self.clip)
+        kept = logistic(kb, forget)
+        let_in = logistic(kb, entrance[0]) if entrance else kb.ir.fsub(kb.splat(F32, 1.0, kept.type.count), kept)
+        entering = kb.ir.fmul(let_in, apply_activation(kb, self.activation, cell))
+        return _clipped(kb, fmuladd(kb, kept, state, entering), self.clip)
 
-    def _result(self, e: Emitter, sums: Value, state: Value) -> Value:
-        return e.b.fmul(logistic(e, sums), apply_activation(e, self.activation, state))
+    def _result(self, kb: KernelBuilder, sums: Value, state: Value) -> Value:
+        return kb.ir.fmul(logistic(kb, sums), apply_activation(kb, self.activation, state))
 
-    def emit_row(self, e: Emitter, sums: GateGemv, places: RowPointers) -> None:
+    def emit_row(self, kb: KernelBuilder, sums: GateGemv, places: RowPointers) -> None:
         """Do the rest for normalized gates, when all cells' sums are there; the output gate sees the new state."""
         pitch, kind = sums.padded * 4, vector(F32, sums.lanes)
         output = (self.gates - 1) * pitch
-        with e.loop(0, self.gates - 1) as gate:
-            self._normalize(e, sums, e.mul(gate, pitch), places)
-        with e.loop(0, pitch, sums.lanes * 4) as place:
-            row = [e.load(kind, places.sums, e.add(place, gate * pitch)) for gate in range(self.gates - 1)]
-            e.store(self._next_state(e, row, e.load(kind, places.state, place)), places.state, place)
-        self._normalize(e, sums, e.i64(output), places)
-        with e.loop(0, pitch, sums.lanes * 4) as place:
-            opened = e.load(kind, places.sums, e.add(place, output))
-            e.store(self._result(e, opened, e.load(kind, places.state, place)), places.result, place)
+        with kb.loop(0, self.gates - 1) as gate:
+            self._normalize(kb, sums, kb.mul(gate, pitch), places)
+        with kb.loop(0, pitch, sums.lanes * 4) as place:
+            row = [kb.load(kind, places.sums, kb.add(place, gate * pitch)) for gate in range(self.gates - 1)]
+            kb.store(self._next_state(kb, row, kb.load(kind, places.state, place)), places.state, place)
+        self._normalize(kb, sums, kb.i64(output), places)
+        with kb.loop(0, pitch, sums.lanes * 4) as place:
+            opened = kb.load(kind, places.sums, kb.add(place, output))
+            kb.store(self._result(kb, opened, kb.load(kind, places.state, place)), places.result, place)
 
-    def _normalize(self, e: Emitter, sums: GateGemv, offset: Value, places: RowPointers) -> None:
+    def _normalize(self, kb: KernelBuilder, sums: GateGemv, offset: Value, places: RowPointers) -> None:
         """Normalize the row of sums at `offset`, in bytes, where the gate's row of each kind of constants is, too."""
         kind, step, rows = vector(F32, sums.lanes), sums.lanes * 4, self.gates * sums.padded * 4
-        gate, seen = e.at(places.sums, offset), e.at(places.constants, offset)
-        norms = e.at(seen, rows if self.peephole else 0)
-        inside = e.at(places.constants, (3 if self.peephole else 2) * rows)
+        gate, seen = kb.at(places.sums, offset), kb.at(places.constants, offset)
+        norms = kb.at(seen, rows if self.peephole else 0)
+        inside = kb.at(places.constants, (3 if self.peephole else 2) * rows)
 
         def total(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            place = e.mul(k, step)
-            value = e.load(kind, gate, place)
+            place = kb.mul(k, step)
+            value = kb.load(kind, gate, place)
             if self.peephole:
-                value = fmuladd(e, e.load(kind, seen, place), e.load(kind, places.state, place), value)
-                e.store(value, gate, place)
-            return [e.b.fadd(values[0], value)]
+                value = fmuladd(kb, kb.load(kind, seen, place), kb.load(kind, places.state, place), value)
+                kb.store(value, gate, place)
+            return [kb.ir.fadd(values[0], value)]
 
         def squares(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            place = e.mul(k, step)
-            centred = e.b.fmul(e.b.fsub(e.load(kind, gate, place), mean), e.load(kind, inside, place))
-            e.store(centred, gate, place)
-            return [fmuladd(e, centred, centred, values[0])]
+            place = kb.mul(k, step)
+            centred = kb.ir.fmul(kb.ir.fsub(kb.load(kind, gate, place), mean), kb.load(kind, inside, place))
+            kb.store(centred, gate, place)
+            return [fmuladd(kb, centred, centred, values[0])]
 
         count, zeros, cells = (
             sums.padded // sums.lanes,
-            e.splat(F32, 0.0, sums.lanes),
-            e.splat(F32, float(sums.cells), sums.lanes),
+            kb.splat(F32, 0.0, sums.lanes),
+            kb.splat(F32, float(sums.cells), sums.lanes),
         )
-        mean = e.b.fdiv(_in_all(e, *e.carry(count, [zeros], total)), cells)
-        variance = e.b.fdiv(_in_all(e, *e.carry(count, [zeros], squares)), cells)
-        root = e.intrinsic("llvm.sqrt", e.b.fadd(variance, e.splat(F32, float(np.float32(_EPSILON)), sums.lanes)))
-        with e.loop(0, sums.padded * 4, step) as place:
-            scaled = e.b.fdiv(e.load(kind, gate, place), root)
-            bias = e.load(kind, e.at(norms, rows), place)
-            e.store(fmuladd(e, scaled, e.load(kind, norms, place), bias), gate, place)
+        mean = kb.ir.fdiv(_in_all(kb, *kb.for_loop(count, [zeros], total)), cells)
+        variance = kb.ir.fdiv(_in_all(kb, *kb.for_loop(count, [zeros], squares)), cells)
+        root = kb.intrinsic("llvm.sqrt", kb.ir.fadd(variance, kb.splat(F32, float(np.float32(_EPSILON)), sums.lanes)))
+        with kb.loop(0, sums.padded * 4, step) as place:
+            scaled = kb.ir.fdiv(kb.load(kind, gate, place), root)
+            bias = kb.load(kind, kb.at(norms, rows), place)
+            kb.store(fmuladd(kb, scaled, kb.load(kind, norms, place), bias), gate, place)
 
 
-def _in_all(e: Emitter, values: Value) -> Value:
+def _in_all(kb: KernelBuilder, values: Value) -> Value:
     """Return the sum of all lanes, in each."""
-    single = reduce_lanes(e, FloatSumReducer(), values)
-    return e.broadcast(e.b.extract_element(single, e.i64(0)), values.type.count)
+    single = reduce_lanes(kb, FloatSumReducer(), values)
+    return kb.broadcast(kb.ir.extract_element(single, kb.i64(0)), values.type.count)
 
 
-def _clipped(e: Emitter, value: Value, limit: float) -> Value:
+def _clipped(kb: KernelBuilder, value: Value, limit: float) -> Value:
     """Return a value held within [-limit, limit], if that is not 0."""
     limit = float(np.float32(limit))
-    return clamp_float(e, value, -limit, limit) if limit > 0 else value
+    return clamp_float(kb, value, -limit, limit) if limit > 0 else value

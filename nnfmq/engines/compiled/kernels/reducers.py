@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, F64, I8, I16, I32, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, F64, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.float_ops import clamp_float, fmaximum, fminimum
 
 __all__ = [
@@ -31,52 +31,52 @@ class Reducer(Protocol):
 
     item_bytes: int
 
-    def neutral(self, e: Emitter, lanes: int) -> Value:
+    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
         """Return what combining begins with."""
         ...
 
-    def widened(self, e: Emitter, address: Value, offset: Any, lanes: int) -> Value:
+    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
         """Load elements in the type in which they are combined."""
         ...
 
-    def joined(self, e: Emitter, first: Value, second: Value) -> Value:
+    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
         """Return the combination of two."""
         ...
 
-    def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
+    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
         """Return what is stored for `count` elements, of 64 bits where it is not known at preparation."""
         ...
 
 
-def _count_as(e: Emitter, count: int | Value, element: Any, lanes: int) -> Value:
+def _count_as(kb: KernelBuilder, count: int | Value, element: Any, lanes: int) -> Value:
     if isinstance(count, int):
-        return e.splat(element, float(count), lanes)
-    return e.broadcast(e.b.sitofp(e.b.trunc(count, I32), element), lanes)
+        return kb.splat(element, float(count), lanes)
+    return kb.broadcast(kb.ir.sitofp(kb.ir.trunc(count, I32), element), lanes)
 
 
 class _OfFloats:
     item_bytes = 4
 
-    def widened(self, e: Emitter, address: Value, offset: Any, lanes: int) -> Value:
+    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
         """Load them as they are."""
-        return e.load(vector(F32, lanes), address, offset)
+        return kb.load(vector(F32, lanes), address, offset)
 
 
 class _Sum(_OfFloats):
-    def neutral(self, e: Emitter, lanes: int) -> Value:
+    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
         """Return 0."""
-        return e.splat(F32, 0.0, lanes)
+        return kb.splat(F32, 0.0, lanes)
 
-    def joined(self, e: Emitter, first: Value, second: Value) -> Value:
+    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
         """Return the sum."""
-        return e.b.fadd(first, second)
+        return kb.ir.fadd(first, second)
 
 
 @dataclass(frozen=True, slots=True)
 class FloatSumReducer(_Sum):
     """The sum."""
 
-    def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
+    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
         """Return it."""
         return combined
 
@@ -88,10 +88,10 @@ class FloatMeanReducer(_Sum):
     low: float = -np.inf
     high: float = np.inf
 
-    def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
+    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
         """Divide and clamp."""
         lanes = combined.type.count
-        return clamp_float(e, e.b.fdiv(combined, _count_as(e, count, F32, lanes)), self.low, self.high)
+        return clamp_float(kb, kb.ir.fdiv(combined, _count_as(kb, count, F32, lanes)), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,15 @@ class FloatRmsReducer(_Sum):
     low: float
     high: float
 
-    def widened(self, e: Emitter, address: Value, offset: Any, lanes: int) -> Value:
+    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
         """Load squares."""
-        loaded = e.load(vector(F32, lanes), address, offset)
-        return e.b.fmul(loaded, loaded)
+        loaded = kb.load(vector(F32, lanes), address, offset)
+        return kb.ir.fmul(loaded, loaded)
 
-    def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
+    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
         """Divide, take the root, clamp."""
-        mean = e.b.fdiv(combined, _count_as(e, count, F32, combined.type.count))
-        return clamp_float(e, e.intrinsic("llvm.sqrt", mean), self.low, self.high)
+        mean = kb.ir.fdiv(combined, _count_as(kb, count, F32, combined.type.count))
+        return clamp_float(kb, kb.intrinsic("llvm.sqrt", mean), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,17 @@ class FloatMinMaxReducer(_OfFloats):
     low: float = -np.inf
     high: float = np.inf
 
-    def neutral(self, e: Emitter, lanes: int) -> Value:
+    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
         """Return what never wins."""
-        return e.splat(F32, -np.inf if self.greatest else np.inf, lanes)
+        return kb.splat(F32, -np.inf if self.greatest else np.inf, lanes)
 
-    def joined(self, e: Emitter, first: Value, second: Value) -> Value:
+    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
         """Return the one that wins."""
-        return (fmaximum if self.greatest else fminimum)(e, first, second)
+        return (fmaximum if self.greatest else fminimum)(kb, first, second)
 
-    def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
+    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
         """Clamp."""
-        return clamp_float(e, combined, self.low, self.high)
+        return clamp_float(kb, combined, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +157,19 @@ class QuantizedMeanReducer:
     def _cell(self) -> Any:
         return I16 if 256 * self.most <= 1 << 16 else I32
 
-    def neutral(self, e: Emitter, lanes: int) -> Value:
+    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
         """Return 0."""
-        return e.splat(self._cell, 0, lanes)
+        return kb.splat(self._cell, 0, lanes)
 
-    def widened(self, e: Emitter, address: Value, offset: Any, lanes: int) -> Value:
+    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
         """Load codes, counted from the least."""
-        return e.b.zext(self._turned(e, e.load(vector(I8, lanes), address, offset)), vector(self._cell, lanes))
+        return kb.ir.zext(self._turned(kb, kb.load(vector(I8, lanes), address, offset)), vector(self._cell, lanes))
 
-    def joined(self, e: Emitter, first: Value, second: Value) -> Value:
+    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
         """Return the sum."""
-        return e.b.add(first, second)
+        return kb.ir.add(first, second)
 
-    def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
+    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
         """Divide, clamp and narrow.
 
         A quotient of whole numbers lies at least 1/count below the next whole number, which its rounding to 24 bits
@@ -178,21 +178,21 @@ class QuantizedMeanReducer:
         lanes = combined.type.count
         real = F32 if 257 * self.most < 1 << 24 else F64
         wide = vector(I32, lanes)
-        sums = combined if self._cell == I32 else e.b.zext(combined, wide)
+        sums = combined if self._cell == I32 else kb.ir.zext(combined, wide)
         if self.rounded:
-            sums = e.b.add(sums, self._half(e, count, lanes))
-        quotient = e.b.fdiv(e.b.sitofp(sums, vector(real, lanes)), _count_as(e, count, real, lanes))
-        codes, least = e.b.fptosi(quotient, wide), -128 if self.signed else 0
-        held = e.clamp(codes, e.splat(I32, self.low - least, lanes), e.splat(I32, self.high - least, lanes))
-        return self._turned(e, e.b.trunc(held, vector(I8, lanes)))
+            sums = kb.ir.add(sums, self._half(kb, count, lanes))
+        quotient = kb.ir.fdiv(kb.ir.sitofp(sums, vector(real, lanes)), _count_as(kb, count, real, lanes))
+        codes, least = kb.ir.fptosi(quotient, wide), -128 if self.signed else 0
+        held = kb.clamp(codes, kb.splat(I32, self.low - least, lanes), kb.splat(I32, self.high - least, lanes))
+        return self._turned(kb, kb.ir.trunc(held, vector(I8, lanes)))
 
-    def _half(self, e: Emitter, count: int | Value, lanes: int) -> Value:
+    def _half(self, kb: KernelBuilder, count: int | Value, lanes: int) -> Value:
         if isinstance(count, int):
-            return e.splat(I32, count // 2, lanes)
-        return e.broadcast(e.b.trunc(e.b.lshr(count, e.i64(1)), I32), lanes)
+            return kb.splat(I32, count // 2, lanes)
+        return kb.broadcast(kb.ir.trunc(kb.ir.lshr(count, kb.i64(1)), I32), lanes)
 
-    def _turned(self, e: Emitter, codes: Value) -> Value:
-        return e.b.xor(codes, e.splat(I8, -128, codes.type.count)) if self.signed else codes
+    def _turned(self, kb: KernelBuilder, codes: Value) -> Value:
+        return kb.ir.xor(codes, kb.splat(I8, -128, codes.type.count)) if self.signed else codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,35 +206,35 @@ class QuantizedMinMaxReducer:
 
     item_bytes = 1
 
-    def neutral(self, e: Emitter, lanes: int) -> Value:
+    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
         """Return what never wins."""
         least, most = (-128, 127) if self.signed else (0, 255)
-        return e.splat(I8, least if self.greatest else most, lanes)
+        return kb.splat(I8, least if self.greatest else most, lanes)
 
-    def widened(self, e: Emitter, address: Value, offset: Any, lanes: int) -> Value:
+    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
         """Load them as they are."""
-        return e.load(vector(I8, lanes), address, offset)
+        return kb.load(vector(I8, lanes), address, offset)
 
-    def joined(self, e: Emitter, first: Value, second: Value) -> Value:
+    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
         """Return the one that wins."""
-        return self._extreme(e, self.greatest, first, second)
+        return self._extreme(kb, self.greatest, first, second)
 
-    def result(self, e: Emitter, combined: Value, count: int | Value) -> Value:
+    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
         """Clamp."""
         lanes = combined.type.count
-        raised = self._extreme(e, True, combined, e.splat(I8, self.low, lanes))
-        return self._extreme(e, False, raised, e.splat(I8, self.high, lanes))
+        raised = self._extreme(kb, True, combined, kb.splat(I8, self.low, lanes))
+        return self._extreme(kb, False, raised, kb.splat(I8, self.high, lanes))
 
-    def _extreme(self, e: Emitter, greatest: bool, first: Value, second: Value) -> Value:
+    def _extreme(self, kb: KernelBuilder, greatest: bool, first: Value, second: Value) -> Value:
         kind = "s" if self.signed else "u"
-        return e.intrinsic(f"llvm.{kind}{'max' if greatest else 'min'}", first, second)
+        return kb.intrinsic(f"llvm.{kind}{'max' if greatest else 'min'}", first, second)
 
 
-def reduce_lanes(e: Emitter, combination: Reducer, combined: Value) -> Value:
+def reduce_lanes(kb: KernelBuilder, combination: Reducer, combined: Value) -> Value:
     """Return a vector of one element: all lanes combined, in pairs of halves."""
     lanes = combined.type.count
     while lanes > 1:
         lanes //= 2
-        first, second = (e.shuffle(combined, combined, range(at, at + lanes)) for at in (0, lanes))
-        combined = combination.joined(e, first, second)
+        first, second = (kb.shuffle(combined, combined, range(at, at + lanes)) for at in (0, lanes))
+        combined = combination.joined(kb, first, second)
     return combined

@@ -11,9 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nnfmq.engines.compiled.emission import Emitter, Value
+from nnfmq.engines.compiled.ir_builder import (
+    KernelBuilder,
+    Value,
+    strided_offset,
+    unseen_lanes_mask,
+    vector_loop,
+    vector_width_for,
+)
 from nnfmq.engines.compiled.kernels.reducers import Reducer, reduce_lanes
-from nnfmq.engines.compiled.kernels.spans import fitting_lanes, new_lanes, offset_of, spans
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["ReductionKernel", "plan_reduction"]
@@ -35,6 +41,8 @@ class ReductionKernel:
     lanes: int
     block: int
 
+    compile_cost = 1
+
     @property
     def _results(self) -> int:
         return math.prod(extent for extent, _ in self.kept)
@@ -44,7 +52,7 @@ class ReductionKernel:
         return math.prod(extent for extent, _ in self.gone) * (self.length if self.goes else 1)
 
     @property
-    def units(self) -> int:
+    def work_items(self) -> int:
         """Blocks of results, or of rows of them."""
         return math.ceil(self._results / self.block)
 
@@ -52,49 +60,51 @@ class ReductionKernel:
         """Nothing."""
         return 0
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output."""
-        source, out, item = e.argument(0), e.argument(1), self.combination.item_bytes
+        source, out, item = kb.argument(0), kb.argument(1), self.combination.item_bytes
         extents, strides = tuple(n for n, _ in self.kept), tuple(s for _, s in self.kept)
-        end = e.intrinsic("llvm.smin", e.mul(e.end, self.block), e.i64(self._results))
-        with e.loop(e.mul(e.begin, self.block), end) as number:
-            first = e.at(source, e.mul(offset_of(e, number, extents, strides), item))
+        end = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.block), kb.i64(self._results))
+        with kb.loop(kb.mul(kb.begin, self.block), end) as number:
+            first = kb.at(source, kb.mul(strided_offset(kb, number, extents, strides), item))
             if self.goes:
-                combined = self._combined(e, first, lambda row, values: [self._along(e, row, values[0])])
-                single = reduce_lanes(e, self.combination, combined)
-                e.store(self.combination.result(e, single, self._count), out, e.mul(number, item))
+                combined = self._combined(kb, first, lambda row, values: [self._along(kb, row, values[0])])
+                single = reduce_lanes(kb, self.combination, combined)
+                kb.store(self.combination.result(kb, single, self._count), out, kb.mul(number, item))
             else:
-                place = e.at(out, e.mul(number, self.length * item))
-                self._emit_across(e, first, place)
-        e.finish()
+                place = kb.at(out, kb.mul(number, self.length * item))
+                self._emit_across(kb, first, place)
+        kb.return_void()
 
-    def _emit_across(self, e: Emitter, first: Value, place: Value) -> None:
+    def _emit_across(self, kb: KernelBuilder, first: Value, place: Value) -> None:
         combination, item = self.combination, self.combination.item_bytes
-        with spans(e, self.length, self.lanes) as lane:
-            offset = e.mul(lane, item)
+        with vector_loop(kb, self.length, self.lanes) as lane:
+            offset = kb.mul(lane, item)
 
             def take(row: Value, values: Sequence[Value]) -> Sequence[Value]:
-                return [combination.joined(e, values[0], combination.widened(e, row, 0, self.lanes))]
+                return [combination.joined(kb, values[0], combination.widened(kb, row, 0, self.lanes))]
 
-            combined = self._combined(e, e.at(first, offset), take)
-            e.store(combination.result(e, combined, self._count), place, offset)
+            combined = self._combined(kb, kb.at(first, offset), take)
+            kb.store(combination.result(kb, combined, self._count), place, offset)
 
-    def _along(self, e: Emitter, row: Value, combined: Value) -> Value:
+    def _along(self, kb: KernelBuilder, row: Value, combined: Value) -> Value:
         """Combine a contiguous row into the lanes; the last vector's elements that were there before do not count."""
         c, lanes = self.combination, self.lanes
         rounds = math.ceil(self.length / lanes)
 
         def take(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            wanted = e.mul(k, lanes)
-            place = wanted if self.length % lanes == 0 else e.intrinsic("llvm.smin", wanted, e.i64(self.length - lanes))
-            value = c.widened(e, row, e.mul(place, c.item_bytes), lanes)
-            new = new_lanes(e, self.length, lanes, place, wanted)
-            value = value if new is None else e.b.select(new, value, c.neutral(e, lanes))
-            return [c.joined(e, values[0], value)]
+            wanted = kb.mul(k, lanes)
+            place = (
+                wanted if self.length % lanes == 0 else kb.intrinsic("llvm.smin", wanted, kb.i64(self.length - lanes))
+            )
+            value = c.widened(kb, row, kb.mul(place, c.item_bytes), lanes)
+            new = unseen_lanes_mask(kb, self.length, lanes, place, wanted)
+            value = value if new is None else kb.ir.select(new, value, c.neutral(kb, lanes))
+            return [c.joined(kb, values[0], value)]
 
-        return e.carry(rounds, [combined], take)[0]
+        return kb.for_loop(rounds, [combined], take)[0]
 
-    def _combined(self, e: Emitter, first: Value, row: Any) -> Value:
+    def _combined(self, kb: KernelBuilder, first: Value, row: Any) -> Value:
         """Emit loops over the dimensions that go, around `row`."""
         item = self.combination.item_bytes
 
@@ -102,11 +112,11 @@ class ReductionKernel:
             if not dimensions:
                 return row(at, values)  # type: ignore[no-any-return]
             (extent, stride), *rest = dimensions
-            return e.carry(
-                extent, values, lambda i, inner: inside(tuple(rest), e.at(at, e.mul(i, stride * item)), inner)
+            return kb.for_loop(
+                extent, values, lambda i, inner: inside(tuple(rest), kb.at(at, kb.mul(i, stride * item)), inner)
             )
 
-        return inside(self.gone, first, [self.combination.neutral(e, self.lanes)])[0]
+        return inside(self.gone, first, [self.combination.neutral(kb, self.lanes)])[0]
 
 
 def plan_reduction(
@@ -128,6 +138,6 @@ def plan_reduction(
     outer = [(extent, stride, goes) for (extent, goes), stride in zip(merged[:-1], strides, strict=False)]
     length, goes = merged[-1]
     kept, gone = (tuple((n, s) for n, s, fate in outer if fate == wanted) for wanted in (False, True))
-    lanes = fitting_lanes(length, 16 * target.lanes // combination.item_bytes)
+    lanes = vector_width_for(length, 16 * target.lanes // combination.item_bytes)
     work = math.prod(n for n, _ in gone) * length
     return ReductionKernel(kept, gone, length, goes, combination, lanes, max(1, _UNIT // work))

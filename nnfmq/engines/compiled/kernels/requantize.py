@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import F32, I8, I16, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, I64, KernelBuilder, Value, vector
 from nnfmq.operations.fixed_point import INT32_MAX, Ints
 from nnfmq.operations.quantization import OutputMultipliers
 from nnfmq.operations.signature import Array
@@ -64,7 +64,7 @@ class Rounding:
         """How many times a sum is to be given."""
         return 1 if self.shifts_left else 2
 
-    def rounded(self, e: Emitter, sums: Value, row: Callable[[int], Value]) -> Value:
+    def rounded(self, kb: KernelBuilder, sums: Value, row: Callable[[int], Value]) -> Value:
         """Return sums times their multipliers, rounded. `row` loads one of the rows that `rounding_rows` made.
 
         A tie between two numbers goes up where the sum is positive, and down where it is negative. Instead of the
@@ -72,28 +72,30 @@ class Rounding:
         """
         lanes = sums.type.count
         if self.shifts_left:
-            sums = e.b.shl(sums, row(_LEFT))
+            sums = kb.ir.shl(sums, row(_LEFT))
         wide = vector(I64, lanes // 2)
-        even = _nudged(e, _low(e, sums, wide), row(_EVEN), row(_EVEN_NUDGES))
-        odd = _nudged(e, e.b.ashr(e.b.bitcast(sums, wide), e.splat(I64, 32, lanes // 2)), row(_ODD), row(_ODD_NUDGES))
-        even = e.b.bitcast(e.b.lshr(even, e.splat(I64, 32, lanes // 2)), sums.type)
-        high = e.shuffle(even, e.b.bitcast(odd, sums.type), [place + lanes * (place % 2) for place in range(lanes)])
-        right, tie = row(_RIGHT), e.b.ashr(sums, e.splat(I32, 31, lanes))
+        even = _nudged(kb, _low(kb, sums, wide), row(_EVEN), row(_EVEN_NUDGES))
+        odd = _nudged(
+            kb, kb.ir.ashr(kb.ir.bitcast(sums, wide), kb.splat(I64, 32, lanes // 2)), row(_ODD), row(_ODD_NUDGES)
+        )
+        even = kb.ir.bitcast(kb.ir.lshr(even, kb.splat(I64, 32, lanes // 2)), sums.type)
+        high = kb.shuffle(even, kb.ir.bitcast(odd, sums.type), [place + lanes * (place % 2) for place in range(lanes)])
+        right, tie = row(_RIGHT), kb.ir.ashr(sums, kb.splat(I32, 31, lanes))
         if self.shifts_by_nothing:
-            none = e.b.icmp_signed("==", right, e.splat(I32, 0, lanes))
-            tie = e.b.select(none, e.splat(I32, 0, lanes), tie)
-        return e.b.ashr(e.b.add(high, tie), right)
+            none = kb.ir.icmp_signed("==", right, kb.splat(I32, 0, lanes))
+            tie = kb.ir.select(none, kb.splat(I32, 0, lanes), tie)
+        return kb.ir.ashr(kb.ir.add(high, tie), right)
 
 
-def _nudged(e: Emitter, values: Value, multipliers: Value, nudges: Value) -> Value:
+def _nudged(kb: KernelBuilder, values: Value, multipliers: Value, nudges: Value) -> Value:
     """Return products of 64 bits and what is added to them."""
-    return e.b.add(e.b.mul(values, _low(e, multipliers, values.type)), e.b.bitcast(nudges, values.type))
+    return kb.ir.add(kb.ir.mul(values, _low(kb, multipliers, values.type)), kb.ir.bitcast(nudges, values.type))
 
 
-def _low(e: Emitter, values: Value, wide: Value) -> Value:
+def _low(kb: KernelBuilder, values: Value, wide: Value) -> Value:
     """Return every second number, from the first on, in 64 bits."""
-    by = e.splat(I64, 32, wide.count)
-    return e.b.ashr(e.b.shl(e.b.bitcast(values, wide), by), by)
+    by = kb.splat(I64, 32, wide.count)
+    return kb.ir.ashr(kb.ir.shl(kb.ir.bitcast(values, wide), by), by)
 
 
 def rounding_rows(multipliers: OutputMultipliers) -> Array:
@@ -135,54 +137,54 @@ class Requantization:
         rows = np.concatenate([rounding_rows(multipliers), biases[None]])
         return head.tobytes() + rows.reshape(_CHANNEL_ROWS, -1, lanes).swapaxes(0, 1).tobytes()
 
-    def bias(self, e: Emitter, constants: Value, channel: Value, lanes: int) -> Value:
+    def bias(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Value:
         """Load the biases of `lanes` channels, as large as the sums are to be."""
-        return self._rows(e, constants, channel, lanes)(_BIAS)
+        return self._rows(kb, constants, channel, lanes)(_BIAS)
 
-    def codes(self, e: Emitter, sums: Sequence[Value], constants: Value, channel: Value) -> list[Value]:
+    def codes(self, kb: KernelBuilder, sums: Sequence[Value], constants: Value, channel: Value) -> list[Value]:
         """Return the codes of neighbouring vectors of sums, the first of which is that of `channel`, as bytes."""
         lanes = sums[0].type.count
         rounded = [
-            self.rounding.rounded(e, value, self._rows(e, constants, e.add(channel, n * lanes), lanes))
+            self.rounding.rounded(kb, value, self._rows(kb, constants, kb.add(channel, n * lanes), lanes))
             for n, value in enumerate(sums)
         ]
-        pairs = [_joined(e, rounded[n : n + 2]) for n in range(0, len(rounded), 2)]
-        return [self._narrowed(e, values, constants) for values in pairs]
+        pairs = [_joined(kb, rounded[n : n + 2]) for n in range(0, len(rounded), 2)]
+        return [self._narrowed(kb, values, constants) for values in pairs]
 
-    def _narrowed(self, e: Emitter, values: Value, constants: Value) -> Value:
+    def _narrowed(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
         """Return codes as bytes: held to 16 bits first, where the zero point is added."""
         count = values.type.count
-        low, high = e.splat(I32, -(1 << 15), count), e.splat(I32, (1 << 15) - 1, count)
-        short = e.b.trunc(e.clamp(values, low, high), vector(I16, count))
-        zero, low, high = (e.load(short.type, constants, _ROW_BYTES * row) for row in (_ZERO, _LOW, _HIGH))
-        return e.b.trunc(e.clamp(e.intrinsic("llvm.sadd.sat", short, zero), low, high), vector(I8, count))
+        low, high = kb.splat(I32, -(1 << 15), count), kb.splat(I32, (1 << 15) - 1, count)
+        short = kb.ir.trunc(kb.clamp(values, low, high), vector(I16, count))
+        zero, low, high = (kb.load(short.type, constants, _ROW_BYTES * row) for row in (_ZERO, _LOW, _HIGH))
+        return kb.ir.trunc(kb.clamp(kb.intrinsic("llvm.sadd.sat", short, zero), low, high), vector(I8, count))
 
-    def centre(self, e: Emitter, constants: Value) -> Value:
+    def centre(self, kb: KernelBuilder, constants: Value) -> Value:
         """Load the zero point of the codes that come in."""
-        return e.load(I32, constants, _ROW_BYTES * _CENTRE)
+        return kb.load(I32, constants, _ROW_BYTES * _CENTRE)
 
-    def excess(self, e: Emitter, constants: Value) -> Value:
+    def excess(self, kb: KernelBuilder, constants: Value) -> Value:
         """Load what weights lack."""
-        return e.load(I32, constants, _ROW_BYTES * _EXCESS)
+        return kb.load(I32, constants, _ROW_BYTES * _EXCESS)
 
-    def _rows(self, e: Emitter, constants: Value, channel: Value, lanes: int) -> Callable[[int], Value]:
+    def _rows(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Callable[[int], Value]:
         """Return what loads one of the rows of a vector of channels."""
-        first = e.at(constants, e.mul(channel, 4 * _CHANNEL_ROWS))
-        return lambda row: e.load(vector(I32, lanes), first, _ROW_BYTES * _HEAD_ROWS + 4 * lanes * row)
+        first = kb.at(constants, kb.mul(channel, 4 * _CHANNEL_ROWS))
+        return lambda row: kb.load(vector(I32, lanes), first, _ROW_BYTES * _HEAD_ROWS + 4 * lanes * row)
 
 
 NO_REQUANTIZATION = Requantization(Rounding(False, False))
 """What products are planned with until it is known which numbers their sums take."""
 
 
-def _joined(e: Emitter, values: Sequence[Value]) -> Value:
+def _joined(kb: KernelBuilder, values: Sequence[Value]) -> Value:
     """Return one vector, or two as one."""
     if len(values) == 1:
         return values[0]
-    return e.shuffle(values[0], values[1], range(2 * values[0].type.count))
+    return kb.shuffle(values[0], values[1], range(2 * values[0].type.count))
 
 
-def whole(e: Emitter, sums: Value) -> Value:
+def whole(kb: KernelBuilder, sums: Value) -> Value:
     """Return float32 sums that are exact whole numbers as such."""
     assert sums.type.element == F32, "sums of floats"
-    return e.b.fptosi(sums, vector(I32, sums.type.count))
+    return kb.ir.fptosi(sums, vector(I32, sums.type.count))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nnfmq.engines.compiled.emission import F32, I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, vector, vector_width_for
 from nnfmq.engines.compiled.kernels.fixed_point import reciprocal
 from nnfmq.engines.compiled.kernels.float_ops import exp, log
 from nnfmq.engines.compiled.kernels.normalization_kernels import AxisKernel, AxisLoop
@@ -22,7 +22,6 @@ from nnfmq.engines.compiled.kernels.reducers import (
     QuantizedMinMaxReducer,
     reduce_lanes,
 )
-from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["LONGEST_CODES", "LONGEST_FLOATS", "FloatSoftmax", "QuantizedSoftmax", "plan_quantized_softmax"]
@@ -45,39 +44,39 @@ class FloatSoftmax(AxisKernel):
         """A vector for each round."""
         return 4 * self.lines.rounds * self.lines.lanes
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output."""
-        source, out = e.argument(0), e.argument(1)
+        source, out = kb.argument(0), kb.argument(1)
         self.lines.for_each_slice(
-            e, lambda first, _: self._emit_line(e, e.at(source, e.mul(first, 4)), e.at(out, e.mul(first, 4)))
+            kb, lambda first, _: self._emit_line(kb, kb.at(source, kb.mul(first, 4)), kb.at(out, kb.mul(first, 4)))
         )
-        e.finish()
+        kb.return_void()
 
-    def _emit_line(self, e: Emitter, source: Value, out: Value) -> None:
+    def _emit_line(self, kb: KernelBuilder, source: Value, out: Value) -> None:
         lines, lanes = self.lines, self.lines.lanes
-        kind, zeros = vector(F32, lanes), e.splat(F32, 0.0, lanes)
+        kind, zeros = vector(F32, lanes), kb.splat(F32, 0.0, lanes)
 
         def compare(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
-            return [e.b.select(e.b.fcmp_ordered(">", loaded, values[0]), loaded, values[0])]
+            loaded = kb.load(kind, source, kb.mul(lines.offset(kb, k), 4))
+            return [kb.ir.select(kb.ir.fcmp_ordered(">", loaded, values[0]), loaded, values[0])]
 
         def sum_up(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            loaded = e.load(kind, source, e.mul(lines.offset(e, k), 4))
-            below = e.b.fmul(e.b.fsub(loaded, greatest), e.splat(F32, self.beta, lanes))
-            power = exp(e, below)
-            e.store(below if self.log else power, e.scratch, e.mul(k, 4 * lanes))
-            return [e.b.fadd(values[0], lines.counted(e, k, power, zeros))]
+            loaded = kb.load(kind, source, kb.mul(lines.offset(kb, k), 4))
+            below = kb.ir.fmul(kb.ir.fsub(loaded, greatest), kb.splat(F32, self.beta, lanes))
+            power = exp(kb, below)
+            kb.store(below if self.log else power, kb.scratch, kb.mul(k, 4 * lanes))
+            return [kb.ir.fadd(values[0], lines.counted(kb, k, power, zeros))]
 
         extreme = FloatMinMaxReducer(True)
-        (found,) = e.carry(lines.rounds, [extreme.neutral(e, lanes)], compare)
-        greatest = lines.reduce_slice(e, extreme, found)
-        (found,) = e.carry(lines.rounds, [zeros], sum_up)
-        total = lines.reduce_slice(e, FloatSumReducer(), found)
-        total = log(e, total) if self.log else total
-        with e.loop(0, lines.rounds) as k:
-            kept = e.load(kind, e.scratch, e.mul(k, 4 * lanes))
-            result = e.b.fsub(kept, total) if self.log else e.b.fdiv(kept, total)
-            e.store(result, out, e.mul(lines.offset(e, k), 4))
+        (found,) = kb.for_loop(lines.rounds, [extreme.neutral(kb, lanes)], compare)
+        greatest = lines.reduce_slice(kb, extreme, found)
+        (found,) = kb.for_loop(lines.rounds, [zeros], sum_up)
+        total = lines.reduce_slice(kb, FloatSumReducer(), found)
+        total = log(kb, total) if self.log else total
+        with kb.loop(0, lines.rounds) as k:
+            kept = kb.load(kind, kb.scratch, kb.mul(k, 4 * lanes))
+            result = kb.ir.fsub(kept, total) if self.log else kb.ir.fdiv(kept, total)
+            kb.store(result, out, kb.mul(lines.offset(kb, k), 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,10 @@ class QuantizedSoftmax:
     lanes: int
     block: int
 
+    compile_cost = 1
+
     @property
-    def units(self) -> int:
+    def work_items(self) -> int:
         """Blocks of rows."""
         return math.ceil(self.rows * self.inner / self.block)
 
@@ -100,69 +101,69 @@ class QuantizedSoftmax:
         """A table of results."""
         return 256
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output, exponentials, the same for the sum."""
-        source, out, exponentials, summands = map(e.argument, range(4))
-        end = e.intrinsic("llvm.smin", e.mul(e.end, self.block), e.i64(self.rows * self.inner))
-        with e.loop(e.mul(e.begin, self.block), end) as number:
-            row, lane = e.b.udiv(number, e.i64(self.inner)), e.b.urem(number, e.i64(self.inner))
-            offset = e.add(e.mul(row, self.length * self.inner), lane)
-            first, place = e.at(source, offset), e.at(out, offset)
-            greatest = self._greatest(e, first)
-            scale, exponent = reciprocal(e, self._sum(e, first, greatest, summands))
+        source, out, exponentials, summands = map(kb.argument, range(4))
+        end = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.block), kb.i64(self.rows * self.inner))
+        with kb.loop(kb.mul(kb.begin, self.block), end) as number:
+            row, lane = kb.ir.udiv(number, kb.i64(self.inner)), kb.ir.urem(number, kb.i64(self.inner))
+            offset = kb.add(kb.mul(row, self.length * self.inner), lane)
+            first, place = kb.at(source, offset), kb.at(out, offset)
+            greatest = self._greatest(kb, first)
+            scale, exponent = reciprocal(kb, self._sum(kb, first, greatest, summands))
             if self.length < _TABULATED:
-                with e.loop(0, self.length) as k:
-                    at = e.mul(self._below(e, first, k, greatest), 4)
-                    share = self._shares(e, e.load(vector(I32, 1), exponentials, at), scale, exponent)
-                    e.store(share, place, e.mul(k, self.inner))
+                with kb.loop(0, self.length) as k:
+                    at = kb.mul(self._below(kb, first, k, greatest), 4)
+                    share = self._shares(kb, kb.load(vector(I32, 1), exponentials, at), scale, exponent)
+                    kb.store(share, place, kb.mul(k, self.inner))
             else:
-                self._emit_table(e, exponentials, scale, exponent)
-                with e.loop(0, self.length) as k:
-                    share = e.load(I8, e.scratch, self._below(e, first, k, greatest))
-                    e.store(share, place, e.mul(k, self.inner))
-        e.finish()
+                self._emit_table(kb, exponentials, scale, exponent)
+                with kb.loop(0, self.length) as k:
+                    share = kb.load(I8, kb.scratch, self._below(kb, first, k, greatest))
+                    kb.store(share, place, kb.mul(k, self.inner))
+        kb.return_void()
 
-    def _greatest(self, e: Emitter, first: Value) -> Value:
+    def _greatest(self, kb: KernelBuilder, first: Value) -> Value:
         extreme = QuantizedMinMaxReducer(self.signed, True, 0, 0)
-        lanes = fitting_lanes(self.length, 8 * e.target.lanes) if self.inner == 1 else 1
+        lanes = vector_width_for(self.length, 8 * kb.target.lanes) if self.inner == 1 else 1
         last = self.length - lanes
 
         def compare(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            place = e.mul(k, self.inner) if lanes == 1 else e.intrinsic("llvm.smin", e.mul(k, lanes), e.i64(last))
-            return [extreme.joined(e, values[0], extreme.widened(e, first, place, lanes))]
+            place = kb.mul(k, self.inner) if lanes == 1 else kb.intrinsic("llvm.smin", kb.mul(k, lanes), kb.i64(last))
+            return [extreme.joined(kb, values[0], extreme.widened(kb, first, place, lanes))]
 
-        (found,) = e.carry(math.ceil(self.length / lanes), [extreme.neutral(e, lanes)], compare)
-        return e.b.extract_element(reduce_lanes(e, extreme, found), e.i64(0))
+        (found,) = kb.for_loop(math.ceil(self.length / lanes), [extreme.neutral(kb, lanes)], compare)
+        return kb.ir.extract_element(reduce_lanes(kb, extreme, found), kb.i64(0))
 
-    def _below(self, e: Emitter, first: Value, k: Value, greatest: Value) -> Value:
+    def _below(self, kb: KernelBuilder, first: Value, k: Value, greatest: Value) -> Value:
         """Return by how much an element is below the greatest: 0 to 255 whatever memory says by now."""
-        code = e.load(I8, first, e.mul(k, self.inner))
-        return e.b.zext(e.b.sub(greatest, code), I64)
+        code = kb.load(I8, first, kb.mul(k, self.inner))
+        return kb.ir.zext(kb.ir.sub(greatest, code), I64)
 
-    def _sum(self, e: Emitter, first: Value, greatest: Value, summands: Value) -> Value:
+    def _sum(self, kb: KernelBuilder, first: Value, greatest: Value, summands: Value) -> Value:
         def add(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            summand = e.load(I32, summands, e.mul(self._below(e, first, k, greatest), 4))
-            return [e.b.add(values[0], e.b.zext(summand, I64))]
+            summand = kb.load(I32, summands, kb.mul(self._below(kb, first, k, greatest), 4))
+            return [kb.ir.add(values[0], kb.ir.zext(summand, I64))]
 
-        return e.carry(self.length, [e.i64(0)], add)[0]
+        return kb.for_loop(self.length, [kb.i64(0)], add)[0]
 
-    def _emit_table(self, e: Emitter, exponentials: Value, scale: Value, exponent: Value) -> None:
-        with e.loop(0, 256, self.lanes) as entry:
-            values = e.load(vector(I32, self.lanes), exponentials, e.mul(entry, 4))
-            e.store(self._shares(e, values, scale, exponent), e.scratch, entry)
+    def _emit_table(self, kb: KernelBuilder, exponentials: Value, scale: Value, exponent: Value) -> None:
+        with kb.loop(0, 256, self.lanes) as entry:
+            values = kb.load(vector(I32, self.lanes), exponentials, kb.mul(entry, 4))
+            kb.store(self._shares(kb, values, scale, exponent), kb.scratch, entry)
 
-    def _shares(self, e: Emitter, exponentials: Value, scale: Value, exponent: Value) -> Value:
+    def _shares(self, kb: KernelBuilder, exponentials: Value, scale: Value, exponent: Value) -> Value:
         """Return the codes of exponentials times `scale`; all is positive, so both roundings are half up."""
         lanes = exponentials.type.count
         wide = vector(I64, lanes)
-        factor = e.b.zext(e.broadcast(e.b.trunc(scale, I32), lanes), wide)
-        product = e.b.add(e.b.mul(e.b.zext(exponentials, wide), factor), e.splat(I64, 1 << 30, lanes))
-        high = e.b.lshr(product, e.splat(I64, 31, lanes))
-        half = e.broadcast(e.b.shl(e.i64(1), e.b.sub(exponent, e.i64(1))), lanes)
-        shares = e.b.lshr(e.b.add(high, half), e.broadcast(exponent, lanes))
-        few = e.b.trunc(shares, vector(I32, lanes))  # none is above 2^9
-        codes = e.b.trunc(e.intrinsic("llvm.umin", few, e.splat(I32, 255, lanes)), vector(I8, lanes))
-        return e.b.xor(codes, e.splat(I8, -128, lanes)) if self.signed else codes
+        factor = kb.ir.zext(kb.broadcast(kb.ir.trunc(scale, I32), lanes), wide)
+        product = kb.ir.add(kb.ir.mul(kb.ir.zext(exponentials, wide), factor), kb.splat(I64, 1 << 30, lanes))
+        high = kb.ir.lshr(product, kb.splat(I64, 31, lanes))
+        half = kb.broadcast(kb.ir.shl(kb.i64(1), kb.ir.sub(exponent, kb.i64(1))), lanes)
+        shares = kb.ir.lshr(kb.ir.add(high, half), kb.broadcast(exponent, lanes))
+        few = kb.ir.trunc(shares, vector(I32, lanes))  # none is above 2^9
+        codes = kb.ir.trunc(kb.intrinsic("llvm.umin", few, kb.splat(I32, 255, lanes)), vector(I8, lanes))
+        return kb.ir.xor(codes, kb.splat(I8, -128, lanes)) if self.signed else codes
 
 
 def plan_quantized_softmax(rows: int, length: int, inner: int, signed: bool, target: Target) -> QuantizedSoftmax:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nnfmq.engines.compiled.emission import I8, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.target import Target
 
 __all__ = [
@@ -87,112 +87,120 @@ class StridedCopy:
     """All pieces of a kernel."""
 
     pieces: tuple[CopyRegion, ...]
-    units: int
+    work_items: int
+
+    compile_cost = 1
 
     def scratch_bytes(self, target: Target) -> int:
         """None."""
         return 0
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: as the pieces say."""
         for piece in self.pieces:
             places = {axis.table for axis in piece.axes} | {piece.codes, piece.filler}
-            tables = {place: e.argument(place) for place in sorted(place for place in places if place is not None)}
-            _Emission(e, piece, self.units, tables).emit()
-        e.finish()
+            tables = {place: kb.argument(place) for place in sorted(place for place in places if place is not None)}
+            _Emission(kb, piece, self.work_items, tables).emit()
+        kb.return_void()
 
 
 @dataclass(frozen=True, slots=True)
 class _Emission:
-    e: Emitter
+    kb: KernelBuilder
     piece: CopyRegion
-    units: int
+    work_items: int
     tables: Mapping[int, Value]
 
     def emit(self) -> None:
-        e, piece = self.e, self.piece
-        source = None if piece.source is None else e.at(e.argument(piece.source), piece.source_offset)
-        target = e.at(e.argument(piece.target), piece.target_offset)
+        kb, piece = self.kb, self.piece
+        source = None if piece.source is None else kb.at(kb.argument(piece.source), piece.source_offset)
+        target = kb.at(kb.argument(piece.target), piece.target_offset)
         if piece.axes:
             self._along(0, source, 0, target)
             return
         begin, end = self._share(piece.run)
-        self._move(source, begin, e.at(target, begin), e.b.sub(end, begin))
+        self._move(source, begin, kb.at(target, begin), kb.ir.sub(end, begin))
 
     def _share(self, extent: int) -> tuple[Value, Value]:
         """Return which of `extent` rounds this call is to do."""
-        e = self.e
-        begin, end = (e.b.udiv(e.mul(bound, extent), e.i64(self.units)) for bound in (e.begin, e.end))
+        kb = self.kb
+        begin, end = (kb.ir.udiv(kb.mul(bound, extent), kb.i64(self.work_items)) for bound in (kb.begin, kb.end))
         return begin, end
 
     def _along(self, number: int, source: Value, offset: Value, target: Value) -> None:
         """Emit the loop along axis `number` and what is in it; `offset` is the way from `source` so far."""
-        e, piece = self.e, self.piece
+        kb, piece = self.kb, self.piece
         if number == len(piece.axes):
             self._move(source, offset, target, piece.run)
             return
         axis = piece.axes[number]
 
         def step(index: Value) -> None:
-            self._along(number + 1, source, self._further(axis, offset, index), e.at(target, e.mul(index, axis.target)))
+            self._along(
+                number + 1, source, self._further(axis, offset, index), kb.at(target, kb.mul(index, axis.target))
+            )
 
         if number and number == len(piece.axes) - 1 and axis.extent <= _STRAIGHT:
             for index in range(axis.extent):
                 step(index)
             return
         begin, end = self._share(axis.extent) if number == 0 else (0, axis.extent)
-        with e.loop(begin, end) as index:
+        with kb.loop(begin, end) as index:
             step(index)
 
     def _further(self, axis: CopyAxis, offset: Value, index: Value) -> Value:
-        e = self.e
+        kb = self.kb
         if axis.table is None:
-            return e.add(offset, e.mul(index, axis.source))
-        place = e.add(axis.source, e.mul(index, 8))
-        return e.add(offset, e.load(I64, self.tables[axis.table], place))
+            return kb.add(offset, kb.mul(index, axis.source))
+        place = kb.add(axis.source, kb.mul(index, 8))
+        return kb.add(offset, kb.load(I64, self.tables[axis.table], place))
 
     def _move(self, source: Value, offset: Value, target: Value, count: int | Value) -> None:
-        e, piece = self.e, self.piece
+        kb, piece = self.kb, self.piece
         if source is None:
-            e.fill(target, piece.fill, count)
+            kb.memset(target, piece.fill, count)
             return
-        place = e.at(source, offset)
+        place = kb.at(source, offset)
         if piece.filler is not None:
-            nowhere = e.b.icmp_signed("<", e.i64(offset), e.i64(0))
-            place = e.b.select(nowhere, self.tables[piece.filler], place)
+            nowhere = kb.ir.icmp_signed("<", kb.i64(offset), kb.i64(0))
+            place = kb.ir.select(nowhere, self.tables[piece.filler], place)
         if piece.codes is None:
-            e.copy(target, place, count)
+            kb.memcpy(target, place, count)
             return
         self._recode(self.tables[piece.codes], place, target, count)
 
     def _recode(self, codes: Value, place: Value, target: Value, count: int | Value) -> None:
         """Emit the way of each byte through the codes: in vectors along the line, and what is left by the table."""
-        e, line, lanes = self.e, self.piece.line, 2 * self.e.target.lanes
+        kb, line, lanes = self.kb, self.piece.line, 2 * self.kb.target.lanes
         whole = (
-            0 if line is None else count - count % lanes if isinstance(count, int) else e.b.and_(count, e.i64(-lanes))
+            0
+            if line is None
+            else count - count % lanes
+            if isinstance(count, int)
+            else kb.ir.and_(count, kb.i64(-lanes))
         )
         if line is not None:
-            with e.loop(0, whole, lanes) as index:
-                e.store(_along_line(e, line, e.load(vector(I8, lanes), place, index)), target, index)
-        with e.loop(whole, count) as index:
-            code = e.b.zext(e.load(I8, place, index), I64)
-            e.store(e.load(I8, codes, code), target, index)
+            with kb.loop(0, whole, lanes) as index:
+                kb.store(_along_line(kb, line, kb.load(vector(I8, lanes), place, index)), target, index)
+        with kb.loop(whole, count) as index:
+            code = kb.ir.zext(kb.load(I8, place, index), I64)
+            kb.store(kb.load(I8, codes, code), target, index)
 
 
-def _along_line(e: Emitter, line: AffineRequant, codes: Value) -> Value:
+def _along_line(kb: KernelBuilder, line: AffineRequant, codes: Value) -> Value:
     lanes = codes.type.count
-    flip, wide = e.splat(I8, -0x80 if line.signed else 0, lanes), vector(I32, lanes)
-    scaled = e.b.mul(e.b.zext(e.b.xor(codes, flip), wide), e.splat(I32, line.slope, lanes))
-    shifted = e.b.ashr(e.b.add(scaled, e.splat(I32, line.offset, lanes)), e.splat(I32, line.shift, lanes))
-    held = e.clamp(shifted, e.splat(I32, 0, lanes), e.splat(I32, 255, lanes))
-    return e.b.xor(e.b.trunc(held, vector(I8, lanes)), flip)
+    flip, wide = kb.splat(I8, -0x80 if line.signed else 0, lanes), vector(I32, lanes)
+    scaled = kb.ir.mul(kb.ir.zext(kb.ir.xor(codes, flip), wide), kb.splat(I32, line.slope, lanes))
+    shifted = kb.ir.ashr(kb.ir.add(scaled, kb.splat(I32, line.offset, lanes)), kb.splat(I32, line.shift, lanes))
+    held = kb.clamp(shifted, kb.splat(I32, 0, lanes), kb.splat(I32, 255, lanes))
+    return kb.ir.xor(kb.ir.trunc(held, vector(I8, lanes)), flip)
 
 
 def plan_strided_copy(pieces: Sequence[CopyRegion]) -> StridedCopy:
     """Merge what is contiguous, choose an outermost axis for each piece, and the number of units."""
     shaped = tuple(_shaped(piece) for piece in pieces if piece.bytes)
-    units = max(1, min(_MOST_UNITS, sum(piece.bytes for piece in shaped) // _UNIT_BYTES))
-    return StridedCopy(shaped, units)
+    work_items = max(1, min(_MOST_UNITS, sum(piece.bytes for piece in shaped) // _UNIT_BYTES))
+    return StridedCopy(shaped, work_items)
 
 
 def _shaped(piece: CopyRegion) -> CopyRegion:

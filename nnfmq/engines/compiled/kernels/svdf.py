@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nnfmq.engines.compiled.emission import F32, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import F32, KernelBuilder, Value, vector, vector_width_for
 from nnfmq.engines.compiled.kernels.float_ops import fmuladd
 from nnfmq.engines.compiled.kernels.normalization_kernels import AxisLoop
 from nnfmq.engines.compiled.kernels.recurrent_cells import apply_activation
 from nnfmq.engines.compiled.kernels.reducers import FloatSumReducer, reduce_lanes
-from nnfmq.engines.compiled.kernels.spans import fitting_lanes
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["SvdfKernel", "plan_svdf"]
@@ -33,8 +32,10 @@ class SvdfKernel:
     activation: int
     lanes: int
 
+    compile_cost = 1
+
     @property
-    def units(self) -> int:
+    def work_items(self) -> int:
         """Blocks of cells of all rows."""
         return self.batch * self._blocks
 
@@ -46,54 +47,54 @@ class SvdfKernel:
         """The sums of a block."""
         return _BLOCK * 4
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Compute block by block."""
-        out, biases = e.argument(3), e.argument(5)
-        with e.loop(e.begin, e.end) as unit:
-            row, block = e.b.udiv(unit, e.i64(self._blocks)), e.b.urem(unit, e.i64(self._blocks))
-            first = e.mul(block, _BLOCK)
-            count = e.intrinsic("llvm.smin", e.i64(_BLOCK), e.b.sub(e.i64(self.cells), first))
-            with e.loop(0, count) as number:
-                cell = e.add(first, number)
-                filters = e.add(e.mul(row, self.cells * self.rank), e.mul(cell, self.rank))
-                bias = e.load(F32, biases, e.mul(cell, 4))
-                (total,) = e.carry(self.rank, [bias], lambda r, s: [self._filter(e, filters, cell, r, s[0])])
-                e.store(total, e.scratch, e.mul(number, 4))
-            with e.loop(0, count, e.target.lanes) as number:
-                values = e.load(vector(F32, e.target.lanes), e.scratch, e.mul(number, 4))
-                e.store(apply_activation(e, self.activation, values), e.scratch, e.mul(number, 4))
-            e.copy(e.at(out, e.mul(e.add(e.mul(row, self.cells), first), 4)), e.scratch, e.mul(count, 4))
-        e.finish()
+        out, biases = kb.argument(3), kb.argument(5)
+        with kb.loop(kb.begin, kb.end) as unit:
+            row, block = kb.ir.udiv(unit, kb.i64(self._blocks)), kb.ir.urem(unit, kb.i64(self._blocks))
+            first = kb.mul(block, _BLOCK)
+            count = kb.intrinsic("llvm.smin", kb.i64(_BLOCK), kb.ir.sub(kb.i64(self.cells), first))
+            with kb.loop(0, count) as number:
+                cell = kb.add(first, number)
+                filters = kb.add(kb.mul(row, self.cells * self.rank), kb.mul(cell, self.rank))
+                bias = kb.load(F32, biases, kb.mul(cell, 4))
+                (total,) = kb.for_loop(self.rank, [bias], lambda r, s: [self._filter(kb, filters, cell, r, s[0])])
+                kb.store(total, kb.scratch, kb.mul(number, 4))
+            with kb.loop(0, count, kb.target.lanes) as number:
+                values = kb.load(vector(F32, kb.target.lanes), kb.scratch, kb.mul(number, 4))
+                kb.store(apply_activation(kb, self.activation, values), kb.scratch, kb.mul(number, 4))
+            kb.memcpy(kb.at(out, kb.mul(kb.add(kb.mul(row, self.cells), first), 4)), kb.scratch, kb.mul(count, 4))
+        kb.return_void()
 
-    def _filter(self, e: Emitter, filters: Value, cell: Value, number: Value, total: Value) -> Value:
+    def _filter(self, kb: KernelBuilder, filters: Value, cell: Value, number: Value, total: Value) -> Value:
         """Shift the memory of one of a cell's filters, and return `total` plus what it weighs."""
-        here, pitch = e.add(filters, number), self.memory * 4
-        old, new = (e.at(e.argument(n), e.mul(here, pitch)) for n in (1, 2))
-        weights = e.at(e.argument(4), e.mul(e.add(e.mul(cell, self.rank), number), pitch))
-        feature, newest = e.load(F32, e.argument(0), e.mul(here, 4)), pitch - 4
+        here, pitch = kb.add(filters, number), self.memory * 4
+        old, new = (kb.at(kb.argument(n), kb.mul(here, pitch)) for n in (1, 2))
+        weights = kb.at(kb.argument(4), kb.mul(kb.add(kb.mul(cell, self.rank), number), pitch))
+        feature, newest = kb.load(F32, kb.argument(0), kb.mul(here, 4)), pitch - 4
         if self.memory > 2:
-            e.copy(new, e.at(old, 4), pitch - 8)
+            kb.memcpy(new, kb.at(old, 4), pitch - 8)
         if self.memory > 1:
-            e.store(feature, new, pitch - 8)
-            total = e.b.fadd(total, self._weighed(e, old, weights))
-        e.store(F32(0.0), new, newest)
-        return fmuladd(e, feature, e.load(F32, weights, newest), total)
+            kb.store(feature, new, pitch - 8)
+            total = kb.ir.fadd(total, self._weighed(kb, old, weights))
+        kb.store(F32(0.0), new, newest)
+        return fmuladd(kb, feature, kb.load(F32, weights, newest), total)
 
-    def _weighed(self, e: Emitter, old: Value, weights: Value) -> Value:
+    def _weighed(self, kb: KernelBuilder, old: Value, weights: Value) -> Value:
         """Return the sum over all but the newest number, which is not there yet."""
         length = self.memory - 1
         lines, kind = AxisLoop(1, length, 1, self.lanes, 1), vector(F32, self.lanes)
-        zeros = e.splat(F32, 0.0, self.lanes)
+        zeros = kb.splat(F32, 0.0, self.lanes)
 
         def add(k: Value, sums: Sequence[Value]) -> Sequence[Value]:
-            place = e.mul(lines.offset(e, k), 4)
-            product = e.b.fmul(e.load(kind, old, place), e.load(kind, weights, place))
-            return [e.b.fadd(sums[0], lines.counted(e, k, product, zeros))]
+            place = kb.mul(lines.offset(kb, k), 4)
+            product = kb.ir.fmul(kb.load(kind, old, place), kb.load(kind, weights, place))
+            return [kb.ir.fadd(sums[0], lines.counted(kb, k, product, zeros))]
 
-        (sums,) = e.carry(lines.rounds, [zeros], add)
-        return e.b.extract_element(reduce_lanes(e, FloatSumReducer(), sums), e.i64(0))
+        (sums,) = kb.for_loop(lines.rounds, [zeros], add)
+        return kb.ir.extract_element(reduce_lanes(kb, FloatSumReducer(), sums), kb.i64(0))
 
 
 def plan_svdf(batch: int, cells: int, rank: int, memory: int, activation: int, target: Target) -> SvdfKernel:
     """Choose how many numbers of a memory are weighed at once."""
-    return SvdfKernel(batch, cells, rank, memory, activation, fitting_lanes(max(1, memory - 1), target.lanes))
+    return SvdfKernel(batch, cells, rank, memory, activation, vector_width_for(max(1, memory - 1), target.lanes))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.engines.compiled.emission import I8, I16, I32, I64, Emitter, Value, vector
+from nnfmq.engines.compiled.ir_builder import I8, I16, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.strided_copy import CopyAxis, CopyRegion, coalesced_axes
 from nnfmq.engines.compiled.target import Target
 
@@ -38,27 +38,29 @@ class TransposeKernel:
 
     size: int
     edge: int
-    units: int
+    work_items: int
+
+    compile_cost = 1
 
     def scratch_bytes(self, target: Target) -> int:
         """None."""
         return 0
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output, the numbers that `plan_transposing` made."""
-        _emit_strips(e, self.units, self.edge, self._emit_strip)
+        _emit_strips(kb, self.work_items, self.edge, self._emit_strip)
 
-    def _emit_strip(self, e: Emitter, source: Value, target: Value, row: Value, steps: Sequence[Value]) -> None:
+    def _emit_strip(self, kb: KernelBuilder, source: Value, target: Value, row: Value, steps: Sequence[Value]) -> None:
         columns, row_step, column_step = steps
-        kind, last = vector(_ELEMENTS[self.size], self.edge), e.b.sub(columns, e.i64(self.edge))
-        source, target = e.at(source, e.mul(row, self.size)), e.at(target, e.b.mul(row, row_step))
-        with e.loop(0, columns, self.edge) as column:
-            column = e.intrinsic("llvm.smin", column, last)
-            first = e.at(source, e.b.mul(column, column_step))
-            read = [e.load(kind, first, e.mul(column_step, k)) for k in range(self.edge)]
-            place = e.at(target, e.mul(column, self.size))
-            for k, value in enumerate(transposed(e, read, self.size)):
-                e.store(value, place, e.mul(row_step, k))
+        kind, last = vector(_ELEMENTS[self.size], self.edge), kb.ir.sub(columns, kb.i64(self.edge))
+        source, target = kb.at(source, kb.mul(row, self.size)), kb.at(target, kb.ir.mul(row, row_step))
+        with kb.loop(0, columns, self.edge) as column:
+            column = kb.intrinsic("llvm.smin", column, last)
+            first = kb.at(source, kb.ir.mul(column, column_step))
+            read = [kb.load(kind, first, kb.mul(column_step, k)) for k in range(self.edge)]
+            place = kb.at(target, kb.mul(column, self.size))
+            for k, value in enumerate(transposed(kb, read, self.size)):
+                kb.store(value, place, kb.mul(row_step, k))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,55 +72,62 @@ class InterleaveKernel:
     edge: int
     planes: int
     joins: bool
-    units: int
+    work_items: int
+
+    compile_cost = 1
 
     def scratch_bytes(self, target: Target) -> int:
         """None."""
         return 0
 
-    def emit(self, e: Emitter) -> None:
+    def emit(self, kb: KernelBuilder) -> None:
         """Table: input, output, the numbers that `plan_transposing` made."""
-        _emit_strips(e, self.units, self.edge, self._emit_vectors)
+        _emit_strips(kb, self.work_items, self.edge, self._emit_vectors)
 
-    def _emit_vectors(self, e: Emitter, source: Value, target: Value, first: Value, steps: Sequence[Value]) -> None:
+    def _emit_vectors(
+        self, kb: KernelBuilder, source: Value, target: Value, first: Value, steps: Sequence[Value]
+    ) -> None:
         apart, step, element = (source if self.joins else target), steps[1], _ELEMENTS[self.size]
-        places = [e.at(e.at(apart, e.mul(step, k)), e.mul(first, self.size)) for k in range(self.planes)]
-        count, whole = self.edge, e.mul(first, self.size * self.planes)
+        places = [kb.at(kb.at(apart, kb.mul(step, k)), kb.mul(first, self.size)) for k in range(self.planes)]
+        count, whole = self.edge, kb.mul(first, self.size * self.planes)
         if not self.joins:
-            woven = e.load(vector(element, count * self.planes), source, whole)
+            woven = kb.load(vector(element, count * self.planes), source, whole)
             for k, place in enumerate(places):
-                e.store(e.shuffle(woven, woven, range(k, count * self.planes, self.planes)), place)
+                kb.store(kb.shuffle(woven, woven, range(k, count * self.planes, self.planes)), place)
             return
-        planes = [e.load(vector(element, count), place) for place in places]
-        pair = e.shuffle(planes[0], planes[1], range(2 * count))
+        planes = [kb.load(vector(element, count), place) for place in places]
+        pair = kb.shuffle(planes[0], planes[1], range(2 * count))
         third = planes[2] if self.planes == 3 else planes[1]
-        other = e.shuffle(third, third, [*range(count), *[0] * count])
+        other = kb.shuffle(third, third, [*range(count), *[0] * count])
         order = [k * count + n for n in range(count) for k in range(self.planes)]
-        e.store(e.shuffle(pair, other, order), target, whole)
+        kb.store(kb.shuffle(pair, other, order), target, whole)
 
 
 def _emit_strips(
-    e: Emitter, units: int, edge: int, body: Callable[[Emitter, Value, Value, Value, Sequence[Value]], None]
+    kb: KernelBuilder,
+    work_items: int,
+    edge: int,
+    body: Callable[[KernelBuilder, Value, Value, Value, Sequence[Value]], None],
 ) -> None:
     """Emit the loops over strips and their vectors: `body` gets the tile's source and target, and the first element."""
-    image, out, numbers = map(e.argument, range(3))
-    loaded, b = [e.load(I64, numbers, 8 * n) for n in range(_NUMBERS)], e.b
+    image, out, numbers = map(kb.argument, range(3))
+    loaded, b = [kb.load(I64, numbers, 8 * n) for n in range(_NUMBERS)], kb.ir
     offset, strips, of_one, length, extent, inner, far_source, far_target, near_source, near_target = loaded[:10]
-    begin, end = (b.udiv(b.mul(bound, strips), e.i64(units)) for bound in (e.begin, e.end))
-    with e.loop(begin, end) as number:
+    begin, end = (b.udiv(b.mul(bound, strips), kb.i64(work_items)) for bound in (kb.begin, kb.end))
+    with kb.loop(begin, end) as number:
         outer, strip = b.udiv(number, of_one), b.urem(number, of_one)
         far, near = b.udiv(outer, inner), b.urem(outer, inner)
-        source = e.at(e.at(image, offset), b.add(b.mul(far, far_source), b.mul(near, near_source)))
-        target = e.at(out, b.add(b.mul(far, far_target), b.mul(near, near_target)))
+        source = kb.at(kb.at(image, offset), b.add(b.mul(far, far_source), b.mul(near, near_source)))
+        target = kb.at(out, b.add(b.mul(far, far_target), b.mul(near, near_target)))
         start = b.mul(strip, length)
-        is_last = b.icmp_unsigned("==", strip, b.sub(of_one, e.i64(1)))
+        is_last = b.icmp_unsigned("==", strip, b.sub(of_one, kb.i64(1)))
         stop = b.select(is_last, extent, b.add(start, length))
-        with e.loop(start, stop, edge) as first:
-            body(e, source, target, e.intrinsic("llvm.smin", first, b.sub(stop, e.i64(edge))), loaded[10:])
-    e.finish()
+        with kb.loop(start, stop, edge) as first:
+            body(kb, source, target, kb.intrinsic("llvm.smin", first, b.sub(stop, kb.i64(edge))), loaded[10:])
+    kb.return_void()
 
 
-def transposed(e: Emitter, rows: Sequence[Value], size: int) -> list[Value]:
+def transposed(kb: KernelBuilder, rows: Sequence[Value], size: int) -> list[Value]:
     """Return the columns of a square of vectors of a power of two elements.
 
     First squares within 16 bytes, by interleaving; then these squares change places.
@@ -127,7 +136,7 @@ def transposed(e: Emitter, rows: Sequence[Value], size: int) -> list[Value]:
     within = min(count, 16 // size)
     result = list(rows)
     for first in range(0, count, within):
-        result[first : first + within] = _interleaved(e, result[first : first + within], within)
+        result[first : first + within] = _interleaved(kb, result[first : first + within], within)
     step = within
     while step < count:
         for i in range(count):
@@ -135,12 +144,12 @@ def transposed(e: Emitter, rows: Sequence[Value], size: int) -> list[Value]:
                 one, other = result[i], result[i + step]
                 low = [count + lane - step if lane & step else lane for lane in range(count)]
                 high = [count + lane if lane & step else lane + step for lane in range(count)]
-                result[i], result[i + step] = e.shuffle(one, other, low), e.shuffle(one, other, high)
+                result[i], result[i + step] = kb.shuffle(one, other, low), kb.shuffle(one, other, high)
         step *= 2
     return result
 
 
-def _interleaved(e: Emitter, rows: Sequence[Value], within: int) -> list[Value]:
+def _interleaved(kb: KernelBuilder, rows: Sequence[Value], within: int) -> list[Value]:
     """Transpose each square of `within` lanes."""
     count, half, result = rows[0].type.count, within // 2, list(rows)
 
@@ -150,7 +159,7 @@ def _interleaved(e: Emitter, rows: Sequence[Value], within: int) -> list[Value]:
 
     for _ in range(within.bit_length() - 1):
         pairs = list(zip(result[:half], result[half:], strict=True))
-        result = [e.shuffle(one, other, order(first)) for one, other in pairs for first in (0, half)]
+        result = [kb.shuffle(one, other, order(first)) for one, other in pairs for first in (0, half)]
     return result
 
 
@@ -168,17 +177,17 @@ def plan_transpose(
         return None
     columns = axes[-1]
     total = size * math.prod(axis.extent for axis in axes)
-    units = _UNITS if total >= _LEAST_BYTES else 1
+    work_items = _UNITS if total >= _LEAST_BYTES else 1
     most = target.lanes if size == 4 else _MOST_EDGE
     edge = 1 << (min(rows.extent, columns.extent, most).bit_length() - 1)
     kernel: TransposeKernel | InterleaveKernel | None = None
     if edge >= _LEAST_EDGE:
-        kernel, strip, long, step = TransposeKernel(size, edge, units), edge, rows, rows.target
+        kernel, strip, long, step = TransposeKernel(size, edge, work_items), edge, rows, rows.target
     elif rows.target == columns.extent * size and 1 < columns.extent <= _MOST_PLANES and rows.extent >= most:
-        kernel, strip = InterleaveKernel(size, most, columns.extent, True, units), _LONG_STRIP * most
+        kernel, strip = InterleaveKernel(size, most, columns.extent, True, work_items), _LONG_STRIP * most
         long, step = rows, columns.source
     elif columns.source == rows.extent * size and 1 < rows.extent <= _MOST_PLANES and columns.extent >= most:
-        kernel, strip = InterleaveKernel(size, most, rows.extent, False, units), _LONG_STRIP * most
+        kernel, strip = InterleaveKernel(size, most, rows.extent, False, work_items), _LONG_STRIP * most
         long, step = columns, rows.target
     if kernel is None:
         return None

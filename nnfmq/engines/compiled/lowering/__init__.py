@@ -1,40 +1,69 @@
-"""Which kernel computes an operation: `RULES`, a function for each, from what is known at preparation.
+"""Lowering: the rules that choose kernels for an operation, a module for each family. This module has their results.
 
-A rule is called as a plan of `operations` is: with the DATA and WEIGHT tensors in order (None where omitted), `output`
-(a tuple where the model has several), and the controls by name; and with the target. It returns a `Lowered`, whose
-kernel gets in its table the addresses of the DATA arrays that are given in order, then of the outputs, then of its
-constants; or a `Chain` of several; or an `Alias`; or None for what no kernel computes, and the reference kernel does.
-Images are NHWC, the model is valid, and all constraints hold.
+A rule is called as a plan of `operations` is: with the DATA and WEIGHT tensors in order (None if omitted), `output` (a
+tuple if the operation has several) and the attributes by name; and with `target`. It returns
+
+- a `KernelLaunch`, whose argument array holds the DATA arrays that are present, then the outputs, then its constants;
+- a `KernelSequence` of several launches;
+- a `ViewOp`, if the output has the input's elements under another shape;
+- None, if no kernel computes the operation. The interpreter's step is used then.
+
+Images are NHWC. The model is valid, and its operation's constraints hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from nnfmq.engines.compiled.lowering import (
-    aliases,
-    data_movement_rules,
-    elementwise_rules,
-    matmul,
-    products,
-    recurrent_rules,
-    reduction_rules,
-    resize,
-    softmax,
-)
-from nnfmq.engines.compiled.lowering.lowered import Alias, Chain, Constant, Lowered, Rule, Stage
-from nnfmq.hal.types import OperationType
+import numpy as np
 
-__all__ = ["RULES", "Alias", "Chain", "Constant", "Lowered", "Rule", "Stage"]
+from nnfmq.engines.compiled.jit import Kernel
+from nnfmq.operations.signature import Shape
 
-RULES: Mapping[OperationType, Rule] = {
-    **aliases.RULES,
-    **elementwise_rules.RULES,
-    **matmul.RULES,
-    **data_movement_rules.RULES,
-    **reduction_rules.RULES,
-    **products.RULES,
-    **recurrent_rules.RULES,
-    **resize.RULES,
-    **softmax.RULES,
-}
+__all__ = ["Constant", "Intermediate", "KernelLaunch", "KernelSequence", "LoweringRule", "ViewOp"]
+
+Constant: TypeAlias = bytes | Callable[[], bytes]
+"""A constant's bytes, or a function that packs them. The function is not called if a cache has the constants."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """A kernel, its constants, and its estimated single-thread time in nanoseconds."""
+
+    kernel: Kernel
+    constants: tuple[Constant, ...]
+    estimated_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Intermediate:
+    """A launch of a sequence, and the intermediate that it writes, of `dtype` and `shape`.
+
+    `inputs` number the operation's inputs first, then the intermediates of earlier launches. The launch also writes the
+    operation's outputs that `outputs` number, after the intermediate in its argument array.
+    """
+
+    launch: KernelLaunch
+    inputs: tuple[int, ...]
+    dtype: np.dtype[Any]
+    shape: Shape
+    outputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSequence:
+    """Launches in order. `last` reads `inputs` (numbered as in `Intermediate`) and writes all other outputs."""
+
+    intermediates: tuple[Intermediate, ...]
+    last: KernelLaunch
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOp:
+    """The output is the first input under another shape: nothing is computed."""
+
+
+LoweringRule: TypeAlias = Callable[..., "KernelLaunch | KernelSequence | ViewOp | None"]

@@ -15,7 +15,7 @@ from nnfmq.engines.compiled.kernels.strided_copy import (
     plan_strided_copy,
 )
 from nnfmq.engines.compiled.kernels.transpose import plan_transpose
-from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
+from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule
 from nnfmq.engines.compiled.lowering.views import StridedView, piece
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
@@ -35,21 +35,21 @@ _MOST_SLOPE, _MOST_SHIFT, _MOST_OFFSET = 1 << 21, 22, 1 << 30  # 255 slopes and 
 
 def moved(
     pieces: Sequence[CopyRegion], tensor: Tensor, target: Target, constants: Sequence[bytes] = ()
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """Return the kernel of pieces that move elements like `tensor`'s."""
     size = tensor.dtype.itemsize
     if size not in _SIZES or not 0 < len(pieces) <= _MOST_PIECES:
         return None
     square = plan_transpose(pieces[0], size, target) if len(pieces) == 1 else None
     if square is not None:
-        return Lowered(square[0], (square[1],), pieces[0].bytes // (2 * size))
+        return KernelLaunch(square[0], (square[1],), pieces[0].bytes // (2 * size))
     kernel = plan_strided_copy(pieces)
-    return Lowered(kernel, tuple(constants), estimate_copy_ns(kernel))
+    return KernelLaunch(kernel, tuple(constants), estimate_copy_ns(kernel))
 
 
 def _one(
     source: StridedView, output: Tensor, target: Target, constants: Sequence[bytes] = (), **rest: int
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """Return the kernel that fills the output with the elements of one view of the same shape."""
     size = output.dtype.itemsize
     return moved(
@@ -66,7 +66,7 @@ def _offsets(positions: Array, step: int) -> bytes:
 # -- joins and parts ---------------------------------------------------------------------------------------------------
 
 
-def concatenation(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> Lowered | None:
+def concatenation(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> KernelLaunch | None:
     """CONCATENATION; codes of another scale go along a line, or through a table."""
     axis %= len(output.shape)
     size, whole = output.dtype.itemsize, StridedView.of(output)
@@ -101,7 +101,7 @@ def _line_of(codes: Array, scale: float) -> AffineRequant | None:
     return None
 
 
-def pack(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> Lowered | None:
+def pack(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> KernelLaunch | None:
     """PACK."""
     size, whole = output.dtype.itemsize, StridedView.of(output)
     pieces = []
@@ -113,7 +113,7 @@ def pack(*inputs: Tensor, output: Tensor, target: Target, axis: int) -> Lowered 
 
 def split(
     input: Tensor, *, output: Tensor | tuple[Tensor, ...], target: Target, axis: int, count: int
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """SPLIT."""
     outputs = output if isinstance(output, tuple) else (output,)
     axis %= len(input.shape)
@@ -125,7 +125,7 @@ def split(
     )
 
 
-def slice_(input: Tensor, *, output: Tensor, target: Target, begin: Array, size: Array) -> Lowered | None:
+def slice_(input: Tensor, *, output: Tensor, target: Target, begin: Array, size: Array) -> KernelLaunch | None:
     """SLICE."""
     return _one(StridedView.of(input).boxed(begin.tolist(), output.shape), output, target)
 
@@ -141,7 +141,7 @@ def strided_slice(
     begin_mask: int,
     end_mask: int,
     shrink_mask: int,
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """STRIDED_SLICE."""
     view = StridedView.of(input)
     for axis, positions in enumerate(taken_ranges(input.shape, begin, end, strides, begin_mask, end_mask)):
@@ -152,12 +152,12 @@ def strided_slice(
 # -- borders -----------------------------------------------------------------------------------------------------------
 
 
-def pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array) -> Lowered | None:
+def pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array) -> KernelLaunch | None:
     """PAD: with 0, which is the zero point in codes."""
     return pad_v2(input, output=output, target=target, paddings=paddings, value=output.zero_point)
 
 
-def pad_v2(input: Tensor, *, output: Tensor, target: Target, paddings: Array, value: float) -> Lowered | None:
+def pad_v2(input: Tensor, *, output: Tensor, target: Target, paddings: Array, value: float) -> KernelLaunch | None:
     """PAD_V2: the border axis by axis, each within what earlier ones leave, and the input."""
     size, whole = output.dtype.itemsize, StridedView.of(output)
     element = np.array(value).astype(output.dtype).tobytes()
@@ -179,7 +179,7 @@ def pad_v2(input: Tensor, *, output: Tensor, target: Target, paddings: Array, va
     )
 
 
-def mirror_pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array, mode: int) -> Lowered | None:
+def mirror_pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array, mode: int) -> KernelLaunch | None:
     """MIRROR_PAD: a table of positions for each axis that has a border."""
     style: Any = "reflect" if mode == MirrorMode.REFLECT else "symmetric"
     pairs = zip(input.shape, paddings.tolist(), strict=True)
@@ -187,7 +187,7 @@ def mirror_pad(input: Tensor, *, output: Tensor, target: Target, paddings: Array
     return _looked_up(input, output, target, chosen)
 
 
-def _looked_up(input: Tensor, output: Tensor, target: Target, positions: Mapping[int, Array]) -> Lowered | None:
+def _looked_up(input: Tensor, output: Tensor, target: Target, positions: Mapping[int, Array]) -> KernelLaunch | None:
     """Take the positions along each axis that has some."""
     view, constants = StridedView.of(input), []
     for axis, chosen in positions.items():
@@ -199,13 +199,15 @@ def _looked_up(input: Tensor, output: Tensor, target: Target, positions: Mapping
 # -- orders ------------------------------------------------------------------------------------------------------------
 
 
-def transpose(input: Tensor, *, output: Tensor, target: Target, permutation: Array | None = None) -> Lowered | None:
+def transpose(
+    input: Tensor, *, output: Tensor, target: Target, permutation: Array | None = None
+) -> KernelLaunch | None:
     """TRANSPOSE."""
     order = range(len(input.shape))[::-1] if permutation is None else permutation.tolist()
     return _one(StridedView.of(input).permuted(order), output, target)
 
 
-def turned(shape: Shape, order: Sequence[int], dtype: np.dtype[Any], target: Target) -> Lowered:
+def turned(shape: Shape, order: Sequence[int], dtype: np.dtype[Any], target: Target) -> KernelLaunch:
     """Return the kernel that puts the axes of an array of `shape` into another order."""
     made = Tensor(tuple(shape[axis] for axis in order), dtype)
     lowered = _one(StridedView.contiguous(shape, dtype.itemsize).permuted(order), made, target)
@@ -213,13 +215,13 @@ def turned(shape: Shape, order: Sequence[int], dtype: np.dtype[Any], target: Tar
     return lowered
 
 
-def reverse(input: Tensor, *, output: Tensor, target: Target, axis: Array) -> Lowered | None:
+def reverse(input: Tensor, *, output: Tensor, target: Target, axis: Array) -> KernelLaunch | None:
     """REVERSE."""
     number = int(axis[0])
     return _one(StridedView.of(input).taken(number, range(input.shape[number] - 1, -1, -1)), output, target)
 
 
-def tile(input: Tensor, *, output: Tensor, target: Target, multiples: Array) -> Lowered | None:
+def tile(input: Tensor, *, output: Tensor, target: Target, multiples: Array) -> KernelLaunch | None:
     """TILE."""
     view = StridedView.of(input)
     for axis, times in reversed(list(enumerate(multiples.tolist()))):
@@ -227,7 +229,7 @@ def tile(input: Tensor, *, output: Tensor, target: Target, multiples: Array) -> 
     return _one(view, output, target)
 
 
-def channel_shuffle(input: Tensor, *, output: Tensor, target: Target, groups: int, axis: int) -> Lowered | None:
+def channel_shuffle(input: Tensor, *, output: Tensor, target: Target, groups: int, axis: int) -> KernelLaunch | None:
     """CHANNEL_SHUFFLE."""
     axis %= len(input.shape)
     view = StridedView.of(input).split(axis, groups, input.shape[axis] // groups)
@@ -239,13 +241,13 @@ def channel_shuffle(input: Tensor, *, output: Tensor, target: Target, groups: in
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
-def depth_to_space(input: Tensor, *, output: Tensor, target: Target, block: int) -> Lowered | None:
+def depth_to_space(input: Tensor, *, output: Tensor, target: Target, block: int) -> KernelLaunch | None:
     """DEPTH_TO_SPACE."""
     view = StridedView.of(input).split(3, block, block, input.shape[3] // (block * block))
     return _one(view.permuted((0, 1, 3, 2, 4, 5)), output, target)
 
 
-def side_by_side(shape: Shape, heads: tuple[int, int], output: Tensor, target: Target) -> Lowered | None:
+def side_by_side(shape: Shape, heads: tuple[int, int], output: Tensor, target: Target) -> KernelLaunch | None:
     """Return the kernel that makes an image of cells (batch, rows, columns, places down, places across, channels).
 
     So many rows and columns at the heads are left out, and what reaches beyond the output.
@@ -270,21 +272,23 @@ def side_by_side(shape: Shape, heads: tuple[int, int], output: Tensor, target: T
     return moved(pieces, output, target)
 
 
-def space_to_depth(input: Tensor, *, output: Tensor, target: Target, block: int) -> Lowered | None:
+def space_to_depth(input: Tensor, *, output: Tensor, target: Target, block: int) -> KernelLaunch | None:
     """SPACE_TO_DEPTH."""
     _, height, width, _ = input.shape
     view = StridedView.of(input).split(2, width // block, block).split(1, height // block, block)
     return _one(view.permuted((0, 1, 3, 2, 4, 5)), output, target)
 
 
-def batch_to_space(input: Tensor, *, output: Tensor, target: Target, block: Array) -> Lowered | None:
+def batch_to_space(input: Tensor, *, output: Tensor, target: Target, block: Array) -> KernelLaunch | None:
     """BATCH_TO_SPACE_ND."""
     rows, columns = block.tolist()
     view = StridedView.of(input).split(0, rows, columns, input.shape[0] // (rows * columns))
     return _one(view.permuted((2, 3, 0, 4, 1, 5)), output, target)
 
 
-def space_to_batch(input: Tensor, *, output: Tensor, target: Target, block: Array, paddings: Array) -> Lowered | None:
+def space_to_batch(
+    input: Tensor, *, output: Tensor, target: Target, block: Array, paddings: Array
+) -> KernelLaunch | None:
     """SPACE_TO_BATCH_ND; rows and columns of the padding are nowhere in the tables."""
     (rows, columns), ((top, _), (left, _)) = block.tolist(), paddings.tolist()
     batch, height, width, channels = input.shape
@@ -317,12 +321,12 @@ def _blocked(extent: int, head: int, count: int, block: int) -> Ints:
 # -- by index ----------------------------------------------------------------------------------------------------------
 
 
-def gather(input: Tensor, *, output: Tensor, target: Target, axis: int, indices: Array) -> Lowered | None:
+def gather(input: Tensor, *, output: Tensor, target: Target, axis: int, indices: Array) -> KernelLaunch | None:
     """GATHER. Indices are known, and were checked, at preparation."""
     return _looked_up(input, output, target, {axis % len(input.shape): indices.reshape(-1)})
 
 
-def embedding_lookup(values: Tensor, *, output: Tensor, target: Target, lookups: Array) -> Lowered | None:
+def embedding_lookup(values: Tensor, *, output: Tensor, target: Target, lookups: Array) -> KernelLaunch | None:
     """EMBEDDING_LOOKUP, likewise."""
     return _looked_up(values, output, target, {0: lookups})
 
@@ -336,24 +340,24 @@ def resize_nearest(
     height: float,
     align_corners: bool = False,
     half_pixel_centers: bool = False,
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """RESIZE_NEAREST_NEIGHBOR."""
     flags = (align_corners, half_pixel_centers)
     chosen = {axis: nearest_positions(input.shape[axis], output.shape[axis], *flags) for axis in (1, 2)}
     return _looked_up(input, output, target, chosen)
 
 
-def _filled(rule: Callable[..., Lowered | None]) -> Rule:
+def _filled(rule: Callable[..., KernelLaunch | None]) -> LoweringRule:
     """Decline empty inputs and other sizes of elements once for all rules."""
 
-    def checked(*inputs: Tensor, **rest: Any) -> Lowered | None:
+    def checked(*inputs: Tensor, **rest: Any) -> KernelLaunch | None:
         declined = inputs[0].dtype.itemsize not in _SIZES or any(0 in tensor.shape for tensor in inputs)
         return None if declined else rule(*inputs, **rest)
 
     return checked
 
 
-_RULES: Mapping[OperationType, Callable[..., Lowered | None]] = {
+_RULES: Mapping[OperationType, Callable[..., KernelLaunch | None]] = {
     OperationType.PACK: pack,
     OperationType.SPLIT: split,
     OperationType.SLICE: slice_,
@@ -374,7 +378,7 @@ _RULES: Mapping[OperationType, Callable[..., Lowered | None]] = {
     OperationType.RESIZE_NEAREST_NEIGHBOR: resize_nearest,
 }
 
-RULES: Mapping[OperationType, Rule] = {
+RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.CONCATENATION: concatenation,
     **{code: _filled(rule) for code, rule in _RULES.items()},
 }

@@ -21,7 +21,7 @@ from nnfmq.engines.compiled.kernels.functions import (
     Logical,
     Select,
 )
-from nnfmq.engines.compiled.lowering.lowered import Alias, Lowered, Rule
+from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
 from nnfmq.operations import REGISTRY
@@ -44,9 +44,9 @@ _CODES = (_BYTE, np.dtype("i1"))
 
 def _lowered(
     function: Function, output: Tensor, inputs: tuple[Tensor, ...], target: Target, constants: tuple[bytes, ...] = ()
-) -> Lowered:
+) -> KernelLaunch:
     kernel = plan_elementwise(function, output.shape, [tensor.shape for tensor in inputs], target)
-    return Lowered(kernel, constants, math.prod(output.shape) // 4)
+    return KernelLaunch(kernel, constants, math.prod(output.shape) // 4)
 
 
 def _are(dtype: np.dtype[Any], *tensors: Tensor) -> bool:
@@ -64,7 +64,7 @@ def _is_signed(tensor: Tensor) -> bool:
 
 def arithmetic(
     name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target, activation: int
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """ADD, SUB, MUL and DIV."""
     inputs = first, second
     if _are(_FLOAT, *inputs):
@@ -109,7 +109,7 @@ def _product(
     return codes.QuantizedMul((_is_signed(first), _is_signed(second)), finish[0]), (zero_points, finish[1])
 
 
-def _extreme(name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+def _extreme(name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """MAXIMUM and MINIMUM."""
     inputs = first, second
     if _are(_FLOAT, *inputs):
@@ -130,13 +130,13 @@ def _adapting(operands: tuple[Tensor, Tensor], output: Tensor) -> tuple[tuple[bo
     return (first is not None, second is not None), tables
 
 
-def _power(base: Tensor, exponent: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+def _power(base: Tensor, exponent: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """POW of floats."""
     inputs = base, exponent
     return _lowered(FloatBinary("pow"), output, inputs, target) if _are(_FLOAT, *inputs) else None
 
 
-def _select(condition: Tensor, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+def _select(condition: Tensor, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """SELECT."""
     inputs = condition, first, second
     if _are(_FLOAT, first, second) or _are(_WHOLE, first, second):
@@ -147,7 +147,7 @@ def _select(condition: Tensor, first: Tensor, second: Tensor, *, output: Tensor,
     return _lowered(codes.QuantizedSelect(adapted), output, inputs, target, tables)
 
 
-def _comparison(order: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+def _comparison(order: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """EQUAL, NOT_EQUAL, GREATER, GREATER_EQUAL, LESS and LESS_EQUAL."""
     inputs = first, second
     function: Function
@@ -163,12 +163,12 @@ def _comparison(order: str, first: Tensor, second: Tensor, *, output: Tensor, ta
     return _lowered(function, output, inputs, target)
 
 
-def _logical(name: str, *inputs: Tensor, output: Tensor, target: Target) -> Lowered:
+def _logical(name: str, *inputs: Tensor, output: Tensor, target: Target) -> KernelLaunch:
     """LOGICAL_AND, LOGICAL_OR and LOGICAL_NOT."""
     return _lowered(Logical(name), output, inputs, target)
 
 
-def _quantize(input: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+def _quantize(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """QUANTIZE of float32."""
     if input.dtype != _FLOAT or not _of_codes(output):
         return None
@@ -176,7 +176,7 @@ def _quantize(input: Tensor, *, output: Tensor, target: Target) -> Lowered | Non
     return _lowered(function, output, (input,), target)
 
 
-def _dequantize(input: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+def _dequantize(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """DEQUANTIZE to float32, of codes with one scale."""
     if output.dtype != _FLOAT or not _of_codes(input):
         return None
@@ -184,10 +184,10 @@ def _dequantize(input: Tensor, *, output: Tensor, target: Target) -> Lowered | N
     return _lowered(function, output, (input,), target)
 
 
-def _cast(input: Tensor, *, output: Tensor, target: Target) -> Lowered | Alias | None:
+def _cast(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | ViewOp | None:
     """CAST among float32, INT32 and TENSOR_QUANT8_ASYMM; and of any type to itself."""
     if input.dtype == output.dtype:
-        return Alias()
+        return ViewOp()
     letters = {_FLOAT: "f4", _WHOLE: "i4", _BYTE: "u1"}
     source, result = letters.get(input.dtype), letters.get(output.dtype)
     if source is None or result is None:
@@ -197,7 +197,7 @@ def _cast(input: Tensor, *, output: Tensor, target: Target) -> Lowered | Alias |
 
 def _rectifier(
     name: str, activation: FusedActivationFunc, input: Tensor, *, output: Tensor, target: Target
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """RELU, RELU1 and RELU6."""
     if _of_codes(input, output):
         function = codes.QuantizedClamp(_is_signed(output), *quantized_activation_range(activation, output))
@@ -205,7 +205,7 @@ def _rectifier(
     return _unary(name, input, output=output, target=target)
 
 
-def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **attributes: float) -> Lowered | None:
+def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **attributes: float) -> KernelLaunch | None:
     """A function of one float32 or INT32, by a kernel of its own."""
     if _are(_FLOAT, input, output):
         parameters = [float(np.float32(value)) for value in attributes.values()]
@@ -215,7 +215,7 @@ def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **attrib
     return None
 
 
-def _tabulated(code: OperationType, name: str, input: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+def _tabulated(code: OperationType, name: str, input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """A function of one element; of codes the reference computes all results at once."""
     if not _of_codes(input, output):
         return _unary(name, input, output=output, target=target)
@@ -231,7 +231,7 @@ def _reference_table(code: OperationType, input: Tensor, output: Tensor) -> Arra
     return table
 
 
-def _prelu(input: Tensor, alpha: Tensor, *, output: Tensor, target: Target) -> Lowered | None:
+def _prelu(input: Tensor, alpha: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
     """PRELU."""
     if _are(_FLOAT, input, alpha, output):
         return _lowered(FloatBinary("prelu"), output, (input, alpha), target)
@@ -261,7 +261,7 @@ _ORDERS = {
 _UNARY = ("abs", "elu", "exp", "floor", "log", "neg", "sin", "sqrt")
 _TABULATED = ("hard_swish", "logistic", "rsqrt", "tanh")
 
-RULES: Mapping[OperationType, Rule] = {
+RULES: Mapping[OperationType, LoweringRule] = {
     **{OperationType[name.upper()]: partial(arithmetic, name) for name in ("add", "sub", "mul", "div")},
     **{OperationType[name.upper()]: partial(_extreme, name) for name in ("maximum", "minimum")},
     **{code: partial(_comparison, order) for code, order in _ORDERS.items()},

@@ -13,8 +13,8 @@ from nnfmq.engines.compiled.kernels.packing import Packing
 from nnfmq.engines.compiled.kernels.product_plan import plan_product
 from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
+from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
 from nnfmq.engines.compiled.lowering.data_movement_rules import turned
-from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import ints
@@ -32,7 +32,7 @@ _FLOATS, _DRAFT = Floats(-np.inf, np.inf), Codes(True, NO_REQUANTIZATION)
 
 def batch_matmul(
     left: Tensor, right: Tensor, *, output: Tensor, target: Target, adjoint_left: bool, adjoint_right: bool
-) -> Chain | None:
+) -> KernelSequence | None:
     """BATCH_MATMUL of float32 and of signed codes."""
     is_float = left.dtype == np.dtype("<f4")
     if (not is_float and left.dtype != np.int8) or 0 in (*left.shape, *right.shape):
@@ -47,26 +47,26 @@ def batch_matmul(
     product = replace(draft, arithmetic=finish[0])
     width, factor = product.tile[1] * product.lanes, finish[0].factor
     packing = Packing(batch, length, columns, width, is_float, right.zero_point, factor)
-    stages: list[Stage] = []
+    stages: list[Intermediate] = []
     sources = [
         _turned(stages, place, tensor, target) if adjoint else place
         for place, tensor, adjoint in ((_LEFT, left, adjoint_left), (_RIGHT, right, adjoint_right))
     ]
-    packed = Lowered(packing, (), batch * length * columns // 8)
+    packed = KernelLaunch(packing, (), batch * length * columns // 8)
     made = _FIRST_MADE + len(stages)
-    stages.append(Stage(packed, (sources[_RIGHT],), np.dtype("u1"), (packing.bytes,)))
-    return Chain(
+    stages.append(Intermediate(packed, (sources[_RIGHT],), np.dtype("u1"), (packing.bytes,)))
+    return KernelSequence(
         tuple(stages),
-        Lowered(product, (finish[1], product.numbers()), shape.multiplications // 16),
+        KernelLaunch(product, (finish[1], product.numbers()), shape.multiplications // 16),
         (sources[_LEFT], made),
     )
 
 
-def _turned(stages: list[Stage], place: int, tensor: Tensor, target: Target) -> int:
+def _turned(stages: list[Intermediate], place: int, tensor: Tensor, target: Target) -> int:
     """Append what transposes the matrices at `place`, and return where they are then."""
     order = (*range(len(tensor.shape) - 2), len(tensor.shape) - 1, len(tensor.shape) - 2)
     shape: Shape = tuple(tensor.shape[axis] for axis in order)
-    stages.append(Stage(turned(tensor.shape, order, tensor.dtype, target), (place,), tensor.dtype, shape))
+    stages.append(Intermediate(turned(tensor.shape, order, tensor.dtype, target), (place,), tensor.dtype, shape))
     return _FIRST_MADE + len(stages) - 1
 
 
@@ -88,4 +88,4 @@ def _finish(
     return Codes(True, requantization), requantization.constants(multipliers, zeros, codes, target.lanes)
 
 
-RULES: Mapping[OperationType, Rule] = {OperationType.BATCH_MATMUL: batch_matmul}
+RULES: Mapping[OperationType, LoweringRule] = {OperationType.BATCH_MATMUL: batch_matmul}

@@ -15,8 +15,8 @@ from nnfmq.engines.compiled.kernels.product import Product
 from nnfmq.engines.compiled.kernels.product_plan import plan_product, time_of
 from nnfmq.engines.compiled.kernels.product_shape import ProductShape
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION, Codomain, Requantization, Rounding
+from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
 from nnfmq.engines.compiled.lowering.data_movement_rules import side_by_side
-from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints
@@ -47,7 +47,7 @@ def _is_float(*tensors: Tensor) -> bool:
 
 def convolution(
     input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **conv_params: int
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """CONV_2D."""
     return grouped(input, filter, bias, output=output, target=target, groups=1, activation=activation, **conv_params)
 
@@ -62,7 +62,7 @@ def grouped(
     groups: int,
     activation: int,
     **conv_params: int,
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """GROUPED_CONV_2D."""
     rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
     batch, height, width, channels = input.shape
@@ -72,7 +72,7 @@ def grouped(
 
 def fully_connected(
     input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """FULLY_CONNECTED: each row of the input is a position of one pixel."""
     units, length = weights.shape
     count = math.prod(input.shape) // length
@@ -81,7 +81,7 @@ def fully_connected(
     return _product(shape, input, weights, bias, output, target, activation)
 
 
-def rows_product(count: int, weights: Array, biases: Array, target: Target) -> Lowered:
+def rows_product(count: int, weights: Array, biases: Array, target: Target) -> KernelLaunch:
     """Return `count` rows of float32 times weights (units, length), with biases added."""
     along = WindowDimension(1, 1, 1, 0, 0, count)
     shape = ProductShape(1, 1, count, weights.shape[1], _ONE, along, len(weights))
@@ -90,7 +90,7 @@ def rows_product(count: int, weights: Array, biases: Array, target: Target) -> L
 
 def _product(
     shape: ProductShape, input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, target: Target, activation: int
-) -> Lowered | None:
+) -> KernelLaunch | None:
     if 0 in input.shape:
         return None
     return _product_of(_Operands(shape, lambda: _centred(filter), input, filter, bias, output, target, activation))
@@ -115,7 +115,7 @@ class _Operands:
         return _finish(self.input, self.filter, self.bias, self.output, self.activation, order, taps, rows, doubled)
 
 
-def _product_of(given: _Operands) -> Lowered | None:
+def _product_of(given: _Operands) -> KernelLaunch | None:
     """Return a product of floats or of codes."""
     if _is_float(given.input, given.filter, given.output):
         product = plan_product(given.shape, Floats(*float_activation_range(given.activation)), given.target)
@@ -125,13 +125,13 @@ def _product_of(given: _Operands) -> Lowered | None:
     return _product_of_bytes(given) or _product_of_pairs(given)
 
 
-def _float_product(product: Product, weights: Weights, bias: Array) -> Lowered:
+def _float_product(product: Product, weights: Weights, bias: Array) -> KernelLaunch:
     biases = np.asarray(bias, np.float32)[product.order % len(bias)]
     constants = (lambda: product.pack(weights()), biases.tobytes(), product.numbers())
-    return Lowered(product, constants, product.shape.multiplications // 16)
+    return KernelLaunch(product, constants, product.shape.multiplications // 16)
 
 
-def _product_of_pairs(given: _Operands) -> Lowered | None:
+def _product_of_pairs(given: _Operands) -> KernelLaunch | None:
     shape, weights, target = given.shape, given.weights, given.target
     signed = given.input.dtype.kind == "i"
     draft = plan_product(shape, Codes(signed, NO_REQUANTIZATION), target)
@@ -141,10 +141,10 @@ def _product_of_pairs(given: _Operands) -> Lowered | None:
     product = replace(draft, arithmetic=Codes(signed, finish.requantization))
     factor = np.int16(product.arithmetic.factor)
     constants = (lambda: product.pack(weights() * factor), finish.constants(target), product.numbers())
-    return Lowered(product, constants, shape.multiplications // 32)
+    return KernelLaunch(product, constants, shape.multiplications // 32)
 
 
-def _product_of_bytes(given: _Operands) -> Lowered | None:
+def _product_of_bytes(given: _Operands) -> KernelLaunch | None:
     """Return a product of bytes, or None where the target has none, they take longer, or sums might not fit.
 
     Of the sum of (code - zero point) · weight the zero point's part is known: it goes into the bias.
@@ -173,7 +173,7 @@ def _product_of_bytes(given: _Operands) -> Lowered | None:
         return replace(finish, biases=finish.biases - codes.centre * sums[product.order], codes=codes).constants(target)
 
     constants = (lambda: product.pack(weights() - np.int16(excess)), corrected, product.numbers())
-    return Lowered(product, constants, shape.multiplications // 128)
+    return KernelLaunch(product, constants, shape.multiplications // 128)
 
 
 def _listed_draft(given: _Operands) -> Product | None:
@@ -267,7 +267,7 @@ def _finish(
 
 def transposed(
     input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **conv_params: Any
-) -> Chain | None:
+) -> KernelSequence | None:
     """TRANSPOSE_CONV_2D: a convolution with a channel for each place in a stride, and these put side by side.
 
     Output cell m · stride + place - head gets taps place + t · stride from input cell m - t: with filters thinned out
@@ -294,7 +294,7 @@ def transposed(
     )
     if product is None or joined is None:
         return None
-    return Chain((Stage(product, (0,), output.dtype, made),), joined, (1,))
+    return KernelSequence((Intermediate(product, (0,), output.dtype, made),), joined, (1,))
 
 
 def _phase_window(spread: TransposedConvDimension) -> WindowDimension:
@@ -321,7 +321,7 @@ def depthwise(
     depth_multiplier: int,
     activation: int,
     **conv_params: int,
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """DEPTHWISE_CONV_2D."""
     if 0 in input.shape:
         return None
@@ -332,7 +332,7 @@ def depthwise(
         )
         biases = np.asarray(bias.array, np.float32)[kernel.order]
         constants = (lambda: kernel.pack(filter.array[0]), biases.tobytes(), kernel.numbers())
-        return Lowered(kernel, constants, kernel.multiplications // 12)
+        return KernelLaunch(kernel, constants, kernel.multiplications // 12)
     if input.dtype not in _CODES or output.dtype not in _CODES:
         return None
     taps, signed = rows.size * columns.size, input.dtype.kind == "i"
@@ -348,10 +348,10 @@ def depthwise(
     arithmetic = FloatCodes(signed, finish.requantization)
     kernel, factor = replace(kernel, arithmetic=arithmetic), np.int16(arithmetic.factor)
     constants = (lambda: kernel.pack(_centred(filter)[0] * factor), finish.constants(target), kernel.numbers())
-    return Lowered(kernel, constants, kernel.multiplications // 8)
+    return KernelLaunch(kernel, constants, kernel.multiplications // 8)
 
 
-RULES: Mapping[OperationType, Rule] = {
+RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.CONV_2D: convolution,
     OperationType.DEPTHWISE_CONV_2D: depthwise,
     OperationType.FULLY_CONNECTED: fully_connected,

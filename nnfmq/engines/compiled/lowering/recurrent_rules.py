@@ -16,9 +16,9 @@ import numpy as np
 from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, LstmCellUpdate, RnnCell, plan_gate_gemv
 from nnfmq.engines.compiled.kernels.recurrent_kernels import RESULT, STATE, STEPS, ZEROS, CellKernel, SequenceKernel
 from nnfmq.engines.compiled.kernels.svdf import plan_svdf
+from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
 from nnfmq.engines.compiled.lowering.data_movement_rules import concatenation
 from nnfmq.engines.compiled.lowering.elementwise_rules import arithmetic
-from nnfmq.engines.compiled.lowering.lowered import Chain, Lowered, Rule, Stage
 from nnfmq.engines.compiled.lowering.products import rows_product
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
@@ -123,7 +123,7 @@ def rnn(
     output: Sequence[Tensor],
     target: Target,
     activation: int,
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """RNN."""
     if input.dtype != _FLOAT:
         return None
@@ -138,7 +138,7 @@ def lstm(
     activation: int,
     cell_clip: float,
     projection_clip: float,
-) -> Lowered | Chain | None:
+) -> KernelLaunch | KernelSequence | None:
     """LSTM. Its outputs: a buffer, both states, and the hidden state again."""
     if input.dtype != _FLOAT:
         return None
@@ -150,23 +150,23 @@ def lstm(
         return _cells_step(cells, batch, (ZEROS, RESULT, STATE, RESULT), target)
     first = _cells_step(cells, batch, (RESULT, ZEROS, STATE), target)
     made = (batch, cells.biases.shape[1])
-    stage = Stage(first, (_INPUT, _HIDDEN, _STATE), _FLOAT, made, outputs=(0, 2))
-    return Chain((stage,), _projecting_step(cells.projection, batch, target), (3,))
+    stage = Intermediate(first, (_INPUT, _HIDDEN, _STATE), _FLOAT, made, outputs=(0, 2))
+    return KernelSequence((stage,), _projecting_step(cells.projection, batch, target), (3,))
 
 
-def _cells_step(cells: _Cells, batch: int, outputs: tuple[str, ...], target: Target) -> Lowered:
+def _cells_step(cells: _Cells, batch: int, outputs: tuple[str, ...], target: Target) -> KernelLaunch:
     weights = np.concatenate([cells.inputs, cells.recurrent], axis=2)
     sums = cells.sums(weights.shape[2], target)
     kernel = CellKernel(sums, cells.update, batch, (cells.inputs.shape[2], cells.recurrent.shape[2]), outputs)
     constants = (sums.pack(weights), cells.starts(sums).tobytes(), *cells.constants(sums))
-    return Lowered(kernel, constants, _work(sums, batch))
+    return KernelLaunch(kernel, constants, _work(sums, batch))
 
 
-def _projecting_step(projection: _Projection, batch: int, target: Target) -> Lowered:
+def _projecting_step(projection: _Projection, batch: int, target: Target) -> KernelLaunch:
     """Return the kernel that makes the hidden state, twice, from the results of cells."""
     sums, packed = _projected(projection, target)
     kernel = CellKernel(sums, RnnCell(0, projection.clip), batch, (sums.length,), (RESULT, RESULT))
-    return Lowered(kernel, packed, _work(sums, batch))
+    return KernelLaunch(kernel, packed, _work(sums, batch))
 
 
 def _projected(projection: _Projection, target: Target) -> tuple[GateGemv, tuple[bytes, ...]]:
@@ -193,7 +193,7 @@ def rnn_sequence(
     target: Target,
     activation: int,
     time_major: int,
-) -> Chain | None:
+) -> KernelSequence | None:
     """UNIDIRECTIONAL_SEQUENCE_RNN."""
     if input.dtype != _FLOAT:
         return None
@@ -211,7 +211,7 @@ def lstm_sequence(
     cell_clip: float,
     projection_clip: float,
     time_major: bool,
-) -> Chain | None:
+) -> KernelSequence | None:
     """UNIDIRECTIONAL_SEQUENCE_LSTM."""
     if input.dtype != _FLOAT:
         return None
@@ -220,18 +220,20 @@ def lstm_sequence(
     return _sequence(cells, time_major_shape(input.shape, time_major)[:2], time_major, outputs, target)
 
 
-def _sequence(cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tuple[str, ...], target: Target) -> Chain:
+def _sequence(
+    cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tuple[str, ...], target: Target
+) -> KernelSequence:
     """Return the product of all inputs, and the kernel that goes through the steps (time, batch)."""
     sums = cells.sums(cells.size, target)
     stage = _products(cells.inputs, cells.starts(sums), sums, _INPUT, math.prod(steps), target)
     states = range(_HIDDEN, _HIDDEN + cells.states)
-    return Chain((stage,), _sweep(cells, sums, steps, time_major, outputs, target), (states.stop, *states))
+    return KernelSequence((stage,), _sweep(cells, sums, steps, time_major, outputs, target), (states.stop, *states))
 
 
-def _products(inputs: Array, starts: Array, sums: GateGemv, source: int, count: int, target: Target) -> Stage:
+def _products(inputs: Array, starts: Array, sums: GateGemv, source: int, count: int, target: Target) -> Intermediate:
     """Return the products of all inputs with all gates' weights, with what sums begin with added."""
     weights = sums.ordered(inputs).reshape(-1, inputs.shape[2])
-    return Stage(rows_product(count, weights, starts, target), (source,), _FLOAT, (count, len(weights)))
+    return Intermediate(rows_product(count, weights, starts, target), (source,), _FLOAT, (count, len(weights)))
 
 
 def _sweep(
@@ -242,7 +244,7 @@ def _sweep(
     outputs: tuple[str, ...],
     target: Target,
     backward: bool = False,
-) -> Lowered:
+) -> KernelLaunch:
     time, batch = steps
     packed: tuple[bytes, ...] = (sums.pack(cells.recurrent), *cells.constants(sums))
     projection, clip = None, 0.0
@@ -250,7 +252,7 @@ def _sweep(
         projection, more = _projected(cells.projection, target)
         packed, clip = packed + more, cells.projection.clip
     kernel = SequenceKernel(sums, cells.update, projection, clip, time, batch, time_major, outputs, backward)
-    return Lowered(kernel, packed, _work(sums, time * batch))
+    return KernelLaunch(kernel, packed, _work(sums, time * batch))
 
 
 # -- two directions ---------------------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ def rnn_directions(
     activation: int,
     time_major: bool,
     merge_outputs: bool,
-) -> Chain | None:
+) -> KernelSequence | None:
     """BIDIRECTIONAL_SEQUENCE_RNN."""
     if input.dtype != _FLOAT:
         return None
@@ -282,7 +284,7 @@ def lstm_directions(
     time_major: bool,
     merge_outputs: bool,
     **attributes: Any,
-) -> Chain | None:
+) -> KernelSequence | None:
     """BIDIRECTIONAL_SEQUENCE_LSTM."""
     if input.dtype != _FLOAT:
         return None
@@ -298,7 +300,7 @@ def _directions(
     merged: bool,
     output: Tensor | Sequence[Tensor],
     target: Target,
-) -> Chain | None:
+) -> KernelSequence | None:
     """Return both sequences, and what joins them, if they are merged.
 
     An auxiliary input is added to both, or without weights for it what the backward one reads.
@@ -308,7 +310,7 @@ def _directions(
     results, count = 1 if merged else 2, both[0].states
     states = (RESULT, STATE)[:count] if len(outputs) > results else ()
     known = 1 + 2 * count + (aux is not None)
-    stages: list[Stage] = []
+    stages: list[Intermediate] = []
     halves: list[int] = []
     for number, cells in enumerate(both):
         sums = cells.sums(cells.size, target)
@@ -322,24 +324,24 @@ def _directions(
         kinds = (STEPS, *states) if merged or is_last else (RESULT, STEPS, *states)
         sweep = _sweep(cells, sums, steps, time_major, kinds, target, backward=number == 1)
         if is_last:
-            return Chain(tuple(stages), sweep, reads)
+            return KernelSequence(tuple(stages), sweep, reads)
         first = results + number * count
         places = (*(() if merged else (number,)), *range(first, first + len(states)))
         shape = (*input.shape[:2], cells.size) if merged else (steps[1], cells.size)
         halves.append(len(stages))
-        stages.append(Stage(sweep, reads, _FLOAT, shape, places))
+        stages.append(Intermediate(sweep, reads, _FLOAT, shape, places))
     parts = [Tensor(stages[place].shape, _FLOAT) for place in halves]
     joined = concatenation(*parts, output=outputs[0], target=target, axis=2)
-    return None if joined is None else Chain(tuple(stages), joined, tuple(known + place for place in halves))
+    return None if joined is None else KernelSequence(tuple(stages), joined, tuple(known + place for place in halves))
 
 
-def _added(weights: Array, sums: GateGemv, aux: int, products: int, shape: Shape, target: Target) -> list[Stage]:
+def _added(weights: Array, sums: GateGemv, aux: int, products: int, shape: Shape, target: Target) -> list[Intermediate]:
     """Return what adds the products of an auxiliary input to those of the input."""
     zeros, made = np.zeros(shape[1], np.float32), Tensor(shape, _FLOAT)
     more = _products(weights, zeros, sums, aux, shape[0], target)
     total = arithmetic("add", made, made, output=made, target=target, activation=0)
     assert total is not None, "floats are added"
-    return [more, Stage(total, (products, products + 1), _FLOAT, shape)]
+    return [more, Intermediate(total, (products, products + 1), _FLOAT, shape)]
 
 
 # -- SVDF -------------------------------------------------------------------------------------------------------------
@@ -356,7 +358,7 @@ def svdf(
     target: Target,
     rank: int,
     activation: int,
-) -> Chain | None:
+) -> KernelSequence | None:
     """SVDF: the features are a product."""
     if input.dtype != _FLOAT:
         return None
@@ -364,12 +366,12 @@ def svdf(
     features = rows_product(batch, weights_feature.array, np.zeros(filters, np.float32), target)
     kernel = plan_svdf(batch, filters // rank, rank, memory, activation, target)
     biases = np.zeros(filters // rank, np.float32) if bias is None else bias.array
-    stage = Stage(features, (_INPUT,), _FLOAT, (batch, filters))
+    stage = Intermediate(features, (_INPUT,), _FLOAT, (batch, filters))
     constants = (weights_time.array.tobytes(), biases.tobytes())
-    return Chain((stage,), Lowered(kernel, constants, batch * filters * (memory + 8) // 4), (2, 1))
+    return KernelSequence((stage,), KernelLaunch(kernel, constants, batch * filters * (memory + 8) // 4), (2, 1))
 
 
-RULES: Mapping[OperationType, Rule] = {
+RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.BIDIRECTIONAL_SEQUENCE_LSTM: lstm_directions,
     OperationType.BIDIRECTIONAL_SEQUENCE_RNN: rnn_directions,
     OperationType.LSTM: lstm,

@@ -23,7 +23,7 @@ from nnfmq.engines.compiled.kernels.reducers import (
     Reducer,
 )
 from nnfmq.engines.compiled.kernels.reduction_kernels import plan_reduction
-from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
+from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.quantization import dtype_range, float_activation_range, quantized_activation_range
@@ -46,7 +46,7 @@ def _pool(
     filter_height: int,
     activation: int,
     **conv_params: int,
-) -> Lowered | None:
+) -> KernelLaunch | None:
     batch, height, width, channels = input.shape
     rows, columns = windows((height, width), (filter_height, filter_width), **conv_params)
     combination = combine(output, activation, rows.size * columns.size)
@@ -54,7 +54,7 @@ def _pool(
         return None
     kernel = plan_pool((batch, height, width, channels), rows, columns, combination, target)
     cells = batch * rows.count * columns.count * rows.size * columns.size * channels
-    return Lowered(kernel, (), cells * combination.item_bytes // 32)
+    return KernelLaunch(kernel, (), cells * combination.item_bytes // 32)
 
 
 def _average(output: Tensor, activation: int, most: int) -> Reducer | None:
@@ -87,13 +87,13 @@ def _reduce(
     target: Target,
     axes: Array,
     keep_dimensions: int,
-) -> Lowered | None:
+) -> KernelLaunch | None:
     gone = reduced_axes(axes, len(input.shape))
     combination = combine(input, math.prod(input.shape[axis] for axis in gone))
     if combination is None or 0 in input.shape:
         return None
     kernel = plan_reduction(input.shape, gone, combination, target)
-    return Lowered(kernel, (), math.prod(input.shape) * combination.item_bytes // 32)
+    return KernelLaunch(kernel, (), math.prod(input.shape) * combination.item_bytes // 32)
 
 
 def _mean(input: Tensor, count: int) -> Reducer | None:
@@ -120,29 +120,29 @@ def _sum(input: Tensor, count: int) -> Reducer | None:
     return FloatSumReducer() if input.dtype == _FLOAT else None
 
 
-def _index(greatest: bool, input: Tensor, *, output: Tensor, target: Target, axis: int) -> Lowered | None:
+def _index(greatest: bool, input: Tensor, *, output: Tensor, target: Target, axis: int) -> KernelLaunch | None:
     """ARGMAX and ARGMIN."""
     items = {_FLOAT: "f4", np.dtype("<i4"): "i4", _CODES[0]: "u1", _CODES[1]: "i1"}
     item = items.get(input.dtype)
     if item is None:
         return None
     lines = plan_axis_loop(input.shape, normalize_axis(axis, len(input.shape)), 2 * target.lanes)
-    return Lowered(ArgMinMax(lines, item, greatest), (), math.prod(input.shape) // 4)
+    return KernelLaunch(ArgMinMax(lines, item, greatest), (), math.prod(input.shape) // 4)
 
 
-def _normalization(input: Tensor, *, output: Tensor, target: Target, axis: int = -1) -> Lowered | None:
+def _normalization(input: Tensor, *, output: Tensor, target: Target, axis: int = -1) -> KernelLaunch | None:
     """L2_NORMALIZATION."""
     axis, work = normalize_axis(axis, len(input.shape)), math.prod(input.shape) // 2
     if input.dtype == _FLOAT:
-        return Lowered(FloatL2Norm(plan_axis_loop(input.shape, axis, 2 * target.lanes)), (), work)
+        return KernelLaunch(FloatL2Norm(plan_axis_loop(input.shape, axis, 2 * target.lanes)), (), work)
     if input.dtype not in _CODES or input.shape[axis] > LONGEST_CODES:
         return None
     is_last = math.prod(input.shape[axis + 1 :]) == 1  # a scale for each line: lanes are not lines
     lines = plan_axis_loop(input.shape, axis, 2 * target.lanes if is_last else 1)
-    return Lowered(QuantizedL2Norm(lines, input.dtype.kind == "i", input.zero_point), (), work)
+    return KernelLaunch(QuantizedL2Norm(lines, input.dtype.kind == "i", input.zero_point), (), work)
 
 
-RULES: Mapping[OperationType, Rule] = {
+RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.ARGMAX: partial(_index, True),
     OperationType.ARGMIN: partial(_index, False),
     OperationType.AVERAGE_POOL_2D: partial(_pool, _average),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.bilinear_resize import BilinearResize
-from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
+from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.resizing import InterpolationTaps
@@ -27,7 +27,7 @@ def resize_bilinear(
     height: float,
     align_corners: bool = False,
     half_pixel_centers: bool = False,
-) -> Lowered | None:
+) -> KernelLaunch | None:
     """RESIZE_BILINEAR of float32 and codes."""
     if input.dtype.itemsize == 2 or 0 in input.shape:
         return None
@@ -42,7 +42,7 @@ def resize_bilinear(
     rows = _table(InterpolationTaps.of(old_rows, new_rows, *flags), old_columns * channels * input.dtype.itemsize)
     columns = _table(InterpolationTaps.of(old_columns, new_columns, *flags), 4 * channels)
     work = 2 * batch * new_rows * (old_columns + new_columns) * max(1, channels // target.lanes)
-    return Lowered(kernel, (*rows, *columns), work)
+    return KernelLaunch(kernel, (*rows, *columns), work)
 
 
 def _table(taps: InterpolationTaps, step: int) -> tuple[bytes, bytes]:
@@ -52,4 +52,4 @@ def _table(taps: InterpolationTaps, step: int) -> tuple[bytes, bytes]:
     return offsets.tobytes(), weights.tobytes()
 
 
-RULES: Mapping[OperationType, Rule] = {OperationType.RESIZE_BILINEAR: resize_bilinear}
+RULES: Mapping[OperationType, LoweringRule] = {OperationType.RESIZE_BILINEAR: resize_bilinear}

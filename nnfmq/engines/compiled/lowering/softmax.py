@@ -15,7 +15,7 @@ from nnfmq.engines.compiled.kernels.softmax import (
     FloatSoftmax,
     plan_quantized_softmax,
 )
-from nnfmq.engines.compiled.lowering.lowered import Lowered, Rule
+from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import normalize_axis
@@ -27,7 +27,7 @@ __all__ = ["RULES"]
 _FLOAT = np.dtype("<f4")
 
 
-def softmax(input: Tensor, *, output: Tensor, target: Target, beta: float, axis: int = -1) -> Lowered | None:
+def softmax(input: Tensor, *, output: Tensor, target: Target, beta: float, axis: int = -1) -> KernelLaunch | None:
     """SOFTMAX."""
     if input.dtype == _FLOAT:
         return _of_floats(False, input, output=output, target=target, beta=beta, axis=axis)
@@ -37,18 +37,20 @@ def softmax(input: Tensor, *, output: Tensor, target: Target, beta: float, axis:
         return None
     tables = tuple(table.astype("<i4").tobytes() for table in exponential_tables(input.scale, beta))
     of_codes = plan_quantized_softmax(rows, length, inner, input.dtype.kind == "i", target)
-    return Lowered(of_codes, tables, 2 * rows * length * inner)
+    return KernelLaunch(of_codes, tables, 2 * rows * length * inner)
 
 
-def _of_floats(log: bool, input: Tensor, *, output: Tensor, target: Target, beta: float, axis: int) -> Lowered | None:
+def _of_floats(
+    log: bool, input: Tensor, *, output: Tensor, target: Target, beta: float, axis: int
+) -> KernelLaunch | None:
     axis = normalize_axis(axis, len(input.shape))
     if input.dtype != _FLOAT or input.shape[axis] > LONGEST_FLOATS:
         return None
     lines = plan_axis_loop(input.shape, axis, target.lanes)
-    return Lowered(FloatSoftmax(lines, float(np.float32(beta)), log), (), math.prod(input.shape))
+    return KernelLaunch(FloatSoftmax(lines, float(np.float32(beta)), log), (), math.prod(input.shape))
 
 
-RULES: Mapping[OperationType, Rule] = {
+RULES: Mapping[OperationType, LoweringRule] = {
     OperationType.LOG_SOFTMAX: partial(_of_floats, True),
     OperationType.SOFTMAX: softmax,
 }

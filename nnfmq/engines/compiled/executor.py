@@ -1,0 +1,170 @@
+"""A compiled partition: consecutive lowered operations, executed as one step of the interpreter.
+
+Inputs are read in place from the frame, intermediates live in an arena, and outputs are published in the frame as views
+of the arena. Everything that holds addresses (arena, argument arrays) is an `ExecutionContext`: an execution owns one
+from its first run to its end, then it returns to the partition's pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nnfmq.engines import idle_trim
+from nnfmq.engines.compiled.jit import LoadedCode
+from nnfmq.engines.compiled.memory_plan import ALIGNMENT, FIRST_INPUT_BASE, ArraySpec, PartitionPlan
+from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, ThreadPool
+from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, ExecutionFrame
+from nnfmq.operations.signature import Array
+
+__all__ = ["CompiledPartition"]
+
+_MAX_POOLED_CONTEXTS = 4  # as many executions run at the same time; open bursts keep their own
+
+
+class CompiledPartition:
+    """The step. Any number of executions use it concurrently; each keeps its context in slot `slot` of its frame."""
+
+    def __init__(self, plan: PartitionPlan, constants: Array, code: LoadedCode, pool: ThreadPool, slot: int) -> None:
+        self.plan = plan
+        self._constants, self._code, self._pool, self._slot = constants, code, pool, slot
+        self._functions = [code.address(launch.function) for launch in plan.launches]
+        self.launch_count = len(plan.launches)
+        self._free_contexts: list[ExecutionContext] = []
+        idle_trim.register(self)
+
+    def __call__(self, frame: ExecutionFrame) -> None:
+        """Run all launches, and publish the outputs in the frame. Raises what `RunOptions.check` raises."""
+        lease: _ContextLease | None = frame[self._slot]
+        if lease is None:
+            lease = frame[self._slot] = _ContextLease(self, self.acquire())
+        context = lease.context
+        records = context.relocated_records(frame)
+        options, run = frame[-1], self._pool.run
+        if options is DEFAULT_RUN_OPTIONS:
+            run(records, 0, self.launch_count, context.scratch, self.plan.scratch_bytes)
+        else:
+            for number in range(self.launch_count):
+                options.check()
+                run(records, number, number + 1, context.scratch, self.plan.scratch_bytes)
+        self.publish_outputs(frame)
+
+    def range_runner(self, frame: ExecutionFrame) -> Callable[[int, int], None]:
+        """Return a function that runs the launches from `first` to before `last`, without looking at the run options.
+
+        For profiling. The partition must have been called with this frame before. The function is valid as long as the
+        frame's arrays stay the same; it does not publish outputs.
+        """
+        context: ExecutionContext = frame[self._slot].context
+        run, records, stride = self._pool.run, context.relocated_records(frame), self.plan.scratch_bytes
+        return lambda first, last: run(records, first, last, context.scratch, stride)
+
+    def publish_outputs(self, frame: ExecutionFrame) -> None:
+        """Put the outputs into the frame, as views of the arena. A call does so at its end."""
+        context: ExecutionContext = frame[self._slot].context
+        for index, array in context.outputs:
+            frame[index] = array
+
+    def launch_records(self, args: int) -> Array:
+        """Return the launch records for `ThreadPool.run`, with argument arrays that begin at address `args`."""
+        records = np.empty((self.launch_count, RECORD_WORDS), np.int64)
+        for number, (launch, function) in enumerate(zip(self.plan.launches, self._functions, strict=True)):
+            records[number] = function, args, launch.work_items, launch.parallelism
+            args += 8 * launch.arg_count
+        return records
+
+    def acquire(self) -> ExecutionContext:
+        """Return a context that no execution owns: a pooled one if there is one, else a new one."""
+        try:
+            return self._free_contexts.pop()
+        except IndexError:
+            return ExecutionContext(self)
+
+    def release(self, context: ExecutionContext) -> None:
+        """Return a context to the pool, or drop it if the pool is full."""
+        context.forget_inputs()
+        if len(self._free_contexts) < _MAX_POOLED_CONTEXTS:
+            self._free_contexts.append(context)
+
+    def trim(self) -> None:
+        """Free the pooled contexts."""
+        self._free_contexts.clear()
+
+    @property
+    def constants_address(self) -> int:
+        """Address of the constants."""
+        return int(self._constants.ctypes.data)
+
+    @property
+    def thread_count(self) -> int:
+        """Maximum number of threads that compute it: the calling thread and the workers."""
+        return self._pool.worker_count + 1
+
+    @property
+    def scratch_slots(self) -> int:
+        """Number of scratch buffers of a context: one for each thread that the pool may ever have."""
+        return self._pool.scratch_slots
+
+
+class _ContextLease:
+    """An execution's ownership of a context, which returns to its partition when the frame is freed."""
+
+    __slots__ = ("_partition", "context")
+
+    def __init__(self, partition: CompiledPartition, context: ExecutionContext) -> None:
+        self._partition = partition
+        self.context = context
+
+    def __del__(self) -> None:
+        self._partition.release(self.context)
+
+
+class ExecutionContext:
+    """One execution's arena, scratch memory and argument arrays.
+
+    Contexts are pooled because a new arena costs a page fault for each page at its first use. Only the addresses of
+    inputs depend on the execution.
+    """
+
+    def __init__(self, partition: CompiledPartition) -> None:
+        plan = self._plan = partition.plan
+        memory = np.empty(plan.arena_bytes + partition.scratch_slots * plan.scratch_bytes + ALIGNMENT, np.uint8)
+        skip = -memory.ctypes.data % ALIGNMENT
+        self._arena = memory[skip:]
+        address = memory.ctypes.data + skip
+        self.scratch = address + plan.arena_bytes
+        self.outputs = [(index, self._view(offset, spec)) for index, offset, spec in plan.outputs]
+        self._base_addresses = np.array([address, partition.constants_address, *[0] * len(plan.inputs)], np.int64)
+        self._args = np.empty_like(plan.relocation_offsets)
+        self._records = partition.launch_records(self._args.ctypes.data)
+        self._records_address = int(self._records.ctypes.data)
+        self.forget_inputs()
+
+    def _view(self, offset: int, spec: ArraySpec) -> Array:
+        return self._arena[offset : offset + spec.bytes].view(spec.dtype).reshape(spec.shape)
+
+    def forget_inputs(self) -> None:
+        """Drop the references to the inputs, which may be a client's memory."""
+        self._last_inputs: list[Any] | None = None
+        self._keepalive: list[Array] = []
+
+    def relocated_records(self, frame: ExecutionFrame) -> int:
+        """Return the address of the launch records, after relocation to the frame's inputs.
+
+        Nothing is relocated again if the inputs are the arrays of the last run. An array that is not contiguous is
+        copied in each run, because its elements may have changed.
+        """
+        inputs = self._plan.inputs
+        is_unchanged = self._last_inputs is not None and all(
+            frame[index] is last for index, last in zip(inputs, self._last_inputs, strict=True)
+        )
+        if not is_unchanged:
+            arrays = [frame[index] for index in inputs]
+            self._keepalive = [np.ascontiguousarray(array) for array in arrays]
+            is_copied = any(kept is not array for kept, array in zip(self._keepalive, arrays, strict=True))
+            self._last_inputs = None if is_copied else arrays
+            self._base_addresses[FIRST_INPUT_BASE:] = [array.ctypes.data for array in self._keepalive]
+            np.add(self._base_addresses[self._plan.relocation_bases], self._plan.relocation_offsets, out=self._args)
+        return self._records_address

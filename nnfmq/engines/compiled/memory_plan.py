@@ -1,0 +1,229 @@
+"""Memory planning: offsets in one arena for the operands of a partition, and the launches that use them.
+
+A plan has no addresses: each pointer of a launch is a relocation, an offset from the arena, the constants or an input.
+So a plan can be saved, and any number of executions use it at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnfmq.engines.compiled.jit import Kernel, symbol_name
+from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.thread_pool import Parallelism
+from nnfmq.operations.signature import Array, Shape
+
+__all__ = [
+    "ALIGNMENT",
+    "FIRST_INPUT_BASE",
+    "Allocation",
+    "ArraySpec",
+    "LiveRange",
+    "PartitionLaunch",
+    "PartitionPlan",
+    "PlannedLaunch",
+    "align",
+    "plan_offsets",
+    "plan_partition",
+]
+
+ALIGNMENT = 64  # bytes of a cache line
+_OVERREAD_BYTES = 64  # between operands: vectors may read past the last element
+_PARALLEL_MIN_NS = 3000
+_WAKE_MIN_NS = 80_000  # twice what it takes to wake a worker thread
+_ARENA_BASE, _CONSTANTS_BASE, FIRST_INPUT_BASE = 0, 1, 2
+
+
+def align(size: int) -> int:
+    """Return `size` rounded up to whole cache lines."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRange:
+    """An operand of `size` bytes, written by launch `begin` and last read by launch `end`."""
+
+    size: int
+    begin: int
+    end: int
+
+
+def plan_offsets(ranges: Sequence[LiveRange]) -> tuple[list[int], int]:
+    """Return the arena offset of each operand, and the size of the arena in bytes.
+
+    Greedy by size, each at the lowest offset that is free during its live range (as TFLite's ArenaPlanner).
+    """
+    offsets, total = [0] * len(ranges), 0
+    placed = np.empty((4, len(ranges)), np.int64)  # of those that have an offset: begin, end, first byte, last byte
+    largest_first = sorted(range(len(ranges)), key=lambda n: (-ranges[n].size, ranges[n].begin))
+    for count, number in enumerate(largest_first):
+        live, (begins, ends, firsts, lasts) = ranges[number], placed[:, :count]
+        overlapping = np.flatnonzero((begins <= live.end) & (live.begin <= ends))
+        offset, size = 0, align(live.size + _OVERREAD_BYTES)
+        for other in overlapping[np.argsort(firsts[overlapping], kind="stable")].tolist():
+            if firsts[other] - offset >= size:
+                break
+            offset = max(offset, int(lasts[other]))
+        offsets[number] = offset
+        total = max(total, offset + size)
+        placed[:, count] = live.begin, live.end, offset, offset + size
+    return offsets, total
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """The dtype and shape of an operand."""
+
+    dtype: np.dtype[Any]
+    shape: Shape
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def permuted(self, permutation: Sequence[int]) -> ArraySpec:
+        """Return the spec of the transposed array."""
+        return ArraySpec(self.dtype, tuple(self.shape[axis] for axis in permutation))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLaunch:
+    """A kernel launch in a partition: operand indexes, constant offsets, estimated single-thread time in ns.
+
+    `operation` is the number of the operation that it belongs to.
+    """
+
+    kernel: Kernel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    constants: tuple[int, ...]
+    estimated_ns: int
+    operation: int = -1
+
+    @property
+    def runs_parallel(self) -> bool:
+        """Whether distributing the work items over threads is worth the synchronization."""
+        return self.estimated_ns >= _PARALLEL_MIN_NS and self.kernel.work_items > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The part of the arena that an operand or intermediate has from launch `begin` to launch `end`.
+
+    `end` is the number of launches if the operand is read after the partition. `index` is ~i for the NHWC copy of
+    operand i.
+    """
+
+    index: int
+    spec: ArraySpec
+    offset: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """A launch without addresses: symbol name, number of arguments, work items and parallelism."""
+
+    function: str
+    arg_count: int
+    work_items: int
+    parallelism: Parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """All that a partition executes, without addresses.
+
+    `inputs` are operand indexes; `outputs` are (operand index, arena offset, spec). The relocations list (base, offset)
+    of each argument of all launches in order; bases are the arena, the constants, then the inputs. `source_launches`
+    and `allocations` are for profiling; a plan from a cache has none.
+    """
+
+    launches: tuple[PlannedLaunch, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[tuple[int, int, ArraySpec], ...]
+    relocation_bases: Array
+    relocation_offsets: Array
+    arena_bytes: int
+    scratch_bytes: int
+    source_launches: tuple[PartitionLaunch, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
+
+
+def plan_partition(
+    launches: Sequence[PartitionLaunch],
+    specs: Mapping[int, ArraySpec],
+    views: Mapping[int, int],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    target: Target,
+) -> PartitionPlan:
+    """Plan the memory and the parallelism of launches.
+
+    `specs` describes each operand that a launch writes, and the outputs. `views` maps an operand to the one whose
+    memory it shares.
+    """
+
+    def root(index: int) -> int:
+        while index in views:
+            index = views[index]
+        return index
+
+    begins, ends = {}, {}
+    for number, launch in enumerate(launches):
+        begins.update({root(index): number for index in launch.outputs})
+        ends.update({root(index): number for index in (*launch.inputs, *launch.outputs)})
+    ends.update({root(index): len(launches) for index in outputs})
+    offsets, arena_bytes = plan_offsets([LiveRange(specs[index].bytes, begins[index], ends[index]) for index in begins])
+    arena = dict(zip(begins, offsets, strict=True))
+    input_bases = {index: FIRST_INPUT_BASE + number for number, index in enumerate(inputs)}
+    relocations = [pair for launch in launches for pair in _relocations(launch, root, arena, input_bases)]
+    bases, from_base = (np.array([pair[n] for pair in relocations], np.int64) for n in (0, 1))
+    scratch_bytes = max((launch.kernel.scratch_bytes(target) for launch in launches), default=0)
+    return PartitionPlan(
+        launches=tuple(map(_planned_launch, launches, _choose_parallelism(launches))),
+        inputs=tuple(inputs),
+        outputs=tuple((index, arena[root(index)], specs[index]) for index in outputs),
+        relocation_bases=bases,
+        relocation_offsets=from_base,
+        arena_bytes=align(arena_bytes),
+        scratch_bytes=align(scratch_bytes + ALIGNMENT),
+        source_launches=tuple(launches),
+        allocations=tuple(Allocation(i, specs[i], arena[i], begins[i], ends[i]) for i in begins),
+    )
+
+
+def _relocations(
+    launch: PartitionLaunch, root: Callable[[int], int], arena: Mapping[int, int], input_bases: Mapping[int, int]
+) -> list[tuple[int, int]]:
+    """Return (base, offset) of each argument: inputs, outputs, constants."""
+    operands = [root(index) for index in (*launch.inputs, *launch.outputs)]
+    found = [(_ARENA_BASE, arena[index]) if index in arena else (input_bases[index], 0) for index in operands]
+    return found + [(_CONSTANTS_BASE, offset) for offset in launch.constants]
+
+
+def _planned_launch(launch: PartitionLaunch, parallelism: Parallelism) -> PlannedLaunch:
+    arg_count = len(launch.inputs) + len(launch.outputs) + len(launch.constants)
+    return PlannedLaunch(symbol_name(launch.kernel), arg_count, launch.kernel.work_items, parallelism)
+
+
+def _choose_parallelism(launches: Sequence[PartitionLaunch]) -> list[Parallelism]:
+    """Choose each launch's parallelism.
+
+    Sleeping workers are woken only if >= 80 µs of parallel work remain, twice the wake-up latency: near the end of a
+    partition they would find nothing left to do.
+    """
+    found, remaining_ns = [], 0
+    for launch in reversed(launches):
+        if not launch.runs_parallel:
+            found.append(Parallelism.SERIAL)
+            continue
+        remaining_ns += launch.estimated_ns
+        found.append(Parallelism.PARALLEL_WAKE if remaining_ns >= _WAKE_MIN_NS else Parallelism.PARALLEL)
+    return found[::-1]

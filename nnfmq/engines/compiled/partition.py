@@ -1,0 +1,323 @@
+"""Preparation for the compiling engine: the interpreter's preparation, with kernels for the operations that have them.
+
+Operations whose shapes and attributes are known at preparation, and for which `LOWERING_RULES` has a kernel, form
+partitions; all others stay steps of the interpreter. Arguments are checked by the interpreter's code either way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from nnfmq.engines.compiled.compiled_artifact import CachedPreparation, CompiledArtifact, load_partitions
+from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.jit import Compile, Kernel, compile_in_process, host_target
+from nnfmq.engines.compiled.lowering import (
+    Constant,
+    KernelLaunch,
+    KernelSequence,
+    LoweringRule,
+    ViewOp,
+    data_movement_rules,
+    elementwise_rules,
+    matmul,
+    products,
+    recurrent_rules,
+    reduction_rules,
+    resize,
+    softmax,
+)
+from nnfmq.engines.compiled.memory_plan import (
+    ALIGNMENT,
+    ArraySpec,
+    PartitionLaunch,
+    PartitionPlan,
+    align,
+    plan_partition,
+)
+from nnfmq.engines.compiled.target import Target
+from nnfmq.engines.compiled.thread_pool import default_thread_pool
+from nnfmq.engines.execution import StepFunction
+from nnfmq.engines.interpreter import Program, ResolvedOp, SubgraphPreparation, prepare_with
+from nnfmq.hal.types import LifeTime, Model, OperationType, Subgraph
+from nnfmq.operations.prepacked import no_prepack_recording
+from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, ShapedOp, permuted, split_arguments, tensor_of
+from nnfmq.operations.shapes import DATA_DEPENDENT
+from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
+
+__all__ = ["LOWERING_RULES", "prepare"]
+
+
+def _view(input: Tensor, *_: Tensor | None, output: Tensor, target: Target, **attributes: Any) -> ViewOp | None:
+    """Lower an operation that only changes the shape."""
+    return None if 0 in input.shape else ViewOp()
+
+
+LOWERING_RULES: Mapping[OperationType, LoweringRule] = {
+    OperationType.EXPAND_DIMS: _view,
+    OperationType.RESHAPE: _view,
+    OperationType.SQUEEZE: _view,
+    **elementwise_rules.RULES,
+    **matmul.RULES,
+    **data_movement_rules.RULES,
+    **reduction_rules.RULES,
+    **products.RULES,
+    **recurrent_rules.RULES,
+    **resize.RULES,
+    **softmax.RULES,
+}
+
+
+def prepare(
+    model: Model, packed: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_in_process
+) -> Program:
+    """Return a Program that executes the main subgraph of `model`, as `interpreter.prepare` does.
+
+    `packed` is what an earlier Program of the same model, build and target had in `Program.packed`: machine code and
+    prepacked weights, so that nothing is lowered or compiled. Otherwise `compile` compiles the kernels; an exception
+    that it raises ends the preparation.
+    """
+    if packed is None:
+        return prepare_with(partial(CompiledPreparation, compile=compile), model)
+    restoring = partial(CachedPreparation, arrays=packed[0], target=host_target(), pool=default_thread_pool())
+    return prepare_with(restoring, model, packed[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class _LoweredOp:
+    """A lowered operation, in place of its step.
+
+    Kernels only know NHWC: `inputs_nchw` and `outputs_nchw` tell which operands are NCHW in the model. `reference` is
+    the interpreter's step of a view, for a view of memory outside of an arena.
+    """
+
+    lowered: KernelLaunch | KernelSequence | ViewOp
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    reference: StepFunction | None
+    inputs_nchw: tuple[bool, ...]
+    outputs_nchw: bool
+
+    @property
+    def is_view(self) -> bool:
+        """Whether nothing is computed."""
+        return isinstance(self.lowered, ViewOp)
+
+    def inputs_as_in_model(self) -> list[int]:
+        """Return the inputs that are read without a conversion to NHWC."""
+        return [index for index, nchw in zip(self.inputs, self.inputs_nchw, strict=True) if not nchw]
+
+
+@dataclass(slots=True)
+class _ConstantData:
+    """The constants of a program, one after the other, each at a cache line."""
+
+    chunks: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, constant: Constant) -> int:
+        """Append a constant and return its offset."""
+        data = constant if isinstance(constant, bytes) else constant()
+        offset, padding = self.size, align(len(data)) - len(data)
+        self.chunks += [data, bytes(padding)]
+        self.size += len(data) + padding
+        return offset
+
+    def array(self) -> Array:
+        """Return all constants in one array whose address is aligned to cache lines."""
+        memory = np.zeros(self.size + ALIGNMENT, np.uint8)
+        skip = -memory.ctypes.data % ALIGNMENT
+        memory[skip : skip + self.size] = np.frombuffer(b"".join(self.chunks), np.uint8)
+        return memory[skip : skip + self.size]
+
+
+class CompiledPreparation(SubgraphPreparation):
+    """Lowers the operations of a subgraph, forms partitions, and compiles their kernels."""
+
+    target: Target
+
+    def __init__(self, model: Model, subgraph: Subgraph, programs: dict[int, Program], compile: Compile) -> None:
+        super().__init__(model, subgraph, programs)
+        self._compile = compile
+
+    def program(self) -> Program:
+        """Return the Program."""
+        self.target = host_target()
+        self._constants = _ConstantData()
+        self._kernels: list[Kernel] = []
+        self._intermediate_indexes = count(len(self.subgraph.operands))
+        self._artifact = CompiledArtifact((), np.empty(0, np.uint8), ())
+        program = super().program()
+        program.compiled_ops = frozenset(n for first, last, _ in self._artifact.groups for n in range(first, last + 1))
+        required = sorted(self._required.intersection(self.subgraph.input_indexes))
+        program.packed = (self._artifact.to_arrays(required, self._shapes),)
+        return program
+
+    # -- lowering -----------------------------------------------------------------------------------------------------
+
+    def static_step(self, resolved: ResolvedOp, arguments: Sequence[Tensor | None], shaped: ShapedOp) -> Any:
+        """Return the lowered operation, or the interpreter's step if no rule lowers it."""
+        rule = LOWERING_RULES.get(resolved.match.declaration.code)
+        if rule is not None:
+            found = self._lowered(rule, resolved, arguments, shaped)
+            if found is not None:
+                return found
+        return super().static_step(resolved, arguments, shaped)
+
+    def _lowered(
+        self, rule: LoweringRule, resolved: ResolvedOp, arguments: Sequence[Tensor | None], shaped: ShapedOp
+    ) -> _LoweredOp | None:
+        tensors, attributes, is_nchw = split_arguments(resolved.match, arguments)
+        declaration = resolved.match.declaration
+        outputs_nchw = is_nchw and declaration.image_outputs
+        shapes = [permuted(shape, TO_NHWC) if outputs_nchw else shape for shape in shaped.shapes]
+        outputs = tuple(tensor_of(o, shape) for o, shape in zip(resolved.outputs, shapes, strict=True))
+        if any(0 in output.shape or DATA_DEPENDENT in output.shape for output in outputs):
+            return None
+        lowered = rule(*tensors, output=outputs[0] if len(outputs) == 1 else outputs, target=self.target, **attributes)
+        if lowered is None:
+            return None
+        with no_prepack_recording():
+            step = super().static_step(resolved, arguments, shaped)  # for the errors that it raises, too
+        data = [(p, i) for p, i in resolved.arguments() if p.role is Role.DATA and not self._is_omitted(i)]
+        images = declaration.images if is_nchw else ()
+        return _LoweredOp(
+            lowered,
+            inputs=tuple(index for _, index in data),
+            outputs=resolved.operation.outputs,
+            reference=step if isinstance(lowered, ViewOp) else None,
+            inputs_nchw=tuple(parameter.name in images for parameter, _ in data),
+            outputs_nchw=outputs_nchw,
+        )
+
+    def _is_omitted(self, index: int) -> bool:
+        return self.subgraph.operands[index].lifetime == LifeTime.NO_VALUE
+
+    # -- partitioning -------------------------------------------------------------------------------------------------
+
+    def joined(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
+        """Merge consecutive lowered operations into partitions; return each step with its last operation's number."""
+        runs = self._runs(steps)
+        self._reader_counts = Counter(index for o in self.subgraph.operations for index in set(o.inputs))
+        plans = [(numbers[0], numbers[-1], self._plan(numbers, steps)) for numbers, step in runs if step is None]
+        partitions = iter(self._compiled(plans))
+        return [(numbers[-1], next(partitions) if step is None else step) for numbers, step in runs]
+
+    @staticmethod
+    def _runs(steps: Sequence[Any]) -> list[tuple[list[int], StepFunction | None]]:
+        """Return the operations of each partition, with None; and single operations with the interpreter's step."""
+        runs: list[tuple[list[int], StepFunction | None]] = []
+        produced: set[int] = set()  # by the last partition
+        for number, step in enumerate(steps):
+            partition = runs[-1][0] if runs and runs[-1][1] is None else None
+            if not isinstance(step, _LoweredOp):
+                runs.append(([number], step))
+            elif step.is_view and not (partition and step.inputs[0] in produced):
+                runs.append(([number], step.reference))  # a view of memory that is not in this partition's arena
+            elif partition is None:
+                runs.append(([number], None))
+                produced = set(step.outputs)
+            else:
+                partition.append(number)
+                produced.update(step.outputs)
+        return runs
+
+    def _plan(self, numbers: Sequence[int], steps: Sequence[Any]) -> PartitionPlan:
+        ops = [steps[number] for number in numbers]
+        produced = {index for op in ops for index in op.outputs}
+        read_later = self._read_outside(numbers)
+        inputs = list(dict.fromkeys(index for op in ops for index in op.inputs if index not in produced))
+        outputs = [index for op in ops for index in op.outputs if index in read_later]
+        views = {op.outputs[0]: op.inputs[0] for op in ops if op.is_view}
+        specs = {index: self._spec(index) for op in ops for index in (*op.inputs, *op.outputs)}
+        nchw_readers = read_later.union(*(op.inputs_as_in_model() for op in ops))
+        launches = [
+            replace(launch, operation=number)
+            for number, op in zip(numbers, ops, strict=True)
+            for launch in self._launches_of(op, specs, nchw_readers)
+        ]
+        return plan_partition(launches, specs, views, inputs, outputs, self.target)
+
+    def _read_outside(self, numbers: Sequence[int]) -> set[int]:
+        """Return the outputs of these operations that other operations or the caller read."""
+        operations = [self.subgraph.operations[number] for number in numbers]
+        inside = Counter(index for operation in operations for index in set(operation.inputs))
+        produced = {index for operation in operations for index in operation.outputs}
+        return {index for index in produced if self._reader_counts[index] > inside[index]}.union(
+            self.subgraph.output_indexes
+        )
+
+    def _spec(self, index: int) -> ArraySpec:
+        shape = self._shapes[index]
+        assert shape is not None, "only static operations are lowered"
+        return ArraySpec(NUMPY_TYPES[self.subgraph.operands[index].type], shape)
+
+    # -- launches -----------------------------------------------------------------------------------------------------
+
+    def _launches_of(
+        self, op: _LoweredOp, specs: dict[int, ArraySpec], nchw_readers: AbstractSet[int]
+    ) -> list[PartitionLaunch]:
+        """Return the launches of one operation, with NCHW/NHWC conversions around them.
+
+        ~i is the NHWC copy of operand i: converted once, and back only if `nchw_readers` has operand i.
+        """
+        if isinstance(op.lowered, ViewOp):
+            return []
+        launches: list[PartitionLaunch] = []
+        inputs = [~i if nchw else i for i, nchw in zip(op.inputs, op.inputs_nchw, strict=True)]
+        for nhwc in inputs:
+            if nhwc not in specs:
+                specs[nhwc] = specs[~nhwc].permuted(TO_NHWC)
+                launches.append(self._conversion(~nhwc, nhwc, TO_NHWC, specs))
+        if not op.outputs_nchw:
+            return [*launches, *self._kernel_launches(op.lowered, inputs, op.outputs, specs)]
+        specs.update({~index: specs[index].permuted(TO_NHWC) for index in op.outputs})
+        launches += self._kernel_launches(op.lowered, inputs, [~index for index in op.outputs], specs)
+        return [*launches, *(self._conversion(~i, i, TO_NCHW, specs) for i in op.outputs if i in nchw_readers)]
+
+    def _conversion(
+        self, source: int, target: int, permutation: tuple[int, ...], specs: Mapping[int, ArraySpec]
+    ) -> PartitionLaunch:
+        launch = data_movement_rules.turned(specs[source].shape, permutation, specs[source].dtype, self.target)
+        return self._launch(launch, [source], [target])
+
+    def _kernel_launches(
+        self,
+        lowered: KernelLaunch | KernelSequence,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        specs: dict[int, ArraySpec],
+    ) -> list[PartitionLaunch]:
+        """Return an operation's launches. Intermediates get indexes after the subgraph's operands."""
+        if isinstance(lowered, KernelLaunch):
+            return [self._launch(lowered, inputs, outputs)]
+        launches, readable, missing = [], list(inputs), list(outputs)
+        for one in lowered.intermediates:
+            index = next(self._intermediate_indexes)
+            specs[index] = ArraySpec(one.dtype, one.shape)
+            written = [outputs[n] for n in one.outputs]
+            launches.append(self._launch(one.launch, [readable[n] for n in one.inputs], [index, *written]))
+            readable.append(index)
+            missing = [index for index in missing if index not in written]
+        return [*launches, self._launch(lowered.last, [readable[n] for n in lowered.inputs], missing)]
+
+    def _launch(self, launch: KernelLaunch, inputs: Iterable[int], outputs: Iterable[int]) -> PartitionLaunch:
+        constants = tuple(self._constants.add(constant) for constant in launch.constants)
+        self._kernels.append(launch.kernel)
+        return PartitionLaunch(launch.kernel, tuple(inputs), tuple(outputs), constants, launch.estimated_ns)
+
+    def _compiled(self, plans: Sequence[tuple[int, int, PartitionPlan]]) -> list[CompiledPartition]:
+        if not plans:
+            return []
+        object_code = self._compile(self._kernels, self.target)
+        arrays = [np.frombuffer(code, np.uint8) for code in object_code]
+        self._artifact = CompiledArtifact(plans, self._constants.array(), arrays)
+        self.extra_slots = len(plans)
+        return load_partitions(self._artifact, self.target, default_thread_pool(), len(self.subgraph.operands))
