@@ -101,5 +101,5 @@ def test_images_between_operations_in_nchw_are_not_turned_unless_read(
     assert_kernels_agree(two_convolutions(kind, between_is_read=between_is_read), tolerance=1e-4)
     (plan,) = plans
 
-    assert sum(step.function.startswith("Transposing_") for step in plan.launches) == turns
+    assert sum(step.function.startswith("TransposeKernel_") for step in plan.launches) == turns
     assert len(plan.outputs) == 1 + between_is_read
