@@ -76,18 +76,18 @@ LOWERING_RULES: Mapping[OperationType, LoweringRule] = {
 
 
 def prepare(
-    model: Model, packed: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_in_process
+    model: Model, prepacked: Sequence[tuple[Array, ...]] | None = None, compile: Compile = compile_in_process
 ) -> Program:
     """Return a Program that executes the main subgraph of `model`, as `interpreter.prepare` does.
 
-    `packed` is what an earlier Program of the same model, build and target had in `Program.packed`: machine code and
+    `prepacked` is what an earlier Program of the same model, build and target had in `Program.prepacked`: machine code and
     prepacked weights, so that nothing is lowered or compiled. Otherwise `compile` compiles the kernels; an exception
     that it raises ends the preparation.
     """
-    if packed is None:
+    if prepacked is None:
         return prepare_with(partial(CompiledPreparation, compile=compile), model)
-    restoring = partial(CachedPreparation, arrays=packed[0], target=host_target(), pool=default_thread_pool())
-    return prepare_with(restoring, model, packed[1:])
+    restoring = partial(CachedPreparation, arrays=prepacked[0], target=host_target(), pool=default_thread_pool())
+    return prepare_with(restoring, model, prepacked[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class CompiledPreparation(SubgraphPreparation):
         program = super().program()
         program.compiled_ops = frozenset(n for first, last, _ in self._artifact.groups for n in range(first, last + 1))
         required = sorted(self._required.intersection(self.subgraph.input_indexes))
-        program.packed = (self._artifact.to_arrays(required, self._shapes),)
+        program.prepacked = (self._artifact.to_arrays(required, self._shapes),)
         return program
 
     # -- lowering -----------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class CompiledPreparation(SubgraphPreparation):
 
     # -- partitioning -------------------------------------------------------------------------------------------------
 
-    def joined(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
+    def group_steps(self, steps: Sequence[Any]) -> list[tuple[int, StepFunction]]:
         """Merge consecutive lowered operations into partitions; return each step with its last operation's number."""
         runs = self._runs(steps)
         self._reader_counts = Counter(index for o in self.subgraph.operations for index in set(o.inputs))
