@@ -25,7 +25,7 @@ _WARM_UP_RUNS = 3
 
 @runtime_checkable
 class SteppedPartition(Protocol):
-    """A step of a program that consists of `steps` launches, which may be run one by one."""
+    """A step of a program that consists of `launch_count` launches, which may be run one by one."""
 
     launch_count: int
 
@@ -97,7 +97,7 @@ def measure(program: Program, execution: BoundSteps, runs: int) -> Profile:
 
 
 def _launch_count(step: ExecutionStep) -> int:
-    return step.function.steps if isinstance(step.function, SteppedPartition) else 1
+    return step.function.launch_count if isinstance(step.function, SteppedPartition) else 1
 
 
 def _operand_shapes(steps: Sequence[ExecutionStep], frame: ExecutionFrame) -> dict[int, Shape]:

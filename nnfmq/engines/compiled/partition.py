@@ -80,7 +80,7 @@ def prepare(
 ) -> Program:
     """Return a Program that executes the main subgraph of `model`, as `interpreter.prepare` does.
 
-    `prepacked` is what an earlier Program of the same model, build and target had in `Program.prepacked`: machine code and
+    `prepacked` is `Program.prepacked` of an earlier Program of the same model, build and target: machine code and
     prepacked weights, so that nothing is lowered or compiled. Otherwise `compile` compiles the kernels; an exception
     that it raises ends the preparation.
     """
