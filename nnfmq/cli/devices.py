@@ -1,4 +1,4 @@
-"""`nnfmq devices`: what the driver offers, how fast it says that is, and an administrator's switch."""
+"""`nnfmq devices`: list the driver's devices and their performance info, and set their status."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from nnfmq.cli.output import add_connect_argument, console, open_client, print_json, table
 
 if TYPE_CHECKING:
-    from nnfmq.runtime.client import Client
+    from nnfmq.hal.capabilities import Capabilities
+    from nnfmq.runtime.client import Client, DeviceInfo
 
 EXAMPLES = """\
 examples:
   nnfmq devices
   nnfmq devices --json
-  nnfmq devices --capabilities            # figures relative to the CPU; lower is better
+  nnfmq devices --capabilities            # performance relative to the CPU; lower is better
   nnfmq devices --set reference=OFFLINE   # for all clients of the driver, until it is AVAILABLE again
 """
 _STATUSES = ("AVAILABLE", "BUSY", "OFFLINE")
@@ -25,14 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `devices`."""
     add_connect_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--capabilities", action="store_true", help="print how fast each device says that it is")
+    parser.add_argument("--capabilities", action="store_true", help="print the performance info of each device")
     parser.add_argument(
         "--set",
         metavar="DEVICE=STATUS",
         type=_assignment,
         action="append",
         default=[],
-        help=f"make a device {', '.join(_STATUSES[:-1])} or {_STATUSES[-1]}, for all clients; may be repeated",
+        help=f"set a device's status to {', '.join(_STATUSES[:-1])} or {_STATUSES[-1]} for all clients; may be "
+        "repeated",
     )
 
 
@@ -44,13 +46,13 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Connect, set, ask, print."""
+    """Connect, set the statuses, and print the devices as they are then. Return 0."""
+    from nnfmq.hal.types import DeviceStatus
+
     with open_client(arguments.connect) as client:
-        _set(client, arguments.set)
-        devices = [_as_dict(device) for device in client.devices()]
-        if arguments.capabilities:
-            for device in devices:
-                device["capabilities"] = _capabilities(client, device["name"])
+        for name, status in arguments.set:
+            client.set_device_status(name, DeviceStatus[status])
+        devices = [_describe(client, info, arguments.capabilities) for info in client.devices()]
     if arguments.json:
         print_json({"devices": devices})
     elif arguments.capabilities:
@@ -60,82 +62,97 @@ def execute(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _set(client: Client, wanted: list[tuple[str, str]]) -> None:
-    from nnfmq.hal.types import DeviceStatus
-
-    for name, status in wanted:
-        client.set_device_status(name, DeviceStatus[status])
-
-
-def _as_dict(device: Any) -> dict[str, Any]:
+def _describe(client: Client, info: DeviceInfo, with_capabilities: bool) -> dict[str, Any]:
+    """Return a device as printed in JSON. `capabilities` and `unavailable_reason` exclude each other."""
     from nnfmq.hal.types import DeviceStatus, DeviceType
 
-    return {
-        "name": device.name,
-        "type": _name(DeviceType, device.type),
-        "version": device.version,
-        "feature_level": int(device.feature_level),
-        "status": _name(DeviceStatus, device.status),
-        "extensions": [_extension_as_dict(extension) for extension in device.extensions],
-        "cache_files": {"model": device.model_cache_files, "data": device.data_cache_files},
+    capabilities, reason = None, None
+    if with_capabilities or info.status != DeviceStatus.AVAILABLE:
+        capabilities, reason = query_capabilities(client, info)
+    device = {
+        "name": info.name,
+        "type": _name(DeviceType, info.type),
+        "version": info.version,
+        "feature_level": int(info.feature_level),
+        "status": _name(DeviceStatus, info.status),
+        "unavailable_reason": reason,
+        "extensions": [_describe_extension(extension) for extension in info.extensions],
+        "cache_files": {"model": info.model_cache_files, "data": info.data_cache_files},
     }
+    if with_capabilities:
+        device["capabilities"] = None if capabilities is None else _describe_capabilities(capabilities)
+    return device
 
 
-def _extension_as_dict(extension: Any) -> dict[str, Any]:
+def query_capabilities(client: Client, info: DeviceInfo) -> tuple[Capabilities | None, str | None]:
+    """Return a device's capabilities and None, or None and the reason why the device is BUSY or OFFLINE. Blocks.
+
+    The list of devices contains no reason; the driver puts it in the error that a call to such a device gets.
+    """
+    from nnfmq.hal.errors import DeviceUnavailable
+    from nnfmq.hal.types import DeviceStatus
+
+    try:
+        return client.device(info.name).capabilities(), None
+    except DeviceUnavailable as error:
+        prefix = f"device {info.name!r} is {_name(DeviceStatus, info.status)}"
+        return None, str(error).removeprefix(prefix).removeprefix(": ") or "set by an administrator"
+
+
+def _describe_extension(extension: Any) -> dict[str, Any]:
     fields = ("type", "is_tensor", "byte_size", "dtype")
-    types = [{name: getattr(kind, name) for name in fields} for kind in extension.operand_types]
+    types = [{name: getattr(operand_type, name) for name in fields} for operand_type in extension.operand_types]
     return {"name": extension.name, "operand_types": types}
 
 
-def _capabilities(client: Client, name: str) -> dict[str, Any] | None:
-    """Return a device's figures by what they are about; None while it is busy or offline."""
-    from nnfmq.hal.errors import DeviceUnavailable
-
-    try:
-        found = client.device(name).capabilities()
-    except DeviceUnavailable:
-        return None
-    figures = {entry.type.name: entry.info for entry in found.operand_performance}
-    figures |= {
-        "relaxed float32 scalar": found.relaxed_float32_to_float16_scalar,
-        "relaxed float32 tensor": found.relaxed_float32_to_float16_tensor,
-        "IF": found.if_performance,
-        "WHILE": found.while_performance,
+def _describe_capabilities(capabilities: Capabilities) -> dict[str, Any]:
+    infos = {entry.type.name: entry.info for entry in capabilities.operand_performance}
+    infos |= {
+        "relaxed float32 scalar": capabilities.relaxed_float32_to_float16_scalar,
+        "relaxed float32 tensor": capabilities.relaxed_float32_to_float16_tensor,
+        "IF": capabilities.if_performance,
+        "WHILE": capabilities.while_performance,
     }
-    return {name: {"exec_time": info.exec_time, "power_usage": info.power_usage} for name, info in figures.items()}
+    return {name: {"exec_time": info.exec_time, "power_usage": info.power_usage} for name, info in infos.items()}
 
 
-def _name(names: type[IntEnum], number: int) -> str:
-    """Return the HAL's name of a number that a driver sent, which need not be one that we know."""
+def _name(names: type[IntEnum], code: int) -> str:
+    """Return the HAL's name of a code, or the code in digits if this version of the HAL does not define it."""
     try:
-        return names(number).name
+        return names(code).name
     except ValueError:
-        return str(int(number))
+        return str(int(code))
 
 
 def _print_table(devices: list[dict[str, Any]], no_color: bool) -> None:
     listing = table("device", "type", "version", ">feature level", "status", "extensions")
-    listing.columns[0].no_wrap = True  # what users copy
+    listing.columns[0].no_wrap = True  # users copy it
+    columns = ("name", "type", "version", "feature_level", "status")
     for device in devices:
-        names = "\n".join(extension["name"] for extension in device["extensions"])
-        listing.add_row(*(str(value) for value in [*device.values()][:5]), names or "none")
-    console(no_color).print(listing)
+        extensions = "\n".join(extension["name"] for extension in device["extensions"])
+        listing.add_row(*(str(device[column]) for column in columns), extensions or "none")
+    screen = console(no_color)
+    screen.print(listing)
+    for device in devices:
+        if device["unavailable_reason"]:
+            text = f"{device['name']} is {device['status']}: {device['unavailable_reason']}"
+            screen.print(text, soft_wrap=True)  # users copy the command in it
 
 
 def _print_capabilities(devices: list[dict[str, Any]], no_color: bool) -> None:
-    """Print a row for each pair of figures, with what it is about: equal ones are told together."""
+    """Print one row for each performance info of a device, with the types that it is valid for."""
     listing = table("device", ">time", ">power", "of")
     listing.columns[0].no_wrap = True
     for device in devices:
         if device["capabilities"] is None:
-            listing.add_row(device["name"], "", "", f"{device['status']}: not to be asked")
+            listing.add_row(device["name"], "", "", f"{device['status']}: {device['unavailable_reason']}")
             continue
         groups: dict[tuple[float, float], list[str]] = {}
-        for about, figures in device["capabilities"].items():
-            groups.setdefault((figures["exec_time"], figures["power_usage"]), []).append(about)
-        most = max(groups, key=lambda pair: len(groups[pair]))
-        for pair in sorted(groups, key=lambda pair: pair != most):
+        for name, info in device["capabilities"].items():
+            groups.setdefault((info["exec_time"], info["power_usage"]), []).append(name)
+        largest = max(groups, key=lambda pair: len(groups[pair]))
+        for pair in sorted(groups, key=lambda pair: pair != largest):
             rest = "everything" if len(groups) == 1 else "everything else"
-            about = rest if pair == most else ", ".join(groups[pair])
-            listing.add_row(device["name"], f"{pair[0]:g}", f"{pair[1]:g}", about)
+            names = rest if pair == largest else ", ".join(groups[pair])
+            listing.add_row(device["name"], f"{pair[0]:g}", f"{pair[1]:g}", names)
     console(no_color).print(listing)

@@ -1,9 +1,9 @@
-"""`nnfmq doctor`: what runs here, what this machine offers, what is missing, and the remedy.
+"""`nnfmq doctor`: check the installation, the kernel and the limits of this machine, and name remedies for problems.
 
-Every check is a function that yields findings and never raises: what cannot be found out is itself a finding.
-`missing` means that nnfmq does not work here, `limited` that it works with less speed or fewer comforts. The kernel is
-tried (seals, pidfds) where the standard library can try it; what it has no call for (futex_waitv, SO_PEERPIDFD,
-FUTEX_WAKE_OP) is told from the release that introduced it. Exit status: 0 when nothing is missing.
+Each check is a generator of findings and never raises: if something cannot be determined, that is a finding. A finding
+is `missing` if nnfmq does not work here, and `limited` if it works with less speed or fewer features. Kernel features
+are tried out if Python has a call for them (seals, pidfds); the others (futex_waitv, SO_PEERPIDFD, FUTEX_WAKE_OP) are
+inferred from the kernel release. Exit status: 0 if nothing is missing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nnfmq.cli.devices import query_capabilities
 from nnfmq.cli.output import console, print_json, table
 from nnfmq.core_selection import REMEDY
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
@@ -30,21 +31,15 @@ examples:
   nnfmq doctor --json
   NNFMQ_CORE=python nnfmq doctor       # is the pure-Python core usable here?
 
-Exit status: 0 when nnfmq is usable, 1 when something that it needs is missing.
+Exit status: 0 if nnfmq is usable, 1 if something that it needs is missing.
 """
 
 _MIB = 1 << 20
 _STRONGLY_ORDERED = ("x86_64", "AMD64")
-_EXTRAS = {
-    "Pillow": "images: `nnfmq run` on photos",
-    "pytest": "test: the project's own tests",
-    "ai-edge-litert": "bench: comparison with LiteRT",
-    "onnxruntime": "bench: comparison with ONNX Runtime",
-}
 
 
 class State(StrEnum):
-    """What a finding means for using nnfmq here."""
+    """The meaning of a finding for the use of nnfmq on this machine."""
 
     OK = "ok"
     LIMITED = "limited"
@@ -62,13 +57,22 @@ class Finding:
     remedy: str = ""
 
 
+_EXTRAS = {  # distribution → extra, purpose, state if it is not installed
+    "llvmlite": ("compiled", "device `compiled`, which runs models as machine code", State.LIMITED),
+    "Pillow": ("images", "`nnfmq run` on photos", State.OK),
+    "pytest": ("test", "the project's own tests", State.OK),
+    "ai-edge-litert": ("bench", "comparison with LiteRT", State.OK),
+    "onnxruntime": ("bench", "comparison with ONNX Runtime", State.OK),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `doctor`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Check everything and report; 1 when something needed is missing."""
+    """Run all checks and print the report. Return 1 if something that nnfmq needs is missing, else 0."""
     findings = examine()
     usable = all(finding.state is not State.MISSING for finding in findings)
     if arguments.json:
@@ -79,44 +83,37 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> list[Finding]:
-    """Return every finding, part by part. Blocks at most two seconds, for a driver that does not answer."""
-    return [
-        finding for check in (_core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache) for finding in check()
-    ]
+    """Return all findings, grouped by part. Blocks up to two seconds, if a driver does not respond."""
+    checks = (_core, _python, _kernel, _limits, _numpy, _extras, _driver, _cache)
+    return [finding for check in checks for finding in check()]
 
 
 def _core() -> Iterator[Finding]:
+    remedy = "unset NNFMQ_CORE, or follow the message"
     try:
         from nnfmq.queue import core
     except (ImportError, ValueError, OSError) as error:
-        yield Finding("core", "queue core", str(error), State.MISSING, "unset NNFMQ_CORE, or do as it says")
+        yield Finding("core", "queue core", str(error), State.MISSING, remedy)
         return
-    state = State.OK if core.core_name == "compiled" else _python_core_state()
-    yield Finding("core", "queue core", core.core_name, state, _remedy(state))
+    # The Python core cannot order its loads and stores: it needs a processor that does (x86-64).
+    without_compiled = State.LIMITED if platform.machine() in _STRONGLY_ORDERED else State.MISSING
+    state = State.OK if core.core_name == "compiled" else without_compiled
+    yield Finding("core", "queue core", core.core_name, state, _core_remedy(state))
     yield Finding("core", "from", str(core.core_path))
     yield Finding("core", "because", str(core.core_reason))
-    yield from _codec()
-
-
-def _codec() -> Iterator[Finding]:
     try:
         from nnfmq.serialize import codec
     except (ImportError, ValueError, OSError) as error:
-        yield Finding("core", "packet codec", str(error), State.MISSING, "unset NNFMQ_CORE, or do as it says")
+        yield Finding("core", "packet codec", str(error), State.MISSING, remedy)
         return
     state = State.OK if codec.codec_name == "compiled" else State.LIMITED
-    yield Finding("core", "packet codec", codec.codec_name, state, _remedy(state))
+    yield Finding("core", "packet codec", codec.codec_name, state, _core_remedy(state))
     yield Finding("core", "codec from", codec.codec_path)
     yield Finding("core", "codec because", codec.codec_reason)
 
 
-def _remedy(state: State) -> str:
-    return "" if state is State.OK else f"for the compiled one: {REMEDY.split(';')[0]}"
-
-
-def _python_core_state() -> State:
-    """Return LIMITED on x86-64, MISSING elsewhere: plain Python cannot order its loads and stores there."""
-    return State.LIMITED if platform.machine() in _STRONGLY_ORDERED else State.MISSING
+def _core_remedy(state: State) -> str:
+    return "" if state is State.OK else f"to get the compiled core: {REMEDY.split(';')[0]}"
 
 
 def _python() -> Iterator[Finding]:
@@ -137,13 +134,13 @@ def _version(distribution: str) -> str | None:
 def _kernel() -> Iterator[Finding]:
     yield Finding("kernel", "system", f"{platform.system()} {platform.release()} {platform.machine()}")
     yield _tried("memfd with seals", lambda: _try_memory(one_writer=False), State.MISSING, "Linux 3.17 or newer")
-    future = "Linux 5.1 or newer; without it input pools stay writable for the driver"
-    yield _tried("seal FUTURE_WRITE", lambda: _try_memory(one_writer=True), State.LIMITED, future)
+    future_write = "Linux 5.1 or newer; without it the driver can write to input pools"
+    yield _tried("seal FUTURE_WRITE", lambda: _try_memory(one_writer=True), State.LIMITED, future_write)
     yield _tried("pidfd_open", lambda: os.close(os.pidfd_open(os.getpid())), State.LIMITED, "Linux 5.3 or newer")
     yield _by_release("FUTEX_WAKE_OP", (2, 6, 14), "the Python core needs it or libatomic")
-    yield _by_release("futex_waitv", (5, 16), "without it asyncio waits with a thread for each queue")
-    yield _by_release("SO_PEERPIDFD", (6, 5), "without it a peer is found by its process number, which can be reused")
-    ordering = "strong" if platform.machine() in _STRONGLY_ORDERED else "weak: for the compiled core only"
+    yield _by_release("futex_waitv", (5, 16), "without it, asyncio support uses one thread for each queue")
+    yield _by_release("SO_PEERPIDFD", (6, 5), "without it, a peer is identified by its pid, which can be reused")
+    ordering = "strong" if platform.machine() in _STRONGLY_ORDERED else "weak: requires the compiled core"
     yield Finding("kernel", "memory ordering", ordering)
 
 
@@ -154,25 +151,21 @@ def _try_memory(*, one_writer: bool) -> None:
 
 
 def _tried(name: str, attempt: Callable[[], object], otherwise: State, remedy: str) -> Finding:
-    """Return what the kernel answered to `attempt`."""
+    """Return whether `attempt` succeeds; `otherwise` is the state if it does not."""
     try:
         attempt()
     except (NnfmqError, OSError, AttributeError) as error:
-        return Finding("kernel", name, f"refused: {error}", otherwise, remedy)
+        return Finding("kernel", name, f"rejected: {error}", otherwise, remedy)
     return Finding("kernel", name, "works")
 
 
-def _by_release(name: str, since: tuple[int, ...], otherwise: str) -> Finding:
-    """Return whether the running release is new enough for what only a system call of our own could try."""
-    wanted = ".".join(map(str, since))
-    if _release() >= since:
-        return Finding("kernel", name, f"in Linux {wanted} and newer")
-    return Finding("kernel", name, f"needs Linux {wanted}", State.LIMITED, otherwise)
-
-
-def _release() -> tuple[int, ...]:
-    numbers = platform.release().split("-")[0].split("+")[0].split(".")
-    return tuple(int(number) for number in numbers if number.isdigit())
+def _by_release(name: str, since: tuple[int, ...], consequence: str) -> Finding:
+    """Return whether the running kernel is at least release `since`, for features that Python has no call for."""
+    required = ".".join(map(str, since))
+    release = platform.release().split("-")[0].split("+")[0].split(".")
+    if tuple(int(number) for number in release if number.isdigit()) >= since:
+        return Finding("kernel", name, f"in Linux {required} and newer")
+    return Finding("kernel", name, f"needs Linux {required}", State.LIMITED, consequence)
 
 
 def _limits() -> Iterator[Finding]:
@@ -181,24 +174,23 @@ def _limits() -> Iterator[Finding]:
     remedy = "raise it: ulimit -n 4096" if few else ""
     yield Finding("limits", "open files", _limit(files), State.LIMITED if few else State.OK, remedy)
     yield Finding("limits", "locked memory", _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], _MIB))
-    yield _cpus()
+    allowed = sorted(os.sched_getaffinity(0))
+    one = len(allowed) == 1
+    value = f"{len(allowed)} of {os.cpu_count()}: {', '.join(map(str, allowed))}"
+    remedy = (
+        "allow a second one: client and driver each need a CPU while the client polls for the result" if one else ""
+    )
+    yield Finding("limits", "CPUs allowed", value, State.LIMITED if one else State.OK, remedy)
     yield Finding("limits", "memory of this control group", _control_group_limit())
     yield Finding("limits", "/dev/shm free (named queues)", _free_bytes("/dev/shm"))
-    yield Finding("limits", "socket buffer", f"{_first_line('/proc/sys/net/core/wmem_max') or 'unknown'} bytes at most")
+    socket_buffer = _first_line("/proc/sys/net/core/wmem_max") or "unknown"
+    yield Finding("limits", "socket buffer", f"{socket_buffer} bytes at most")
 
 
 def _limit(value: int, unit: int = 1) -> str:
     if value == resource.RLIM_INFINITY:
         return "unlimited"
     return f"{value // unit:,}" + (" MiB" if unit == _MIB else "")
-
-
-def _cpus() -> Finding:
-    allowed = sorted(os.sched_getaffinity(0))
-    one = len(allowed) == 1
-    value = f"{len(allowed)} of {os.cpu_count()}: {', '.join(map(str, allowed))}"
-    remedy = "allow a second one: polling for the answer needs a core for each side" if one else ""
-    return Finding("limits", "CPUs allowed", value, State.LIMITED if one else State.OK, remedy)
 
 
 def _control_group_limit() -> str:
@@ -231,31 +223,38 @@ def _numpy() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    for distribution, use in _EXTRAS.items():
+    for distribution, (extra, purpose, state) in _EXTRAS.items():
         version = _version(distribution)
-        extra, purpose = use.split(": ")
         if version:
             yield Finding("optional", distribution, version)
         else:
-            yield Finding("optional", distribution, "not installed", remedy=f"{purpose}: pip install 'nnfmq[{extra}]'")
+            yield Finding("optional", distribution, "not installed", state, f"{purpose}: pip install 'nnfmq[{extra}]'")
 
 
 def _driver() -> Iterator[Finding]:
     import nnfmq
+    from nnfmq.hal.types import DeviceStatus
     from nnfmq.paths import default_socket
 
     path = default_socket()
     try:
         with nnfmq.connect(path, timeout=2.0) as client:
-            names = ", ".join(device.name for device in client.devices())
+            devices = client.devices()
+            unavailable = [info for info in devices if info.status != DeviceStatus.AVAILABLE]
+            reasons = {info.name: query_capabilities(client, info)[1] for info in unavailable}
     except DeviceUnavailable as error:
         value = f"not running ({error})" if path.exists() else f"none at {path}"
-        remedy = "none needed: applications get an embedded one; `nnfmq serve` starts one for all"
+        remedy = "none needed: each application starts an embedded driver; `nnfmq serve` starts one for all"
         yield Finding("driver", "running driver", value, remedy=remedy)
+        return
     except (NnfmqError, OSError) as error:
         yield Finding("driver", "running driver", f"at {path}: {error}", State.LIMITED, "end it and start it again")
-    else:
-        yield Finding("driver", "running driver", f"at {path}, devices: {names}")
+        return
+    names = ", ".join(info.name for info in devices)
+    yield Finding("driver", "running driver", f"at {path}, devices: {names}")
+    for name, reason in reasons.items():
+        if reason:
+            yield Finding("driver", f"device {name}", "busy or offline", State.LIMITED, reason)
 
 
 def _cache() -> Iterator[Finding]:
@@ -263,16 +262,16 @@ def _cache() -> Iterator[Finding]:
 
     limit = program_cache.cache_limit_bytes()
     if not limit:
-        yield Finding("driver", "compiled models kept", f"none: ${program_cache.CACHE_VARIABLE} is 0")
+        yield Finding("driver", "cached programs", f"none: ${program_cache.CACHE_VARIABLE} is 0")
         return
     try:
         sizes = program_cache.entry_sizes()
     except (NnfmqError, OSError) as error:
-        remedy = "as it says; until then each model is compiled anew"
-        yield Finding("driver", "compiled models kept", str(error), State.LIMITED, remedy)
+        remedy = "follow the message; until then each model is compiled again"
+        yield Finding("driver", "cached programs", str(error), State.LIMITED, remedy)
         return
     value = f"{len(sizes)}, {sum(sizes) / _MIB:,.1f} MiB of {limit // _MIB:,} at most"
-    yield Finding("driver", "compiled models kept", value)
+    yield Finding("driver", "cached programs", value)
 
 
 def _print(findings: list[Finding], usable: bool, no_color: bool) -> None:

@@ -1,7 +1,7 @@
 """The built-in devices: the reference interpreter and the compiling engine.
 
 A device of the configuration file is one of these two engines, perhaps limited to some operations, with the performance
-info that its entry states (docs/devices.md).
+info that its entry states (docs/how-to/devices.md).
 """
 
 from __future__ import annotations

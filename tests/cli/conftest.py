@@ -77,6 +77,7 @@ class Fake(Managed):
     last: Last | None = None
     made: list[tuple[str, DeviceStatus]] = field(default_factory=list)
     asked: DeviceInfo | None = None
+    unavailable: str = "busy"
 
     def connect(self, path: object = None, *, embedded: bool | None = None, timeout: float = 10.0) -> Self:
         self.connected.append((path, embedded))
@@ -103,7 +104,7 @@ class Fake(Managed):
     def capabilities(self) -> Capabilities:
         assert self.asked is not None
         if self.asked.status:
-            raise DeviceUnavailable("busy")
+            raise DeviceUnavailable(self.unavailable)
         return with_performance(
             uniform_capabilities(CPU_PERFORMANCE), [OperandType.TENSOR_FLOAT32], PerformanceInfo(0.25, 2.0)
         )

@@ -43,7 +43,12 @@ def test_DEV_5_json_holds_the_types_of_extensions(capsys: pytest.CaptureFixture[
 def test_json_holds_every_field(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--json"]) == 0
     expected: dict[str, Any] = {"name": "reference", "type": "CPU", "version": "0.1.0", "feature_level": 8}
-    expected |= {"status": "AVAILABLE", "extensions": [], "cache_files": {"model": 1, "data": 2}}
+    expected |= {
+        "status": "AVAILABLE",
+        "unavailable_reason": None,
+        "extensions": [],
+        "cache_files": {"model": 1, "data": 2},
+    }
     assert json.loads(capsys.readouterr().out) == {"devices": [expected]}
 
 
@@ -75,7 +80,24 @@ def test_DEV_14_a_status_is_set_before_anything_is_printed(
 ) -> None:
     assert main(["devices", "--set", f"reference={status}", "--capabilities"]) == 0
     assert fake.made == [("reference", DeviceStatus[status.upper()])]
-    assert f"{status.upper()}: not to be asked" in capsys.readouterr().out
+    assert f"{status.upper()}: busy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("device 'reference' is OFFLINE: llvmlite is not installed", "llvmlite is not installed"),
+        ("device 'reference' is OFFLINE", "set by an administrator"),
+    ],
+)
+def test_the_reason_why_a_device_is_offline_is_printed(
+    error: str, reason: str, fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.known[0].status, fake.unavailable = DeviceStatus.OFFLINE, error
+    assert main(["devices"]) == 0
+    assert f"reference is OFFLINE: {reason}" in capsys.readouterr().out
+    assert main(["devices", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices"][0]["unavailable_reason"] == reason
 
 
 @pytest.mark.parametrize("text", ["reference", "=BUSY", "reference=UNKNOWN", "reference=ASLEEP"])

@@ -14,6 +14,7 @@ import nnfmq
 from nnfmq.cli import doctor, main
 from nnfmq.cli.doctor import Finding, State
 from nnfmq.hal.errors import DeviceUnavailable
+from nnfmq.hal.types import DeviceStatus
 
 
 def named(name: str) -> Finding:
@@ -116,6 +117,12 @@ class TestReport:
         assert named("Pillow").remedy.endswith("pip install 'nnfmq[images]'")
         assert named("Pillow").state is State.OK
 
+    def test_a_missing_llvmlite_is_limited_and_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(doctor, "_version", lambda distribution: None)
+        finding = named("llvmlite")
+        assert (finding.state, finding.value) == (State.LIMITED, "not installed")
+        assert finding.remedy.endswith("pip install 'nnfmq[compiled]'")
+
     def test_no_driver_is_no_fault(self, tmp_path: Path) -> None:
         finding = named("running driver")
         assert (finding.state, finding.value) == (State.OK, f"none at {tmp_path / 'nnfmq.sock'}")
@@ -123,22 +130,34 @@ class TestReport:
     def test_the_driver_s_cache_is_counted(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("NNFMQ_CACHE_MIB", "7")
-        assert named("compiled models kept").value == "0, 0.0 MiB of 7 at most"
+        assert named("cached programs").value == "0, 0.0 MiB of 7 at most"
         (tmp_path / "nnfmq").mkdir(mode=0o700)
         (tmp_path / "nnfmq" / "entry").write_bytes(bytes(3 << 20))
-        assert named("compiled models kept").value == "1, 3.0 MiB of 7 at most"
+        assert named("cached programs").value == "1, 3.0 MiB of 7 at most"
 
     def test_a_cache_that_others_may_enter_is_limited_and_says_what_to_do(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         (tmp_path / "nnfmq").mkdir(mode=0o755)
-        finding = named("compiled models kept")
+        finding = named("cached programs")
         assert (finding.state, "mode 0755" in finding.value) == (State.LIMITED, True)
         monkeypatch.setenv("NNFMQ_CACHE_MIB", "0")
-        assert named("compiled models kept").state is State.OK
+        assert named("cached programs").state is State.OK
 
 
 def test_a_running_driver_is_named_with_its_devices(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))
     assert named("running driver").value == f"at {tmp_path / 'nnfmq.sock'}, devices: reference"
+
+
+def test_an_offline_device_is_limited_and_its_reason_is_reported(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NNFMQ_SOCKET", str(tmp_path / "nnfmq.sock"))
+    fake.known[0].status = DeviceStatus.OFFLINE
+    fake.unavailable = "device 'reference' is OFFLINE: llvmlite is not installed: pip install 'nnfmq[compiled]'"
+    finding = named("device reference")
+    assert (finding.state, finding.remedy) == (
+        State.LIMITED, "llvmlite is not installed: pip install 'nnfmq[compiled]'",
+    )  # fmt: skip
