@@ -33,7 +33,7 @@ from typing import Any
 from driver_stress_client import Actor
 
 import nnfmq
-from nnfmq.cli.output import console, print_json, table
+from nnfmq.cli.console import console, print_json, table
 
 CLIENT = Path(__file__).with_name("driver_stress_client.py")
 PATIENCE_S = 120.0

@@ -24,7 +24,7 @@ import latency_placement as placement
 import numpy as np
 from bench_processes import Failed
 
-from nnfmq.cli.output import open_client
+from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.types import (
     DataLocation,

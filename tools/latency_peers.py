@@ -23,7 +23,7 @@ from typing import Any, Self
 import latency_placement as placement
 
 import nnfmq.queue
-from nnfmq.cli.output import distribution
+from nnfmq.cli.console import distribution
 
 REQUEST_BYTES = 512
 REPLY_BYTES = 64

@@ -26,7 +26,7 @@ import latency_placement as placement
 from bench_processes import Failed, cpu_model, received, started
 from latency_client import Plan, Series, client_main, compare_main
 
-from nnfmq.cli.output import PERCENTILES, console, distribution, print_json, table
+from nnfmq.cli.console import PERCENTILES, console, distribution, print_json, table
 from nnfmq.hal.errors import NnfmqError
 
 

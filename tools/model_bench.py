@@ -35,7 +35,7 @@ from model_bench_table import MODELS, Benchmark, counted, goals_of
 from model_bench_turns import progress
 from queue_bench_table import shown
 
-from nnfmq.cli.output import at_least_one, console, print_json, table
+from nnfmq.cli.console import at_least_one, console, print_json, table
 from nnfmq.hal.errors import NnfmqError
 
 PACKAGES = ("ai-edge-litert", "onnxruntime", "onnx", "llvmlite", "numpy")

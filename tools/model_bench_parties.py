@@ -29,7 +29,7 @@ from latency_peers import PeerMissing
 from measure_capabilities import made_up
 
 import nnfmq
-from nnfmq.cli.output import open_client
+from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import ExecutionPreference

@@ -40,7 +40,7 @@ from model_bench_table import (
 from model_bench_turns import TURNS, Advance, Gathered, figures_of, take_turns, wait_until_quiet
 from model_work import KINDS, TYPES, generated, model_cost
 
-from nnfmq.cli.output import open_client
+from nnfmq.cli.console import open_client
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.service.caching.program_cache import cache_disabled
 

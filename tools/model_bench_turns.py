@@ -22,7 +22,7 @@ from bench_processes import Failed, received, started
 from latency_peers import PeerMissing
 from model_bench_parties import Job, Turn, child_main
 
-from nnfmq.cli.output import percentile
+from nnfmq.cli.console import percentile
 
 SHOWN = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 LOOK_S, QUIET_NS, QUIET_LOOKS, PATIENCE_S = 0.01, 200_000, 2, 10

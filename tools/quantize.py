@@ -25,7 +25,7 @@ from quantize_numbers import Array, Range, sqnr_db
 from quantize_runs import Estimator, Sample, errors, measured, samples
 from tflite_reader import Graph, read
 
-from nnfmq.cli.output import console, print_json, table
+from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 
 

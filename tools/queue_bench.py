@@ -29,7 +29,7 @@ from queue_bench_parties import child_main
 from queue_bench_server import DEFAULT_NS, POLLING_NS, Job, Sample
 from queue_bench_table import ROWS, SLOWER, Row, report_row, shown
 
-from nnfmq.cli.output import console, new_file, print_json, table
+from nnfmq.cli.console import console, new_file, print_json, table
 
 PEERS = ("iceoryx2", "pyzmq", "grpcio")
 Rounds = dict[str, list[Sample]]

@@ -1,9 +1,9 @@
-"""The `nnfmq` command: parse, import the one module, call it.
+"""The `nnfmq` command: parse the arguments, import the module of the command, call it.
 
-A command is a module here with `EXAMPLES`, `add_arguments(parser)` and `execute(arguments) -> int`. Nothing but the
-chosen one is imported, and what is heavy (numpy, rich, Pillow, the client) is imported by the function that needs it.
-Data goes to stdout, errors to stderr as one line `nnfmq: error: ...`. Exit status: 0 done, 1 failed, 2 usage, 130
-interrupted; a traceback means a bug in nnfmq. `docs/reference/cli/index.md` describes each command.
+A command is a module of this package with `EXAMPLES`, `add_arguments(parser)` and `execute(arguments) -> int`. Only
+the chosen one is imported, and functions import heavy packages (numpy, rich, Pillow, the client) when they need them,
+so that `--help` is fast. Data goes to stdout, errors to stderr as one line `nnfmq: error: ...`. Exit status: 0
+success, 1 failure, 2 wrong usage, 130 interrupted. A traceback is a bug of nnfmq.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NoReturn
 from nnfmq.hal.errors import NnfmqError
 
 COMMANDS = {
-    "demo": "classify handwritten digits in a driver of its own: the first thing to try",
-    "run": "run a model on a photo or an array; print the top classes and where the time went",
-    "profile": "time each operation of a model, beside what the machine could do; a page with charts",
+    "demo": "classify handwritten digits in a private driver; a first test of an installation",
+    "run": "run a model on a photo or an array; print the top classes and the time of each stage",
+    "profile": "time each operation of a model and compare it with the machine's peak; optionally as an HTML page",
     "serve": "run the driver in the foreground",
     "devices": "list the devices of the driver",
-    "queue": "make, look at and use queues with a name, for programs that trust each other",
-    "conformance": "run test models through an engine or a driver; say what did not pass",
-    "doctor": "report what this machine offers, what is missing, and the remedy",
+    "queue": "create, inspect and use named queues, for programs that trust each other",
+    "conformance": "run test models through an engine or a driver; report failures",
+    "doctor": "check this installation and machine; report what is missing and how to get it",
 }
 
 _EXAMPLES = """\
@@ -39,14 +39,14 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of `argv` (default: sys.argv[1:]) and return its exit status; blocks until it is done."""
+    """Run the command in `argv` (default: sys.argv[1:]) and return its exit status. Blocks until it ends."""
     try:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return _reader_went_away()
+        return _stdout_closed()
     except SystemExit as ended:  # argparse: 0 after --help and --version, 2 after a usage error
         return ended.code if isinstance(ended.code, int) else 1
     except (NnfmqError, OSError) as error:
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return the one line that stands for `error`: what the system refused comes with its file's name."""
+    """Return `error` as one line; an OSError comes with its file name."""
     if isinstance(error, OSError) and not isinstance(error, NnfmqError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
@@ -82,7 +82,7 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _new_parser("nnfmq", "Neural networks in a driver process of its own, a few microseconds away.", _EXAMPLES)
+    parser = _new_parser("nnfmq", "Run neural networks in a driver process, a few microseconds away.", _EXAMPLES)
     width = max(map(len, COMMANDS))
     listing = "\n".join(f"{name:{width}}  {summary}" for name, summary in COMMANDS.items())
     parser.add_argument("-V", "--version", action=_PrintVersion, nargs=0, help="print the version and exit")
@@ -109,7 +109,7 @@ def _sentence(summary: str) -> str:
 
 
 class _PrintVersion(argparse.Action):
-    """Looks the version up only when asked: importlib.metadata costs more than the rest of the parser."""
+    """Prints the version. It is looked up only now: importlib.metadata costs more than the rest of the parser."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib import metadata
@@ -117,7 +117,7 @@ class _PrintVersion(argparse.Action):
         try:
             print(f"nnfmq {metadata.version('nnfmq')}")
         except metadata.PackageNotFoundError:
-            print("nnfmq, a source tree that is not installed")
+            print("nnfmq (source tree, not installed)")
         parser.exit()
 
 
@@ -127,14 +127,14 @@ def _failed(line: str) -> int:
 
 
 def _core_problem(error: ImportError) -> str:
-    """Return the line for a core that was demanded and is not there; any other ImportError is a bug and goes on."""
+    """Return the error line if $NNFMQ_CORE names a core that is not available; re-raise other errors, which are bugs."""
     if os.environ.get("NNFMQ_CORE") and "NNFMQ_CORE" in str(error):
         return describe(error)
     raise error
 
 
-def _reader_went_away() -> int:
-    """Leave stdout on /dev/null, so that the interpreter's last flush does not fail once more."""
+def _stdout_closed() -> int:
+    """Point stdout at /dev/null, so that the interpreter's flush at exit does not fail again; return the status."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

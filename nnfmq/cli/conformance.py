@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import add_connect_argument, at_least_one, console, new_file, table
+from nnfmq.cli.console import add_connect_argument, at_least_one, console, new_file, table
 
 if TYPE_CHECKING:
     from rich.console import Console

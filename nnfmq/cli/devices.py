@@ -6,7 +6,7 @@ import argparse
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import add_connect_argument, console, open_client, print_json, table
+from nnfmq.cli.console import add_connect_argument, console, open_client, print_json, table
 
 if TYPE_CHECKING:
     from nnfmq.hal.capabilities import Capabilities

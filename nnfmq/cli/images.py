@@ -1,8 +1,7 @@
-"""A photo as a model's input: the central square of 87.5 % of the shorter side, bilinear, in the model's numbers.
+"""Photos as model inputs: the central square of 87.5 % of the shorter side, resized bilinearly to the input's size.
 
-float32 inputs get [-1, 1], uint8 the pixels as they are, int8 the pixels minus 128: how classifiers of the MobileNet
-kind are trained. Only Pillow reads files, and only here. Left out: other crops, means and channel orders; who needs
-them prepares an .npy file.
+float32 inputs get values in [-1, 1], uint8 inputs the pixels, int8 inputs the pixels minus 128, as MobileNets are
+trained. Other crops, means and channel orders are not supported: give an .npy file instead.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnfmq.cli.output import shape_text
+from nnfmq.cli.console import shape_text
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -22,23 +21,24 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 _CROP = 0.875
-_DAMAGED = (OSError, ValueError, SyntaxError, IndexError, struct.error)  # how Pillow's decoders tell, one or the other
+_DAMAGED = (OSError, ValueError, SyntaxError, IndexError, struct.error)  # raised by one or another of Pillow's decoders
 _MODES = {1: "L", 3: "RGB"}
 
 
 def read_image(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Read a photo as an array of `shape` (1, height, width, 1 or 3) and `dtype` (float32, uint8, int8).
 
-    Raises InvalidArgument when Pillow is missing, the file is no whole image, or no photo fits such an input.
+    Raises:
+        InvalidArgument: If Pillow is missing, the file is not a complete image, or the input does not fit a photo.
     """
-    height, width, mode = _geometry(shape)
+    height, width, mode = _image_format(shape)
     pixels = np.asarray(_resized(_square(_decode(path, mode)), width, height), dtype=np.uint8)
     return _scaled(pixels.reshape(tuple(shape)), dtype)
 
 
-def _geometry(shape: Sequence[int]) -> tuple[int, int, str]:
+def _image_format(shape: Sequence[int]) -> tuple[int, int, str]:
     if len(shape) != 4 or shape[0] != 1 or shape[3] not in _MODES:
-        raise InvalidArgument(f"a photo fits inputs of 1xHxWx3 or 1xHxWx1; this model takes {shape_text(shape)}")
+        raise InvalidArgument(f"a photo needs an input of shape 1xHxWx3 or 1xHxWx1; this input is {shape_text(shape)}")
     return shape[1], shape[2], _MODES[shape[3]]
 
 
@@ -52,26 +52,26 @@ def _decode(path: Path, mode: str) -> Image:
             with Image.open(file) as image:
                 return ImageOps.exif_transpose(image).convert(mode)
         except (*_DAMAGED, Image.DecompressionBombError) as bad:
-            raise InvalidArgument(f"{path}: not a whole image: {_reason(bad)}") from bad
+            raise InvalidArgument(f"{path} is not a complete image: {_reason(bad)}") from bad
 
 
 def _reason(error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
-    return "no known image format" if isinstance(error, UnidentifiedImageError) else str(error)
+    return "unknown image format" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
 def _square(image: Image) -> Image:
     side = max(1, round(min(image.size) * _CROP))
-    left, top = ((extent - side) // 2 for extent in image.size)
+    left, top = ((length - side) // 2 for length in image.size)
     return image.crop((left, top, left + side, top + side))
 
 
 def _resized(image: Image, width: int, height: int) -> Image:
     """Interpolate between the four nearest pixels, as TensorFlow and Android do.
 
-    Pillow's own `resize` averages over what it shrinks, which such models were not trained on: of 300 photos,
-    mobilenet_v1_0.25_128_quant then recognises 115 at once instead of 123.
+    Pillow's `resize` averages over the area that it shrinks, which these models were not trained on: with it
+    mobilenet_v1_0.25_128_quant classifies 115 of 300 photos correctly, with this function 123.
     """
     from PIL.Image import Resampling, Transform
 
@@ -87,4 +87,4 @@ def _scaled(pixels: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
         return (pixels.astype(np.int16) - 128).astype(np.int8)
     if dtype == np.uint8:
         return pixels
-    raise InvalidArgument(f"a photo fits inputs of float32, uint8 or int8; this model takes {dtype}")
+    raise InvalidArgument(f"a photo needs an input of float32, uint8 or int8; this input is {dtype}")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import at_least_one, console, from_zero, new_file, print_json
+from nnfmq.cli.console import at_least_one, console, from_zero, new_file, print_json
 from nnfmq.hal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _room(shape: Shape | None, dtype: Any) -> Any:
 
 
 def _print(screen: Console, report: dict[str, Any], arguments: argparse.Namespace) -> None:
-    from nnfmq.cli.profile_text import arena_table, operations_table, summary
+    from nnfmq.cli.profile_tables import arena_table, operations_table, summary
 
     screen.print(operations_table(report, arguments.sort, wide=screen.width >= _WIDE))
     if arguments.arena:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from nnfmq.cli.profile_text import value_name
+from nnfmq.cli.profile_tables import value_name
 
 __all__ = ["COLOURS", "arena", "colours_of", "roofline"]
 

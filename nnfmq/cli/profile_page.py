@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from nnfmq.cli.output import microseconds, shape_text
+from nnfmq.cli.console import microseconds, shape_text
 from nnfmq.cli.profile_charts import arena, colours_of, roofline
-from nnfmq.cli.profile_text import computed_by, figure, kilobytes, percent, summary
+from nnfmq.cli.profile_tables import computed_by, figure, kilobytes, percent, summary
 
 __all__ = ["render"]
 

@@ -152,7 +152,7 @@ def _seconds(text: str) -> float:
 
 
 def _create(arguments: argparse.Namespace) -> int:
-    from nnfmq.cli import queue_look
+    from nnfmq.cli import queue_snapshot
     from nnfmq.memory import names
     from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, create_named, remove_named
 
@@ -160,24 +160,24 @@ def _create(arguments: argparse.Namespace) -> int:
     if arguments.replace and arguments.name in names():  # also what a creator left half-made
         remove_named(arguments.name)
     with create_named(arguments.name, arguments.record_bytes, arguments.count, flavor=flavor) as queue:
-        queue_look.show(queue_look.description(arguments.name, queue), arguments)
+        queue_snapshot.show(queue_snapshot.description(arguments.name, queue), arguments)
     return 0
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from nnfmq.cli import queue_look
+    from nnfmq.cli import queue_snapshot
     from nnfmq.queue import open_named
 
     with open_named(arguments.name) as queue:
-        described = queue_look.description(arguments.name, queue)
-        queue_look.show(described | queue_look.look(queue).as_json(), arguments)
+        described = queue_snapshot.description(arguments.name, queue)
+        queue_snapshot.show(described | queue_snapshot.look(queue).as_json(), arguments)
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from nnfmq.cli import queue_look
+    from nnfmq.cli import queue_snapshot
 
-    queue_look.show_all(arguments)
+    queue_snapshot.show_all(arguments)
     return 0
 
 
@@ -189,15 +189,15 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _write(arguments: argparse.Namespace) -> int:
-    from nnfmq.cli import queue_records
+    from nnfmq.cli import queue_io
 
-    return queue_records.write(arguments)
+    return queue_io.write(arguments)
 
 
 def _read(arguments: argparse.Namespace) -> int:
-    from nnfmq.cli import queue_records
+    from nnfmq.cli import queue_io
 
-    return queue_records.read(arguments)
+    return queue_io.read(arguments)
 
 
 def _watch(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nnfmq.cli.output import console, distribution, microseconds, print_json, table
+from nnfmq.cli.console import console, distribution, microseconds, print_json, table
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.queue import MessageQueue, PollingWindow, core_name, create_named, open_named, remove_named
 

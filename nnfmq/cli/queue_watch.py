@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import console, table
-from nnfmq.cli.queue_look import Look, bits_text, look
+from nnfmq.cli.console import console, table
+from nnfmq.cli.queue_snapshot import Look, bits_text, look
 from nnfmq.queue import MessageQueue, open_named
 
 if TYPE_CHECKING:

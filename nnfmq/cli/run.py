@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
-from nnfmq.cli.output import (
+from nnfmq.cli.console import (
     add_connect_argument,
     at_least_one,
     compiling,

@@ -43,7 +43,7 @@ def test_answers_are_compared_with_what_the_digits_are(capsys: pytest.CaptureFix
     assert main(["demo", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["digits"], report["correct"], report["accuracy"]) == (4, 3, 0.75)
-    assert report["answers"] == [7, 7, 7, 7]
+    assert report["predictions"] == [7, 7, 7, 7]
 
 
 @pytest.mark.usefixtures("one_seven")
@@ -52,7 +52,7 @@ def test_a_wrong_answer_is_shown_with_the_right_one(capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert "= 7, is 1" in printed
     assert "75.0% (3 of 4 digits)" in printed
-    assert "What to do next" in printed
+    assert "Next steps" in printed
 
 
 @pytest.mark.usefixtures("one_seven")
@@ -106,4 +106,4 @@ def test_the_demo_draws_and_ends_with_what_to_do_next() -> None:
     command = [sys.executable, "-P", "-m", "nnfmq", "demo", "--no-color"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(part in done.stdout for part in ("█", "accuracy", "p99", "What to do next"))
+    assert all(part in done.stdout for part in ("█", "accuracy", "p99", "Next steps"))

@@ -78,7 +78,7 @@ def test_height_and_width_keep_their_places(tmp_path: Path) -> None:
 def test_a_truncated_photo_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "photo.jpg", np.random.default_rng(1).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     path.write_bytes(path.read_bytes()[:-600])
-    with pytest.raises(InvalidArgument, match=r"photo\.jpg: not a whole image: .*truncated"):
+    with pytest.raises(InvalidArgument, match=r"photo\.jpg is not a complete image: .*truncated"):
         read_image(path, (1, 8, 8, 3), UINT8)
 
 
@@ -88,7 +88,7 @@ def test_a_truncated_photo_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(content)
-    with pytest.raises(InvalidArgument, match="not a whole image"):
+    with pytest.raises(InvalidArgument, match="not a complete image"):
         read_image(path, (1, 8, 8, 3), UINT8)
 
 
@@ -96,7 +96,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_an_image_cut_anywhere_is_refused(tmp_path: Path, length: int) -> None:
     path = saved(tmp_path / "photo.png", np.random.default_rng(1).integers(0, 255, (20, 20, 3), dtype=np.uint8))
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(InvalidArgument, match="not a whole image"):
+    with pytest.raises(InvalidArgument, match="not a complete image"):
         read_image(path, (1, 8, 8, 3), UINT8)
 
 

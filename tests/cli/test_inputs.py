@@ -43,7 +43,7 @@ def test_an_array_that_does_not_fit_is_refused_with_both_shapes(
     tmp_path: Path, array: np.ndarray[Any, Any], given: str
 ) -> None:
     path = stored(tmp_path / "a.npy", array)
-    with pytest.raises(InvalidArgument, match=f"an array of {given}; the model takes 1x2x3 float32"):
+    with pytest.raises(InvalidArgument, match=f"an array of {given}; the input needs 1x2x3 float32"):
         read_input(path, SHAPE, FLOAT)
 
 
@@ -58,20 +58,20 @@ def test_a_fortran_array_keeps_its_elements_in_place(tmp_path: Path) -> None:
 def test_a_corrupt_npy_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.npy"
     path.write_bytes(content)
-    with pytest.raises(InvalidArgument, match=r"not a whole \.npy array"):
+    with pytest.raises(InvalidArgument, match=r"not a complete \.npy array"):
         read_input(path, SHAPE, FLOAT)
 
 
 def test_a_truncated_npy_is_refused(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.npy", np.zeros(SHAPE, np.float32))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InvalidArgument, match=r"not a whole \.npy array"):
+    with pytest.raises(InvalidArgument, match=r"not a complete \.npy array"):
         read_input(path, SHAPE, FLOAT)
 
 
 def test_a_pickle_inside_an_npy_is_never_loaded(tmp_path: Path) -> None:
     path = stored(tmp_path / "a.npy", np.array([print], dtype=object))
-    with pytest.raises(InvalidArgument, match=r"not a whole \.npy array"):
+    with pytest.raises(InvalidArgument, match=r"not a complete \.npy array"):
         read_input(path, SHAPE, FLOAT)
 
 
@@ -84,11 +84,11 @@ def test_raw_elements_are_little_endian(tmp_path: Path) -> None:
 def test_raw_elements_of_another_size_are_refused_with_both_sizes(tmp_path: Path) -> None:
     path = tmp_path / "raw.bin"
     path.write_bytes(bytes(23))
-    with pytest.raises(InvalidArgument, match=r"23 bytes of raw elements; the model takes 24 \(1x2x3 float32\)"):
+    with pytest.raises(InvalidArgument, match=r"has 23 bytes of raw elements; the input needs 24 \(1x2x3 float32\)"):
         read_input(path, SHAPE, FLOAT)
 
 
 def test_another_number_of_files_than_inputs_is_refused(tmp_path: Path) -> None:
     tensors = [TensorInfo("left", SHAPE, "float32"), TensorInfo("right", SHAPE, "float32")]
-    with pytest.raises(InvalidArgument, match="1 --input given; the model takes 2: left, right"):
+    with pytest.raises(InvalidArgument, match="--input was given 1 times; the model has 2 inputs: left, right"):
         read_inputs([tmp_path / "a.npy"], tensors)

@@ -22,7 +22,7 @@ from support.small_models import one_operation
 import nnfmq
 from nnfmq.cli import main, profile
 from nnfmq.cli.profile_charts import arena, colours_of
-from nnfmq.cli.profile_text import operations_table
+from nnfmq.cli.profile_tables import operations_table
 from nnfmq.engines import profiling
 from nnfmq.engines.compiled import roofline
 from nnfmq.hal.tensor_info import TensorInfo, operand_info

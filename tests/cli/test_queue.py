@@ -19,7 +19,7 @@ from support.named import fresh_name
 
 from nnfmq import memory
 from nnfmq.cli import main, queue_bench
-from nnfmq.cli.queue_look import Look, bits_text
+from nnfmq.cli.queue_snapshot import Look, bits_text
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.memory import Memory
 from nnfmq.queue import UNSYNCHRONIZED, MessageQueue, create_named, open_named

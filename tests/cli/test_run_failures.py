@@ -49,7 +49,7 @@ def test_a_truncated_photo_is_one_line(digits: str, tmp_path: Path, capsys: pyte
     path = tmp_path / "photo.jpg"
     image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64), dtype=np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:-300])
-    assert "not a whole image" in error_of([digits, "--input", str(path)], capsys)
+    assert "not a complete image" in error_of([digits, "--input", str(path)], capsys)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 8, 200, 4000])

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nnfmq.cli.output import microseconds, table
+from nnfmq.cli.console import microseconds, table
 
 __all__ = ["arena_table", "computed_by", "figure", "kilobytes", "operations_table", "percent", "summary", "value_name"]
 

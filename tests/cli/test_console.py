@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nnfmq.cli import main, output
-from nnfmq.cli.output import compiling, console, distribution, microseconds, percentile, shape_text
+from nnfmq.cli import main
+from nnfmq.cli.console import compiling, console, distribution, microseconds, percentile, shape_text
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(50, 50), (90, 90), (99, 99), (99.9, 100), (100, 100), (0, 1)])
@@ -71,14 +71,14 @@ def compile_all() -> None:
 
 
 def test_what_compiles_for_long_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr("nnfmq.cli.console._PROGRESS_DELAY_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     screen = on_a_terminal(monkeypatch, compile_all)
     assert "compiling" in screen and "0/7" in screen and "7/7" in screen
 
 
 def test_what_compiles_soon_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr("nnfmq.cli.console._PROGRESS_DELAY_S", 60.0)
     assert on_a_terminal(monkeypatch, compile_all) == "."
 
 

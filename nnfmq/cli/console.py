@@ -1,7 +1,7 @@
-"""What the commands share: the connection option, the console, JSON, and latency figures.
+"""Shared by the commands: argument types, the `--connect` option, the console, JSON output, and latency percentiles.
 
-Times stay in nanoseconds until they are printed. Percentiles are nearest-rank: each is a value that was measured,
-never one between two.
+Times are integer nanoseconds until they are printed. Percentiles are nearest-rank, so each is a measured value, not an
+interpolation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from nnfmq.runtime.client import Client
 
 _WIDTH_IN_A_FILE = 100
-_PATIENCE_S = 0.3  # which nobody needs to be told
+_PROGRESS_DELAY_S = 0.3  # shorter compilations show no progress bar
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
 
 
 def add_connect_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --connect: which driver to talk to."""
+    """Add --connect, which selects the driver."""
     parser.add_argument(
         "--connect",
         metavar="PATH|embedded",
@@ -39,17 +39,17 @@ def add_connect_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def new_file(text: str) -> Path:
-    """Return the path that an argument gives, to which a file can be written later; argparse names the option."""
+    """Argparse type: a path in an existing folder, to which a file can be written later."""
     path = Path(text)
     if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder; name a file in it")
+        raise argparse.ArgumentTypeError(f"{text} is a folder; give the name of a file in it")
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}; make it first")
+        raise argparse.ArgumentTypeError(f"the folder {path.parent} does not exist; create it first")
     return path
 
 
 def at_least_one(text: str) -> int:
-    """Return the count that an argument gives; argparse names the option."""
+    """Argparse type: an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("at least 1")
@@ -57,7 +57,7 @@ def at_least_one(text: str) -> int:
 
 
 def from_zero(text: str) -> int:
-    """Return the number from 0 up that an argument gives; argparse names the option."""
+    """Argparse type: an integer of at least 0."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("at least 0")
@@ -65,7 +65,7 @@ def from_zero(text: str) -> int:
 
 
 def open_client(target: str | None) -> Client:
-    """Connect to `target` as --connect gives it; the caller closes the client. Blocks at most connect's own limit."""
+    """Connect to `target`, the value of --connect, and return the client, which the caller closes."""
     import nnfmq
 
     if target == "embedded":
@@ -74,9 +74,9 @@ def open_client(target: str | None) -> Client:
 
 
 def console(no_color: bool, at_least: int = 0) -> Console:
-    """Return a console on stdout, `at_least` so many columns wide (100 where stdout is no terminal).
+    """Return a console on stdout, at least `at_least` columns wide (100 if stdout is not a terminal).
 
-    A character that stdout's encoding lacks is replaced, never an error.
+    Characters that stdout's encoding lacks are replaced.
     """
     from rich.console import Console
 
@@ -92,7 +92,7 @@ def console(no_color: bool, at_least: int = 0) -> Console:
 
 @contextmanager
 def compiling(no_color: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Lend what `Device.prepare` tells its progress: a bar on stderr, after a while; None where it is no terminal."""
+    """Yield a progress callback for `Device.prepare` that draws a bar on stderr; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -100,7 +100,7 @@ def compiling(no_color: bool) -> Iterator[Callable[[int, int], None] | None]:
     begin = time.monotonic()
 
     def show(done: int, total: int) -> None:
-        if not bars and time.monotonic() - begin >= _PATIENCE_S:
+        if not bars and time.monotonic() - begin >= _PROGRESS_DELAY_S:
             bars.append(stack.enter_context(_bar(no_color)))
         for bar in bars:
             bar.update(bar.task_ids[0], completed=done, total=total, refresh=True)
@@ -121,38 +121,39 @@ def _bar(no_color: bool) -> Progress:
 
 
 def table(*headings: str, title: str | None = None) -> Table:
-    """Return an empty table; a heading that begins with `>` is a column of figures, aligned to the right."""
+    """Return an empty table. A heading that begins with `>` makes a column of numbers, aligned to the right."""
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
+    result = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
     for heading in headings:
-        figures = heading.startswith(">")
-        made.add_column(heading.lstrip(">"), justify="right" if figures else "left", no_wrap=figures, overflow="fold")
-    return made
+        is_number = heading.startswith(">")
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        result.add_column(heading.lstrip(">"), justify=justify, no_wrap=is_number, overflow="fold")
+    return result
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object on stdout."""
+    """Print `value` on stdout as JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def percentile(ordered: Sequence[int], percent: float) -> int:
-    """Return the nearest-rank percentile of `ordered`, which is sorted and not empty."""
+    """Return the nearest-rank percentile of `ordered`, which must be sorted and not empty."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100.0) - 1)]
 
 
 def distribution(samples: Iterable[int]) -> dict[str, int]:
-    """Return p50, p90, p99, p99.9 and max of `samples` (at least one), in their own unit."""
+    """Return p50, p90, p99, p99.9 and max of `samples` (at least one), in the unit of the samples."""
     ordered = sorted(samples)
     return {name: percentile(ordered, percent) for name, percent in PERCENTILES.items()}
 
 
 def microseconds(duration_ns: int) -> str:
-    """Return a duration in µs for a table; `-` where it was not measured."""
+    """Return a duration in µs for a table; `-` if it is negative, that is, not measured."""
     return "-" if duration_ns < 0 else f"{duration_ns / 1000:,.1f}"
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """Return a shape as 1x224x224x3; `scalar` for none."""
+    """Return a shape as 1x224x224x3, an empty one as `scalar`."""
     return "x".join(map(str, shape)) or "scalar"

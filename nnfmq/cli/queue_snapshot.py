@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from nnfmq.cli.output import console, print_json, table
+from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.memory import named_path
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, SYNCHRONIZED, MessageQueue, named_queues, open_named
