@@ -127,7 +127,7 @@ def _failed(line: str) -> int:
 
 
 def _core_problem(error: ImportError) -> str:
-    """Return the error line if $NNFMQ_CORE names a core that is not available; re-raise other errors, which are bugs."""
+    """Return the error line if $NNFMQ_CORE names a core that is not available; re-raise any other error, a bug."""
     if os.environ.get("NNFMQ_CORE") and "NNFMQ_CORE" in str(error):
         return describe(error)
     raise error

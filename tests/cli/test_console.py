@@ -91,7 +91,7 @@ def test_into_a_file_no_progress_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "command", [["profile", "model.tflite", "--html"], ["conformance", "--html"], ["conformance", "--json"]]
 )
-@pytest.mark.parametrize(("place", "said"), [("gone/report", "make it first"), (".", "is a folder; name a file in it")])
+@pytest.mark.parametrize(("place", "said"), [("gone/report", "create it first"), (".", "give the name of a file")])
 def test_a_file_that_cannot_be_written_later_is_refused_before_anything_is_measured(
     command: list[str], place: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,9 +102,9 @@ def test_an_image_cut_anywhere_is_refused(tmp_path: Path, length: int) -> None:
 
 def test_a_model_that_takes_no_photo_says_what_it_takes(tmp_path: Path) -> None:
     path = saved(tmp_path / "photo.png", np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(InvalidArgument, match="this model takes 1x3x224x224"):
+    with pytest.raises(InvalidArgument, match="this input is 1x3x224x224"):
         read_image(path, (1, 3, 224, 224), FLOAT)
-    with pytest.raises(InvalidArgument, match="this model takes int32"):
+    with pytest.raises(InvalidArgument, match="this input is int32"):
         read_image(path, (1, 8, 8, 3), np.dtype("int32"))
 
 

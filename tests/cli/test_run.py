@@ -127,7 +127,7 @@ def test_no_driver_is_asked_when_the_input_does_not_fit(
 ) -> None:
     np.save(tmp_path / "input.npy", np.zeros((1, 3), np.float32))
     assert main(["run", "model.tflite", "--input", str(tmp_path / "input.npy")]) == 1
-    assert "an array of 1x3 float32; the model takes 1x2x2x3 float32" in capsys.readouterr().err
+    assert "an array of 1x3 float32; the input needs 1x2x2x3 float32" in capsys.readouterr().err
     assert fake.connected == []
 
 
@@ -182,7 +182,7 @@ def test_an_input_for_some_of_the_states_is_refused(
     remembers(fake)
     path = str(tmp_path / "input.npy")
     assert run("--input", path, "--input", path) == 1
-    expected = "3 --input given; the model takes 1: image; or 2, with its states: memory:state"
+    expected = "--input was given 3 times; the model has 1 inputs: image; or 2 with its states: memory:state"
     assert expected in capsys.readouterr().err
 
 
