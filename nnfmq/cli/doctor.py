@@ -20,8 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nnfmq.cli.devices import query_capabilities
 from nnfmq.cli.console import console, print_json, table
+from nnfmq.cli.devices import query_capabilities
 from nnfmq.core_selection import REMEDY
 from nnfmq.hal.errors import DeviceUnavailable, NnfmqError
 
