@@ -37,14 +37,14 @@ from nnfmq.hal.errors import (
     ProtocolError,
     ResourceExhaustedTransient,
 )
-from nnfmq.memory import put_in_file, take_from_file
+from nnfmq.memory import read_from_memfd, write_to_memfd
 
 INLINE_BYTES = 32 * 1024  # comfortably under the default socket buffer, with room for several frames
 BODY_BYTES_MAX = 256 << 20  # as `serialize.control_protocol`: no larger message exists; a test compares these two
 FDS_MAX = 250  # Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 
-NOW = 0  # a deadline that has passed: one try, never block
+NO_WAIT = 0  # a deadline that has passed: one try, never block
 
 _INLINE, _IN_FILE = 0, 1
 _POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int: 24 days
@@ -67,24 +67,24 @@ class Credentials(NamedTuple):
 class Frame:
     """A received message and the fds that came with it. The receiver owns the fds: take them, or close the frame.
 
-    Where this process had no room for all of them (ulimit -n) `lacks_fds` is True, and the frame has none.
+    Where this process had no room for all of them (ulimit -n) `fds_truncated` is True, and the frame has none.
     """
 
-    __slots__ = ("data", "fds", "lacks_fds")
+    __slots__ = ("data", "fds", "fds_truncated")
 
-    def __init__(self, data: bytearray, fds: list[int], lacks_fds: bool = False) -> None:
+    def __init__(self, data: bytearray, fds: list[int], fds_truncated: bool = False) -> None:
         self.data = data
         self.fds = fds
-        self.lacks_fds = lacks_fds
+        self.fds_truncated = fds_truncated
 
-    def take_fds(self) -> list[int]:
+    def detach_fds(self) -> list[int]:
         """Hand over all fds; the frame forgets them."""
         fds, self.fds = self.fds, []
         return fds
 
     def close(self) -> None:
         """Close the fds that nobody took."""
-        close_all(self.take_fds())
+        close_all(self.detach_fds())
 
     def __enter__(self) -> Self:
         return self
@@ -249,7 +249,7 @@ class Channel:
         if len(data) <= INLINE_BYTES:
             self._send((b"\0", data), fds, deadline_ns)
             return
-        body = put_in_file(data)
+        body = write_to_memfd(data)
         try:
             self._send((_BODY_LENGTH.pack(_IN_FILE, len(data)),), [*fds, body], deadline_ns)
         finally:
@@ -294,7 +294,7 @@ class Channel:
         try:
             if self._lacks_fds(size, fds, flags):
                 close_all(fds)
-                return Frame(self._buffer[1:size], [], lacks_fds=True)
+                return Frame(self._buffer[1:size], [], fds_truncated=True)
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise ProtocolError(f"a frame was cut short: at most {INLINE_BYTES} bytes and {FDS_MAX} fds fit")
             if size == 0:
@@ -321,7 +321,7 @@ class Channel:
             raise ProtocolError(f"a body in a file {allowed}, not {length}", 1)
         body = fds.pop()
         try:
-            return take_from_file(body, length)
+            return read_from_memfd(body, length)
         finally:
             os.close(body)
 
@@ -357,7 +357,7 @@ class Channel:
         self.close()
 
 
-class StateSender:
+class FenceSignaler:
     """The sending end of a fence: one byte, once; closed without it, the other end sees the end of the connection.
 
     A forked child closes its copy at once, so that the end of the process that has the sender is seen.
@@ -377,7 +377,7 @@ class StateSender:
         self._socket.close()
 
 
-def open_state_pair() -> tuple[StateSender, int]:
+def open_fence_pair() -> tuple[FenceSignaler, int]:
     """Return a sender and the fd of the end where its state is seen, by any number of holders; the caller owns both.
 
     Raises ResourceExhaustedTransient where there is no room for them.
@@ -388,10 +388,10 @@ def open_state_pair() -> tuple[StateSender, int]:
         except OSError as error:
             raise ResourceExhaustedTransient(f"no descriptors for a fence (ulimit -n): {error.strerror}") from error
         ours.shutdown(socket.SHUT_RD)  # what is written into the other end goes nowhere
-        return StateSender(_remembered(ours)), theirs.detach()
+        return FenceSignaler(_remembered(ours)), theirs.detach()
 
 
-def peek_state(fd: int) -> bytes | None:
+def peek_fence_byte(fd: int) -> bytes | None:
     """Return what lies in a SEQPACKET socket, at most two bytes, and leave it there: b"" at the end, None for nothing.
 
     The fd stays the caller's. Raises InvalidArgument for anything else than such a socket.

@@ -25,7 +25,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
-from nnfmq.channel import StateSender, open_state_pair, peek_state
+from nnfmq.channel import FenceSignaler, open_fence_pair, peek_fence_byte
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import FenceState
 
@@ -75,7 +75,7 @@ def sync_wait(fd: int, timeout: float | None = None) -> FenceState:
 
 def _socket_state(fd: int) -> FenceState:
     try:
-        seen = peek_state(fd)
+        seen = peek_fence_byte(fd)
     except InvalidArgument:
         return FenceState.UNKNOWN
     if seen is None:
@@ -105,7 +105,7 @@ class Fence:
     `fileno()` can be polled (readable = no longer ACTIVE), duplicated, and passed to another process.
     """
 
-    def __init__(self, fd: int, sender: StateSender | None) -> None:
+    def __init__(self, fd: int, sender: FenceSignaler | None) -> None:
         self._fds = [fd]  # its pop gives it to one closer only
         self._sender = sender
 
@@ -115,7 +115,7 @@ class Fence:
 
         Raises ResourceExhaustedTransient where there are no descriptors for it.
         """
-        sender, fd = open_state_pair()
+        sender, fd = open_fence_pair()
         return cls(fd, sender)
 
     @classmethod

@@ -1,17 +1,15 @@
-"""Memory that two processes share: a sealed memfd and its mapping. The only door to mmap, memfd_create and shm_open.
+"""Memory that two processes share: a sealed memfd and its mapping. The only module that calls mmap and memfd_create.
 
-A peer can make a reader die by SIGBUS if it shrinks a file that the reader has mapped. So nothing is mapped here
-unless it is sealed against shrinking and growing, is as large as announced by fstat, and is not hugetlb (whose pages
-can be missing even so). What we create has its pages allocated before anybody touches it. A Memory owns its fd and
-its mapping; arrays made over `view` keep the mapping alive after `close` (and with it a duplicate of the fd, which
-Python's mmap makes for itself), never the fd that was lent.
+A peer that shrinks a file makes every process that has it mapped die by SIGBUS when it accesses the missing pages. So
+nothing is mapped here unless the kernel guarantees its size (seals F_SEAL_SHRINK and F_SEAL_GROW, see memfd_create(2)),
+fstat confirms the size that the peer announced, and it is not hugetlb, whose pages can be missing even then. All pages
+of memory that is created here are allocated immediately, so that a later access cannot fail.
 
-Constant memory (`create_constant`, `adopt_constant`) is sealed against writing as well, its maker's included: what was
-verified in it once stays as it is.
+A `Memory` owns its fd and its mapping. Arrays over `view` keep the mapping after `close`, and with it a duplicate of
+the fd that Python's mmap makes for itself.
 
-POSIX shared memory with a name (`create_named`, `open_named`) is the exception, for programs that trust each other: it
-cannot be sealed, so whoever may open it can make the others die by SIGBUS, and it stays until `unlink`. Nothing of the
-driver uses it.
+Constant memory (`create_constant`, `adopt_constant`) is sealed against writing as well, by its creator included. What
+was verified in it cannot change afterwards.
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ import fcntl
 import mmap
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -33,246 +30,44 @@ from nnfmq.hal.types import Protection
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python 3.11 has no name for it
 SHARED_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 CONSTANT_SEALS = SHARED_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-NAMED_FOLDER = Path("/dev/shm")
-"""Where Linux shows POSIX shared memory."""
-_NAME_BYTES = 255
 _PAGE = mmap.PAGESIZE
 
 
-def _new_file(label: str, size_bytes: int) -> int:
-    """Create a memfd of `size_bytes` with every page allocated; the caller owns the fd."""
-    return _allocated(lambda: os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), size_bytes)
-
-
-def _allocated(create: Callable[[], int], size_bytes: int) -> int:
-    """Return the fd that `create` opens, with every page of `size_bytes` allocated; the caller owns it."""
-    if size_bytes > _PAGE * os.sysconf("SC_PHYS_PAGES"):  # the kernel would not refuse: it would try, page by page
-        raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: the machine has less")
-    fd = -1
-    try:
-        fd = create()
-        os.posix_fallocate(fd, 0, size_bytes)
-        return fd
-    except BaseException as error:  # a signal's too: this may take long
-        if fd >= 0:
-            os.close(fd)
-        shortage = _shortage(error, size_bytes)
-        if shortage is not None:
-            raise shortage from error
-        raise
-
-
-def _shortage(error: BaseException, size_bytes: int) -> ResourceExhaustedTransient | None:
-    """Return what to raise where `error` is a lack of something."""
-    if not isinstance(error, OSError):
-        return None
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return ResourceExhaustedTransient(f"no file descriptor is left for shared memory (ulimit -n): {error}")
-    if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-        return ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: {error}")
-    return None
-
-
-def can_be_mapped(fd: int) -> bool:
-    """Return whether a received descriptor may be mapped, as `Memory.adopt` has it, and opened for reading.
-
-    The seals cannot be taken off again. Raises InvalidArgument for a number that is no open descriptor.
-    """
-    try:
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    except OSError as error:
-        raise InvalidArgument(f"N-VAL-13: {fd} is no open descriptor: {error.strerror}") from error
-    is_readable = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_PATH
-    return is_readable and _seals(fd) & SHARED_SEALS == SHARED_SEALS and os.fstatvfs(fd).f_bsize == _PAGE
-
-
-def constant_bytes(fd: int) -> int | None:
-    """Return the size of a received descriptor's memory if nobody can ever write to it or resize it, None otherwise.
-
-    Raises InvalidArgument for a number that is no open descriptor.
-    """
-    if not can_be_mapped(fd) or _seals(fd) & CONSTANT_SEALS != CONSTANT_SEALS:
-        return None
-    return os.fstat(fd).st_size
-
-
-def _seals(fd: int) -> int:
-    """Return the seals of an open descriptor's file; 0 for what cannot be sealed."""
-    try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return 0
-
-
-def identity_of(fd: int) -> tuple[int, int] | None:
-    """Return what tells a memfd's bytes from all others, whichever descriptor leads to them; None for other files.
-
-    Other files' numbers come back: they mean nothing once the file may be gone.
-    """
-    try:
-        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return None
-    file = os.fstat(fd)
-    return file.st_dev, file.st_ino
-
-
-def _check_received(fd: int, size_bytes: int | None, offset: int) -> int:
-    """Return the size that may be mapped, or raise InvalidArgument with the reason."""
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except (OSError, ValueError):  # ValueError: a negative number
-        raise InvalidArgument("received memory is no memfd: it cannot be sealed, so it is never mapped") from None
-    if seals & SHARED_SEALS != SHARED_SEALS:
-        raise InvalidArgument(f"received memory lacks the seals SHRINK and GROW (it has 0x{seals:x})")
-    if os.fstatvfs(fd).f_bsize != _PAGE:
-        raise InvalidArgument("received memory is hugetlb, whose pages may be missing; use an ordinary memfd")
-    actual = os.fstat(fd).st_size
-    wanted = actual if size_bytes is None else size_bytes
-    if not 0 < wanted <= actual or not 0 <= offset <= actual - wanted:
-        where = f" from byte {offset} on" if offset else ""
-        raise InvalidArgument(
-            f"received memory has {actual} bytes, announced are {wanted}{where}; both must be above 0"
-        )
-    return wanted
-
-
-def _open_name(name: str, *, create: bool = False, read_only: bool = False) -> int:
-    """Open POSIX shared memory, or create it where nobody has; the caller owns the fd."""
-    import posix_ipc
-
-    _check_name(name)
-    flags = posix_ipc.O_CREX if create else 0
-    try:
-        return int(posix_ipc.SharedMemory(name, flags, mode=0o600, read_only=read_only).fd)
-    except posix_ipc.ExistentialError:
-        raise InvalidArgument(_existence(name, exists=create)) from None
-    except posix_ipc.PermissionsError:
-        mode = "reading" if read_only else "writing"
-        raise PermissionError(errno.EACCES, f"no permission to open it for {mode}", str(named_path(name))) from None
-
-
-def _existence(name: str, exists: bool) -> str:
-    if exists:
-        return f"there is shared memory {name} already: `nnfmq queue remove {name}` removes it, or take another name"
-    return f"there is no shared memory {name}: `nnfmq queue list` shows the queues, `nnfmq queue create` makes one"
-
-
-def _check_name(name: str) -> None:
-    bare = name[1:]
-    if (
-        name[:1] != "/"
-        or bare in ("", ".", "..")
-        or "/" in bare
-        or "\0" in bare
-        or len(os.fsencode(name)) > _NAME_BYTES
-    ):
-        raise InvalidArgument(
-            f"{name!r:.80} cannot name shared memory: it is a slash and 1 to {_NAME_BYTES - 1} bytes without another "
-            "slash, such as /frames"
-        )
-
-
-def named_path(name: str) -> Path:
-    """Return the file that shows the POSIX shared memory `name`, which begins with a slash."""
-    return NAMED_FOLDER / name[1:]
-
-
-def names() -> list[str]:
-    """Return the names of all POSIX shared memory of this machine, sorted; none where it cannot be listed."""
-    try:
-        return sorted(f"/{path.name}" for path in NAMED_FOLDER.iterdir() if path.is_file())
-    except OSError:
-        return []
-
-
-def end_of_named(name: str, count: int) -> tuple[int, bytes]:
-    """Return the size of POSIX shared memory, and its last `count` bytes or all it has.
-
-    They are read, not mapped: of memory that is nobody's friend, a look must not be a SIGBUS, nor allocate its holes.
-    Raises InvalidArgument where there is none, PermissionError where it may not be read.
-    """
-    fd = _open_name(name, read_only=True)
-    try:
-        size_bytes = os.fstat(fd).st_size
-        return size_bytes, os.pread(fd, count, max(0, size_bytes - count))
-    finally:
-        os.close(fd)
-
-
-def unlink(name: str) -> None:
-    """Remove the name of POSIX shared memory. Who has it open keeps it; what nobody holds is freed.
-
-    Raises InvalidArgument where there is none, PermissionError where it is somebody else's.
-    """
-    import posix_ipc
-
-    _check_name(name)
-    try:
-        posix_ipc.unlink_shared_memory(name)
-    except posix_ipc.ExistentialError:
-        raise InvalidArgument(_existence(name, exists=False)) from None
-    except posix_ipc.PermissionsError:
-        raise PermissionError(errno.EACCES, "no permission to remove it", str(named_path(name))) from None
-
-
-def _map(fd: int, size_bytes: int, offset: int = 0, may_write: bool = True) -> tuple[memoryview, bool]:
-    """Map read-write, or read-only where the writer sealed it against other writers (F_SEAL_FUTURE_WRITE)."""
-    begin = offset % mmap.ALLOCATIONGRANULARITY
-    try:
-        mapping, is_writable = _mapping(fd, begin + size_bytes, offset - begin, may_write)
-    except PermissionError as error:
-        raise InvalidArgument("received memory was opened for writing only: it cannot be mapped") from error
-    return memoryview(mapping)[begin:], is_writable
-
-
-def _mapping(fd: int, size_bytes: int, offset: int, may_write: bool) -> tuple[mmap.mmap, bool]:
-    try:
-        if may_write:
-            with suppress(PermissionError):
-                return mmap.mmap(fd, size_bytes, offset=offset), True
-        # Before Linux 6.7 what is sealed against writing has no shared mapping, not even for reading. Pages that nobody
-        # writes to are the file's own in a private one, too.
-        flags = mmap.MAP_PRIVATE if _seals(fd) & fcntl.F_SEAL_WRITE else mmap.MAP_SHARED
-        return mmap.mmap(fd, size_bytes, flags, mmap.PROT_READ, offset=offset), False
-    except PermissionError:
-        raise
-    except OSError as error:  # a sparse file costs its sender nothing, whatever its size
-        raise ResourceExhaustedTransient(f"{size_bytes} bytes cannot be mapped: {error}") from error
-
-
 class Memory:
-    """A shared region: owns a sealed memfd and its mapping. Satisfies `hal.types.Pool`. Close it, or use `with`.
+    """A shared memory region: a memfd and its mapping. Satisfies `hal.types.Pool`. Close it, or use `with`.
 
-    `view` is the region as bytes; `is_writable` is False where the other side kept writing for itself, `is_readable`
-    where it asks that nothing be read here.
+    Attributes:
+        size_bytes: The size of the region.
+        is_readable: False if the peer passed the memory for writing only.
+        is_writable: False if the mapping is read-only.
+        on_close: Called once, by `close`; releases the memory's quota.
     """
 
-    offset = 0  # what is lent of our own is all of it, for reading and writing
-    protection = Protection.READ_WRITE
+    offset = 0  # of the region in the file
+    protection = Protection.READ_WRITE  # what a peer that receives the fd may do
 
     def __init__(self) -> None:
-        self._fds: list[int] = []  # the one fd while it is ours; its pop gives it to one closer only
+        self._fds: list[int] = []  # at most one; list.pop is atomic, so only one thread closes it
         self._view = memoryview(b"")
-        self.on_close: Callable[[], object] | None = None  # whoever keeps account of it
+        self.on_close: Callable[[], object] | None = None
         self.is_readable = True
         self.is_writable = False
         self.size_bytes = 0
 
     @classmethod
     def create(cls, size_bytes: int, label: str = "nnfmq", *, one_writer: bool = False) -> Self:
-        """Create zeroed memory, sealed so that neither side can resize it.
+        """Create zeroed memory whose size neither side can change. With `one_writer` a peer can map it only read-only.
 
-        With `one_writer` the peer can only map it for reading. Raises InvalidArgument for a size below 1,
-        ResourceExhaustedTransient where the system has no room.
+        Raises:
+            InvalidArgument: If `size_bytes` is less than 1.
+            ResourceExhaustedTransient: If there is not enough memory, or no fd is left.
         """
-        if size_bytes < 1:
-            raise InvalidArgument(f"shared memory needs at least 1 byte, not {size_bytes}")
+        _check_size(size_bytes)
         memory = cls()
         try:
-            memory._fds.append(_new_file(label, size_bytes))
+            memory._fds.append(_new_memfd(label, size_bytes))
             memory._map(size_bytes)
-            # After our own mapping: FUTURE_WRITE refuses every later one that could write.
+            # F_SEAL_FUTURE_WRITE forbids new writable mappings; the one that exists stays writable.
             writers = F_SEAL_FUTURE_WRITE if one_writer else 0
             fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, SHARED_SEALS | writers | fcntl.F_SEAL_SEAL)
             return memory
@@ -281,40 +76,18 @@ class Memory:
             raise
 
     @classmethod
-    def adopt(
-        cls,
-        fd: int,
-        size_bytes: int | None = None,
-        offset: int = 0,
-        protection: Protection = Protection.READ_WRITE,
-    ) -> Self:
-        """Take over a received fd and map it (`size_bytes` of it, or all); it is closed whatever happens.
-
-        `protection` says what it was lent for. Raises InvalidArgument where it is unsealed, too short, hugetlb, or no
-        memfd; ResourceExhaustedTransient where it does not fit into the address space.
-        """
-        memory = cls()
-        memory._fds.append(fd)
-        try:
-            memory._map(_check_received(fd, size_bytes, offset), offset, Protection.WRITE in protection)
-            memory.offset, memory.is_readable = offset, Protection.READ in protection
-            return memory
-        except BaseException:
-            with suppress(OSError):  # a number that is no open descriptor is refused like any other
-                memory.close()
-            raise
-
-    @classmethod
     def create_constant(cls, size_bytes: int, fill: Callable[[int], object], label: str) -> Self:
-        """Create memory that nobody can write to, this process neither. `fill` writes it, into the fd that it is lent.
+        """Create memory that no process can write to. `fill` writes its contents into the fd that it borrows.
 
-        Raises as `create`, and what `fill` does.
+        Raises:
+            InvalidArgument: If `size_bytes` is less than 1.
+            ResourceExhaustedTransient: If there is not enough memory, or no fd is left.
+            Exception: Any error that `fill` raises.
         """
-        if size_bytes < 1:
-            raise InvalidArgument(f"shared memory needs at least 1 byte, not {size_bytes}")
+        _check_size(size_bytes)
         memory = cls()
         try:
-            memory._fds.append(_new_file(label, size_bytes))
+            memory._fds.append(_new_memfd(label, size_bytes))
             fill(memory.fileno())
             fcntl.fcntl(memory.fileno(), fcntl.F_ADD_SEALS, CONSTANT_SEALS)
             memory._map(size_bytes, may_write=False)
@@ -324,88 +97,103 @@ class Memory:
             raise
 
     @classmethod
-    def adopt_constant(cls, fd: int) -> Self:
-        """Take over a received fd as `adopt` does, all of it, of memory that nobody can write to, its sender neither.
+    def adopt(
+        cls, fd: int, size_bytes: int | None = None, offset: int = 0, protection: Protection = Protection.READ_WRITE
+    ) -> Self:
+        """Map received memory: `size_bytes` (None = all) from `offset`. Takes ownership of `fd`, also if it raises.
 
-        Raises InvalidArgument for all other, ResourceExhaustedTransient where it does not fit into the address space.
+        `protection` is what the peer passed the memory for.
+
+        Raises:
+            InvalidArgument: If the fd is not a memfd with the seals SHRINK and GROW, is hugetlb, or is too short.
+            ResourceExhaustedTransient: If the region does not fit into the address space.
         """
-        if constant_bytes(fd) is None:
+        memory = cls()
+        memory._fds.append(fd)
+        try:
+            memory._map(_checked_size(fd, size_bytes, offset), offset, Protection.WRITE in protection)
+            memory.offset, memory.is_readable = offset, Protection.READ in protection
+            return memory
+        except BaseException:
+            with suppress(OSError):  # the integer may not be an open fd at all
+                memory.close()
+            raise
+
+    @classmethod
+    def adopt_constant(cls, fd: int) -> Self:
+        """Map received memory that no process can write to. Takes ownership of `fd`, also if it raises.
+
+        Raises:
+            InvalidArgument: If the memory is not sealed against writing, or `adopt` would reject it.
+            ResourceExhaustedTransient: If the region does not fit into the address space.
+        """
+        if sealed_size(fd) is None:
             os.close(fd)
             raise InvalidArgument("received memory is not sealed against writing, or is no memfd that may be mapped")
         return cls.adopt(fd, protection=Protection.READ)
 
     @classmethod
-    def create_named(cls, name: str, size_bytes: int) -> Self:
-        """Create zeroed POSIX shared memory that everybody of this user can open by its name, until `unlink`.
+    def adopt_unsealed(cls, fd: int) -> Self:
+        """Map all of a file without requiring seals. Takes ownership of `fd`, also if it raises.
 
-        Raises InvalidArgument where the name is taken or none, ResourceExhaustedTransient where the system has no room.
+        Every process that can open the file can make this one die by SIGBUS: for `posix_shm` only.
         """
         memory = cls()
-        is_made = False
+        memory._fds.append(fd)
         try:
-            fd = _open_name(name, create=True)
-            is_made = True
-            memory._fds.append(_allocated(lambda: fd, size_bytes))
-            memory._map(size_bytes)
-            return memory
-        except BaseException:
-            memory.close()
-            if is_made:
-                unlink(name)
-            raise
-
-    @classmethod
-    def open_named(cls, name: str) -> Self:
-        """Open POSIX shared memory; for reading only where no more is permitted. It cannot be sealed: see the module.
-
-        Raises InvalidArgument where there is none or it has no bytes, PermissionError where it may not be read.
-        """
-        memory = cls()
-        try:
-            try:
-                memory._fds.append(_open_name(name))
-            except PermissionError:
-                memory._fds.append(_open_name(name, read_only=True))
-            size_bytes = os.fstat(memory.fileno()).st_size
-            if size_bytes == 0:
-                raise InvalidArgument(f"shared memory {name} has no bytes: its creator is at work, or ended there")
-            memory._map(size_bytes)
+            memory._map(os.fstat(fd).st_size)
             return memory
         except BaseException:
             memory.close()
             raise
 
     def _map(self, size_bytes: int, offset: int = 0, may_write: bool = True) -> None:
-        self._view, self.is_writable = _map(self.fileno(), size_bytes, offset, may_write)
+        begin = offset % mmap.ALLOCATIONGRANULARITY  # mmap(2) needs an offset that is a multiple of it
+        try:
+            mapping, self.is_writable = _mapped(self.fileno(), begin + size_bytes, offset - begin, may_write)
+        except PermissionError as error:
+            raise InvalidArgument("received memory was opened for writing only: it cannot be mapped") from error
+        self._view = memoryview(mapping)[begin:]
         self.size_bytes = size_bytes
 
     @property
     def view(self) -> memoryview:
-        """The whole region as bytes ("B"). Raises InvalidArgument once closed."""
-        view = self._view  # before the question: `close` in another thread answers it first and drops the view then
+        """The region as bytes (format "B").
+
+        Raises:
+            InvalidArgument: If the memory is closed.
+        """
+        # Read before the check: `close` in another thread removes the fd first and replaces the view second, so a view
+        # that was read before `closed` returned False is the mapping.
+        view = self._view
         if self.closed:
             raise InvalidArgument("this memory is closed")
         return view
 
     @property
     def closed(self) -> bool:
-        """True once `close` was called."""
+        """Whether `close` was called."""
         return not self._fds
 
     def fileno(self) -> int:
-        """Lend the fd, for passing it to a peer; it stays ours. Raises InvalidArgument once closed."""
+        """Return the fd, which stays owned by this object.
+
+        Raises:
+            InvalidArgument: If the memory is closed.
+        """
         for fd in self._fds:
             return fd
         raise InvalidArgument("this memory is closed")
 
     def close(self) -> None:
-        """Close the fd and the mapping. While arrays over `view` live, the mapping lives with them. Thread-safe."""
+        """Close the fd and release the mapping, which arrays over `view` keep alive. Idempotent. Thread-safe."""
         try:
-            fd = self._fds.pop()  # forgotten first: the number may be somebody else's a moment later
+            fd = self._fds.pop()  # before os.close: a moment later the integer may be another file's fd
         except IndexError:
-            return  # closed already, by another thread perhaps
+            return
         os.close(fd)
-        # Dropped, not released: another thread may be about to look at it. The mapping goes with whoever looks last.
+        # Replaced, not released: another thread may have read `view` and be about to use it. The mapping goes with the
+        # last view of it.
         self._view = memoryview(b"")
         if self.on_close is not None:
             self.on_close()
@@ -422,9 +210,149 @@ class Memory:
             self.close()
 
 
-def put_in_file(data: bytes | bytearray | memoryview, label: str = "nnfmq-body") -> int:
-    """Return a new memfd that holds `data`, for a body that is too large for a socket; the caller owns the fd."""
-    fd = _new_file(label, max(len(data), 1))
+# ---- received fds ----
+
+
+def is_mappable(fd: int) -> bool:
+    """Return whether `Memory.adopt` accepts a received fd, and it is open for reading. Borrows `fd`.
+
+    The result stays true, because seals cannot be removed.
+
+    Raises:
+        InvalidArgument: If `fd` is not an open fd.
+    """
+    try:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    except OSError as error:
+        raise InvalidArgument(f"N-VAL-13: {fd} is no open descriptor: {error.strerror}") from error
+    is_readable = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_PATH
+    return is_readable and _seals(fd) & SHARED_SEALS == SHARED_SEALS and os.fstatvfs(fd).f_bsize == _PAGE
+
+
+def sealed_size(fd: int) -> int | None:
+    """Return the size of a received fd's memory if no process can ever write to it or resize it, else None.
+
+    Borrows `fd`.
+
+    Raises:
+        InvalidArgument: If `fd` is not an open fd.
+    """
+    if not is_mappable(fd) or _seals(fd) & CONSTANT_SEALS != CONSTANT_SEALS:
+        return None
+    return os.fstat(fd).st_size
+
+
+def file_identity(fd: int) -> tuple[int, int] | None:
+    """Return what identifies a memfd's memory, whichever fd refers to it; None for other files. Borrows `fd`.
+
+    It is the device and inode. Those of other files are reused once the file is deleted, so they identify nothing.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
+    file = os.fstat(fd)
+    return file.st_dev, file.st_ino
+
+
+def _seals(fd: int) -> int:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return 0  # EINVAL: the file does not support sealing
+
+
+def _checked_size(fd: int, size_bytes: int | None, offset: int) -> int:
+    """Return how many bytes of a received fd to map. Raise InvalidArgument if it must not be mapped."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except (OSError, ValueError):  # ValueError: a negative integer
+        raise InvalidArgument("received memory is no memfd: it cannot be sealed, so it is never mapped") from None
+    if seals & SHARED_SEALS != SHARED_SEALS:
+        raise InvalidArgument(f"received memory lacks the seals SHRINK and GROW (it has 0x{seals:x})")
+    if os.fstatvfs(fd).f_bsize != _PAGE:
+        raise InvalidArgument("received memory is hugetlb, whose pages may be missing; use an ordinary memfd")
+    actual = os.fstat(fd).st_size
+    wanted = actual if size_bytes is None else size_bytes
+    if not 0 < wanted <= actual or not 0 <= offset <= actual - wanted:
+        where = f" from byte {offset} on" if offset else ""
+        raise InvalidArgument(
+            f"received memory has {actual} bytes, announced are {wanted}{where}; both must be above 0"
+        )
+    return wanted
+
+
+def _mapped(fd: int, size_bytes: int, offset: int, may_write: bool) -> tuple[mmap.mmap, bool]:
+    """Map a file; return the mapping, and whether it is writable. Read-only if the file is sealed against writing."""
+    try:
+        if may_write:
+            with suppress(PermissionError):
+                return mmap.mmap(fd, size_bytes, offset=offset), True
+        # Before Linux 6.7 a file with F_SEAL_WRITE cannot be mapped shared, not even read-only. A private mapping has
+        # the same pages, because nobody writes to them.
+        flags = mmap.MAP_PRIVATE if _seals(fd) & fcntl.F_SEAL_WRITE else mmap.MAP_SHARED
+        return mmap.mmap(fd, size_bytes, flags, mmap.PROT_READ, offset=offset), False
+    except PermissionError:
+        raise
+    except OSError as error:  # a sparse file may be larger than the address space
+        raise ResourceExhaustedTransient(f"{size_bytes} bytes cannot be mapped: {error}") from error
+
+
+# ---- new memory ----
+
+
+def allocate_pages(fd: int, size_bytes: int) -> None:
+    """Give a file its size and allocate all its pages.
+
+    Raises:
+        ResourceExhaustedTransient: If there is not enough memory.
+    """
+    # The kernel would not refuse: it would allocate page by page until the out-of-memory killer runs.
+    if size_bytes > _PAGE * os.sysconf("SC_PHYS_PAGES"):
+        raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: the machine has less")
+    with _translated_errors(size_bytes):
+        os.posix_fallocate(fd, 0, size_bytes)
+
+
+def _new_memfd(label: str, size_bytes: int) -> int:
+    """Create a memfd with all pages allocated; the caller owns the fd."""
+    fd = -1
+    try:
+        with _translated_errors(size_bytes):
+            fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        allocate_pages(fd, size_bytes)
+        return fd
+    except BaseException:  # also what a signal handler raises: allocation may take long
+        if fd >= 0:
+            os.close(fd)
+        raise
+
+
+@contextmanager
+def _translated_errors(size_bytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ResourceExhaustedTransient(
+                f"no file descriptor is left for shared memory (ulimit -n): {error}"
+            ) from error
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise ResourceExhaustedTransient(f"no room for {size_bytes} bytes of shared memory: {error}") from error
+        raise
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes < 1:
+        raise InvalidArgument(f"shared memory needs at least 1 byte, not {size_bytes}")
+
+
+# ---- message bodies ----
+
+
+def write_to_memfd(data: bytes | bytearray | memoryview, label: str = "nnfmq-body") -> int:
+    """Return a new memfd with `data`: the body of a message that does not fit into a socket. The caller owns the fd."""
+    fd = _new_memfd(label, max(len(data), 1))
     try:
         done = 0
         with memoryview(data) as rest:
@@ -436,11 +364,14 @@ def put_in_file(data: bytes | bytearray | memoryview, label: str = "nnfmq-body")
     return fd
 
 
-def take_from_file(fd: int, size_bytes: int) -> bytearray:
-    """Read `size_bytes` of a received fd into private memory. The fd stays the caller's.
+def read_from_memfd(fd: int, size_bytes: int) -> bytearray:
+    """Read `size_bytes` of a received memfd into private memory. Borrows `fd`.
 
-    It is read, not mapped: whoever sent it may shrink it meanwhile. Raises ProtocolError where it is shorter, may not
-    be read, or is no memfd: reading any other file could take as long as its sender likes (FUSE).
+    The file is read, not mapped, because its sender may shrink it meanwhile.
+
+    Raises:
+        ProtocolError: If the file is not a memfd, is too short, or may not be read. Other files are rejected because a
+            read of them can block for as long as their sender likes (FUSE).
     """
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -452,7 +383,7 @@ def take_from_file(fd: int, size_bytes: int) -> bytearray:
         while done < size_bytes:
             try:
                 count = os.preadv(fd, [rest[done:]], done)
-            except OSError as error:  # the sender opened it for writing only
+            except OSError as error:  # EBADF: the sender opened it for writing only
                 raise ProtocolError(f"a body of {size_bytes} bytes cannot be read: {error.strerror}", done) from error
             if count == 0:
                 raise ProtocolError(f"a body of {size_bytes} bytes was announced, its file ends early", done)

@@ -1,14 +1,15 @@
-"""The watcher: one thread per process that sleeps in the kernel on control sockets and pidfds, and learns of deaths.
+"""The watcher thread: one thread per process that reports readable fds, the death of peers, and expired timers.
 
-A fast message queue cannot tell whether its peer lives; the kernel can. The watcher polls the control sockets (a
-readable one is handed to its owner, a hang-up ends it) and pidfds. When a peer dies, its dead flag goes up first and
-then every event word registered for it is woken, again each millisecond until no waiter is left, since a waiter may
-be between its look at the flag and its sleep. No heartbeat, no periodic time-out: an idle process sleeps for good.
-It also keeps alarms, for what must end at a deadline while no thread waits for it.
+A message queue cannot tell whether its peer is alive, but the kernel can: the control socket of a dead process hangs
+up, and its pidfd becomes readable. The watcher sleeps in epoll_wait(2) on control sockets and pidfds, without a
+heartbeat or a periodic timeout. When a peer dies, its owner calls `notify_peer_death`, which cancels every wait on the
+queues that the peer shared.
 
-The thread starts with the first watch or alarm and ends with the last. Callbacks run on it and must be short; one that
-raises ends its own watch only, with a log line, and its owner is told. It takes no signals, and neither do the threads
-that it starts: a handler runs on the main thread, which would sleep on if another had been interrupted in its place.
+The thread starts with the first reader or timer and ends with the last. Callbacks run on it and must not block. A
+callback that raises loses its registration; the error is logged, and the owner is informed.
+
+The thread blocks all signals, and so do the threads that it starts: Python runs signal handlers on the main thread
+only, which would not be interrupted if the kernel delivered the signal to another thread.
 """
 
 from __future__ import annotations
@@ -25,37 +26,40 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
+from nnfmq.deadlines import remaining_s
+
 THREAD_NAME = "nnfmq-watcher"
-_REPEAT_SECONDS = 0.001
-_LONGEST_SECONDS = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
-_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}  # belong to the thread itself
-_SIGNALS = signal.valid_signals() - _FAULTS
+_WAKE_INTERVAL_S = 0.001
+_POLL_S_MAX = 1_000_000.0  # epoll_wait(2) takes an int of milliseconds
+# Signals that a fault of the thread itself raises cannot be left to another thread.
+_FAULT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+_BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
 _log = logging.getLogger("nnfmq.watcher")
 
 
 class Wakeable(Protocol):
-    """What may have waiters: a message queue."""
+    """A queue, as the watcher sees it."""
 
     @property
     def waiters(self) -> int:
-        """How many threads of this process are inside a wait."""
+        """Number of threads of this process that are blocked on the queue."""
         ...
 
     def wake_all(self) -> object:
-        """Set all bits of the event word and wake all who sleep on it."""
+        """Wake all threads of this process that are blocked on the queue."""
         ...
 
 
 class Flag(Protocol):
-    """What goes up when a peer is dead: `queue.PeerDeathFlag`."""
+    """A flag that is set once: `queue.PeerDeathFlag`."""
 
     def set(self) -> None:
-        """Raise it, for good."""
+        """Set the flag."""
         ...
 
 
-class Peer:
-    """What must be woken when one peer dies: its dead flag and its queues. Thread-safe."""
+class DeathRecipients:
+    """The flag to set and the queues to wake when one peer dies. Thread-safe."""
 
     def __init__(self, flag: Flag) -> None:
         self.flag = flag
@@ -63,33 +67,30 @@ class Peer:
         self._queues: list[Wakeable] = []
 
     def add(self, *queues: Wakeable) -> None:
-        """Register queues whose waiters end with this peer."""
+        """Add queues whose waits end when the peer dies."""
         with self._lock:
             self._queues.extend(queues)
 
     def discard(self, *queues: Wakeable) -> None:
-        """Forget queues that are closed in good order."""
+        """Remove queues, before they are closed. Idempotent."""
         with self._lock:
-            self._queues = [queue for queue in self._queues if not any(queue is gone for gone in queues)]
+            self._queues = [queue for queue in self._queues if not any(queue is removed for removed in queues)]
 
-    def die(self) -> None:
-        """Raise the flag, then wake everybody once."""
+    def mark_dead(self) -> None:
+        """Set the flag, then wake all waiters once."""
         self.flag.set()
         self.wake()
 
     def wake(self) -> bool:
-        """Wake every registered queue; True while somebody still waits on one."""
+        """Wake all waiters once; return whether there are any left."""
         with self._lock:
             for queue in self._queues:
                 queue.wake_all()
             return any(queue.waiters for queue in self._queues)
 
 
-class Watch:
-    """One watched fd: `on_ready` runs when it is readable or hung up. The fd stays its owner's.
-
-    `on_failure` learns of an error that `on_ready` did not foresee, so that nobody waits for what will not come.
-    """
+class ReaderHandle:
+    """Registration of one fd, which `remove_reader` ends. Borrows the fd."""
 
     __slots__ = ("fd", "on_failure", "on_ready")
 
@@ -99,200 +100,208 @@ class Watch:
         self.on_failure = on_failure
 
 
-class Alarm:
-    """An action that runs on the watcher's thread at a time, unless it is cancelled before."""
+class TimerHandle:
+    """A callback for a point in time, which `cancel_timer` cancels."""
 
-    __slots__ = ("action", "at_ns")
+    __slots__ = ("at_ns", "callback")
 
-    def __init__(self, at_ns: int, action: Callable[[], None]) -> None:
+    def __init__(self, at_ns: int, callback: Callable[[], None]) -> None:
         self.at_ns = at_ns
-        self.action: Callable[[], None] | None = action
+        self.callback: Callable[[], None] | None = callback
 
 
-def _nobody_to_tell(_error: Exception) -> None:
-    """Stand for an owner whom nobody waits for."""
+def _ignore(_error: Exception) -> None:
+    """Do nothing: the default of `on_failure`."""
 
 
 class Watcher:
-    """The thread and its epoll set. One per process: use the module's `watch`, `unwatch` and `bury`."""
+    """The thread and its epoll set. Thread-safe. Use the functions of this module, which share one instance."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watches: dict[int, Watch] = {}
-        self._dying: list[Peer] = []
-        self._alarms: list[tuple[int, int, Alarm]] = []  # a heap; cancelled ones stay until they are due or outnumber
-        self._numbers = itertools.count()
+        self._readers: dict[int, ReaderHandle] = {}
+        self._dead_peers: list[DeathRecipients] = []  # that may still have waiters
+        self._timers: list[tuple[int, int, TimerHandle]] = []  # a heap; the counter keeps the order of equal times
+        self._timer_ids = itertools.count()
         self._thread: threading.Thread | None = None
         self._epoll: select.epoll | None = None
-        self._bell = -1
+        self._wakeup_fd = -1  # an eventfd in the epoll set
 
-    def watch(
-        self, fd: int, on_ready: Callable[[], None], on_failure: Callable[[Exception], None] = _nobody_to_tell
-    ) -> Watch:
-        """Call `on_ready` on the watcher's thread whenever `fd` is readable or hung up, until `unwatch`.
+    def add_reader(
+        self, fd: int, on_ready: Callable[[], None], on_failure: Callable[[Exception], None] = _ignore
+    ) -> ReaderHandle:
+        """Call `on_ready` on the watcher's thread whenever `fd` is readable or hung up. Borrows `fd`.
 
-        If it raises, the watch is given up, and `on_failure` is called with the error. Raises OSError for what poll(2)
-        does not know, what is watched already, or a lack of fds, and RuntimeError where no thread can be started.
+        If `on_ready` raises, the registration ends and `on_failure` is called with the error.
+
+        Raises:
+            OSError: If epoll does not support the fd, the fd is already registered, or no fd is left for the epoll set.
+            RuntimeError: If the thread cannot be started.
         """
-        watch = Watch(fd, on_ready, on_failure)
+        handle = ReaderHandle(fd, on_ready, on_failure)
         with self._lock:
-            epoll = self._started()
+            epoll = self._ensure_started()
             try:
                 epoll.register(fd, select.EPOLLIN)
             except OSError:
-                self._ring()  # the thread may have been started for nothing
+                self._wakeup()  # lets the thread end if it was started for this fd
                 raise
-            self._watches[fd] = watch
-        return watch
+            self._readers[fd] = handle
+        return handle
 
-    def unwatch(self, watch: Watch) -> None:
-        """Stop watching; call it before the fd is closed. Harmless when repeated."""
+    def remove_reader(self, handle: ReaderHandle) -> None:
+        """End a registration. Idempotent. Call it before the fd is closed."""
         with self._lock:
-            if self._watches.get(watch.fd) is not watch:
+            if self._readers.get(handle.fd) is not handle:
                 return
-            del self._watches[watch.fd]
+            del self._readers[handle.fd]
             if self._epoll is not None:
-                self._epoll.unregister(watch.fd)
-            self._ring()
+                self._epoll.unregister(handle.fd)
+            self._wakeup()
 
-    def alarm(self, at_ns: int, action: Callable[[], None]) -> Alarm:
-        """Call `action` on the watcher's thread at a monotonic time (ns), up to some milliseconds late."""
-        alarm = Alarm(at_ns, action)
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> TimerHandle:
+        """Call `callback` on the watcher's thread at a monotonic time (ns), or up to some milliseconds later."""
+        handle = TimerHandle(at_ns, callback)
         with self._lock:
-            self._started()
-            heapq.heappush(self._alarms, (at_ns, next(self._numbers), alarm))
-            if self._alarms[0][2] is alarm:
-                self._ring()
-        return alarm
+            self._ensure_started()
+            heapq.heappush(self._timers, (at_ns, next(self._timer_ids), handle))
+            if self._timers[0][2] is handle:
+                self._wakeup()
+        return handle
 
-    def cancel(self, alarm: Alarm) -> None:
-        """Forget an alarm. Harmless when repeated, or when it went off."""
+    def cancel_timer(self, handle: TimerHandle) -> None:
+        """Cancel a timer. Idempotent; does nothing if the timer has expired."""
         with self._lock:
-            alarm.action = None
-            self._alarms = [entry for entry in self._alarms if entry[2].action is not None]
-            heapq.heapify(self._alarms)
-            if not self._alarms:
-                self._ring()  # the thread may have been there for nothing else
+            handle.callback = None
+            self._timers = [entry for entry in self._timers if entry[2].callback is not None]
+            heapq.heapify(self._timers)
+            if not self._timers:
+                self._wakeup()  # lets the thread end
 
-    def bury(self, peer: Peer) -> None:
-        """A peer is dead: raise its flag now, and wake its waiters until none is left. Any thread may call it."""
-        peer.die()
+    def notify_peer_death(self, peer: DeathRecipients) -> None:
+        """Cancel all waits on a peer that has exited. Thread-safe. Does not block.
+
+        Sets the peer's flag and wakes its waiters. The watcher's thread wakes them again every millisecond until none
+        is left, because a waiter may have checked the flag just before it was set, and not be asleep yet.
+        """
+        peer.mark_dead()
         with self._lock:
-            self._started()
-            self._dying.append(peer)
-            self._ring()
+            self._ensure_started()
+            self._dead_peers.append(peer)
+            self._wakeup()
 
-    def forget(self) -> None:
-        """Close everything without touching the thread: in a forked child, where the thread does not exist."""
-        epoll, bell = self._epoll, self._bell
-        self.__init__()  # type: ignore[misc]  # new locks too: the parent may have held the old one
+    def reset_after_fork(self) -> None:
+        """Close the fds that a forked child has inherited; its copy of the thread does not exist."""
+        epoll, wakeup_fd = self._epoll, self._wakeup_fd
+        self.__init__()  # type: ignore[misc]  # a new lock as well: a thread of the parent may have held the old one
         if epoll is not None:
             epoll.close()
-            os.close(bell)
+            os.close(wakeup_fd)
 
-    def _started(self) -> select.epoll:
-        """Return the set, with a thread that waits in it. Where one cannot be had nothing stays, so the next may."""
+    def _ensure_started(self) -> select.epoll:
+        """Return the epoll set of the running thread; start the thread if there is none. `_lock` is held.
+
+        If that fails, or a signal handler raises, everything is undone, so that the next call can try again.
+        """
         if self._epoll is not None:
             return self._epoll
         with ExitStack() as undo:
             epoll = undo.enter_context(select.epoll())
-            bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            undo.callback(os.close, bell)
-            epoll.register(bell, select.EPOLLIN)
-            thread = threading.Thread(target=self._run, args=(epoll, bell), name=THREAD_NAME, daemon=True)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, wakeup_fd)
+            epoll.register(wakeup_fd, select.EPOLLIN)
+            thread = threading.Thread(target=self._run, args=(epoll, wakeup_fd), name=THREAD_NAME, daemon=True)
+            previous = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
             try:
-                thread.start()  # with this mask
-                self._epoll, self._thread, self._bell = epoll, thread, bell
+                thread.start()  # the thread inherits this mask
+                self._epoll, self._thread, self._wakeup_fd = epoll, thread, wakeup_fd
                 undo.pop_all()
             finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)  # a handler may raise here: all is in place
+                # Unblocking delivers pending signals, whose handlers may raise: by now all state is consistent.
+                signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         return epoll
 
-    def _ring(self) -> None:
-        if self._bell >= 0:
-            os.eventfd_write(self._bell, 1)
+    def _wakeup(self) -> None:
+        if self._wakeup_fd >= 0:
+            os.eventfd_write(self._wakeup_fd, 1)
 
-    def _run(self, epoll: select.epoll, bell: int) -> None:
-        while not self._ended(epoll):
-            for fd, _ in epoll.poll(self._patience()):
-                if fd == bell:
-                    os.eventfd_read(bell)
+    def _run(self, epoll: select.epoll, wakeup_fd: int) -> None:
+        while not self._stop_if_idle(epoll):
+            for fd, _ in epoll.poll(self._poll_timeout_s()):
+                if fd == wakeup_fd:
+                    os.eventfd_read(wakeup_fd)
                 else:
-                    self._serve(fd)
-            self._wake_the_dying()
-            self._sound_alarms()
+                    self._call_reader(fd)
+            self._wake_dead_peers()
+            self._run_expired_timers()
 
-    def _patience(self) -> float:
-        """Return how many seconds there is nothing to do unasked; -1 = for ever."""
-        if self._dying:
-            return _REPEAT_SECONDS
-        with self._lock:
-            if not self._alarms:
-                return -1
-            left_ns = self._alarms[0][0] - time.monotonic_ns()
-        return min(max(0, left_ns) / 1e9, _LONGEST_SECONDS)
+    def _stop_if_idle(self, epoll: select.epoll) -> bool:
+        """Return whether the thread must end; if it does because nothing is registered, close its fds.
 
-    def _sound_alarms(self) -> None:
-        while True:
-            with self._lock:
-                if not self._alarms or self._alarms[0][0] > time.monotonic_ns():
-                    return
-                alarm = heapq.heappop(self._alarms)[2]
-            self._sound(alarm)
-
-    @staticmethod
-    def _sound(alarm: Alarm) -> None:
-        action, alarm.action = alarm.action, None
-        try:
-            if action is not None:
-                action()
-        except Exception:  # noqa: BLE001  one owner's bug must not end the thread that all others rely on
-            _log.exception("an alarm failed")
-
-    def _ended(self, epoll: select.epoll) -> bool:
-        """Close up when nothing is left to watch: decided under the lock, so that `watch` starts anew after it."""
+        The decision is made under the lock, so a concurrent `add_reader` either keeps this thread or starts another.
+        """
         with self._lock:
             if self._epoll is not epoll:
-                return True  # its start was interrupted, and undone
-            if self._watches or self._dying or self._alarms:
+                return True  # a signal interrupted `_ensure_started`, which has undone everything
+            if self._readers or self._dead_peers or self._timers:
                 return False
             epoll.close()
-            os.close(self._bell)
-            self._epoll, self._thread, self._bell = None, None, -1
+            os.close(self._wakeup_fd)
+            self._epoll, self._thread, self._wakeup_fd = None, None, -1
             return True
 
-    def _serve(self, fd: int) -> None:
+    def _poll_timeout_s(self) -> float:
+        if self._dead_peers:
+            return _WAKE_INTERVAL_S
         with self._lock:
-            watch = self._watches.get(fd)
-        if watch is None:
-            return  # unwatched after poll had seen it
-        try:
-            watch.on_ready()
-        except Exception as error:  # noqa: BLE001  one owner's bug must not end the thread that all others rely on
-            _log.exception("a watch on fd %d failed and is given up", fd)
-            self.unwatch(watch)
-            watch.on_failure(error)
+            next_ns = self._timers[0][0] if self._timers else None
+        left_s = remaining_s(next_ns)
+        return -1 if left_s is None else min(left_s, _POLL_S_MAX)
 
-    def _wake_the_dying(self) -> None:
+    def _call_reader(self, fd: int) -> None:
         with self._lock:
-            dying = list(self._dying)
-        done = [peer for peer in dying if not peer.wake()]
+            handle = self._readers.get(fd)
+        if handle is None:
+            return  # removed after epoll_wait returned
+        try:
+            handle.on_ready()
+        except Exception as error:  # noqa: BLE001  a bug of one owner must not end the thread that the others need
+            _log.exception("the callback for fd %d failed; the fd is no longer watched", fd)
+            self.remove_reader(handle)
+            handle.on_failure(error)
+
+    def _wake_dead_peers(self) -> None:
         with self._lock:
-            self._dying = [peer for peer in self._dying if peer not in done]
+            peers = list(self._dead_peers)
+        done = [peer for peer in peers if not peer.wake()]
+        with self._lock:
+            self._dead_peers = [peer for peer in self._dead_peers if peer not in done]
+
+    def _run_expired_timers(self) -> None:
+        while True:
+            with self._lock:
+                if not self._timers or self._timers[0][0] > time.monotonic_ns():
+                    return
+                handle = heapq.heappop(self._timers)[2]
+            callback, handle.callback = handle.callback, None
+            try:
+                if callback is not None:
+                    callback()
+            except Exception:  # noqa: BLE001  a bug of one owner must not end the thread that the others need
+                _log.exception("a timer's callback failed")
 
 
 _watcher = Watcher()
-watch = _watcher.watch
-unwatch = _watcher.unwatch
-bury = _watcher.bury
-alarm = _watcher.alarm
-cancel = _watcher.cancel
+add_reader = _watcher.add_reader
+remove_reader = _watcher.remove_reader
+call_at = _watcher.call_at
+cancel_timer = _watcher.cancel_timer
+notify_peer_death = _watcher.notify_peer_death
 
 
 def thread() -> threading.Thread | None:
-    """Return the watcher's thread while it runs."""
+    """Return the watcher's thread, or None if it does not run."""
     return _watcher._thread
 
 
-os.register_at_fork(after_in_child=_watcher.forget)
+os.register_at_fork(after_in_child=_watcher.reset_after_fork)

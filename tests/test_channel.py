@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from support.descriptors import no_more_descriptors
 
-from nnfmq.channel import BODY_BYTES_MAX, FDS_MAX, INLINE_BYTES, NOW, Channel, Frame, Listener
+from nnfmq.channel import BODY_BYTES_MAX, FDS_MAX, INLINE_BYTES, NO_WAIT, Channel, Frame, Listener
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -98,7 +98,7 @@ def fill(channel: Channel) -> int:
     sent = 0
     try:
         while True:
-            channel.send(bytes(1000), (), NOW)
+            channel.send(bytes(1000), (), NO_WAIT)
             sent += 1
     except MissedDeadlineTransient:
         return sent
@@ -193,7 +193,7 @@ def test_what_was_taken_from_a_frame_is_not_closed_with_it(
 ) -> None:
     pair[0].send(b"", files(1))
     with pair[1].receive(soon()) as frame:
-        taken = frame.take_fds()
+        taken = frame.detach_fds()
     assert os.fstat(taken[0]).st_size == 0
     os.close(taken[0])
 
@@ -249,7 +249,7 @@ def test_a_message_whose_descriptors_find_no_room_comes_without_them(raw: tuple[
     with no_more_descriptors(but=1):
         sendmsg(raw[0], b"\0said", [0, 1, 2])
         frame = raw[1].receive(soon())
-    assert (frame.data, frame.fds, frame.lacks_fds) == (b"said", [], True)
+    assert (frame.data, frame.fds, frame.fds_truncated) == (b"said", [], True)
     assert open_descriptors() == before
 
 
@@ -367,10 +367,10 @@ def test_a_hang_up_is_seen_only_when_the_last_copy_is_closed(pair: tuple[Channel
     copy = os.dup(pair[0].fileno())
     pair[0].close()
     with pytest.raises(MissedDeadlineTransient):
-        pair[1].receive(NOW)
+        pair[1].receive(NO_WAIT)
     os.close(copy)
     with pytest.raises(DeadObject):
-        pair[1].receive(NOW)
+        pair[1].receive(NO_WAIT)
 
 
 def test_using_a_closed_channel_is_a_dead_object(pair: tuple[Channel, Channel]) -> None:
@@ -380,7 +380,7 @@ def test_using_a_closed_channel_is_a_dead_object(pair: tuple[Channel, Channel]) 
     with pytest.raises(DeadObject, match="this channel is closed"):
         pair[0].send(b"")
     with pytest.raises(DeadObject, match="this channel is closed"):
-        pair[0].receive(NOW)
+        pair[0].receive(NO_WAIT)
 
 
 def test_hanging_up_ends_our_own_send_that_waits(
@@ -397,7 +397,7 @@ def test_hanging_up_twice_does_no_harm(pair: tuple[Channel, Channel]) -> None:
     pair[0].hang_up()
     pair[0].hang_up()
     with pytest.raises(DeadObject):
-        pair[1].receive(NOW)
+        pair[1].receive(NO_WAIT)
 
 
 def test_closing_one_of_two_copies_does_not_hang_up_the_other(resources: ExitStack) -> None:
@@ -413,12 +413,12 @@ def test_closing_one_of_two_copies_does_not_hang_up_the_other(resources: ExitSta
 
 def test_a_receive_that_may_not_wait_returns_at_once(pair: tuple[Channel, Channel]) -> None:
     with pytest.raises(MissedDeadlineTransient):
-        pair[1].receive(NOW)
+        pair[1].receive(NO_WAIT)
 
 
 def test_a_receive_that_may_not_wait_takes_what_is_there(pair: tuple[Channel, Channel]) -> None:
     pair[0].send(b"there")
-    assert pair[1].receive(NOW).data == b"there"
+    assert pair[1].receive(NO_WAIT).data == b"there"
 
 
 def test_a_receive_ends_at_its_deadline_and_not_before(pair: tuple[Channel, Channel]) -> None:
@@ -453,7 +453,7 @@ def test_a_send_waits_no_longer_for_another_thread_s_than_its_own_deadline(
     monkeypatch.setattr(Channel, "_wait", noted)
     stuck = start(pair[0].send, b"stuck")
     assert waits.wait(20)
-    second = start(pair[0].send, b"", (), NOW if left_ns is None else soon(left_ns))
+    second = start(pair[0].send, b"", (), NO_WAIT if left_ns is None else soon(left_ns))
     try:
         assert isinstance(second.exception(20), MissedDeadlineTransient)
         assert not stuck.done()

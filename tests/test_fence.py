@@ -104,7 +104,7 @@ def test_FEN_11_a_fence_passes_between_processes_and_a_dead_signaller_is_an_erro
     arguments = [sys.executable, "-P", "-c", code, str(theirs.fileno())]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
-        (fd,) = ours.receive().take_fds()
+        (fd,) = ours.receive().detach_fds()
         holder = resources.enter_context(Fence.adopt(fd))
         assert holder.state is ACTIVE
         process.send_signal(signal.SIGKILL)

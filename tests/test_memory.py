@@ -19,7 +19,7 @@ import pytest
 
 from nnfmq import memory as memory_module
 from nnfmq.hal.errors import InvalidArgument, ProtocolError, ResourceExhaustedTransient
-from nnfmq.memory import CONSTANT_SEALS, F_SEAL_FUTURE_WRITE, Memory, constant_bytes, put_in_file, take_from_file
+from nnfmq.memory import CONSTANT_SEALS, F_SEAL_FUTURE_WRITE, Memory, read_from_memfd, sealed_size, write_to_memfd
 
 RESIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 HUGE_PAGE_BYTES = 2 << 20
@@ -139,7 +139,7 @@ def test_constant_memory_has_what_it_was_filled_with_and_is_only_read() -> None:
     with constant() as memory:
         assert bytes(memory.view) == b"content" and memory.view.readonly and not memory.is_writable
         assert fcntl.fcntl(memory.fileno(), fcntl.F_GET_SEALS) == CONSTANT_SEALS
-        assert constant_bytes(memory.fileno()) == memory.size_bytes == 7
+        assert sealed_size(memory.fileno()) == memory.size_bytes == 7
 
 
 def test_nobody_can_write_to_constant_memory_nor_resize_it() -> None:
@@ -165,7 +165,7 @@ def test_received_constant_memory_is_the_same_pages() -> None:
 @pytest.mark.parametrize("lacking", [fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_SEAL])
 def test_memory_that_its_sender_could_change_is_not_constant_and_closed(lacking: int) -> None:
     fd = memfd(4096, CONSTANT_SEALS & ~lacking)
-    assert constant_bytes(fd) is None
+    assert sealed_size(fd) is None
     with pytest.raises(InvalidArgument, match="not sealed against writing"):
         Memory.adopt_constant(fd)
     assert not is_open(fd)
@@ -429,25 +429,25 @@ def test_memory_is_closed_once_wherever_two_threads_meet() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 1000], ids=["empty", "one", "many"])
 def test_a_body_put_in_a_file_comes_back(data: bytes, descriptors: ExitStack) -> None:
-    fd = put_in_file(data)
+    fd = write_to_memfd(data)
     descriptors.callback(os.close, fd)
-    assert take_from_file(fd, len(data)) == data
+    assert read_from_memfd(fd, len(data)) == data
 
 
 def test_a_body_is_read_from_its_start_wherever_the_file_stands(descriptors: ExitStack) -> None:
-    fd = put_in_file(b"abcdef")
+    fd = write_to_memfd(b"abcdef")
     descriptors.callback(os.close, fd)
     os.lseek(fd, 4, os.SEEK_SET)
-    assert take_from_file(fd, 6) == b"abcdef"
+    assert read_from_memfd(fd, 6) == b"abcdef"
 
 
 def test_a_body_that_ends_early_is_a_protocol_error_and_the_descriptor_stays_the_caller_s(
     descriptors: ExitStack,
 ) -> None:
-    fd = put_in_file(b"abc")
+    fd = write_to_memfd(b"abc")
     descriptors.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="ends early") as caught:
-        take_from_file(fd, 4)
+        read_from_memfd(fd, 4)
     assert caught.value.offset == 3
     assert is_open(fd)
 
@@ -458,14 +458,14 @@ def test_a_body_in_what_is_no_file_is_a_protocol_error(make: object, tmp_path: P
     fd = make(tmp_path)
     descriptors.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="cannot be read"):
-        take_from_file(fd, 100)
+        read_from_memfd(fd, 100)
 
 
 def test_a_body_in_an_ordinary_file_is_a_protocol_error(descriptors: ExitStack) -> None:
     fd = os.open(os.__file__, os.O_RDONLY | os.O_CLOEXEC)
     descriptors.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="no memfd"):
-        take_from_file(fd, 100)
+        read_from_memfd(fd, 100)
 
 
 def test_a_body_in_a_file_that_may_not_be_read_is_a_protocol_error(descriptors: ExitStack) -> None:
@@ -474,7 +474,7 @@ def test_a_body_in_a_file_that_may_not_be_read_is_a_protocol_error(descriptors: 
     fd = os.open(f"/proc/self/fd/{readable}", os.O_WRONLY | os.O_CLOEXEC)
     descriptors.callback(os.close, fd)
     with pytest.raises(ProtocolError, match="cannot be read"):
-        take_from_file(fd, 100)
+        read_from_memfd(fd, 100)
 
 
 def test_a_new_file_for_a_body_leaves_nothing_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,5 +483,5 @@ def test_a_new_file_for_a_body_leaves_nothing_when_there_is_no_room(monkeypatch:
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with suppress(ResourceExhaustedTransient):
-        put_in_file(b"x")
+        write_to_memfd(b"x")
     assert mappings_named("nnfmq-body") == 0  # and the leak check of every test looks for the descriptor

@@ -153,7 +153,7 @@ def _seconds(text: str) -> float:
 
 def _create(arguments: argparse.Namespace) -> int:
     from nnfmq.cli import queue_snapshot
-    from nnfmq.memory import names
+    from nnfmq.posix_shm import names
     from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, create_named, remove_named
 
     flavor = UNSYNCHRONIZED if arguments.unsynchronized else SYNCHRONIZED

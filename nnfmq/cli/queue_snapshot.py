@@ -13,7 +13,7 @@ from typing import Any
 
 from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import NnfmqError
-from nnfmq.memory import named_path
+from nnfmq.posix_shm import path_of
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, SYNCHRONIZED, MessageQueue, named_queues, open_named
 from nnfmq.queue.layout import EVENT_WORD, EVENT_WORD_BYTES
 
@@ -110,7 +110,7 @@ def description(name: str, queue: MessageQueue) -> dict[str, Any]:
     )
     return {
         "name": name,
-        "path": str(named_path(name)),
+        "path": str(path_of(name)),
         "flavor": _FLAVORS[queue.flavor],
         "record_bytes": queue.quantum,
         "count": queue.count,

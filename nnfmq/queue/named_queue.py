@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nnfmq import memory as shared
+from nnfmq import posix_shm
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.memory import Memory
 from nnfmq.queue import core, descriptor_formats, layout
@@ -33,7 +33,7 @@ def create_named(
     """
     place = layout.compute_named_layout(quantum, count)
     descriptor = layout.to_descriptor(place, flavor)
-    memory = Memory.create_named(name, place.region_bytes)
+    memory = posix_shm.create(name, place.region_bytes)
     try:
         queue = MessageQueue.attach(
             descriptor, memory, flavor=flavor, reset_pointers=False, overflow=overflow, using=using
@@ -44,7 +44,7 @@ def create_named(
             queue.close()
             raise
     except BaseException:
-        shared.unlink(name)
+        posix_shm.unlink(name)
         raise
     return queue
 
@@ -60,7 +60,7 @@ def open_named(
     not of `quantum` bytes.
     """
     size_bytes, descriptor = _described(name)  # before anything is mapped: it may be anybody's memory
-    memory = Memory.open_named(name)
+    memory = posix_shm.open_existing(name)
     try:
         _check_mapping(name, memory, size_bytes, descriptor)
     except BaseException:
@@ -74,12 +74,12 @@ def open_named(
 
 def remove_named(name: str) -> None:
     """Remove the name. Who is attached stays so; the memory goes with the last of them. Raises as `memory.unlink`."""
-    shared.unlink(name)
+    posix_shm.unlink(name)
 
 
 def named_queues() -> list[str]:
     """Return the names of all queues that this user may read, sorted."""
-    return [name for name in shared.names() if _is_queue(name)]
+    return [name for name in posix_shm.names() if _is_queue(name)]
 
 
 def _publish(view: memoryview, record: bytes, using: core.Core) -> None:
@@ -92,7 +92,7 @@ def _publish(view: memoryview, record: bytes, using: core.Core) -> None:
 
 def _described(name: str) -> tuple[int, MQDescriptor]:
     """Return the size of the memory and what its record says, which was checked."""
-    size_bytes, end = shared.end_of_named(name, layout.TRAILER_BYTES)
+    size_bytes, end = posix_shm.read_end(name, layout.TRAILER_BYTES)
     if size_bytes == 0:
         raise InvalidArgument(f"shared memory {name} has no bytes: its creator is at work, or ended there")
     at = layout.trailer_offset(size_bytes)

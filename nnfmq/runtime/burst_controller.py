@@ -107,7 +107,7 @@ class Burst:
         self._timing = NO_TIMING
         self._info: ExecutionInfo | None = None  # of the last execution, once somebody asked
         self._peer_death = PeerDeathFlag()
-        self.peer = watcher.Peer(self._peer_death)
+        self.peer = watcher.DeathRecipients(self._peer_death)
         self._requests, self._results = self._queue(_REQUESTS), self._queue(_RESULTS)
         self.inputs: tuple[Array, ...] = ()
         self.outputs: tuple[Array, ...] = ()

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from nnfmq import watcher
-from nnfmq.channel import NOW, Channel, Frame, close_all
+from nnfmq.channel import NO_WAIT, Channel, Frame, close_all
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -52,7 +52,7 @@ CallT = TypeVar("CallT", bound=messages.Call)
 class MemoryProvider(Protocol):
     """A burst, as the connection needs it: it knows what its slots stand for, and it can be woken."""
 
-    peer: watcher.Peer
+    peer: watcher.DeathRecipients
 
     def get_memories(self, slots: Sequence[int]) -> list[Pool]:
         """Return the memories of `slots`; they stay the burst's. Raises InvalidArgument for an unknown slot."""
@@ -102,11 +102,11 @@ class Connection:
         self._waiting: dict[_Key, _Question] = {}
         self._greeting: Future[messages.HelloReply] = Future()
         self._bursts: dict[int, MemoryProvider] = {}
-        self._peers: list[watcher.Peer] = []
+        self._peers: list[watcher.DeathRecipients] = []
         self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by token
         self._end: str | None = None
         self._pid = os.getpid()
-        self._watches: list[watcher.Watch] = []
+        self._watches: list[watcher.ReaderHandle] = []
         self._pidfd = -1
         self.driver: messages.HelloReply | None = None
 
@@ -148,10 +148,10 @@ class Connection:
         return connection
 
     def _watch_driver(self, process: int | None) -> None:
-        self._watches.append(watcher.watch(self._channel.fileno(), self._on_ready, self._on_bug))
+        self._watches.append(watcher.add_reader(self._channel.fileno(), self._on_ready, self._on_bug))
         if process is not None:
             self._pidfd = os.pidfd_open(process)
-            self._watches.append(watcher.watch(self._pidfd, lambda: self._finish(_GONE)))
+            self._watches.append(watcher.add_reader(self._pidfd, lambda: self._finish(_GONE)))
 
     @property
     def greeting(self) -> messages.HelloReply:
@@ -285,7 +285,7 @@ class Connection:
         """Return a number for a new call."""
         return self._connection_state.next_call_id(PeerRole.CLIENT)
 
-    def add_peer(self, peer: watcher.Peer) -> None:
+    def add_peer(self, peer: watcher.DeathRecipients) -> None:
         """Register what must be woken when the driver dies. Raises DeadObject if it already has."""
         with self._lock:
             self.raise_if_closed()
@@ -296,7 +296,7 @@ class Connection:
         with self._lock:
             self._bursts[burst_id] = burst
 
-    def discard_burst(self, burst_id: int, peer: watcher.Peer) -> None:
+    def discard_burst(self, burst_id: int, peer: watcher.DeathRecipients) -> None:
         """Forget a burst that is closed."""
         with self._lock:
             self._bursts.pop(burst_id, None)
@@ -332,7 +332,7 @@ class Connection:
         """Send from the watcher's thread, which is not there to wait: where a driver does not read, another does."""
         data = self._noted(message)
         try:
-            self._channel.send(data, fds, NOW)
+            self._channel.send(data, fds, NO_WAIT)
         except MissedDeadlineTransient:
             copies = [os.dup(fd) for fd in fds]  # the caller may close his
             threading.Thread(target=self._send_late, args=(data, copies), name="nnfmq-late", daemon=True).start()
@@ -349,7 +349,7 @@ class Connection:
 
     def _on_ready(self) -> None:
         try:
-            frame = self._channel.receive(NOW)
+            frame = self._channel.receive(NO_WAIT)
         except MissedDeadlineTransient:
             return  # nothing there: what woke the watcher was taken already
         except NnfmqError as error:
@@ -372,7 +372,7 @@ class Connection:
         self._finish(f"the connection to the driver was given up after an internal error: {error!r}")
 
     def _on_frame(self, frame: Frame) -> None:
-        count = None if frame.lacks_fds else len(frame.fds)
+        count = None if frame.fds_truncated else len(frame.fds)
         message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=count)
         self._connection_state.process_message(message, PeerRole.DRIVER)
         if isinstance(message, messages.HelloReply):
@@ -392,13 +392,13 @@ class Connection:
         _require_status(getattr(answer, "status", ErrorStatus.NONE))
         key = _Key(answer.call, type(answer))
         question = self._waiting.pop(key, None)
-        if question is not None and frame.lacks_fds:
+        if question is not None and frame.fds_truncated:
             text = "this process has no room for more descriptors (ulimit -n)"
             question.answer.give(ResourceExhaustedTransient(text))
         elif question is not None:
             try:
                 if question.on_fds is not None:
-                    question.on_fds(frame.take_fds())
+                    question.on_fds(frame.detach_fds())
                 if question.on_answer is not None:
                     question.on_answer(answer)
                 question.answer.give(answer)
@@ -441,9 +441,9 @@ class Connection:
             watches, self._watches = self._watches, []
             self._bursts = {}
         for watch in watches:
-            watcher.unwatch(watch)
+            watcher.remove_reader(watch)
         for peer in peers:
-            watcher.bury(peer)
+            watcher.notify_peer_death(peer)
         error = DeadObject(self._end)
         self._greeting.give(error)
         for question in waiting.values():
@@ -455,10 +455,10 @@ class Connection:
             was_open, self._end = self._end is None, self._end or "this client is closed"
             watches, self._watches = self._watches, []
         for watch in watches:
-            watcher.unwatch(watch)  # before the driver can hang up in answer: that is no death
+            watcher.remove_reader(watch)  # before the driver can hang up in answer: that is no death
         if was_open and self.driver is not None:
             with contextlib.suppress(NnfmqError, OSError):  # the hang-up that follows says the same
-                self._channel.send(control_protocol.encode(messages.Goodbye()), (), NOW)
+                self._channel.send(control_protocol.encode(messages.Goodbye()), (), NO_WAIT)
         self._finish(self._end)
         if self._pid == os.getpid():
             self._channel.hang_up()  # and end the call of a thread that could not be sent

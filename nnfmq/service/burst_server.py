@@ -197,7 +197,7 @@ class BurstServer:
         self._answered = b""
         self.last_failure = LastFailure()
         self._peer_death = PeerDeathFlag()
-        self.peer = watcher.Peer(self._peer_death)
+        self.peer = watcher.DeathRecipients(self._peer_death)
         self._thread = threading.Thread(target=self._listen, name="nnfmq-burst", daemon=True)
 
     @classmethod
@@ -244,7 +244,7 @@ class BurstServer:
 
     def close(self) -> None:
         """End the listener and give everything back. Blocks until a running execution is done."""
-        watcher.bury(self.peer)
+        watcher.notify_peer_death(self.peer)
         self._thread.join()
         self.peer.discard(self._requests, self._results)
         self._executor.close()

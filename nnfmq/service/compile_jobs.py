@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from nnfmq.channel import NOW, Channel
+from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.errors import (
     DeadObject,
     ErrorStatus,
@@ -114,7 +114,7 @@ def prefetch_imports() -> None:
     """Let the compile server import the compiler, because a compilation will follow. Does not block."""
     if _server is not None:
         with suppress(DeadObject, MissedDeadlineTransient):
-            _server.send(PREFETCH, (), NOW)
+            _server.send(PREFETCH, (), NO_WAIT)
 
 
 def compile_in_processes(kernels: Sequence[Kernel], target: Target) -> list[bytes]:
@@ -190,7 +190,7 @@ class _Process:
             NnfmqError: The error that the process reported.
         """
         try:
-            with self.channel.receive(NOW) as frame:
+            with self.channel.receive(NO_WAIT) as frame:
                 result = msgspec.msgpack.decode(frame.data, type=CompileResult)
         except DeadObject:
             raise self.death_error() from None

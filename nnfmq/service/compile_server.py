@@ -30,7 +30,7 @@ from typing import NoReturn
 
 import msgspec
 
-from nnfmq.channel import NOW, Channel, Frame
+from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, ErrorStatus, MissedDeadlineTransient, NnfmqError, status_for_error
 
 __all__ = ["FORK", "PREFETCH", "CompileResult", "fork_compile_server"]
@@ -121,11 +121,11 @@ class _Server:
                     self._serve()
 
     def _serve(self) -> None:
-        with suppress(MissedDeadlineTransient), self._channel.receive(NOW) as frame:
+        with suppress(MissedDeadlineTransient), self._channel.receive(NO_WAIT) as frame:
             from nnfmq.engines.compiled.warm_up import warm_up
 
             warm_up()
-            if frame.data == FORK and not frame.lacks_fds:  # else the worker sees its end of the connection hang up
+            if frame.data == FORK and not frame.fds_truncated:  # else the worker sees its end of the connection hang up
                 self._fork(frame)
 
     def _fork(self, frame: Frame) -> None:

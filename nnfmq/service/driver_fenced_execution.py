@@ -20,7 +20,7 @@ from time import monotonic_ns
 import numpy as np
 
 from nnfmq import watcher
-from nnfmq.channel import StateSender
+from nnfmq.channel import FenceSignaler
 from nnfmq.deadlines import deadline_in
 from nnfmq.fence import fence_state
 from nnfmq.hal.errors import (
@@ -80,7 +80,7 @@ class DriverFencedExecution:
     def __init__(
         self,
         plan: FencedRequest,
-        sender: StateSender,
+        sender: FenceSignaler,
         held: ExitStack,
         submit: Callable[[Callable[[], None]], None],
         on_end: Callable[[DriverFencedExecution], None],
@@ -91,9 +91,9 @@ class DriverFencedExecution:
         self._sender = sender
         self._held = held  # what the request refers to, and the fences: given back before the fence is signalled
         self._lock = threading.Lock()
-        self._watches: dict[int, watcher.Watch] = {}
+        self._watches: dict[int, watcher.ReaderHandle] = {}
         self._waiting: set[int] = set()
-        self._alarm: watcher.Alarm | None = None
+        self._alarm: watcher.TimerHandle | None = None
         self._fenced_ns = 0
         self._deadline_ns, self._duration_ns = plan.deadline_ns, plan.duration_ns
         self.info = _TOO_EARLY
@@ -114,7 +114,7 @@ class DriverFencedExecution:
             self._waiting = set(fences)
             self._set_alarm()
             for fd in fences:
-                self._watches[fd] = watcher.watch(fd, partial(self._look, fd), self._on_bug)
+                self._watches[fd] = watcher.add_reader(fd, partial(self._look, fd), self._on_bug)
 
     def _look(self, fd: int) -> None:
         """The watcher saw something of a fence."""
@@ -128,7 +128,7 @@ class DriverFencedExecution:
             watch = self._watches.pop(fd, None)
             if watch is None:
                 return
-            watcher.unwatch(watch)
+            watcher.remove_reader(watch)
             self._waiting.discard(fd)
             is_last = not self._waiting
         if is_last:
@@ -149,8 +149,8 @@ class DriverFencedExecution:
     def _set_alarm(self) -> None:
         """Let the deadline end the wait; with the lock."""
         if self._alarm is not None:
-            watcher.cancel(self._alarm)
-        self._alarm = None if self._deadline_ns is None else watcher.alarm(self._deadline_ns, self._expire)
+            watcher.cancel_timer(self._alarm)
+        self._alarm = None if self._deadline_ns is None else watcher.call_at(self._deadline_ns, self._expire)
 
     def _expire(self) -> None:
         self.fail(MissedDeadlineTransient("the deadline passed before the execution began"))
@@ -187,11 +187,11 @@ class DriverFencedExecution:
             if plan is None:
                 return None
             for watch in self._watches.values():
-                watcher.unwatch(watch)
+                watcher.remove_reader(watch)
             self._watches = {}
             alarm, self._alarm = self._alarm, None
         if alarm is not None:
-            watcher.cancel(alarm)
+            watcher.cancel_timer(alarm)
         return plan
 
     def _end(self, info: FencedInfo) -> None:

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from nnfmq.channel import NOW, Channel
+from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.service import compile_jobs
@@ -30,6 +30,8 @@ def main(control_fd: int) -> NoReturn:
         devices = load_devices()
     except (InvalidArgument, OSError) as error:
         with suppress(NnfmqError):  # it may be gone already
-            channel.send(control_protocol.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error))), (), NOW)
+            channel.send(
+                control_protocol.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error))), (), NO_WAIT
+            )
         sys.exit(1)
     run_session(channel, "embedded", devices)

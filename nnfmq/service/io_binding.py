@@ -31,7 +31,7 @@ from nnfmq.hal.types import (
     merge_dimensions,
     operand_bytes,
 )
-from nnfmq.memory import Memory, identity_of
+from nnfmq.memory import Memory, file_identity
 from nnfmq.operations.shapes import require_max_rank
 from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.error_translation import errors_to_status
@@ -338,7 +338,7 @@ def require_no_constant_overlap(constants: Sequence[ConstantRange], request: Req
         pool = None if argument.has_no_value else request.pools[argument.location.pool_index]
         if not isinstance(pool, Memory | FileMemory):
             continue
-        identity, begin = identity_of(pool.fileno()), pool.offset + argument.location.offset
+        identity, begin = file_identity(pool.fileno()), pool.offset + argument.location.offset
         end = begin + argument.location.length
         if any(c.identity == identity and begin < c.end and c.begin < end for c in constants):
             raise InvalidArgument(f"N-RQX-13: output {index} lies over a constant of the model")

@@ -23,7 +23,7 @@ from nnfmq.channel import close_all
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
 from nnfmq.hal.types import Protection
-from nnfmq.memory import Memory, can_be_mapped
+from nnfmq.memory import Memory, is_mappable
 from nnfmq.serialize.messages import MemoryData
 
 LIMIT_VARIABLE = "NNFMQ_CLIENT_MEMORY_MIB"
@@ -90,7 +90,7 @@ class MemoryQuota:
     def _adopt(self, fd: int, lent: MemoryData) -> Received:
         try:
             protection = _protection(lent.protection)
-            is_mapped = can_be_mapped(fd)
+            is_mapped = is_mappable(fd)
         except BaseException:
             close_all([fd])
             raise

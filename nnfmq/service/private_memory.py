@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.memory import identity_of
+from nnfmq.memory import file_identity
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.memory_quota import MemoryQuota, Received
 
@@ -51,6 +51,6 @@ def copy_to_private_pools(memories: Sequence[Received], quota: MemoryQuota) -> t
         for memory in memories:
             if not memory.is_readable:
                 raise InvalidArgument("MEM-4: a memory with constants may only be written")
-            pools.append(ConstantPool(bytes(memory.view), identity_of(memory.fileno()), memory.offset))
+            pools.append(ConstantPool(bytes(memory.view), file_identity(memory.fileno()), memory.offset))
             memory.close()  # at once: nothing is held twice for longer than needed
     return tuple(pools)

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from nnfmq import watcher
-from nnfmq.channel import INLINE_BYTES, NOW, Channel, Frame
+from nnfmq.channel import INLINE_BYTES, NO_WAIT, Channel, Frame
 from nnfmq.engines.execution import TieredProgram
 from nnfmq.engines.idle_trim import trim_memory
 from nnfmq.hal.errors import (
@@ -125,8 +125,8 @@ class Session:
             if pidfd is not None:
                 stack.callback(os.close, pidfd)
                 poll.register(pidfd, select.POLLIN)
-            watch = watcher.watch(self._channel.fileno(), self._on_ready, abort_on_internal_error)
-            stack.callback(watcher.unwatch, watch)
+            watch = watcher.add_reader(self._channel.fileno(), self._on_ready, abort_on_internal_error)
+            stack.callback(watcher.remove_reader, watch)
             stack.callback(burst_calls.cancel_all, self)
             stack.callback(reusable_calls.cancel_all, self)
             stack.callback(fenced_calls.cancel_all, self)
@@ -215,7 +215,7 @@ class Session:
 
     def _on_ready(self) -> None:
         try:
-            with self._channel.receive(NOW) as frame:
+            with self._channel.receive(NO_WAIT) as frame:
                 self._on_frame(frame)
         except MissedDeadlineTransient:
             pass  # nothing there: what woke the watcher was taken already
@@ -227,14 +227,14 @@ class Session:
 
     def _on_frame(self, frame: Frame) -> None:
         received_ns = time.monotonic_ns()
-        count = None if frame.lacks_fds else len(frame.fds)
+        count = None if frame.fds_truncated else len(frame.fds)
         message = control_protocol.decode(frame.data, sender=PeerRole.CLIENT, fds=count)
         self.connection_state.process_message(message, PeerRole.CLIENT)
         handler = _HANDLERS[type(message)]
-        if frame.lacks_fds:
+        if frame.fds_truncated:
             self._refuse_without_fds(handler, message)
         elif not isinstance(handler, BlockingHandler):
-            handler(self, message, frame.take_fds())
+            handler(self, message, frame.detach_fds())
         else:
             try:
                 charge = self._admitted(message, len(frame.data))
@@ -244,7 +244,7 @@ class Session:
                 return
             threads = self._launches if handler.is_launch else self._pool
             priority = handler.priority(self, message)
-            self._submit(threads, priority, Session._call, handler, message, frame.take_fds(), received_ns, charge)
+            self._submit(threads, priority, Session._call, handler, message, frame.detach_fds(), received_ns, charge)
 
     def _admitted(self, message: messages.Message, size_bytes: int) -> QuotaCharge:
         """Return what a call costs while it waits for its turn. Raises what it is refused with."""

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from nnfmq.channel import NOW, Channel, Listener
+from nnfmq.channel import NO_WAIT, Channel, Listener
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, MissedDeadlineTransient
 from nnfmq.memory import Memory
 from nnfmq.paths import default_socket, make_runtime_directory, runtime_directory
@@ -158,7 +158,7 @@ class Supervisor:
     def _refuse(channel: Channel, status: ErrorStatus, text: str) -> None:
         _log.warning("client refused: %s", text)
         with contextlib.suppress(DeadObject, MissedDeadlineTransient):
-            channel.send(control_protocol.encode(messages.Refused(status, text)), (), NOW)
+            channel.send(control_protocol.encode(messages.Refused(status, text)), (), NO_WAIT)
 
     def _start_worker(self, channel: Channel) -> None:
         try:

@@ -17,11 +17,10 @@ import pytest
 from support.commands import LIMIT_S, started
 from support.named import fresh_name
 
-from nnfmq import memory
+from nnfmq import posix_shm
 from nnfmq.cli import main, queue_bench
 from nnfmq.cli.queue_snapshot import Look, bits_text
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
-from nnfmq.memory import Memory
 from nnfmq.queue import UNSYNCHRONIZED, MessageQueue, create_named, open_named
 
 ACTIONS = ["create", "list", "info", "write", "read", "watch", "bench", "remove"]
@@ -64,7 +63,7 @@ def complaint(capsys: Capture) -> str:
 
 
 def is_there(name: str) -> bool:
-    return name in memory.names()
+    return name in posix_shm.names()
 
 
 # ---- help ----
@@ -131,7 +130,7 @@ def test_create_can_replace_and_users_keep_the_old_queue(name: str) -> None:
 
 
 def test_create_replaces_what_a_creator_left_half_made(name: str) -> None:
-    Memory.create_named(name, 4096).close()
+    posix_shm.create(name, 4096).close()
     assert create(name, "--replace") == 0
 
 
@@ -192,9 +191,9 @@ def test_event_bits_have_names(bits: int | None, text: str) -> None:
 
 def test_list_names_queues_and_nothing_else(name: str, capsys: Capture) -> None:
     create(name)
-    Memory.create_named(f"{name}-other", 4096).close()
+    posix_shm.create(f"{name}-other", 4096).close()
     found = [one for one in printed(capsys, "list")["queues"] if one["name"].startswith(name)]
-    memory.unlink(f"{name}-other")
+    posix_shm.unlink(f"{name}-other")
     assert [(one["name"], one["count"], one["state"]) for one in found] == [(name, 4, "ok")]
 
 
@@ -207,7 +206,7 @@ def test_list_as_a_table_has_a_line_for_each(name: str, capsys: Capture) -> None
 
 
 def test_list_of_nothing_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(memory, "NAMED_FOLDER", Path("/nowhere"))
+    monkeypatch.setattr(posix_shm, "FOLDER", Path("/nowhere"))
     assert main(["queue", "list"]) == 0
     assert "nnfmq queue create" in capsys.readouterr().out
 
@@ -285,7 +284,7 @@ def test_bench_measures_and_removes_its_queues(name: str, placement: str, capsys
     assert 0 < times["p50"] <= times["p99"] <= times["p99.9"] <= times["max"]
     assert found["messages_per_s"] > 0
     assert (found["conditions"]["placement"], found["conditions"]["record_bytes"]) == (placement, 16)
-    assert not [left for left in memory.names() if left.startswith(name)]
+    assert not [left for left in posix_shm.names() if left.startswith(name)]
     assert os.sched_getaffinity(0) == before
 
 
@@ -293,7 +292,7 @@ def test_bench_prints_figures_and_conditions(capsys: Capture) -> None:
     assert main(["queue", "bench", *TINY]) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in ("p50", "p99.9", "messages a second", "16 bytes", "20 round trips"))
-    assert not [left for left in memory.names() if left.startswith(f"/nnfmq-bench-{os.getpid()}")]
+    assert not [left for left in posix_shm.names() if left.startswith(f"/nnfmq-bench-{os.getpid()}")]
 
 
 def test_bench_ends_when_the_other_process_cannot_start(
@@ -302,7 +301,7 @@ def test_bench_ends_when_the_other_process_cannot_start(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert main(["queue", "bench", name, *TINY]) == 1
     assert "ended before it began" in complaint(capsys)
-    assert not [left for left in memory.names() if left.startswith(name)]
+    assert not [left for left in posix_shm.names() if left.startswith(name)]
 
 
 class Silent:

@@ -37,7 +37,7 @@ def signaller() -> Iterator[tuple[Program, nnfmq.Fence]]:
     arguments = ["-P", APPS / "signals.py", str(theirs.fileno())]
     with ours, theirs, Program.start(arguments, pass_fds=[theirs.fileno()]) as program:
         theirs.close()
-        (fd,) = ours.receive(time.monotonic_ns() + int(LIMIT_S * 1e9)).take_fds()
+        (fd,) = ours.receive(time.monotonic_ns() + int(LIMIT_S * 1e9)).detach_fds()
         with nnfmq.Fence.adopt(fd) as fence:
             yield program, fence
 

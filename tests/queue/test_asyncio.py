@@ -345,7 +345,7 @@ def test_after_death_the_ring_is_not_believed(queue: MessageQueue) -> None:
 
 
 def test_the_watcher_ends_a_wait_when_the_writer_is_killed(queue: MessageQueue, has_waitv: bool) -> None:
-    grave = watcher.Peer(queue.peer_death)
+    grave = watcher.DeathRecipients(queue.peer_death)
     grave.add(queue)
 
     async def main(process: subprocess.Popen[str]) -> None:
@@ -360,10 +360,10 @@ def test_the_watcher_ends_a_wait_when_the_writer_is_killed(queue: MessageQueue, 
         stack.callback(os.close, pidfd)
 
         def bury() -> None:
-            watcher.unwatch(watch)
-            watcher.bury(grave)
+            watcher.remove_reader(watch)
+            watcher.notify_peer_death(grave)
 
-        watch = watcher.watch(pidfd, bury)
+        watch = watcher.add_reader(pidfd, bury)
         with pytest.raises(DeadObject):
             run(main(process))
         assert queue.waiters == 0

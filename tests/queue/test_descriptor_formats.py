@@ -188,7 +188,7 @@ def test_a_queue_goes_over_a_channel_as_json_and_fds(core: Core, flavor: int, ri
         ours.send(queue.to_json().encode(), queue.fds())
         frame = theirs.receive(limit_ns)
         assert frame is not None
-        with MessageQueue.adopt(frame.take_fds(), bytes(frame.data), flavor=flavor, using=core) as other:
+        with MessageQueue.adopt(frame.detach_fds(), bytes(frame.data), flavor=flavor, using=core) as other:
             assert queue.write(b"d" * 24) and other.read(1) == b"d" * 24
             assert (other.descriptor, len(other.memories)) == (queue.descriptor, 1 + ring_fd)
 

@@ -22,7 +22,7 @@ import pytest
 from support.named import fresh_name
 from support.places import ROOT
 
-from nnfmq.memory import Memory
+from nnfmq import posix_shm
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, UNSYNCHRONIZED, MessageQueue, create_named, named_queues, remove_named
 from nnfmq.queue import core as cores
 
@@ -317,7 +317,7 @@ def test_what_does_not_exist_is_refused(name: str, attach: Attach) -> None:
 def test_what_is_no_queue_is_refused(
     name: str, attach: Attach, size_bytes: int, at: int, data: bytes, expected: int
 ) -> None:
-    with Memory.create_named(name, size_bytes) as memory:
+    with posix_shm.create(name, size_bytes) as memory:
         memory.view[at : at + len(data)] = data
     assert attach(name).opened == -expected
 

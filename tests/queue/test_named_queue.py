@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from support.named import fresh_name
 
-from nnfmq import memory as shared
+from nnfmq import posix_shm
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted, ResourceExhaustedTransient
-from nnfmq.memory import Memory
 from nnfmq.queue import (
     SYNCHRONIZED,
     UNSYNCHRONIZED,
@@ -62,7 +61,7 @@ def is_there(name: str) -> bool:
 
 def forged(name: str, record: bytes, size_bytes: int = 4096) -> None:
     """Leave shared memory that ends with `record`."""
-    with Memory.create_named(name, size_bytes) as memory:
+    with posix_shm.create(name, size_bytes) as memory:
         memory.view[size_bytes - len(record) :] = record
 
 
@@ -226,7 +225,7 @@ def test_the_magic_number_is_whole_also_without_libatomic(
 
 @pytest.mark.parametrize("size_bytes", [1, 127, 4095])
 def test_memory_without_room_for_a_record_is_no_queue(name: str, size_bytes: int) -> None:
-    Memory.create_named(name, size_bytes).close()
+    posix_shm.create(name, size_bytes).close()
     with pytest.raises(InvalidArgument, match="no queue of nnfmq"):
         open_named(name)
 
@@ -282,9 +281,9 @@ def test_shared_memory_is_for_its_user_alone(name: str, keep: Any) -> None:
 
 def test_queues_are_listed_and_nothing_else_is(name: str, keep: Any) -> None:
     keep(create_named(name, 8, 4))
-    Memory.create_named(f"{name}-other", 4096).close()
+    posix_shm.create(f"{name}-other", 4096).close()
     mine = [found for found in named_queues() if found.startswith(name)]
-    shared.unlink(f"{name}-other")
+    posix_shm.unlink(f"{name}-other")
     assert mine == [name]
 
 

@@ -12,7 +12,7 @@ from support.explorer.program import Violation
 from support.explorer.scenarios import dying, flags, overwriting, streaming, waiting_on_a_dead_peer
 from support.explorer.search import Scenario, explore
 
-from nnfmq.watcher import Peer
+from nnfmq.watcher import DeathRecipients
 
 WRONG_DATA = "came"
 NO_END = "nothing can end this"
@@ -28,7 +28,7 @@ def found(scenario: Scenario, model: Model, *seeded: SeededBug) -> Violation:
     return caught.value
 
 
-def wake_then_raise(peer: Peer) -> None:
+def wake_then_raise(peer: DeathRecipients) -> None:
     peer.wake()
     peer.flag.set()
 
@@ -84,7 +84,7 @@ def test_an_event_word_that_is_loaded_and_stored_loses_bits() -> None:
 
 
 def test_a_flag_that_is_raised_after_the_wake_is_missed() -> None:
-    assert NO_END in found(dying("writer", [1], 1, rounds=1, bury=wake_then_raise), Model.SEQUENTIAL).what
+    assert NO_END in found(dying("writer", [1], 1, rounds=1, mark_dead=wake_then_raise), Model.SEQUENTIAL).what
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from support.executors import LIMIT_S, until
 from support.protocol import Speaker
 
 from nnfmq import watcher
-from nnfmq.channel import NOW
+from nnfmq.channel import NO_WAIT
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import (
     DeadObject,
@@ -226,7 +226,7 @@ class Provider:
     """A burst as the connection sees it."""
 
     def __init__(self, memories: dict[int, Memory]) -> None:
-        self.peer = watcher.Peer(PeerDeathFlag())
+        self.peer = watcher.DeathRecipients(PeerDeathFlag())
         self._memories = memories
 
     def get_memories(self, slots: Sequence[int]) -> list[Memory]:
@@ -251,7 +251,7 @@ def fill(connection: Connection) -> int:
     """Send as much as a driver that reads nothing can be sent; return how many messages that were."""
     for number in itertools.count():
         try:
-            connection.send(messages.FreeMemory(1, number), NOW)
+            connection.send(messages.FreeMemory(1, number), NO_WAIT)
         except MissedDeadlineTransient:
             return number
     raise AssertionError
@@ -364,7 +364,7 @@ def test_a_hang_up_wakes_every_burst(
 ) -> None:
     peer_death = PeerDeathFlag()
     queue = resources.enter_context(MessageQueue.create(24, 8, peer_death=peer_death))
-    peer = watcher.Peer(peer_death)
+    peer = watcher.DeathRecipients(peer_death)
     peer.add(queue)
     connection.add_peer(peer)
     waiting = start(queue.receive, None, 0)
@@ -377,7 +377,7 @@ def test_a_burst_that_comes_after_the_hang_up_is_refused(connection: Connection,
     driver.close()
     until(lambda: not connection.is_open)
     with pytest.raises(DeadObject, match="the driver process is gone"):
-        connection.add_peer(watcher.Peer(PeerDeathFlag()))
+        connection.add_peer(watcher.DeathRecipients(PeerDeathFlag()))
 
 
 VIOLATIONS = {
@@ -437,7 +437,7 @@ def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
     """The driver reads nothing (it may be stopped), and another thread waits in the middle of its call."""
     with suppress(MissedDeadlineTransient):
         while True:
-            connection._channel.send(bytes(1000), (), NOW)
+            connection._channel.send(bytes(1000), (), NO_WAIT)
     stuck = listing(connection, start)
     until(lambda: bool(connection._waiting))
     closing = start(connection.close)

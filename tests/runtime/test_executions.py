@@ -17,7 +17,7 @@ from support.descriptors import no_more_descriptors
 from support.executors import LIMIT_S, Held, until
 from support.protocol import Speaker
 
-from nnfmq.channel import open_state_pair
+from nnfmq.channel import open_fence_pair
 from nnfmq.fence import Fence
 from nnfmq.hal.errors import (
     DeadObject,
@@ -362,7 +362,7 @@ def test_a_launch_that_is_given_up_is_undone(connection: Connection, driver: Spe
     with pytest.raises(MissedDeadline):
         model.execute_fenced(np.zeros(2, np.float32), timeout=0)
     call = driver.hear(messages.ExecuteFenced).call
-    sender, fd = open_state_pair()
+    sender, fd = open_fence_pair()
     driver.say(messages.FencedLaunched(call, ErrorStatus.NONE, "", 77, 1), [fd])
     os.close(fd)
     sender.close()
@@ -376,7 +376,7 @@ def test_a_fence_for_which_there_is_no_room_fails_the_launch_alone(
     info = TensorInfo("known", (2,), "float32")
     launching = start(PreparedModel(connection, 1, (info,), (info,)).execute_fenced, np.zeros(2, np.float32))
     call = driver.hear(messages.ExecuteFenced).call
-    sender, fd = open_state_pair()
+    sender, fd = open_fence_pair()
     with no_more_descriptors():
         driver.say(messages.FencedLaunched(call, ErrorStatus.NONE, "", 77, 1), [fd])
         assert isinstance(launching.exception(LIMIT_S), ResourceExhaustedTransient)

@@ -13,7 +13,7 @@ import pytest
 from support.executors import LIMIT_S
 from support.protocol import Speaker
 
-from nnfmq.channel import StateSender, open_state_pair
+from nnfmq.channel import FenceSignaler, open_fence_pair
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import (
@@ -66,9 +66,9 @@ class Liar:
         """Answer that a reusable execution was made."""
         self.driver.say(messages.ExecutionCreated(self.driver.hear(messages.CreateExecution).call, NONE, "", 5))
 
-    def launched(self, question: type[messages.Call], status: ErrorStatus = NONE) -> StateSender:
+    def launched(self, question: type[messages.Call], status: ErrorStatus = NONE) -> FenceSignaler:
         """Answer that a fenced execution was launched; return its fence's sender."""
-        sender, fence = open_state_pair()
+        sender, fence = open_fence_pair()
         self.stack.callback(sender.close)
         fences = [] if status is not NONE else [fence]
         self.driver.say(messages.FencedLaunched(self.driver.hear(question).call, status, "", 7, len(fences)), fences)

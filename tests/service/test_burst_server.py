@@ -719,7 +719,7 @@ def test_N_BUX_4_a_peer_that_dies_before_a_request_ends_the_listener(
     window_us: int, client: BurstClient, serve: Serve
 ) -> None:
     server = serve(client, Summing(), polling_window_us=window_us)
-    watcher.bury(server.peer)
+    watcher.notify_peer_death(server.peer)
     until(lambda: not listeners())
 
 
@@ -729,7 +729,7 @@ def test_N_BUX_4_a_peer_that_dies_during_its_execution_ends_the_listener_after_i
     server = serve(client, form(DriverPreparedModel(ADD, held)))
     assert client.requests.send(ADD_PACKET)
     assert held.begun.wait(LIMIT_S)
-    watcher.bury(server.peer)
+    watcher.notify_peer_death(server.peer)
     held.go.set()
     until(lambda: not listeners())
 

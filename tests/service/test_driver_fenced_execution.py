@@ -420,7 +420,7 @@ def test_LIFE_3_a_client_that_hangs_up_takes_its_waiting_executions_with_it(
     client.speaker.close()
     assert running.ends()
     assert fence.wait(LIMIT_S) is ERROR
-    until(lambda: not watcher._watcher._alarms and not watcher._watcher._watches)
+    until(lambda: not watcher._watcher._timers and not watcher._watcher._readers)
 
 
 def test_launched_executions_count_among_the_open_calls(

@@ -37,7 +37,7 @@ from support.sessions import (
 from support.small_models import two_adds
 
 from nnfmq import watcher
-from nnfmq.channel import NOW, Channel
+from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.engines import interpreter
 from nnfmq.hal.errors import ErrorStatus, MissedDeadlineTransient
 from nnfmq.hal.types import (
@@ -211,7 +211,7 @@ def has_stopped_listening(client: Speaker, running: Running) -> bool:
     """Say one thing more; True when the driver's watcher waits for us to read its answers."""
     thread = watcher.thread()
     with suppress(MissedDeadlineTransient):
-        client.channel.send(control_protocol.encode(messages.ListDevices(next(NUMBERS))), (), NOW)
+        client.channel.send(control_protocol.encode(messages.ListDevices(next(NUMBERS))), (), NO_WAIT)
     return running.session._send_lock.locked() and thread is not None and thread_state(thread.native_id or 0) == "S"
 
 

@@ -16,7 +16,7 @@ import pytest
 from support.caching import chain
 from support.descriptors import no_more_descriptors
 
-from nnfmq.channel import NOW, Channel
+from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.types import OperationType
 from nnfmq.memory import CONSTANT_SEALS, Memory
 from nnfmq.service.caching import program_cache, shared_cache_client, shared_cache_protocol
@@ -51,11 +51,13 @@ class Supervisor:
     def hears(self) -> tuple[SharedCacheMessage, list[int]]:
         """Return what comes next, and its descriptors, the caller's."""
         with self.channel.receive(time.monotonic_ns() + LATE_NS) as frame:
-            return shared_cache_protocol.decode(frame.data, sender=Sender.WORKER, fds=len(frame.fds)), frame.take_fds()
+            return shared_cache_protocol.decode(
+                frame.data, sender=Sender.WORKER, fds=len(frame.fds)
+            ), frame.detach_fds()
 
     def says(self, message: SharedCacheMessage, *fds: int) -> None:
         """Answer; the fds stay the caller's."""
-        self.channel.send(shared_cache_protocol.encode(message), fds, NOW)
+        self.channel.send(shared_cache_protocol.encode(message), fds, NO_WAIT)
 
     def answers(self, *answer: Callable[[int], SharedCacheMessage], fds: tuple[int, ...] = ()) -> threading.Thread:
         """Let a thread answer the next question with its number: the last answer has the descriptors."""
@@ -218,7 +220,7 @@ def test_a_supervisor_that_ends_while_it_is_asked_keeps_nobody_waiting(
     "answer", [b"", b"\xff", shared_cache_protocol.encode(Lookup(1, NAME)), shared_cache_protocol.encode(Found(1))]
 )
 def test_an_impossible_answer_ends_it(answer: bytes, supervisor: Supervisor, worker: SharedCacheClient) -> None:
-    supervisor.channel.send(answer, (), NOW)
+    supervisor.channel.send(answer, (), NO_WAIT)
     assert worker.look_up(NAME) is None
     assert worker.is_closed
 

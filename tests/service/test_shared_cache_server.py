@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.descriptors import no_more_descriptors
 
-from nnfmq.channel import INLINE_BYTES, NOW, Channel
+from nnfmq.channel import INLINE_BYTES, NO_WAIT, Channel
 from nnfmq.hal.errors import MissedDeadlineTransient
 from nnfmq.memory import CONSTANT_SEALS, F_SEAL_FUTURE_WRITE, SHARED_SEALS
 from nnfmq.service.caching import shared_cache_protocol, shared_cache_server
@@ -48,7 +48,7 @@ class Worker:
         return self.say_bytes(shared_cache_protocol.encode(message), fds)
 
     def say_bytes(self, data: bytes, fds: tuple[int, ...] = ()) -> bool:
-        self.channel.send(data, fds, NOW)
+        self.channel.send(data, fds, NO_WAIT)
         return self.heard()
 
     def heard(self) -> bool:
@@ -67,7 +67,7 @@ class Worker:
     def wants(self, name: str, number: int = 2) -> int | None:
         """Return the inode of what it is given, which it closes."""
         assert self.say(Lookup(number, name))
-        with self.channel.receive(NOW) as frame:
+        with self.channel.receive(NO_WAIT) as frame:
             answer = shared_cache_protocol.decode(frame.data, sender=Sender.SUPERVISOR, fds=len(frame.fds))
             assert answer == (Found(number) if frame.fds else NotFound(number))
             return os.fstat(frame.fds[0]).st_ino if frame.fds else None
@@ -342,7 +342,7 @@ def test_LIFE_7_a_worker_holds_only_so_many_and_others_go_on(
 
 def test_without_a_free_descriptor_an_offer_is_not_kept(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
     fd = memfd()
-    first.channel.send(shared_cache_protocol.encode(Publish(1, NAME)), (fd,), NOW)
+    first.channel.send(shared_cache_protocol.encode(Publish(1, NAME)), (fd,), NO_WAIT)
     os.close(fd)
     with no_more_descriptors():
         assert first.heard()
@@ -370,4 +370,4 @@ def test_a_descriptor_that_cannot_be_sent_makes_it_absent(
 def test_only_questions_are_answered(first: Worker) -> None:
     assert first.offers(NAME, memfd()) and first.say(Release(1))
     with pytest.raises(MissedDeadlineTransient):
-        first.channel.receive(NOW)
+        first.channel.receive(NO_WAIT)

@@ -27,7 +27,7 @@ class BurstContext:
         self._callback = callback
         self._queues = queues
         self._burst_id = 0
-        self.peer = watcher.Peer(flag := PeerDeathFlag())
+        self.peer = watcher.DeathRecipients(flag := PeerDeathFlag())
         for queue in queues:
             queue.peer_death = flag  # no wait outlives the driver
         self.peer.add(*queues)

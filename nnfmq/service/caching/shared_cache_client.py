@@ -20,7 +20,7 @@ import time
 import weakref
 from dataclasses import dataclass
 
-from nnfmq.channel import NOW, Channel
+from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError, ProtocolError
 from nnfmq.memory import Memory
 from nnfmq.service.caching import shared_cache_protocol
@@ -115,13 +115,13 @@ class SharedCacheClient:
     def _receive_reply(self, ref_id: int, deadline_ns: int) -> int | None:
         while True:
             with self._channel.receive(deadline_ns, body_bytes_max=0) as frame:
-                fds = None if frame.lacks_fds else len(frame.fds)
+                fds = None if frame.fds_truncated else len(frame.fds)
                 reply = shared_cache_protocol.decode(frame.data, sender=Sender.SUPERVISOR, fds=fds)
                 if reply.ref_id != ref_id:
                     continue  # the late reply of a lookup that timed out, whose reference was released then
-                if frame.lacks_fds:  # this process has no free fd
+                if frame.fds_truncated:  # this process has no free fd
                     self._send(Release(ref_id))
-                return frame.take_fds()[0] if frame.fds else None
+                return frame.detach_fds()[0] if frame.fds else None
 
     def _release_with(self, memory: Memory, ref_id: int) -> None:
         """Release a reference when the mapping is garbage-collected. That may happen on any thread: takes no lock."""
@@ -132,7 +132,7 @@ class SharedCacheClient:
         if self.is_closed:
             return False
         try:
-            self._channel.send(shared_cache_protocol.encode(message), fds, NOW)
+            self._channel.send(shared_cache_protocol.encode(message), fds, NO_WAIT)
         except (NnfmqError, OSError) as error:
             self._end(error)
             return False

@@ -17,9 +17,9 @@ from __future__ import annotations
 import logging
 import os
 
-from nnfmq.channel import NOW, Channel, Frame
+from nnfmq.channel import NO_WAIT, Channel, Frame
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ProtocolError
-from nnfmq.memory import constant_bytes
+from nnfmq.memory import sealed_size
 from nnfmq.service.caching import shared_cache_protocol
 from nnfmq.service.caching.shared_cache_protocol import (
     Found,
@@ -84,7 +84,7 @@ class SharedCacheServer:
     def serve(self, link: WorkerLink) -> bool:
         """Handle one frame if one has arrived. Return False if the link should be closed. Does not block."""
         try:
-            with link.channel.receive(NOW, body_bytes_max=0) as frame:
+            with link.channel.receive(NO_WAIT, body_bytes_max=0) as frame:
                 self._handle(link, frame)
         except MissedDeadlineTransient:
             return True  # no frame
@@ -102,12 +102,12 @@ class SharedCacheServer:
             self._unref(link.references.popitem()[1])
 
     def _handle(self, link: WorkerLink, frame: Frame) -> None:
-        fds = None if frame.lacks_fds else len(frame.fds)
+        fds = None if frame.fds_truncated else len(frame.fds)
         match shared_cache_protocol.decode(frame.data, sender=Sender.WORKER, fds=fds):
             case Lookup(ref_id, name):
                 self._look_up(link, ref_id, name)
             case Publish(ref_id, name):
-                if frame.lacks_fds:
+                if frame.fds_truncated:
                     self._log_rejection(link, "this process has no free file descriptor (ulimit -n)")
                 else:
                     self._publish(link, ref_id, name, frame)
@@ -135,7 +135,7 @@ class SharedCacheServer:
 
     def _publish(self, link: WorkerLink, ref_id: int, name: str, frame: Frame) -> None:
         _require_unused(link, ref_id)
-        size = constant_bytes(frame.fds[0])  # SYNC published: seals cannot be removed, so the check stays valid
+        size = sealed_size(frame.fds[0])  # SYNC published: seals cannot be removed, so the check stays valid
         if not size:
             raise ProtocolError("it published an fd that is not a non-empty memfd sealed against writing")
         if name in self._entries:
@@ -144,7 +144,7 @@ class SharedCacheServer:
         if reason:
             self._log_rejection(link, reason)
             return
-        entry = self._entries[name] = _Entry(name, frame.take_fds()[0], size)
+        entry = self._entries[name] = _Entry(name, frame.detach_fds()[0], size)
         self._ref(link, ref_id, entry)
 
     def _rejection_reason(self, link: WorkerLink, size: int) -> str:
@@ -198,6 +198,6 @@ def _require_unused(link: WorkerLink, ref_id: int) -> None:
 
 def _send(link: WorkerLink, message: SharedCacheMessage, *fds: int) -> None:
     try:
-        link.channel.send(shared_cache_protocol.encode(message), fds, NOW)
+        link.channel.send(shared_cache_protocol.encode(message), fds, NO_WAIT)
     except MissedDeadlineTransient:
         raise ProtocolError("it does not read its replies") from None

@@ -112,7 +112,7 @@ def cancel_all(session: Session) -> None:
     for question in list(session.pending_calls.values()):
         _settle(question, DeadObject("the client is gone"))
     for burst in session.bursts.all():
-        watcher.bury(burst.server.peer)
+        watcher.notify_peer_death(burst.server.peer)
 
 
 # -- configuring and closing ------------------------------------------------------------------------------------------

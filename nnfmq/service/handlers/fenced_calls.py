@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from nnfmq.channel import close_all, open_state_pair
+from nnfmq.channel import close_all, open_fence_pair
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
 from nnfmq.serialize.messages import (
     ExecuteFenced,
@@ -76,7 +76,7 @@ def _launch(
     def submit(run: Callable[[], None]) -> None:
         session.submit(lambda _session: run(), priority=priority)
 
-    sender, fence = open_state_pair()
+    sender, fence = open_fence_pair()
     execution = DriverFencedExecution(plan, sender, undo.pop_all(), submit, session.launched.discard)
     session.launched.add(execution)
     try:

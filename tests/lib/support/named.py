@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from nnfmq import memory
+from nnfmq import posix_shm
 
 _numbers = count()
 
@@ -19,8 +19,8 @@ def fresh_name() -> Iterator[str]:
     """Yield a name that is free; remove it afterwards, and fail where others that begin with it are left."""
     name = f"/nnfmq-test-{os.getpid()}-{next(_numbers)}"
     yield name
-    left = [other for other in memory.names() if other.startswith(name)]
+    left = [other for other in posix_shm.names() if other.startswith(name)]
     for other in left:
-        memory.unlink(other)
+        posix_shm.unlink(other)
     if [other for other in left if other != name]:
         pytest.fail(f"left in shared memory: {', '.join(left)}", pytrace=False)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
-from nnfmq.channel import NOW, Channel
+from nnfmq.channel import NO_WAIT, Channel
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.serialize import control_protocol
 from nnfmq.serialize.control_protocol import PeerRole
@@ -52,12 +52,12 @@ class Speaker:
         with self.channel.receive(time.monotonic_ns() + LIMIT_NS) as frame:
             message = control_protocol.decode(frame.data, sender=self._role.peer, fds=len(frame.fds))
             assert isinstance(message, kind), f"expected {kind.__name__}, heard {message}"
-            return message, frame.take_fds()
+            return message, frame.detach_fds()
 
     def hears_nothing(self) -> bool:
         """Return True where nothing is there now."""
         try:
-            self.channel.receive(NOW).close()
+            self.channel.receive(NO_WAIT).close()
         except MissedDeadlineTransient:
             return True
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from nnfmq.hal.errors import DeadObject
-from nnfmq.watcher import Peer
+from nnfmq.watcher import DeathRecipients
 from support.explorer.instrumented_runtime import LIMIT_NS, Bench, QueueShape
 from support.explorer.program import Call, Thread, Violation
 from support.explorer.search import Scenario
@@ -349,7 +349,10 @@ def flags(wakers: Sequence[int], atomics: str = "libatomic", times: int = 1) -> 
 
 
 def watcher(
-    survivor: str, victim: str | None, rounds: int | None = None, bury: Callable[[Peer], object] = Peer.die
+    survivor: str,
+    victim: str | None,
+    rounds: int | None = None,
+    mark_dead: Callable[[DeathRecipients], object] = DeathRecipients.mark_dead,
 ) -> Thread:
     """Bury the peer as `nnfmq.watcher` does: flag, OR, wake; again until nobody waits (or only so many rounds)."""
 
@@ -357,27 +360,28 @@ def watcher(
         if done == "alive":
             return lambda bench: bench.await_death(victim or survivor)
         if done == "dead":
-            return lambda bench: bury(_peer(bench))
-        return None if done == "buried" or done == rounds else lambda bench: _peer(bench).wake()
+            return lambda bench: mark_dead(_peer(bench))
+        return None if done == "marked dead" or done == rounds else lambda bench: _peer(bench).wake()
 
     def fold(done: Any, result: object) -> Hashable:
         if done in ("alive", "dead"):
             return {"alive": "dead", "dead": 1}[done]
-        return "buried" if not result else done if rounds is None else done + 1
+        return "marked dead" if not result else done if rounds is None else done + 1
 
     first = "alive" if victim else "dead"
     return Thread("watcher", survivor, next_call, fold, first, is_watched=True, needed=False)
 
 
-def _peer(bench: Bench) -> Peer:
-    peer = Peer(bench.flag)
+def _peer(bench: Bench) -> DeathRecipients:
+    peer = DeathRecipients(bench.flag)
     peer.add(*bench.events)
     return peer
 
 
 def dying(
     victim: str, sizes: Sequence[int], count: int, *, rounds: int | None = None,
-    bury: Callable[[Peer], object] = Peer.die, written: Sequence[int] | None = None, **options: Any,
+    mark_dead: Callable[[DeathRecipients], object] = DeathRecipients.mark_dead,
+    written: Sequence[int] | None = None, **options: Any,
 ) -> Scenario:  # fmt: skip
     """Kill one side at any step; the other must get whole records in order, and then an end.
 
@@ -390,7 +394,7 @@ def dying(
     threads = (
         writer(sizes if written is None else written, quantum, how, is_watched=survivor == "writer"),
         reader(sizes, quantum, window_ns=window_ns, naps=naps, is_async=is_async, is_watched=survivor == "reader"),
-        watcher(survivor, victim, rounds, bury),
+        watcher(survivor, victim, rounds, mark_dead),
     )
     numbers = "+".join(map(str, sizes))
     once = ("" if rounds is None else f", woken {rounds}x") + (", naps" if naps else "")
