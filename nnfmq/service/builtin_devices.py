@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterable
-from enum import IntEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
@@ -32,7 +31,7 @@ _log = logging.getLogger("nnfmq.devices")
 
 
 class InterpreterDevice(DeviceBase):
-    """The reference interpreter, whole or limited to some operations, as its entry in the configuration says."""
+    """The reference interpreter, limited to the operations and types of its configuration entry."""
 
     def __init__(self, entry: DeviceEntry) -> None:
         super().__init__()
@@ -43,25 +42,29 @@ class InterpreterDevice(DeviceBase):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the configuration says."""
+        """The performance info of the configuration entry."""
         return self._capabilities
 
     @property
     def extensions(self) -> Iterable[VendorExtension]:
-        """All that plug-ins brought, where nothing is left out."""
+        """All installed extensions if the device is not limited, else none."""
         return INSTALLED.values() if self._types is None and self._operations is None else ()
 
     def supports(self, _model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        """Return True for what the interpreter computes and the configuration does not leave out."""
-        return self._admits(subgraph, operation) and interpreter.supports(subgraph, operation)
+        """Return whether the configuration allows the operation and the interpreter supports it."""
+        return self._allows(subgraph, operation) and interpreter.supports(subgraph, operation)
 
-    def _admits(self, subgraph: Subgraph, operation: Operation) -> bool:
+    def _allows(self, subgraph: Subgraph, operation: Operation) -> bool:
         if self._types is None and self._operations is None:
             return True
         if is_extension(operation.type) or not operation.inputs:
             return False
-        first = operation.inputs[operation.type == OperationType.SELECT]  # its first one is always a boolean
-        return _is_one_of(operation.type, self._operations) and _is_one_of(subgraph.operands[first].type, self._types)
+        # The first operand of SELECT is the boolean condition; its second has the type that matters.
+        first = operation.inputs[operation.type == OperationType.SELECT]
+        first_type = subgraph.operands[first].type
+        return (self._operations is None or operation.type in self._operations) and (
+            self._types is None or first_type in self._types
+        )
 
     def compile(self, model: Model) -> PreparedProgram:
         """Prepare the model for the interpreter."""
@@ -69,59 +72,62 @@ class InterpreterDevice(DeviceBase):
 
     @property
     def cache_files_needed(self) -> NumberOfCacheFiles:
-        """The model's file, and the constants'."""
+        """One model file, and one data file for the constants."""
         return NumberOfCacheFiles(1, 1)
 
     def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
-        """Return the model and its packed constants."""
+        """Return the model and its packed constants, or None for a model with extensions."""
         assert isinstance(program, interpreter.Program)
-        return interpreter_cache_format.encode_program(model, program.prepacked)
+        return interpreter_cache_format.encode_program(model, program.packed)
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
-        """Bind the saved model, without validating or packing again."""
+        """Bind the saved model again, without validating it or packing its constants."""
         return interpreter_cache_format.decode_program(contents)
 
 
 class CompiledDevice(InterpreterDevice):
-    """As the interpreter, with machine code for what the compiling engine has kernels for (the extra `compiled`)."""
+    """The compiling engine: machine code for operations that have kernels, the interpreter for the others.
+
+    It requires llvmlite (the extra `compiled`).
+    """
 
     @property
     def unavailable_reason(self) -> str:
-        """That llvmlite is not installed."""
-        return "" if _llvmlite() else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
+        """How to install llvmlite, if it is missing."""
+        return "" if _llvmlite_version() else "llvmlite is not installed: pip install 'nnfmq[compiled]'"
 
     @property
     def version_string(self) -> str:
-        """What generates the code belongs to it."""
-        return f"{super().version_string} llvmlite-{_llvmlite() or 'none'}"
+        """nnfmq's release and the version of llvmlite, which generates the code."""
+        return f"{super().version_string} llvmlite-{_llvmlite_version() or 'none'}"
 
     @property
     def identity(self) -> DeviceIdentity:
-        """The instruction set, which may be forced, is part of it."""
+        """Name and version, with the instruction set: $NNFMQ_TARGET can select another one."""
         from nnfmq.engines.compiled.jit import host_target
 
         return DeviceIdentity(self.name, f"{self.version_string} {host_target().name}")
 
     def compile(self, model: Model) -> PreparedProgram:
-        """Generate machine code, which takes long, and keep it in the driver's cache.
+        """Generate machine code and store it in the driver's cache. Blocks.
 
-        Where workers share it the program is linked once more, over the memory that they share: its own goes.
+        If workers share the program, it is linked again over the shared memory, so that the private copy is freed.
         """
         compile_jobs.prefetch_imports()
-        from nnfmq.engines.compiled.partition import prepare  # what it imports need not be installed
+        from nnfmq.engines.compiled.partition import prepare  # imports llvmlite, which need not be installed
 
         program = prepare(model, compile=compile_jobs.compile_in_processes)
         entry = program_cache.entry_for(self.identity, model)
-        shared = None if entry is None else entry.store(program.prepacked)
+        shared = None if entry is None else entry.store(program.packed)
         if entry is None or shared is None:
             return program
         try:
             return _link(entry, model, shared) or program
-        except MemoryError:  # for both at once: its own will do
+        except MemoryError:  # not enough for both copies at the same time: use the private one
             return program
 
     def load_cached(self, model: Model) -> PreparedProgram | None:
-        """Link what the driver's cache has. What cannot be linked is forgotten: else it would fail for good."""
+        """Link the program from the driver's cache, if there is one."""
         entry = program_cache.entry_for(self.identity, model)
         packed = None if entry is None else entry.load()
         return None if entry is None or packed is None else _link(entry, model, packed)
@@ -131,34 +137,32 @@ class CompiledDevice(InterpreterDevice):
         return interpreter.prepare(model)
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
-        """Link the saved code, without validating, packing or generating again."""
+        """Link the saved code, without validating, packing or generating anything."""
         from nnfmq.engines.compiled.partition import prepare
 
         return interpreter_cache_format.decode_program(contents, prepare)
 
 
 def _link(entry: program_cache.CacheEntry, model: Model, packed: PackedConstants) -> PreparedProgram | None:
-    """Return the program that lies in `packed`; None where it cannot be linked, after removing it from the cache."""
+    """Return the program whose code and constants are `packed`.
+
+    If it cannot be linked, remove the entry (otherwise the model could never be prepared again) and return None.
+    """
     from nnfmq.engines.compiled.partition import prepare
 
     try:
         return prepare(model, packed)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001  the linker's too: the model is compiled afresh
+    except Exception:  # noqa: BLE001  the linker's errors too: the model is compiled again
         _log.error("an entry of the cache is removed: it cannot be linked\n%s", traceback.format_exc())
         entry.remove()
         return None
 
 
 @cache
-def _llvmlite() -> str | None:
-    """Return its version, None where it is not installed."""
+def _llvmlite_version() -> str | None:
     try:
         return version("llvmlite")
     except PackageNotFoundError:
         return None
-
-
-def _is_one_of(code: IntEnum, allowed: frozenset[int] | None) -> bool:
-    return allowed is None or code in allowed

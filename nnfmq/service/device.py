@@ -1,11 +1,11 @@
-"""DeviceBase: what a driver writer subclasses, and what the driver asks of every device (IDevice).
+"""DeviceBase: the base class of a driver's devices, and the driver's interface to them (HAL `IDevice`).
 
-A subclass says which operations it `supports` and how it makes a model ready (`compile`); everything else has a
-default. The driver calls the methods of the lower half: they judge what a client gave, although the client library
-has done so as well (applications are not trusted), and refuse while an administrator has the device BUSY or OFFLINE.
-Numbers of extensions are each model's own, so they are translated first.
-docs/how-to/devices.md has a whole driver to copy.
-(REQUIREMENTS DEV, SUP, PREP, EXT)
+A subclass implements `supports` and `compile`; everything else has a default. The driver calls the methods of the
+second half. These validate a client's arguments although the client library has done so, because applications are not
+trusted; they raise DeviceUnavailable while an administrator has set the device BUSY or OFFLINE; and they translate a
+model's extension prefixes, which each model assigns itself, to those of this process.
+
+docs/how-to/devices.md contains a complete driver. (DEV, SUP, PREP and EXT requirements)
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ FEATURE_LEVEL = FeatureLevel.AIDL_V4
 
 @cache
 def release() -> str:
-    """Return nnfmq's own."""
+    """Return the version of the installed nnfmq; "source" if it runs from a source tree that is not installed."""
     try:
         return version("nnfmq")
     except PackageNotFoundError:
-        return "source"  # run from a tree that nobody installed
+        return "source"
 
 
 class DeviceBase:
-    """One device of a driver. Subclass it: `name`, `supports` and `compile` are enough.
+    """A device of a driver. Subclasses define at least `name`, `supports` and `compile`.
 
-    `name` is unique in the driver. `type` says what it computes on, honestly. `feature_level` is the newest interface
-    whose operations it may support.
+    `name` is unique in the driver. `type` is the kind of processor that the device computes on. `feature_level` is the
+    newest interface version whose operations the device may support.
     """
 
     name: str
@@ -68,102 +68,114 @@ class DeviceBase:
     feature_level: int = FEATURE_LEVEL
 
     def __init__(self) -> None:
-        self.status_byte = memoryview(bytearray(1))  # a driver with workers puts one in its place that all of them see
+        # The status as an administrator set it. `DeviceRegistry.share_status` replaces this private byte by one that
+        # all workers map.
+        self.status_byte = memoryview(bytearray(1))
 
     @property
     def unavailable_reason(self) -> str:
-        """Why it can compute nothing on this machine, as the end of a sentence; empty where it can."""
+        """The reason why the device cannot execute anything on this machine; empty if it can. Clients get it."""
         return ""
 
     @property
     def version_string(self) -> str:
-        """A string that differs between any two releases of this device (DEV-4); here nnfmq's release."""
+        """A string that differs between any two releases of the device (DEV-4). The default is nnfmq's release."""
         return f"nnfmq-{release()}"
 
     @property
     def capabilities(self) -> Capabilities:
-        """How fast it is, relative to the CPU; lower is better (CAP)."""
+        """Performance relative to the CPU; lower is better (CAP). The default is the CPU's own performance."""
         return uniform_capabilities(CPU_PERFORMANCE)
 
     @property
     def extensions(self) -> Iterable[VendorExtension]:
-        """The extensions whose every type and operation it supports (DEV-5); here none."""
+        """The vendor extensions of which the device supports all types and operations (DEV-5). The default is none."""
         return ()
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        """Return True if this device can execute `operation`, one of `subgraph`'s, in `model`, which is valid.
+        """Return whether the device can execute `operation`, which is in `subgraph` of `model`. The model is valid.
 
-        The driver itself looks at all that an IF or a WHILE calls (SUP-4). False whenever unsure (SUP-1): types,
-        parameters and sizes are all good reasons (SUP-3).
+        Return False if unsure (SUP-1); types, parameters and sizes are all good reasons (SUP-3). The driver checks the
+        subgraphs that an IF or WHILE calls by itself (SUP-4).
         """
         raise NotImplementedError
 
     def compile(self, model: Model) -> PreparedProgram:
-        """Make a model ready whose every operation is supported; called on a thread of its own, and may take long.
+        """Prepare a model all of whose operations are supported. May block: runs on a thread of its own.
 
-        Return something like `engines.interpreter.prepare(model)`, or an `engines.function.FunctionProgram`. The model
-        is valid and private: it never changes, and its pools outlive the result. Raise GeneralFailure for what cannot
-        be executed after all.
+        Return for example `engines.interpreter.prepare(model)` or an `engines.function.FunctionProgram`. The model is
+        valid and private: it never changes, and its memory pools outlive the returned program.
+
+        Raises:
+            GeneralFailure: If the model cannot be executed after all.
         """
         raise NotImplementedError
 
     @property
     def cache_files_needed(self) -> NumberOfCacheFiles:
-        """How many files it needs to `save` a compilation (DEV-6); here none, so that nothing is ever saved."""
+        """The number of files that `save` returns (DEV-6). The default is none: compilations are not cached."""
         return NumberOfCacheFiles()
 
     def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
-        """Return what `restore` needs to make `program`, which `compile` made of `model`, again; None: not this one.
+        """Return the contents from which `restore` recreates `program`, or None if this one cannot be cached.
 
-        As many bytes as `cache_files_needed` says. The driver writes and seals them, so `restore` is given exactly what
-        was saved by this version of the device, or nothing.
+        `compile` returned `program` for `model`. The number of files is that of `cache_files_needed`. The driver writes
+        and seals them, so `restore` receives exactly what this version of the device saved.
         """
         raise NotImplementedError
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
-        """Return the model and the program that were saved. `contents` is private, and lives as long as the result."""
+        """Return model and program from saved contents, which are private and live as long as the program."""
         raise NotImplementedError
 
     def load_cached(self, _model: Model) -> PreparedProgram | None:
-        """Return what `compile` made of an equal model before, where the driver keeps that; here nothing."""
+        """Return a program from the driver's own cache, or None. Built-in devices only: plug-ins are not asked."""
         return None
 
     def compile_baseline(self, _model: Model) -> PreparedProgram | None:
-        """Return a program that is ready sooner than `compile`'s, and answers alike; None: there is no such thing.
+        """Return a program that is available faster than that of `compile` and gives the same results, or None.
 
-        A client that prefers a FAST_SINGLE_ANSWER is given it, until `compile` is done on a thread of its own.
+        Used for ExecutionPreference.FAST_SINGLE_ANSWER while `compile` runs on a background thread. Built-in devices
+        only: plug-ins are not asked.
         """
         return None
 
-    # -- what the driver calls ----------------------------------------------------------------------------------------
+    # -- the driver's interface ---------------------------------------------------------------------------------------
 
     @property
     def info(self) -> messages.DeviceInfo:
-        """What clients are told of it."""
-        offered = sorted(self.extensions, key=lambda extension: extension.name)
-        extensions = tuple(_extension_data(extension) for extension in offered)
-        level, status, caches = self.feature_level, self.status, self.number_of_cache_files
-        kind, version = self.type, self.version_string
-        return messages.DeviceInfo(self.name, kind, version, level, status, extensions, caches.model, caches.data)
+        """The description that clients receive."""
+        extensions = sorted(self.extensions, key=lambda extension: extension.name)
+        cache_files = self.number_of_cache_files
+        return messages.DeviceInfo(
+            self.name,
+            self.type,
+            self.version_string,
+            self.feature_level,
+            self.status,
+            tuple(_extension_data(extension) for extension in extensions),
+            cache_files.model,
+            cache_files.data,
+        )
 
     @property
     def number_of_cache_files(self) -> NumberOfCacheFiles:
-        """What it needs, and none where this driver has no key to seal them by."""
+        """The number of cache files that clients should pass: none if this driver has no key to seal them."""
         needed = self.cache_files_needed
         return needed if needed != NumberOfCacheFiles() and is_key_available() else NumberOfCacheFiles()
 
     @property
     def identity(self) -> DeviceIdentity:
-        """What its caches are bound to, beside the driver's build."""
+        """Name and version, which caches of this device are valid for (besides the driver's build)."""
         return DeviceIdentity(self.name, self.version_string)
 
     @property
     def status(self) -> DeviceStatus:
-        """What an administrator made of it; OFFLINE where there is an unavailable_reason."""
+        """The status that an administrator has set; OFFLINE if the device cannot be used on this machine."""
         return DeviceStatus.OFFLINE if self.unavailable_reason else DeviceStatus(self.status_byte[0])
 
     def require_available(self) -> None:
-        """Raise DeviceUnavailable while the device is BUSY or OFFLINE (DEV-14)."""
+        """Raise DeviceUnavailable, with the reason if there is one, while the device is BUSY or OFFLINE (DEV-14)."""
         if self.unavailable_reason:
             raise DeviceUnavailable(f"device {self.name!r} is OFFLINE: {self.unavailable_reason}")
         if self.status_byte[0]:
@@ -175,26 +187,28 @@ class DeviceBase:
         return self.capabilities
 
     def supported_operations(self, model: Model, level: FeatureLevel = FeatureLevel.AIDL_V4) -> list[bool]:
-        """Return one boolean per operation of the main subgraph; IF and WHILE need all that they call (SUP-4).
+        """Return one boolean for each operation of the main subgraph.
 
-        Raises DeviceUnavailable, and InvalidArgument for a model that is invalid or newer than the interface `level`.
+        An IF or WHILE is supported if all operations of the subgraphs that it can call are (SUP-4).
+
+        Raises:
+            DeviceUnavailable: If the device is BUSY or OFFLINE.
+            InvalidArgument: If the model is not valid, or newer than the interface `level`.
         """
         self.require_available()
-        with errors_to_status("looking at the model"):
-            return self._supported(_checked(model, level))
+        with errors_to_status("checking the model"):
+            return self._supported(_validated(model, level))
 
     def _supported(self, model: Model) -> list[bool]:
-        inner = [
-            all(self._can(model, graph, operation) for operation in graph.operations) for graph in model.referenced
+        subgraphs = [
+            all(bool(self.supports(model, subgraph, operation)) for operation in subgraph.operations)
+            for subgraph in model.referenced
         ]
         return [
-            all(inner[index] for index in reachable_subgraphs(model, operation))
-            and self._can(model, model.main, operation)
+            all(subgraphs[index] for index in reachable_subgraphs(model, operation))
+            and bool(self.supports(model, model.main, operation))
             for operation in model.main.operations
         ]
-
-    def _can(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        return bool(self.supports(model, subgraph, operation))
 
     def check_prepare_arguments(
         self,
@@ -206,28 +220,33 @@ class DeviceBase:
         hints: Sequence[TokenValuePair] = (),
         extensions: Sequence[ExtensionNameAndPrefix] = (),
     ) -> Model:
-        """Judge the arguments of prepareModel, and return the model for `prepare_model`.
+        """Validate the arguments of prepareModel. Return the model to be passed to `prepare_model`.
 
-        Raises DeviceUnavailable, InvalidArgument, MissedDeadlinePersistent.
+        Raises:
+            DeviceUnavailable: If the device is BUSY or OFFLINE.
+            InvalidArgument: If an argument is not valid.
+            MissedDeadlinePersistent: If the deadline has passed.
         """
         self.require_available()
-        _check_code(ExecutionPreference, preference)
-        _check_code(Priority, priority)
-        validate_hints(hints, extensions)  # which no device here knows, and which are ignored then (PREP-10)
-        with errors_to_status("looking at the model"):
-            model = _checked(model, level)
-        _check_deadline(deadline_ns)
+        _require_member(ExecutionPreference, preference)
+        _require_member(Priority, priority)
+        validate_hints(hints, extensions)  # no device of nnfmq knows any, so they are ignored (PREP-10)
+        with errors_to_status("checking the model"):
+            model = _validated(model, level)
+        _require_before(deadline_ns)
         return model
 
     def prepare_model(
         self, model: Model, caches: CacheFiles | None = None, preference: int = ExecutionPreference.SUSTAINED_SPEED
     ) -> DriverPreparedModel:
-        """Compile a model that `check_prepare_arguments` returned, and save that to `caches`, if it can be. Blocks.
+        """Compile a model that `check_prepare_arguments` returned, and save it to `caches` if possible. Blocks.
 
-        For a FAST_SINGLE_ANSWER the program may be a TieredProgram: whoever calls lets its `make` run somewhere.
-        Not where there are caches, which a client may read once the model is ready.
+        For FAST_SINGLE_ANSWER the program may be a `TieredProgram`; the caller then arranges for its compilation in the
+        background. Not if there are caches: a client may read them as soon as the model is prepared.
 
-        Raises GeneralFailure for what is not supported, ResourceExhaustedTransient where memory runs out.
+        Raises:
+            GeneralFailure: If an operation is not supported, or compiling fails.
+            ResourceExhaustedTransient: If there is not enough memory.
         """
         with errors_to_status("preparing the model"):
             program = self._program(model, not caches and preference == ExecutionPreference.FAST_SINGLE_ANSWER)
@@ -235,48 +254,54 @@ class DeviceBase:
             save_files(caches, self.number_of_cache_files, self.identity, lambda: self.save(model, program))
         return DriverPreparedModel(model, program, status_byte=self.status_byte)
 
-    def _program(self, model: Model, is_in_a_hurry: bool) -> PreparedProgram:
+    def _program(self, model: Model, prefer_fast: bool) -> PreparedProgram:
         supported = self._supported(model)
         if not all(supported):
-            number = supported.index(False)
-            name = model.main.operations[number].type.name
-            raise GeneralFailure(f"device {self.name!r} does not support operation {number} ({name}) as it is here")
-        cached = self.load_cached(model)  # perhaps under a configuration that left out less, so not before
+            index = supported.index(False)
+            name = model.main.operations[index].type.name
+            raise GeneralFailure(f"device {self.name!r} does not support operation {index} ({name}) as it is here")
+        # Only now: a program in the cache may be that of a configuration which supported more operations.
+        cached = self.load_cached(model)
         if cached is not None:
             return cached
-        baseline = self.compile_baseline(model) if is_in_a_hurry else None
+        baseline = self.compile_baseline(model) if prefer_fast else None
         if baseline is None:
             return self.compile(model)
         return TieredProgram(baseline, partial(self.compile, model))
 
     def load_caches(self, caches: CacheFiles, deadline_ns: int | None, limit_bytes: int) -> tuple[CacheContents, int]:
-        """Judge the arguments of prepareModelFromCache; return what is for `restore_model`, and its bytes. Blocks.
+        """Validate the arguments of prepareModelFromCache and read the files. Blocks.
 
-        Raises DeviceUnavailable, InvalidArgument, MissedDeadlinePersistent, and GeneralFailure for files that are not
-        exactly what was saved.
+        Return the contents to be passed to `restore_model`, and their size in bytes.
+
+        Raises:
+            DeviceUnavailable: If the device is BUSY or OFFLINE.
+            InvalidArgument: If the token, the number of files or a file is not valid.
+            GeneralFailure: If the files are not exactly what was saved for this device, or exceed `limit_bytes`.
+            MissedDeadlinePersistent: If the deadline has passed.
         """
         self.require_available()
         with errors_to_status("reading the cache"):
             contents = read_files(caches, self.number_of_cache_files, self.identity, limit_bytes)
-        _check_deadline(deadline_ns)
+        _require_before(deadline_ns)
         return contents
 
     def restore_model(self, contents: CacheContents) -> DriverPreparedModel:
-        """Make a model of what `load_caches` returned. Blocks. Raises as `prepare_model`."""
+        """Return the prepared model from contents that `load_caches` returned. Blocks. Raises as `prepare_model`."""
         with errors_to_status("preparing the model from its cache"):
             model, program = self.restore(contents)
             if not all(self._supported(model)):
-                raise GeneralFailure(f"device {self.name!r} does not support what it saved any more")
+                raise GeneralFailure(f"device {self.name!r} no longer supports the model that it saved")
         return DriverPreparedModel(model, program, status_byte=self.status_byte)
 
 
-def _check_deadline(deadline_ns: int | None) -> None:
+def _require_before(deadline_ns: int | None) -> None:
     if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-        raise MissedDeadlinePersistent("the deadline had passed before the preparation began")
+        raise MissedDeadlinePersistent("the deadline passed before the preparation began")
 
 
-def _checked(model: Model, level: FeatureLevel) -> Model:
-    """Return `model`, which is valid at `level`, with this process's numbers of extensions. Raises InvalidArgument."""
+def _validated(model: Model, level: FeatureLevel) -> Model:
+    """Return `model` with this process's extension prefixes. Raises InvalidArgument if it is not valid at `level`."""
     validate_extensions(model.extensions)
     require_prefixes(model, level)
     model = translated(model)
@@ -292,7 +317,7 @@ def _extension_data(extension: VendorExtension) -> messages.ExtensionData:
     )
 
 
-def _check_code(kind: type[IntEnum], code: int) -> None:
+def _require_member(kind: type[IntEnum], code: int) -> None:
     allowed = [member.value for member in kind]
     if code not in allowed:
         raise InvalidArgument(f"{kind.__name__} {code} is unknown; allowed are {allowed[0]} to {allowed[-1]}")

@@ -24,7 +24,7 @@ _log = logging.getLogger("nnfmq.devices")
 
 
 class DeviceRegistry(Mapping[str, DeviceBase]):
-    """The devices of a driver by name, in the order in which it lists them."""
+    """The devices of a driver by name, in the order in which the driver lists them."""
 
     def __init__(self, devices: Iterable[DeviceBase]) -> None:
         self._by_name = {device.name: device for device in devices}
@@ -39,7 +39,11 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
         return len(self._by_name)
 
     def find(self, name: str) -> DeviceBase:
-        """Return the device called `name`. Raises InvalidArgument that lists the known ones."""
+        """Return the device with this name.
+
+        Raises:
+            InvalidArgument: If there is none; the message lists all names.
+        """
         try:
             return self._by_name[name]
         except KeyError:
@@ -47,35 +51,39 @@ class DeviceRegistry(Mapping[str, DeviceBase]):
             raise InvalidArgument(f"there is no device {name!r}; this driver has: {known}") from None
 
     def share_status(self, page: memoryview) -> None:
-        """Let `page`, DEVICES_MAX bytes that all workers of a driver see, hold every device's status."""
-        for number, device in enumerate(self._by_name.values()):
-            device.status_byte = page[number : number + 1]
+        """Store each device's status in `page`, which has DEVICES_MAX bytes and is mapped by all workers."""
+        for index, device in enumerate(self._by_name.values()):
+            device.status_byte = page[index : index + 1]
 
     def set_status(self, name: str, status: DeviceStatus) -> None:
-        """Make a device AVAILABLE, BUSY or OFFLINE, for all workers. Raises InvalidArgument."""
+        """Set a device's status for all workers.
+
+        Raises:
+            InvalidArgument: If there is no such device, or the status is not AVAILABLE, BUSY or OFFLINE.
+        """
         if status not in (DeviceStatus.AVAILABLE, DeviceStatus.BUSY, DeviceStatus.OFFLINE):
-            raise InvalidArgument(f"a device is made AVAILABLE, BUSY or OFFLINE, not {status.name}")
+            raise InvalidArgument(f"a device's status can be set to AVAILABLE, BUSY or OFFLINE, not {status.name}")
         self.find(name).status_byte[0] = status
 
 
 @cache
 def load_devices() -> DeviceRegistry:
-    """Return this process's devices, loaded at the first call. Raises as `read_configuration`."""
+    """Return this process's devices, which the first call loads. Raises as `read_configuration`."""
     return make_devices(read_configuration())
 
 
-def make_devices(configured: Iterable[DeviceEntry]) -> DeviceRegistry:
-    """Return the devices that a configuration lists, and those of plug-ins."""
-    found: dict[str, DeviceBase] = {}
-    for device in (*map(_configured, configured), *load_plugin_devices()):
-        if device.name in found:
-            _log.warning("a second device called %r is left out", device.name)
-        elif len(found) == DEVICES_MAX:
-            _log.warning("device %r is left out: there are %d already", device.name, DEVICES_MAX)
+def make_devices(entries: Iterable[DeviceEntry]) -> DeviceRegistry:
+    """Create the devices of a configuration and those of plug-ins.
+
+    A device whose name is taken, and any beyond DEVICES_MAX, is skipped with a log line.
+    """
+    builtin = (CompiledDevice(entry) if entry.engine == "compiled" else InterpreterDevice(entry) for entry in entries)
+    devices: dict[str, DeviceBase] = {}
+    for device in (*builtin, *load_plugin_devices()):
+        if device.name in devices:
+            _log.warning("device %r is left out: there is another one of this name", device.name)
+        elif len(devices) == DEVICES_MAX:
+            _log.warning("device %r is left out: a driver has at most %d devices", device.name, DEVICES_MAX)
         else:
-            found[device.name] = device
-    return DeviceRegistry(found.values())
-
-
-def _configured(entry: DeviceEntry) -> DeviceBase:
-    return CompiledDevice(entry) if entry.engine == "compiled" else InterpreterDevice(entry)
+            devices[device.name] = device
+    return DeviceRegistry(devices.values())

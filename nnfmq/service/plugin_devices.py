@@ -31,104 +31,114 @@ _log = logging.getLogger("nnfmq.devices")
 
 
 class PlugInDevice(DeviceBase):
-    """A plug-in's device: it is asked once what it is, and what it raises later fails one call (LIFE-8)."""
+    """Wrapper of a plug-in's device that isolates the driver from its errors.
+
+    The properties are read once. An exception in a method becomes GeneralFailure for that call (LIFE-8).
+    """
 
     def __init__(self, device: DeviceBase) -> None:
         super().__init__()
         self.name, self.type, self.feature_level = device.name, DeviceType(device.type), device.feature_level
         self._version, self._capabilities = device.version_string, device.capabilities
         self._extensions, self._cache_files = tuple(device.extensions), device.cache_files_needed
-        self._what = f"device {device.name!r}"
-        self._supports, self._compile = (
-            wrap_plugin_call(self._what, device.supports),
-            wrap_plugin_call(self._what, device.compile),
-        )
-        self._save, self._restore = (
-            wrap_plugin_call(self._what, device.save),
-            wrap_plugin_call(self._what, device.restore),
-        )
+        self._label = f"device {device.name!r}"
+        self._supports = wrap_plugin_call(self._label, device.supports)
+        self._compile = wrap_plugin_call(self._label, device.compile)
+        self._save = wrap_plugin_call(self._label, device.save)
+        self._restore = wrap_plugin_call(self._label, device.restore)
 
     @property
     def version_string(self) -> str:
-        """What the plug-in said."""
+        """The plug-in's version string, as read when the device was created."""
         return self._version
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the plug-in said."""
+        """The plug-in's capabilities, as read when the device was created."""
         return self._capabilities
 
     @property
     def extensions(self) -> Iterable[VendorExtension]:
-        """What the plug-in said."""
+        """The plug-in's extensions, as read when the device was created."""
         return self._extensions
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        """Ask the plug-in. Raises GeneralFailure where it fails."""
+        """Return the plug-in's result. Raises GeneralFailure if the plug-in raises."""
         return bool(self._supports(model, subgraph, operation))
 
     def compile(self, model: Model) -> PreparedProgram:
-        """Let the plug-in make the model ready. Raises GeneralFailure where it fails, then and whenever it is used."""
-        return _PlugInProgram(self._what, self._compile(model))
+        """Return the plug-in's program, wrapped. Raises GeneralFailure if the plug-in raises."""
+        return _PlugInProgram(self._label, self._compile(model))
 
     @property
     def cache_files_needed(self) -> NumberOfCacheFiles:
-        """What the plug-in said."""
+        """The plug-in's number of cache files, as read when the device was created."""
         return self._cache_files
 
     def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
-        """Ask the plug-in for what it needs to make its program again. Raises GeneralFailure where it fails."""
+        """Return the plug-in's cache contents. Raises GeneralFailure if the plug-in raises."""
         assert isinstance(program, _PlugInProgram)
         contents: CacheContents | None = self._save(model, program.program)
         return contents
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
-        """Let the plug-in make its program again. Raises GeneralFailure where it fails."""
+        """Return model and program from the plug-in.
+
+        Raises:
+            GeneralFailure: If the plug-in raises, or returns something else.
+        """
         restored = self._restore(contents)
         if not (isinstance(restored, tuple) and len(restored) == 2 and isinstance(restored[0], Model)):
-            raise GeneralFailure(f"{self._what} restored {restored!r:.80}, not a model and its program")
-        return restored[0], _PlugInProgram(self._what, restored[1])
+            raise GeneralFailure(f"{self._label} restored {restored!r:.80}, not a model and its program")
+        return restored[0], _PlugInProgram(self._label, restored[1])
 
 
 class _PlugInProgram:
-    def __init__(self, name: str, program: PreparedProgram) -> None:
-        self._name = name
+    """A plug-in's program. Exceptions become GeneralFailure."""
+
+    def __init__(self, label: str, program: PreparedProgram) -> None:
+        self._label = label
         self.program = program
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundProgram:
-        return _PlugInExecution(self._name, wrap_plugin_call(self._name, lambda: self.program.bind(inputs, outputs))())
+        # The attribute is looked up inside the wrapped call too: a plug-in may have returned an object without it.
+        return _PlugInExecution(
+            self._label, wrap_plugin_call(self._label, lambda: self.program.bind(inputs, outputs))()
+        )
 
 
 class _PlugInExecution:
-    def __init__(self, name: str, execution: BoundProgram) -> None:
-        self._name = name
+    """A plug-in's bound program. Exceptions become GeneralFailure."""
+
+    def __init__(self, label: str, execution: BoundProgram) -> None:
+        self._label = label
         self._execution = execution
 
-    def run(self, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
-        shapes: tuple[OutputShape, ...] = wrap_plugin_call(self._name, lambda: self._execution.run(limits))()
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        shapes: tuple[OutputShape, ...] = wrap_plugin_call(self._label, lambda: self._execution.run(options))()
         return shapes
 
 
 def load_plugin_devices() -> list[DeviceBase]:
-    """Return the devices of all installed plug-ins, except those that cannot be loaded; these are logged."""
+    """Return the devices of all installed plug-ins in the order of their entry points' names.
+
+    A plug-in that cannot be loaded is skipped with a log line.
+    """
     devices = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
-            devices.append(_checked(_made(entry.load())))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a vendor's code may raise anything
+            devices.append(_create(entry.load()))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  code of a plug-in may raise anything
             _log.warning("device %s (%s) is left out: %s: %s", entry.name, entry.value, type(error).__name__, error)
     return devices
 
 
-def _made(kind: Callable[[], object]) -> DeviceBase:
-    device = kind()
-    if not isinstance(device, DeviceBase):
-        raise InvalidArgument(f"a plug-in names a subclass of nnfmq.service.device.DeviceBase, not {kind!r}")
-    return PlugInDevice(device)
-
-
-def _checked(device: DeviceBase) -> DeviceBase:
-    """Return a plug-in's device, whose answers are possible, and can be sent. Raises InvalidArgument."""
+def _create(device_class: Callable[[], object]) -> DeviceBase:
+    """Create a plug-in's device and validate its description. Raises InvalidArgument, or anything that it raises."""
+    instance = device_class()
+    if not isinstance(instance, DeviceBase):
+        raise InvalidArgument(f"a plug-in names a subclass of nnfmq.service.device.DeviceBase, not {device_class!r}")
+    device = PlugInDevice(instance)
     require_device_name(device.name)
     if not device.version_string:
         raise InvalidArgument("a version string must not be empty (DEV-4)")
@@ -138,5 +148,5 @@ def _checked(device: DeviceBase) -> DeviceBase:
         validate_extension(extension.described)
     validate_capabilities(device.capabilities)
     validate_cache_counts(device.cache_files_needed.model, device.cache_files_needed.data)
-    control_protocol.encode(messages.DeviceList(0, (device.info,)))
+    control_protocol.encode(messages.DeviceList(0, (device.info,)))  # everything fits the message's types and limits
     return device

@@ -468,7 +468,7 @@ def test_DEV_10_a_plug_in_that_cannot_be_imported_is_left_out(loaded: Any, caplo
 
 def test_DEV_8_a_second_device_of_a_name_is_left_out(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert list(loaded(one=lambda: Plain, two=lambda: Plain)) == ["reference", "test-plain"]
-    assert "a second device called 'test-plain'" in caplog.text
+    assert "device 'test-plain' is left out: there is another one of this name" in caplog.text
 
 
 def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
