@@ -78,7 +78,7 @@ class InterpreterDevice(DeviceBase):
     def save(self, model: Model, program: PreparedProgram) -> CacheContents | None:
         """Return the model and its packed constants, or None for a model with extensions."""
         assert isinstance(program, interpreter.Program)
-        return interpreter_cache_format.encode_program(model, program.packed)
+        return interpreter_cache_format.encode_program(model, program.prepacked)
 
     def restore(self, contents: CacheContents) -> tuple[Model, PreparedProgram]:
         """Bind the saved model again, without validating it or packing its constants."""
@@ -118,7 +118,7 @@ class CompiledDevice(InterpreterDevice):
 
         program = prepare(model, compile=compile_jobs.compile_in_processes)
         entry = program_cache.entry_for(self.identity, model)
-        shared = None if entry is None else entry.store(program.packed)
+        shared = None if entry is None else entry.store(program.prepacked)
         if entry is None or shared is None:
             return program
         try:

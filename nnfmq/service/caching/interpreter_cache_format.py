@@ -31,7 +31,7 @@ _ALIGNMENT = 64  # bytes; a cache line, and enough for every dtype
 _LARGE_BYTES = 1 << 16
 
 PackedConstants: TypeAlias = Sequence[tuple[Array, ...]]
-"""`Program.packed`: the groups of arrays that preparation packed, in order; of a compiled program also its code."""
+"""`Program.prepacked`: the groups of arrays that preparation packed, in order; of a compiled program also its code."""
 Prepare: TypeAlias = Callable[[Model, PackedConstants], interpreter.Program]
 
 
