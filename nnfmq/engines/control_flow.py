@@ -73,7 +73,7 @@ def control_flow_step(
         except GeneralFailure as error:
             raise GeneralFailure(f"{label}: {error}") from error
         except InvalidArgument as error:
-            raise GeneralFailure(f"{label}: C2: {error}") from error
+            raise GeneralFailure(f"{label}: {error} (C2)") from error
 
     return step
 

@@ -209,5 +209,7 @@ def _translated_subgraph(subgraph: Subgraph, places: dict[int, _Place]) -> Subgr
 def _translated(code: Code, places: dict[int, _Place]) -> Code:
     place = places.get(extension_prefix(code))
     if place is None:
-        raise InvalidArgument(f"N-VAL-11: {code!r} has prefix {extension_prefix(code)}, the model names {list(places)}")
+        raise InvalidArgument(
+            f"{code!r} has prefix {extension_prefix(code)}, the model declares {list(places)} (N-VAL-11)"
+        )
     return place.code(code)

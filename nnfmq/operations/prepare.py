@@ -169,7 +169,7 @@ def _check_outputs(shapes: Sequence[Shape], outputs: Sequence[Operand]) -> None:
             len(declared) == len(shape) and all(_fits(d, e) for d, e in zip(declared, shape, strict=True))
         )
         if not fits and not is_scalar(operand.type):
-            raise GeneralFailure(f"R4: the output has shape {shape}, declared is {declared}")
+            raise GeneralFailure(f"the output has shape {shape}, declared is {declared} (R4)")
 
 
 def _fits(declared: int, extent: int) -> bool:

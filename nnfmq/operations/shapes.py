@@ -29,9 +29,9 @@ MAX_DIMENSIONS = 32
 
 
 def require(condition: bool, constraint: str, message: str) -> None:
-    """Raise GeneralFailure with the constraint's id and `message` unless `condition` holds."""
+    """Raise GeneralFailure with `message` and the constraint's id, unless `condition` holds."""
     if not condition:
-        raise GeneralFailure(f"{constraint}: {message}")
+        raise GeneralFailure(f"{message} ({constraint})")
 
 
 def require_rank(shape: Shape, ranks: Iterable[int], name: str) -> None:

@@ -234,7 +234,7 @@ def match(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence
     """
     if declaration.expand_outputs(len(outputs)) is None:
         allowed = sorted(declaration.output_counts) or len(declaration.outputs)
-        raise InvalidArgument(f"S3: {len(outputs)} outputs given, {allowed} allowed")
+        raise InvalidArgument(f"{len(outputs)} outputs given, allowed are {allowed} (S3)")
     for parameters, level, variant in _candidates(declaration, len(inputs)):
         if _inputs_fit(parameters, inputs, variant) and _outputs_fit(declaration, outputs, variant):
             _check_omitted(parameters, inputs)
@@ -259,7 +259,7 @@ def _outputs_fit(declaration: Declaration, outputs: Sequence[Operand], variant: 
 def _check_omitted(parameters: Sequence[Parameter], inputs: Sequence[Operand]) -> None:
     for position, (parameter, operand) in enumerate(zip(parameters, inputs, strict=True)):
         if operand.lifetime == LifeTime.NO_VALUE and not parameter.optional:
-            raise InvalidArgument(f"S5: argument {position} ({parameter.name}) may not be omitted")
+            raise InvalidArgument(f"argument {position} ({parameter.name}) must not be omitted (S5)")
 
 
 def _matched(
@@ -284,10 +284,10 @@ def _mismatch(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequ
     candidates = list(_candidates(declaration, len(inputs)))
     if not candidates:
         allowed = sorted({count for overload in declaration.overloads for count in overload.arities})
-        return f"S1: {len(inputs)} arguments given, allowed are {allowed}"
+        return f"{len(inputs)} arguments given, allowed are {allowed} (S1)"
     if any(_inputs_fit(parameters, inputs, variant) for parameters, _, variant in candidates):
-        return f"S4: output types ({', '.join(o.type.name for o in outputs)}) do not go with arguments ({given})"
-    return f"S2: argument types ({given}) fit no form; the first one is ({_describe(*candidates[0])})"
+        return f"output types ({', '.join(o.type.name for o in outputs)}) do not match argument types ({given}) (S4)"
+    return f"argument types ({given}) match no overload, the first one is ({_describe(*candidates[0])}) (S2)"
 
 
 def _describe(parameters: Sequence[Parameter], level: int, variant: Variant) -> str:

@@ -1,8 +1,8 @@
-"""What decides whether a model, a request or another value is legal, and which feature level it needs.
+"""Validation of models, requests and all other HAL values, and the feature level that each of them needs.
 
-The app's side asks early, for good messages; the driver asks again, since it does not trust the app.
-Nothing here computes or allocates in proportion to what a model claims. The other values are in `values`, and how
-values pass between levels in `conversion`.
+The client validates early, for good error messages; the driver validates again, because it does not trust the client.
+No check computes or allocates in proportion to the sizes that a model claims. `values` validates everything other than
+models and requests, `interface_conversion` converts values between interface versions.
 """
 
 from __future__ import annotations

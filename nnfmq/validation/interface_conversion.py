@@ -1,10 +1,10 @@
-"""compliant_with and convert_to: whether a value can go to an interface of some feature level, and what arrives there.
+"""Conversion of values to older interface versions.
 
-Values stay in their canonical form: convert_to answers what is left of one after the passage, and says what was lost.
-What a peer could misunderstand is refused (InvalidArgument); what is only a wish or a figure is dropped and told:
-statuses above 4 become GENERAL_FAILURE, priorities and preferences the default, times whole microseconds. How bytes
-look at a level (field order, names) is not known here. A Request converts alone; against its model it is
-`validation.request` that judges.
+`convert_to` returns what an interface of a given feature level can express of a value, and describes what was lost. It
+rejects a value that the peer could misunderstand. It replaces values that are only hints or metrics: statuses above 4
+become GENERAL_FAILURE, priorities and preferences the default, times whole microseconds. The byte layout at a level
+(field order, names) is the codec's. A Request is converted without its model; `validation.request` validates it against
+the model.
 """
 
 from __future__ import annotations
@@ -40,21 +40,26 @@ from nnfmq.validation.model import validate_model
 __all__ = ["Converted", "compliant_with", "convert_to", "require_level", "require_prefixes"]
 
 T = TypeVar("T")
-_FIRST_FIGURES = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM)  # what 1.0 and 1.1 have figures for
+_V1_0_PERFORMANCE_TYPES = (
+    OperandType.TENSOR_FLOAT32,
+    OperandType.TENSOR_QUANT8_ASYMM,
+)  # HAL 1.0 and 1.1 have performance info for these only
 
 
 @dataclass(frozen=True, slots=True)
 class Converted(Generic[T]):
-    """A value as an interface of an older level can carry it, and what it lost on the way: one sentence for each."""
+    """A value as an older interface can express it, and a description of each thing that was lost."""
 
     value: T
     lost: tuple[str, ...] = ()
 
 
 def compliant_with(value: Any, level: FeatureLevel) -> bool:
-    """Return True if `value` goes to an interface of `level` and loses nothing.
+    """Return True if an interface of `level` can express `value` without loss.
 
-    Raises InvalidArgument if no level allows the model, TypeError for a type that has no conversion.
+    Raises:
+        InvalidArgument: If `value` is a model that no level allows.
+        TypeError: If values of this type have no conversion.
     """
     if isinstance(value, Model):
         validate_model(value)
@@ -65,10 +70,13 @@ def compliant_with(value: Any, level: FeatureLevel) -> bool:
 
 
 def convert_to(value: T, level: FeatureLevel) -> Converted[T]:
-    """Return what arrives of `value` at an interface of `level`, with what was lost.
+    """Return `value` as an interface of `level` can express it, with descriptions of what was lost.
 
-    Takes Model, Request, RequestArgument, Capabilities, ErrorStatus, Timing, Priority and ExecutionPreference.
-    Raises InvalidArgument if the interface cannot express the value, TypeError for another type.
+    Accepts Model, Request, RequestArgument, Capabilities, ErrorStatus, Timing, Priority and ExecutionPreference.
+
+    Raises:
+        InvalidArgument: If the interface cannot express the value.
+        TypeError: If values of this type have no conversion.
     """
     convert = _CONVERTERS.get(type(value))
     if convert is None:
@@ -91,17 +99,18 @@ def _model(model: Model, level: FeatureLevel) -> tuple[Model, list[str]]:
 
 
 def require_prefixes(model: Model, level: FeatureLevel) -> None:
-    """Raise InvalidArgument for a prefix of an extension that is too large for the interface."""
+    """Raise InvalidArgument if an extension prefix is too large for an interface of `level`."""
     for extension in model.extensions:
         if extension.prefix >= 1 << prefix_bits(level):
-            raise InvalidArgument(f"N-VAL-12: extension {extension.name}: prefix {extension.prefix} is HIDL's only")
+            message = f"extension {extension.name}: prefix {extension.prefix} has 16 bits, which only HIDL allows"
+            raise InvalidArgument(f"{message} (N-VAL-12)")
 
 
 def require_level(needed: int, level: FeatureLevel) -> None:
-    """Raise InvalidArgument where a model, valid at level `needed`, is too new for an interface."""
+    """Raise InvalidArgument if a model that needs level `needed` is too new for an interface of `level`."""
     if needed > level:
         names = interface_name(FeatureLevel(needed)), interface_name(level)
-        raise InvalidArgument(f"N-VAL-21: the model needs {names[0]}, the interface is {names[1]}")
+        raise InvalidArgument(f"the model needs {names[0]}, the interface is {names[1]} (N-VAL-21)")
 
 
 def _uses_extensions(model: Model) -> bool:
@@ -120,16 +129,16 @@ def _argument(argument: RequestArgument, level: FeatureLevel) -> tuple[RequestAr
 def _request(request: Request, level: FeatureLevel) -> tuple[Request, list[str]]:
     if level < FeatureLevel.V1_3 and any(isinstance(pool, BufferToken) for pool in request.pools):
         needed, given = interface_name(FeatureLevel.V1_3), interface_name(level)
-        raise InvalidArgument(f"BUR-18: buffers of the driver's need {needed}, the interface is {given}")
+        raise InvalidArgument(f"managed buffers need {needed}, the interface is {given} (BUR-18)")
     inputs, outputs = ([_argument(a, level) for a in list] for list in (request.inputs, request.outputs))
-    lost = [sentence for _, sentences in (*inputs, *outputs) for sentence in sentences]
+    lost = [description for _, descriptions in (*inputs, *outputs) for description in descriptions]
     return replace(request, inputs=tuple(a for a, _ in inputs), outputs=tuple(a for a, _ in outputs)), lost
 
 
 def _status(status: ErrorStatus, level: FeatureLevel) -> tuple[ErrorStatus, list[str]]:
     if status != ErrorStatus.DEAD_OBJECT and introduced_in(status) <= level:
         return status, []
-    return ErrorStatus.GENERAL_FAILURE, [f"that the failure was {status.name}"]
+    return ErrorStatus.GENERAL_FAILURE, [f"the status {status.name}"]
 
 
 def _timing(timing: Timing, level: FeatureLevel) -> tuple[Timing, list[str]]:
@@ -156,18 +165,18 @@ def _preference(preference: ExecutionPreference, level: FeatureLevel) -> tuple[E
 
 
 def _capabilities(capabilities: Capabilities, level: FeatureLevel) -> tuple[Capabilities, list[str]]:
-    kept = tuple(e for e in capabilities.operand_performance if _has_figure(e.type, level))
-    changes: dict[str, Any] = dict.fromkeys(_missing_figures(level), UNKNOWN_PERFORMANCE)
+    kept = tuple(e for e in capabilities.operand_performance if _has_performance_info(e.type, level))
+    changes: dict[str, Any] = dict.fromkeys(_missing_performance_fields(level), UNKNOWN_PERFORMANCE)
     lost = [name for name in changes if getattr(capabilities, name) != UNKNOWN_PERFORMANCE]
-    lost += [f"the figures of {e.type.name}" for e in capabilities.operand_performance if e not in kept]
+    lost += [f"the performance info of {e.type.name}" for e in capabilities.operand_performance if e not in kept]
     return replace(capabilities, operand_performance=kept, **changes), lost
 
 
-def _has_figure(type: OperandType, level: FeatureLevel) -> bool:
-    return type in _FIRST_FIGURES if level < FeatureLevel.V1_2 else introduced_in(type) <= level
+def _has_performance_info(type: OperandType, level: FeatureLevel) -> bool:
+    return type in _V1_0_PERFORMANCE_TYPES if level < FeatureLevel.V1_2 else introduced_in(type) <= level
 
 
-def _missing_figures(level: FeatureLevel) -> Iterator[str]:
+def _missing_performance_fields(level: FeatureLevel) -> Iterator[str]:
     if level < FeatureLevel.V1_3:
         yield from ("if_performance", "while_performance")
     if level < FeatureLevel.V1_2:

@@ -1,12 +1,14 @@
-"""validate_model: every rule that a model must keep, checked in the order of the types, before anything is built.
+"""Validation of a model: every rule of the HAL, checked before anything is prepared.
 
-Rules carry the ids of the requirements: N-MOD-* are the HAL test suite's families, N-VAL-* those beyond it; ids
-S1-S5 come from `operations.signature`. Sums and products are Python ints compared with 32- and 64-bit limits, so no
-claim of a hostile model overflows or allocates. OEM_OPERATION, and types and operations of extensions that this
-process has not, are checked for structure only: a device says that they cannot run. A model has
-been `operations.extensions.translated` where extensions are installed. What IF and WHILE hand to subgraphs is checked
-last (`validation.subgraph_boundaries`). Answer: the least feature level (1 = HAL 1.0 ... 8 = AIDL v4) whose interface
-allows the model.
+The main subgraph and the referenced ones are validated operand by operand, then operation by operation. Rule ids are
+those of docs/requirements.md: N-MOD-* are the families of the HAL's test suite, N-VAL-* rules beyond it, S1 to S5 come
+from `operations.signature`. Sizes are Python ints compared with 32- and 64-bit limits, so a hostile model cannot make a
+sum overflow or cause an allocation.
+
+OEM_OPERATION, and types and operations of extensions that are not installed in this process, are validated for their
+structure only: a device reports them as unsupported. If extensions are installed, the model must have passed
+`operations.extensions.to_local_prefixes` before. The boundaries of IF and WHILE are checked last
+(`validation.subgraph_boundaries`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from nnfmq.hal.types import (
 )
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import V1_0, V1_1, V1_3, match
+from nnfmq.validation.rules import require
 from nnfmq.validation.subgraph_boundaries import require_counts, validate_boundaries
 from nnfmq.validation.values import validate_extensions
 
@@ -47,34 +50,35 @@ _SCALED = (*_ZERO_POINTS, OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_QUA
 
 
 def validate_model(model: Model, *, allow_unspecified_boundaries: bool = False) -> int:
-    """Return the feature level that `model` needs. Raises InvalidArgument with the rule and the operand's number.
+    """Return the feature level that `model` needs: the lowest interface version that allows it, 1 (HAL 1.0) to 8.
 
-    `allow_unspecified_boundaries` lets operands of unknown size go into and out of the subgraphs of IF and WHILE. No
-    HAL allows that; a framework may, where it executes the model itself.
+    Args:
+        allow_unspecified_boundaries: Accept operands of unknown size as inputs and outputs of the subgraphs of IF and
+            WHILE. No HAL version allows them; a framework that executes the model itself may.
+
+    Raises:
+        InvalidArgument: If a rule is violated; the message names the operand or operation and the rule.
     """
     level = max(_validate_pools(model), validate_extensions(model.extensions))
-    for number, subgraph in enumerate((model.main, *model.referenced)):
-        where = "" if number == 0 else f"referenced subgraph {number - 1}, "
+    for index, subgraph in enumerate((model.main, *model.referenced)):
+        where = "" if index == 0 else f"referenced subgraph {index - 1}, "
         level = max(level, _validate_subgraph(model, subgraph, where))
     _require_no_cycle(model)
     validate_boundaries(model, allow_unspecified_boundaries)
     return max(level, V1_3 if model.referenced else V1_0, V1_1 if model.relax_computation_float32_to_float16 else V1_0)
 
 
-def _require(condition: bool, rule: str, message: str) -> None:
-    if not condition:
-        raise InvalidArgument(f"{rule}: {message}")
-
-
 def _validate_pools(model: Model) -> int:
-    for number, pool in enumerate(model.pools):
-        _require(pool.size_bytes > 0, "N-VAL-13", f"pool {number} has size {pool.size_bytes}")
+    for index, pool in enumerate(model.pools):
+        require(
+            pool.size_bytes > 0, "N-VAL-13", f"pool {index}: size {pool.size_bytes} bytes, it must be greater than 0"
+        )
     return V1_0
 
 
 def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
-    _require(bool(subgraph.operands), "N-VAL-15", f"{where}no operands")
-    _require(bool(subgraph.operations), "N-VAL-15", f"{where}no operations")
+    require(bool(subgraph.operands), "N-VAL-15", f"{where}a subgraph without operands")
+    require(bool(subgraph.operations), "N-VAL-15", f"{where}a subgraph without operations")
     levels = [
         _validate_operand(model, operand, f"{where}operand {index}") for index, operand in enumerate(subgraph.operands)
     ]
@@ -82,8 +86,8 @@ def _validate_subgraph(model: Model, subgraph: Subgraph, where: str) -> int:
     _validate_indexes(subgraph, where)
     _validate_order(subgraph, where)
     levels += [
-        _validate_operation(model, subgraph, operation, f"{where}operation {number}")
-        for number, operation in enumerate(subgraph.operations)
+        _validate_operation(model, subgraph, operation, f"{where}operation {position}")
+        for position, operation in enumerate(subgraph.operations)
     ]
     return max(levels)
 
@@ -100,21 +104,21 @@ def _validate_operand(model: Model, operand: Operand, where: str) -> int:
         _validate_scale(operand, where)
         _validate_zero_point(operand, where)
     extra = is_extension(operand.type) or not operand.extension_data
-    _require(extra, "N-VAL-10", f"{where}: extension data on a {operand.type.name}")
+    require(extra, "N-VAL-10", f"{where}: extension data on {operand.type.name}, which is not an extension type")
     _validate_channel_quant(operand, where)
-    _require(
-        operand.location.padding == 0, "N-VAL-8", f"{where}: padding {operand.location.padding}, only 0 is allowed"
-    )
+    require(operand.location.padding == 0, "N-VAL-8", f"{where}: padding {operand.location.padding}, it must be 0")
     _LOCATION_RULES.get(operand.lifetime, _validate_no_location)(model, operand, where)
     return level
 
 
 def _validate_type(operand: Operand, where: str) -> int:
-    _require(isinstance(operand.type, OperandType), "N-MOD-2", f"{where}: type code {operand.type}")
-    _require(isinstance(operand.lifetime, LifeTime), "N-MOD-6", f"{where}: lifetime code {operand.lifetime}")
-    is_graph = (operand.type == OperandType.SUBGRAPH, operand.lifetime == LifeTime.SUBGRAPH)
-    _require(
-        is_graph[0] == is_graph[1], "N-VAL-1", f"{where}: type {operand.type.name}, lifetime {operand.lifetime.name}"
+    require(isinstance(operand.type, OperandType), "N-MOD-2", f"{where}: unknown type code {operand.type}")
+    require(isinstance(operand.lifetime, LifeTime), "N-MOD-6", f"{where}: unknown lifetime code {operand.lifetime}")
+    is_subgraph = (operand.type == OperandType.SUBGRAPH, operand.lifetime == LifeTime.SUBGRAPH)
+    require(
+        is_subgraph[0] == is_subgraph[1],
+        "N-VAL-1",
+        f"{where}: type {operand.type.name} with lifetime {operand.lifetime.name}, both or neither must be SUBGRAPH",
     )
     return introduced_in(operand.type)
 
@@ -122,24 +126,24 @@ def _validate_type(operand: Operand, where: str) -> int:
 def _validate_extension_operand(model: Model, operand: Operand, where: str) -> None:
     _require_prefix(model, operand.type, where)
     plain = operand.scale == operand.zero_point == 0 and operand.channel_quant is None
-    _require(plain, "N-VAL-10", f"{where}: a scale, zero point or channelQuant on {operand.type.name}")
+    require(plain, "N-VAL-10", f"{where}: a scale, zero point or channelQuant on extension type {operand.type.name}")
 
 
 def _is_unknown(type: OperandType) -> bool:
-    """Return True for a type of an extension that this process has not: only its owner could check it (VAL-5)."""
+    """Return True for a type of an extension that is not installed here: only its vendor can validate it (VAL-5)."""
     return is_extension(type) and not element_bytes(type)
 
 
 def _require_prefix(model: Model, code: int, where: str) -> None:
     prefix, known = extension_prefix(code), [extension.prefix for extension in model.extensions]
-    _require(prefix in known, "N-VAL-11", f"{where}: extension prefix {prefix}, the model names {known}")
+    require(prefix in known, "N-VAL-11", f"{where}: extension prefix {prefix}, the model declares {known}")
 
 
 def _validate_dimensions(operand: Operand, where: str) -> None:
     if is_scalar(operand.type):
-        _require(not operand.dimensions, "N-MOD-3", f"{where}: a scalar with dimensions {operand.dimensions}")
-    for extent in operand.dimensions:
-        _require(0 <= extent < 1 << 32, "N-VAL-3", f"{where}: extent {extent}")
+        require(not operand.dimensions, "N-MOD-3", f"{where}: a scalar with dimensions {operand.dimensions}")
+    for dimension in operand.dimensions:
+        require(0 <= dimension < 1 << 32, "N-VAL-3", f"{where}: dimension {dimension}, it must be 0 to 2^32 - 1")
     operand_size(operand.type, operand.dimensions, where)
     if operand.lifetime in _CONSTANTS:
         known = (
@@ -147,179 +151,205 @@ def _validate_dimensions(operand: Operand, where: str) -> None:
             or _is_unknown(operand.type)
             or (bool(operand.dimensions) and 0 not in operand.dimensions)
         )
-        _require(known, "N-VAL-2", f"{where}: a constant with dimensions {operand.dimensions}")
+        require(known, "N-VAL-2", f"{where}: a constant with unknown dimensions {operand.dimensions}")
 
 
 def operand_size(type: OperandType, dimensions: Sequence[int], where: str) -> int:
-    """Return the bytes of an operand, 0 while unknown; the product must fit 32 bits at each extent, left to right."""
+    """Return the size of an operand in bytes, 0 if unknown.
+
+    Raises:
+        InvalidArgument: If the product of the dimensions, taken from left to right, ever exceeds 32 bits.
+    """
     if not dimensions:
         return element_bytes(type) if is_scalar(type) else 0
     size = element_bytes(type)
-    for extent in dimensions:
-        size *= extent
-        _require(size < 1 << 32, "N-VAL-3", f"{where}: dimensions {tuple(dimensions)} need more than 2^32 - 1 bytes")
+    for dimension in dimensions:
+        size *= dimension
+        require(size < 1 << 32, "N-VAL-3", f"{where}: dimensions {tuple(dimensions)} need more than 2^32 - 1 bytes")
     return size
 
 
 def _validate_scale(operand: Operand, where: str) -> None:
     scale = operand.scale
     if operand.type in _SCALED:
+        allowed = "a positive, finite scale"
         fits = math.isfinite(scale) and scale > 0
     elif operand.type == OperandType.TENSOR_INT32:
+        allowed = "a finite scale of 0 or more"
         fits = math.isfinite(scale) and scale >= 0
     else:
+        allowed = "scale 0"
         fits = scale == 0
-    _require(fits, "N-MOD-4", f"{where}: scale {scale} of a {operand.type.name}")
+    require(fits, "N-MOD-4", f"{where}: scale {scale}, {operand.type.name} requires {allowed}")
 
 
 def _validate_zero_point(operand: Operand, where: str) -> None:
     low, high = _ZERO_POINTS.get(operand.type, (0, 0))
     message = f"{where}: zero point {operand.zero_point}, {operand.type.name} allows {low} to {high}"
-    _require(low <= operand.zero_point <= high, "N-MOD-5", message)
+    require(low <= operand.zero_point <= high, "N-MOD-5", message)
 
 
 def _validate_channel_quant(operand: Operand, where: str) -> None:
     quant, dimensions = operand.channel_quant, operand.dimensions
     needed = operand.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-    _require((quant is not None) == needed, "N-VAL-9", f"{where}: channelQuant and type {operand.type.name}")
+    require(
+        (quant is not None) == needed,
+        "N-VAL-9",
+        f"{where}: channelQuant {'missing' if needed else 'given'} for type {operand.type.name}",
+    )
     if quant is None:
         return
-    _require(0 <= quant.channel_dim < len(dimensions), "N-VAL-9", f"{where}: channelDim {quant.channel_dim}")
-    extent = dimensions[quant.channel_dim]
-    message = f"{where}: {len(quant.scales)} scales for an extent of {extent}"
-    _require(extent != 0 and len(quant.scales) == extent, "N-VAL-9", message)
+    message = f"{where}: channelDim {quant.channel_dim}, the operand has {len(dimensions)} dimensions"
+    require(0 <= quant.channel_dim < len(dimensions), "N-VAL-9", message)
+    channels = dimensions[quant.channel_dim]
+    message = f"{where}: {len(quant.scales)} scales for {channels} channels"
+    require(channels != 0 and len(quant.scales) == channels, "N-VAL-9", message)
     positive = all(math.isfinite(scale) and scale > 0 for scale in quant.scales)
-    _require(positive, "N-VAL-9", f"{where}: a scale of channelQuant is not positive")
+    require(positive, "N-VAL-9", f"{where}: a scale of channelQuant is not positive and finite")
 
 
-# -- where values lie -------------------------------------------------------------------------------------------------
+# -- locations of values ----------------------------------------------------------------------------------------------
 
 
 def _validate_no_location(model: Model, operand: Operand, where: str) -> None:
-    place = operand.location
-    unused = place.pool_index == place.offset == place.length == 0
-    _require(unused, "N-VAL-6", f"{where}: {operand.lifetime.name} with location {place}")
+    location = operand.location
+    unused = location.pool_index == location.offset == location.length == 0
+    require(unused, "N-VAL-6", f"{where}: {operand.lifetime.name} with location {location}, all fields must be 0")
 
 
 def _validate_copy(model: Model, operand: Operand, where: str) -> None:
-    _require(operand.location.pool_index == 0, "N-VAL-4", f"{where}: pool index {operand.location.pool_index}")
+    require(
+        operand.location.pool_index == 0, "N-VAL-4", f"{where}: pool index {operand.location.pool_index}, it must be 0"
+    )
     _require_range(operand, len(model.operand_values), "N-VAL-4", where)
 
 
 def _validate_reference(model: Model, operand: Operand, where: str) -> None:
     index = operand.location.pool_index
-    _require(0 <= index < len(model.pools), "N-VAL-5", f"{where}: pool {index} of {len(model.pools)}")
+    require(0 <= index < len(model.pools), "N-VAL-5", f"{where}: pool {index}, the model has {len(model.pools)}")
     _require_range(operand, model.pools[index].size_bytes, "N-VAL-5", where)
 
 
 def _require_range(operand: Operand, size_bytes: int, rule: str, where: str) -> None:
-    place = operand.location
-    inside = place.offset >= 0 and place.length >= 0 and place.offset + place.length <= size_bytes
-    _require(inside, rule, f"{where}: {place.length} bytes at {place.offset} of {size_bytes}")
-    needed = operand_size(operand.type, operand.dimensions, where)
-    fits = place.length == needed or operand.type in _OEM_TYPES or _is_unknown(operand.type)
-    _require(fits, "N-VAL-3", f"{where}: {place.length} bytes, {operand.type.name} {operand.dimensions} has {needed}")
+    location = operand.location
+    inside = location.offset >= 0 and location.length >= 0 and location.offset + location.length <= size_bytes
+    message = f"{where}: {location.length} bytes at offset {location.offset}, the memory has {size_bytes} bytes"
+    require(inside, rule, message)
+    required = operand_size(operand.type, operand.dimensions, where)
+    fits = location.length == required or operand.type in _OEM_TYPES or _is_unknown(operand.type)
+    message = f"{where}: {location.length} bytes, {operand.type.name} {operand.dimensions} requires {required}"
+    require(fits, "N-VAL-3", message)
 
 
-def _validate_graph_location(model: Model, operand: Operand, where: str) -> None:
-    place = operand.location
-    inside = place.pool_index == place.length == 0 and 0 <= place.offset < len(model.referenced)
-    _require(inside, "N-VAL-7", f"{where}: subgraph {place.offset} of {len(model.referenced)}, location {place}")
+def _validate_subgraph_location(model: Model, operand: Operand, where: str) -> None:
+    location, count = operand.location, len(model.referenced)
+    inside = location.pool_index == location.length == 0 and 0 <= location.offset < count
+    message = f"{where}: subgraph {location.offset}, the model has {count} referenced subgraphs; location {location}"
+    require(inside, "N-VAL-7", message)
 
 
 _LOCATION_RULES: Mapping[LifeTime, Callable[[Model, Operand, str], None]] = {
     LifeTime.CONSTANT_COPY: _validate_copy,
     LifeTime.CONSTANT_REFERENCE: _validate_reference,
-    LifeTime.SUBGRAPH: _validate_graph_location,
+    LifeTime.SUBGRAPH: _validate_subgraph_location,
 }
 
 
-# -- how operands and operations are joined ---------------------------------------------------------------------------
+# -- references among operands and operations -------------------------------------------------------------------------
 
 
 def _validate_index_lists(subgraph: Subgraph, where: str) -> None:
     lists = ((LifeTime.SUBGRAPH_INPUT, subgraph.input_indexes), (LifeTime.SUBGRAPH_OUTPUT, subgraph.output_indexes))
     for lifetime, indexes in lists:
         for index in indexes:
-            _require(0 <= index < len(subgraph.operands), "N-VAL-15", f"{where}{lifetime.name} {index} is no operand")
+            exists = 0 <= index < len(subgraph.operands)
+            require(exists, "N-VAL-15", f"{where}{lifetime.name} index {index} is not an operand")
             found = subgraph.operands[index].lifetime
-            _require(
-                found == lifetime, "N-MOD-7", f"{where}operand {index} is listed as {lifetime.name}, it is {found.name}"
-            )
-        _require(
-            len(set(indexes)) == len(indexes), "N-VAL-14", f"{where}an operand is twice in the {lifetime.name} list"
-        )
+            message = f"{where}operand {index} is listed as {lifetime.name}, its lifetime is {found.name}"
+            require(found == lifetime, "N-MOD-7", message)
+        unique = len(set(indexes)) == len(indexes)
+        require(unique, "N-VAL-14", f"{where}an operand is listed twice as {lifetime.name}")
         marked = sum(operand.lifetime == lifetime for operand in subgraph.operands)
-        _require(
-            marked == len(indexes), "N-MOD-7", f"{where}{marked} operands are {lifetime.name}, {len(indexes)} listed"
-        )
+        message = f"{where}{marked} operands have lifetime {lifetime.name}, {len(indexes)} are listed"
+        require(marked == len(indexes), "N-MOD-7", message)
 
 
 def _validate_indexes(subgraph: Subgraph, where: str) -> None:
     count = len(subgraph.operands)
-    for number, operation in enumerate(subgraph.operations):
+    for position, operation in enumerate(subgraph.operations):
         for index in operation.inputs:
-            _require(0 <= index < count, "N-MOD-12", f"{where}operation {number}: input {index} is no operand")
+            require(
+                0 <= index < count, "N-MOD-12", f"{where}operation {position}: input index {index} is not an operand"
+            )
         for index in operation.outputs:
-            _require(0 <= index < count, "N-MOD-13", f"{where}operation {number}: output {index} is no operand")
+            message = f"{where}operation {position}: output index {index} is not an operand"
+            require(0 <= index < count, "N-MOD-13", message)
 
 
 def _validate_order(subgraph: Subgraph, where: str) -> None:
-    """Each operand is written before it is read, by one operation, and only where its lifetime lets it."""
+    """Require that each operand is written by one operation before it is read, and only if its lifetime allows it."""
     writable = (LifeTime.TEMPORARY_VARIABLE, LifeTime.SUBGRAPH_OUTPUT)
-    known = [operand.lifetime not in writable for operand in subgraph.operands]
-    for number, operation in enumerate(subgraph.operations):
+    has_value = [operand.lifetime not in writable for operand in subgraph.operands]
+    for position, operation in enumerate(subgraph.operations):
+        name = f"{where}operation {position}"
         for index in operation.inputs:
-            _require(known[index], "N-MOD-1", f"{where}operation {number} reads operand {index} before it is written")
+            require(has_value[index], "N-MOD-1", f"{name} reads operand {index} before it is written")
         for index in operation.outputs:
             lifetime = subgraph.operands[index].lifetime
-            message = f"{where}operation {number} writes operand {index}, which is {lifetime.name}"
-            _require(lifetime in writable, "N-MOD-9", message)
-            _require(not known[index], "N-MOD-9", f"{where}operation {number} writes operand {index} a second time")
-            known[index] = True
-    for index, written in enumerate(known):
-        _require(written, "N-VAL-16", f"{where}operand {index} is never written")
+            require(
+                lifetime in writable, "N-MOD-9", f"{name} writes operand {index}, whose lifetime is {lifetime.name}"
+            )
+            require(not has_value[index], "N-MOD-9", f"{name} writes operand {index} a second time")
+            has_value[index] = True
+    for index, written in enumerate(has_value):
+        require(written, "N-VAL-16", f"{where}operand {index} is never written")
 
 
 # -- operations -------------------------------------------------------------------------------------------------------
 
 
 def _validate_operation(model: Model, subgraph: Subgraph, operation: Operation, where: str) -> int:
-    _require(isinstance(operation.type, OperationType), "N-MOD-11", f"{where}: code {operation.type}")
+    require(isinstance(operation.type, OperationType), "N-MOD-11", f"{where}: unknown operation code {operation.type}")
     if is_extension(operation.type):
         _require_prefix(model, operation.type, where)
     require_counts(operation, f"{where} ({operation.type.name})")
     declaration = REGISTRY.get(operation.type)
     if declaration is None:
-        return introduced_in(operation.type)  # an OEM's or an unknown extension's: what it means is its vendor's
+        return introduced_in(
+            operation.type
+        )  # an OEM operation or one of an unknown extension: only its vendor knows its rules
     operands = subgraph.operands
     try:
         found = match(declaration, [operands[i] for i in operation.inputs], [operands[i] for i in operation.outputs])
     except InvalidArgument as error:
-        raise InvalidArgument(f"{where} ({operation.type.name}) {error}") from error
+        raise InvalidArgument(f"{where} ({operation.type.name}): {error}") from error
     return found.level
 
 
 def _require_no_cycle(model: Model) -> None:
-    """Walk the references among subgraphs, without recursion: one that is met while still open closes a cycle."""
-    edges = [_referred(subgraph) for subgraph in model.referenced]
+    """Require that no subgraph references itself, directly or through others.
+
+    A depth-first search with an explicit stack, because a hostile model could exceed Python's recursion limit. An edge
+    to a subgraph that is still on the stack closes a cycle.
+    """
+    edges = [_references(subgraph) for subgraph in model.referenced]
     done: set[int] = set()
     for start in range(len(edges)):
-        open_ones, stack = {start}, [(start, iter(edges[start]))]
+        on_stack, stack = {start}, [(start, iter(edges[start]))]
         while stack:
-            node, rest = stack[-1]
-            following = next(rest, None)
+            node, remaining = stack[-1]
+            following = next(remaining, None)
             if following is None:
                 done.add(node)
-                open_ones.discard(node)
+                on_stack.discard(node)
                 stack.pop()
                 continue
-            _require(following not in open_ones, "N-VAL-17", f"referenced subgraph {following} leads back to itself")
+            require(following not in on_stack, "N-VAL-17", f"referenced subgraph {following} references itself")
             if following not in done:
-                open_ones.add(following)
+                on_stack.add(following)
                 stack.append((following, iter(edges[following])))
 
 
-def _referred(subgraph: Subgraph) -> tuple[int, ...]:
+def _references(subgraph: Subgraph) -> tuple[int, ...]:
     operands = subgraph.operands
     return tuple(operand.location.offset for operand in operands if operand.lifetime == LifeTime.SUBGRAPH)

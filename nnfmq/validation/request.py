@@ -1,42 +1,42 @@
-"""validate_request: what one execution asks for, against the model it was prepared from.
+"""Validation of a request against the model that it executes.
 
-Ids: N-REQ-1/2 argument counts, N-RQX-1 ... N-RQX-10 one argument, N-RQX-13 overlapping ranges. What a buffer of the
-driver's holds and was allocated for, only the driver knows.
-All sums are Python ints: no offset or length of a hostile request wraps around. Answer: the least feature level whose
-interface can say what the request says, whatever level its model needs.
+Rules: N-REQ-1, N-REQ-2 (argument counts), N-RQX-1 to N-RQX-10 (one argument), N-RQX-13 (overlapping arguments). Only
+the driver knows a managed buffer's contents and roles, so it checks them itself.
+
+All sums are Python ints: no offset or length of a hostile request wraps around.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
 from nnfmq.hal.types import BufferToken, DataLocation, Model, Operand, Request, RequestArgument, is_scalar
 from nnfmq.validation.model import operand_size
+from nnfmq.validation.rules import require
 
 __all__ = ["validate_request"]
 
 
 def validate_request(model: Model, request: Request, *, allow_unspecified_output: bool = True) -> FeatureLevel:
-    """Return the feature level that `request` needs. Raises InvalidArgument, naming the argument and the rule.
+    """Return the lowest feature level whose interface can express `request`, whatever level the model needs.
 
-    `model` has passed `validate_model`. `allow_unspecified_output` is False for fenced executions and for interfaces
-    up to HAL 1.1, which know no output that the model and the request together leave open.
+    Args:
+        model: A model that `validate_model` accepted.
+        allow_unspecified_output: Accept outputs whose dimensions neither model nor request specify. False for fenced
+            executions and for interfaces up to HAL 1.1.
+
+    Raises:
+        InvalidArgument: If an argument is invalid; the message names the argument and the rule.
     """
     main = model.main
     _validate_list(main.operands, main.input_indexes, request.inputs, request, "input", False)
-    is_closed = _validate_list(
+    is_specified = _validate_list(
         main.operands, main.output_indexes, request.outputs, request, "output", allow_unspecified_output
     )
-    _require_apart(request)
-    pads = any(argument.location.padding for argument in (*request.inputs, *request.outputs))
-    return FeatureLevel.AIDL_V1 if pads else FeatureLevel.V1_0 if is_closed else FeatureLevel.V1_2
-
-
-def _require(condition: bool, rule: str, message: str) -> None:
-    if not condition:
-        raise InvalidArgument(f"{rule}: {message}")
+    _require_no_overlap(request)
+    has_padding = any(argument.location.padding for argument in (*request.inputs, *request.outputs))
+    return FeatureLevel.AIDL_V1 if has_padding else FeatureLevel.V1_0 if is_specified else FeatureLevel.V1_2
 
 
 def _validate_list(
@@ -47,80 +47,90 @@ def _validate_list(
     kind: str,
     may_be_unspecified: bool,
 ) -> bool:
-    """Check all arguments of one kind; return whether they are fully specified."""
+    """Validate all inputs or all outputs; return True if all of them are fully specified."""
     rule = "N-REQ-1" if kind == "input" else "N-REQ-2"
-    _require(len(arguments) == len(indexes), rule, f"{len(arguments)} {kind}s given, the model has {len(indexes)}")
-    known = [
-        _validate_argument(operands[index], argument, request, f"{kind} {number}", may_be_unspecified)
-        for number, (index, argument) in enumerate(zip(indexes, arguments, strict=True))
+    require(len(arguments) == len(indexes), rule, f"{len(arguments)} {kind}s given, the model has {len(indexes)}")
+    specified = [
+        _validate_argument(operands[index], argument, request, f"{kind} {position}", may_be_unspecified)
+        for position, (index, argument) in enumerate(zip(indexes, arguments, strict=True))
     ]
-    return all(known)
+    return all(specified)
 
 
 def _validate_argument(
     operand: Operand, argument: RequestArgument, request: Request, where: str, may_be_unspecified: bool
 ) -> bool:
-    """Check one argument; return whether model and request together say all of its dimensions."""
+    """Validate one argument; return True if model and request together specify all of its dimensions."""
     if argument.has_no_value:
         empty = argument.location == DataLocation() and not argument.dimensions
-        _require(empty, "N-RQX-1", f"{where} has no value, but location {argument.location} {argument.dimensions}")
+        message = f"{where}: an omitted argument has location {argument.location} and dimensions {argument.dimensions}"
+        require(empty, "N-RQX-1", message)
         return True
     is_token = _validate_location(argument.location, request, where)
-    dimensions = _combined(operand, argument, where)
-    known = is_scalar(operand.type) or (bool(dimensions) and 0 not in dimensions)
+    dimensions = _merged_dimensions(operand, argument, where)
+    specified = is_scalar(operand.type) or (bool(dimensions) and 0 not in dimensions)
     rule = "N-RQX-7" if where.startswith("input") else "N-RQX-8"
-    knows_its_shape = is_token and rule == "N-RQX-7"  # a buffer has that of what was written into it
-    _require(known or may_be_unspecified or knows_its_shape, rule, f"{where} is not fully specified: {dimensions}")
-    needed = operand_size(operand.type, dimensions, where)
-    if known and not is_token:
-        _require(
-            argument.location.length == needed, "N-RQX-5", f"{where} has {argument.location.length} bytes, not {needed}"
-        )
-    return known
+    has_stored_shape = is_token and rule == "N-RQX-7"  # an input buffer has the shape of what was written into it
+    allowed = specified or may_be_unspecified or has_stored_shape
+    require(allowed, rule, f"{where}: dimensions {dimensions} are not fully specified")
+    required = operand_size(operand.type, dimensions, where)
+    if specified and not is_token:
+        length = argument.location.length
+        require(length == required, "N-RQX-5", f"{where}: {length} bytes given, {required} are required")
+    return specified
 
 
-def _validate_location(place: DataLocation, request: Request, where: str) -> bool:
-    """Check where an argument lies; return whether that is a buffer of the driver's."""
+def _validate_location(location: DataLocation, request: Request, where: str) -> bool:
+    """Validate where an argument is; return True if it is in a managed buffer."""
     count = len(request.pools)
-    _require(0 <= place.pool_index < count, "N-RQX-2", f"{where}: pool {place.pool_index} of {count}")
-    pool = request.pools[place.pool_index]
+    require(
+        0 <= location.pool_index < count, "N-RQX-2", f"{where}: pool {location.pool_index}, the request has {count}"
+    )
+    pool = request.pools[location.pool_index]
     if isinstance(pool, BufferToken):
-        _require(pool.token > 0, "N-RQX-9", f"{where}: token {pool.token}, tokens are above 0")
-        whole = place == DataLocation(place.pool_index)
-        _require(whole, "N-RQX-10", f"{where}: {place} in a buffer, of which an argument is always all")
+        require(pool.token > 0, "N-RQX-9", f"{where}: buffer token {pool.token}, a token is greater than 0")
+        whole = location == DataLocation(location.pool_index)
+        require(whole, "N-RQX-10", f"{where}: {location} in a managed buffer, an argument must be the whole buffer")
         return True
-    _require(place.length > 0, "N-RQX-4", f"{where}: length {place.length}")
-    size = pool.size_bytes
-    inside = place.offset >= 0 and place.padding >= 0 and place.offset + place.length + place.padding <= size
-    _require(inside, "N-RQX-3", f"{where}: {place.length} bytes at {place.offset} of {size}")
+    require(location.length > 0, "N-RQX-4", f"{where}: length {location.length}, it must be greater than 0")
+    size, end = pool.size_bytes, location.offset + location.length + location.padding
+    inside = location.offset >= 0 and location.padding >= 0 and end <= size
+    message = f"{where}: {location.length} bytes at offset {location.offset}, the pool has {size} bytes"
+    require(inside, "N-RQX-3", message)
     return False
 
 
-def _combined(operand: Operand, argument: RequestArgument, where: str) -> tuple[int, ...]:
-    """Return the request's dimensions joined with the model's; 0 stays unknown."""
+def _merged_dimensions(operand: Operand, argument: RequestArgument, where: str) -> tuple[int, ...]:
+    """Return the model's dimensions, with unknown ones (0) filled in from the request."""
     model, given = operand.dimensions, argument.dimensions
     if not given:
         return model
-    _require(all(0 <= extent < 1 << 32 for extent in given), "N-RQX-6", f"{where}: dimensions {given}")
+    in_range = all(0 <= dimension < 1 << 32 for dimension in given)
+    require(in_range, "N-RQX-6", f"{where}: dimensions {given}, each must be 0 to 2^32 - 1")
+    message = f"{where}: dimensions {given}, the model has {model}"
     same_rank = not is_scalar(operand.type) and len(model) in (0, len(given))
-    _require(same_rank, "N-RQX-6", f"{where}: dimensions {given}, the model has {model}")
+    require(same_rank, "N-RQX-6", message)
     if not model:
         return given
     agree = all(m == g or 0 in (m, g) for m, g in zip(model, given, strict=True))
-    _require(agree, "N-RQX-6", f"{where}: dimensions {given}, the model has {model}")
+    require(agree, "N-RQX-6", message)
     return tuple(m or g for m, g in zip(model, given, strict=True))
 
 
-def _require_apart(request: Request) -> None:
-    """An output may overlap neither another output nor an input: what is read must not change under the reader."""
+def _require_no_overlap(request: Request) -> None:
+    """Require that no output overlaps another argument: an engine may read inputs while it writes outputs.
+
+    Arguments are visited in order of their start. For each pool, `ends` has the highest end of the inputs and of the
+    outputs so far; an output must start at or after both, an input at or after the outputs' end.
+    """
     ranges = sorted([*_ranges(request.inputs, False), *_ranges(request.outputs, True)])
-    ends: dict[tuple[int, bool], int] = {}  # (pool, is an output) -> how far the ranges so far reach
+    ends: dict[tuple[int, bool], int] = {}  # (pool, is an output) -> end
     for pool, start, end, is_output in ranges:
-        reached = max(ends.get((pool, True), 0), ends.get((pool, False), 0) if is_output else 0)
-        _require(start >= reached, "N-RQX-13", f"an output overlaps another argument at byte {start} of pool {pool}")
+        occupied = max(ends.get((pool, True), 0), ends.get((pool, False), 0) if is_output else 0)
+        require(start >= occupied, "N-RQX-13", f"an output overlaps another argument at byte {start} of pool {pool}")
         ends[pool, is_output] = max(ends.get((pool, is_output), 0), end)
 
 
 def _ranges(arguments: Sequence[RequestArgument], is_output: bool) -> Iterator[tuple[int, int, int, bool]]:
-    places = (argument.location for argument in arguments if not argument.has_no_value)
-    return ((place.pool_index, place.offset, place.offset + place.length, is_output) for place in places)
+    locations = (argument.location for argument in arguments if not argument.has_no_value)
+    return ((loc.pool_index, loc.offset, loc.offset + loc.length, is_output) for loc in locations)

@@ -1,8 +1,8 @@
-"""What IF and WHILE hand to their subgraphs, and get back: counts, and operands that match one another.
+"""Validation of IF and WHILE against the subgraphs that they call: operand counts, and operands that match.
 
-All subgraphs have passed the rules of `validation.model` before; so indexes and references are good. Two operands match
-when type, scale, zero point, per-channel scales and extension data are equal, and their dimensions are; at the HAL's
-level all of them are known. An omitted outer operand (NO_VALUE) has a size no more than it has a value.
+`validation.model` has validated all subgraphs before, so indexes and subgraph references are valid here. Two operands
+match if type, scale, zero point, per-channel scales, extension data and dimensions are equal. The HAL requires all
+dimensions at a boundary to be known. An omitted outer operand (NO_VALUE) needs no known size.
 
     N-VAL-18 IF: counts, condition, operands of a branch
     N-VAL-19 WHILE: counts, the condition model's output, operands of condition and body
@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.extension_codes import is_extension
 from nnfmq.hal.types import (
     LifeTime,
@@ -29,28 +28,31 @@ from nnfmq.hal.types import (
     is_scalar,
 )
 from nnfmq.operations.if_while import FIRST_OUTER_INPUT
+from nnfmq.validation.rules import require
 
 _RULES = {OperationType.IF: "N-VAL-18", OperationType.WHILE: "N-VAL-19"}
 
 
-def _require(condition: bool, rule: str, message: str) -> None:
-    if not condition:
-        raise InvalidArgument(f"{rule}: {message}")
-
-
 def require_counts(operation: Operation, where: str) -> None:
-    """Require that an IF or WHILE has at least 3 inputs and an output; of others, nothing."""
+    """Require that an IF or WHILE has at least 3 inputs and 1 output. Accept every other operation."""
     rule = _RULES.get(operation.type)
     if rule is not None:
         counts = len(operation.inputs), len(operation.outputs)
-        _require(counts[0] >= 3, rule, f"{where}: {counts[0]} inputs, needed are 3 or more")
-        _require(counts[1] >= 1, rule, f"{where}: no output")
+        require(counts[0] >= 3, rule, f"{where}: {counts[0]} inputs, at least 3 are required")
+        require(counts[1] >= 1, rule, f"{where}: no output, at least 1 is required")
 
 
 def validate_boundaries(model: Model, allow_unspecified: bool) -> None:
-    """Raise InvalidArgument unless every IF and WHILE fits the subgraphs that it names."""
-    for number, subgraph in enumerate((model.main, *model.referenced)):
-        graph = "" if number == 0 else f"referenced subgraph {number - 1}, "
+    """Validate every IF and WHILE against the subgraphs that it calls.
+
+    Args:
+        allow_unspecified: Accept operands of unknown size at a boundary.
+
+    Raises:
+        InvalidArgument: If an IF or WHILE does not match its subgraphs.
+    """
+    for index, subgraph in enumerate((model.main, *model.referenced)):
+        graph = "" if index == 0 else f"referenced subgraph {index - 1}, "
         for position, operation in enumerate(subgraph.operations):
             if operation.type in _RULES:
                 where = f"{graph}operation {position} ({operation.type.name})"
@@ -71,7 +73,7 @@ def _validate(model: Model, subgraph: Subgraph, operation: Operation, where: str
 
 @dataclass(frozen=True, slots=True)
 class _Boundary:
-    """One IF or WHILE: its rule's id, what to call it in messages, and whether sizes may be unknown."""
+    """Checks of one IF or WHILE: the rule's id, the operation's name in messages, whether sizes may be unknown."""
 
     rule: str
     where: str
@@ -80,49 +82,64 @@ class _Boundary:
     def check_if(
         self, condition: Operand, branches: Sequence[Subgraph], inputs: Sequence[Operand], outputs: Sequence[Operand]
     ) -> None:
-        """Both branches take all outer inputs and give all outer outputs."""
+        """Require that both branches take all outer inputs and return all outer outputs."""
         self._check_condition(condition, "the condition")
         for name, branch in zip(("then", "else"), branches, strict=True):
             self._check_pairs(f"{name}-model, input", inputs, _inputs(branch))
             self._check_pairs(f"{name}-model, output", outputs, _outputs(branch))
 
     def check_while(self, callees: Sequence[Subgraph], inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
-        """Both models take all outer inputs; the body gives the first of them anew, the WHILE the first of those."""
+        """Require that condition and body take all outer inputs, and that the outputs match the loop's state.
+
+        The body's outputs replace the first outer inputs in the next iteration; the WHILE's outputs are the first of
+        the body's outputs.
+        """
         condition, body = callees
         self._check_pairs("condition model, input", inputs, _inputs(condition))
         self._check_pairs("body model, input", inputs, _inputs(body))
-        answers, results = _outputs(condition), _outputs(body)
-        self._require(len(answers) == 1, f"the condition model has {len(answers)} outputs, needed is 1")
-        self._check_condition(answers[0], "the condition model's output")
-        counts = f"{len(inputs)} inputs, {len(results)} outputs of the body model, {len(outputs)} outputs"
-        self._require(len(inputs) >= len(results) >= len(outputs), f"{counts}; each may be as many as the one before")
-        self._check_pairs("body model, output", inputs[: len(results)], results)
-        self._check_pairs("body model, output", outputs, results[: len(outputs)])
+        condition_outputs, body_outputs = _outputs(condition), _outputs(body)
+        count = len(condition_outputs)
+        self._require(count == 1, f"the condition model has {count} outputs, exactly 1 is required")
+        self._check_condition(condition_outputs[0], "the condition model's output")
+        self._require(
+            len(inputs) >= len(body_outputs) >= len(outputs),
+            f"{len(inputs)} inputs, {len(body_outputs)} outputs of the body model, {len(outputs)} outputs; "
+            "each count may be at most the one before it",
+        )
+        self._check_pairs("body model, output", inputs[: len(body_outputs)], body_outputs)
+        self._check_pairs("body model, output", outputs, body_outputs[: len(outputs)])
 
     def _require(self, condition: bool, message: str) -> None:
-        _require(condition, self.rule, f"{self.where}: {message}")
+        require(condition, self.rule, f"{self.where}: {message}")
 
     def _check_condition(self, operand: Operand, name: str) -> None:
-        self._require(operand.type == OperandType.TENSOR_BOOL8, f"{name} is {operand.type.name}, not TENSOR_BOOL8")
+        self._require(
+            operand.type == OperandType.TENSOR_BOOL8, f"{name} is {operand.type.name}, TENSOR_BOOL8 is required"
+        )
         self._check_size(operand, name)
         known = bool(operand.dimensions) and 0 not in operand.dimensions
         one = not known or math.prod(operand.dimensions) == 1
-        self._require(one, f"{name} has dimensions {operand.dimensions}, needed is one element")
+        self._require(one, f"{name} has dimensions {operand.dimensions}, exactly 1 element is required")
 
     def _check_pairs(self, name: str, outer: Sequence[Operand], inner: Sequence[Operand]) -> None:
-        self._require(len(outer) == len(inner), f"{name}s: {len(inner)} there, {len(outer)} outside")
-        for number, (operand, other) in enumerate(zip(outer, inner, strict=True)):
-            self._check_size(operand, f"what goes with {name} {number}")
-            self._check_size(other, f"{name} {number}")
-            self._require(_match(operand, other), f"{name} {number} is {_kind(other)}, outside it is {_kind(operand)}")
+        counts = f"{len(inner)} in the subgraph, {len(outer)} outside"
+        self._require(len(outer) == len(inner), f"{name}s: {counts}")
+        for index, (operand, other) in enumerate(zip(outer, inner, strict=True)):
+            self._check_size(operand, f"the outer operand of {name} {index}")
+            self._check_size(other, f"{name} {index}")
+            self._require(_match(operand, other), f"{name} {index} is {_kind(other)}, outside it is {_kind(operand)}")
 
     def _check_size(self, operand: Operand, name: str) -> None:
         if self.allow_unspecified or is_scalar(operand.type) or operand.lifetime == LifeTime.NO_VALUE:
             return
         if is_extension(operand.type) and not element_bytes(operand.type):
-            return  # whether it is a scalar is known to its extension alone
+            return  # an unknown extension: only its vendor knows whether the type is a scalar
         known = bool(operand.dimensions) and 0 not in operand.dimensions
-        _require(known, "N-VAL-20", f"{self.where}: {name} has dimensions {operand.dimensions}")
+        require(
+            known,
+            "N-VAL-20",
+            f"{self.where}: {name} has dimensions {operand.dimensions}, all must be known at boundaries",
+        )
 
 
 def _inputs(subgraph: Subgraph) -> list[Operand]:
@@ -140,11 +157,11 @@ def _kind(operand: Operand) -> str:
 
 
 def _match(first: Operand, second: Operand) -> bool:
-    """Return True if two operands are of one kind, and their dimensions agree where both are known."""
+    """Return True if types and quantization are equal, and dimensions too as far as both are known."""
     same = (first.type, first.scale, first.zero_point, first.channel_quant, first.extension_data)
     if same != (second.type, second.scale, second.zero_point, second.channel_quant, second.extension_data):
         return False
-    mine, theirs = first.dimensions, second.dimensions
-    if not mine or not theirs:
+    if not first.dimensions or not second.dimensions:
         return True
-    return len(mine) == len(theirs) and all(a == b or 0 in (a, b) for a, b in zip(mine, theirs, strict=True))
+    pairs = zip(first.dimensions, second.dimensions, strict=False)
+    return len(first.dimensions) == len(second.dimensions) and all(a == b or 0 in (a, b) for a, b in pairs)

@@ -218,7 +218,7 @@ def test_EXT_8_a_burst_takes_a_scalar_and_goes_on_after_a_refusal(device: nnfmq.
     build = Fibonacci()
     with device.prepare(build.model(output=build.codes((5,)))) as model, model.burst() as burst:
         assert burst.execute(np.int64(5))[0].tolist() == CODES[:5]
-        for wrong, said in ((0, "C1: n is 0"), (6, "R4: the output has shape")):
+        for wrong, said in ((0, r"n is 0, .*\(C1\)"), (6, r"the output has shape .*\(R4\)")):
             with pytest.raises(nnfmq.GeneralFailure, match=said):
                 burst.execute(np.int64(wrong))
         assert burst.execute(np.int64(5))[0].tolist() == CODES[:5]
@@ -268,14 +268,17 @@ def test_EXT_8_a_scalar_of_another_size_is_refused(device: nnfmq.Device, length:
 @pytest.mark.parametrize("n", [0, -1, 187, 2**62, -(2**63)])
 def test_EXT_8_C1_an_n_out_of_range_fails_the_execution(device: nnfmq.Device, n: int) -> None:
     with device.prepare(Fibonacci().model()) as model:
-        with pytest.raises(nnfmq.GeneralFailure, match=rf"{NAME}\.FIBONACCI\): C1: n is {n}"):
+        with pytest.raises(nnfmq.GeneralFailure, match=rf"{NAME}\.FIBONACCI\): n is {n}, .*\(C1\)$"):
             model.execute(np.int64(n))
         assert model.execute(np.int64(2))[0].tolist() == CODES[:2]
 
 
 @pytest.mark.parametrize("n", [0.0, 2.5, np.nan, np.inf, -np.inf])
 def test_EXT_8_C1_a_float_that_is_no_count_fails_the_execution(device: nnfmq.Device, n: float) -> None:
-    with device.prepare(Fibonacci().model(FLOAT_N)) as model, pytest.raises(nnfmq.GeneralFailure, match="C1: n is"):
+    with (
+        device.prepare(Fibonacci().model(FLOAT_N)) as model,
+        pytest.raises(nnfmq.GeneralFailure, match=r"n is .*\(C1\)$"),
+    ):
         model.execute(np.float32([n]))
 
 
@@ -283,7 +286,7 @@ def test_EXT_8_C1_a_constant_out_of_range_fails_the_preparation(device: nnfmq.De
     build = Fibonacci()
     error = refusal(device, build.model(build.constant(0)))
     assert isinstance(error, nnfmq.GeneralFailure)
-    assert "C1: n is 0" in str(error)
+    assert "n is 0" in str(error) and str(error).endswith("(C1)")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +306,7 @@ def test_EXT_4_EXT_8_C2_wrong_extension_bytes_fail_the_preparation(device: nnfmq
     build = Fibonacci()
     error = refusal(device, build.model(build.constant(3), build.codes(data=data)))
     assert isinstance(error, nnfmq.GeneralFailure)
-    assert "C2:" in str(error)
+    assert "(C2)" in str(error)
 
 
 @pytest.mark.parametrize(("scale", "zero_point"), [(1e-300, 0), (5e-324, 0), (1.0, 2**63 - 1)])
@@ -311,7 +314,7 @@ def test_EXT_8_C3_a_code_beyond_64_bits_fails(device: nnfmq.Device, scale: float
     build = Fibonacci()
     error = refusal(device, build.model(build.constant(50), build.codes(data=struct.pack("<dq", scale, zero_point))))
     assert isinstance(error, nnfmq.GeneralFailure)
-    assert "C3:" in str(error)
+    assert "(C3)" in str(error)
 
 
 def spoilt() -> dict[str, tuple[str, Model]]:
@@ -357,7 +360,7 @@ def test_VAL_5_N_VAL_10_11_12_the_owner_of_an_extension_checks_its_operands(devi
     rule, model = spoilt()[what]
     error = refusal(device, model)
     assert isinstance(error, nnfmq.InvalidArgument)
-    assert f"{rule}:" in str(error)
+    assert f"({rule})" in str(error)
 
 
 def test_N_VAL_11_the_numbers_that_the_driver_gives_are_not_a_clients(device: nnfmq.Device) -> None:

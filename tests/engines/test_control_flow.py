@@ -234,7 +234,7 @@ def test_R4_an_output_that_contradicts_its_declaration_fails() -> None:
     program = prepared(model, allow_unspecified_boundaries=True)
 
     assert program.execute([Y, count(1), X], [None]) == (OutputShape((4,)),)
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(WHILE\): R4: an output has shape \(6,\)"):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(WHILE\): an output has shape \(6,\), .*\(R4\)$"):
         program.execute([Y, count(2), X], [None])
 
 
@@ -242,7 +242,7 @@ def test_C1_a_condition_that_comes_with_several_elements_fails() -> None:
     program = prepared(with_operand(branching(), 0, dimensions=(0,)), allow_unspecified_boundaries=True)
 
     assert result(program, YES, X, Y) == [11, 22]
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(IF\): C1: the condition has shape \(2,\)"):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(IF\): the condition has shape \(2,\) \(C1\)$"):
         result(program, np.ones(2, np.uint8), X, Y)
 
 
@@ -250,7 +250,7 @@ def test_C2_what_a_subgraph_cannot_take_fails() -> None:
     model = with_operand(with_operand(branching(), 3, dimensions=(0,)), 5, dimensions=())
     program = prepared(model, allow_unspecified_boundaries=True)
 
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(IF\): C2: input operand 0"):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(IF\): input operand 0 .*\(C2\)$"):
         program.execute([YES, np.ones(3, np.float32), Y], [None])
 
 
@@ -261,7 +261,7 @@ def test_a_failure_inside_a_subgraph_names_both_operations() -> None:
     model = with_operand(with_operand(model, 3, dimensions=()), 5, dimensions=())
     program = prepared(model, allow_unspecified_boundaries=True)
 
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(IF\): operation 0 \(ADD\): B1"):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(IF\): operation 0 \(ADD\): .*\(B1\)$"):
         program.execute([YES, np.ones(3, np.float32), Y], [None])
 
 
@@ -293,7 +293,7 @@ def test_an_operand_without_a_value_goes_into_a_branch() -> None:
 def test_an_omitted_input_that_a_branch_needs_fails() -> None:
     program = prepared(squeezing())
 
-    with pytest.raises(GeneralFailure, match=r"\(IF\): C2: input operand 0"):
+    with pytest.raises(GeneralFailure, match=r"\(IF\): input operand 0 .*\(C2\)$"):
         result(program, YES, None, None)
 
 

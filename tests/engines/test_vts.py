@@ -81,7 +81,7 @@ def test_N_VAL_20_models_with_unknown_sizes_at_boundaries_are_refused_at_the_hal
     specs = [spec for spec in INDEX if spec.startswith("V1_3_cts_only/")]
     tests = [testmodels.read(line) for spec in specs for line in lines(spec)]
 
-    refused = [refusal(test.model).startswith("N-VAL-20: ") for test in tests]
+    refused = [refusal(test.model).endswith("(N-VAL-20)") for test in tests]
     assert refused == [not test.must_fail for test in tests]
     assert (len(tests), sum(refused)) == (238, 232)
 

@@ -160,7 +160,7 @@ def test_R4_a_declared_count_that_the_data_does_not_give_is_refused() -> None:
     outputs = [Operand(F32, (3,)), Operand(F32, (0, 4)), Operand(I32, (0,)), Operand(I32, (0,))]
     program = interpreter.prepare(model_of(NMS, arguments, outputs, range(3, 9)))
 
-    with pytest.raises(GeneralFailure, match=r"R4: the output has shape \(2,\), declared is \(3,\)"):
+    with pytest.raises(GeneralFailure, match=r"the output has shape \(2,\), declared is \(3,\) \(R4\)$"):
         program.execute([array for _, array in arguments[:3]], [bytearray(64)] * 4)
 
 
@@ -278,7 +278,7 @@ def test_deltas_are_divided_by_their_scales() -> None:
 def test_N_OPF_7_malformed_boxes_are_refused(constraint: str, changes: dict[str, Any]) -> None:
     given = {"scores": one_class([0.5]), "boxes": np.tile(BOXES[:1], 2), "batches": [0], **changes}
 
-    with pytest.raises(GeneralFailure, match=f"{constraint}: "):
+    with pytest.raises(GeneralFailure, match=rf"\({constraint}\)$"):
         nms(**given)
 
 
@@ -288,10 +288,10 @@ def test_N_OPF_7_malformed_boxes_are_refused(constraint: str, changes: dict[str,
 def test_N_OPF_7_a_transform_of_malformed_boxes_is_refused(constraint: str, boxes: list[float], batch: int) -> None:
     arguments = [floats([boxes]), floats(np.zeros((1, 4))), integers([batch]), floats([[9, 9]])]
 
-    with pytest.raises(GeneralFailure, match=f"{constraint}: "):
+    with pytest.raises(GeneralFailure, match=rf"\({constraint}\)$"):
         executed(TRANSFORM, arguments, [FLOATS])
 
 
 def test_N_OPF_7_malformed_anchors_are_refused() -> None:
-    with pytest.raises(GeneralFailure, match="X2: "):
+    with pytest.raises(GeneralFailure, match=r"\(X2\)$"):
         proposals(np.ones((1, 1, 1, 1)), np.zeros((1, 1, 1, 4)), np.array([[4, 0, 2, 4]]))

@@ -111,7 +111,7 @@ def test_N_OPF_a_violated_constraint_is_named_when_the_model_is_prepared(
 ) -> None:
     model = one_operation(OperationType[code], arguments, output)
 
-    with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): {constraint}: "):
+    with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): .*\({constraint}\)$"):
         interpreter.prepare(model)
 
 
@@ -136,7 +136,7 @@ def test_every_constrained_operation_of_these_families_is_in_a_list() -> None:
 
 @pytest.mark.parametrize("dimensions", [[], [-1], [2, -2]])
 def test_fill_c1_dimensions_that_come_with_the_request_are_checked(dimensions: list[int]) -> None:
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(FILL\): C1: "):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(FILL\): .*\(C1\)$"):
         result_of(OperationType.FILL, [tensor(dimensions, "int32"), 1.0], f(), known=False)
 
 
@@ -152,7 +152,7 @@ def test_a_scale_next_to_nothing_leaves_the_whole_range_to_an_activation(code: s
 
 @pytest.mark.parametrize("axis", [2, -3, 2**31 - 1, -(2**31)])
 def test_argmax_a1_an_axis_that_comes_with_the_request_is_checked(axis: int) -> None:
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(ARGMAX\): A1: "):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(ARGMAX\): .*\(A1\)$"):
         result_of(OperationType.ARGMAX, [tensor(np.zeros((2, 2))), axis], n(), known=False)
 
 
@@ -173,5 +173,5 @@ def test_argmax_a1_an_axis_that_comes_with_the_request_is_checked(axis: int) -> 
     ],
 )
 def test_S_types_that_the_hal_does_not_have_are_refused(code: str, arguments: list[Any], output: Operand) -> None:
-    with pytest.raises(InvalidArgument, match=r"S[24]: "):
+    with pytest.raises(InvalidArgument, match=r"\(S[24]\)$"):
         validate_model(one_operation(OperationType[code], arguments, output))

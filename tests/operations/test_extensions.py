@@ -109,7 +109,7 @@ def test_EXT_4_a_plan_finds_the_bytes_of_its_operands() -> None:
 def test_EXT_4_a_plan_refuses_bytes_that_it_does_not_like() -> None:
     model = translated(shift(byte=b""))
     assert load_devices()["reference"]._supported(model) == [True]
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(com\.example\.wide\.SHIFT\): C1: one byte"):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(com\.example\.wide\.SHIFT\): one byte \(C1\)$"):
         interpreter.prepare(model)
 
 
@@ -139,7 +139,7 @@ def test_an_operation_of_the_hal_takes_no_type_of_an_extension() -> None:
     numbers = ExtensionCodes()
     wide = Operand(numbers.operand_type(NAME, 7), (2,))
     model = one_operation(OperationType.ABS, [wide], wide)
-    with pytest.raises(InvalidArgument, match=rf"S2: argument types \({NAME}\.WIDE\)"):
+    with pytest.raises(InvalidArgument, match=rf"argument types \({NAME}\.WIDE\) .*\(S2\)$"):
         validate_model(translated(replace(model, extensions=numbers.extensions)))
 
 
@@ -173,7 +173,7 @@ def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) 
     foreign = Operand(OperandType(extension_code(prefix, 7, prefix_bits=16)), (2,))
     named = ExtensionNameAndPrefix(NAME, 3)
     model = replace(one_operation(OperationType.ABS, [foreign], foreign), extensions=(named,))
-    with pytest.raises(InvalidArgument, match=rf"N-VAL-11: .* has prefix {prefix}, the model names \[3\]"):
+    with pytest.raises(InvalidArgument, match=rf"has prefix {prefix}, the model declares \[3\] \(N-VAL-11\)$"):
         translated(model)
 
 

@@ -175,7 +175,7 @@ def test_S3_a_sequence_with_one_of_the_two_states_is_refused() -> None:
         cell_values(rng, frozenset()) | states(rng, frozenset()) | PLAIN | {"input": steps(rng), "time_major": True}
     )
 
-    with pytest.raises(InvalidArgument, match="S3: 2 outputs given"):
+    with pytest.raises(InvalidArgument, match=r"2 outputs given, allowed are .*\(S3\)$"):
         Use(UNI, values, 2).run()
 
 
@@ -315,7 +315,7 @@ def test_N_OPF_9_lstm_c2_to_c10_a_violated_constraint_is_named(rule: str, change
     rng = np.random.default_rng(0)
     values = cell_values(rng, FULL) | states(rng, FULL) | PLAIN | {"input": zeros(BATCH, INPUT)} | changes
 
-    with pytest.raises(GeneralFailure, match=rf"operation 0 \(LSTM\): {rule}: "):
+    with pytest.raises(GeneralFailure, match=rf"operation 0 \(LSTM\): .*\({rule}\)$"):
         Use(LSTM, values, 4).run()
 
 
@@ -323,7 +323,7 @@ def test_N_OPF_9_lstm_c6_a_projection_bias_without_weights_is_refused() -> None:
     rng = np.random.default_rng(0)
     values = cell_values(rng, frozenset()) | states(rng, frozenset()) | PLAIN | {"input": zeros(BATCH, INPUT)}
 
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(LSTM\): C6: "):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(LSTM\): .*\(C6\)$"):
         Use(LSTM, values | {"projection_bias": zeros(CELLS)}, 4).run()
 
 
@@ -333,7 +333,7 @@ def test_lstm_c1_an_input_of_another_rank_is_refused(code: OperationType, count:
     values = cell_values(rng, FULL) | states(rng, FULL) | PLAIN | {"input": zeros(INPUT)}
     values |= {"time_major": True} if code == UNI else {}
 
-    with pytest.raises(GeneralFailure, match=rf"\({code.name}\): C1: "):
+    with pytest.raises(GeneralFailure, match=rf"\({code.name}\): .*\(C1\)$"):
         Use(code, values, count).run()
 
 
@@ -356,7 +356,7 @@ def test_bidirectional_lstm_c11_and_c12_linking_and_merging_are_checked(
 ) -> None:
     values, *_ = both((FULL, FULL), "cross")
 
-    with pytest.raises(GeneralFailure, match=rf": {rule}: "):
+    with pytest.raises(GeneralFailure, match=rf": .*\({rule}\)$"):
         Use(BIDI, values | changes, count).run()
 
 

@@ -195,7 +195,7 @@ def test_N_OPF_a_violated_constraint_is_named_when_the_model_is_prepared(violati
     model = model_of(OperationType[code], arguments, outputs)
     validate_model(model)
 
-    with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): {constraint}: "):
+    with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): .*\({constraint}\)$"):
         interpreter.prepare(model)
 
 
@@ -203,14 +203,14 @@ def test_N_OPF_a_violated_constraint_is_named_when_the_model_is_prepared(violati
 def test_N_OPF_an_image_of_another_rank_cannot_be_in_nchw(image: Operand) -> None:
     model = model_of(OperationType.SPACE_TO_DEPTH, [image, 2, True], [f()])
 
-    with pytest.raises(GeneralFailure, match=r"operation 0 \(SPACE_TO_DEPTH\): R1: image has rank"):
+    with pytest.raises(GeneralFailure, match=r"operation 0 \(SPACE_TO_DEPTH\): image has rank .*\(R1\)$"):
         interpreter.prepare(model)
 
 
 @pytest.mark.parametrize(("code", "constraint"), [("TRANSPOSE", "C1"), ("RESHAPE", "C2")])
 @pytest.mark.parametrize("given", [1, [[0, 1]]])
 def test_N_OPF_a_vector_that_comes_with_another_rank_is_refused(code: str, constraint: str, given: Any) -> None:
-    with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): {constraint}: "):
+    with pytest.raises(GeneralFailure, match=rf"operation 0 \({code}\): .*\({constraint}\)$"):
         result_of(OperationType[code], [tensor([[1, 2]]), tensor(given, "int32")], f(), known=False)
 
 
@@ -239,5 +239,5 @@ def test_N_OPF_a_vector_that_comes_with_another_rank_is_refused(code: str, const
 def test_VAL_1_arguments_that_fit_no_form_are_refused(
     code: str, rule: str, arguments: list[Any], outputs: list[Operand]
 ) -> None:
-    with pytest.raises(InvalidArgument, match=rf"\({code}\) {rule}: "):
+    with pytest.raises(InvalidArgument, match=rf"\({code}\): .*\({rule}\)$"):
         validate_model(model_of(OperationType[code], arguments, outputs))

@@ -28,7 +28,7 @@ from nnfmq.validation import validate_model, validate_request
 def test_what_an_operation_cannot_work_with_fails_the_execution(
     rule: str, code: OperationType, arguments: list[Argument], outputs: list[Operand], unknown: bool
 ) -> None:
-    with pytest.raises(GeneralFailure, match=rf"\({code.name}\): {rule}: "):
+    with pytest.raises(GeneralFailure, match=rf"\({code.name}\): .*\({rule}\)$"):
         executed(code, arguments, outputs, unknown=unknown)
 
 
@@ -44,7 +44,7 @@ def test_N_OPF_6_an_output_of_another_shape_is_refused(dimensions: tuple[int, ..
     model = one_operation(Op.ADD, [TWO, TWO, 0], replace(F32, dimensions=dimensions))
     validate_model(model)
 
-    with pytest.raises(GeneralFailure, match=r"\(ADD\): R4: "):
+    with pytest.raises(GeneralFailure, match=r"\(ADD\): .*\(R4\)$"):
         interpreter.prepare(model)
 
 
@@ -67,7 +67,7 @@ def test_N_OPF_11_a_constant_of_more_dimensions_than_an_array_can_have_is_refuse
     model = one_operation(Op.RELU, [(replace(F32, dimensions=(1,) * 65), bytes(4))], F32)
     validate_model(model)  # the HAL knows no limit
 
-    with pytest.raises(GeneralFailure, match="R5: a constant has 65 dimensions"):
+    with pytest.raises(GeneralFailure, match=r"a constant has 65 dimensions, .*\(R5\)$"):
         interpreter.prepare(model)
 
 
@@ -91,7 +91,7 @@ def test_N_OPF_12_a_request_s_scalar_of_too_few_bytes_is_refused(length: int) ->
     outputs = (RequestArgument(location=DataLocation(0, 16, 8)),)
     validate_model(SOFTMAX)
 
-    with pytest.raises(InvalidArgument, match="N-RQX-5: input 1 has"):
+    with pytest.raises(InvalidArgument, match=r"input 1: .* bytes given, .*\(N-RQX-5\)$"):
         validate_request(SOFTMAX, Request(tuple(inputs), outputs, (BytesPool(bytes(64)),)))
 
 

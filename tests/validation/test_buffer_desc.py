@@ -30,29 +30,40 @@ def refused(
 
 @pytest.mark.parametrize(("dimensions", "inputs", "outputs"), [((-1,), [(0, 0)], []), ((), [], [])])
 def test_VAL_4_DOM_3_a_buffer_s_values_are_looked_at_first(dimensions: Any, inputs: Any, outputs: Any) -> None:
-    refused("VAL-4: buffer" if dimensions else "DOM-3: a buffer without", [CODES], inputs, outputs, dimensions)
+    refused(
+        r"buffer: .*\(VAL-4\)$" if dimensions else r"a buffer without .*\(DOM-3\)$",
+        [CODES],
+        inputs,
+        outputs,
+        dimensions,
+    )
 
 
 @pytest.mark.parametrize("kind", ["input", "output"])
 def test_N_DOM_4_a_role_of_a_model_that_is_not_there_is_refused(kind: str) -> None:
-    refused(f"N-DOM-4: {kind} role of model 1, there are 1$", [CODES], **{f"{kind}s": [(1, 0)]})
+    refused(rf"{kind} role: model index 1, 1 models given \(N-DOM-4\)$", [CODES], **{f"{kind}s": [(1, 0)]})
 
 
 @pytest.mark.parametrize(("kind", "count"), [("input", 2), ("output", 1)])
 def test_N_DOM_5_a_role_of_an_operand_that_is_not_there_is_refused(kind: str, count: int) -> None:
-    refused(f"N-DOM-5: {kind} {count} of model 0, which has {count}$", [CODES], **{f"{kind}s": [(0, count)]})
+    refused(
+        rf"{kind} {count} of model 0: the model has {count} {kind}s \(N-DOM-5\)$", [CODES], **{f"{kind}s": [(0, count)]}
+    )
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (two_adds(F32), "N-DOM-8: .* are TENSOR_QUANT8_ASYMM and TENSOR_FLOAT32"),
-        (two_adds(Q8, 0.25, 3), "N-DOM-9: .* have the scales 0.5 and 0.25"),
-        (two_adds(Q8, 0.5, 4), "N-DOM-10: .* have the zero points 3 and 4"),
-        (with_operand(CODES, 0, channel_quant=ChannelQuant((1.0, 2.0), 0)), "DOM-3: .* have other extra parameters"),
-        (with_operand(CODES, 0, extension_data=b"x"), "DOM-3: .* have other extra parameters"),
-        (with_operand(CODES, 0, dimensions=(4,)), r"N-DOM-11: .* have the dimensions \(2, 2\) and \(4,\)"),
-        (with_operand(CODES, 0, dimensions=(2, 3)), r"N-DOM-12: .* have the dimensions \(2, 2\) and \(2, 3\)"),
+        (two_adds(F32), r".* have types TENSOR_QUANT8_ASYMM and TENSOR_FLOAT32 \(N-DOM-8\)$"),
+        (two_adds(Q8, 0.25, 3), r".* have scales 0.5 and 0.25 \(N-DOM-9\)$"),
+        (two_adds(Q8, 0.5, 4), r".* have zero points 3 and 4 \(N-DOM-10\)$"),
+        (
+            with_operand(CODES, 0, channel_quant=ChannelQuant((1.0, 2.0), 0)),
+            r".* have different extra parameters \(DOM-3\)$",
+        ),
+        (with_operand(CODES, 0, extension_data=b"x"), r".* have different extra parameters \(DOM-3\)$"),
+        (with_operand(CODES, 0, dimensions=(4,)), r".* have dimensions \(2, 2\) and \(4,\) \(N-DOM-11\)$"),
+        (with_operand(CODES, 0, dimensions=(2, 3)), r".* have dimensions \(2, 2\) and \(2, 3\) \(N-DOM-12\)$"),
     ],
 )
 def test_N_DOM_8_to_12_roles_that_disagree_are_refused(other: Model, said: str) -> None:
@@ -61,7 +72,7 @@ def test_N_DOM_8_to_12_roles_that_disagree_are_refused(other: Model, said: str) 
 
 @pytest.mark.parametrize(("dimensions", "rule"), [((4,), "N-DOM-13"), ((2, 3), "N-DOM-14")])
 def test_N_DOM_13_14_dimensions_that_contradict_the_roles_are_refused(dimensions: Any, rule: str) -> None:
-    said = rf"{rule}: dimensions \({', '.join(map(str, dimensions))},?\) are asked for, the roles have \(2, 2\)"
+    said = rf"buffer dimensions \({', '.join(map(str, dimensions))},?\) requested, the roles have \(2, 2\) \({rule}\)$"
     refused(said, [CODES], [(0, 0)], dimensions=dimensions)
 
 
@@ -71,7 +82,7 @@ def test_N_DOM_15_dimensions_of_a_scalar_are_refused() -> None:
     operands = [replace(operand, lifetime=lifetime) for operand, lifetime in lifetimes]
     adds = [Operation(OperationType.ADD, (1, 1, 0), (2,)), Operation(OperationType.ADD, (2, 1, 0), (3,))]
 
-    refused(r"N-DOM-15: a scalar with the dimensions \(1,\)$", [graph(operands, adds)], [(0, 0)], dimensions=(1,))
+    refused(r"a scalar buffer with dimensions \(1,\) \(N-DOM-15\)$", [graph(operands, adds)], [(0, 0)], dimensions=(1,))
 
 
 def test_DOM_3_what_is_unknown_in_one_role_is_learnt_from_another_and_from_what_is_asked_for() -> None:

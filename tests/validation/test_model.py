@@ -43,8 +43,8 @@ PC = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 ADD = OperationType.ADD
 
 
-def refused(model: Model, rule: str) -> None:
-    with pytest.raises(InvalidArgument, match=rf"\b{rule}\b"):
+def refused(model: Model, rule: str, message: str = "") -> None:
+    with pytest.raises(InvalidArgument, match=rf"{message}.*\(({rule})\)$"):
         validate_model(model)
 
 
@@ -131,7 +131,7 @@ def test_N_MOD_6_a_temporary_of_another_lifetime_is_refused(lifetime: LifeTime) 
 
 @pytest.mark.parametrize("code", [-1, 7, 1 << 20])
 def test_N_MOD_6_a_lifetime_that_is_none_is_refused(code: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"N-MOD-6: operand 3: lifetime code {code}"):
+    with pytest.raises(InvalidArgument, match=rf"operand 3: unknown lifetime code {code} \(N-MOD-6\)"):
         validate_model(with_operand(two_adds(), 3, lifetime=cast(LifeTime, code)))
 
 
@@ -151,8 +151,10 @@ def test_N_MOD_7_index_lists_that_do_not_mirror_the_lifetimes_are_refused(change
 
 @pytest.mark.parametrize("target", [0, 2, 3])
 def test_N_MOD_9_a_second_writer_is_refused(target: int) -> None:
-    said = "a second time" if target == 3 else f"which is {two_adds().main.operands[target].lifetime.name}"
-    refused(with_operation(two_adds(), 1, outputs=(target,)), f"N-MOD-9: operation 1 writes operand {target},? {said}")
+    said = "a second time" if target == 3 else f"whose lifetime is {two_adds().main.operands[target].lifetime.name}"
+    refused(
+        with_operation(two_adds(), 1, outputs=(target,)), "N-MOD-9", rf"^operation 1 writes operand {target},? {said}"
+    )
 
 
 @pytest.mark.parametrize("index", [0, 1, 4])
@@ -229,7 +231,7 @@ def test_N_VAL_2_a_constant_of_unknown_shape_is_refused(dimensions: tuple[int, .
 
 @pytest.mark.parametrize("extent", [-1, 1 << 32])
 def test_N_VAL_3_an_extent_over_32_bits_is_refused_whatever_the_others_are(extent: int) -> None:
-    refused(with_operand(two_adds(), 3, dimensions=(0, extent)), f"N-VAL-3: operand 3: extent {extent}")
+    refused(with_operand(two_adds(), 3, dimensions=(0, extent)), "N-VAL-3", rf"^operand 3: dimension {extent},")
 
 
 @pytest.mark.parametrize("length", [0, 15, 17, 32])
@@ -308,7 +310,7 @@ def test_N_VAL_9_wrong_channel_quantization_is_refused(quant: ChannelQuant | Non
 
 @pytest.mark.parametrize("dim", [-1, 2])
 def test_N_VAL_9_a_channel_dimension_that_is_none_is_named(dim: int) -> None:
-    refused(per_channel(ChannelQuant((1.0, 1.0, 1.0), dim)), f"N-VAL-9: operand 5: channelDim {dim}")
+    refused(per_channel(ChannelQuant((1.0, 1.0, 1.0), dim)), "N-VAL-9", rf"^operand 5: channelDim {dim},")
 
 
 def test_N_VAL_9_channels_of_an_unknown_extent_are_refused() -> None:
@@ -316,7 +318,7 @@ def test_N_VAL_9_channels_of_an_unknown_extent_are_refused() -> None:
     main = two_adds().main
     model = with_main(two_adds(), operands=(*main.operands, operand), input_indexes=(0, 1, 5))
 
-    refused(model, "N-VAL-9: operand 5: 0 scales for an extent of 0")
+    refused(model, "N-VAL-9", "^operand 5: 0 scales for 0 channels")
 
 
 def test_N_VAL_9_channel_quantization_of_another_type_is_refused() -> None:
@@ -338,14 +340,14 @@ def test_N_VAL_14_an_index_listed_twice_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"operands": ()}, "no operands"),
-        ({"operations": ()}, "no operations"),
+        ({"operands": ()}, "a subgraph without operands"),
+        ({"operations": ()}, "a subgraph without operations"),
         ({"input_indexes": (0, 5)}, ".*5"),
-        ({"input_indexes": (0, -1)}, ".*-1 is no operand"),
+        ({"input_indexes": (0, -1)}, ".*-1 is not an operand"),
     ],
 )
 def test_N_VAL_15_an_empty_graph_or_an_index_outside_is_refused(changes: dict[str, Any], said: str) -> None:
-    refused(with_main(two_adds(), **changes), f"N-VAL-15: {said}")
+    refused(with_main(two_adds(), **changes), "N-VAL-15", rf"^{said}")
 
 
 @pytest.mark.parametrize("lifetime", [TEMPORARY, OUTPUT])
@@ -410,7 +412,7 @@ def test_VAL_2_an_oem_operation_is_checked_for_structure_only() -> None:
 def test_messages_name_the_operation_and_what_was_given() -> None:
     model = with_operation(two_adds(), 1, inputs=(3, 1))
 
-    with pytest.raises(InvalidArgument, match=r"operation 1 \(ADD\) S1: 2 arguments given, allowed are \[3\]"):
+    with pytest.raises(InvalidArgument, match=r"operation 1 \(ADD\): 2 arguments given, allowed are \[3\] \(S1\)"):
         validate_model(model)
 
 

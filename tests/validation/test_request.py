@@ -30,7 +30,7 @@ def with_first_input(changed: RequestArgument) -> Request:
 
 
 def refused(request: Request, rule: str, model: Any = MODEL, **options: bool) -> None:
-    with pytest.raises(InvalidArgument, match=rf"\b{rule}\b"):
+    with pytest.raises(InvalidArgument, match=rf"\({rule}\)$"):
         validate_request(model, request, **options)
 
 

@@ -28,7 +28,7 @@ UNKNOWN = [(), (0,)]
 
 
 def refused(model: Model, rule: str, said: str = "", **options: Any) -> None:
-    with pytest.raises(InvalidArgument, match=rf"^{rule}: {said}"):
+    with pytest.raises(InvalidArgument, match=rf"{said}.*\({rule}\)$"):
         validate_model(model, **options)
 
 
@@ -135,7 +135,7 @@ def test_N_VAL_18_and_19_control_flow_without_an_output_is_refused(make: Callabl
     [{"type": REAL.type}, {"type": OperandType.BOOL, "dimensions": ()}, {"dimensions": (2,)}, {"dimensions": (1, 3)}],
 )
 def test_N_VAL_18_a_condition_that_is_not_one_bool8_is_refused(change: dict[str, Any]) -> None:
-    refused(with_operand(branching(), 0, **change), r"(N-VAL-18|.* S2)")
+    refused(with_operand(branching(), 0, **change), "(N-VAL-18|S2)")
 
 
 def test_a_condition_of_one_element_may_have_any_rank() -> None:
@@ -253,7 +253,7 @@ def test_N_VAL_19_more_outputs_than_the_body_gives_are_refused() -> None:
 
     changed = with_operation(with_main(model, operands=operands, output_indexes=(6, 7, 8)), 0, outputs=(6, 7, 8))
     counts = "4 inputs, 2 outputs of the body model, 3 outputs"
-    refused(changed, "N-VAL-19", rf"operation 0 \(WHILE\): {counts}; each may be as many as the one before")
+    refused(changed, "N-VAL-19", rf"operation 0 \(WHILE\): {counts}; each count may be at most the one before it")
 
 
 def test_N_VAL_19_a_body_that_gives_more_than_it_takes_is_refused() -> None:
@@ -270,7 +270,7 @@ def test_N_VAL_19_a_body_that_gives_more_than_it_takes_is_refused() -> None:
     )
 
     counts = "4 inputs, 5 outputs of the body model, 1 outputs"
-    refused(changed, "N-VAL-19", rf"operation 0 \(WHILE\): {counts}; each may be as many as the one before")
+    refused(changed, "N-VAL-19", rf"operation 0 \(WHILE\): {counts}; each count may be at most the one before it")
 
 
 # -- N-VAL-20: sizes --------------------------------------------------------------------------------------------------
@@ -323,6 +323,6 @@ def test_rules_hold_in_referenced_subgraphs_as_well() -> None:
     moved = Subgraph(wrong.operands, wrong.operations, wrong.input_indexes, wrong.output_indexes)
 
     with pytest.raises(
-        InvalidArgument, match=r"N-VAL-18: referenced subgraph 2, operation 0 \(IF\): then-model, output 0"
+        InvalidArgument, match=r"^referenced subgraph 2, operation 0 \(IF\): then-model, output 0 .*\(N-VAL-18\)$"
     ):
         validate_model(replace(model, referenced=(*model.referenced, moved)))
