@@ -18,7 +18,7 @@ from nnfmq.serialize import codec
 SOURCE = Path(nnfmq.__file__).parent
 QUEUE = "from nnfmq.queue import core as c; print(c.core_name, '|', c.core_path, '|', c.core_reason)"
 CODEC = "from nnfmq.serialize import codec as c; print(c.codec_name, '|', c.codec_path, '|', c.codec_reason)"
-WHERE = {QUEUE: ("queue/_core", "queue/_pycore"), CODEC: ("serialize/_codec", "serialize/packet")}
+WHERE = {QUEUE: ("queue/_core", "queue/_pycore"), CODEC: ("serialize/_codec", "serialize/_pycodec")}
 
 needs_compiled = pytest.mark.skipif("compiled" not in core.available(), reason="the compiled core is not built here")
 each_part = pytest.mark.parametrize("report", WHERE, ids=["queue", "codec"])

@@ -58,7 +58,7 @@ def test_the_two_sides_never_see_each_other() -> None:
         ("service.session", "import nnfmq"),
         ("memory", "from nnfmq import connect"),
         ("memory", "from . import channel"),
-        ("serialize.packet", "from nnfmq.serialize import datum\nfrom nnfmq.queue import layout"),
+        ("serialize.packets", "from nnfmq.serialize import datum\nfrom nnfmq.queue import layout"),
         ("observe.log", "from nnfmq.hal.errors import NnfmqError"),
         ("", "from nnfmq.service.device import DeviceBase"),
         ("plugins", "import sys"),

@@ -14,7 +14,6 @@ from enum import IntEnum
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import AIDL_PREFIX_BITS, HIDL_PREFIX_BITS, is_extension
 from nnfmq.hal.types import (
-    NO_TIME,
     DeviceType,
     ExecutionPreference,
     LifeTime,
@@ -27,7 +26,6 @@ from nnfmq.hal.types import (
 )
 
 __all__ = [
-    "HIDL_NO_TIME",
     "FeatureLevel",
     "api_level",
     "interface_level",
@@ -35,13 +33,9 @@ __all__ = [
     "introduced_in",
     "is_aidl",
     "lifetime_name",
-    "microseconds",
-    "nanoseconds",
     "number_of_consumers",
     "prefix_bits",
 ]
-
-HIDL_NO_TIME = (1 << 64) - 1  # microseconds: a duration that is not available
 
 
 class FeatureLevel(IntEnum):
@@ -152,16 +146,6 @@ def lifetime_name(lifetime: LifeTime, level: FeatureLevel) -> str:
 def prefix_bits(level: FeatureLevel) -> int:
     """Return how many bits an extension's prefix has."""
     return AIDL_PREFIX_BITS if is_aidl(level) else HIDL_PREFIX_BITS
-
-
-def microseconds(duration_ns: int) -> int:
-    """Return a duration as HIDL gives it: whole microseconds, HIDL_NO_TIME for NO_TIME."""
-    return HIDL_NO_TIME if duration_ns == NO_TIME else duration_ns // 1000
-
-
-def nanoseconds(duration_us: int) -> int:
-    """Return a HIDL duration in the canonical form."""
-    return NO_TIME if duration_us == HIDL_NO_TIME else duration_us * 1000
 
 
 def number_of_consumers(subgraph: Subgraph) -> list[int]:

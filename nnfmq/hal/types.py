@@ -18,8 +18,6 @@ from nnfmq.hal.operation_type import OperationType
 __all__ = [
     "BASE_MAX",
     "EXTENSION_TYPES",
-    "NO_TIME",
-    "NO_TIMING",
     "BufferToken",
     "ChannelQuant",
     "DataLocation",
@@ -48,7 +46,6 @@ __all__ = [
     "RequestArgument",
     "SharedPool",
     "Subgraph",
-    "Timing",
     "TokenValuePair",
     "element_bytes",
     "is_scalar",
@@ -57,7 +54,6 @@ __all__ = [
 ]
 
 BASE_MAX = 0xFFFF  # operand and operation codes above it belong to extensions
-NO_TIME = -1  # AIDL: a duration that is not available
 
 
 class OperandType(IntEnum):
@@ -399,17 +395,6 @@ class OutputShape:
 
     dimensions: tuple[int, ...]
     is_sufficient: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Two durations in nanoseconds, NO_TIME where not measured; in driver includes on device."""
-
-    time_on_device_ns: int = NO_TIME
-    time_in_driver_ns: int = NO_TIME
-
-
-NO_TIMING = Timing()
 
 
 def merge_dimensions(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:

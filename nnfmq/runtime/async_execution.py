@@ -12,7 +12,8 @@ from typing import Generic, TypeAlias, TypeVar
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionConfig, Request, Timing
+from nnfmq.hal.timing import Timing
+from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.runtime.array_request import ArrayRequest
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult, memory_fds, to_wire_deadline

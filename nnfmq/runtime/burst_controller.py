@@ -34,16 +34,8 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import (
-    NO_TIMING,
-    BufferToken,
-    ExecutionConfig,
-    MeasureTiming,
-    Pool,
-    Request,
-    RequestArgument,
-    Timing,
-)
+from nnfmq.hal.timing import NO_TIMING, Timing
+from nnfmq.hal.types import BufferToken, ExecutionConfig, MeasureTiming, Pool, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.runtime import tensor_layout
@@ -57,7 +49,7 @@ from nnfmq.serialize import messages
 from nnfmq.serialize.codec import Decoder, decode_result, encode_request
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.execution_stats import StatsArea
-from nnfmq.serialize.packet import ResultPacket
+from nnfmq.serialize.packets import ResultPacket
 
 QUEUE_RECORDS = 1024  # each way, as the HAL's own client
 _NONE = ErrorStatus.NONE  # an attribute of an enum costs more than a record through the ring

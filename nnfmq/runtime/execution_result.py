@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
 from nnfmq.hal.types import (
     BufferToken,
     ExecutionConfig,
@@ -15,11 +15,9 @@ from nnfmq.hal.types import (
     OutputShape,
     Pool,
     SharedPool,
-    Timing,
 )
 from nnfmq.runtime.connection import Connection
 
-NO_LIMIT = -1
 _log = logging.getLogger("nnfmq.client")
 
 
@@ -30,14 +28,9 @@ class ExecutionResult(NamedTuple):
     timing: Timing
 
 
-def to_wire_limit(limit_ns: int | None) -> int:
-    """Return a deadline or a duration as messages have it."""
-    return NO_LIMIT if limit_ns is None else limit_ns
-
-
 def to_wire_deadline(connection: Connection, deadline_ns: int | None) -> int:
     """Return a deadline as a message has it; -1 where the interface has none: then only the wait here ends."""
-    return to_wire_limit(deadline_ns if connection.has_deadlines else None)
+    return to_limit_field(deadline_ns if connection.has_deadlines else None)
 
 
 def make_execution_config(measure: bool, loop_timeout: float | None) -> ExecutionConfig:
@@ -46,24 +39,14 @@ def make_execution_config(measure: bool, loop_timeout: float | None) -> Executio
     Raises InvalidArgument for one below 0. (CF-5)
     """
     asked = MeasureTiming.YES if measure else MeasureTiming.NO
-    if loop_timeout is None:
+    loop_timeout_ns = from_seconds(loop_timeout, "a loop timeout")
+    if loop_timeout_ns is None:
         return ExecutionConfig(asked)
-    if not loop_timeout >= 0:
-        raise InvalidArgument(f"a loop timeout is 0 or more seconds, or None for the default; got {loop_timeout}")
-    longest = int(LoopTimeoutDurationNs.MAXIMUM)
-    if loop_timeout * 1e9 > longest:
-        _log.warning("a loop timeout of %g s is cut to the maximum of %g s", loop_timeout, longest / 1e9)
-        return ExecutionConfig(asked, longest)
-    return ExecutionConfig(asked, round(loop_timeout * 1e9))
-
-
-def to_duration_ns(duration: float | None) -> int | None:
-    """Return a duration (seconds) in ns; None = no limit. Raises InvalidArgument below 0."""
-    if duration is None:
-        return None
-    if not duration >= 0:  # nor a NaN
-        raise InvalidArgument(f"a duration is 0 or more seconds, or None for no limit; got {duration}")
-    return round(min(duration, 9e9) * 1e9)
+    longest_ns = int(LoopTimeoutDurationNs.MAXIMUM)
+    if loop_timeout_ns > longest_ns:
+        _log.warning("a loop timeout of %g s is cut to the maximum of %g s", loop_timeout, longest_ns / 1e9)
+        return ExecutionConfig(asked, longest_ns)
+    return ExecutionConfig(asked, loop_timeout_ns)
 
 
 def memory_fds(pools: Sequence[Pool | BufferToken]) -> list[int]:

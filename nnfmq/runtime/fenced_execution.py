@@ -14,7 +14,8 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient
-from nnfmq.hal.types import FenceState, Timing
+from nnfmq.hal.timing import Timing
+from nnfmq.hal.types import FenceState
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.result_validation import ResultValidator, fenced_times, raise_if_fenced_failed
 from nnfmq.serialize import messages

@@ -18,18 +18,12 @@ from numpy.typing import ArrayLike
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionConfig, Request, Timing
+from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
+from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.runtime import tensor_layout
 from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.execution_result import (
-    ExecutionResult,
-    make_execution_config,
-    memory_fds,
-    to_duration_ns,
-    to_wire_deadline,
-    to_wire_limit,
-)
+from nnfmq.runtime.execution_result import ExecutionResult, make_execution_config, memory_fds, to_wire_deadline
 from nnfmq.runtime.managed_buffer import Buffer
 from nnfmq.runtime.result_validation import ResultValidator
 from nnfmq.runtime.tensor_layout import Array
@@ -314,8 +308,8 @@ class PreparedModel:
             self.model_id,
             messages.request_to_data(request),
             messages.config_to_data(config),
-            to_wire_limit(deadline_ns),
-            to_wire_limit(to_duration_ns(limits[2])),
+            to_limit_field(deadline_ns),
+            to_limit_field(from_seconds(limits[2])),
             len(fences),
         )
         fds = [*memory_fds(request.pools), *fences]

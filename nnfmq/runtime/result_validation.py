@@ -22,17 +22,8 @@ from dataclasses import replace
 
 from nnfmq.hal.errors import ErrorStatus, OutputInsufficientSize, ProtocolError, error_for_status
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import (
-    NO_TIME,
-    NO_TIMING,
-    BufferToken,
-    ExecutionConfig,
-    MeasureTiming,
-    OutputShape,
-    Request,
-    RequestArgument,
-    Timing,
-)
+from nnfmq.hal.timing import NO_TIME, NO_TIMING, Timing
+from nnfmq.hal.types import BufferToken, ExecutionConfig, MeasureTiming, OutputShape, Request, RequestArgument
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer

@@ -22,11 +22,12 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import BadState, InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import ExecutionConfig, FenceState, Request, RequestArgument, Timing
+from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
+from nnfmq.hal.types import ExecutionConfig, FenceState, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime import tensor_layout
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.execution_result import ExecutionResult, memory_fds, to_duration_ns, to_wire_limit
+from nnfmq.runtime.execution_result import ExecutionResult, memory_fds
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, fence_fds
 from nnfmq.runtime.result_validation import ResultValidator
 from nnfmq.runtime.tensor_layout import Array
@@ -89,7 +90,7 @@ class RequestExecution:
         ProtocolError for what cannot be true.
         """
         deadline_ns = deadline_after(timeout)
-        message = messages.RunExecution(self._connection.new_call(), self._id, to_wire_limit(deadline_ns))
+        message = messages.RunExecution(self._connection.new_call(), self._id, to_limit_field(deadline_ns))
         self._judge.begin()
         return self._judge.outcome(self._connection.ask(message, messages.Executed, (), deadline_ns))
 
@@ -119,8 +120,8 @@ class RequestExecution:
         message = messages.RunExecutionFenced(
             self._connection.new_call(),
             self._id,
-            to_wire_limit(deadline_ns),
-            to_wire_limit(to_duration_ns(duration)),
+            to_limit_field(deadline_ns),
+            to_limit_field(from_seconds(duration)),
             len(fds),
         )
         return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, self._judge)

@@ -1,8 +1,6 @@
-"""The compiled codec has the names of `packet`, its specification, to the letter."""
+"""The compiled codec has the functions of `_pycodec`, which specifies it."""
 
-from nnfmq.serialize.packet import Decoder as Decoder
-from nnfmq.serialize.packet import RequestTemplate as RequestTemplate
-from nnfmq.serialize.packet import decode_request as decode_request
-from nnfmq.serialize.packet import decode_result as decode_result
-from nnfmq.serialize.packet import encode_request as encode_request
-from nnfmq.serialize.packet import encode_result as encode_result
+from nnfmq.serialize._pycodec import decode_request as decode_request
+from nnfmq.serialize._pycodec import decode_result as decode_result
+from nnfmq.serialize._pycodec import encode_request as encode_request
+from nnfmq.serialize._pycodec import encode_result as encode_result

@@ -1,20 +1,22 @@
-"""The codec that runs: `_codec`, compiled, or `packet`, the same in plain Python and its specification.
+"""The packet codec in use: `_codec` (compiled) or `_pycodec` (Python), which have the same functions.
 
-Chosen once, at import, as `nnfmq.core_selection` says; `codec_name`, `codec_path` and `codec_reason` say what and
-why. Whoever encodes or decodes packets takes the functions and classes from here, and the types of their values from
-`packet`.
+It is selected at import, as `nnfmq.core_selection` documents; `codec_name`, `codec_path` and `codec_reason` report the
+choice. Callers import the functions from here, and the types of their values from `packets`.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from nnfmq.core_selection import CorePair
+from nnfmq.serialize.packets import BytesLike
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "Decoder",
-    "RequestTemplate",
     "available",
     "codec_name",
     "codec_path",
@@ -26,16 +28,20 @@ __all__ = [
     "load",
 ]
 
-_CORES = CorePair(compiled="nnfmq.serialize._codec", python="nnfmq.serialize.packet")
+_CORES = CorePair(compiled="nnfmq.serialize._codec", python="nnfmq.serialize._pycodec")
 
 
 def load(name: str) -> ModuleType:
-    """Import the codec `name` (`compiled` or `python`). Raises ImportError with the remedy where it cannot be had."""
+    """Import and return the codec `name` (`compiled` or `python`).
+
+    Raises:
+        ImportError: If there is no codec of that name, or the compiled one is not built. The text has the remedy.
+    """
     return _CORES.load(name)
 
 
 def available() -> tuple[str, ...]:
-    """Return the names of the codecs that can be loaded here, the faster one first."""
+    """Return the names of the codecs that can be loaded, the faster one first."""
     return _CORES.available()
 
 
@@ -44,15 +50,28 @@ _active = load(codec_name)
 codec_path = str(_active.__file__)
 
 if TYPE_CHECKING:
-    from nnfmq.serialize.packet import (
-        Decoder,
-        RequestTemplate,
-        decode_request,
-        decode_result,
-        encode_request,
-        encode_result,
-    )
+    from nnfmq.serialize._pycodec import decode_request, decode_result, encode_request, encode_result
 else:
-    Decoder, RequestTemplate = _active.Decoder, _active.RequestTemplate
     decode_request, decode_result = _active.decode_request, _active.decode_result
     encode_request, encode_result = _active.encode_request, _active.encode_result
+
+
+PacketT = TypeVar("PacketT")
+
+
+class Decoder(Generic[PacketT]):
+    """A decoder that returns the same object as long as it gets equal bytes; it keeps no packet above 4 KiB."""
+
+    def __init__(self, decode: Callable[[BytesLike], PacketT]) -> None:
+        self._decode = decode
+        self._last: tuple[bytes, PacketT] | None = None  # one attribute: a signal cannot separate bytes and packet
+
+    def decode(self, data: BytesLike) -> PacketT:
+        """Return the packet in `data`."""
+        copied, last = bytes(data), self._last
+        if last is not None and copied == last[0]:
+            return last[1]
+        packet = self._decode(copied)
+        if len(copied) <= 4096:
+            self._last = (copied, packet)
+        return packet

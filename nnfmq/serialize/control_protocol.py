@@ -69,7 +69,7 @@ from nnfmq.serialize.messages import (
     SetDeviceStatus,
     SupportedOperations,
 )  # fmt: skip
-from nnfmq.serialize.packet import Buffer
+from nnfmq.serialize.packets import BytesLike
 
 PROTOCOL = 1  # of both files; HelloReply and Refused must stay readable for every other version
 MAX_BODY_BYTES = 256 << 20  # as the channel's own limits, which a test compares
@@ -222,7 +222,7 @@ def encode(message: Message) -> bytes:
     return data
 
 
-def decode(data: Buffer, *, sender: PeerRole, fds: int | None = 0) -> Message:
+def decode(data: BytesLike, *, sender: PeerRole, fds: int | None = 0) -> Message:
     """Return the message in `data`, which came from `sender` with `fds` file descriptors; None: as many as it needs.
 
     Constants and models are copied out of `data`. Raises ProtocolError, saying what was received, for anything that
@@ -251,7 +251,7 @@ def _with_sendable_text(message: Message) -> Message:
     return message if sendable == text else msgspec.structs.replace(message, message=sendable)
 
 
-def _described(data: Buffer) -> str:
+def _described(data: BytesLike) -> str:
     try:
         return f"this {_envelope.decode(data).type[:MAX_NAME]!r} message of {len(data)} bytes"
     except _NOT_A_MESSAGE:

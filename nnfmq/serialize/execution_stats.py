@@ -15,7 +15,7 @@ from time import monotonic_ns
 from typing import Final
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import NO_TIME, NO_TIMING, Timing
+from nnfmq.hal.timing import NO_TIMING, Timing, from_unsigned, to_unsigned
 
 STATS_WORDS: Final = 32
 STATS_BYTES: Final = 8 * STATS_WORDS
@@ -30,8 +30,6 @@ TIME_ON_DEVICE_NS: Final = 6  # durations, to the nanosecond; the packet has mic
 TIME_IN_DRIVER_NS: Final = 7
 FAILURES: Final = 8  # how many of the results sent on this burst had another status than NONE
 RESERVED: Final = 9  # this and all later slots: zero
-
-NO_DURATION: Final = 2**64 - 1  # in TIME_ON_DEVICE_NS and TIME_IN_DRIVER_NS: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +106,8 @@ class StatsArea:
         words[5] = monotonic_ns()
 
     def _record_timing(self, timing: Timing) -> None:
-        self.words[TIME_ON_DEVICE_NS] = _word(timing.time_on_device_ns)
-        self.words[TIME_IN_DRIVER_NS] = _word(timing.time_in_driver_ns)
+        self.words[TIME_ON_DEVICE_NS] = to_unsigned(timing.time_on_device_ns)
+        self.words[TIME_IN_DRIVER_NS] = to_unsigned(timing.time_in_driver_ns)
         self._timing = timing
 
     def count_failure(self) -> None:
@@ -127,18 +125,10 @@ class StatsArea:
             engine_begin_ns=words[ENGINE_BEGIN],
             engine_end_ns=words[ENGINE_END],
             result_sent_ns=words[RESULT_SENT],
-            timing=Timing(_duration(words[TIME_ON_DEVICE_NS]), _duration(words[TIME_IN_DRIVER_NS])),
+            timing=Timing(from_unsigned(words[TIME_ON_DEVICE_NS]), from_unsigned(words[TIME_IN_DRIVER_NS])),
             failures=words[FAILURES],
         )
 
     def close(self) -> None:
         """Give the view back; the slots must not be used again. Closing twice does no harm."""
         self.words.release()
-
-
-def _word(duration_ns: int) -> int:
-    return NO_DURATION if duration_ns < 0 else duration_ns
-
-
-def _duration(word: int) -> int:
-    return NO_TIME if word == NO_DURATION else word

@@ -27,7 +27,7 @@ from nnfmq.hal.types import (
     Subgraph,
 )
 from nnfmq.serialize.messages import MAX_NAME
-from nnfmq.serialize.packet import Buffer
+from nnfmq.serialize.packets import BytesLike
 
 U32: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 I32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -123,7 +123,7 @@ def _subgraph(wire: _Subgraph) -> Subgraph:
     return msgspec.convert(wire, Subgraph, from_attributes=True)
 
 
-def decode_model(data: Buffer, pools: Sequence[Pool]) -> Model:
+def decode_model(data: BytesLike, pools: Sequence[Pool]) -> Model:
     """Return the model in `data`, over `pools`: the memories received with it, in their order, which it then refers to.
 
     The constants in `operand_values` are copied out of `data`. Raises ProtocolError for anything that is not exactly a

@@ -32,12 +32,13 @@ from nnfmq.hal.errors import (
     QueueCorrupted,
     status_for_error,
 )
-from nnfmq.hal.types import NO_TIMING, ExecutionConfig, OutputShape, Request
+from nnfmq.hal.timing import NO_TIMING
+from nnfmq.hal.types import ExecutionConfig, OutputShape, Request
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
 from nnfmq.serialize.codec import Decoder, decode_request, encode_result
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.execution_stats import StatsArea
-from nnfmq.serialize.packet import RequestPacket, result_packet_for_error
+from nnfmq.serialize.packets import RequestPacket
 from nnfmq.service.driver_prepared_model import (
     BoundExecution,
     DriverPreparedModel,
@@ -286,7 +287,7 @@ class BurstServer:
         requested.wait(NOT_EMPTY, _NOW)  # what woke us must not count again
         self._sequence += 1
         self._note(status_for_error(error), str(error))
-        self._put(result_packet_for_error(status_for_error(error)))
+        self._put(encode_result(status_for_error(error), ()))
         requested.wait(NOT_EMPTY)
 
     def _put(self, packet: bytes) -> bool:
@@ -369,4 +370,4 @@ class BurstServer:
         if was_good:
             self._stages.count_failure()
         self._stages.record(self._sequence, taken_ns, ready_ns, 0, 0)
-        self._put(result_packet_for_error(ErrorStatus.GENERAL_FAILURE))
+        self._put(encode_result(ErrorStatus.GENERAL_FAILURE, ()))

@@ -32,7 +32,8 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
     status_for_error,
 )
-from nnfmq.hal.types import NO_TIMING, ExecutionConfig, FenceState, MeasureTiming, Timing
+from nnfmq.hal.timing import NO_TIMING, Timing
+from nnfmq.hal.types import ExecutionConfig, FenceState, MeasureTiming
 from nnfmq.service.driver_prepared_model import BoundExecution, StagedExecution, execution_limits
 
 

@@ -27,16 +27,8 @@ from nnfmq.hal.errors import (
     OutputInsufficientSize,
     status_for_error,
 )
-from nnfmq.hal.types import (
-    NO_TIMING,
-    ExecutionConfig,
-    MeasureTiming,
-    Model,
-    OutputShape,
-    Priority,
-    Request,
-    Timing,
-)
+from nnfmq.hal.timing import NO_TIMING, Timing, from_limit_field
+from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, Priority, Request
 from nnfmq.service.device_status import ALWAYS, UNAVAILABLE, require_available
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS, errors_to_status
 from nnfmq.service.io_binding import (
@@ -51,7 +43,6 @@ from nnfmq.service.io_binding import (
 )
 from nnfmq.service.managed_buffers import ManagedBuffers
 from nnfmq.service.memory_quota import QuotaCharge
-from nnfmq.service.received_values import deadline_from_wire
 from nnfmq.validation import validate_request
 
 Array = NDArray[np.generic]
@@ -91,7 +82,7 @@ def _unavailable() -> ExecutionReply:
 def execution_limits(config: ExecutionConfig, deadline_ns: int | None) -> RunOptions:
     """Return what ends an execution early. Raises InvalidArgument for a loop timeout that is out of range."""
     # -1 stands for none in a loop timeout, as it does in a deadline.
-    return run_options(deadline_ns, loop_timeout_ns=deadline_from_wire(config.loop_timeout_ns))
+    return run_options(deadline_ns, loop_timeout_ns=from_limit_field(config.loop_timeout_ns))
 
 
 def raise_if_deadline_passed(deadline_ns: int | None) -> None:

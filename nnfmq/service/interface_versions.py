@@ -16,15 +16,8 @@ import msgspec
 
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name, is_aidl
-from nnfmq.hal.types import (
-    NO_TIME,
-    ExecutionPreference,
-    LoopTimeoutDurationNs,
-    MeasureTiming,
-    Model,
-    Priority,
-    Timing,
-)
+from nnfmq.hal.timing import NO_TIME, Timing
+from nnfmq.hal.types import ExecutionPreference, LoopTimeoutDurationNs, MeasureTiming, Model, Priority
 from nnfmq.serialize.messages import (
     Allocate,
     ConfigData,

@@ -16,25 +16,9 @@ from typing import Any, Generic, TypeVar
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, Capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import is_extension
-from nnfmq.hal.feature_levels import (
-    FeatureLevel,
-    interface_name,
-    introduced_in,
-    is_aidl,
-    microseconds,
-    nanoseconds,
-    prefix_bits,
-)
-from nnfmq.hal.types import (
-    BufferToken,
-    ExecutionPreference,
-    Model,
-    OperandType,
-    Priority,
-    Request,
-    RequestArgument,
-    Timing,
-)
+from nnfmq.hal.feature_levels import FeatureLevel, interface_name, introduced_in, is_aidl, prefix_bits
+from nnfmq.hal.timing import Timing, truncate_to_microseconds
+from nnfmq.hal.types import BufferToken, ExecutionPreference, Model, OperandType, Priority, Request, RequestArgument
 from nnfmq.validation.model import validate_model
 
 __all__ = ["Converted", "compliant_with", "convert_to", "require_level", "require_prefixes"]
@@ -146,8 +130,7 @@ def _timing(timing: Timing, level: FeatureLevel) -> tuple[Timing, list[str]]:
         return timing, []
     if level < FeatureLevel.V1_2:
         return Timing(), [] if timing == Timing() else ["both times"]
-    times = (timing.time_on_device_ns, timing.time_in_driver_ns)
-    whole = Timing(*(nanoseconds(microseconds(time)) for time in times))
+    whole = truncate_to_microseconds(timing)
     return whole, [] if whole == timing else ["fractions of microseconds"]
 
 

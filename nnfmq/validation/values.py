@@ -23,9 +23,9 @@ from nnfmq.hal.capabilities import (
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import HIDL_PREFIX_BITS, Extension, extension_prefix, is_extension, is_extension_name
 from nnfmq.hal.feature_levels import FeatureLevel, introduced_in, number_of_consumers
+from nnfmq.hal.timing import NO_TIME, Timing
 from nnfmq.hal.types import (
     BASE_MAX,
-    NO_TIME,
     DeviceStatus,
     DeviceType,
     ExecutionPreference,
@@ -37,7 +37,6 @@ from nnfmq.hal.types import (
     Pool,
     Priority,
     Subgraph,
-    Timing,
     TokenValuePair,
 )
 from nnfmq.validation.rules import require

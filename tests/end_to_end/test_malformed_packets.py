@@ -20,13 +20,14 @@ from support.models import add_model, relus_model
 
 import nnfmq
 from nnfmq.hal.errors import ErrorStatus
-from nnfmq.hal.types import NO_TIMING, MeasureTiming, Model
+from nnfmq.hal.timing import NO_TIMING
+from nnfmq.hal.types import MeasureTiming, Model
 from nnfmq.memory import Memory
 from nnfmq.runtime import hidl
 from nnfmq.serialize import messages
 from nnfmq.serialize.codec import decode_result
 from nnfmq.serialize.datum import DATUM_BYTES
-from nnfmq.serialize.packet import ResultPacket
+from nnfmq.serialize.packets import ResultPacket
 
 # A request of the null model: packet information, input, output, two pools, measure. Dimensions are the model's own.
 INFORMATION, INPUT, OUTPUT, FIRST_POOL, SECOND_POOL, MEASURE = range(6)

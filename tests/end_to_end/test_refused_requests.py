@@ -21,8 +21,8 @@ from support.small_models import F32, one_operation, with_operand
 
 import nnfmq
 from nnfmq.fence import Fence
+from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import (
-    NO_TIMING,
     BufferToken,
     DataLocation,
     ExecutionConfig,

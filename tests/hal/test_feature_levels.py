@@ -14,10 +14,9 @@ from nnfmq.hal.feature_levels import (
     introduced_in,
     is_aidl,
     lifetime_name,
-    microseconds,
-    nanoseconds,
     prefix_bits,
 )
+from nnfmq.hal.timing import from_microseconds, to_microseconds
 from nnfmq.hal.types import LifeTime, OperandType, OperationType, Priority, element_bytes, is_scalar
 from nnfmq.operations import REGISTRY
 
@@ -62,7 +61,7 @@ def test_a_status_of_no_interface_is_since_none() -> None:
 
 @pytest.mark.parametrize(("ns", "us"), [(-1, (1 << 64) - 1), (0, 0), (5_000, 5)])
 def test_TIM_2_times_in_microseconds(ns: int, us: int) -> None:
-    assert (microseconds(ns), nanoseconds(us)) == (us, ns)
+    assert (to_microseconds(ns), from_microseconds(us)) == (us, ns)
 
 
 @pytest.mark.parametrize("kind", [OperandType, OperationType])

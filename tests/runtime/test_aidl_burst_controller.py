@@ -16,8 +16,8 @@ from support import models
 from support.executors import LIMIT_S, Held, floats, until
 
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
+from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import (
-    NO_TIMING,
     BufferToken,
     DataLocation,
     DeviceStatus,

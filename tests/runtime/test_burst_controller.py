@@ -25,15 +25,8 @@ from nnfmq.hal.errors import (
     ProtocolError,
     error_for_status,
 )
-from nnfmq.hal.types import (
-    NO_TIMING,
-    DataLocation,
-    ExecutionConfig,
-    LoopTimeoutDurationNs,
-    OutputShape,
-    Request,
-    RequestArgument,
-)
+from nnfmq.hal.timing import NO_TIMING
+from nnfmq.hal.types import DataLocation, ExecutionConfig, LoopTimeoutDurationNs, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.burst_controller import Burst
 from nnfmq.runtime.burst_slots import SlotAllocator

@@ -30,8 +30,8 @@ from nnfmq.hal.errors import (
     error_for_status,
 )
 from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import (
-    NO_TIMING,
     DataLocation,
     DeviceStatus,
     ExecutionConfig,

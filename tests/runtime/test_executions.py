@@ -31,7 +31,8 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
 )
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIMING, ExecutionConfig, FenceState, MeasureTiming, OutputShape, Priority
+from nnfmq.hal.timing import NO_TIMING
+from nnfmq.hal.types import ExecutionConfig, FenceState, MeasureTiming, OutputShape, Priority
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection

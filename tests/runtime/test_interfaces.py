@@ -17,8 +17,8 @@ from nnfmq.hal.capabilities import CPU_PERFORMANCE, UNKNOWN_PERFORMANCE
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel as L
 from nnfmq.hal.feature_levels import interface_name, is_aidl, number_of_consumers
+from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import (
-    NO_TIMING,
     DataLocation,
     ExecutionConfig,
     ExecutionPreference,

@@ -24,7 +24,8 @@ from nnfmq.hal.errors import (
     ProtocolError,
 )
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, DeviceStatus, DeviceType, Model, Request, RequestArgument
+from nnfmq.hal.timing import NO_TIME, NO_TIMING
+from nnfmq.hal.types import DataLocation, DeviceStatus, DeviceType, Model, Request, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.runtime.client import Client, Device
 from nnfmq.runtime.connection import Connection

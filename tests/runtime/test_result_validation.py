@@ -8,13 +8,8 @@ import pytest
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import (
-    NO_TIMING,
-    DataLocation,
-    OutputShape,
-    RequestArgument,
-    Timing,
-)
+from nnfmq.hal.timing import NO_TIMING, Timing
+from nnfmq.hal.types import DataLocation, OutputShape, RequestArgument
 from nnfmq.runtime.result_validation import validate_result
 
 NONE, SHORT = ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE

@@ -16,8 +16,8 @@ from support.protocol import Speaker
 from nnfmq.channel import FenceSignaler, open_fence_pair
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import (
-    NO_TIMING,
     BufferToken,
     DataLocation,
     ExecutionConfig,
@@ -25,7 +25,6 @@ from nnfmq.hal.types import (
     MeasureTiming,
     Request,
     RequestArgument,
-    Timing,
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime.connection import Connection

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import settings
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
-from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
+from nnfmq.hal.timing import Timing
+from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
 from nnfmq.serialize import codec as codecs
-from nnfmq.serialize.packet import RequestPacket, ResultPacket
+from nnfmq.serialize.packets import RequestPacket, ResultPacket
 
 NONE_US = 2**64 - 1
 

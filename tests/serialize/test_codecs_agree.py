@@ -1,4 +1,4 @@
-"""The compiled codec against its specification, the twin: the same values, bytes and errors, offsets included."""
+"""The compiled codec against its specification, the pycodec: the same values, bytes and errors, offsets included."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from support.packets import arguments, outcome, parts, requests, results, shapes
 
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, InvalidArgument, ProtocolError
-from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
-from nnfmq.serialize import packet as twin
-from nnfmq.serialize.packet import RequestPacket, ResultPacket
+from nnfmq.hal.timing import Timing
+from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
+from nnfmq.serialize import _pycodec as pycodec
+from nnfmq.serialize.packets import RequestPacket, ResultPacket
 
 DECODERS = ["decode_request", "decode_result"]
 
@@ -61,7 +62,7 @@ def rows(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def both(compiled: ModuleType, name: str, *given: Any) -> tuple[Any, Any]:
-    return outcome(getattr(compiled, name), *given), outcome(getattr(twin, name), *given)
+    return outcome(getattr(compiled, name), *given), outcome(getattr(pycodec, name), *given)
 
 
 def agree(compiled: ModuleType, name: str, *given: Any) -> bool:
@@ -125,8 +126,8 @@ def test_a_value_that_was_never_filled_in_is_no_crash(compiled: ModuleType, owne
 
 
 def test_the_defaults_are_the_same(compiled: ModuleType) -> None:
-    assert compiled.encode_request([], [], []) == twin.encode_request([], [], [])
-    assert compiled.encode_result(ErrorStatus.NONE, []) == twin.encode_result(ErrorStatus.NONE, [])
+    assert compiled.encode_request([], [], []) == pycodec.encode_request([], [], [])
+    assert compiled.encode_result(ErrorStatus.NONE, []) == pycodec.encode_result(ErrorStatus.NONE, [])
     assert compiled.encode_request(inputs=(), outputs=(), slots=(), measure=MeasureTiming.YES)[-20] == 1
     assert compiled.encode_result(status=ErrorStatus.NONE, shapes=(), timing=Timing(1000, 2000))[-8] == 2
 
@@ -136,14 +137,14 @@ def test_the_defaults_are_the_same(compiled: ModuleType) -> None:
 
 @given(requests)
 def test_a_decoded_request_is_the_same_in_every_field(compiled: ModuleType, packet: RequestPacket) -> None:
-    data = twin.encode_request(*parts(packet))
-    assert typed(compiled.decode_request(data)) == typed(twin.decode_request(data))
+    data = pycodec.encode_request(*parts(packet))
+    assert typed(compiled.decode_request(data)) == typed(pycodec.decode_request(data))
 
 
 @given(results)
 def test_a_decoded_result_is_the_same_in_every_field(compiled: ModuleType, packet: ResultPacket) -> None:
-    data = twin.encode_result(packet.status, packet.output_shapes, packet.timing)
-    assert typed(compiled.decode_result(data)) == typed(twin.decode_result(data))
+    data = pycodec.encode_result(packet.status, packet.output_shapes, packet.timing)
+    assert typed(compiled.decode_result(data)) == typed(pycodec.decode_result(data))
 
 
 def typed(value: Any) -> Any:
@@ -233,8 +234,8 @@ def test_what_is_no_packet_at_all_is_answered_alike(compiled: ModuleType, name: 
 def test_a_packet_that_only_the_compiled_codec_refuses_is_an_internal_error(
     compiled: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twin, "decode_request", lambda data: None)
-    with pytest.raises(GeneralFailure, match="the two codecs disagree: only the compiled one refuses 0102"):
+    monkeypatch.setattr(pycodec, "decode_request", lambda data: None)
+    with pytest.raises(GeneralFailure, match="the two codecs disagree: only the compiled one rejects 0102"):
         compiled.decode_request(b"\1\2")
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.hal.types import NO_TIMING, Timing
+from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.queue import layout
 from nnfmq.serialize import execution_stats
 from nnfmq.serialize.execution_stats import StatsArea

@@ -131,4 +131,4 @@ def test_the_codec_s_example_does_what_it_says() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, object] = {}
     exec(example, names)
-    assert names["request"] == decode_request(names["template"].packet)  # type: ignore[attr-defined]
+    assert names["request"] == decode_request(names["packet"])  # type: ignore[arg-type]

@@ -22,13 +22,14 @@ from support.executors import LIMIT_S, Held, Summing, floats, prepared, until
 
 from nnfmq import watcher
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, QueueCorrupted, error_for_status
-from nnfmq.hal.types import NO_TIME, NO_TIMING, DataLocation, MeasureTiming, OutputShape, RequestArgument
+from nnfmq.hal.timing import NO_TIME, NO_TIMING
+from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.queue.layout import READ_COUNTER, WRITE_COUNTER
-from nnfmq.serialize.codec import decode_result, encode_request
+from nnfmq.serialize.codec import decode_result, encode_request, encode_result
 from nnfmq.serialize.execution_stats import StatsArea
-from nnfmq.serialize.packet import RequestPacket, ResultPacket, result_packet_for_error
+from nnfmq.serialize.packets import RequestPacket, ResultPacket
 from nnfmq.service.burst_server import BindingExecutor, BurstServer
 from nnfmq.service.driver_prepared_model import DriverPreparedModel, ExecutionReply
 
@@ -354,7 +355,7 @@ def test_N_BUR_4_BUR_10_a_result_that_does_not_fit_beside_an_unread_one_is_an_er
         until(lambda: client.results.available_to_read() == 4)
         assert client.requests.send(ADD_PACKET)
         until(lambda: client.results.available_to_read() == 6)
-        assert split(client.receive())[4:] == split(result_packet_for_error(ErrorStatus.GENERAL_FAILURE))
+        assert split(client.receive())[4:] == split(encode_result(ErrorStatus.GENERAL_FAILURE, ()))
         server.close()
 
 
@@ -764,7 +765,7 @@ def test_N_BUX_3_impossible_counters_of_the_requests_are_an_error_each_time_unti
     impossible(client.requests, WRITE_COUNTER)
     for number in range(1, 4):
         client.requests.wake_all()
-        assert client.receive() == result_packet_for_error(ErrorStatus.GENERAL_FAILURE)
+        assert client.receive() == encode_result(ErrorStatus.GENERAL_FAILURE, ())
         assert server.last_failure.sequence == number
         assert "impossible" in server.last_failure.message
         until(lambda: server._requests.waiters == 1)
@@ -883,7 +884,7 @@ def test_N_BUX_7_a_counter_that_two_writers_have_moved_is_one_malformed_packet(
     (count,) = struct.unpack("<Q", client.requests.memory.view[place])
     client.requests.memory.view[place] = struct.pack("<Q", count + 2 * len(ADD_PACKET))  # over what neither has written
     client.requests.wake_all()
-    assert client.receive() == result_packet_for_error(ErrorStatus.GENERAL_FAILURE)
+    assert client.receive() == encode_result(ErrorStatus.GENERAL_FAILURE, ())
     assert_usable(client, adding[1])
 
 

@@ -17,8 +17,8 @@ from support.executors import LIMIT_S, Held, floats, prepared
 from support.small_models import one_operation
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, OutputInsufficientSize
+from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import (
-    NO_TIMING,
     DataLocation,
     ExecutionConfig,
     MeasureTiming,

@@ -11,6 +11,7 @@ from support.small_models import F32, one_operation, two_adds, with_main
 from nnfmq.hal.capabilities import UNKNOWN_PERFORMANCE, PerformanceInfo, uniform_capabilities
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import (
     BufferToken,
     DataLocation,
@@ -24,7 +25,6 @@ from nnfmq.hal.types import (
     Priority,
     Request,
     RequestArgument,
-    Timing,
 )
 from nnfmq.validation import validate_model
 from nnfmq.validation.interface_conversion import compliant_with, convert_to

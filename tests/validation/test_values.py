@@ -14,6 +14,7 @@ from nnfmq.hal import capabilities
 from nnfmq.hal.capabilities import BufferDesc, BufferRole, OperandPerformance, PerformanceInfo
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.extension_codes import Extension, ExtensionOperandTypeInformation
+from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
@@ -23,7 +24,6 @@ from nnfmq.hal.types import (
     OperandType,
     OutputShape,
     Priority,
-    Timing,
     TokenValuePair,
 )
 from nnfmq.validation import values

@@ -15,6 +15,7 @@ from nnfmq.hal.capabilities import (
 )
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, number_of_consumers
+from nnfmq.hal.timing import to_limit_field
 from nnfmq.hal.types import (
     DeviceStatus,
     DeviceType,
@@ -24,7 +25,7 @@ from nnfmq.hal.types import (
     Priority,
 )
 from nnfmq.runtime.client import Client
-from nnfmq.runtime.execution_result import memory_fds, to_wire_limit
+from nnfmq.runtime.execution_result import memory_fds
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.hidl.ibuffer import allocate
 from nnfmq.runtime.hidl.iprepared_model import IPreparedModel
@@ -167,7 +168,7 @@ def _prepare_model(
         device.name,
         given.get("preference", ExecutionPreference.FAST_SINGLE_ANSWER),
         given.get("priority", Priority.MEDIUM),
-        to_wire_limit(given.get("deadline")),
+        to_limit_field(given.get("deadline")),
         data,
         tuple(map(messages.memory_to_data, pools)),
         _consumers(model, consumers),
@@ -183,7 +184,7 @@ def _prepare_model_from_cache(device: IDevice, level: FeatureLevel, *arguments: 
     if callback is None or found is None:
         return refused(callback, None)
     caches, fds = found
-    call, deadline_ns = device.connection.new_call(), to_wire_limit(given.get("deadline"))
+    call, deadline_ns = device.connection.new_call(), to_limit_field(given.get("deadline"))
     message = messages.PrepareModelFromCache(call, device.name, deadline_ns, caches)
     return _launch(device, level, message, fds, callback)
 

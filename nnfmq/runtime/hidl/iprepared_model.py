@@ -8,9 +8,10 @@ from typing import Any
 from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument, NnfmqError, status_for_error
 from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.timing import to_limit_field
 from nnfmq.hal.types import LoopTimeoutDurationNs, MeasureTiming, OutputShape, Request
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.execution_result import memory_fds, to_wire_limit
+from nnfmq.runtime.execution_result import memory_fds
 from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming, fence_fds
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.hidl.iburst_context import configure_burst
@@ -51,7 +52,7 @@ def _execution(
         "model_id": model.model_id,
         "request": messages.request_to_data(request),
         "config": messages.ConfigData(measure, timeout_ns),
-        "deadline_ns": to_wire_limit(deadline),
+        "deadline_ns": to_limit_field(deadline),
     }
     return fields, memory_fds(request.pools)
 
@@ -147,7 +148,7 @@ def _execute_fenced(
         return INVALID, None, None
     try:
         fields, fds = _execution(model, level, request, measure, deadline, loop_timeout)
-        message = messages.ExecuteFenced(**fields, duration_ns=to_wire_limit(duration), fence_count=len(fences))
+        message = messages.ExecuteFenced(**fields, duration_ns=to_limit_field(duration), fence_count=len(fences))
         launched = FencedExecution.launch(
             model.connection, message, [*fds, *fence_fds(fences)], None, lambda times: times
         )

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus
-from nnfmq.hal.feature_levels import HIDL_NO_TIME, FeatureLevel, interface_name, microseconds
+from nnfmq.hal.feature_levels import FeatureLevel, interface_name
+from nnfmq.hal.timing import HIDL_NO_TIME, to_microseconds
 from nnfmq.runtime.connection import Connection
 from nnfmq.runtime.future import Future
 from nnfmq.serialize import messages
@@ -29,7 +30,7 @@ class Timing(NamedTuple):
     @classmethod
     def of(cls, device_ns: int, driver_ns: int) -> Timing:
         """Return what HIDL says of two times in ns."""
-        return cls(microseconds(device_ns), microseconds(driver_ns))
+        return cls(to_microseconds(device_ns), to_microseconds(driver_ns))
 
 
 NO_TIMING = Timing()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nnfmq.channel import close_all
 from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.timing import from_limit_field
 from nnfmq.serialize.messages import (
     BurstConfigured,
     ConfigureAidlBurst,
@@ -26,7 +27,6 @@ from nnfmq.service.handlers.base import (
     reply,
 )
 from nnfmq.service.handlers.execution_calls import result_message
-from nnfmq.service.received_values import deadline_from_wire
 
 if TYPE_CHECKING:
     from nnfmq.service.session import Session
@@ -44,7 +44,7 @@ def _execute(session: Session, message: ExecuteAidlBurst, fds: list[int], receiv
     with ExitStack() as undo:
         undo.callback(close_all, fds)
         burst = session.aidl_bursts.find(message.burst_id)
-        config, deadline_ns = config_from_data(message.config), deadline_from_wire(message.deadline_ns)
+        config, deadline_ns = config_from_data(message.config), from_limit_field(message.deadline_ns)
         undo.pop_all()
     result = burst.execute_synchronously(message.request, message.tokens, fds, config, deadline_ns, received_ns)
     session.send(result_message(Executed, message.call, result))

@@ -9,6 +9,7 @@ import numpy as np
 
 from nnfmq.engines.execution import RunOptions
 from nnfmq.hal.errors import ErrorStatus
+from nnfmq.hal.timing import from_limit_field
 from nnfmq.hal.types import ExecutionConfig, Priority, Request
 from nnfmq.serialize.messages import (
     CreateExecution,
@@ -32,7 +33,6 @@ from nnfmq.service.driver_prepared_model import (
     raise_if_deadline_passed,
 )
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, error_as_executed, reply
-from nnfmq.service.received_values import deadline_from_wire
 
 if TYPE_CHECKING:
     from nnfmq.service.session import Session
@@ -69,7 +69,7 @@ def _execute(session: Session, message: Execute, fds: list[int], received_ns: in
     with ExitStack() as held:
         prepared, request, config = received(session, message, fds, held)
         with prepared.uninitialize_outputs_on_error(request):
-            deadline_ns = deadline_from_wire(message.deadline_ns)
+            deadline_ns = from_limit_field(message.deadline_ns)
         result = prepared.execute_synchronously(request, config, deadline_ns, received_ns)
     session.send(result_message(Executed, message.call, result))
 
@@ -79,7 +79,7 @@ def _execute_asynchronously(session: Session, message: ExecuteAsynchronously, fd
     with ExitStack() as undo:
         prepared, request, config = received(session, message, fds, undo)
         with prepared.uninitialize_outputs_on_error(request):
-            deadline_ns = deadline_from_wire(message.deadline_ns)
+            deadline_ns = from_limit_field(message.deadline_ns)
             limits = execution_limits(config, deadline_ns)
             bound = prepared.bind(request)
             raise_if_deadline_passed(deadline_ns)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nnfmq.channel import close_all, open_fence_pair
 from nnfmq.hal.errors import DeadObject, ErrorStatus, InvalidArgument
+from nnfmq.hal.timing import from_limit_field
 from nnfmq.serialize.messages import (
     ExecuteFenced,
     FencedExecutionInfo,
@@ -23,7 +24,6 @@ from nnfmq.service.driver_prepared_model import execution_limits, raise_if_deadl
 from nnfmq.service.handle_table import NO_ID
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
 from nnfmq.service.handlers.execution_calls import received
-from nnfmq.service.received_values import deadline_from_wire
 
 if TYPE_CHECKING:
     from nnfmq.service.session import Session
@@ -62,7 +62,7 @@ def _run_fenced(session: Session, message: RunExecutionFenced, fds: list[int], r
 
 def _limits(message: ExecuteFenced | RunExecutionFenced) -> tuple[int | None, int | None]:
     """Return deadline and duration. Raises InvalidArgument below -1 (N-RQX-14)."""
-    return deadline_from_wire(message.deadline_ns), deadline_from_wire(message.duration_ns)
+    return from_limit_field(message.deadline_ns), from_limit_field(message.duration_ns)
 
 
 def _launch(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nnfmq.channel import close_all
 from nnfmq.engines.execution import TieredProgram
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, ProtocolError, status_for_error
+from nnfmq.hal.timing import from_limit_field
 from nnfmq.hal.types import Model, Priority
 from nnfmq.serialize.messages import (
     CachesData,
@@ -35,7 +36,6 @@ from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
 from nnfmq.service.io_binding import find_constant_ranges
 from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
 from nnfmq.service.private_memory import copy_to_private_pools
-from nnfmq.service.received_values import deadline_from_wire
 
 if TYPE_CHECKING:
     from nnfmq.service.session import Session
@@ -63,7 +63,7 @@ def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: 
             session.models.require_capacity()
             device = session.devices.find(message.device)
             hints, extensions = hints_from_data(message.hints, message.extensions)
-            deadline_ns = deadline_from_wire(message.deadline_ns)
+            deadline_ns = from_limit_field(message.deadline_ns)
             preference, priority, dialect = message.preference, message.priority, session.interface
             model = device.check_prepare_arguments(
                 model, preference, priority, deadline_ns, dialect.level, hints, extensions
@@ -86,7 +86,7 @@ def _prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: l
         caches = _cache_files(message.caches, fds, files)
         session.models.require_capacity()
         device = session.devices.find(message.device)
-        deadline_ns = deadline_from_wire(message.deadline_ns)
+        deadline_ns = from_limit_field(message.deadline_ns)
         contents, size = device.load_caches(caches, deadline_ns, session.quota.free_bytes)
     charge = session.quota.charge(size)
     session.send(reply(message.call))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
+from nnfmq.hal.timing import from_limit_field
 from nnfmq.hal.types import Priority
 from nnfmq.serialize.messages import (
     CreateExecution,
@@ -25,7 +26,6 @@ from nnfmq.service.driver_prepared_model import execution_limits, raise_if_deadl
 from nnfmq.service.handle_table import NO_ID
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
 from nnfmq.service.handlers.execution_calls import received, result_message
-from nnfmq.service.received_values import deadline_from_wire
 
 if TYPE_CHECKING:
     from nnfmq.service.session import Session
@@ -53,7 +53,7 @@ def _run(session: Session, message: RunExecution, _fds: list[int], received_ns: 
     execution = session.executions.find(message.execution_id)
     with execution.exclusive_run(), np.errstate(all="ignore"):
         with execution.uninitialize_outputs_on_error():
-            deadline_ns = deadline_from_wire(message.deadline_ns)
+            deadline_ns = from_limit_field(message.deadline_ns)
             limits = execution_limits(execution.config, deadline_ns)
             raise_if_deadline_passed(deadline_ns)
         result = execution.bound.run(execution.config.measure, received_ns, limits)

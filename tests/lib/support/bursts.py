@@ -18,7 +18,7 @@ from nnfmq.hal.types import MeasureTiming, Model, Request
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
 from nnfmq.serialize.codec import decode_result, encode_request
-from nnfmq.serialize.packet import ResultPacket
+from nnfmq.serialize.packets import ResultPacket
 from support import models
 
 RECORD_BYTES = 24

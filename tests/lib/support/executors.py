@@ -15,7 +15,7 @@ from nnfmq.engines.execution import RunOptions
 from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import Model, OutputShape
 from nnfmq.memory import Memory
-from nnfmq.serialize.packet import RequestPacket
+from nnfmq.serialize.packets import RequestPacket
 from nnfmq.service.driver_prepared_model import DriverPreparedModel, ExecutionReply
 
 LIMIT_S = 20

@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nnfmq.hal.errors import ErrorStatus, NnfmqError, ProtocolError
-from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument, Timing
-from nnfmq.serialize.packet import RequestPacket, ResultPacket
+from nnfmq.hal.timing import Timing
+from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
+from nnfmq.serialize.packets import RequestPacket, ResultPacket
 
 u32 = st.integers(0, 2**32 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from support.packets import requests, results
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument, ProtocolError
-from nnfmq.hal.types import DataLocation, OutputShape, RequestArgument, Timing
-from nnfmq.serialize.packet import RequestPacket, ResultPacket, result_packet_for_error
+from nnfmq.hal.timing import Timing
+from nnfmq.hal.types import DataLocation, OutputShape, RequestArgument
+from nnfmq.serialize.codec import encode_result
+from nnfmq.serialize.packets import RequestPacket, ResultPacket
 
 
 def encoded_request(codec: Any, packet: RequestPacket) -> bytes:
@@ -128,7 +130,7 @@ def _with_ones(record: bytes, where: tuple[int, ...]) -> bytes:
 def test_an_error_packet_is_two_records_and_late_statuses_become_general_failure(status: ErrorStatus) -> None:
     on_the_wire = int(status) if status <= 4 else 2
     expected = struct.pack("<B7xIiI4xB7xQQ", 0, 2, on_the_wire, 0, 3, 2**64 - 1, 2**64 - 1)
-    assert result_packet_for_error(status) == expected
+    assert encode_result(status, ()) == expected
 
 
 def test_nanoseconds_are_rounded_down_to_microseconds(codec: Any) -> None:
