@@ -85,7 +85,7 @@ def round_trips(memory_count: int, count: int) -> list[float]:
     """Return the ns of `count` executions of the null model over a burst that uses so many memories in turn."""
     from latency_client import null_model
 
-    from nnfmq.cli.output import open_client
+    from nnfmq.cli.console import open_client
     from nnfmq.hal.feature_levels import FeatureLevel
     from nnfmq.memory import Memory
     from nnfmq.queue import MessageQueue
