@@ -1,6 +1,6 @@
-"""The file that lists a driver's devices: what may be in it. Docs: docs/how-to/devices.md.
+"""The configuration file that lists a driver's devices (docs/how-to/devices.md).
 
-Apart from `devices`, so that a supervisor, which never computes anything, can check the file before it serves.
+This module imports no engine, so that a supervisor, which computes nothing, can validate the file before it serves.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from nnfmq.hal.capabilities import (
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import OperandType, OperationType
 
-__all__ = ["DEVICES_MAX", "VARIABLE", "DeviceEntry", "read_configuration", "require_device_name"]
+__all__ = ["CONFIGURATION_VARIABLE", "DEVICES_MAX", "DeviceEntry", "read_configuration", "require_device_name"]
 
-VARIABLE = "NNFMQ_DEVICES"
-DEVICES_MAX = 256  # of one driver: its workers share a status byte for each
-_BUILT_IN = Path(__file__).resolve().with_name("devices.toml")
+CONFIGURATION_VARIABLE = "NNFMQ_DEVICES"
+DEVICES_MAX = 256  # of one driver, whose workers share a page with one status byte for each device
+_DEFAULT_PATH = Path(__file__).resolve().with_name("devices.toml")
 
-_Figure: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=LARGEST_FLOAT32)]
+_PositiveFloat: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=LARGEST_FLOAT32)]
 CodeT = TypeVar("CodeT", bound=IntEnum)
 
 
 class _Performance(msgspec.Struct, forbid_unknown_fields=True):
-    """One pair of figures, relative to the CPU."""
+    """Execution time and power relative to the CPU; lower is better."""
 
-    exec_time: _Figure
-    power_usage: _Figure
+    exec_time: _PositiveFloat
+    power_usage: _PositiveFloat
 
     def info(self) -> PerformanceInfo:
         return PerformanceInfo(self.exec_time, self.power_usage)
 
 
-class _Figures(msgspec.Struct, forbid_unknown_fields=True):
-    """What a device says of its speed: `all`, and what differs from it."""
+class _PerformanceTable(msgspec.Struct, forbid_unknown_fields=True):
+    """The performance of a device: `all`, and the exceptions from it."""
 
     all: _Performance | None = None
     relaxed: _Performance | None = None
@@ -54,41 +54,41 @@ class _Figures(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A device as configured: one of our engines, limited to some operations; None = without that limit."""
+    """A `[[device]]` of the file: an engine, limited to some operations and types of the first operand (None: all)."""
 
     name: str
     engine: Literal["reference", "compiled"] = "reference"
     first_operand: list[str] | None = None
     operations: list[str] | None = None
     except_operations: list[str] = []
-    performance: _Figures = msgspec.field(default_factory=_Figures)
+    performance: _PerformanceTable = msgspec.field(default_factory=_PerformanceTable)
 
     def types(self) -> frozenset[int] | None:
-        """Return the types that an operation's first operand may have."""
+        """Return the allowed types of an operation's first operand, or None for all."""
         return _codes(OperandType, self.first_operand, self.name)
 
     def operation_types(self) -> frozenset[int] | None:
-        """Return the operations that the device has."""
-        left_out = _codes(OperationType, self.except_operations, self.name) or frozenset()
+        """Return the allowed operation types, or None for all."""
+        excluded = _codes(OperationType, self.except_operations, self.name) or frozenset()
         allowed = _codes(OperationType, self.operations, self.name)
         if allowed is None:
-            return frozenset(OperationType) - left_out if left_out else None
-        return allowed - left_out
+            return frozenset(OperationType) - excluded if excluded else None
+        return allowed - excluded
 
     def capabilities(self) -> Capabilities:
-        """Return what the device says of its speed."""
-        figures = self.performance
-        base = figures.all.info() if figures.all else CPU_PERFORMANCE
-        _codes(OperandType, list(figures.types), self.name)
+        """Return the device's performance info."""
+        table = self.performance
+        base = table.all.info() if table.all else CPU_PERFORMANCE
+        _codes(OperandType, list(table.types), self.name)
         capabilities = uniform_capabilities(base)
-        for name, figure in figures.types.items():
-            capabilities = with_performance(capabilities, [OperandType[name]], figure.info())
-        relaxed = figures.relaxed.info() if figures.relaxed else base
-        control_flow = figures.control_flow.info() if figures.control_flow else base
+        for name, performance in table.types.items():
+            capabilities = with_performance(capabilities, [OperandType[name]], performance.info())
+        relaxed = table.relaxed.info() if table.relaxed else base
+        control_flow = table.control_flow.info() if table.control_flow else base
         return Capabilities(capabilities.operand_performance, relaxed, relaxed, control_flow, control_flow)
 
     def check(self) -> None:
-        """Raise InvalidArgument for a name or a code that does not exist."""
+        """Raise InvalidArgument if the name is not valid, or a type or operation does not exist."""
         require_device_name(self.name)
         self.types(), self.operation_types(), self.capabilities()
 
@@ -98,11 +98,13 @@ class _Configuration(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
-    """Return the devices that a file lists, `$NNFMQ_DEVICES` by default, else the one that comes with the package.
+    """Return the devices that a file lists; by default `$NNFMQ_DEVICES`, or the file of the package. Blocks.
 
-    Raises InvalidArgument that says what is wrong with it, and OSError where it cannot be read.
+    Raises:
+        InvalidArgument: If the file is not valid; the message gives the reason.
+        OSError: If the file cannot be read.
     """
-    path = path or Path(os.environ.get(VARIABLE) or _BUILT_IN)
+    path = path or Path(os.environ.get(CONFIGURATION_VARIABLE) or _DEFAULT_PATH)
     try:
         entries = msgspec.toml.decode(path.read_bytes(), type=_Configuration).device
         for entry in entries:
@@ -114,15 +116,17 @@ def read_configuration(path: Path | None = None) -> list[DeviceEntry]:
 
 
 def require_device_name(name: str) -> None:
-    """Raise InvalidArgument for a name that no interface lets a device have (DEV-8)."""
+    """Raise InvalidArgument unless the HAL allows `name` for a device (DEV-8)."""
     if not is_device_name(name):
-        raise InvalidArgument(f"a device is called 'vendor-name' or 'name', and is printable, not {name!r}")
+        raise InvalidArgument(
+            f"a device's name must be printable and of the form 'vendor-name' or 'name', not {name!r} (DEV-8)"
+        )
 
 
 def _require_unique(names: list[str]) -> None:
-    again = [name for number, name in enumerate(names) if name in names[:number]]
-    if again:
-        raise InvalidArgument(f"device {again[0]!r} is listed twice")
+    repeated = [name for index, name in enumerate(names) if name in names[:index]]
+    if repeated:
+        raise InvalidArgument(f"device {repeated[0]!r} is listed twice")
 
 
 def _codes(kind: type[CodeT], names: list[str] | None, device: str) -> frozenset[int] | None:
@@ -130,5 +134,5 @@ def _codes(kind: type[CodeT], names: list[str] | None, device: str) -> frozenset
         return None
     unknown = [name for name in names if name not in kind.__members__]
     if unknown:
-        raise InvalidArgument(f"device {device!r}: {unknown[0]!r} is no {kind.__name__}")
+        raise InvalidArgument(f"device {device!r}: {unknown[0]!r} is not an {kind.__name__}")
     return frozenset(kind[name] for name in names)

@@ -1,9 +1,9 @@
-"""The embedded driver: one private process for one application, over a socketpair, without supervisor or forkserver.
+"""The embedded driver: a private driver process of one application, without supervisor and forkserver.
 
     python -P -m nnfmq --embedded FD
 
-It ends with its client: on the end of its socketpair, or when the client's process ends. Imports are kept few: its
-start is part of the time to the first result.
+It exits when the application exits or closes the connection. It imports little, because its start is part of the time
+to the application's first result.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from nnfmq.service.session import run_session
 
 
 def main(control_fd: int) -> NoReturn:
-    """Serve the client at the other end of `control_fd` until it is gone; refuse it where devices cannot be read."""
-    compile_jobs.start_compile_server()
+    """Serve the client at the other end of `control_fd` until it exits. Takes ownership of the fd. Never returns.
+
+    If the devices' configuration cannot be read, reject the client with the reason, and exit with status 1.
+    """
+    compile_jobs.start_compile_server()  # first: it forks, so this process must have one thread
     load_extensions()
     channel = Channel.adopt(control_fd)
     try:
         devices = load_devices()
     except (InvalidArgument, OSError) as error:
-        with suppress(NnfmqError):  # it may be gone already
-            channel.send(
-                control_protocol.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error))), (), NO_WAIT
-            )
+        rejection = control_protocol.encode(messages.Refused(ErrorStatus.GENERAL_FAILURE, str(error)))
+        with suppress(NnfmqError):  # the client may have exited
+            channel.send(rejection, (), NO_WAIT)
         sys.exit(1)
     run_session(channel, "embedded", devices)

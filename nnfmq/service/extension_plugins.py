@@ -1,11 +1,11 @@
-"""Which extensions a driver offers: plug-ins that are installed beside it, and allowed.
+"""Vendor extensions from plug-ins: entry points of the group `nnfmq.operations`.
 
-A plug-in is an entry point of the group `nnfmq.operations`; its name is the extension's, what it names a
-`VendorExtension`. Clients have no say: the driver loads what is installed in its own environment, once, before it has a
-client. `$NNFMQ_EXTENSIONS` lists the names that it may load, separated by commas (unset: all, empty: none); what is not
-allowed is not even imported. A plug-in that cannot be loaded, or says something impossible, is left out with a log
-line, and so is an extension that two plug-ins give different operand types (EXT-2, EXT-7, DEV-10). An extension is
-offered whole or not at all (DEV-5).
+An entry point has the extension's name and refers to a `VendorExtension`. The driver loads the extensions that are
+installed in its own environment once, before it serves a client; clients cannot load any. $NNFMQ_EXTENSIONS lists the
+names that may be loaded, separated by commas (unset: all; empty: none); others are not even imported.
+
+An extension that cannot be loaded, is not valid, or that two plug-ins define with different operand types, is skipped
+with a log line (EXT-2, EXT-7, DEV-10). A device offers an extension completely or not at all (DEV-5).
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from nnfmq.operations.signature import Declaration, Plan
 from nnfmq.service.error_translation import wrap_plugin_call
 from nnfmq.validation.values import validate_extension
 
+__all__ = ["ALLOWED_VARIABLE", "GROUP", "allowed_extensions", "load_extensions"]
+
 GROUP = "nnfmq.operations"
-ALLOWED = "NNFMQ_EXTENSIONS"
+ALLOWED_VARIABLE = "NNFMQ_EXTENSIONS"
 _log = logging.getLogger("nnfmq.extensions")
 
 
 def load_extensions() -> None:
-    """Install every extension that is there and allowed. For the start of a process, before it has threads."""
+    """Install all extensions that are installed as plug-ins and allowed. Call it before the process starts threads."""
     allowed = allowed_extensions()
     if allowed is not None and not allowed:
         return
@@ -38,54 +40,50 @@ def load_extensions() -> None:
         if allowed is None or entry.name in allowed:
             found.setdefault(entry.name, []).append(entry)
     for name in sorted(found):
-        _install_one(name, found[name])
+        _install(name, found[name])
     for name in sorted(set(allowed or ()) - found.keys()):
-        _log.warning("extension %s is allowed, but no plug-in gives it", name)
+        _log.warning("extension %s is allowed, but no plug-in defines it", name)
 
 
 def allowed_extensions() -> list[str] | None:
-    """Return the names in $NNFMQ_EXTENSIONS; None = all."""
-    listed = os.environ.get(ALLOWED)
-    return None if listed is None else [name.strip() for name in listed.split(",") if name.strip()]
+    """Return the names in $NNFMQ_EXTENSIONS, or None if all extensions are allowed."""
+    names = os.environ.get(ALLOWED_VARIABLE)
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _install_one(name: str, entries: Sequence[EntryPoint]) -> None:
-    loaded = [extension for entry in entries if (extension := _loaded(entry)) is not None]
+def _install(name: str, entries: Sequence[EntryPoint]) -> None:
+    """Install the extension of this name, from the first of the plug-ins that define it identically."""
+    loaded = [extension for entry in entries if (extension := _load(entry)) is not None]
+    if not loaded:
+        return
     if any(extension.described != loaded[0].described for extension in loaded):
-        _log.warning("extension %s is disabled: %d plug-ins give it different operand types", name, len(loaded))
-    elif loaded:
-        _install(name, loaded[0], len(loaded))
+        _log.warning("extension %s is disabled: %d plug-ins define different operand types", name, len(loaded))
+        return
+    with _skip_on_error(name):
+        install(_wrap(loaded[0]))
+        if len(loaded) > 1:
+            _log.warning("extension %s is defined by %d plug-ins; the first one is used", name, len(loaded))
 
 
-def _install(name: str, extension: VendorExtension, count: int) -> None:
-    with _left_out_on_failure(name):
-        install(_guarded(extension))
-        if count > 1:
-            _log.warning("extension %s is given by %d plug-ins; the first one is used", name, count)
-
-
-def _loaded(entry: EntryPoint) -> VendorExtension | None:
-    """Return what a plug-in gives, or None and a log line."""
+def _load(entry: EntryPoint) -> VendorExtension | None:
+    """Import a plug-in and validate its extension. If that fails, log it and return None."""
+    origin = f"{entry.name} ({entry.value}, of {entry.dist.name if entry.dist else 'an unknown distribution'})"
     threads = _thread_count()
-    with _left_out_on_failure(_origin(entry)):
+    with _skip_on_error(origin):
         extension = _validated(entry.name, entry.load())
-        if _thread_count() > threads:  # a process that forks must have one, and there is no way to end another's
-            _log.error("extension %s started threads when it was imported: this driver cannot go on", _origin(entry))
+        if _thread_count() > threads:  # the forkserver must have one thread, and another's thread cannot be ended
+            _log.error("extension %s started threads when it was imported: this driver cannot start workers", origin)
         return extension
     return None
 
 
 @contextmanager
-def _left_out_on_failure(what: str) -> Iterator[None]:
-    """Log whatever the block raises: nothing that a vendor's code does must stop the driver."""
+def _skip_on_error(label: str) -> Iterator[None]:
+    """Log any exception in the block: no plug-in may keep the driver from starting."""
     try:
         yield
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        _log.warning("extension %s is left out: %s: %s", what, type(error).__name__, error)
-
-
-def _origin(entry: EntryPoint) -> str:
-    return f"{entry.name} ({entry.value}, of {entry.dist.name if entry.dist else 'nobody'})"
+        _log.warning("extension %s is left out: %s: %s", label, type(error).__name__, error)
 
 
 def _thread_count() -> int:
@@ -94,30 +92,30 @@ def _thread_count() -> int:
 
 def _validated(name: str, extension: object) -> VendorExtension:
     if not isinstance(extension, VendorExtension):
-        raise InvalidArgument(f"a plug-in names a VendorExtension, not a {type(extension).__name__}")
+        raise InvalidArgument(f"the entry point must refer to a VendorExtension, not a {type(extension).__name__}")
     if extension.name != name:
         raise InvalidArgument(f"the plug-in's extension is {extension.name!r}")
     validate_extension(extension.described)
     for declaration in extension.declarations:
         if not declaration.variants or any(variant.plan is None for variant in declaration.variants):
-            raise InvalidArgument(f"{declaration.name} is declared in types that are not computed")
+            raise InvalidArgument(f"{declaration.name} is declared for types without a kernel")
     return extension
 
 
-def _guarded(extension: VendorExtension) -> VendorExtension:
-    """Return `extension` with functions that fail in the HAL's way, whatever they raise."""
-    declarations = (_guarded_declaration(f"{extension.name}.{d.name}", d) for d in extension.declarations)
+def _wrap(extension: VendorExtension) -> VendorExtension:
+    """Return `extension` with functions whose exceptions become GeneralFailure."""
+    declarations = (_wrap_declaration(f"{extension.name}.{d.name}", d) for d in extension.declarations)
     return replace(extension, declarations=tuple(declarations))
 
 
-def _guarded_declaration(name: str, declaration: Declaration) -> Declaration:
+def _wrap_declaration(name: str, declaration: Declaration) -> Declaration:
     variants = tuple(
-        variant if variant.plan is None else replace(variant, plan=_guarded_plan(name, variant.plan))
+        variant if variant.plan is None else replace(variant, plan=_wrap_plan(name, variant.plan))
         for variant in declaration.variants
     )
     return replace(declaration, shape=wrap_plugin_call(name, declaration.shape), variants=variants)
 
 
-def _guarded_plan(name: str, plan: Plan) -> Plan:
-    planned = wrap_plugin_call(name, plan)
-    return lambda *tensors, **controls: wrap_plugin_call(name, planned(*tensors, **controls))
+def _wrap_plan(name: str, plan: Plan) -> Plan:
+    prepare = wrap_plugin_call(name, plan)
+    return lambda *tensors, **attributes: wrap_plugin_call(name, prepare(*tensors, **attributes))

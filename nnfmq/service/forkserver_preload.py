@@ -1,10 +1,9 @@
-"""What the forkserver imports before it forks the first worker; imported for its effects, there and nowhere else.
+"""Imports of the forkserver, executed once before it forks the first worker. Imported only there, for its effects.
 
-It loads all that a session needs, plug-ins with extensions and the compiling engine too, so that a worker is ready in
-milliseconds, and asserts before each fork that the forkserver has one thread: a fork copies locks held by others, and
-nobody to release them.
-BLAS would start threads when numpy is imported; the supervisor sets OPENBLAS_NUM_THREADS=1 in the environment that
-this process inherits.
+Importing this module loads everything that a session needs, including plug-ins with extensions and the compiling
+engine, so that a worker starts in milliseconds. It also registers a check that the forkserver has one thread before
+each fork: a forked child inherits locks that other threads hold, but not the threads that would release them. BLAS
+would start threads when numpy is imported; the supervisor sets OPENBLAS_NUM_THREADS=1 in this process's environment.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from nnfmq.service.caching.compilation_cache import build_identity
 from nnfmq.service.extension_plugins import load_extensions
 
 
-def _assert_one_thread() -> None:
+def _require_one_thread() -> None:
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
-        # An exception would be printed and the fork go on: end here, the supervisor starts a new forkserver.
+        # An exception in a fork handler is printed and ignored. Exit instead: the supervisor starts a new forkserver.
         os.write(2, f"nnfmq: the forkserver must have one thread when it forks, it has {len(threads)}\n".encode())
         os._exit(70)
 
 
 load_extensions()
-with suppress(ImportError, OSError):  # what compiles need not be installed, or not for this machine
+with suppress(ImportError, OSError):  # llvmlite need not be installed, or not support this machine
     import nnfmq.engines.compiled.partition  # noqa: F401
     from nnfmq.engines.compiled.warm_up import warm_up
 
     warm_up()
 build_identity()
-os.register_at_fork(before=_assert_one_thread)
+os.register_at_fork(before=_require_one_thread)

@@ -1,16 +1,18 @@
-"""The supervisor: listens, checks who connects, gives each client a worker of its own. It never touches a tensor.
+"""The supervisor: accepts connections, checks the peer's uid, and starts a worker for each client.
 
-Workers come from `multiprocess`' forkserver, where everything they need is imported already. An accepted socket is
-handed over unread and our copy is closed at once: a hang-up is seen only when no third process holds the connection.
-Workers depend on their client alone, so they outlive a supervisor that is killed, and a new one can start beside them.
-On SIGTERM or SIGINT it stops listening, ends its workers, and returns.
+Workers are forked by the forkserver of `multiprocess`, in which everything that they need is imported already. The
+supervisor passes an accepted socket on unread and closes its own copy immediately, because a hang-up is seen only when
+no other process has the connection open. A worker depends on its client alone: workers outlive a supervisor that is
+killed, and a new supervisor can start beside them. On SIGTERM or SIGINT the supervisor closes its socket, ends its
+workers, and returns.
 
-Each worker is watched, and ended, through a pidfd of our own: what `multiprocess` offers, a pipe that its forkserver
-holds, says that a worker has ended when the forkserver has. With a worker its connection for shared programs is closed
-(`shared_cache_server`), whoever else may have a copy of the other end.
+The supervisor watches each worker through a pidfd. (`multiprocess` offers a pipe instead, whose other end the
+forkserver holds: it reports that a worker has exited when the forkserver has.) When a worker exits, the supervisor
+closes the worker's link to the shared program cache (`shared_cache_server`), even if another process still has a copy
+of the link's other end.
 
-The forkserver keeps a listener file; it lives in a 0700 directory beside the socket, which the next `serve` clears
-under its lock when this one was killed.
+The forkserver's listener file is in a directory of mode 0700 beside the socket. If a supervisor is killed, the next one
+removes that directory, under the lock of its socket.
 """
 
 from __future__ import annotations
@@ -39,22 +41,22 @@ from nnfmq.service import worker
 from nnfmq.service.caching import program_cache
 from nnfmq.service.caching.shared_cache_server import SharedCacheServer, WorkerLink
 from nnfmq.service.device_configuration import DEVICES_MAX, DeviceEntry, read_configuration
-from nnfmq.service.extension_plugins import ALLOWED
+from nnfmq.service.extension_plugins import ALLOWED_VARIABLE
 
 CLIENTS_MAX = 64
-END_SECONDS = 2.0
-_STATUS_SECONDS = 1.0  # from a worker's end to its status, which the forkserver reports
-_UNKNOWN_STATUS = 255  # what `multiprocess` says where the forkserver has died, or was started anew
-_PATH_BYTES_MAX = 86  # sun_path holds 107; the forkserver's listener, in a directory beside it, takes 20 more
+STOP_TIMEOUT_S = 2.0  # after SIGTERM, and again after SIGKILL
+_STATUS_TIMEOUT_S = 1.0  # between a worker's exit and its exit status, which the forkserver reports
+_UNKNOWN_STATUS = 255  # what `multiprocess` reports if the forkserver has died or was restarted
+_PATH_BYTES_MAX = 86  # sun_path has 107 bytes; the forkserver's listener, in a directory beside it, needs 20 more
 _SPAWN_ERRORS = (OSError, EOFError)
-# Worth a log line and a next try, after a pause: this process is short of something, the socket is fine.
-_ACCEPT_ERRORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-_ACCEPT_PAUSE_SECONDS = 0.1
+# Shortages of this process or the system: the listening socket is intact, so accepting is tried again after a pause.
+_ACCEPT_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_ACCEPT_PAUSE_S = 0.1
 _log = logging.getLogger("nnfmq.supervisor")
 
 
-class _Passed:
-    """An fd on its way into a new worker: `multiprocess` duplicates it when it pickles the worker's arguments."""
+class _PassedFd:
+    """An fd among a new worker's arguments. `multiprocess` duplicates it when it pickles them."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -62,164 +64,167 @@ class _Passed:
     def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
         from multiprocess.reduction import DupFd
 
-        return worker.take_fd, (DupFd(self._fd),)
+        return worker.detach_fd, (DupFd(self._fd),)
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
     process: Any  # multiprocess.Process
-    connection: WorkerLink
+    link: WorkerLink
 
 
 class Supervisor:
-    """A listening driver. `run` serves until the eventfd `bell` is rung; bell and listener stay their owners'."""
+    """A listening driver.
+
+    Borrows `listener`, `stop_fd`, an eventfd that ends `run` when it becomes readable, and `status`, the memory of the
+    devices' status bytes, which all workers map. `context` is the forkserver context of `multiprocess`.
+    """
 
     def __init__(
-        self, listener: Listener, context: Any, bell: int, configured: Sequence[DeviceEntry], status: Memory
+        self, listener: Listener, context: Any, stop_fd: int, entries: Sequence[DeviceEntry], status: Memory
     ) -> None:
         self._listener = listener
-        self._configured = configured
-        self._status = status  # of the devices, by their place; all workers map it
         self._context = context
-        self._workers: dict[int, _Worker] = {}  # by its pidfd, which is ours
-        self._programs = SharedCacheServer(program_cache.cache_limit_bytes())
-        self._connections: dict[int, WorkerLink] = {}  # those that are open, by their descriptor
-        self._bell = bell
+        self._stop_fd = stop_fd
+        self._entries = entries
+        self._status = status
+        self._workers: dict[int, _Worker] = {}  # by pidfd, which the supervisor owns
+        self._shared_cache = SharedCacheServer(program_cache.cache_limit_bytes())
+        self._links: dict[int, WorkerLink] = {}  # open links, by fd
+        self._accept_resume_time: float | None = None  # monotonic; None: not paused
         self._poll = select.poll()
-        self._poll.register(self._bell, select.POLLIN)
+        self._poll.register(stop_fd, select.POLLIN)
         self._poll.register(listener.fileno(), select.POLLIN)
-        self._deaf_until = 0.0  # on the monotonic clock; 0: it listens
 
     def run(self) -> None:
-        """Accept clients until the bell rings; then end every worker. Blocks."""
+        """Accept clients until the stop fd is readable; then end all workers. Blocks."""
         while True:
-            ready = [fd for fd, _ in self._poll.poll(self._pause_ms())]
-            self._listen_again()
-            if self._bell in ready:
+            ready = [fd for fd, _ in self._poll.poll(self._poll_timeout_ms())]
+            self._resume_accepting()
+            if self._stop_fd in ready:
                 self._end_workers()
                 return
             for fd in ready:
-                self._attend_to(fd)
+                self._dispatch(fd)
+            # Last: an fd that accepting opens may have the number of one that was closed in this round.
             if self._listener.fileno() in ready:
-                self._accept()  # last: what it opens may have the number of what was closed in this round
+                self._accept()
 
-    def _attend_to(self, fd: int) -> None:
+    def _dispatch(self, fd: int) -> None:
         if fd in self._workers:
             self._reap(fd)
-        elif fd in self._connections and not self._programs.serve(self._connections[fd]):
-            self._hang_up(self._connections[fd])
+        elif fd in self._links and not self._shared_cache.serve(self._links[fd]):
+            self._close_link(self._links[fd])
 
-    def _hang_up(self, connection: WorkerLink) -> None:
-        """Close a worker's connection, unless that was done; the worker goes on alone."""
-        fd = connection.channel.fileno()
-        if self._connections.pop(fd, None) is not None:
+    def _close_link(self, link: WorkerLink) -> None:
+        """Close a worker's link to the shared program cache. Idempotent. The worker goes on without it."""
+        fd = link.channel.fileno()
+        if self._links.pop(fd, None) is not None:
             self._poll.unregister(fd)
-            self._programs.close(connection)
+            self._shared_cache.close(link)
 
-    def _pause_ms(self) -> float | None:
-        """Return how long it is until it listens again, None where it does."""
-        return max(0.0, (self._deaf_until - time.monotonic()) * 1000) if self._deaf_until else None
+    # -- accepting ----------------------------------------------------------------------------------------------------
 
-    def _pause(self) -> None:
-        """Accept nobody for a while: a client that waits would end every poll at once."""
+    def _poll_timeout_ms(self) -> float | None:
+        if self._accept_resume_time is None:
+            return None
+        return max(0.0, (self._accept_resume_time - time.monotonic()) * 1000)
+
+    def _pause_accepting(self) -> None:
+        """Stop polling the listener for a while: a waiting client would end every poll immediately."""
         self._poll.modify(self._listener.fileno(), 0)
-        self._deaf_until = time.monotonic() + _ACCEPT_PAUSE_SECONDS
+        self._accept_resume_time = time.monotonic() + _ACCEPT_PAUSE_S
 
-    def _listen_again(self) -> None:
-        if self._deaf_until and time.monotonic() >= self._deaf_until:
+    def _resume_accepting(self) -> None:
+        if self._accept_resume_time is not None and time.monotonic() >= self._accept_resume_time:
             self._poll.modify(self._listener.fileno(), select.POLLIN)
-            self._deaf_until = 0.0
+            self._accept_resume_time = None
 
     def _accept(self) -> None:
         try:
             channel = self._listener.accept()
         except OSError as error:
-            if error.errno not in _ACCEPT_ERRORS:
+            if error.errno not in _ACCEPT_SHORTAGES:
                 raise
             _log.error("cannot accept a client now: %s", error.strerror)
-            self._pause()
+            self._pause_accepting()
             return
-        if channel is not None:
-            with channel:  # our copy is closed here, whatever happened
-                self._admit(channel)
-
-    def _admit(self, channel: Channel) -> None:
-        peer = channel.peer()
-        if peer.uid not in (os.getuid(), 0):
-            text = f"this driver serves uid {os.getuid()}, not {peer.uid}"
-            self._refuse(channel, ErrorStatus.DEVICE_UNAVAILABLE, text)
-        elif len(self._workers) >= CLIENTS_MAX:
-            text = f"this driver serves {CLIENTS_MAX} clients already"
-            self._refuse(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
-        else:
-            self._start_worker(channel)
+        if channel is None:
+            return
+        with channel:  # closes the supervisor's copy in any case
+            peer = channel.peer()
+            if peer.uid not in (os.getuid(), 0):
+                text = f"this driver serves uid {os.getuid()}, not {peer.uid}"
+                self._reject(channel, ErrorStatus.DEVICE_UNAVAILABLE, text)
+            elif len(self._workers) >= CLIENTS_MAX:
+                text = f"this driver serves {CLIENTS_MAX} clients already"
+                self._reject(channel, ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT, text)
+            else:
+                self._start_worker(channel)
 
     @staticmethod
-    def _refuse(channel: Channel, status: ErrorStatus, text: str) -> None:
-        _log.warning("client refused: %s", text)
+    def _reject(channel: Channel, status: ErrorStatus, text: str) -> None:
+        _log.warning("client rejected: %s", text)
         with contextlib.suppress(DeadObject, MissedDeadlineTransient):
             channel.send(control_protocol.encode(messages.Refused(status, text)), (), NO_WAIT)
 
     def _start_worker(self, channel: Channel) -> None:
+        """Start a worker for a client, or reject the client if that fails."""
         try:
-            connection, theirs = self._programs.connect()
+            link, worker_end = self._shared_cache.connect()
         except OSError as error:
-            self._refuse(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
+            self._reject(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
             return
-        with theirs, ExitStack() as undo:
-            undo.callback(self._programs.close, connection)
-            descriptors = (_Passed(fd) for fd in (channel.fileno(), self._status.fileno(), theirs.fileno()))
-            given = *descriptors, self._configured
-            process = self._context.Process(target=worker.main, args=given, name="nnfmq-worker")
+        with worker_end, ExitStack() as undo:
+            undo.callback(self._shared_cache.close, link)
+            fds = (_PassedFd(fd) for fd in (channel.fileno(), self._status.fileno(), worker_end.fileno()))
+            process = self._context.Process(target=worker.main, args=(*fds, self._entries), name="nnfmq-worker")
             try:
                 process.start()
             except _SPAWN_ERRORS as error:
-                self._refuse(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
+                self._reject(channel, ErrorStatus.GENERAL_FAILURE, f"no worker could be started: {error!r}")
                 return
             try:
                 pidfd = os.pidfd_open(process.pid)
-            except ProcessLookupError:
-                _report(process)  # it has ended already
+            except ProcessLookupError:  # it has exited already
+                _log_exit(process)
                 return
             undo.pop_all()
-        connection.worker_pid = process.pid
-        self._watch(pidfd, _Worker(process, connection))
-
-    def _watch(self, pidfd: int, started: _Worker) -> None:
-        connection = started.connection
-        self._workers[pidfd], self._connections[connection.channel.fileno()] = started, connection
-        for fd in (pidfd, connection.channel.fileno()):
+        link.worker_pid = process.pid
+        self._workers[pidfd], self._links[link.channel.fileno()] = _Worker(process, link), link
+        for fd in (pidfd, link.channel.fileno()):
             self._poll.register(fd, select.POLLIN)
 
+    # -- ending -------------------------------------------------------------------------------------------------------
+
     def _reap(self, pidfd: int) -> None:
+        """Release everything of a worker that has exited."""
         ended = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        self._hang_up(ended.connection)
-        _report(ended.process)
+        self._close_link(ended.link)
+        _log_exit(ended.process)
 
     def _end_workers(self) -> None:
-        """Ask every worker to end, then end those that did not."""
-        self._poll.unregister(self._bell)
+        """Send SIGTERM to all workers, and SIGKILL to those that have not exited after STOP_TIMEOUT_S."""
+        self._poll.unregister(self._stop_fd)
         self._poll.unregister(self._listener.fileno())
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             for pidfd in self._workers:
                 with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, number)
-            self._reap_until(time.monotonic() + END_SECONDS)
-
-    def _reap_until(self, deadline: float) -> None:
-        while self._workers and (left := deadline - time.monotonic()) > 0:
-            for fd, _ in self._poll.poll(left * 1000):
-                self._attend_to(fd)
+                    signal.pidfd_send_signal(pidfd, signal_number)
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while self._workers and (left := deadline - time.monotonic()) > 0:
+                for fd, _ in self._poll.poll(left * 1000):
+                    self._dispatch(fd)
 
 
-def _report(process: Any) -> None:
-    """Log how a worker ended, where that is known and was not well; then forget it."""
-    process.join(_STATUS_SECONDS)
+def _log_exit(process: Any) -> None:
+    """Log a worker's exit status, if it is known and not 0, and release the process object."""
+    process.join(_STATUS_TIMEOUT_S)
     status = process.exitcode
     if status in (None, _UNKNOWN_STATUS):
-        _log.info("worker %d ended; nobody knows with which status", process.pid)
+        _log.info("worker %d exited; its status is unknown", process.pid)
     elif status:
         _log.error("worker %d ended with status %d", process.pid, status)
     if status is not None:
@@ -233,74 +238,77 @@ def serve(
     devices: Path | None = None,
     ready: Callable[[Path], None] = lambda _path: None,
 ) -> int:
-    """Listen at `path` (default: the user's runtime directory) until SIGTERM or SIGINT; return the exit status, 0.
+    """Run a driver that listens at `path` until SIGTERM or SIGINT. Return 0, the exit status. Main thread only. Blocks.
 
-    `extensions` are the names of those that workers may load (default: as $NNFMQ_EXTENSIONS says, see `extensions`).
-    `devices` is the file that lists the devices (default: $NNFMQ_DEVICES, or the package's own, see `devices`).
-    `ready` is called with the path once clients can connect. Blocks; call it from the main thread. Raises
-    DeviceUnavailable where another driver listens there, or the directory is not safe, and InvalidArgument or OSError
-    where the devices cannot be read.
+    Args:
+        path: The socket; by default in the user's runtime directory.
+        extensions: Names of the extensions that workers may load; by default those of $NNFMQ_EXTENSIONS.
+        devices: The configuration file; by default $NNFMQ_DEVICES, or the package's own.
+        ready: Called with the path as soon as clients can connect.
+
+    Raises:
+        DeviceUnavailable: If another driver listens at `path`, or its directory is accessible to other users.
+        InvalidArgument: If the configuration is not valid.
+        OSError: If the configuration cannot be read.
     """
     if extensions is not None:
-        os.environ[ALLOWED] = ",".join(extensions)  # for the forkserver, which loads them
-    configured = read_configuration(
-        devices
-    )  # here, where somebody sees what is wrong with it, and once for all workers
+        os.environ[ALLOWED_VARIABLE] = ",".join(extensions)  # inherited by the forkserver, which loads them
+    entries = read_configuration(devices)  # once for all workers, and while errors can still be reported
     if path is None:
         path = default_socket()
         if path.parent == runtime_directory():
             make_runtime_directory()
     if len(os.fsencode(path)) > _PATH_BYTES_MAX:
-        raise DeviceUnavailable(f"a socket path has at most {_PATH_BYTES_MAX} bytes here; {path} is longer")
-    # The bell first: a signal that comes while the rest is set up must not leave it behind.
+        raise DeviceUnavailable(f"the path of a driver's socket has at most {_PATH_BYTES_MAX} bytes; {path} is longer")
     with ExitStack() as stack:
-        bell = stack.enter_context(_bell())
+        # First: a signal during the rest of the setup must not leave files behind.
+        stop_fd = stack.enter_context(_stop_signals())
         status = stack.enter_context(Memory.create(DEVICES_MAX, "nnfmq-status"))
         listener = stack.enter_context(Listener.create(path))
         context = stack.enter_context(_forkserver(Path(f"{path}.d")))
         ready(path)
-        Supervisor(listener, context, bell, configured, status).run()
+        Supervisor(listener, context, stop_fd, entries, status).run()
     return 0
 
 
 @contextlib.contextmanager
 def _forkserver(directory: Path) -> Iterator[Any]:
-    """Run the forkserver with its files in `directory`, which is ours alone: its user holds the listener's lock."""
+    """Run the forkserver with its files in `directory`. The caller holds the lock of the socket beside it."""
     import multiprocess
     from multiprocess import forkserver, process, resource_tracker
 
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700)
-    process.current_process()._config["tempdir"] = str(directory)  # where `multiprocess` puts its listener
+    process.current_process()._config["tempdir"] = str(directory)  # where `multiprocess` creates its listener
     os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     context = multiprocess.get_context("forkserver")
-    # The command line too: `multiprocess` imports the main module, that is the `nnfmq` script, in every worker.
+    # The command line too: `multiprocess` imports the main module, which is the `nnfmq` script, in every worker.
     context.set_forkserver_preload(["nnfmq.service.forkserver_preload", "nnfmq.cli"])
-    forkserver.ensure_running()  # now, so that the first client does not pay for the imports
+    forkserver.ensure_running()  # now, so that the first client does not wait for the imports
     try:
         yield context
     finally:
-        # `multiprocess` has no public way to end its helpers; at exit they would end by themselves, a little later.
+        # `multiprocess` has no public way to end its helper processes; without this they end a little later.
         forkserver._forkserver._stop()
         tracker = resource_tracker._resource_tracker
-        if tracker._fd is not None:  # not its `_stop`, which waits for all that hold the pipe
+        if tracker._fd is not None:  # not its `_stop`, which waits for all processes that have the pipe open
             os.close(tracker._fd)
             tracker._fd = None
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _bell() -> Iterator[int]:
-    """Lend an eventfd that SIGTERM and SIGINT ring meanwhile."""
-    bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+def _stop_signals() -> Iterator[int]:
+    """Yield an eventfd that becomes readable on SIGTERM or SIGINT. Restores the previous handlers afterwards."""
+    stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-    def ring(_number: int, _frame: FrameType | None) -> None:
-        os.eventfd_write(bell, 1)
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        os.eventfd_write(stop_fd, 1)
 
-    before = {number: signal.signal(number, ring) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield bell
+        yield stop_fd
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
-        os.close(bell)
+        os.close(stop_fd)

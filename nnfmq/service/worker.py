@@ -1,8 +1,8 @@
-"""A worker: the process that owns everything of one client. The supervisor starts it, the client's end ends it.
+"""A worker: the driver process that serves one client and owns all its objects.
 
-It gets its sockets from the forkserver and from then on depends on nobody: it outlives a killed supervisor. SIGTERM
-(the supervisor's clean end) and the client's death both end it at once, with everything it held. The devices' status is
-in a page that all workers of a driver map; compiled programs they share by way of the supervisor (`service.caching`).
+The supervisor starts it through the forkserver. From then on it depends on the client alone, and outlives a killed
+supervisor. SIGTERM (from the supervisor) and the client's exit both end it immediately, with everything that it owns.
+The workers of a driver share one page with the devices' status, and compiled programs (`service.caching`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from nnfmq.service.device_registry import make_devices
 from nnfmq.service.session import run_session
 
 
-def take_fd(passed: Any) -> int:
-    """Return the fd that `multiprocess` duplicated into this process."""
+def detach_fd(passed: Any) -> int:
+    """Return the fd that `multiprocess` duplicated into this process, which the caller owns."""
     return int(passed.detach())
 
 
-def main(control_fd: int, status_fd: int, sharing_fd: int, configured: Sequence[DeviceEntry]) -> NoReturn:
-    """Serve the client at the other end of `control_fd`, with the configured devices and those of plug-ins.
+def main(control_fd: int, status_fd: int, shared_cache_fd: int, entries: Sequence[DeviceEntry]) -> NoReturn:
+    """Serve one client with the configured devices and those of plug-ins. Takes ownership of the fds. Never returns.
 
-    `status_fd` is the page with the devices' status, `sharing_fd` the connection for what workers share.
+    Args:
+        control_fd: The connection to the client.
+        status_fd: The memory of the devices' status bytes, DEVICES_MAX bytes.
+        shared_cache_fd: The connection to the supervisor's shared program cache.
+        entries: The devices of the configuration.
     """
-    if any(entry.engine == "compiled" for entry in configured):
-        compile_jobs.start_compile_server()
-    shared_cache_client.connect(sharing_fd)
-    devices = make_devices(configured)
+    if any(entry.engine == "compiled" for entry in entries):
+        compile_jobs.start_compile_server()  # first: it forks, so this process must have one thread
+    shared_cache_client.connect(shared_cache_fd)
+    devices = make_devices(entries)
     devices.share_status(Memory.adopt(status_fd).view)
     run_session(Channel.adopt(control_fd), "nnfmq", devices)

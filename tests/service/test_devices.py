@@ -226,9 +226,9 @@ def test_operations_can_be_left_out(configured: Any) -> None:
     ("text", "message"),
     [
         ("[[device]]\n", "name"),
-        *((f'[[device]]\nname = "{name}"\n', "called 'vendor-name'") for name in NO_NAMES),
-        ('[[device]]\nname = "test-a"\noperations = ["PLUS"]\n', "'PLUS' is no OperationType"),
-        ('[[device]]\nname = "test-a"\nfirst_operand = ["FLOAT"]\n', "'FLOAT' is no OperandType"),
+        *((f'[[device]]\nname = "{name}"\n', "of the form 'vendor-name'") for name in NO_NAMES),
+        ('[[device]]\nname = "test-a"\noperations = ["PLUS"]\n', "'PLUS' is not an OperationType"),
+        ('[[device]]\nname = "test-a"\nfirst_operand = ["FLOAT"]\n', "'FLOAT' is not an OperandType"),
         ('[[device]]\nname = "test-a"\ncolour = 1\n', "colour"),
         (
             '[[device]]\nname = "test-a"\n[device.performance]\nall = { exec_time = 0, power_usage = 1.0 }\n',

@@ -130,7 +130,7 @@ def test_EXT_2_two_plug_ins_with_different_types_disable_the_extension(site: Pat
     add_fibonacci(site)
     offered, messages = loaded()
     assert offered == [NAME]
-    assert messages == ["extension com.example.one is disabled: 2 plug-ins give it different operand types"]
+    assert messages == ["extension com.example.one is disabled: 2 plug-ins define different operand types"]
 
 
 def test_EXT_2_of_two_plug_ins_with_the_same_types_one_is_used(site: Path, loaded: Loaded) -> None:
@@ -138,7 +138,7 @@ def test_EXT_2_of_two_plug_ins_with_the_same_types_one_is_used(site: Path, loade
         add_plugin(site, name, START + RIGHT.format(types=""), {"com.example.one": f"{name}:EXTENSION"})
     assert loaded() == (
         ["com.example.one"],
-        ["extension com.example.one is given by 2 plug-ins; the first one is used"],
+        ["extension com.example.one is defined by 2 plug-ins; the first one is used"],
     )
 
 
@@ -154,7 +154,7 @@ def test_EXT_7_what_is_not_allowed_is_not_even_imported(
 
 def test_EXT_7_what_is_allowed_and_missing_is_told(site: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNFMQ_EXTENSIONS", "com.example.one")
-    assert loaded() == ([], ["extension com.example.one is allowed, but no plug-in gives it"])
+    assert loaded() == ([], ["extension com.example.one is allowed, but no plug-in defines it"])
 
 
 def test_a_plug_in_that_starts_threads_is_named(site: Path, loaded: Loaded) -> None:
