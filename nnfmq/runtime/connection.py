@@ -45,7 +45,7 @@ _GONE = "the driver process is gone"
 _TELL_NS = 1_000_000_000  # for a driver that reads nothing, before it is left alone
 _log = logging.getLogger("nnfmq.client")
 
-AnswerT = TypeVar("AnswerT", bound=messages.Answer)
+AnswerT = TypeVar("AnswerT", bound=messages.StatusReply)
 CallT = TypeVar("CallT", bound=messages.Call)
 
 
@@ -408,7 +408,7 @@ class Connection:
             return
         # Whoever asked has stopped waiting, or cannot be given it.
         undone = _UNDONE.get(type(answer))
-        if undone is not None and isinstance(answer, messages.Answer) and answer.status is ErrorStatus.NONE:
+        if undone is not None and isinstance(answer, messages.StatusReply) and answer.status is ErrorStatus.NONE:
             self._send_unblocked(undone(self.new_call(), answer))
 
     def _on_notice(self, notice: messages.PreparationProgress) -> None:

@@ -1,0 +1,125 @@
+"""Messages that prepare, query and release models (IDevice.prepareModel and its relatives)."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from nnfmq.hal.errors import ErrorStatus
+from nnfmq.serialize.messages.common import (
+    I32,
+    I64,
+    MAX_NAME,
+    U32,
+    U63,
+    Call,
+    Data,
+    FdCount,
+    Hints,
+    MemoryList,
+    Name,
+    Prefixes,
+    StatusReply,
+    Text,
+)
+
+__all__ = [
+    "CachesData",
+    "Consumers",
+    "GetSupportedOperations",
+    "PreparationProgress",
+    "PrepareModel",
+    "PrepareModelFromCache",
+    "PreparedModelReady",
+    "ReleaseModel",
+    "SupportedOperations",
+]
+
+Consumers: TypeAlias = tuple[tuple[U32, ...], ...]
+"""HIDL's numberOfConsumers: counts of the operands of each subgraph, the main subgraph first. Empty for AIDL."""
+
+
+class CachesData(Data, frozen=True):
+    """The cache files that come with a message, after its pools: the model's files, then the data's."""
+
+    token: Annotated[bytes, Meta(max_length=MAX_NAME)] = b""
+    model_count: FdCount = 0
+    data_count: FdCount = 0
+
+
+class GetSupportedOperations(Call, frozen=True):
+    """Ask which operations of the main subgraph the device supports; the model's pools come with the message."""
+
+    device: Name
+    model: bytes
+    pools: MemoryList = ()
+    consumers: Consumers = ()
+
+
+class SupportedOperations(Call, frozen=True):
+    """One flag for each operation, in order; none if `status` is an error."""
+
+    supported: tuple[bool, ...]
+    status: ErrorStatus = ErrorStatus.NONE
+    message: Text = ""
+
+
+class PrepareModel(Call, frozen=True):
+    """Prepare a model for execution; `deadline_ns` -1 = none. The model's pools come with the message.
+
+    The driver saves the compilation to the cache files that come after the pools, if there are any. If
+    `tells_progress` is set, it sends `PreparationProgress`.
+    """
+
+    device: Name
+    preference: I32
+    priority: I32
+    deadline_ns: I64
+    model: bytes
+    pools: MemoryList = ()
+    consumers: Consumers = ()
+    caches: CachesData = CachesData()
+    hints: Hints = ()
+    extensions: Prefixes = ()
+    tells_progress: bool = False
+
+    @property
+    def fd_count(self) -> int:
+        """The number of pools and cache files."""
+        return len(self.pools) + self.caches.model_count + self.caches.data_count
+
+
+class PrepareModelFromCache(Call, frozen=True):
+    """Prepare the model whose compilation was saved to the files that come with it; `deadline_ns` -1 = none."""
+
+    device: Name
+    deadline_ns: I64
+    caches: CachesData
+
+    @property
+    def fd_count(self) -> int:
+        """The number of cache files."""
+        return self.caches.model_count + self.caches.data_count
+
+
+class PreparedModelReady(StatusReply, frozen=True):
+    """The callback of both preparations, sent exactly once; `model_id` is 0 after an error.
+
+    If preparing fails early, it precedes the Reply.
+    """
+
+    model_id: U63
+
+
+class PreparationProgress(Call, frozen=True):
+    """Progress of a preparation: `done` of `total` kernels are compiled. Sent only if the call asked for it."""
+
+    done: U32
+    total: U32
+
+
+class ReleaseModel(Call, frozen=True):
+    """Release a prepared model."""
+
+    model_id: U63
