@@ -20,27 +20,50 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # No child of a test imports from the current directory: in a clone that is the source tree, not what is installed.
 os.environ["PYTHONSAFEPATH"] = "1"
 
-from support import bugs, leaks, places, under_test
+from support import bugs, leaks, places, tiers, under_test
+
+_TIER = pytest.StashKey[str]()
+_LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say what more than in a usual run the tests of the compiling engine may do."""
+    """Add the options that choose tests."""
     add = parser.addoption
+    add("--tier", choices=tiers.TIERS, help="quick (default without paths), full (default with paths) or deep")
     add("--target", metavar="NAME", help="all kernel tests, for this instruction set (or `host`)")
     add("--emulated", action="store_true", help="in an emulator even if this machine has the instruction set")
     add("--all-photos", action="store_true", help="all photos through the classifiers, not some")
 
 
-def pytest_configure() -> None:
-    """End the run before it starts if it would test another package or another core than meant."""
+def pytest_configure(config: pytest.Config) -> None:
+    """End the run before it starts if it would test another package or another core than intended."""
     complaint = under_test.complaint()
     if complaint:
         pytest.exit(complaint, returncode=pytest.ExitCode.USAGE_ERROR)
     bugs.watch_for_them()
+    config.stash[_TIER] = tiers.choose(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Deselect the tests that are not in the tier of this run."""
+    out = set(tiers.left_out(items, config.stash[_TIER]))
+    config.stash[_LEFT_OUT] = len(out)
+    if out:
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Report how many tests this tier left out, and how to run them."""
+    count, tier = config.stash.get(_LEFT_OUT, 0), config.stash[_TIER]
+    if count:
+        more = "full" if tier == "quick" else "deep"
+        terminalreporter.write_line(f"Tier {tier}: {count:,} tests were left out; pytest --tier {more} runs them.")
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector the tests themselves, hundreds of thousands of objects that last: a second each time."""
+    """Exempt the tests, hundreds of thousands of long-lived objects, from garbage collection: a second each time."""
     gc.collect()
     gc.freeze()
 

@@ -293,7 +293,7 @@ def test_closing_twice_does_no_harm() -> None:
     successor = os.open("/dev/null", os.O_RDONLY)
     try:
         memory.close()
-        assert successor == fd  # the number was re-used at once, and the second close left it alone
+        assert successor == fd  # the number was reused at once, and the second close left it alone
         assert is_open(successor)
     finally:
         os.close(successor)

@@ -46,7 +46,7 @@ def rounding_shift(x: Ints, exponent: Ints | int) -> Ints:
 
 
 def saturating_shift_left(x: Ints, exponent: int) -> Ints:
-    """x * 2^exponent, held within int32."""
+    """X * 2^exponent, held within int32."""
     result: Ints = np.clip(x << exponent, INT32_MIN, INT32_MAX)
     return result
 

@@ -25,7 +25,8 @@ _LENGTH_MAX = 2**32 - 1  # of a DataLocation
 
 class MemoryPreference(NamedTuple):
     """Where an argument of a request lies best: it begins at a multiple of `alignment`, and its length is padded to a
-    multiple of `padding`, both in bytes."""
+    multiple of `padding`, both in bytes.
+    """
 
     alignment: int
     padding: int

@@ -98,7 +98,7 @@ class CompiledDevice(InterpreterDevice):
 
     @property
     def version_string(self) -> str:
-        """nnfmq's release and the version of llvmlite, which generates the code."""
+        """Nnfmq's release and the version of llvmlite, which generates the code."""
         return f"{super().version_string} llvmlite-{_llvmlite_version() or 'none'}"
 
     @property

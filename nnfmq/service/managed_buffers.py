@@ -144,7 +144,8 @@ class ManagedBuffer:
 
     def copy_from(self, memory: Received, dimensions: Shape) -> None:
         """Fill it from all of `memory`; () = the only shape that it takes. Raises InvalidArgument (DOM-12), and then
-        it is uninitialized."""
+        it is uninitialized.
+        """
         try:
             shape = self._copied_shape(dimensions)
             _require_size(memory, math.prod(shape) * self._dtype.itemsize, shape)
@@ -157,7 +158,8 @@ class ManagedBuffer:
 
     def copy_to(self, memory: Received) -> None:
         """Copy it into `memory`, which has just its size. Raises GeneralFailure while it is uninitialized,
-        InvalidArgument for another size, or memory that may not be written."""
+        InvalidArgument for another size, or memory that may not be written.
+        """
         room = self.content()
         _require_size(memory, room.raw.size, room.shape)
         if not memory.is_writable:

@@ -1,9 +1,9 @@
 """Validation of a model: every rule of the HAL, checked before anything is prepared.
 
 The main subgraph and the referenced ones are validated operand by operand, then operation by operation. Rule ids are
-those of docs/requirements.md: N-MOD-* are the families of the HAL's test suite, N-VAL-* rules beyond it, S1 to S5 come
-from `operations.signature`. Sizes are Python ints compared with 32- and 64-bit limits, so a hostile model cannot make a
-sum overflow or cause an allocation.
+those of docs/contributing/requirements.md: N-MOD-* are the families of the HAL's test suite, N-VAL-* rules beyond it,
+S1 to S5 come from `operations.signature`. Sizes are Python ints compared with 32- and 64-bit limits, so a hostile
+model cannot make a sum overflow or cause an allocation.
 
 OEM_OPERATION, and types and operations of extensions that are not installed in this process, are validated for their
 structure only: a device reports them as unsupported. If extensions are installed, the model must have passed

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.run_depth import IS_DEEP
+from support.tiers import IS_DEEP
 
 from nnfmq.conformance import testmodels
 from nnfmq.conformance.cases import PASSED, run_test

@@ -12,8 +12,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from support.drivers import LIMIT_S, Daemon, one
 from support.models import null_model
-from support.run_depth import IS_DEEP
 from support.spoilt_models import SpoiltTest, spoilt_tests
+from support.tiers import IS_DEEP
 
 import nnfmq
 from nnfmq.hal.errors import (

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from support.run_depth import IS_DEEP
 from support.spoilt_models import Draft, SpoiltTest, spoilt_tests
+from support.tiers import IS_DEEP
 from support.vts_models import one_of_each
 
 from nnfmq.conformance.testmodels import TestModel

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.run_depth import IS_DEEP
 from support.tflite_cases import CASES, Case
 from support.tflite_files import Operator, Tensor, everything, quantized, single, writer
+from support.tiers import IS_DEEP
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers.tflite import load

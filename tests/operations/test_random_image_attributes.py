@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.executed import Argument, executed
 from support.image_examples import CASES, arguments_of, outputs_of
-from support.run_depth import IS_DEEP
+from support.tiers import IS_DEEP
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.types import Operand, OperandType, is_scalar

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.by_name import Use
-from support.run_depth import IS_DEEP
+from support.tiers import IS_DEEP
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.hal.types import OperandType, OperationType

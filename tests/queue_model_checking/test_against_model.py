@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.run_depth import IS_DEEP
+from support.tiers import IS_DEEP
 
 from nnfmq.memory import Memory
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, UNSYNCHRONIZED, MessageQueue

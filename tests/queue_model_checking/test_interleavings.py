@@ -26,7 +26,6 @@ from support.explorer.scenarios import (
 )
 from support.explorer.search import Report, Scenario, explore
 from support.explorer.seeded_bugs import SILENT_BEGIN, SILENT_WRITE
-from support.run_depth import needs_depth
 
 Explored = Callable[[Scenario, Model], Report]
 
@@ -182,7 +181,7 @@ def test_a_reader_a_whole_ring_behind_libfmqs_writer_may_get_a_torn_record(in_pl
     [
         *product(NAPPING, (Model.SEQUENTIAL, Model.TSO)),
         (NAPPING_DEATH, Model.SEQUENTIAL),
-        pytest.param(NAPPING_DEATH, Model.TSO, marks=needs_depth),
+        pytest.param(NAPPING_DEATH, Model.TSO, marks=pytest.mark.deep),
     ],
     ids=name,
 )
@@ -196,7 +195,7 @@ def test_a_writer_and_a_reader_that_want_more_together_than_the_ring_holds_may_w
         explore(streaming([2, 1, 3], 3, read=[1, 3, 2]), Model.SEQUENTIAL)
 
 
-@needs_depth
+@pytest.mark.deep
 @pytest.mark.parametrize("model", Model, ids=name)
 @pytest.mark.parametrize("scenario", LARGE, ids=name)
 def test_larger_rings_and_longer_streams(scenario: Scenario, model: Model, explored: Explored) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from support.caching import FLOAT, QUANT8, TOKEN, TYPES, CachingClient, Loaded, Paths, answer, chain
 from support.models import invalid_model, unsupported_model
-from support.run_depth import IS_DEEP
+from support.tiers import IS_DEEP
 
 import nnfmq
 from nnfmq.engines import interpreter

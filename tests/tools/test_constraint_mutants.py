@@ -1,12 +1,11 @@
 """`tools/constraint_mutants.py`: a check that is switched off is missed by the tests, and only then.
 
-The ordinary run tries a sample of the checks; NNFMQ_TEST_DEPTH=deep tries all.
+The full tier tries a sample of the checks, the deep tier all.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import constraint_mutants
 import pytest
 from constraint_mutants import Switches
 from support.places import ROOT
-from support.run_depth import needs_depth
 
 from nnfmq.hal.errors import InvalidArgument
 
@@ -71,8 +69,7 @@ REFUSED: list[tuple[str, object, set[int]]] = [
 def run(*arguments: str, limit_s: int = LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Run the tool over the ordinary tests."""
     command = [sys.executable, str(TOOL), *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "NNFMQ_TEST_DEPTH"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
 
 
 @pytest.fixture
@@ -150,7 +147,7 @@ def test_what_is_no_check_is_refused() -> None:
         constraint_mutants.main(["--only", "model.py:1:"])
 
 
-@needs_depth
+@pytest.mark.deep
 def test_the_tests_miss_every_check() -> None:
     done = run(limit_s=DEEP_LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,7 @@
 """The HAL's own test models, spoilt in every way in which its test suite spoils them: each is refused.
 
 The ordinary run takes a model for each operation, argument count and combination of types, and of the 50,000 replaced
-types of arguments (N-MOD-10) every fourth; NNFMQ_TEST_DEPTH=deep takes all.
+types of arguments (N-MOD-10) every fourth; the deep tier takes all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from support.model_mutations import FAMILIES, mutants
-from support.run_depth import needs_depth
 from support.small_models import two_adds
 from support.vts_models import FOLDER, one_of_each
 
@@ -49,7 +48,7 @@ def test_every_operation_spoilt_as_the_hal_s_suite_spoils_it_is_refused(rule: st
     assert found == []
 
 
-@needs_depth
+@pytest.mark.deep
 @pytest.mark.parametrize("spec", SPECS)
 def test_N_MOD_1_to_20_every_test_model_spoilt_as_the_hal_s_suite_spoils_it_is_refused(spec: str) -> None:
     tests = [testmodels.read(line) for _, line in testmodels.lines(FOLDER / f"{spec}.jsonl.gz")]

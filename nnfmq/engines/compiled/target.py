@@ -42,7 +42,8 @@ class Target:
     def feature_flags(self, others: Iterable[str] = ()) -> str:
         """Return the features as LLVM is told of them, and that it must not use any of `others` that are not among
         them: those that LLVM knows of a processor by its name may be switched off in a virtual machine, or not be those
-        of the machine that takes the code from a cache."""
+        of the machine that takes the code from a cache.
+        """
         without = sorted(set(others).difference(self.features, _EVERYWHERE))
         with_these = (*self.features, *self.tuning)
         return ",".join([*(f"-{feature}" for feature in without), *(f"+{feature}" for feature in with_these)])

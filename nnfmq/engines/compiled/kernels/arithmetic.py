@@ -29,7 +29,8 @@ Array = npt.NDArray[Any]
 
 class Arithmetic(Protocol):
     """How a product is computed. A cell is what an element becomes in scratch memory; `group` cells are multiplied at
-    once, by as many weights for each lane."""
+    once, by as many weights for each lane.
+    """
 
     item_bytes: int
     output_bytes: int

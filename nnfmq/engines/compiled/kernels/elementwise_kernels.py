@@ -35,7 +35,8 @@ _KINDS = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
 
 class Function(Protocol):
     """What is computed: the types of its inputs and of its result, by numpy's letters; how many constants it has, and
-    how many vectors of 32 bits it takes at once."""
+    how many vectors of 32 bits it takes at once.
+    """
 
     @property
     def items(self) -> tuple[str, ...]:

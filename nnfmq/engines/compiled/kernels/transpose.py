@@ -66,7 +66,8 @@ class TransposeKernel:
 @dataclass(frozen=True, slots=True)
 class InterleaveKernel:
     """So many `planes` with `edge` elements of `size` bytes from each: side by side on one side, a step apart on the
-    other, which is the target's unless it `joins` them."""
+    other, which is the target's unless it `joins` them.
+    """
 
     size: int
     edge: int

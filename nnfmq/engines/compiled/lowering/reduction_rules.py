@@ -1,5 +1,6 @@
 """Pooling and what goes along axes: AVERAGE_POOL_2D, L2_POOL_2D, MAX_POOL_2D, MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_SUM,
-ARGMAX, ARGMIN and L2_NORMALIZATION."""
+ARGMAX, ARGMIN and L2_NORMALIZATION.
+"""
 
 from __future__ import annotations
 
