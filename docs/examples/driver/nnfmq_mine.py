@@ -1,4 +1,4 @@
-"""A device for nnfmq's driver, `mine`: ADD and RELU of float32. Copy it, and put your hardware behind it."""
+"""Example of a device for nnfmq's driver: `mine` supports ADD and RELU of float32."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +12,12 @@ from nnfmq.service.device import DeviceBase
 
 
 class Mine(DeviceBase):
-    """What it supports, and how it computes that; everything else has a default."""
+    """A device that computes with NumPy. Everything that is not overridden has a default."""
 
     name = "mine"
 
     def supports(self, model: Model, subgraph: Subgraph, operation: Operation) -> bool:
-        """Return True for RELU, and for ADD without an activation, of float32."""
+        """Return True for RELU and for ADD without an activation, of float32."""
         operands = [subgraph.operands[index] for index in operation.inputs]
         if operands[0].type != OperandType.TENSOR_FLOAT32:
             return False
@@ -27,7 +27,7 @@ class Mine(DeviceBase):
         return operation.type == OperationType.RELU
 
     def compile(self, model: Model) -> FunctionProgram:
-        """Upload constants here, once; `run` is what happens in each execution."""
+        """Prepare the model: a device with memory of its own uploads the constants here. `run` is one execution."""
         main = model.main
         constants = [load_constant(model, operand) for operand in main.operands]
 
