@@ -83,13 +83,13 @@ def assert_computes(prepared: nnfmq.PreparedModel, model: Model) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_what_processes_compiled_computes_the_same(client: nnfmq.Client, server: Process) -> None:
+def test_code_from_compile_processes_computes_the_same(client: nnfmq.Client, server: Process) -> None:
     with prepare(client, SHORT) as prepared:
         assert_computes(prepared, SHORT)
     until(lambda: server.children() == [], "the compile processes are gone")
 
 
-def test_server_and_processes_have_sessions_and_descriptors_of_their_own(
+def test_server_and_processes_have_their_own_sessions_and_fds(
     client: nnfmq.Client, worker: Process, server: Process
 ) -> None:
     call = InThread.start(lambda: prepare(client, ENDLESS))
@@ -104,7 +104,7 @@ def test_server_and_processes_have_sessions_and_descriptors_of_their_own(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda number: number.name)
-def test_LIFE_8_a_compile_process_that_dies_fails_its_preparation_alone(
+def test_LIFE_8_a_compile_process_that_dies_fails_that_preparation_only(
     client: nnfmq.Client, server: Process, number: signal.Signals
 ) -> None:
     call = InThread.start(lambda: prepare(client, ENDLESS))
@@ -168,7 +168,7 @@ def test_PREP_6_a_deadline_that_passes_ends_the_compile_processes(client: nnfmq.
         assert_computes(prepared, SHORT)
 
 
-def test_PREP_6_the_driver_s_answer_is_the_missed_deadline(client: nnfmq.Client, server: Process) -> None:
+def test_PREP_6_the_driver_reports_the_missed_deadline(client: nnfmq.Client, server: Process) -> None:
     """Ask without a limit on this side: what comes is what the driver says, while nothing compiles."""
     data, _ = encode_model(SHORT)
     connection, deadline_ns = client.connection, time.monotonic_ns() + 1_000_000_000
@@ -179,7 +179,7 @@ def test_PREP_6_the_driver_s_answer_is_the_missed_deadline(client: nnfmq.Client,
     assert "while the model was compiled" in answer.message
 
 
-def test_clients_that_compile_at_once_have_processes_of_their_own(daemon: Daemon) -> None:
+def test_clients_that_compile_concurrently_have_separate_processes(daemon: Daemon) -> None:
     models = [logistics_model(count) for count in (20, 24, 28)]
     with ExitStack() as stack:
         clients = [stack.enter_context(daemon.connect()) for _ in models]
@@ -188,7 +188,7 @@ def test_clients_that_compile_at_once_have_processes_of_their_own(daemon: Daemon
             assert_computes(stack.enter_context(call.wait().value), model)
 
 
-def test_one_client_compiles_several_models_at_once(client: nnfmq.Client) -> None:
+def test_one_client_compiles_several_models_concurrently(client: nnfmq.Client) -> None:
     models = [logistics_model(count) for count in (20, 24, 28)]
     with ExitStack() as stack:
         calls = [InThread.start(lambda m=m: prepare(client, m)) for m in models]
@@ -196,7 +196,7 @@ def test_one_client_compiles_several_models_at_once(client: nnfmq.Client) -> Non
             assert_computes(stack.enter_context(call.wait().value), model)
 
 
-def test_progress_is_told_on_the_caller_s_thread_until_all_is_compiled(client: nnfmq.Client) -> None:
+def test_progress_is_reported_on_the_calling_thread_until_all_is_compiled(client: nnfmq.Client) -> None:
     heard: list[tuple[int, int]] = []
     with prepare(client, SHORT, progress=lambda *told: heard.append(told)):
         pass
@@ -204,7 +204,7 @@ def test_progress_is_told_on_the_caller_s_thread_until_all_is_compiled(client: n
     assert heard == sorted(heard)
 
 
-def test_a_device_that_does_not_compile_tells_no_progress(client: nnfmq.Client) -> None:
+def test_a_device_that_does_not_compile_reports_no_progress(client: nnfmq.Client) -> None:
     heard: list[tuple[int, int]] = []
     with client.device("reference").prepare(SHORT, progress=lambda *told: heard.append(told)):
         pass
@@ -215,7 +215,7 @@ class _EnoughError(Exception):
     pass
 
 
-def test_an_error_of_what_hears_ends_the_call_and_what_was_prepared_is_given_back(client: nnfmq.Client) -> None:
+def test_an_exception_of_the_progress_callback_ends_the_call_and_releases_the_model(client: nnfmq.Client) -> None:
     def enough(_done: int, _total: int) -> None:
         raise _EnoughError
 

@@ -34,7 +34,7 @@ def saved(device: nnfmq.Device, model: Any, files: Paths, stack: ExitStack) -> n
     return device.prepare(model, token=TOKEN, model_cache=model_cache, data_cache=data_cache)
 
 
-def test_a_quantized_classifier_has_the_reference_s_codes_over_a_burst(
+def test_a_quantized_classifier_returns_the_reference_s_values_over_a_burst(
     client: nnfmq.Client, model: Any, image: np.ndarray
 ) -> None:
     with ExitStack() as stack:
@@ -73,7 +73,9 @@ def test_CACHE_8_code_for_another_instruction_set_is_not_restored(
         assert np.array_equal(expected[0], found[0])
 
 
-def test_DEV_14_without_llvmlite_the_device_is_offline_and_says_why(folder: Path, tmp_path: Path, model: Any) -> None:
+def test_DEV_14_without_llvmlite_the_device_is_offline_and_reports_the_reason(
+    folder: Path, tmp_path: Path, model: Any
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.metadata as metadata\n"
         "version = metadata.version\n"

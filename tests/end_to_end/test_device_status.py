@@ -46,7 +46,7 @@ def status(client: nnfmq.Client) -> DeviceStatus:
 
 
 @pytest.mark.parametrize("made", UNAVAILABLE, ids=lambda made: made.name)
-def test_N_BAS_5_DEV_14_while_a_device_is_unavailable_every_method_says_so_and_then_all_goes_on(
+def test_N_BAS_5_DEV_14_every_method_fails_while_a_device_is_unavailable_and_works_again_afterwards(
     client: nnfmq.Client, administrator: nnfmq.Client, made: DeviceStatus
 ) -> None:
     assert status(client) is DeviceStatus.AVAILABLE
@@ -71,13 +71,13 @@ def test_N_BAS_5_DEV_14_while_a_device_is_unavailable_every_method_says_so_and_t
         assert model.execute(one(6))[0].tolist() == [6]
 
 
-def test_DEV_14_other_devices_are_not_concerned(client: nnfmq.Client, administrator: nnfmq.Client) -> None:
+def test_DEV_14_other_devices_are_not_affected(client: nnfmq.Client, administrator: nnfmq.Client) -> None:
     administrator.set_device_status("reference", DeviceStatus.OFFLINE)
     with client.device("sample-float_fast").prepare(null_model()) as model:
         assert model.execute(one(7))[0].tolist() == [7]
 
 
-def test_DEV_14_a_client_that_comes_later_finds_the_device_as_it_is(
+def test_DEV_14_a_client_that_connects_later_gets_the_current_status(
     daemon: Daemon, administrator: nnfmq.Client
 ) -> None:
     administrator.set_device_status("reference", DeviceStatus.BUSY)
@@ -96,7 +96,7 @@ def test_DEV_14_the_status_outlives_the_worker_that_set_it(daemon: Daemon, admin
     assert status(administrator) is DeviceStatus.OFFLINE
 
 
-def test_DEV_14_a_private_driver_has_a_status_of_its_own(administrator: nnfmq.Client) -> None:
+def test_DEV_14_an_embedded_driver_has_its_own_status(administrator: nnfmq.Client) -> None:
     with nnfmq.connect(embedded=True) as private:
         private.set_device_status("reference", DeviceStatus.BUSY)
         assert status(administrator) is DeviceStatus.AVAILABLE

@@ -92,7 +92,7 @@ def test_two_clients_have_a_driver_each() -> None:
         assert second.devices()
 
 
-def test_devices_that_cannot_be_read_are_what_the_application_is_told(
+def test_an_invalid_device_configuration_is_reported_to_the_application(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     listed = tmp_path / "devices.toml"

@@ -61,7 +61,7 @@ def test_N_BAS_3_names_versions_types_and_extensions_have_their_forms(devices: l
         assert [extension.name for extension in info.extensions] == []  # none is installed beside this driver
 
 
-def test_SUP_6_what_computes_on_the_cpu_says_so_and_declines_what_it_does_not_do(devices: list[nnfmq.Device]) -> None:
+def test_SUP_6_cpu_devices_report_their_type_and_unsupported_operations(devices: list[nnfmq.Device]) -> None:
     softmax = one_operation(OperationType.SOFTMAX, [Operand(F32, (1, 4)), 1.0], Operand(F32, (1, 4)))
     for device in devices:
         assert device.info.type is DeviceType.CPU, device.info.name
@@ -105,7 +105,7 @@ def coupled() -> dict[str, tuple[Model, Model]]:
 
 
 @pytest.mark.parametrize("name", coupled())
-def test_N_BAS_4_a_device_supports_signed_codes_wherever_it_supports_unsigned_ones(
+def test_N_BAS_4_a_device_that_supports_unsigned_quantized_values_supports_signed_ones(
     name: str, devices: list[nnfmq.Device]
 ) -> None:
     unsigned, signed = coupled()[name]

@@ -30,7 +30,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-def test_the_document_shows_the_package_s_file() -> None:
+def test_the_document_contains_the_package_s_file() -> None:
     assert (EXAMPLE / "nnfmq_mine.py").read_text().rstrip() in DOCUMENT
 
 
@@ -49,7 +49,7 @@ def test_it_computes_on_both_paths(driver: Daemon) -> None:
             assert execute(*numbers)[0].tolist() == [11, 22, 33, 44]
 
 
-def test_what_it_declines_is_refused_and_it_goes_on(driver: Daemon) -> None:
+def test_a_model_with_unsupported_operations_is_rejected_and_the_device_goes_on(driver: Daemon) -> None:
     with driver.connect() as client:
         device = client.device("mine")
         assert device.supported_operations(relu_model()) == [True]
@@ -136,7 +136,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.mark.parametrize("interface", ["HIDL 1.2", "AIDL v4"])
-def test_N_BAS_3_DEV_6_DEV_8_DEV_10_a_driver_leaves_out_what_cannot_be(interface: str, many: Daemon) -> None:
+def test_N_BAS_3_DEV_6_DEV_8_DEV_10_a_driver_skips_invalid_devices(interface: str, many: Daemon) -> None:
     with nnfmq.connect(many.path, timeout=LIMIT_S, interface=interface) as client:
         infos = {info.name: info for info in client.devices()}
     assert {name for name in infos if name.startswith("test-")} == {"test-saving"}

@@ -231,7 +231,7 @@ def mapping_of(process: Process) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) == 3 and words[2] == "kB"}
 
 
-def test_LIFE_2_the_first_client_ends_and_its_program_goes_on(held: Held, user: Callable[[], User]) -> None:
+def test_LIFE_2_a_program_outlives_the_client_that_published_it(held: Held, user: Callable[[], User]) -> None:
     second = user()
     with ExitStack() as stack:
         first = User(held.daemon, stack)
@@ -257,7 +257,7 @@ def test_LIFE_3_a_client_that_is_killed_leaves_its_program_to_the_others(held: H
     assert_computes(model)
 
 
-def test_LIFE_1_the_supervisor_keeps_no_program_whose_models_are_released(held: Held, user: Callable[[], User]) -> None:
+def test_LIFE_1_a_program_is_freed_with_its_last_model(held: Held, user: Callable[[], User]) -> None:
     first, second = user(), user()
     models = [first.prepare(), first.prepare(), second.prepare()]
     assert_kept(held.daemon, 1)
@@ -283,7 +283,7 @@ def test_different_models_are_different_programs(held: Held, user: Callable[[], 
     assert_kept(held.daemon, 2)
 
 
-def test_what_is_read_from_a_file_is_shared_as_well(held: Held, user: Callable[[], User]) -> None:
+def test_a_program_read_from_its_file_is_shared(held: Held, user: Callable[[], User]) -> None:
     with ExitStack() as stack:
         User(held.daemon, stack).prepare()
     until(lambda: kept_by(held.daemon) == 0, "nobody has it")
@@ -294,7 +294,7 @@ def test_what_is_read_from_a_file_is_shared_as_well(held: Held, user: Callable[[
         assert_computes(model)
 
 
-def test_PREP_4_what_is_compiled_behind_an_answer_is_shared_as_well(held: Held, user: Callable[[], User]) -> None:
+def test_PREP_4_a_program_compiled_in_the_background_is_shared(held: Held, user: Callable[[], User]) -> None:
     first, second = user(), user()
     model = first.prepare(preference=FAST)
     until(lambda: len(first.programs()) == 1, "machine code has taken over")
@@ -311,7 +311,9 @@ def test_small_programs_are_copied(held: Held, user: Callable[[], User]) -> None
     until(lambda: kept_by(held.daemon) == 0, "nobody has any")
 
 
-def test_of_workers_that_compile_the_same_at_once_one_offers_it(held: Held, user: Callable[[], User]) -> None:
+def test_workers_that_compile_the_same_model_concurrently_share_one_program(
+    held: Held, user: Callable[[], User]
+) -> None:
     users = [user() for _ in range(3)]
     calls = [InThread.start(one_user.prepare) for one_user in users]
     for call in calls:
@@ -336,7 +338,7 @@ def stopped_at(point: str, held: Held, victim: User, model: Model = MODEL) -> In
 
 
 @pytest.mark.parametrize("point", ASKING)
-def test_LIFE_4_a_worker_that_is_killed_while_it_asks_takes_nothing_along(
+def test_LIFE_4_a_worker_killed_during_a_lookup_affects_no_other(
     point: str, held: Held, user: Callable[[], User]
 ) -> None:
     first, third = user(), user()
@@ -355,7 +357,7 @@ def test_LIFE_4_a_worker_that_is_killed_while_it_asks_takes_nothing_along(
 
 
 @pytest.mark.parametrize("point", OFFERING)
-def test_LIFE_4_a_worker_that_is_killed_while_it_offers_leaves_nothing(
+def test_LIFE_4_a_worker_killed_while_it_publishes_leaves_no_program(
     point: str, held: Held, user: Callable[[], User]
 ) -> None:
     second = user()
@@ -370,7 +372,7 @@ def test_LIFE_4_a_worker_that_is_killed_while_it_offers_leaves_nothing(
     assert_kept(held.daemon, 1)
 
 
-def test_LIFE_4_a_copy_of_its_connection_keeps_nothing_of_a_worker_that_has_ended(
+def test_LIFE_4_a_copy_of_the_link_keeps_no_reference_of_a_worker_that_exited(
     held: Held, user: Callable[[], User]
 ) -> None:
     """As one whose client has taken it over, and got the connection from it."""
@@ -391,7 +393,7 @@ def test_LIFE_4_a_copy_of_its_connection_keeps_nothing_of_a_worker_that_has_ende
 
 
 @pytest.mark.parametrize("point", ["before it asks", "held", "sealed"])
-def test_DEAD_workers_of_a_supervisor_that_is_killed_go_on_alone(point: str, folder: Path, tmp_path: Path) -> None:
+def test_DEAD_workers_go_on_when_their_supervisor_is_killed(point: str, folder: Path, tmp_path: Path) -> None:
     with holding(folder, tmp_path) as held, ExitStack() as stack:
         first, second = (User(held.daemon, stack) for _ in range(2))
         model = first.prepare()
@@ -408,7 +410,7 @@ def test_DEAD_workers_of_a_supervisor_that_is_killed_go_on_alone(point: str, fol
         assert held.daemon.program.errors().count("programs are no longer shared") <= 2
 
 
-def test_a_supervisor_that_stands_still_delays_a_preparation_by_a_moment(held: Held, user: Callable[[], User]) -> None:
+def test_a_stopped_supervisor_delays_a_preparation_by_one_timeout(held: Held, user: Callable[[], User]) -> None:
     first = user()
     with held.daemon.process.stopped():
         assert_computes(first.prepare())
@@ -420,7 +422,7 @@ def test_a_supervisor_that_stands_still_delays_a_preparation_by_a_moment(held: H
 # ---------------------------------------------------------------------------------------------------------- taken over
 
 
-def test_CACHE_12_a_worker_that_offers_what_is_spoilt_harms_nobody(held: Held, user: Callable[[], User]) -> None:
+def test_CACHE_12_a_worker_that_publishes_corrupt_memory_affects_no_other(held: Held, user: Callable[[], User]) -> None:
     bad, good, third = user(), user(), user()
     held.order("offer what is spoilt")
     assert_computes(bad.prepare())
@@ -436,7 +438,7 @@ def test_CACHE_12_a_worker_that_offers_what_is_spoilt_harms_nobody(held: Held, u
     assert f"worker {good.worker.pid} found a shared program corrupt" in errors
 
 
-def test_a_worker_that_offers_what_is_not_sealed_is_not_heard_any_more(held: Held, user: Callable[[], User]) -> None:
+def test_a_worker_that_publishes_unsealed_memory_is_disconnected(held: Held, user: Callable[[], User]) -> None:
     bad, good, third = user(), user(), user()
     held.order("offer what is not sealed")
     assert_computes(bad.prepare())
@@ -453,9 +455,7 @@ def test_a_worker_that_offers_what_is_not_sealed_is_not_heard_any_more(held: Hel
     assert_computes(bad.prepare(weighty_model(2.0, SIDE)), 2.0)
 
 
-def test_a_supervisor_without_room_for_descriptors_shares_nothing_and_lives(
-    held: Held, user: Callable[[], User]
-) -> None:
+def test_a_supervisor_without_free_fds_shares_nothing_and_goes_on(held: Held, user: Callable[[], User]) -> None:
     first, second = user(), user()
     pid = held.daemon.process.pid
     used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
@@ -467,7 +467,7 @@ def test_a_supervisor_without_room_for_descriptors_shares_nothing_and_lives(
     assert_kept(held.daemon, 1)
 
 
-def test_EXT_a_cache_that_is_switched_off_shares_nothing(folder: Path) -> None:
+def test_EXT_with_the_cache_disabled_nothing_is_shared(folder: Path) -> None:
     with running_daemon(folder / "d.sock", environment={"NNFMQ_CACHE_MIB": "0"}) as daemon, ExitStack() as stack:
         users = [User(daemon, stack) for _ in range(2)]
         for one_user in users:
@@ -476,7 +476,7 @@ def test_EXT_a_cache_that_is_switched_off_shares_nothing(folder: Path) -> None:
         assert kept_by(daemon) == 0
 
 
-def test_an_embedded_driver_shares_with_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_embedded_driver_shares_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with nnfmq.connect(embedded=True, timeout=LIMIT_S) as client, Process(client.driver_pid) as driver:
         for _ in range(2):  # compiled, then read from the file

@@ -79,7 +79,7 @@ def test_without_a_free_descriptor_it_tries_again_ten_times_a_second_at_most(fol
         nnfmq.connect(folder / "d.sock").close()
 
 
-def test_each_of_4_clients_at_once_has_a_worker_of_its_own(daemon: Daemon) -> None:
+def test_each_of_4_concurrent_clients_has_its_own_worker(daemon: Daemon) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(daemon.connect()) for _ in range(4)]
         assert len({client.driver_pid for client in clients} | {daemon.process.pid}) == 5
@@ -94,7 +94,7 @@ def test_clients_that_connect_at_the_same_time_are_all_served(daemon: Daemon) ->
         assert len({client.driver_pid for client in clients}) == 8
 
 
-def test_a_client_beyond_the_limit_is_refused_until_another_leaves(folder: Path) -> None:
+def test_a_client_beyond_the_limit_is_rejected_until_another_leaves(folder: Path) -> None:
     path = folder / "d.sock"
     with running_daemon(path, arguments=["-P", "-c", SERVE_A_FEW, path, str(FEW)]) as daemon, ExitStack() as stack:
         clients = [stack.enter_context(daemon.connect()) for _ in range(FEW)]
@@ -105,7 +105,7 @@ def test_a_client_beyond_the_limit_is_refused_until_another_leaves(folder: Path)
         until(lambda: admits(daemon), "one has left, so another one may come")
 
 
-def test_LIFE_7_a_broken_protocol_ends_that_connection_and_no_other(daemon: Daemon, client: nnfmq.Client) -> None:
+def test_LIFE_7_a_protocol_violation_ends_that_connection_only(daemon: Daemon, client: nnfmq.Client) -> None:
     for bad in (b"", b"no message", b"\xff" * 1000, control_protocol.encode(messages.ListDevices(1))):
         with Channel.connect(daemon.path) as channel:
             channel.send(bad)
@@ -114,19 +114,19 @@ def test_LIFE_7_a_broken_protocol_ends_that_connection_and_no_other(daemon: Daem
     assert answers(client, 1)
 
 
-def test_a_peer_that_says_nothing_keeps_nobody_waiting(daemon: Daemon) -> None:
+def test_a_silent_peer_delays_no_other_client(daemon: Daemon) -> None:
     with Channel.connect(daemon.path), daemon.connect() as client:
         assert answers(client, 1)
 
 
-def test_a_peer_that_hangs_up_at_once_is_forgotten(daemon: Daemon) -> None:
+def test_a_peer_that_hangs_up_immediately_is_ignored(daemon: Daemon) -> None:
     for _ in range(5):
         Channel.connect(daemon.path).close()
     with daemon.connect() as client:
         assert answers(client, 1)
 
 
-def test_another_kind_of_socket_is_refused_by_the_kernel(daemon: Daemon) -> None:
+def test_another_socket_type_is_rejected_by_the_kernel(daemon: Daemon) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream, pytest.raises(OSError, match="wrong type"):
         stream.connect(str(daemon.path))
 
@@ -177,7 +177,7 @@ def test_Ctrl_C_in_its_terminal_ends_it_as_SIGTERM_does(own: Daemon) -> None:
     assert not own.path.exists() and not own.directory.exists()
 
 
-def test_SIGKILL_leaves_a_path_at_which_clients_are_told_at_once_that_nobody_listens(own: Daemon) -> None:
+def test_after_SIGKILL_connecting_fails_immediately(own: Daemon) -> None:
     own.kill()
     assert own.path.exists()
     begin_ns = time.monotonic_ns()
@@ -186,7 +186,7 @@ def test_SIGKILL_leaves_a_path_at_which_clients_are_told_at_once_that_nobody_lis
     assert time.monotonic_ns() - begin_ns < DEAD_WITHIN_NS
 
 
-def test_the_next_daemon_replaces_what_a_killed_one_left(own: Daemon) -> None:
+def test_the_next_daemon_replaces_the_files_of_a_killed_one(own: Daemon) -> None:
     left = own.directory / "left"
     left.touch()
     own.kill()
@@ -212,7 +212,7 @@ def test_workers_outlive_a_killed_daemon_and_end_with_their_client(own: Daemon) 
             helper.wait_for_end()
 
 
-def test_a_second_daemon_at_the_same_path_is_refused_with_one_line(daemon: Daemon, client: nnfmq.Client) -> None:
+def test_a_second_daemon_at_the_same_path_is_rejected_with_one_line(daemon: Daemon, client: nnfmq.Client) -> None:
     with serve(daemon.path) as second:
         assert second.wait() == 1
         assert second.errors() == f"nnfmq: error: another driver already listens at {daemon.path}\n"
@@ -234,13 +234,13 @@ def test_of_daemons_that_start_at_the_same_time_at_one_path_one_listens(folder: 
         assert sorted(program.wait() for program in programs) == [0, 1, 1]
 
 
-def test_a_path_that_is_too_long_is_refused_with_one_line(folder: Path) -> None:
+def test_a_path_that_is_too_long_is_rejected_with_one_line(folder: Path) -> None:
     with serve(folder / ("x" * 80)) as program:
         assert program.wait() == 1
         assert re.fullmatch(r"nnfmq: error: a socket path has at most \d+ bytes here; .* is longer\n", program.errors())
 
 
-def test_a_folder_that_does_not_exist_is_refused_with_one_line(folder: Path) -> None:
+def test_a_folder_that_does_not_exist_is_rejected_with_one_line(folder: Path) -> None:
     with serve(folder / "missing" / "d.sock") as program:
         assert program.wait() == 1
         assert program.errors() == f"nnfmq: error: {folder}/missing/d.sock.lock: No such file or directory\n"

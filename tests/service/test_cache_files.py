@@ -43,7 +43,7 @@ def counts(saved: CacheContents) -> NumberOfCacheFiles:
 
 @settings(deadline=None)
 @given(contents)
-def test_CACHE_6_what_was_saved_comes_back_in_its_order(saved: CacheContents) -> None:
+def test_CACHE_6_contents_are_read_in_the_order_in_which_they_were_saved(saved: CacheContents) -> None:
     with files_of(len(saved.model), len(saved.data)) as files:
         save_files(files, counts(saved), SELF, lambda: saved)
         found, size = read_files(files, counts(saved), SELF, LIMIT)
@@ -52,7 +52,7 @@ def test_CACHE_6_what_was_saved_comes_back_in_its_order(saved: CacheContents) ->
     assert size == sum(map(len, saved.model + saved.data))
 
 
-def test_a_file_is_as_documented() -> None:
+def test_the_file_format_is_as_documented() -> None:
     """A header of 64 bytes, and a digest over everything with its length (docs/how-to/caching.md)."""
     saved = CacheContents((b"model",), (b"da", b"ta"))
     with files_of(1, 2) as files:
@@ -73,7 +73,7 @@ def test_a_file_is_as_documented() -> None:
 
 @settings(deadline=None)
 @given(contents, st.data())
-def test_N_CCH_10_to_13_N_CCX_1_any_change_of_any_file_is_refused(saved: CacheContents, data: st.DataObject) -> None:
+def test_N_CCH_10_to_13_N_CCX_1_any_change_of_any_file_is_rejected(saved: CacheContents, data: st.DataObject) -> None:
     with files_of(len(saved.model), len(saved.data)) as files:
         save_files(files, counts(saved), SELF, lambda: saved)
         fd = data.draw(st.sampled_from(files.fds))
@@ -108,7 +108,7 @@ def changed(draw: st.DrawFn, content: bytes) -> bytes:
 
 @settings(deadline=None)
 @given(st.binary(min_size=HEADER, max_size=200), st.integers(0, 199))
-def test_every_bit_of_the_header_counts(payload: bytes, start: int) -> None:
+def test_a_flip_of_any_header_bit_is_rejected(payload: bytes, start: int) -> None:
     saved = CacheContents((payload,))
     with files_of(1, 0) as files:
         save_files(files, counts(saved), SELF, lambda: saved)
@@ -132,7 +132,7 @@ def test_every_bit_of_the_header_counts(payload: bytes, start: int) -> None:
     ],
     ids=["another device", "another version", "the same letters"],
 )
-def test_CACHE_12_a_cache_is_one_device_s_in_one_version(asked: DeviceIdentity) -> None:
+def test_CACHE_12_a_cache_is_valid_for_one_device_in_one_version(asked: DeviceIdentity) -> None:
     saved = CacheContents((b"x",))
     with files_of(1, 0) as files:
         save_files(files, counts(saved), SELF, lambda: saved)
@@ -140,7 +140,7 @@ def test_CACHE_12_a_cache_is_one_device_s_in_one_version(asked: DeviceIdentity) 
             read_files(files, counts(saved), asked, LIMIT)
 
 
-def test_bytes_may_not_move_from_one_file_to_the_next() -> None:
+def test_bytes_cannot_be_moved_between_files() -> None:
     with files_of(2, 0) as files:
         needed = NumberOfCacheFiles(2, 0)
         save_files(files, needed, SELF, lambda: CacheContents((b"ab", b"c")))
@@ -158,7 +158,7 @@ def test_bytes_may_not_move_from_one_file_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("room", [0, 99, 149])
-def test_N_CCX_1_files_over_the_limit_are_refused_all_together(room: int) -> None:
+def test_N_CCX_1_the_size_limit_is_for_all_files_together(room: int) -> None:
     saved = CacheContents((bytes(100),), (bytes(50),))
     with files_of(1, 1) as files:
         save_files(files, counts(saved), SELF, lambda: saved)
@@ -168,7 +168,7 @@ def test_N_CCX_1_files_over_the_limit_are_refused_all_together(room: int) -> Non
 
 
 @pytest.mark.parametrize("call", ["fstat", "pread", "preadv"])
-def test_a_file_whose_system_fails_is_refused(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_rejected(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a server's that is gone, or one in a process of the client's."""
 
     def fails(*_: object) -> None:

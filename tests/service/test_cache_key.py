@@ -34,7 +34,7 @@ def key_file(state: Path) -> Path:
     return state / "cache.key"
 
 
-def test_the_key_is_made_once_and_can_be_read_by_its_user_alone(state: Path) -> None:
+def test_the_key_is_created_once_and_private_to_its_user(state: Path) -> None:
     key = find_or_create_key()
     assert (len(key), find_or_create_key(), find_key()) == (32, key, key)
     info = (state / "cache.key").stat()
@@ -48,7 +48,7 @@ def test_two_installations_have_different_keys(monkeypatch: pytest.MonkeyPatch, 
     assert find_or_create_key() != first
 
 
-def test_asking_whether_a_key_is_possible_makes_none(state: Path) -> None:
+def test_is_key_available_creates_no_key(state: Path) -> None:
     assert is_key_available()
     assert not state.exists()
     with pytest.raises(GeneralFailure):
@@ -56,13 +56,13 @@ def test_asking_whether_a_key_is_possible_makes_none(state: Path) -> None:
     assert not state.exists()
 
 
-def test_threads_that_make_the_key_at_the_same_time_get_the_same() -> None:
+def test_threads_that_create_the_key_concurrently_get_the_same() -> None:
     with ThreadPoolExecutor(16) as pool:
         keys = list(pool.map(lambda _: find_or_create_key(), range(16)))
     assert len(set(keys)) == 1
 
 
-def test_processes_that_make_the_key_at_the_same_time_get_the_same() -> None:
+def test_processes_that_create_the_key_concurrently_get_the_same() -> None:
     code = (
         "import sys; from nnfmq.service.caching.cache_key import find_or_create_key; "
         "print(flush=True); sys.stdin.read(1); print(find_or_create_key().hex())"
@@ -79,7 +79,7 @@ def test_processes_that_make_the_key_at_the_same_time_get_the_same() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o610, 0o644, 0o666])
-def test_a_key_that_others_may_read_or_write_is_refused_with_the_remedy(mode: int, key_file: Path) -> None:
+def test_a_key_that_others_can_access_is_rejected_with_a_remedy(mode: int, key_file: Path) -> None:
     key_file.chmod(mode)
     assert not is_key_available()
     for function in (find_key, find_or_create_key):
@@ -88,7 +88,7 @@ def test_a_key_that_others_may_read_or_write_is_refused_with_the_remedy(mode: in
 
 
 @pytest.mark.parametrize("content", [b"", b"k" * 31, b"k" * 33])
-def test_a_key_of_another_length_is_refused(content: bytes, key_file: Path) -> None:
+def test_a_key_of_wrong_length_is_rejected(content: bytes, key_file: Path) -> None:
     key_file.write_bytes(content)
     assert not is_key_available()
     with pytest.raises(GeneralFailure):
@@ -96,7 +96,7 @@ def test_a_key_of_another_length_is_refused(content: bytes, key_file: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "pipe"])
-def test_a_key_that_is_no_file_of_its_own_is_refused(kind: str, key_file: Path, tmp_path: Path) -> None:
+def test_a_key_that_is_not_a_regular_file_is_rejected(kind: str, key_file: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     key_file.rename(elsewhere)
     if kind == "link":
@@ -111,21 +111,21 @@ def test_a_key_that_is_no_file_of_its_own_is_refused(kind: str, key_file: Path, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_N_CCX_1_a_key_of_another_user_is_refused(key_file: Path) -> None:
+def test_N_CCX_1_a_key_of_another_user_is_rejected(key_file: Path) -> None:
     os.chown(key_file, 12345, 12345)
     assert not is_key_available()
     with pytest.raises(GeneralFailure):
         find_or_create_key()
 
 
-def test_a_state_directory_that_others_may_enter_is_refused(key_file: Path) -> None:
+def test_a_state_directory_that_others_can_access_is_rejected(key_file: Path) -> None:
     key_file.parent.chmod(0o755)
     assert not is_key_available()
     with pytest.raises(GeneralFailure, match="mode 0700"):
         find_or_create_key()
 
 
-def test_N_CCH_15_without_a_possible_key_a_device_announces_no_files_saves_nothing_and_loads_nothing(
+def test_N_CCH_15_without_a_key_a_device_declares_no_cache_files_saves_nothing_and_loads_nothing(
     tmp_path: Path,
 ) -> None:
     """A home that cannot be written to: here a file is in its place, which stops root as well."""
@@ -140,12 +140,12 @@ def test_N_CCH_15_without_a_possible_key_a_device_announces_no_files_saves_nothi
         os.close(fd)
 
 
-def test_a_directory_that_may_not_be_written_to_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_available_in_a_directory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_key.os, "access", lambda *_: False)
     assert not is_key_available()
 
 
-def test_a_user_without_a_home_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_available_to_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -157,7 +157,7 @@ def test_a_user_without_a_home_has_no_key(monkeypatch: pytest.MonkeyPatch) -> No
             function()
 
 
-def test_a_new_key_makes_old_caches_useless_and_no_more(key_file: Path) -> None:
+def test_a_new_key_invalidates_old_caches_only(key_file: Path) -> None:
     fd = os.memfd_create("cache")
     try:
         files = CacheFiles(bytes(32), [fd])

@@ -80,7 +80,7 @@ def other(token: bytes) -> bytes:
 
 
 @every_type
-def test_N_CCH_16_what_was_saved_is_loaded_any_number_of_times(type: Any, client: CachingClient, files: Paths) -> None:
+def test_N_CCH_16_a_saved_model_can_be_loaded_repeatedly(type: Any, client: CachingClient, files: Paths) -> None:
     assert_right(client, client.save(chain(ADD, type), files))
     assert all(files.contents())
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_N_CCH_16_what_was_saved_is_loaded_any_number_of_times(type: Any, client
 
 @every_type
 @pytest.mark.parametrize("flags", [0, os.O_APPEND], ids=["anywhere", "appending"])
-def test_N_CCH_16_CACHE_5_files_may_be_full_and_their_descriptors_stand_anywhere(
+def test_N_CCH_16_CACHE_5_old_content_and_file_position_do_not_matter(
     type: Any, flags: int, client: CachingClient, files: Paths
 ) -> None:
     for path in files.all:
@@ -111,7 +111,7 @@ def test_DEV_6_CACHE_1_the_interpreter_s_devices_need_a_file_of_each_kind(client
 
 
 @pytest.mark.parametrize("name", ["digits.tflite", "digits_quant.tflite"])
-def test_a_model_from_its_cache_gives_the_same_bits_without_being_validated_or_summed_up_again(
+def test_a_cached_model_returns_the_same_bits_without_validation_or_packing(
     name: str, client: CachingClient, files: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = nnfmq.load(nnfmq.example_path(name))
@@ -147,7 +147,7 @@ def test_a_model_from_its_cache_is_charged_until_it_is_released(client: CachingC
 
 @every_type
 @pytest.mark.parametrize(("model_count", "data_count"), WRONG_COUNTS)
-def test_N_CCH_1_CACHE_6_saving_to_other_numbers_of_files_prepares_and_saves_nothing(
+def test_N_CCH_1_CACHE_6_with_a_wrong_number_of_files_the_model_is_prepared_and_not_saved(
     model_count: int, data_count: int, type: Any, client: CachingClient, tmp_path: Path
 ) -> None:
     wrong = Paths.new(tmp_path, model=model_count, data=data_count)
@@ -158,7 +158,7 @@ def test_N_CCH_1_CACHE_6_saving_to_other_numbers_of_files_prepares_and_saves_not
 
 
 @pytest.mark.parametrize(("model_count", "data_count"), [*WRONG_COUNTS, (0, 0), (32, 32)])
-def test_N_CCH_2_CACHE_6_loading_from_other_numbers_of_files_is_refused(
+def test_N_CCH_2_CACHE_6_loading_from_a_wrong_number_of_files_is_rejected(
     model_count: int, data_count: int, client: CachingClient, files: Paths, tmp_path: Path
 ) -> None:
     saved(client, files)
@@ -180,7 +180,7 @@ def test_N_CCH_5_saving_to_a_file_that_is_not_open_for_both_prepares_and_saves_n
 @every_type
 @pytest.mark.parametrize("number", EACH_FILE)
 @pytest.mark.parametrize("mode", [os.O_WRONLY, os.O_RDONLY, os.O_PATH], ids=["write-only", "read-only", "path"])
-def test_N_CCH_6_loading_from_a_file_that_is_not_open_for_both_is_refused(
+def test_N_CCH_6_loading_from_a_file_that_is_not_open_for_both_is_rejected(
     mode: int, number: int, type: Any, client: CachingClient, files: Paths
 ) -> None:
     saved(client, files, chain(ADD, type))
@@ -203,7 +203,7 @@ def test_N_VAL_23_CACHE_7_a_token_without_files_is_ignored(token: bytes, client:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "device"])
-def test_N_CCX_1_what_is_no_regular_file_is_neither_written_nor_read(
+def test_N_CCX_1_only_regular_files_are_written_or_read(
     kind: str, client: CachingClient, files: Paths, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -249,9 +249,7 @@ def test_PREP_10_hints_that_no_device_knows_are_ignored(client: CachingClient, f
     ],
     ids=["a token twice", "a prefix without a name", "a bad name", "a prefix twice"],
 )
-def test_N_VAL_22_hints_that_contradict_themselves_are_refused(
-    fields: dict[str, Any], client: CachingClient, files: Paths
-) -> None:
+def test_N_VAL_22_contradictory_hints_are_rejected(fields: dict[str, Any], client: CachingClient, files: Paths) -> None:
     for path in files.all:
         path.write_bytes(b"untouched")
     refused = client.save(chain(ADD), files, **fields)
@@ -269,7 +267,7 @@ def test_PREP_6_CACHE_8_a_deadline_that_has_passed_ends_a_preparation_from_the_c
     assert_right(client, client.load(files, deadline_ns=time.monotonic_ns() + 10**11))
 
 
-def test_PREP_11_CACHE_8_a_driver_without_memory_says_so_in_the_callback(
+def test_PREP_11_CACHE_8_a_driver_without_memory_reports_it_in_the_callback(
     client: CachingClient, files: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*_: object) -> None:
@@ -303,7 +301,7 @@ def test_an_unknown_device_loads_nothing(client: CachingClient, files: Paths) ->
 
 
 @every_type
-def test_N_CCH_9_the_model_cache_of_another_model_is_refused(
+def test_N_CCH_9_the_model_cache_of_another_model_is_rejected(
     type: Any, client: CachingClient, files: Paths, tmp_path: Path
 ) -> None:
     saved(client, files, chain(ADD, type))
@@ -317,7 +315,7 @@ def test_N_CCH_9_the_model_cache_of_another_model_is_refused(
 @every_type
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("number", EACH_FILE)
-def test_N_CCH_10_N_CCH_12_CACHE_2_CACHE_3_a_flipped_bit_is_refused(
+def test_N_CCH_10_N_CCH_12_CACHE_2_CACHE_3_a_flipped_bit_is_rejected(
     number: int, seed: int, type: Any, client: CachingClient, files: Paths
 ) -> None:
     path = saved(client, files, chain(ADD, type)).all[number]
@@ -330,7 +328,7 @@ def test_N_CCH_10_N_CCH_12_CACHE_2_CACHE_3_a_flipped_bit_is_refused(
 @every_type
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("number", EACH_FILE)
-def test_N_CCH_11_N_CCH_13_appended_bytes_are_refused(
+def test_N_CCH_11_N_CCH_13_appended_bytes_are_rejected(
     number: int, seed: int, type: Any, client: CachingClient, files: Paths
 ) -> None:
     path = saved(client, files, chain(ADD, type)).all[number]
@@ -341,7 +339,7 @@ def test_N_CCH_11_N_CCH_13_appended_bytes_are_refused(
 
 @every_type
 @pytest.mark.parametrize("seed", SEEDS)
-def test_N_CCH_14_another_token_is_refused(seed: int, type: Any, client: CachingClient, files: Paths) -> None:
+def test_N_CCH_14_another_token_is_rejected(seed: int, type: Any, client: CachingClient, files: Paths) -> None:
     saved(client, files, chain(ADD, type))
     token, draw = bytearray(TOKEN), random.Random(seed)
     token[draw.randrange(32)] ^= 1 << draw.randrange(8)
@@ -350,18 +348,18 @@ def test_N_CCH_14_another_token_is_refused(seed: int, type: Any, client: Caching
 
 @pytest.mark.parametrize("number", EACH_FILE)
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.3, 0.999])
-def test_N_CCX_1_a_truncated_file_is_refused(part: float, number: int, client: CachingClient, files: Paths) -> None:
+def test_N_CCX_1_a_truncated_file_is_rejected(part: float, number: int, client: CachingClient, files: Paths) -> None:
     path = saved(client, files).all[number]
     os.truncate(path, int(path.stat().st_size * part))
     assert client.load(files).status is FAILURE
 
 
-def test_CACHE_6_files_in_each_other_s_place_are_refused(client: CachingClient, files: Paths) -> None:
+def test_CACHE_6_files_in_each_other_s_place_are_rejected(client: CachingClient, files: Paths) -> None:
     saved(client, files)
     assert client.load(Paths(files.data, files.model)).status is FAILURE
 
 
-def test_files_of_two_savings_of_one_model_fit_each_other_and_those_of_two_models_do_not(
+def test_files_saved_twice_are_interchangeable_and_those_of_two_models_are_not(
     client: CachingClient, files: Paths, tmp_path: Path
 ) -> None:
     saved(client, files)
@@ -397,7 +395,7 @@ def test_N_CCX_1_a_huge_file_with_a_header_to_match_is_refused_unread(client: Ca
         ),
     ],
 )
-def test_N_CCX_1_CACHE_12_a_cache_of_another_driver_is_refused(
+def test_N_CCX_1_CACHE_12_a_cache_of_another_driver_is_rejected(
     change: Callable[[DeviceBase, pytest.MonkeyPatch], None],
     client: CachingClient,
     files: Paths,
@@ -415,7 +413,7 @@ def test_CACHE_12_the_processor_s_features_are_part_of_the_build(monkeypatch: py
     assert compilation_cache.build_identity.__wrapped__() != here
 
 
-def test_N_CCX_1_a_cache_of_another_user_s_key_is_refused(
+def test_N_CCX_1_a_cache_of_another_user_s_key_is_rejected(
     client: CachingClient, files: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(client, files)
@@ -507,7 +505,7 @@ class Saving(Plain):
         return chain(ADD), interpreter.prepare(chain(ADD))
 
 
-def test_N_CCH_15_DEV_6_a_device_without_caching_announces_no_files_and_loads_nothing(
+def test_N_CCH_15_DEV_6_a_device_without_caching_declares_no_files_and_loads_nothing(
     client: CachingClient, files: Paths, tmp_path: Path
 ) -> None:
     client.session.devices = DeviceRegistry([Plain()])
@@ -530,7 +528,7 @@ def test_a_device_gets_back_what_it_saved_in_its_order(client: CachingClient, tm
 
 
 @pytest.mark.parametrize("change", ["nothing", "too little", "an error"])
-def test_CACHE_9_CACHE_4_a_device_that_does_not_save_after_all_leaves_empty_files(
+def test_CACHE_9_CACHE_4_files_are_empty_if_the_device_does_not_save_the_model(
     change: str, client: CachingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.session.devices = DeviceRegistry([Saving()])
@@ -554,7 +552,7 @@ def test_CACHE_9_the_interpreter_does_not_save_a_model_with_extensions() -> None
     assert interpreter_cache_format.encode_program(named, ()) is None
 
 
-def test_a_model_that_is_not_prepared_leaves_files_alone(client: CachingClient, files: Paths) -> None:
+def test_files_are_not_changed_if_the_model_is_not_prepared(client: CachingClient, files: Paths) -> None:
     files.data[0].write_bytes(b"mine")
     assert client.save(unsupported_model(), files).status is FAILURE
     assert client.save(invalid_model(), files).status is INVALID
@@ -562,7 +560,7 @@ def test_a_model_that_is_not_prepared_leaves_files_alone(client: CachingClient, 
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2, 3])
-def test_CACHE_4_a_full_disk_changes_nothing_but_that_nothing_is_saved(
+def test_CACHE_4_on_a_full_disk_the_model_is_prepared_and_not_saved(
     writes: int, client: CachingClient, files: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(client, files)
@@ -593,7 +591,7 @@ def test_CACHE_5_a_sealed_file_is_not_saved_to(client: CachingClient) -> None:
             os.close(fd)
 
 
-def test_what_a_device_does_not_support_any_more_is_not_restored(
+def test_a_model_that_the_device_no_longer_supports_is_not_restored(
     client: CachingClient, files: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(client, files)
@@ -601,7 +599,7 @@ def test_what_a_device_does_not_support_any_more_is_not_restored(
     assert client.load(files).status is FAILURE
 
 
-def test_the_chains_of_both_types_answer_differently() -> None:
+def test_chains_of_both_operations_return_different_results() -> None:
     """The two answers differ, in both types: else no test above could tell one model from the other."""
     for type in (FLOAT, QUANT8):
         results = []

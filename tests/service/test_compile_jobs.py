@@ -1,4 +1,4 @@
-"""What a compile process answers, and what a preparation makes of it; processes themselves are in tests/end_to_end."""
+"""Results of compile processes, and how a preparation uses them. tests/end_to_end tests real processes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def kernel(length: int = 8, steps: tuple[int, ...] = (1,)) -> ElementwiseKernel:
     return ElementwiseKernel(FloatUnary("floor", -np.inf), (), ((),), length, steps, 4, 1, length, 1, (False,))
 
 
-def test_a_description_is_answered_by_object_code() -> None:
+def test_a_description_is_compiled_to_object_code() -> None:
     result = _compile(bytearray(encode_kernels([kernel()], host_target())))
     assert result.status is ErrorStatus.NONE
     assert LoadedCode([result.code], host_target()).address(symbol_name(kernel())) != 0
 
 
-def test_LIFE_8_a_fault_while_compiling_is_the_answer() -> None:
+def test_LIFE_8_an_error_while_compiling_is_returned() -> None:
     result = _compile(bytearray(encode_kernels([kernel(steps=(1, 1))], host_target())))
     assert result.status is ErrorStatus.GENERAL_FAILURE
     assert "compiling failed: ValueError" in result.message
 
 
-def test_no_memory_while_compiling_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_error_while_compiling_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*_: object) -> bytes:
         raise MemoryError
 
@@ -57,7 +57,7 @@ def test_no_memory_while_compiling_is_the_answer(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def pair() -> Iterator[tuple[_Process, Channel, int]]:
-    """Return a process as the worker has it, its end of the connection, and of the pipe for its status."""
+    """Return a process object of the worker, the process's end of the connection, and the pipe for its status."""
     ours, theirs = Channel.pair()
     reading, writing = os.pipe()
     with _Process(ours, reading) as process, theirs:
@@ -65,7 +65,7 @@ def pair() -> Iterator[tuple[_Process, Channel, int]]:
         os.close(writing)
 
 
-def test_object_code_and_errors_are_what_the_process_answers(pair: tuple[_Process, Channel, int]) -> None:
+def test_object_code_and_errors_of_a_process_are_returned_or_raised(pair: tuple[_Process, Channel, int]) -> None:
     process, theirs, _ = pair
     theirs.send(msgspec.msgpack.encode(CompileResult(ErrorStatus.NONE, code=b"x" * 100_000)))
     assert process.result() == b"x" * 100_000
@@ -84,7 +84,7 @@ def test_object_code_and_errors_are_what_the_process_answers(pair: tuple[_Proces
     ],
     ids=["SIGKILL", "SIGSEGV", "signal 35", "status 70"],
 )
-def test_LIFE_8_how_a_process_died_is_in_the_message(
+def test_LIFE_8_the_message_says_how_a_process_died(
     pair: tuple[_Process, Channel, int], status: bytes, text: str
 ) -> None:
     process, theirs, writing = pair
@@ -94,7 +94,7 @@ def test_LIFE_8_how_a_process_died_is_in_the_message(
         process.result()
 
 
-def test_a_process_of_whose_end_nobody_tells_has_ended(
+def test_a_process_whose_status_is_not_reported_has_ended(
     pair: tuple[_Process, Channel, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compile_jobs, "_STATUS_TIMEOUT_S", 0.001)
@@ -104,22 +104,22 @@ def test_a_process_of_whose_end_nobody_tells_has_ended(
         process.result()
 
 
-def test_PREP_6_what_is_compiled_in_this_process_ends_at_the_deadline_too() -> None:
+def test_PREP_6_compiling_in_the_worker_ends_at_the_deadline() -> None:
     late = PrepareContext(time.monotonic_ns() - 1)
     with prepare_context(late), pytest.raises(MissedDeadlineTransient, match="while the model was compiled"):
         compile_in_processes([kernel()], host_target())
     assert current_prepare_context() == PrepareContext()
 
 
-def test_without_a_server_all_is_compiled_in_this_process_and_told() -> None:
-    heard: list[tuple[int, int]] = []
+def test_without_a_server_the_worker_compiles_and_reports_progress() -> None:
+    progress: list[tuple[int, int]] = []
     kernels = [kernel(length) for length in range(8, 16)]
-    with prepare_context(PrepareContext(on_progress=lambda *told: heard.append(told))):
+    with prepare_context(PrepareContext(on_progress=lambda *values: progress.append(values))):
         linker = LoadedCode(compile_in_processes(kernels, host_target()), host_target())
     assert all(linker.address(symbol_name(each)) for each in kernels)
-    assert heard[0] == (0, 8) and heard[-1] == (8, 8)
+    assert progress[0] == (0, 8) and progress[-1] == (8, 8)
 
 
-def test_a_process_with_threads_forks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_several_threads_forks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_server.os, "listdir", lambda _path: ["1", "2"])
     assert compile_server.fork_compile_server() is None

@@ -79,17 +79,17 @@ def shipped() -> dict[str, InterpreterDevice]:
 # ------------------------------------------------------------------------------------------------ one device
 
 
-def test_SUP_1_one_boolean_per_operation_in_their_order() -> None:
+def test_SUP_1_one_boolean_for_each_operation_in_order() -> None:
     model = with_operation(two_adds(), 1, type=OperationType.SUB)
     assert Plain().supported_operations(model) == [True, False]
 
 
-def test_SUP_2_an_invalid_model_is_refused() -> None:
+def test_SUP_2_an_invalid_model_is_rejected() -> None:
     with pytest.raises(InvalidArgument):
         Plain().supported_operations(with_operand(ADD, 0, scale=-1.0))
 
 
-def test_SUP_4_control_flow_is_supported_if_all_that_it_calls_is() -> None:
+def test_SUP_4_control_flow_is_supported_if_its_subgraphs_are() -> None:
     class Without(Plain):
         def __init__(self, left_out: OperationType) -> None:
             super().__init__()
@@ -106,7 +106,7 @@ def test_SUP_4_control_flow_is_supported_if_all_that_it_calls_is() -> None:
     assert Without(OperationType.DIV).supported_operations(branching) == [True]
 
 
-def test_a_model_with_an_operation_that_the_device_declines_is_not_prepared() -> None:
+def test_a_model_with_an_unsupported_operation_is_not_prepared() -> None:
     device = Plain()
     model = with_operation(ADD, 0, type=OperationType.SUB)
     checked = device.check_prepare_arguments(model, 0, 0, None)
@@ -114,7 +114,7 @@ def test_a_model_with_an_operation_that_the_device_declines_is_not_prepared() ->
         device.prepare_model(checked)
 
 
-def test_DEV_3_DEV_4_DEV_9_a_device_says_what_it_is() -> None:
+def test_DEV_3_DEV_4_DEV_9_the_device_info_has_the_device_s_properties() -> None:
     info = Plain().info
     assert (info.name, info.type, info.feature_level, info.status) == (
         "test-plain",
@@ -125,7 +125,7 @@ def test_DEV_3_DEV_4_DEV_9_a_device_says_what_it_is() -> None:
     assert info.version.startswith("nnfmq-")
 
 
-def test_DEV_7_the_answers_are_the_same_each_time(shipped: dict[str, InterpreterDevice]) -> None:
+def test_DEV_7_the_info_is_the_same_each_time(shipped: dict[str, InterpreterDevice]) -> None:
     again = as_shipped()
     assert [device.info for device in shipped.values()] == [device.info for device in again.values()]
     assert [device.capabilities for device in shipped.values()] == [device.capabilities for device in again.values()]
@@ -145,12 +145,12 @@ class TestFunctions:
         inputs = [np.full(4, value, np.float32) for value in (1, 2)]
         return FunctionProgram(model, function).bind(inputs, outputs)
 
-    def test_its_results_are_copied_into_the_outputs(self) -> None:
+    def test_results_are_copied_into_the_outputs(self) -> None:
         out = np.zeros(4, np.float32)
         shapes = self.bound(lambda inputs: [inputs[0] + inputs[1]], [out]).run()
         assert (out.tolist(), shapes[0].dimensions) == ([3.0] * 4, (4,))
 
-    def test_inputs_that_do_not_fit_are_refused(self) -> None:
+    def test_inputs_that_do_not_fit_are_rejected(self) -> None:
         with pytest.raises(InvalidArgument, match="1 inputs given"):
             FunctionProgram(ADD, lambda inputs: inputs).bind([np.zeros(4, np.float32)], [None])
         with pytest.raises(InvalidArgument, match="input operand 0"):
@@ -161,7 +161,7 @@ class TestFunctions:
         [[], [np.zeros(4, np.float32)] * 2, [np.zeros(4, np.float64)], [np.zeros(3, np.float32)], [[0.0] * 4]],
         ids=["none", "two", "float64", "short", "list"],
     )
-    def test_results_that_are_not_the_model_s_are_a_failure(self, result: list[Any]) -> None:
+    def test_results_of_wrong_shape_or_type_are_a_failure(self, result: list[Any]) -> None:
         with pytest.raises(GeneralFailure, match="the device computed"):
             self.bound(lambda inputs: result, [np.zeros(4, np.float32)]).run()
 
@@ -169,7 +169,7 @@ class TestFunctions:
 # ------------------------------------------------------------------------------------------------ the configuration
 
 
-def test_UTL_10_the_sample_devices_are_there(shipped: dict[str, InterpreterDevice]) -> None:
+def test_UTL_10_the_sample_devices_exist(shipped: dict[str, InterpreterDevice]) -> None:
     samples = ["float_fast", "float_slow", "quant", "minimal", "partial"]
     assert list(shipped) == ["reference", "compiled", *(f"sample-{name}" for name in samples)]
 
@@ -184,7 +184,7 @@ def test_UTL_10_the_sample_devices_are_there(shipped: dict[str, InterpreterDevic
         ("sample-partial", FLOAT, (1.0, 1.0), (1.0, 1.0)),
     ],
 )
-def test_CAP_3_CAP_4_figures_are_those_of_android_s_sample_drivers(
+def test_CAP_3_CAP_4_performance_info_is_that_of_android_s_sample_drivers(
     name: str,
     types: list[OperandType],
     float32: tuple[float, float],
@@ -202,7 +202,7 @@ def supported(device: DeviceBase, model: Model) -> bool:
     return all(device.supported_operations(model))
 
 
-def test_SUP_3_each_sample_device_declines_what_it_stands_for(shipped: dict[str, InterpreterDevice]) -> None:
+def test_SUP_3_each_sample_device_supports_what_it_is_limited_to(shipped: dict[str, InterpreterDevice]) -> None:
     quantized = two_adds(OperandType.TENSOR_QUANT8_ASYMM, 0.5, 128)
     relu = models.relu_model()
     able = {name: [supported(device, model) for model in (ADD, relu, quantized)] for name, device in shipped.items()}
@@ -217,7 +217,7 @@ def test_SUP_3_each_sample_device_declines_what_it_stands_for(shipped: dict[str,
     }
 
 
-def test_operations_can_be_left_out(configured: Any) -> None:
+def test_operations_can_be_excluded(configured: Any) -> None:
     found = configured('[[device]]\nname = "test-a"\nexcept_operations = ["RELU"]\n')
     assert [supported(found["test-a"], model) for model in (ADD, models.relu_model())] == [True, False]
 
@@ -242,7 +242,7 @@ def test_operations_can_be_left_out(configured: Any) -> None:
         ("no toml", "devices.toml"),
     ],
 )
-def test_a_configuration_that_says_something_impossible_is_refused(text: str, message: str, configured: Any) -> None:
+def test_an_invalid_configuration_is_rejected(text: str, message: str, configured: Any) -> None:
     with pytest.raises(InvalidArgument, match=message):
         configured(text)
 
@@ -322,7 +322,7 @@ class Undecided(Plain):
         raise RuntimeError("no hardware")
 
 
-def test_a_plug_in_s_device_comes_after_the_configured_ones(loaded: Any) -> None:
+def test_devices_of_plug_ins_come_after_configured_ones(loaded: Any) -> None:
     assert list(loaded(mine=lambda: Plain)) == ["reference", "test-plain"]
 
 
@@ -335,7 +335,7 @@ def test_a_plug_in_s_device_comes_after_the_configured_ones(loaded: Any) -> None
     ],
     ids=str,
 )
-def test_N_BAS_3_DEV_6_DEV_10_a_device_whose_answers_are_impossible_is_left_out(
+def test_N_BAS_3_DEV_6_DEV_10_a_device_with_an_invalid_description_is_skipped(
     kind: Any, loaded: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert list(loaded(bad=lambda: kind, good=lambda: Plain)) == ["reference", "test-plain"]
@@ -347,12 +347,12 @@ def test_N_BAS_3_DEV_8_a_name_has_at_most_one_hyphen_inside(name: str) -> None:
     assert not is_device_name(name)
 
 
-def test_N_BAS_3_DEV_8_every_device_that_comes_with_the_driver_is_called_so() -> None:
+def test_N_BAS_3_DEV_8_the_names_of_all_built_in_devices_are_valid() -> None:
     assert all(is_device_name(name) for name in load_devices())
 
 
 @pytest.mark.parametrize("name", ["vendor-name", "name", "n", "a b"])
-def test_DEV_8_a_name_may_name_its_vendor(name: str) -> None:
+def test_DEV_8_a_name_may_begin_with_a_vendor(name: str) -> None:
     assert is_device_name(name)
 
 
@@ -406,7 +406,7 @@ def test_DEV_6_CACHE_9_a_plug_in_saves_its_own_program_and_restores_it(loaded: A
 
 
 @pytest.mark.parametrize("result", [RuntimeError("no hardware"), ("no model", None), 7], ids=["error", "text", "int"])
-def test_LIFE_8_a_plug_in_that_cannot_restore_fails_the_call_alone(result: Any, loaded: Any, cache_file: int) -> None:
+def test_LIFE_8_a_plug_in_that_cannot_restore_fails_that_call_only(result: Any, loaded: Any, cache_file: int) -> None:
     device = loaded(own=lambda: lambda: Saving(result))["test-plain"]
     contents, _ = device.load_caches(saved_to(device, cache_file), None, 1 << 20)
     with pytest.raises(GeneralFailure):
@@ -439,7 +439,7 @@ class Broken(Plain):
 
 
 @pytest.mark.parametrize("where", ["supports", "compile", "bind", "run", "run of another driver", "nowhere"])
-def test_LIFE_8_whatever_a_plug_in_s_device_raises_fails_the_call_alone(
+def test_LIFE_8_any_exception_of_a_plug_in_s_device_fails_that_call_only(
     where: str, loaded: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = loaded(bad=lambda: lambda: Broken(where))["test-plain"]
@@ -458,7 +458,7 @@ def test_LIFE_8_whatever_a_plug_in_s_device_raises_fails_the_call_alone(
     assert "the plug-in of device 'test-plain' failed" in caplog.text
 
 
-def test_DEV_10_a_plug_in_that_cannot_be_imported_is_left_out(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_DEV_10_a_plug_in_that_cannot_be_imported_is_skipped(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> Any:
         raise SystemExit("no hardware")
 
@@ -466,12 +466,12 @@ def test_DEV_10_a_plug_in_that_cannot_be_imported_is_left_out(loaded: Any, caplo
     assert "no hardware" in caplog.text
 
 
-def test_DEV_8_a_second_device_of_a_name_is_left_out(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_DEV_8_a_second_device_with_the_same_name_is_skipped(loaded: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert list(loaded(one=lambda: Plain, two=lambda: Plain)) == ["reference", "test-plain"]
     assert "device 'test-plain' is left out: there is another one of this name" in caplog.text
 
 
-def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
+def test_DEV_14_the_status_is_one_byte_that_all_workers_map() -> None:
     page = memoryview(bytearray(DEVICES_MAX))
     first, second = DeviceRegistry([Plain()]), DeviceRegistry([Plain()])
     for workers in (first, second):
@@ -490,14 +490,14 @@ def test_DEV_14_status_is_one_byte_that_all_workers_see() -> None:
     assert first["test-plain"].supported_operations(ADD) == [True]
 
 
-def test_DEV_2_UNKNOWN_is_no_status_that_anybody_sets() -> None:
+def test_DEV_2_the_status_cannot_be_set_to_UNKNOWN() -> None:
     with pytest.raises(InvalidArgument, match="not UNKNOWN"):
         DeviceRegistry([Plain()]).set_status("test-plain", DeviceStatus.UNKNOWN)
     with pytest.raises(InvalidArgument, match="no device 'gpu'; this driver has: test-plain"):
         DeviceRegistry([Plain()]).set_status("gpu", DeviceStatus.BUSY)
 
 
-def test_DEV_14_what_was_bound_before_is_unavailable_too() -> None:
+def test_DEV_14_a_bound_execution_is_unavailable_too() -> None:
     device = Plain()
     prepared = device.prepare_model(device.check_prepare_arguments(ADD, 0, 0, None))
     page = device.status_byte

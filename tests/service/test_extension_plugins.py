@@ -89,14 +89,14 @@ def loaded(caplog: pytest.LogCaptureFixture) -> Loaded:
     return load
 
 
-def test_DEV_5_all_that_is_installed_is_offered_by_name(site: Path, loaded: Loaded) -> None:
+def test_DEV_5_all_installed_extensions_are_loaded_sorted_by_name(site: Path, loaded: Loaded) -> None:
     add_plugin(site, "plugin_one", START + RIGHT.format(types=""), {"com.example.one": "plugin_one:EXTENSION"})
     add_fibonacci(site)
     assert loaded() == ([NAME, "com.example.one"], [])
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_DEV_5_DEV_10_a_plug_in_that_is_left_out_harms_no_other(site: Path, loaded: Loaded, wrong: str) -> None:
+def test_DEV_5_DEV_10_an_invalid_plug_in_does_not_affect_others(site: Path, loaded: Loaded, wrong: str) -> None:
     add_plugin(site, "plugin_one", START + WRONG[wrong], {"com.example.one": "plugin_one:EXTENSION"})
     add_fibonacci(site)
     offered, messages = loaded()
@@ -106,7 +106,7 @@ def test_DEV_5_DEV_10_a_plug_in_that_is_left_out_harms_no_other(site: Path, load
     assert "is left out: " in messages[0]
 
 
-def test_DEV_10_a_plug_in_whose_module_is_missing_is_left_out(site: Path, loaded: Loaded) -> None:
+def test_DEV_10_a_plug_in_whose_module_is_missing_is_skipped(site: Path, loaded: Loaded) -> None:
     add_plugin(site, "plugin_one", "", {"com.example.one": "no_such_module:EXTENSION"})
     offered, messages = loaded()
     assert offered == []
@@ -117,7 +117,7 @@ def test_DEV_10_a_plug_in_whose_module_is_missing_is_left_out(site: Path, loaded
 
 
 @pytest.mark.parametrize("name", ["Fibonacci", "fibonacci", "com.example.", "com.exämple.x"])
-def test_EXT_1_a_malformed_name_is_left_out(site: Path, loaded: Loaded, name: str) -> None:
+def test_EXT_1_an_invalid_name_is_skipped(site: Path, loaded: Loaded, name: str) -> None:
     source = START + f"EXTENSION = VendorExtension({name!r}, (), (declared(),))"
     add_plugin(site, "plugin_one", source, {name: "plugin_one:EXTENSION"})
     offered, messages = loaded()
@@ -142,7 +142,7 @@ def test_EXT_2_of_two_plug_ins_with_the_same_types_one_is_used(site: Path, loade
     )
 
 
-def test_EXT_7_what_is_not_allowed_is_not_even_imported(
+def test_EXT_7_an_extension_that_is_not_allowed_is_not_imported(
     site: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_plugin(site, "plugin_one", START + RIGHT.format(types=""), {"com.example.one": "plugin_one:EXTENSION"})
@@ -152,12 +152,14 @@ def test_EXT_7_what_is_not_allowed_is_not_even_imported(
     assert "plugin_one" not in sys.modules
 
 
-def test_EXT_7_what_is_allowed_and_missing_is_told(site: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_EXT_7_an_allowed_extension_that_is_missing_is_logged(
+    site: Path, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NNFMQ_EXTENSIONS", "com.example.one")
     assert loaded() == ([], ["extension com.example.one is allowed, but no plug-in defines it"])
 
 
-def test_a_plug_in_that_starts_threads_is_named(site: Path, loaded: Loaded) -> None:
+def test_a_plug_in_that_starts_threads_is_logged(site: Path, loaded: Loaded) -> None:
     source = START + THREADS + RIGHT.format(types="")
     add_plugin(site, "plugin_one", source, {"com.example.one": "plugin_one:EXTENSION"})
     try:

@@ -1,4 +1,4 @@
-"""The driver's own cache: what comes back is what was stored, for the same model and device, or nothing at all."""
+"""The driver's own cache: an entry is loaded exactly as stored, for the same model and device, or not at all."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def made_entry(identity: DeviceIdentity = SELF, code: OperationType = OperationT
 
 @pytest.fixture
 def entry() -> CacheEntry:
-    """Return an entry that has something."""
+    """Return an entry that has been stored."""
     entry = made_entry()
     entry.store(GROUPS)
     return entry
@@ -67,7 +67,7 @@ def assert_found(entry: CacheEntry) -> None:
 
 
 @pytest.mark.parametrize("before", ["7", None])
-def test_a_cache_that_was_switched_off_is_as_it_was_before(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_disabled_restores_the_environment(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(program_cache.CACHE_VARIABLE, raising=False)
     if before is not None:
         monkeypatch.setenv(program_cache.CACHE_VARIABLE, before)
@@ -78,24 +78,24 @@ def test_a_cache_that_was_switched_off_is_as_it_was_before(before: str | None, m
     assert os.environ.get(program_cache.CACHE_VARIABLE) == before
 
 
-def test_what_was_stored_comes_back(entry: CacheEntry) -> None:
+def test_a_stored_entry_is_loaded(entry: CacheEntry) -> None:
     assert_found(entry)
     assert_found(made_entry())
 
 
-def test_nothing_is_found_and_nothing_made_where_nothing_was_stored(folder: Path) -> None:
+def test_a_missing_entry_is_not_created_by_loading(folder: Path) -> None:
     assert made_entry().load() is None
     assert not folder.exists()
     assert entry_sizes() == []
 
 
-def test_large_arrays_lie_at_cache_lines(entry: CacheEntry) -> None:
+def test_large_arrays_are_aligned_to_cache_lines(entry: CacheEntry) -> None:
     found = entry.load()
     assert found is not None
     assert found[0][1].ctypes.data % 64 == 0
 
 
-def test_only_this_user_can_enter_the_directory_and_read_an_entry(entry: CacheEntry, folder: Path) -> None:
+def test_directory_and_entries_are_private_to_the_user(entry: CacheEntry, folder: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
     assert entry_sizes() == [(folder / entry.name).stat().st_size]
@@ -111,11 +111,11 @@ def test_only_this_user_can_enter_the_directory_and_read_an_entry(entry: CacheEn
     ids=["version", "device", "model"],
 )
 @pytest.mark.usefixtures("entry")
-def test_what_another_device_or_model_would_need_is_not_found(other: Callable[[], CacheEntry]) -> None:
+def test_an_entry_of_another_device_or_model_is_not_found(other: Callable[[], CacheEntry]) -> None:
     assert other().load() is None
 
 
-def test_one_constant_makes_another_model() -> None:
+def test_a_changed_constant_is_another_entry() -> None:
     values = bytearray(MODEL.operand_values)
     values[-1] ^= 1
     other = entry_for(SELF, replace(MODEL, operand_values=bytes(values)))
@@ -123,56 +123,56 @@ def test_one_constant_makes_another_model() -> None:
     assert other.name != made_entry().name
 
 
-def test_another_build_finds_nothing(entry: CacheEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_of_another_build_is_not_found(entry: CacheEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_cache, "build_identity", lambda: bytes(32))
     assert made_entry().load() is None
     monkeypatch.undo()
 
 
-def flipped(path: Path) -> None:
+def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def headless(path: Path) -> None:
+def change_the_header(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[3] ^= 1
     path.write_bytes(content)
 
 
-def appended(path: Path) -> None:
+def append_a_byte(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
 
 
-def of_another_model(path: Path) -> None:
+def replace_by_another_model(path: Path) -> None:
     other = made_entry(code=OperationType.MUL)
     other.store([(LARGE[::-1],)])
     os.rename(path.parent / other.name, path)
 
 
-def of_another_key(path: Path) -> None:
+def replace_the_key(path: Path) -> None:
     key = Path(os.environ["XDG_STATE_HOME"]) / "nnfmq" / KEY_NAME
     key.write_bytes(bytes(32))
 
 
-SPOILT: dict[str, Callable[[Path], object]] = {
-    "flipped": flipped,
-    "header": headless,
+CORRUPTIONS: dict[str, Callable[[Path], object]] = {
+    "flipped": flip_a_bit,
+    "header": change_the_header,
     "cut short": lambda path: os.truncate(path, path.stat().st_size - 1),
     "empty": lambda path: os.truncate(path, 0),
     "shorter than a header": lambda path: os.truncate(path, 63),
-    "appended": appended,
-    "of another model": of_another_model,
-    "of another key": of_another_key,
+    "appended": append_a_byte,
+    "of another model": replace_by_another_model,
+    "of another key": replace_the_key,
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
-def test_CACHE_12_a_spoilt_entry_is_not_believed_but_removed_and_replaced(
-    spoil: Callable[[Path], object], entry: CacheEntry, folder: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("corrupt", CORRUPTIONS.values(), ids=CORRUPTIONS.keys())
+def test_CACHE_12_a_corrupt_entry_is_removed_and_can_be_replaced(
+    corrupt: Callable[[Path], object], entry: CacheEntry, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spoil(folder / entry.name)
+    corrupt(folder / entry.name)
     assert entry.load() is None
     assert not (folder / entry.name).exists()
     assert "an entry of the cache is removed" in caplog.text
@@ -181,7 +181,7 @@ def test_CACHE_12_a_spoilt_entry_is_not_believed_but_removed_and_replaced(
 
 
 @pytest.mark.parametrize("error", [MemoryError("none left"), ResourceExhaustedTransient("none left"), OSError("bad")])
-def test_an_entry_that_cannot_be_read_now_is_kept(
+def test_an_entry_that_cannot_be_read_for_now_is_kept(
     error: Exception, entry: CacheEntry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_fd: int, _size: int) -> memoryview:
@@ -193,9 +193,7 @@ def test_an_entry_that_cannot_be_read_now_is_kept(
     assert len(entry_sizes()) == 1
 
 
-def test_an_entry_is_kept_when_no_descriptor_is_left_to_read_the_key_by(
-    entry: CacheEntry, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_entry_is_kept_if_no_fd_is_free_to_read_the_key(entry: CacheEntry, caplog: pytest.LogCaptureFixture) -> None:
     with no_more_descriptors(but=1):  # that of the entry
         assert entry.load() is None
     assert "an entry of the cache is not used" in caplog.text
@@ -203,7 +201,7 @@ def test_an_entry_is_kept_when_no_descriptor_is_left_to_read_the_key_by(
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
-def test_what_is_no_file_is_not_read(
+def test_an_entry_that_is_not_a_regular_file_is_not_read(
     kind: str, entry: CacheEntry, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder / entry.name
@@ -218,7 +216,7 @@ def test_what_is_no_file_is_not_read(
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o500])
-def test_a_directory_that_is_not_ours_alone_is_refused_with_a_log_line(
+def test_a_directory_that_others_can_access_is_rejected_and_logged(
     mode: int, entry: CacheEntry, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.chmod(mode)
@@ -231,7 +229,7 @@ def test_a_directory_that_is_not_ours_alone_is_refused_with_a_log_line(
     assert_found(entry)
 
 
-def test_a_place_where_no_directory_can_be_costs_a_log_line(
+def test_a_directory_that_cannot_be_created_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
@@ -244,7 +242,7 @@ def test_a_place_where_no_directory_can_be_costs_a_log_line(
 
 @pytest.fixture
 def _files_of_64_KiB_at_most() -> Iterator[None]:
-    """Let every file end there, as on a full disk: Python ignores SIGXFSZ."""
+    """Limit the size of files to 64 KiB, as on a full disk. Python ignores SIGXFSZ, so writing raises OSError."""
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
@@ -253,26 +251,24 @@ def _files_of_64_KiB_at_most() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_files_of_64_KiB_at_most")
-def test_CACHE_4_a_full_disk_leaves_nothing_and_costs_a_log_line(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_CACHE_4_a_full_disk_leaves_no_file_and_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     entry = made_entry()
     entry.store(GROUPS)
     assert "a model was not added to the cache" in caplog.text
     assert os.listdir(folder) == []
 
 
-def test_it_can_be_switched_off(entry: CacheEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_can_be_disabled(entry: CacheEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(program_cache.CACHE_VARIABLE, "0")
     assert entry_for(SELF, MODEL) is None
 
 
-def test_EXT_a_model_with_extensions_has_no_place() -> None:
+def test_EXT_a_model_with_extensions_has_no_entry() -> None:
     named = replace(MODEL, extensions=(ExtensionNameAndPrefix("com.example.test", 1),))
     assert entry_for(SELF, named) is None
 
 
-def test_what_was_not_used_for_the_longest_time_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_entry_is_evicted_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(program_cache.CACHE_VARIABLE, "3")
     entries = [made_entry(DeviceIdentity("compiled", str(number))) for number in range(4)]
     for age, entry in zip((30, 20, 10), entries, strict=False):
@@ -284,7 +280,7 @@ def test_what_was_not_used_for_the_longest_time_goes_first(folder: Path, monkeyp
     assert sum(entry_sizes()) <= 3 << 20
 
 
-def test_what_is_larger_than_all_may_be_is_not_stored(
+def test_an_entry_over_the_cache_limit_is_not_stored(
     folder: Path, entry: CacheEntry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(program_cache.CACHE_VARIABLE, "1")
@@ -293,7 +289,7 @@ def test_what_is_larger_than_all_may_be_is_not_stored(
     assert os.listdir(folder) == [entry.name]
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(folder: Path, entry: CacheEntry) -> None:
+def test_the_next_writer_removes_a_killed_writer_s_temporary_file(folder: Path, entry: CacheEntry) -> None:
     unfinished = folder / f".{entry.name}.0123456789abcdef"
     unfinished.write_bytes(b"half")
     made_entry(DeviceIdentity("compiled", "2")).store(GROUPS)
@@ -301,7 +297,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(folder: Path, entry: C
     assert len(entry_sizes()) == 2
 
 
-def test_what_a_living_writer_writes_is_left_alone(folder: Path, entry: CacheEntry) -> None:
+def test_a_living_writer_s_temporary_file_is_kept(folder: Path, entry: CacheEntry) -> None:
     unfinished = folder / f".{entry.name}.0123456789abcdef"
     with unfinished.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -309,7 +305,7 @@ def test_what_a_living_writer_writes_is_left_alone(folder: Path, entry: CacheEnt
         assert unfinished.exists()
 
 
-def test_threads_that_store_the_same_at_once_leave_one_entry(folder: Path) -> None:
+def test_threads_that_store_the_same_entry_concurrently_leave_one(folder: Path) -> None:
     entry = made_entry()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: entry.store(GROUPS), range(32)))
@@ -323,7 +319,7 @@ def compiled(**limits: list[str]) -> CompiledDevice:
     return CompiledDevice(DeviceEntry("compiled", "compiled", **limits))
 
 
-def test_SUP_1_what_the_configuration_leaves_out_now_is_not_taken_from_the_cache(folder: Path) -> None:
+def test_SUP_1_a_cached_program_is_not_used_if_the_configuration_excludes_an_operation(folder: Path) -> None:
     everything = compiled()
     everything.prepare_model(MODEL)
     assert everything.load_cached(MODEL) is not None
@@ -345,7 +341,7 @@ def test_an_entry_that_cannot_be_linked_is_removed_and_the_model_compiled(
     assert device.load_cached(MODEL) is not None
 
 
-def test_without_memory_for_the_shared_program_beside_its_own_a_worker_uses_its_own(
+def test_without_memory_for_the_shared_program_a_worker_uses_its_private_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def none_left(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""A worker's part in shared programs: what it gets is verified, what it has it gives back, and alone it goes on."""
+"""The worker's side of the shared program cache: verified lookups, releases, and operation without a supervisor."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ from nnfmq.service.caching.shared_cache_protocol import (
 SELF = DeviceIdentity("compiled", "1")
 NAME = "a" * 64
 LARGE = np.arange(1 << 20, dtype=np.uint8)
-GROUPS: PackedConstants = [(np.arange(7, dtype=np.float32), LARGE), ()]
+PACKED: PackedConstants = [(np.arange(7, dtype=np.float32), LARGE), ()]
 LATE_NS = 20_000_000_000
 
 
 class Supervisor:
-    """The other end, which answers as a test wants it."""
+    """The supervisor's end of the connection, controlled by the test."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
-    def hears(self) -> tuple[SharedCacheMessage, list[int]]:
-        """Return what comes next, and its descriptors, the caller's."""
+    def receives(self) -> tuple[SharedCacheMessage, list[int]]:
+        """Return the next message and its fds, which the caller owns."""
         with self.channel.receive(time.monotonic_ns() + LATE_NS) as frame:
             return shared_cache_protocol.decode(
                 frame.data, sender=Sender.WORKER, fds=len(frame.fds)
             ), frame.detach_fds()
 
-    def says(self, message: SharedCacheMessage, *fds: int) -> None:
-        """Answer; the fds stay the caller's."""
+    def sends(self, message: SharedCacheMessage, *fds: int) -> None:
+        """Send a message. Borrows the fds."""
         self.channel.send(shared_cache_protocol.encode(message), fds, NO_WAIT)
 
-    def answers(self, *answer: Callable[[int], SharedCacheMessage], fds: tuple[int, ...] = ()) -> threading.Thread:
-        """Let a thread answer the next question with its number: the last answer has the descriptors."""
+    def replies(self, *replies: Callable[[int], SharedCacheMessage], fds: tuple[int, ...] = ()) -> threading.Thread:
+        """Let a thread reply to the next lookup, with its id; the last reply has the fds."""
 
         def run() -> None:
-            question, _ = self.hears()
-            for number, make in enumerate(answer, 1):
-                self.says(make(question.ref_id), *(fds if number == len(answer) else ()))
+            lookup, _ = self.receives()
+            for number, make in enumerate(replies, 1):
+                self.sends(make(lookup.ref_id), *(fds if number == len(replies) else ()))
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -87,7 +87,7 @@ def resources() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def supervisor(monkeypatch: pytest.MonkeyPatch, resources: ExitStack) -> Supervisor:
-    """Return the supervisor's end of what this process shares by."""
+    """Return the supervisor's end of this process's connection to the shared cache."""
     ours, theirs = Channel.pair()
     resources.callback(ours.close)
     worker = SharedCacheClient(theirs)
@@ -125,14 +125,14 @@ def own_mappings() -> int:
     return Path("/proc/self/maps").read_text().count("/memfd:nnfmq-program")
 
 
-# ---------------------------------------------------------------------------------------------------------- asking
+# ---------------------------------------------------------------------------------------------------------- lookups
 
 
-def test_what_is_here_is_mapped_and_left_when_nothing_looks_at_it(
+def test_found_memory_is_mapped_and_released_with_its_last_view(
     supervisor: Supervisor, worker: SharedCacheClient
 ) -> None:
     with constant(b"content") as memory:
-        thread = supervisor.answers(Found, fds=(memory.fileno(),))
+        thread = supervisor.replies(Found, fds=(memory.fileno(),))
         program = worker.look_up(NAME)
         thread.join()
     assert program is not None
@@ -142,36 +142,34 @@ def test_what_is_here_is_mapped_and_left_when_nothing_looks_at_it(
     number = program.ref_id
     del view, program
     gc.collect()
-    assert supervisor.hears() == (Release(number), [])
+    assert supervisor.receives() == (Release(number), [])
 
 
-def test_what_is_absent_is_nothing(supervisor: Supervisor, worker: SharedCacheClient) -> None:
-    thread = supervisor.answers(NotFound)
+def test_a_lookup_of_an_unknown_name_returns_None(supervisor: Supervisor, worker: SharedCacheClient) -> None:
+    thread = supervisor.replies(NotFound)
     assert worker.look_up(NAME) is None
     thread.join()
     worker.invalidate(SharedProgram(Memory(), 5))
-    assert supervisor.hears()[0] == Invalidate(5)  # and nothing before it
+    assert supervisor.receives()[0] == Invalidate(5)  # and nothing before it
 
 
-def test_what_may_still_be_written_is_not_mapped(
+def test_writable_memory_is_not_mapped(
     supervisor: Supervisor, worker: SharedCacheClient, resources: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    thread = supervisor.answers(Found, fds=(unsealed(resources),))
+    thread = supervisor.replies(Found, fds=(unsealed(resources),))
     assert worker.look_up(NAME) is None
     thread.join()
-    assert isinstance(supervisor.hears()[0], Invalidate)
+    assert isinstance(supervisor.receives()[0], Invalidate)
     assert "not sealed against writing" in caplog.text
 
 
-def test_an_answer_that_came_too_late_is_not_taken_for_another(
-    supervisor: Supervisor, worker: SharedCacheClient
-) -> None:
+def test_a_late_reply_is_discarded(supervisor: Supervisor, worker: SharedCacheClient) -> None:
     with constant(b"late") as late, constant(b"new") as new:
         assert worker.look_up(NAME) is None
-        question, left = supervisor.hears()[0], supervisor.hears()[0]
-        assert left == Release(question.ref_id)
-        supervisor.says(Found(question.ref_id), late.fileno())
-        thread = supervisor.answers(Found, fds=(new.fileno(),))
+        lookup, release = supervisor.receives()[0], supervisor.receives()[0]
+        assert release == Release(lookup.ref_id)
+        supervisor.sends(Found(lookup.ref_id), late.fileno())
+        thread = supervisor.replies(Found, fds=(new.fileno(),))
         program = worker.look_up(NAME)
         thread.join()
     assert program is not None
@@ -179,7 +177,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_another(
         assert bytes(memory.view) == b"new"
 
 
-def test_a_supervisor_that_does_not_answer_costs_a_moment_and_one_log_line(
+def test_a_lookup_times_out_and_is_logged_once(
     supervisor: Supervisor, worker: SharedCacheClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     begin_ns = time.monotonic_ns()
@@ -188,7 +186,7 @@ def test_a_supervisor_that_does_not_answer_costs_a_moment_and_one_log_line(
     assert len(caplog.records) == 1 and not worker.is_closed
 
 
-def test_DEAD_a_supervisor_that_is_gone_is_asked_nothing(
+def test_DEAD_no_lookups_after_the_supervisor_exited(
     supervisor: Supervisor, worker: SharedCacheClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "nnfmq.sharing")
@@ -201,11 +199,9 @@ def test_DEAD_a_supervisor_that_is_gone_is_asked_nothing(
     assert len(caplog.records) == 1
 
 
-def test_a_supervisor_that_ends_while_it_is_asked_keeps_nobody_waiting(
-    supervisor: Supervisor, worker: SharedCacheClient
-) -> None:
+def test_a_lookup_ends_when_the_supervisor_exits(supervisor: Supervisor, worker: SharedCacheClient) -> None:
     def end() -> None:
-        supervisor.hears()
+        supervisor.receives()
         supervisor.channel.close()
 
     thread = threading.Thread(target=end)
@@ -219,22 +215,24 @@ def test_a_supervisor_that_ends_while_it_is_asked_keeps_nobody_waiting(
 @pytest.mark.parametrize(
     "answer", [b"", b"\xff", shared_cache_protocol.encode(Lookup(1, NAME)), shared_cache_protocol.encode(Found(1))]
 )
-def test_an_impossible_answer_ends_it(answer: bytes, supervisor: Supervisor, worker: SharedCacheClient) -> None:
+def test_an_invalid_reply_closes_the_connection(
+    answer: bytes, supervisor: Supervisor, worker: SharedCacheClient
+) -> None:
     supervisor.channel.send(answer, (), NO_WAIT)
     assert worker.look_up(NAME) is None
     assert worker.is_closed
 
 
-def test_without_room_for_a_descriptor_nothing_is_held(supervisor: Supervisor, worker: SharedCacheClient) -> None:
+def test_a_reply_whose_fd_cannot_be_received_is_released(supervisor: Supervisor, worker: SharedCacheClient) -> None:
     with constant(b"content") as memory:
-        supervisor.says(Found(1), memory.fileno())
+        supervisor.sends(Found(1), memory.fileno())
         with no_more_descriptors():
             assert worker.look_up(NAME) is None
-    assert [supervisor.hears()[0] for _ in range(2)] == [Lookup(1, NAME), Release(1)]
+    assert [supervisor.receives()[0] for _ in range(2)] == [Lookup(1, NAME), Release(1)]
     assert not worker.is_closed
 
 
-def test_a_supervisor_that_takes_nothing_any_more_ends_it(supervisor: Supervisor, worker: SharedCacheClient) -> None:
+def test_a_full_socket_closes_the_connection(supervisor: Supervisor, worker: SharedCacheClient) -> None:
     with constant(b"content") as memory:
         for _ in range(100_000):
             worker.publish(NAME, memory)
@@ -246,29 +244,29 @@ def test_a_supervisor_that_takes_nothing_any_more_ends_it(supervisor: Supervisor
 # ---------------------------------------------------------------------------------------------------------- the cache
 
 
-def stored(entry: CacheEntry, supervisor: Supervisor) -> tuple[PackedConstants, Memory]:
-    """Store something; return it as it is shared, and what the supervisor was published, the caller's."""
-    thread = supervisor.answers(NotFound)
-    shared = entry.store(GROUPS)
+def store_entry(entry: CacheEntry, supervisor: Supervisor) -> tuple[PackedConstants, Memory]:
+    """Store an entry. Return its shared constants, and the published memory, which the caller closes."""
+    thread = supervisor.replies(NotFound)
+    shared = entry.store(PACKED)
     thread.join()
     assert shared is not None
-    (published, (fd,)) = supervisor.hears()
+    (published, (fd,)) = supervisor.receives()
     assert isinstance(published, Publish) and published.name == entry.name
     return shared, Memory.adopt_constant(fd)
 
 
 def assert_equal(found: PackedConstants | None) -> None:
     assert found is not None
-    for group, expected in zip(found, GROUPS, strict=True):
+    for group, expected in zip(found, PACKED, strict=True):
         for array, kept in zip(group, expected, strict=True):
             assert array.dtype == kept.dtype
             np.testing.assert_array_equal(array, kept)
 
 
-def test_what_is_stored_is_offered_as_the_bytes_of_its_file_and_becomes_its_view(
+def test_a_stored_entry_is_published_as_its_file_s_bytes_and_returned_as_views(
     entry: CacheEntry, supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    shared, memory = stored(entry, supervisor)
+    shared, memory = store_entry(entry, supervisor)
     with memory:
         assert bytes(memory.view) == (tmp_path / "cache" / "nnfmq" / entry.name).read_bytes()
         assert own_mappings() == 2  # the published memory, and the one that came back
@@ -276,37 +274,37 @@ def test_what_is_stored_is_offered_as_the_bytes_of_its_file_and_becomes_its_view
         assert shared[0][1].ctypes.data % 64 == 0 and not shared[0][1].flags.writeable
 
 
-def test_what_is_shared_is_found_without_a_file(entry: CacheEntry, supervisor: Supervisor, tmp_path: Path) -> None:
-    _, memory = stored(entry, supervisor)
+def test_a_shared_entry_is_loaded_without_its_file(entry: CacheEntry, supervisor: Supervisor, tmp_path: Path) -> None:
+    _, memory = store_entry(entry, supervisor)
     (tmp_path / "cache" / "nnfmq" / entry.name).unlink()
     with memory:
-        thread = supervisor.answers(Found, fds=(memory.fileno(),))
+        thread = supervisor.replies(Found, fds=(memory.fileno(),))
         assert_equal(entry.load())
         thread.join()
 
 
-def test_what_is_read_from_a_file_is_offered(entry: CacheEntry, supervisor: Supervisor) -> None:
-    shared, memory = stored(entry, supervisor)
+def test_an_entry_read_from_its_file_is_published(entry: CacheEntry, supervisor: Supervisor) -> None:
+    shared, memory = store_entry(entry, supervisor)
     with memory:
         expected = bytes(memory.view)
     del shared
-    assert isinstance(supervisor.hears()[0], Release)  # of what was stored: nobody kept it
-    thread = supervisor.answers(NotFound)
+    assert isinstance(supervisor.receives()[0], Release)  # of what was stored: nobody kept it
+    thread = supervisor.replies(NotFound)
     found = entry.load()
     thread.join()
     assert_equal(found)
-    published, (fd,) = supervisor.hears()
+    published, (fd,) = supervisor.receives()
     with Memory.adopt_constant(fd) as memory:
         assert isinstance(published, Publish) and bytes(memory.view) == expected
 
 
-def test_what_another_worker_shares_meanwhile_takes_the_place_of_one_s_own(
+def test_an_entry_that_another_worker_published_meanwhile_is_used(
     entry: CacheEntry, supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    _, memory = stored(entry, supervisor)
+    _, memory = store_entry(entry, supervisor)
     with memory:
-        thread = supervisor.answers(Found, fds=(memory.fileno(),))
-        assert_equal(entry.store(GROUPS))
+        thread = supervisor.replies(Found, fds=(memory.fileno(),))
+        assert_equal(entry.store(PACKED))
         thread.join()
 
 
@@ -321,43 +319,43 @@ CORRUPTIONS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("corrupt", CORRUPTIONS.values(), ids=CORRUPTIONS.keys())
-def test_CACHE_12_what_is_not_what_its_name_says_is_refused_and_the_file_is_used(
+def test_CACHE_12_corrupt_shared_memory_is_rejected_and_the_file_is_used(
     corrupt: Callable[[bytes], bytes], entry: CacheEntry, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept, memory = stored(entry, supervisor)
+    kept, memory = store_entry(entry, supervisor)
     with memory, constant(corrupt(bytes(memory.view))) as corrupted:
-        thread = supervisor.answers(Found, fds=(corrupted.fileno(),))
+        thread = supervisor.replies(Found, fds=(corrupted.fileno(),))
         assert_equal(entry.load())
         thread.join()
-    assert isinstance(supervisor.hears()[0], Invalidate)
+    assert isinstance(supervisor.receives()[0], Invalidate)
     assert "a program that another worker shares is not used" in caplog.text
     del kept
 
 
-def test_CACHE_12_another_entry_s_memory_is_refused(entry: CacheEntry, supervisor: Supervisor) -> None:
+def test_CACHE_12_memory_of_another_entry_is_rejected(entry: CacheEntry, supervisor: Supervisor) -> None:
     other = entry_for(SELF, chain(OperationType.MUL))
     assert other is not None
-    kept, memory = stored(other, supervisor)
+    kept, memory = store_entry(other, supervisor)
     with memory:
-        thread = supervisor.answers(Found, fds=(memory.fileno(),))
+        thread = supervisor.replies(Found, fds=(memory.fileno(),))
         assert entry.load() is None
         thread.join()
-    assert isinstance(supervisor.hears()[0], Invalidate)
+    assert isinstance(supervisor.receives()[0], Invalidate)
     del kept
 
 
-def test_a_full_cache_directory_does_not_keep_it_from_being_shared(
+def test_a_program_is_shared_if_its_file_cannot_be_written(
     entry: CacheEntry, supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    shared, memory = stored(entry, supervisor)
+    shared, memory = store_entry(entry, supervisor)
     memory.close()
     assert_equal(shared)
 
 
-def test_alone_nothing_is_shared_and_the_file_is_read_into_private_memory(entry: CacheEntry) -> None:
-    assert entry.store(GROUPS) is None
+def test_without_a_shared_cache_files_are_read_into_private_memory(entry: CacheEntry) -> None:
+    assert entry.store(PACKED) is None
     found = entry.load()
     assert_equal(found)
     assert own_mappings() == 0

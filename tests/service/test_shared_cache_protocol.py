@@ -37,7 +37,7 @@ sampled = pytest.mark.parametrize(("sender", "message", "wire", "fds"), SAMPLES,
 
 
 @sampled
-def test_a_message_is_written_as_its_array_and_read_again(
+def test_a_message_is_encoded_as_an_array_and_decoded(
     sender: Sender, message: SharedCacheMessage, wire: list[Any], fds: int
 ) -> None:
     assert msgspec.msgpack.decode(encode(message)) == wire
@@ -47,7 +47,7 @@ def test_a_message_is_written_as_its_array_and_read_again(
 
 
 @sampled
-def test_a_message_that_is_cut_short_or_too_long_is_refused(
+def test_a_truncated_or_extended_message_is_rejected(
     sender: Sender, message: SharedCacheMessage, wire: list[Any], fds: int
 ) -> None:
     data = encode(message)
@@ -60,7 +60,7 @@ def test_a_message_that_is_cut_short_or_too_long_is_refused(
 
 
 @sampled
-def test_another_number_of_descriptors_is_refused(
+def test_a_wrong_number_of_fds_is_rejected(
     sender: Sender, message: SharedCacheMessage, wire: list[Any], fds: int
 ) -> None:
     for count in {0, 1, 2} - {fds}:
@@ -69,7 +69,7 @@ def test_another_number_of_descriptors_is_refused(
 
 
 @sampled
-def test_what_the_other_side_says_is_refused(
+def test_a_message_of_the_other_end_is_rejected(
     sender: Sender, message: SharedCacheMessage, wire: list[Any], fds: int
 ) -> None:
     other = SUPERVISOR if sender is WORKER else WORKER
@@ -95,6 +95,6 @@ def test_what_the_other_side_says_is_refused(
     ],
     ids=str,
 )
-def test_what_is_no_message_is_refused(wire: Any) -> None:
+def test_invalid_messages_are_rejected(wire: Any) -> None:
     with pytest.raises(ProtocolError):
         decode(msgspec.msgpack.encode(wire), sender=WORKER, fds=0)

@@ -1,6 +1,6 @@
-"""The supervisor's part in shared programs: who is given what, what is not taken, and that nothing is kept for nobody.
+"""The supervisor's side of the shared program cache: references, rejected memory, and limits.
 
-A worker is the other end of a connection here, and says whatever a test wants, as one that was taken over would.
+A worker is the other end of a link here, and sends whatever a test wants, as a compromised worker would.
 """
 
 from __future__ import annotations
@@ -35,66 +35,66 @@ LABEL = "shared-test"
 
 
 class Worker:
-    """A worker's end of a connection, and what it says."""
+    """The worker's end of a link."""
 
-    def __init__(self, registry: SharedCacheServer) -> None:
-        self.registry = registry
+    def __init__(self, server: SharedCacheServer) -> None:
+        self.server = server
         self.connection: WorkerLink
-        self.connection, self.channel = registry.connect()
+        self.connection, self.channel = server.connect()
         self.is_open = True
 
-    def say(self, message: SharedCacheMessage, fds: tuple[int, ...] = ()) -> bool:
-        """Send a message; return whether the supervisor goes on listening."""
-        return self.say_bytes(shared_cache_protocol.encode(message), fds)
+    def send(self, message: SharedCacheMessage, fds: tuple[int, ...] = ()) -> bool:
+        """Send a message and let the server handle it; return whether the link is still open."""
+        return self.send_bytes(shared_cache_protocol.encode(message), fds)
 
-    def say_bytes(self, data: bytes, fds: tuple[int, ...] = ()) -> bool:
+    def send_bytes(self, data: bytes, fds: tuple[int, ...] = ()) -> bool:
         self.channel.send(data, fds, NO_WAIT)
-        return self.heard()
+        return self.serve_once()
 
-    def heard(self) -> bool:
-        self.is_open = self.registry.serve(self.connection)
+    def serve_once(self) -> bool:
+        self.is_open = self.server.serve(self.connection)
         if not self.is_open:
-            self.registry.close(self.connection)
+            self.server.close(self.connection)
         return self.is_open
 
-    def offers(self, name: str, fd: int, number: int = 1) -> bool:
-        """Offer a descriptor, and forget it."""
+    def publishes(self, name: str, fd: int, number: int = 1) -> bool:
+        """Publish an fd, and close it."""
         try:
-            return self.say(Publish(number, name), (fd,))
+            return self.send(Publish(number, name), (fd,))
         finally:
             os.close(fd)
 
-    def wants(self, name: str, number: int = 2) -> int | None:
-        """Return the inode of what it is given, which it closes."""
-        assert self.say(Lookup(number, name))
+    def looks_up(self, name: str, number: int = 2) -> int | None:
+        """Look an entry up; return the inode of its memory, or None."""
+        assert self.send(Lookup(number, name))
         with self.channel.receive(NO_WAIT) as frame:
             answer = shared_cache_protocol.decode(frame.data, sender=Sender.SUPERVISOR, fds=len(frame.fds))
             assert answer == (Found(number) if frame.fds else NotFound(number))
             return os.fstat(frame.fds[0]).st_ino if frame.fds else None
 
     def close(self) -> None:
-        self.registry.close(self.connection)
+        self.server.close(self.connection)
         self.channel.close()
 
 
 @pytest.fixture
-def registry() -> SharedCacheServer:
+def server() -> SharedCacheServer:
     return SharedCacheServer(LIMIT)
 
 
 @pytest.fixture
-def workers(registry: SharedCacheServer) -> Iterator[Callable[[], Worker]]:
-    """Return what makes a worker; after the test none of them has anything."""
+def workers(server: SharedCacheServer) -> Iterator[Callable[[], Worker]]:
+    """Return a function that connects a worker. After the test all memory must be closed."""
     made: list[Worker] = []
 
     def make() -> Worker:
-        made.append(Worker(registry))
+        made.append(Worker(server))
         return made[-1]
 
     yield make
     for worker in made:
         worker.close()
-    assert held() == 0
+    assert open_memfds() == 0
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def memfd(size_bytes: int = 4096, seals: int = CONSTANT_SEALS) -> int:
     return fd
 
 
-def held() -> int:
-    """Return how many descriptors of offered memory this process has: the registry's."""
+def open_memfds() -> int:
+    """Return how many fds of published memory this process has: those of the server."""
     places = (os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_open(fd))
     return sum(f"/memfd:{LABEL}" in place for place in places)
 
@@ -128,83 +128,83 @@ def inode(fd: int) -> int:
     return os.fstat(fd).st_ino
 
 
-# ---------------------------------------------------------------------------------------------------------- holding
+# ---------------------------------------------------------------------------------------------------------- references
 
 
-def test_what_one_offers_another_is_given(first: Worker, second: Worker) -> None:
+def test_a_published_entry_is_found_by_another_worker(first: Worker, second: Worker) -> None:
     fd = memfd()
     number = inode(fd)
-    assert first.offers(NAME, fd)
-    assert second.wants(NAME) == number
-    assert second.wants(OTHER, 3) is None
-    assert held() == 1
+    assert first.publishes(NAME, fd)
+    assert second.looks_up(NAME) == number
+    assert second.looks_up(OTHER, 3) is None
+    assert open_memfds() == 1
 
 
-def test_what_nobody_offered_is_absent(first: Worker) -> None:
-    assert first.wants(NAME) is None
+def test_an_unknown_entry_is_not_found(first: Worker) -> None:
+    assert first.looks_up(NAME) is None
 
 
-def test_it_is_kept_for_whoever_was_given_it_and_closed_with_the_last(
+def test_an_entry_is_closed_with_its_last_reference(
     first: Worker, second: Worker, workers: Callable[[], Worker]
 ) -> None:
     fd = memfd()
     number = inode(fd)
-    first.offers(NAME, fd)
-    second.wants(NAME)
+    first.publishes(NAME, fd)
+    second.looks_up(NAME)
     first.close()
-    assert held() == 1
+    assert open_memfds() == 1
     third = workers()
-    assert third.wants(NAME) == number
-    assert second.say(Release(2)) and held() == 1
-    assert third.say(Release(2)) and held() == 0
-    assert third.wants(NAME, 3) is None
+    assert third.looks_up(NAME) == number
+    assert second.send(Release(2)) and open_memfds() == 1
+    assert third.send(Release(2)) and open_memfds() == 0
+    assert third.looks_up(NAME, 3) is None
 
 
-def test_each_hold_of_a_worker_counts(first: Worker) -> None:
-    first.offers(NAME, memfd())
-    first.wants(NAME, 2)
-    first.say(Release(1))
-    assert held() == 1
-    first.say(Release(2))
-    assert held() == 0
+def test_each_reference_of_a_worker_counts(first: Worker) -> None:
+    first.publishes(NAME, memfd())
+    first.looks_up(NAME, 2)
+    first.send(Release(1))
+    assert open_memfds() == 1
+    first.send(Release(2))
+    assert open_memfds() == 0
 
 
-def test_of_two_offers_the_first_one_stays(first: Worker, second: Worker) -> None:
+def test_the_first_of_two_published_entries_stays(first: Worker, second: Worker) -> None:
     fds = memfd(), memfd()
     number = inode(fds[0])
-    assert first.offers(NAME, fds[0]) and second.offers(NAME, fds[1])
-    assert held() == 1
-    assert second.wants(NAME) == number
-    assert second.say(Release(1)) and second.say(Release(2))  # the former is of its own copy
-    assert held() == 1
+    assert first.publishes(NAME, fds[0]) and second.publishes(NAME, fds[1])
+    assert open_memfds() == 1
+    assert second.looks_up(NAME) == number
+    assert second.send(Release(1)) and second.send(Release(2))  # the former is of its own copy
+    assert open_memfds() == 1
 
 
-def test_a_number_that_is_not_held_may_be_left(first: Worker) -> None:
-    assert first.say(Release(99))
+def test_releasing_an_unknown_reference_is_ignored(first: Worker) -> None:
+    assert first.send(Release(99))
 
 
-def test_what_was_found_spoilt_is_given_to_nobody_and_may_be_replaced(first: Worker, second: Worker) -> None:
-    first.offers(NAME, memfd())
-    second.wants(NAME)
-    assert second.say(Invalidate(2))
-    assert held() == 0
-    assert second.wants(NAME, 3) is None
+def test_an_invalidated_entry_is_removed_and_may_be_replaced(first: Worker, second: Worker) -> None:
+    first.publishes(NAME, memfd())
+    second.looks_up(NAME)
+    assert second.send(Invalidate(2))
+    assert open_memfds() == 0
+    assert second.looks_up(NAME, 3) is None
     fd = memfd()
     number = inode(fd)
-    assert second.offers(NAME, fd, 4)
-    assert first.say(Release(1))  # of the spoilt one
-    assert first.wants(NAME, 5) == number
+    assert second.publishes(NAME, fd, 4)
+    assert first.send(Release(1))  # of the invalidated one
+    assert first.looks_up(NAME, 5) == number
 
 
-def test_a_worker_that_finds_everything_spoilt_is_heard_once(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalidations_are_logged_once_for_each_worker(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(5):
-        first.offers(NAME, memfd(), number)
-        assert first.say(Invalidate(number))
+        first.publishes(NAME, memfd(), number)
+        assert first.send(Invalidate(number))
     assert caplog.text.count("corrupt") == 1
-    assert held() == 0
+    assert open_memfds() == 0
 
 
-# ---------------------------------------------------------------------------------------------------------- refused
+# ---------------------------------------------------------------------------------------------------------- rejected
 
 
 def opened_for_writing(fd: int) -> int:
@@ -213,13 +213,13 @@ def opened_for_writing(fd: int) -> int:
     return other
 
 
-def only_path(fd: int) -> int:
+def path_only(fd: int) -> int:
     other = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
     os.close(fd)
     return other
 
 
-WRONG: dict[str, Callable[[], int]] = {
+UNSUITABLE: dict[str, Callable[[], int]] = {
     "no seals": lambda: memfd(seals=0),
     "may be written": lambda: memfd(seals=SHARED_SEALS | fcntl.F_SEAL_SEAL),
     "its mapping may be written": lambda: memfd(seals=SHARED_SEALS | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL),
@@ -228,23 +228,23 @@ WRONG: dict[str, Callable[[], int]] = {
     "may grow": lambda: memfd(seals=CONSTANT_SEALS & ~fcntl.F_SEAL_GROW),
     "may be sealed": lambda: memfd(seals=CONSTANT_SEALS & ~fcntl.F_SEAL_SEAL),
     "opened for writing": lambda: opened_for_writing(memfd()),
-    "a path": lambda: only_path(memfd()),
+    "a path": lambda: path_only(memfd()),
     "a file": lambda: os.open(__file__, os.O_RDONLY | os.O_CLOEXEC),
     "a device": lambda: os.open("/dev/zero", os.O_RDWR | os.O_CLOEXEC),
 }
 
 
-@pytest.mark.parametrize("make", WRONG.values(), ids=WRONG.keys())
-def test_what_is_not_sealed_ends_the_connection_of_its_worker_alone(
+@pytest.mark.parametrize("make", UNSUITABLE.values(), ids=UNSUITABLE.keys())
+def test_publishing_unsealed_memory_closes_that_link_only(
     make: Callable[[], int], first: Worker, second: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    second.offers(OTHER, memfd())
-    assert not first.offers(NAME, make())
-    assert second.wants(NAME) is None and second.wants(OTHER, 3) is not None
+    second.publishes(OTHER, memfd())
+    assert not first.publishes(NAME, make())
+    assert second.looks_up(NAME) is None and second.looks_up(OTHER, 3) is not None
     assert caplog.text.count("no longer shares programs: it published an fd that is not") == 1
 
 
-BROKEN: dict[str, tuple[bytes, int]] = {
+VIOLATIONS: dict[str, tuple[bytes, int]] = {
     "nothing": (b"", 0),
     "no message": (b"\xff" * 100, 0),
     "a supervisor's": (shared_cache_protocol.encode(NotFound(1)), 0),
@@ -256,13 +256,13 @@ BROKEN: dict[str, tuple[bytes, int]] = {
 }
 
 
-@pytest.mark.parametrize(("data", "count"), BROKEN.values(), ids=BROKEN.keys())
-def test_LIFE_7_what_breaks_the_protocol_ends_that_connection(
+@pytest.mark.parametrize(("data", "count"), VIOLATIONS.values(), ids=VIOLATIONS.keys())
+def test_LIFE_7_a_protocol_violation_closes_that_link(
     data: bytes, count: int, first: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     fds = tuple(memfd() for _ in range(count))
     try:
-        assert not first.say_bytes(data, fds)
+        assert not first.send_bytes(data, fds)
     finally:
         for fd in fds:
             os.close(fd)
@@ -270,33 +270,33 @@ def test_LIFE_7_what_breaks_the_protocol_ends_that_connection(
 
 
 @pytest.mark.parametrize("message", [Lookup(1, NAME), Publish(1, OTHER)], ids=["wanted", "offered"])
-def test_a_number_that_is_held_cannot_be_given_again(message: SharedCacheMessage, first: Worker) -> None:
-    first.offers(NAME, memfd())
+def test_a_reference_id_in_use_cannot_be_reused(message: SharedCacheMessage, first: Worker) -> None:
+    first.publishes(NAME, memfd())
     fds = (memfd(),) if isinstance(message, Publish) else ()
     try:
-        assert not first.say(message, fds)
+        assert not first.send(message, fds)
     finally:
         for fd in fds:
             os.close(fd)
-    assert held() == 0
+    assert open_memfds() == 0
 
 
-def test_a_worker_that_is_gone_is_forgotten_without_a_word(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
-    first.offers(NAME, memfd())
+def test_a_worker_s_exit_is_not_logged(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    first.publishes(NAME, memfd())
     first.channel.close()
-    assert not first.heard()
-    assert held() == 0 and caplog.text == ""
+    assert not first.serve_once()
+    assert open_memfds() == 0 and caplog.text == ""
 
 
-def test_there_may_be_nothing_to_hear(first: Worker) -> None:
-    assert first.heard()
+def test_serving_without_a_frame_does_nothing(first: Worker) -> None:
+    assert first.serve_once()
 
 
-def test_a_worker_that_does_not_read_its_answers_is_not_waited_for(
+def test_a_worker_that_does_not_read_its_replies_is_disconnected(
     first: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(100_000):
-        if not first.say(Lookup(number, NAME)):
+        if not first.send(Lookup(number, NAME)):
             break
     assert "it does not read its replies" in caplog.text
 
@@ -304,55 +304,53 @@ def test_a_worker_that_does_not_read_its_answers_is_not_waited_for(
 # ---------------------------------------------------------------------------------------------------------- limits
 
 
-def test_what_is_larger_than_the_limit_is_not_kept_and_said_once(
-    first: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_entry_over_the_limit_is_rejected_and_logged_once(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
-        assert first.offers(NAME, memfd(LIMIT + 1), number)
-    assert held() == 0
+        assert first.publishes(NAME, memfd(LIMIT + 1), number)
+    assert open_memfds() == 0
     assert caplog.text.count("is not shared") == 1
 
 
-def test_all_together_are_within_the_limit(first: Worker, second: Worker) -> None:
-    assert first.offers(NAME, memfd(LIMIT // 2)) and second.offers(OTHER, memfd(LIMIT // 2 + 1))
-    assert held() == 1
-    assert first.say(Release(1))
-    assert second.offers(OTHER, memfd(LIMIT // 2 + 1), 2) and held() == 1
+def test_the_limit_is_for_all_entries_together(first: Worker, second: Worker) -> None:
+    assert first.publishes(NAME, memfd(LIMIT // 2)) and second.publishes(OTHER, memfd(LIMIT // 2 + 1))
+    assert open_memfds() == 1
+    assert first.send(Release(1))
+    assert second.publishes(OTHER, memfd(LIMIT // 2 + 1), 2) and open_memfds() == 1
 
 
-def test_there_are_only_so_many(
+def test_the_number_of_entries_is_limited(
     first: Worker, second: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shared_cache_server, "ENTRIES_MAX", 3)
     for number in range(5):
-        assert first.offers(f"{number:064x}", memfd(), number)
-    assert held() == 3 and "the cache has 3 programs already" in caplog.text
-    assert second.wants(f"{2:064x}") is not None
+        assert first.publishes(f"{number:064x}", memfd(), number)
+    assert open_memfds() == 3 and "the cache has 3 programs already" in caplog.text
+    assert second.looks_up(f"{2:064x}") is not None
 
 
-def test_LIFE_7_a_worker_holds_only_so_many_and_others_go_on(
+def test_LIFE_7_the_references_of_a_worker_are_limited(
     first: Worker, second: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shared_cache_server, "REFERENCES_MAX", 2)
-    assert all(first.offers(f"{number:064x}", memfd(), number) for number in range(3))
-    assert held() == 2 and "the worker has 2 references already" in caplog.text
-    assert first.wants(f"{0:064x}", 7) is None
-    assert second.wants(f"{0:064x}") is not None
+    assert all(first.publishes(f"{number:064x}", memfd(), number) for number in range(3))
+    assert open_memfds() == 2 and "the worker has 2 references already" in caplog.text
+    assert first.looks_up(f"{0:064x}", 7) is None
+    assert second.looks_up(f"{0:064x}") is not None
 
 
-def test_without_a_free_descriptor_an_offer_is_not_kept(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_entry_whose_fd_cannot_be_received_is_rejected(first: Worker, caplog: pytest.LogCaptureFixture) -> None:
     fd = memfd()
     first.channel.send(shared_cache_protocol.encode(Publish(1, NAME)), (fd,), NO_WAIT)
     os.close(fd)
     with no_more_descriptors():
-        assert first.heard()
-    assert held() == 0 and "no free file descriptor" in caplog.text
+        assert first.serve_once()
+    assert open_memfds() == 0 and "no free file descriptor" in caplog.text
 
 
-def test_a_descriptor_that_cannot_be_sent_makes_it_absent(
+def test_an_entry_whose_fd_cannot_be_sent_is_not_found(
     first: Worker, second: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where too many are on their way: ETOOMANYREFS."""
+    """As with ETOOMANYREFS, when too many fds are in flight."""
     send = Channel.send
 
     def too_many(self: Channel, data: bytes, fds: tuple[int, ...] = (), deadline_ns: int | None = None) -> None:
@@ -360,14 +358,14 @@ def test_a_descriptor_that_cannot_be_sent_makes_it_absent(
             raise OSError(109, "Too many references: cannot splice")
         send(self, data, fds, deadline_ns)
 
-    first.offers(NAME, memfd())
+    first.publishes(NAME, memfd())
     monkeypatch.setattr(Channel, "send", too_many)
-    assert second.wants(NAME) is None
-    first.say(Release(1))
-    assert held() == 0
+    assert second.looks_up(NAME) is None
+    first.send(Release(1))
+    assert open_memfds() == 0
 
 
-def test_only_questions_are_answered(first: Worker) -> None:
-    assert first.offers(NAME, memfd()) and first.say(Release(1))
+def test_only_lookups_are_replied_to(first: Worker) -> None:
+    assert first.publishes(NAME, memfd()) and first.send(Release(1))
     with pytest.raises(MissedDeadlineTransient):
         first.channel.receive(NO_WAIT)
