@@ -28,6 +28,7 @@ __all__ = [
     "POINTER",
     "KernelBuilder",
     "Value",
+    "for_each_vector",
     "load_params",
     "pack_params",
     "strided_offset",
@@ -68,7 +69,7 @@ class KernelBuilder:
         self.ir = ir.IRBuilder(self.function.append_basic_block("entry"))
         self._stack: dict[tuple[str, int], Value] = {}
 
-    # -- integers and vectors -----------------------------------------------------------------------------------------
+    # -- integers and vectors ------------------------------------------------------------------------------------------
 
     def i64(self, value: Index) -> Value:
         """Return an int as a constant of 64 bits, and any other value as it is."""
@@ -147,7 +148,7 @@ class KernelBuilder:
         low, high = ([n for n in every if (n % lanes < lanes // 2) is is_low] for is_low in (True, False))
         return self.ir.add(self.shuffle(values[0], values[-1], low), self.shuffle(values[0], values[-1], high))
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- memory --------------------------------------------------------------------------------------------------------
 
     def argument(self, index: int) -> Value:
         """Load the address at `index` of the argument array."""
@@ -248,7 +249,7 @@ class KernelBuilder:
                 self._stack[key].align = _STACK_ALIGNMENT
         return self._stack[key]
 
-    # -- loops --------------------------------------------------------------------------------------------------------
+    # -- loops ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def loop(self, begin: Index, end: Index, step: int = 1) -> Iterator[Value]:
@@ -388,6 +389,29 @@ def load_params(kb: KernelBuilder, address: Value, kind: type[Params], first: in
 def vector_width_for(length: int, max_lanes: int) -> int:
     """Return the largest power of two that is at most `length` (1 or more) and `max_lanes`, itself a power of two."""
     return min(max_lanes, 1 << (length.bit_length() - 1))
+
+
+def for_each_vector(kb: KernelBuilder, count: int, lanes: int, body: Callable[[Index, int], None]) -> None:
+    """Call `body` with (first element, elements) of the vectors that cover `count` elements.
+
+    Whole vectors, in a loop if there are several, then one that is moved back to end at the last element; fewer
+    elements than a vector are covered by powers of two. `body` must be idempotent.
+    """
+    if count >= lanes:
+        whole = count - count % lanes
+        if whole == lanes:
+            body(0, lanes)
+        else:
+            with kb.loop(0, whole, lanes) as offset:
+                body(offset, lanes)
+        if count % lanes:
+            body(count - lanes, lanes)
+        return
+    done = 0
+    while done < count:
+        part = 1 << ((count - done).bit_length() - 1)
+        body(done, part)
+        done += part
 
 
 @contextmanager

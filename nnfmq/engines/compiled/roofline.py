@@ -63,7 +63,7 @@ def roofline_kernels(target: Target, threads: int) -> dict[str, FmaThroughput | 
     """Return the kernel of each peak."""
     sums = 12 if target.registers == 16 else 24
     codes: Literal["pairs", "quads", "octets"] = (
-        "quads" if target.quads else "octets" if target.byte_products else "pairs"
+        "quads" if target.has_dot4 else "octets" if target.pmaddubsw else "pairs"
     )
     return {
         "float32": FmaThroughput("float32", sums, target.lanes, _ROUNDS, _UNITS),

@@ -21,9 +21,9 @@ TARGET_VARIABLE = "NNFMQ_TARGET"
 class Target:
     """One instruction set. `lanes` are of 32 bits. LLVM's names of what an instruction does for all of them:
 
-    `pair_product` is the sum of two products of 16 bits; `pair_sum` adds it to another sum; `byte_products` are sums of
-    two products of bytes in 16 bits, of which the first are without sign; `quad_sum` adds four of these to another sum.
-    Products of codes are made in `quads`, or in octets where there are `byte_products`, or in pairs. `tuning` are what
+    `pmaddwd` is the sum of two products of 16 bits; `vpdpwssd` adds it to another sum; `pmaddubsw` are sums of
+    two products of bytes in 16 bits, of which the first are without sign; `vpdpbusd` adds four of these to another sum.
+    Products of codes are made in `quads`, or in octets where there are `pmaddubsw`, or in pairs. `tuning` are what
     LLVM chooses between instructions that `features` have anyhow.
     """
 
@@ -32,11 +32,11 @@ class Target:
     features: tuple[str, ...]
     lanes: int
     registers: int
-    pair_product: str | None
-    byte_products: str | None
-    pair_sum: str | None = None
-    quad_sum: str | None = None
-    quads: bool = False
+    pmaddwd: str | None
+    pmaddubsw: str | None
+    vpdpwssd: str | None = None
+    vpdpbusd: str | None = None
+    has_dot4: bool = False
     tuning: tuple[str, ...] = ()
 
     def feature_flags(self, others: Iterable[str] = ()) -> str:
@@ -67,11 +67,11 @@ TARGETS = {
             (*_AVX512, "avx512vnni"),
             lanes=16,
             registers=32,
-            pair_product=_AVX512_PAIRS,
-            byte_products=_AVX512_BYTES,
-            pair_sum="llvm.x86.avx512.vpdpwssd.512",
-            quad_sum="llvm.x86.avx512.vpdpbusd.512",
-            quads=True,
+            pmaddwd=_AVX512_PAIRS,
+            pmaddubsw=_AVX512_BYTES,
+            vpdpwssd="llvm.x86.avx512.vpdpwssd.512",
+            vpdpbusd="llvm.x86.avx512.vpdpbusd.512",
+            has_dot4=True,
             tuning=("fast-dpwssd",),  # or sums would be added separately: sooner each, but here are many side by side
         ),
         Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PAIRS, _AVX512_BYTES),

@@ -1,8 +1,8 @@
-"""The thread team's helpers would outlive the test that started them; and the instruction sets of these tests.
+"""Stops the thread pool after each test, and runs the tests of kernels for several instruction sets.
 
-Kernels are tested on this machine's best instruction set, by cases in which any two values of two parameters meet that
-meet in any case at all; and by some cases of every test function on others. `--target NAME` takes all cases on one set
-instead, in an emulator if need be; `--target host` on this machine's best.
+Tests marked `instruction_sets` run for this machine's best set, reduced to cases that contain every pair of parameter
+values (pairwise testing), and for other sets, reduced to some cases of every test function. `--target NAME` runs all
+cases for one set instead, in an emulator if necessary; `--target host` runs them for this machine's best.
 """
 
 from __future__ import annotations
@@ -13,36 +13,31 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from support.instruction_sets import OCTETS, QUADS, default_sets, emulator, known_symbols_only, using
+from support.instruction_sets import ACC16, DOT4, default_sets, emulator, known_symbols_only, using
 
-from nnfmq.engines.compiled.kernels.product import Product
-from nnfmq.engines.compiled.lowering import products
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.lowering import conv_matmul_rules
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
 _EVERY = 23  # no divisor of it is the number of a parameter's values, so that all of them are among the cases
-_KERNELS = (
-    "elementwise",
-    "layout_conversion",
-    "matmul",
-    "strided_copy",
-    "octets",
-    "pooling",
-    "products",
-    "quads",
-    "recurrent",
-    "resize",
-    "softmax",
-)
-_MADE_HERE = {"quads": QUADS, "octets": OCTETS}  # how this machine makes such products, whatever is best on it
+_OWN_SETS = {"dot4": DOT4, "acc16": ACC16}  # this machine's set, with a micro-kernel that it would not always choose
 
 
-def _makes(target: Target) -> str:
-    return "quads" if target.quads else "octets" if target.byte_products else "pairs"
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "instruction_sets(micro_kernel=None): run the tests of kernels for several instruction sets; only for those"
+        " whose 8-bit micro-kernel it is, if given",
+    )
+
+
+def _micro_kernel(target: Target) -> str:
+    return "dot4" if target.has_dot4 else "acc16" if target.pmaddubsw else "dot2"
 
 
 @pytest.fixture(autouse=True)
-def _team_leaves() -> Iterator[None]:
+def _stop_thread_pool() -> Iterator[None]:
     yield
     default_thread_pool().stop()
 
@@ -56,47 +51,48 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def instruction_set(request: pytest.FixtureRequest, machine: Any) -> Iterator[None]:
-    """Generate code for the set that is the parameter, and look at what it refers to."""
+    """Generate code for the set that is the parameter, and check the symbols that it refers to."""
     name = getattr(request, "param", "host")
     with nullcontext() if name == "host" else using(name, machine), known_symbols_only():
         yield
 
 
 @pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
-    """The kernels that the rules of products answered with."""
-    made: list[Product] = []
-    rule = products._product_of
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[GemmKernel]:
+    """The GEMM kernels that lowering rules have chosen."""
+    kernels: list[GemmKernel] = []
+    lower = conv_matmul_rules._lower_gemm
 
-    def noted(given: Any) -> Any:
-        lowered = rule(given)
-        made.extend([lowered.kernel] if lowered else [])
-        return lowered
+    def recorded(op: Any) -> Any:
+        launch = lower(op)
+        kernels.extend([launch.kernel] if launch else [])
+        return launch
 
-    monkeypatch.setattr(products, "_product_of", noted)
-    return made
+    monkeypatch.setattr(conv_matmul_rules, "_lower_gemm", recorded)
+    return kernels
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    module, forced = metafunc.module.__name__.rsplit("test_")[-1], metafunc.config.getoption("--target")
-    if module in _KERNELS:
-        names = [_forced(module, forced)] if forced else _sets_of(module)
+    mark = metafunc.definition.get_closest_marker("instruction_sets")
+    if mark is not None:
+        micro_kernel, forced = next(iter(mark.args), None), metafunc.config.getoption("--target")
+        names = [_forced(micro_kernel, forced)] if forced else _sets_of(micro_kernel)
         metafunc.parametrize("instruction_set", names, indirect=True)
 
 
-def _forced(module: str, name: str) -> Any:
+def _forced(micro_kernel: str | None, name: str) -> Any:
     if name == "host":
-        return _MADE_HERE.get(module, name)
-    made = _makes(TARGETS[name])
-    marks = pytest.mark.skip(reason=f"{name} makes products of {made}")
-    return pytest.param(name, marks=marks if module in _MADE_HERE and module != made else ())
+        return name if micro_kernel is None else _OWN_SETS[micro_kernel]
+    own = _micro_kernel(TARGETS[name])
+    marks = pytest.mark.skip(reason=f"{name} multiplies 8-bit values with {own}")
+    return pytest.param(name, marks=marks if micro_kernel is not None and micro_kernel != own else ())
 
 
-def _sets_of(module: str) -> list[str]:
-    if module not in _MADE_HERE:
+def _sets_of(micro_kernel: str | None) -> list[str]:
+    if micro_kernel is None:
         return list(default_sets())
-    others = (name for name in default_sets() if name != "host" and _makes(TARGETS[name]) == module)
-    return [_MADE_HERE[module], *others]
+    others = (name for name in default_sets() if name != "host" and _micro_kernel(TARGETS[name]) == micro_kernel)
+    return [_OWN_SETS[micro_kernel], *others]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
@@ -109,8 +105,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
             cases.setdefault(function, []).append(item)
     left_out = set[pytest.Item]()
     for (function, name), all_of_it in cases.items():
-        if name in ("host", *_MADE_HERE.values()):
-            left_out.update(without_news(all_of_it))
+        if name in ("host", *_OWN_SETS.values()):
+            left_out.update(without_new_pairs(all_of_it))
         elif "vectors" in function:  # those take a minute
             left_out.update(all_of_it)
         else:
@@ -122,19 +118,19 @@ def parameters_of(item: pytest.Function) -> dict[str, Any]:
     return item.callspec.params if hasattr(item, "callspec") else {}
 
 
-def without_news(items: list[pytest.Function]) -> set[pytest.Function]:
-    """Return the cases of a test in which no two values meet that do not in the others; those with most news first."""
-    left = {item: meetings(parameters_of(item)) for item in items}
+def without_new_pairs(items: list[pytest.Function]) -> set[pytest.Function]:
+    """Return the cases whose pairs of parameter values are all in other cases; greedy, most new pairs first."""
+    left = {item: pairs_of(parameters_of(item)) for item in items}
     while left:
         best = max(left, key=lambda item: len(left[item]))
-        news = left.pop(best)
-        if not news:
+        new = left.pop(best)
+        if not new:
             return {best, *left}
         for others in left.values():
-            others -= news
+            others -= new
     return set()
 
 
-def meetings(parameters: dict[str, Any]) -> set[tuple[Any, ...]]:
+def pairs_of(parameters: dict[str, Any]) -> set[tuple[Any, ...]]:
     values = [(name, value if isinstance(value, Hashable) else repr(value)) for name, value in parameters.items()]
     return {*itertools.combinations(values, 1), *itertools.combinations(values, 2)}

@@ -15,6 +15,8 @@ from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 
+pytestmark = pytest.mark.instruction_sets
+
 F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 I32, B8 = OperandType.TENSOR_INT32, OperandType.TENSOR_BOOL8
 KINDS = {"float": F32, "int32": I32, "uint8": Q8, "int8": Q8S, "bool": B8}

@@ -14,6 +14,8 @@ from nnfmq.engines.compiled import partition
 from nnfmq.engines.compiled.memory_plan import PartitionPlan, plan_partition
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType
 
+pytestmark = pytest.mark.instruction_sets
+
 F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 TYPES = {"float32": (F32, 0.0, 0), "uint8": (Q8, 0.5, 100), "int8": (Q8S, 0.5, -7)}
 SAME = 1

@@ -8,6 +8,8 @@ from support.small_models import one_operation
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
 
+pytestmark = pytest.mark.instruction_sets
+
 F32, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 SIZES = [  # batch, rows, length, columns
     ((2,), 9, 16, 24),

@@ -11,6 +11,8 @@ from support.small_models import one_operation, vector
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
 
+pytestmark = pytest.mark.instruction_sets
+
 KINDS = {
     "float": Operand(OperandType.TENSOR_FLOAT32),
     "uint8": Operand(OperandType.TENSOR_QUANT8_ASYMM, (), 0.0625, 110),

@@ -161,7 +161,7 @@ def test_multiply_adds_of_quads_compute_what_they_count() -> None:
     np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
 
 
-@pytest.mark.skipif(host_target().byte_products is None, reason="this machine's code has no octets")
+@pytest.mark.skipif(host_target().pmaddubsw is None, reason="this machine's code has no octets")
 def test_multiply_adds_of_octets_compute_what_they_count() -> None:
     lanes, sums, rounds = host_target().lanes, 3, 11
     source = (np.arange(8 * lanes, dtype=np.int64) % 17 - 8).astype(np.int8)  # no four of them leave 16 bits

@@ -24,6 +24,8 @@ from nnfmq.hal.types import DataLocation, LifeTime, Model, OperationType
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import Role, match
 
+pytestmark = pytest.mark.instruction_sets
+
 LSTM, RNN, SVDF, LSTMS, RNNS, LSTM2, RNN2 = (
     OperationType.LSTM,
     OperationType.RNN,

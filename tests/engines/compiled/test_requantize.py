@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nnfmq.engines.compiled.kernels.requantize import Rounding
+from nnfmq.engines.compiled.kernels.requantize import FixedPointMultiplier
 from nnfmq.operations.fixed_point import INT32_MAX
 from nnfmq.operations.quantization import OutputMultipliers
 
 
-def rounding(shift: int, bias: int, bound: int) -> Rounding | None:
+def rounding(shift: int, bias: int, bound: int) -> FixedPointMultiplier | None:
     numbers = (np.array([number], np.int64) for number in (1 << 30, shift, bias, bound))
     multipliers, shifts, biases, bounds = numbers
-    return Rounding.of(OutputMultipliers(multipliers, shifts), biases, bounds)
+    return FixedPointMultiplier.of(OutputMultipliers(multipliers, shifts), biases, bounds)
 
 
 @pytest.mark.parametrize("shift", range(-30, 31))

@@ -8,6 +8,8 @@ from support.small_models import one_operation
 
 from nnfmq.hal.types import Operand, OperandType, OperationType
 
+pytestmark = pytest.mark.instruction_sets
+
 TYPES = {
     "float32": (OperandType.TENSOR_FLOAT32, 0.0, 0),
     "uint8": (OperandType.TENSOR_QUANT8_ASYMM, 0.5, 100),

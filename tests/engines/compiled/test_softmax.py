@@ -13,6 +13,8 @@ from nnfmq.engines import interpreter
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import Model, Operand, OperandType, OperationType
 
+pytestmark = pytest.mark.instruction_sets
+
 SHAPES = [
     ((1, 1001), -1),
     ((3, 2), 1),

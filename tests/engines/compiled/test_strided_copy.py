@@ -12,6 +12,8 @@ from support.small_models import graph, one_operation, scalar, vector
 
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType, Operation, OperationType
 
+pytestmark = pytest.mark.instruction_sets
+
 I32 = OperandType.TENSOR_INT32
 TYPES = {
     "float32": (OperandType.TENSOR_FLOAT32, 0.0, 0),

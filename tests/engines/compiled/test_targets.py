@@ -19,10 +19,10 @@ from support.linked import undefined_symbols
 
 from nnfmq.engines.compiled import jit, thread_pool
 from nnfmq.engines.compiled.ir_builder import KernelBuilder
-from nnfmq.engines.compiled.kernels.arithmetic import Arithmetic, Codes, Octets, Quads
-from nnfmq.engines.compiled.kernels.product import Product
-from nnfmq.engines.compiled.kernels.product_plan import plan_product
-from nnfmq.engines.compiled.kernels.product_shape import ProductShape
+from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4, MaddU8S8Acc16, MicroKernel
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.gemm_plan import plan_gemm
 from nnfmq.engines.compiled.kernels.requantize import NO_REQUANTIZATION
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
@@ -177,13 +177,15 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
     assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
 
 
-def planned_product(arithmetic: Arithmetic, size: int, target: Target, widths: Sequence[int] = range(1, 9)) -> Product:
+def planned_product(
+    arithmetic: MicroKernel, size: int, target: Target, widths: Sequence[int] = range(1, 9)
+) -> GemmKernel:
     """Return a convolution by filters of `size` squared."""
     along = window_dimension(28, size, 1, 1, 1)
-    return plan_product(ProductShape(1, 28, 28, 128, along, along, 256), arithmetic, target, widths)
+    return plan_gemm(ConvShape(1, 28, 28, 128, along, along, 256), arithmetic, target, widths)
 
 
-def assembly_of(product: Product, target: Target) -> str:
+def assembly_of(product: GemmKernel, target: Target) -> str:
     """Return a product's instructions."""
     module = ir.Module("kernels")
     product.emit(KernelBuilder(module, "kernel", target))
@@ -193,7 +195,7 @@ def assembly_of(product: Product, target: Target) -> str:
     return jit.create_target_machine(target, "", ()).emit_assembly(parsed)
 
 
-def product_assembly(arithmetic: Arithmetic, size: int) -> str:
+def product_assembly(arithmetic: MicroKernel, size: int) -> str:
     """Return the instructions of a convolution for the target that adds at once."""
     target = TARGETS["avx512vnni"]
     return assembly_of(planned_product(arithmetic, size, target), target)
@@ -202,7 +204,7 @@ def product_assembly(arithmetic: Arithmetic, size: int) -> str:
 @pytest.mark.parametrize("size", [1, 3])
 def test_sums_of_pairs_are_added_at_once(size: int) -> None:
     """LLVM would rather add separately: a single sum would have to wait less. A round has two pairs."""
-    assembly = product_assembly(Codes(False, NO_REQUANTIZATION), size)
+    assembly = product_assembly(DotS16x2(False, NO_REQUANTIZATION), size)
     rows, vectors = (6, 4) if size == 1 else (7, 2)
     assert assembly.count("vpdpwssd") == 2 * rows * vectors
     assert "vpmaddwd" not in assembly
@@ -214,15 +216,15 @@ def test_sums_of_pairs_are_added_at_once(size: int) -> None:
 def test_quads_of_bytes_are_added_at_once(size: int, has_excess: bool) -> None:
     """A round has two quads. Sums of cells take one instruction for each position of a tile in their loop, and one for
     its last vector."""
-    assembly = product_assembly(Quads(False, NO_REQUANTIZATION, has_excess), size)
+    assembly = product_assembly(DotU8S8x4(False, NO_REQUANTIZATION, has_excess), size)
     rows, vectors = (6, 4) if size == 1 else (7, 2)
     assert assembly.count("vpdpbusd") == 2 * rows * vectors + 2 * rows * has_excess
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
 
 
 def test_what_makes_products_of_quads_has_an_instruction_for_them() -> None:
-    assert {target.name for target in TARGETS.values() if target.quads} == {"avx512vnni"}
-    assert TARGETS["avx512vnni"].quad_sum
+    assert {target.name for target in TARGETS.values() if target.has_dot4} == {"avx512vnni"}
+    assert TARGETS["avx512vnni"].vpdpbusd
 
 
 @pytest.mark.parametrize("name", ["avx512", "avx2", "sse4.1"])
@@ -234,7 +236,7 @@ def test_octets_of_bytes_have_their_weights_from_memory(size: int, width: int, n
     What SSE has takes operands in memory only where these are aligned: there they go through a register each.
     """
     target = TARGETS[name]
-    product = planned_product(Octets(False, NO_REQUANTIZATION), size, target, [width])
+    product = planned_product(MaddU8S8Acc16(False, NO_REQUANTIZATION), size, target, [width])
     assembly = assembly_of(product, target)
     rows, vectors = product.tile
     of_bytes = re.findall(r"pmaddubsw\s+(\S+),", assembly)
@@ -256,6 +258,12 @@ def test_octets_are_for_targets_that_add_bytes_in_16_bits(target: Target) -> Non
         activation=0,
     )
     assert isinstance(lowered, KernelLaunch)
-    assert isinstance(lowered.kernel, Product)
-    made = {"avx512vnni": Quads, "avx512": Octets, "avx2": Octets, "sse4.1": Octets, "neon": Codes}
-    assert type(lowered.kernel.arithmetic) is made[target.name]
+    assert isinstance(lowered.kernel, GemmKernel)
+    made = {
+        "avx512vnni": DotU8S8x4,
+        "avx512": MaddU8S8Acc16,
+        "avx2": MaddU8S8Acc16,
+        "sse4.1": MaddU8S8Acc16,
+        "neon": DotS16x2,
+    }
+    assert type(lowered.kernel.micro_kernel) is made[target.name]

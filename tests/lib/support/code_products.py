@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nnfmq.engines import interpreter
-from nnfmq.engines.compiled.lowering import products
+from nnfmq.engines.compiled.lowering import conv_matmul_rules
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
 from nnfmq.operations.signature import Array
@@ -127,7 +127,7 @@ def assert_weights_are_restored(model: Model) -> None:
     """Assert that packed weights, and biases that depend on them, come back from a cache: nothing looks at weights."""
     first = prepare(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "_centred", lambda filter: pytest.fail("weights are looked at"))
+        patch.setattr(conv_matmul_rules, "_without_zero_point", lambda filter: pytest.fail("weights are looked at"))
         second = prepare(model, first.prepacked)
     assert second.compiled_ops == first.compiled_ops == {0}
     inputs = random_inputs(model, 3)

@@ -16,12 +16,12 @@ from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
 from nnfmq.engines.compiled.target import TARGETS, Target, runnable
 from support.linked import undefined_symbols
 
-__all__ = ["OCTETS", "OUTSIDE", "QUADS", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
+__all__ = ["ACC16", "DOT4", "OUTSIDE", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
 
-QUADS = "quads"
+DOT4 = "dot4"
 """Not a set of its own: this machine's, with products of quads made of those of pairs."""
 
-OCTETS = "octets"
+ACC16 = "acc16"
 """This machine's, with products of octets even where it has quads."""
 
 OUTSIDE = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
@@ -44,12 +44,12 @@ def _runs_here(target: Target) -> bool:
 
 
 def _named(name: str) -> Target:
-    if name == QUADS:
-        return replace(host_target(), name=QUADS, quads=True, quad_sum=None)
-    if name == OCTETS:
-        if host_target().byte_products is None:
+    if name == DOT4:
+        return replace(host_target(), name=DOT4, has_dot4=True, vpdpbusd=None)
+    if name == ACC16:
+        if host_target().pmaddubsw is None:
             pytest.skip("this machine has no instruction that products of octets are made with")
-        return replace(host_target(), name=OCTETS, quads=False)
+        return replace(host_target(), name=ACC16, has_dot4=False)
     return TARGETS[name]
 
 

@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.cells import in_vectors
+from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, for_each_vector, vector
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["BilinearResize"]
@@ -79,7 +78,7 @@ class BilinearResize:
             weights = kb.broadcast(weight, lanes)
             kb.store(kb.ir.fmul(self._reals(kb, source, offset, lanes), weights), place, kb.mul(offset, 4))
 
-        in_vectors(kb, count, kb.target.lanes, move)
+        for_each_vector(kb, count, kb.target.lanes, move)
 
     def _reals(self, kb: KernelBuilder, source: Value, offset: Any, lanes: int) -> Value:
         """Load elements as float32; codes as if they were unsigned."""
@@ -126,4 +125,4 @@ class BilinearResize:
             codes = kb.ir.trunc(nearest, vector(I8, lanes))
             kb.store(kb.ir.xor(codes, kb.splat(I8, _FLIP, lanes)) if self.signed else codes, out, offset)
 
-        in_vectors(kb, count, kb.target.lanes, move)
+        for_each_vector(kb, count, kb.target.lanes, move)

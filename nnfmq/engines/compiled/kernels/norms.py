@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.fixed_point import inverse_square_root
 from nnfmq.engines.compiled.kernels.float_ops import fmaximum, fmuladd
 from nnfmq.engines.compiled.kernels.normalization_kernels import AxisKernel, AxisLoop
 from nnfmq.engines.compiled.kernels.reducers import FloatSumReducer, QuantizedMeanReducer
+from nnfmq.engines.compiled.kernels.requantize import inverse_square_root
 
 __all__ = ["LONGEST_CODES", "FloatL2Norm", "QuantizedL2Norm"]
 

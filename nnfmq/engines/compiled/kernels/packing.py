@@ -1,35 +1,225 @@
-"""Weights that come with the request, packed for a product as `Product.pack` packs those of the model."""
+"""Packing: inputs (LHS) and weights (RHS) in the order and the element type in which micro-kernels read them.
+
+**LHS.** Input rows are converted to the micro-kernel's element type, in per-thread scratch, with padding. An
+`InputRowBuffer` holds the input rows that a block of output rows reads. Rows are never read past their last byte,
+because an input may end at the end of a mapping. Shapes are run-time values, so all images share the code.
+
+**RHS at run time.** `PackRhs` packs matrices that are operands, as `GemmKernel.pack` packs weights.
+
+**RHS for acc16** (u8 * s8 products summed in int16, without saturation). A K group is 8 inputs x0..x7. Two pmaddubsw
+and a paddw leave x0*w0 + x1*w1 + x4*w4 + x5*w5 in one int16 lane and the products 2, 3, 6, 7 in the next; pmaddwd by
+ones widens to int32. As x <= 255, a lane cannot overflow while the weights of either sign in its four sum to at most
+128 in magnitude: every partial sum lies between -255 * 128 and 255 * 128 = 32640. Groups that break the bound are split
+into terms that keep it, and are listed once per term; all-zero groups are dropped. Run time therefore depends on the
+weights. Compare FBGEMM's outlier-aware acc16 kernels.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.target import Target
+from nnfmq.operations.shapes import WindowDimension
 
-__all__ = ["Packing"]
+__all__ = [
+    "ACC16_KR",
+    "GROUP_LIST_ALIGNMENT",
+    "OVERREAD_BYTES",
+    "InputConverter",
+    "InputRowBuffer",
+    "PackRhs",
+    "RowBufferParams",
+    "fill_row_buffer",
+    "group_list_length",
+    "pack_group_lists",
+    "pack_lhs_row",
+    "pack_lhs_row_repeated",
+    "split_for_acc16",
+]
+
+OVERREAD_BYTES = 64
+"""Scratch bytes after packed rows: the last K group may read them, the last vector of padding may write them."""
+
+# -- LHS ---------------------------------------------------------------------------------------------------------------
+
+
+class InputConverter(Protocol):
+    """Converts input elements to LHS elements: a micro-kernel's, for input of one dtype and zero point."""
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an input element."""
+        ...
+
+    @property
+    def lhs_bytes(self) -> int:
+        """Bytes of an LHS element."""
+        ...
+
+    def convert(self, kb: KernelBuilder, source: Value, offset: Any, count: int) -> Value:
+        """Load `count` input elements and return them as LHS elements."""
+        ...
+
+    def padding(self, kb: KernelBuilder, count: int) -> Value:
+        """Return `count` LHS elements that represent 0."""
+        ...
+
+
+class RowBufferParams(NamedTuple):
+    """The extents of an `InputRowBuffer`, as integers or as loaded values. Elements are LHS elements."""
+
+    height: Any
+    row_stride: Any  # input rows from one output row to the next
+    padding_top: Any
+    kernel_rows: Any  # input rows under an output row, with dilation
+    input_row_bytes: Any
+    pitch: Any  # bytes from one buffered row to the next
+    left: Any  # elements of padding before a row
+    within: Any  # elements of an input row
+    right: Any  # elements of padding after a row
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """Matrices (batch, length, columns) of float32, or of codes of which pairs of rows are joined, centred to 16 bits.
+class InputRowBuffer:
+    """The input rows under `output_rows` output rows, with padding. A pixel has `channels` elements."""
 
-    Codes are taken `factor` times.
+    height: int
+    width: int
+    channels: int
+    rows: WindowDimension
+    columns: WindowDimension
+    output_rows: int
+    lhs_bytes: int
 
-    A panel are `width` columns, those beside the last one 0; panels follow each other, and in each the rows.
+    @property
+    def pitch(self) -> int:
+        """Bytes from one buffered row to the next: as wide as the windows reach, or the image if that is wider."""
+        reach = (self.columns.count - 1) * self.columns.stride + self.columns.effective_kernel_size
+        return max(self.columns.padding_low + self.width, reach) * self.channels * self.lhs_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Scratch memory that it takes."""
+        count = (self.output_rows - 1) * self.rows.stride + self.rows.effective_kernel_size
+        return count * self.pitch + OVERREAD_BYTES
+
+    def params(self, input_row_bytes: int) -> RowBufferParams:
+        """Return its extents, for input rows of `input_row_bytes`."""
+        left, within = self.columns.padding_low * self.channels, self.width * self.channels
+        return RowBufferParams(
+            height=self.height,
+            row_stride=self.rows.stride,
+            padding_top=self.rows.padding_low,
+            kernel_rows=self.rows.effective_kernel_size,
+            input_row_bytes=input_row_bytes,
+            pitch=self.pitch,
+            left=left,
+            within=within,
+            right=self.pitch // self.lhs_bytes - left - within,
+        )
+
+
+def fill_row_buffer(
+    kb: KernelBuilder,
+    n: RowBufferParams,
+    converter: InputConverter,
+    image: Value,
+    first: Value,
+    output_rows: Value,
+    pack_row: Callable[[Value, Value], None],
+) -> None:
+    """Emit a loop that fills the scratch memory with the rows under `output_rows` output rows from `first` on.
+
+    `pack_row` emits the conversion of one row, from its address in the image to its address in scratch. Rows outside of
+    the image are all padding. A row's padding is written in whole vectors, which may run into the next row: rows are
+    filled in order, so the next row overwrites them, and `OVERREAD_BYTES` follow the last one.
+    """
+    top = kb.ir.sub(kb.ir.mul(first, n.row_stride), n.padding_top)
+    row_count = kb.ir.add(kb.ir.mul(kb.ir.sub(output_rows, kb.i64(1)), n.row_stride), n.kernel_rows)
+    size = converter.lhs_bytes
+    with kb.loop(0, row_count) as number:
+        row = kb.ir.add(top, number)
+        target = kb.at(kb.scratch, kb.ir.mul(number, n.pitch))
+        is_inside = kb.ir.icmp_unsigned("<", row, n.height)  # unsigned: a row above the image has a large number
+        with kb.ir.if_else(is_inside) as (inside, outside):
+            with inside:
+                _fill_padding(kb, converter, target, n.left)
+                pixels = kb.at(target, kb.mul(n.left, size))
+                pack_row(kb.at(image, kb.ir.mul(row, n.input_row_bytes)), pixels)
+                _fill_padding(kb, converter, kb.at(pixels, kb.mul(n.within, size)), n.right)
+            with outside:
+                _fill_padding(kb, converter, target, kb.ir.add(kb.ir.add(n.left, n.within), n.right))
+
+
+def pack_lhs_row(kb: KernelBuilder, converter: InputConverter, source: Value, target: Value, count: Value) -> None:
+    """Emit the conversion of `count` elements. No other memory is read or written.
+
+    Whole vectors first, then one vector that is moved back to end at the last element; fewer elements than a vector are
+    converted one by one.
+    """
+    item, size = converter.item_bytes, converter.lhs_bytes
+    lanes = 4 * kb.target.lanes // size
+
+    def convert(offset: Value, elements: int) -> None:
+        kb.store(converter.convert(kb, source, kb.mul(offset, item), elements), target, kb.mul(offset, size))
+
+    aligned_count = kb.ir.and_(count, kb.i64(-lanes))
+    with kb.loop(0, aligned_count, lanes) as offset:
+        convert(offset, lanes)
+    has_tail = kb.ir.icmp_signed("<", aligned_count, count)
+    has_vector = kb.ir.icmp_signed(">=", count, kb.i64(lanes))
+    with kb.ir.if_then(has_tail), kb.ir.if_else(has_vector) as (long, short):
+        with long:
+            convert(kb.ir.sub(count, kb.i64(lanes)), lanes)
+        with short, kb.loop(0, count) as offset:
+            convert(offset, 1)
+
+
+def pack_lhs_row_repeated(
+    kb: KernelBuilder, converter: InputConverter, source: Value, target: Value, count: Value, repeat: Value
+) -> None:
+    """Emit the conversion of `count` elements, each stored `repeat` times. Up to a vector after them is overwritten."""
+    item, size, lanes = converter.item_bytes, converter.lhs_bytes, 4 * kb.target.lanes // converter.lhs_bytes
+    with kb.loop(0, count) as index:
+        one = kb.ir.extract_element(converter.convert(kb, source, kb.mul(index, item), 1), ir.Constant(I32, 0))
+        elements, first = kb.broadcast(one, lanes), kb.at(target, kb.ir.mul(index, kb.mul(repeat, size)))
+        with kb.loop(0, repeat, lanes) as offset:
+            kb.store(elements, first, kb.mul(offset, size))
+
+
+def _fill_padding(kb: KernelBuilder, converter: InputConverter, target: Value, count: Value) -> None:
+    """Emit the storing of `count` elements of padding. Up to a vector after them is overwritten."""
+    size, lanes = converter.lhs_bytes, 4 * kb.target.lanes // converter.lhs_bytes
+    with kb.loop(0, count, lanes) as offset:
+        kb.store(converter.padding(kb, lanes), target, kb.mul(offset, size))
+
+
+# -- RHS at run time ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PackRhs:
+    """Packs matrices (batch, k, n) into panels of `nr` columns, filled up with 0. A work item is one panel.
+
+    float32 is copied. Of int8, two rows at a time are interleaved for dot2, as int16 after subtracting `zero_point` and
+    multiplying by `weight_prescale`; the last row of an odd k is paired with 0.
     """
 
     batch: int
-    length: int
-    columns: int
-    width: int
+    k: int
+    n: int
+    nr: int
     is_float: bool
     zero_point: int
-    factor: int
+    weight_prescale: int
 
     compile_cost = 1
 
@@ -40,72 +230,178 @@ class Packing:
 
     @property
     def bytes(self) -> int:
-        """How much it makes."""
-        return self.work_items * self._rows * self.width * 4
+        """Size of the output."""
+        return self.work_items * self._rows * self.nr * 4
 
     @property
     def _panels(self) -> int:
-        return math.ceil(self.columns / self.width)
+        return math.ceil(self.n / self.nr)
 
     @property
-    def _group(self) -> int:
+    def _kr(self) -> int:
         return 1 if self.is_float else 2
 
     @property
     def _rows(self) -> int:
-        return math.ceil(self.length / self._group)
-
-    @property
-    def _item(self) -> int:
-        return 4 if self.is_float else 1
+        return math.ceil(self.k / self._kr)
 
     def scratch_bytes(self, target: Target) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Table: matrices, panels."""
+        """Args: matrices, panels."""
         matrices, out = map(kb.argument, range(2))
-        pitch, item = self.columns * self._item, self._item
-        with kb.loop(kb.begin, kb.end) as unit:
-            number, panel = kb.ir.udiv(unit, kb.i64(self._panels)), kb.ir.urem(unit, kb.i64(self._panels))
-            first = kb.mul(panel, self.width)
-            here = kb.intrinsic("llvm.smin", kb.i64(self.width), kb.ir.sub(kb.i64(self.columns), first))
-            source = kb.at(matrices, kb.add(kb.mul(number, self.length * pitch), kb.mul(first, item)))
-            place = kb.at(out, kb.mul(unit, self._rows * self.width * 4))
-            with kb.loop(0, self.length // self._group) as row:
+        item = 4 if self.is_float else 1
+        pitch, panel_row_bytes = self.n * item, self.nr * 4
+        with kb.loop(kb.begin, kb.end) as work_item:
+            number = kb.ir.udiv(work_item, kb.i64(self._panels))
+            panel = kb.ir.urem(work_item, kb.i64(self._panels))
+            first = kb.mul(panel, self.nr)
+            columns = kb.intrinsic("llvm.smin", kb.i64(self.nr), kb.ir.sub(kb.i64(self.n), first))
+            source = kb.at(matrices, kb.add(kb.mul(number, self.k * pitch), kb.mul(first, item)))
+            target = kb.at(out, kb.mul(work_item, self._rows * panel_row_bytes))
+            with kb.loop(0, self.k // self._kr) as row:
                 self._emit_row(
-                    kb, kb.at(source, kb.mul(row, self._group * pitch)), kb.at(place, kb.mul(row, self.width * 4)), here
+                    kb,
+                    kb.at(source, kb.mul(row, self._kr * pitch)),
+                    kb.at(target, kb.mul(row, panel_row_bytes)),
+                    columns,
                 )
-            if self.length % self._group:
-                last = kb.at(place, (self._rows - 1) * self.width * 4)
-                self._emit_row(kb, kb.at(source, (self.length - 1) * pitch), last, here, alone=True)
+            if self.k % self._kr:
+                last = kb.at(target, (self._rows - 1) * panel_row_bytes)
+                self._emit_row(kb, kb.at(source, (self.k - 1) * pitch), last, columns, is_odd=True)
         kb.return_void()
 
-    def _emit_row(self, kb: KernelBuilder, source: Value, place: Value, here: Value, alone: bool = False) -> None:
-        """Emit the columns of a row, or of two; vectors first, then one by one, then 0."""
+    def _emit_row(self, kb: KernelBuilder, source: Value, target: Value, columns: Value, is_odd: bool = False) -> None:
+        """Emit a panel's row of `columns` columns: vectors, then single columns, then zeros."""
         lanes = kb.target.lanes
-        whole = kb.ir.and_(here, kb.i64(-lanes))
+        aligned_columns = kb.ir.and_(columns, kb.i64(-lanes))
 
-        def columns(begin: Value, end: Value, step: int, cells: Callable[[Value, int], Value]) -> None:
+        def store(begin: Value, end: Value, step: int, elements: Callable[[Value, int], Value]) -> None:
             with kb.loop(begin, end, step) as column:
-                kb.store(cells(column, step), place, kb.mul(column, 4))
+                kb.store(elements(column, step), target, kb.mul(column, 4))
 
-        def loaded(column: Value, count: int) -> Value:
-            return self._cells(kb, source, column, count, alone)
+        def packed(column: Value, count: int) -> Value:
+            return self._packed(kb, source, column, count, is_odd)
 
-        columns(kb.i64(0), whole, lanes, loaded)
-        columns(whole, here, 1, loaded)
-        columns(here, kb.i64(self.width), 1, lambda column, count: ir.Constant(I32, 0))
+        store(kb.i64(0), aligned_columns, lanes, packed)
+        store(aligned_columns, columns, 1, packed)
+        store(columns, kb.i64(self.nr), 1, lambda column, count: ir.Constant(I32, 0))
 
-    def _cells(self, kb: KernelBuilder, source: Value, column: Value, count: int, alone: bool) -> Value:
+    def _packed(self, kb: KernelBuilder, source: Value, column: Value, count: int, is_odd: bool) -> Value:
         if self.is_float:
             return kb.load(vector(F32, count), source, kb.mul(column, 4))
-        first = self._centred(kb, source, column, count)
-        second = kb.splat(I16, 0, count) if alone else self._centred(kb, kb.at(source, self.columns), column, count)
+        first = self._widened(kb, source, column, count)
+        second = kb.splat(I16, 0, count) if is_odd else self._widened(kb, kb.at(source, self.n), column, count)
         return kb.shuffle(first, second, [lane for n in range(count) for lane in (n, count + n)])
 
-    def _centred(self, kb: KernelBuilder, source: Value, column: Value, count: int) -> Value:
+    def _widened(self, kb: KernelBuilder, source: Value, column: Value, count: int) -> Value:
+        """Return (value - zero_point) * weight_prescale in int16: at most 2 * 255 in magnitude."""
         wide = kb.ir.sext(kb.load(vector(I8, count), source, column), vector(I16, count))
-        centred = kb.ir.sub(wide, kb.splat(I16, self.zero_point, count))
-        return kb.ir.mul(centred, kb.splat(I16, self.factor, count))
+        difference = kb.ir.sub(wide, kb.splat(I16, self.zero_point, count))
+        return kb.ir.mul(difference, kb.splat(I16, self.weight_prescale, count))
+
+
+# -- RHS for acc16 -----------------------------------------------------------------------------------------------------
+
+Int16s = npt.NDArray[np.int16]
+Offsets = npt.NDArray[np.int64]
+
+ACC16_KR = 8
+"""Inputs of a K group."""
+
+GROUP_LIST_ALIGNMENT = 64
+"""Lists and the weights in them begin at multiples of it."""
+
+_FOUR, _PAIR = 4, 2  # inputs of one dot4 lane; inputs of one pmaddubsw lane
+_MAX_FOUR_SUM = 128  # 255 * 128 fits int16
+_MAX_WEIGHT = 127
+
+
+def split_for_acc16(panel: Int16s) -> Iterator[tuple[Offsets, Int16s]]:
+    """Yield terms that keep the acc16 bound and sum to `panel` (channels, groups, 8): group numbers, and their weights.
+
+    Terminates: as long as weights are left, each term takes a part of every group that it lists.
+    """
+    numbers, left = np.arange(panel.shape[1]), panel
+    while True:
+        is_nonzero = left.any(axis=(0, 2))
+        numbers, left = numbers[is_nonzero], left[:, is_nonzero]
+        if not len(numbers):
+            return
+        term, breaks_bound = left, _breaks_bound(left)
+        if breaks_bound.any():
+            term = left.copy()
+            term[breaks_bound] = _saturation_free_part(left[breaks_bound])
+        yield numbers, term
+        left = left - term
+
+
+def _breaks_bound(groups: Int16s) -> npt.NDArray[np.bool_]:
+    """Return which of `groups` (..., 8) have a four that may overflow, or a weight that int8 does not hold."""
+    positive = np.maximum(groups, 0)
+    sums = [_sums_of_fours(magnitudes) for magnitudes in (positive, positive - groups)]
+    may_overflow = (np.maximum(*sums) > _MAX_FOUR_SUM).any(axis=-1)
+    result: npt.NDArray[np.bool_] = may_overflow | (positive.max(axis=-1) > _MAX_WEIGHT)
+    return result
+
+
+def _sums_of_fours(groups: Int16s) -> Int16s:
+    """Return the sums over inputs 0, 1, 4, 5 and 2, 3, 6, 7 of groups (..., 8)."""
+    pairs = groups[..., 0::2] + groups[..., 1::2]
+    return pairs[..., :_PAIR] + pairs[..., _PAIR:]
+
+
+def _saturation_free_part(groups: Int16s) -> Int16s:
+    """Return the saturation-free part of `groups` (count, 8): of each four the first weights, up to 128 per sign."""
+    fours = groups.reshape(-1, 2, _PAIR, _PAIR).swapaxes(1, 2)  # inputs 0, 1, 4, 5 and 2, 3, 6, 7
+    flat = fours.reshape(-1, _PAIR, _FOUR)
+    part = _clip_magnitudes(np.maximum(flat, 0), _MAX_WEIGHT) - _clip_magnitudes(np.maximum(-flat, 0), _MAX_FOUR_SUM)
+    return part.reshape(fours.shape).swapaxes(1, 2).reshape(groups.shape)
+
+
+def _clip_magnitudes(fours: Int16s, limit: int) -> Int16s:
+    """Clip magnitudes (..., 4) greedily from the left: each to `limit`, and every four to a total of 128."""
+    totals = np.minimum(np.cumsum(np.minimum(fours, limit), axis=-1, dtype=np.int16), _MAX_FOUR_SUM)
+    return np.diff(totals, axis=-1, prepend=np.int16(0))
+
+
+def group_list_length(panel: Int16s) -> int:
+    """Return the number of entries in the list of a panel (channels, taps, k of a tap)."""
+    return sum(len(numbers) for numbers, _ in split_for_acc16(_in_groups(panel)))
+
+
+def pack_group_lists(weights: Int16s, tap_offsets: Offsets) -> bytes:
+    """Return the group lists of `weights` (panels, channels, taps, k of a tap).
+
+    Begins with the offset and length of each panel's list. A list holds the byte offsets of its groups' inputs from a
+    position's first (int32), then, aligned, the groups' weights (groups, 2, channels, 4). `tap_offsets` are the byte
+    offsets of the taps' first inputs.
+    """
+    table, data = np.zeros((len(weights), 2), np.int64), bytearray(16 * len(weights))
+    groups = -(-weights.shape[-1] // ACC16_KR)
+    offsets = (tap_offsets[:, None] + ACC16_KR * np.arange(groups)).astype(np.int32).reshape(-1)
+    for number, panel in enumerate(weights):
+        terms = list(split_for_acc16(_in_groups(panel)))
+        data += bytes(-len(data) % GROUP_LIST_ALIGNMENT)
+        table[number] = len(data), sum(len(numbers) for numbers, _ in terms)
+        data += b"".join(offsets[numbers].tobytes() for numbers, _ in terms)
+        data += bytes(-len(data) % GROUP_LIST_ALIGNMENT)
+        data += b"".join(_in_fours(term).tobytes() for _, term in terms)
+    data[: table.nbytes] = table.tobytes()
+    return bytes(data)
+
+
+def _in_fours(groups: Int16s) -> npt.NDArray[np.int8]:
+    """Return weights (channels, groups, 8) as int8 (groups, 2, channels, 4)."""
+    channels, count, _ = groups.shape
+    return groups.astype(np.int8).reshape(channels, count, 2, _FOUR).transpose(1, 2, 0, 3)
+
+
+def _in_groups(panel: Int16s) -> Int16s:
+    """Return weights (channels, taps, k of a tap) as (channels, groups, 8), each tap filled up with 0."""
+    channels, taps, k = panel.shape
+    filled = np.zeros((channels, taps, k + -k % ACC16_KR), np.int16)
+    filled[..., :k] = panel
+    return filled.reshape(channels, -1, ACC16_KR)

@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.arithmetic import Floats, octet_sums, pair_sums, quad_sums
+from nnfmq.engines.compiled.kernels.dot_product import Float32, dot2, dot4, madd_acc16
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["CopyBandwidth", "FmaThroughput"]
 
-_NO_CLAMP = Floats(-np.inf, np.inf)
+_NO_CLAMP = Float32(-np.inf, np.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class FmaThroughput:
                 return [_NO_CLAMP.multiply_add(kb, first, value, factor) for value in sums]
             cells = [kb.ir.bitcast(value, kind) for value in sums]
             if self.kind == "octets":
-                return [octet_sums(kb, value, (c, c), (factor, other)) for value, c in zip(sums, cells, strict=True)]
-            add_products = quad_sums if self.kind == "quads" else pair_sums
+                return [madd_acc16(kb, value, (c, c), (factor, other)) for value, c in zip(sums, cells, strict=True)]
+            add_products = dot4 if self.kind == "quads" else dot2
             return [add_products(kb, value, c, factor) for value, c in zip(sums, cells, strict=True)]
 
         with kb.loop(kb.begin, kb.end) as unit:

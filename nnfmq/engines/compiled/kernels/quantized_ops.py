@@ -13,7 +13,7 @@ import numpy as np
 from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.kernels.functions import bool_bytes, compare
 from nnfmq.engines.compiled.kernels.reducers import QuantizedMinMaxReducer
-from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS, Rounding, rounding_rows
+from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS, FixedPointMultiplier, requant_constants
 from nnfmq.operations.quantization import OutputMultipliers, quantized_activation_range
 from nnfmq.operations.signature import Tensor
 
@@ -39,7 +39,7 @@ _LANES = 64  # constants are repeated to more than the widest vector
 class PerTensorRequantization:
     """Codes of whole numbers, by one multiplier for all."""
 
-    rounding: Rounding
+    multiplier: FixedPointMultiplier
 
     def codes(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
         """Return bytes."""
@@ -47,10 +47,10 @@ class PerTensorRequantization:
         if lanes == 1:  # products are taken in pairs
             pair = self.codes(kb, kb.shuffle(values, values, (0, 0)), constants)
             return kb.shuffle(pair, pair, (0,))
-        if not self.rounding.shifts_left:
+        if not self.multiplier.has_left_shift:
             values = kb.ir.add(values, values)
-        rounded = self.rounding.rounded(kb, values, lambda row: _row(kb, constants, row, lanes))
-        zero, low, high = (_row(kb, constants, ROUNDING_ROWS + n, lanes) for n in range(3))
+        rounded = self.multiplier.apply(kb, values, lambda row: _row(kb, constants, row, lanes))
+        zero, low, high = (_row(kb, constants, REQUANT_ROWS + n, lanes) for n in range(3))
         return kb.ir.trunc(kb.clamp(kb.ir.add(rounded, zero), low, high), vector(I8, lanes))
 
 
@@ -62,11 +62,11 @@ def per_tensor_requantization(
     `bound` is on the absolute values of what is scaled to codes of `output`.
     """
     multipliers = OutputMultipliers(np.full(_LANES, multiplier[0], np.int64), np.full(_LANES, multiplier[1], np.int64))
-    found = Rounding.of(multipliers, np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64))
+    found = FixedPointMultiplier.of(multipliers, np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64))
     if found is None:
         return None
     codes = repeated(output.zero_point, *quantized_activation_range(activation, output))
-    return PerTensorRequantization(found), rounding_rows(multipliers).tobytes() + codes
+    return PerTensorRequantization(found), requant_constants(multipliers).tobytes() + codes
 
 
 def repeated(*numbers: int) -> bytes:

@@ -1,9 +1,13 @@
-"""From exact sums to codes: the two roundings of `operations.fixed_point.multiply` in vectors of 32 bits.
+"""Requantization of int32 accumulators, bit-exact with TFLite's two-rounding MultiplyByQuantizedMultiplier.
 
-Both are shifts to the right of (sum · mantissa + nudge), a number of 64 bits, but that a negative sum is nudged by one
-less between them. Sums are taken doubled, so that 32 bits are shifted out first: `Rounding.of` declines what 32 bits do
-not hold then. A product's channels have a multiplier, a shift and a bias each; where the model has one for all it is
-repeated.
+    high = (2 * acc * 2**left * multiplier + 2**31 + (2**(right - 1) << 32)) >> 32     SaturatingRoundingDoublingHighMul
+    out  = (high - (acc < 0)) >> right                                                 RoundingDivideByPOT, if right > 0
+
+The first line adds the second rounding's half already: it only changes the upper 32 bits. gemmlowp rounds a negative
+product by 1 - 2**30 toward zero, which is the same as 2**30 toward minus infinity, so one nudge serves both signs.
+
+Even and odd lanes are multiplied in 64 bits separately. The factor 2 comes from weights and bias packed doubled, or
+from the left shift. `FixedPointMultiplier.of` returns None if an intermediate may not fit int32.
 """
 
 from __future__ import annotations
@@ -13,100 +17,109 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, I64, KernelBuilder, Value, vector
-from nnfmq.operations.fixed_point import INT32_MAX, Ints
+from nnfmq.engines.compiled.ir_builder import F32, I1, I8, I16, I32, I64, KernelBuilder, Value, vector
+from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN, ONE_Q2, Ints
+from nnfmq.operations.l2_lrn_instance_norm import HALF_SQRT_2_Q0, ONE_Q3
 from nnfmq.operations.quantization import OutputMultipliers
 from nnfmq.operations.signature import Array
 
-__all__ = ["NO_REQUANTIZATION", "ROUNDING_ROWS", "Codomain", "Requantization", "Rounding", "rounding_rows", "whole"]
+__all__ = [
+    "NO_REQUANTIZATION",
+    "REQUANT_ROWS",
+    "FixedPointMultiplier",
+    "OutputQuantParams",
+    "Requantization",
+    "float32_to_int32",
+    "inverse_square_root",
+    "reciprocal",
+    "requant_constants",
+]
 
-_EVEN, _ODD, _EVEN_NUDGES, _ODD_NUDGES, _RIGHT, _LEFT, ROUNDING_ROWS = range(7)
-
-
-@dataclass(frozen=True, slots=True)
-class Codomain:
-    """The codes that come out, and the zero point of those that went in (`centre`).
-
-    Weights are less by `excess` than they should be.
-    """
-
-    zero_point: int
-    low: int
-    high: int
-    centre: int = 0
-    excess: int = 0
+_EVEN, _ODD, _EVEN_NUDGES, _ODD_NUDGES, _RIGHT, _LEFT, REQUANT_ROWS = range(7)
 
 
 @dataclass(frozen=True, slots=True)
-class Rounding:
-    """What of the two roundings there is to do; their numbers are rows of constants.
+class OutputQuantParams:
+    """Output zero point and clamp range, the input's zero point, and the residual zero point of the packed weights."""
 
-    Sums that are not shifted to the left (by one bit at least) are given twice as large as they are.
-    """
+    output_zero_point: int
+    output_min: int
+    output_max: int
+    input_zero_point: int = 0
+    weight_zero_point: int = 0
 
-    shifts_left: bool
-    shifts_by_nothing: bool
+
+@dataclass(frozen=True, slots=True)
+class FixedPointMultiplier:
+    """The two-rounding multiplication, specialized for whether there are left shifts and right shifts by 0."""
+
+    has_left_shift: bool
+    has_zero_right_shift: bool
 
     @classmethod
-    def of(cls, multipliers: OutputMultipliers, bias: Ints, bounds: Ints, doubled: bool = True) -> Rounding | None:
-        """Return the form, or None where 32 bits do not hold what is between. `bounds` are on |sum| without bias.
+    def of(
+        cls, multipliers: OutputMultipliers, bias: Ints, max_abs_acc: Ints, can_prescale: bool = True
+    ) -> FixedPointMultiplier | None:
+        """Return the specialization, or None if an intermediate may overflow int32.
 
-        Where sums cannot be given `doubled` all of them are shifted to the left.
+        `max_abs_acc` bounds |accumulator| of each channel without its bias. If weights cannot be packed doubled
+        (`can_prescale`), accumulators are shifted left at run time.
         """
         left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
-        room = (INT32_MAX - (np.int64(1) << right)) >> (left + 1)  # what is shifted to the left might not fit 64 bits
-        if bool((np.abs(bias) + bounds > room).any()):
+        # 2 * |acc| * 2**left + 2**right <= INT32_MAX: then the doubled accumulator fits, and half of it all, the sum of
+        # high and its nudge. Solved for |acc|, because the left side may overflow int64.
+        headroom = (INT32_MAX - (np.int64(1) << right)) >> (left + 1)
+        if bool((np.abs(bias) + max_abs_acc > headroom).any()):
             return None
-        return cls(bool(left.any()) or not doubled, not bool(right.all()))
+        return cls(bool(left.any()) or not can_prescale, not bool(right.all()))
 
     @property
-    def factor(self) -> int:
-        """How many times a sum is to be given."""
-        return 1 if self.shifts_left else 2
+    def weight_prescale(self) -> int:
+        """Weight prescale, 1 or 2: 2 saves the doubling of SaturatingRoundingDoublingHighMul at run time."""
+        return 1 if self.has_left_shift else 2
 
-    def rounded(self, kb: KernelBuilder, sums: Value, row: Callable[[int], Value]) -> Value:
-        """Return sums times their multipliers, rounded. `row` loads one of the rows that `rounding_rows` made.
+    def apply(self, kb: KernelBuilder, accs: Value, row: Callable[[int], Value]) -> Value:
+        """Return accumulators, multiplied by `weight_prescale` already, times their multipliers, rounded twice.
 
-        A tie between two numbers goes up where the sum is positive, and down where it is negative. Instead of the
-        product's sign that of the sum decides: the product is 0 only for -1 times a half, and then both give 0.
+        `row` loads one of the rows that `requant_constants` made. The sign of the accumulator stands for that of the
+        product in the second rounding: they differ only if the product rounds to 0, and then the result is 0 both ways.
         """
-        lanes = sums.type.count
-        if self.shifts_left:
-            sums = kb.ir.shl(sums, row(_LEFT))
+        lanes = accs.type.count
+        if self.has_left_shift:
+            accs = kb.ir.shl(accs, row(_LEFT))
         wide = vector(I64, lanes // 2)
-        even = _nudged(kb, _low(kb, sums, wide), row(_EVEN), row(_EVEN_NUDGES))
-        odd = _nudged(
-            kb, kb.ir.ashr(kb.ir.bitcast(sums, wide), kb.splat(I64, 32, lanes // 2)), row(_ODD), row(_ODD_NUDGES)
-        )
-        even = kb.ir.bitcast(kb.ir.lshr(even, kb.splat(I64, 32, lanes // 2)), sums.type)
-        high = kb.shuffle(even, kb.ir.bitcast(odd, sums.type), [place + lanes * (place % 2) for place in range(lanes)])
-        right, tie = row(_RIGHT), kb.ir.ashr(sums, kb.splat(I32, 31, lanes))
-        if self.shifts_by_nothing:
-            none = kb.ir.icmp_signed("==", right, kb.splat(I32, 0, lanes))
-            tie = kb.ir.select(none, kb.splat(I32, 0, lanes), tie)
-        return kb.ir.ashr(kb.ir.add(high, tie), right)
+        even = _multiply_nudged(kb, _even_lanes(kb, accs, wide), row(_EVEN), row(_EVEN_NUDGES))
+        odd_lanes = kb.ir.ashr(kb.ir.bitcast(accs, wide), kb.splat(I64, 32, lanes // 2))
+        odd = _multiply_nudged(kb, odd_lanes, row(_ODD), row(_ODD_NUDGES))
+        even = kb.ir.bitcast(kb.ir.lshr(even, kb.splat(I64, 32, lanes // 2)), accs.type)
+        high = kb.shuffle(even, kb.ir.bitcast(odd, accs.type), [lane + lanes * (lane % 2) for lane in range(lanes)])
+        right, minus_one_if_negative = row(_RIGHT), kb.ir.ashr(accs, kb.splat(I32, 31, lanes))
+        if self.has_zero_right_shift:
+            is_zero = kb.ir.icmp_signed("==", right, kb.splat(I32, 0, lanes))
+            minus_one_if_negative = kb.ir.select(is_zero, kb.splat(I32, 0, lanes), minus_one_if_negative)
+        return kb.ir.ashr(kb.ir.add(high, minus_one_if_negative), right)
 
 
-def _nudged(kb: KernelBuilder, values: Value, multipliers: Value, nudges: Value) -> Value:
-    """Return products of 64 bits and what is added to them."""
-    return kb.ir.add(kb.ir.mul(values, _low(kb, multipliers, values.type)), kb.ir.bitcast(nudges, values.type))
+def _multiply_nudged(kb: KernelBuilder, values: Value, multipliers: Value, nudges: Value) -> Value:
+    """Return value * multiplier + nudge in 64 bits; the multipliers are in the even lanes."""
+    return kb.ir.add(kb.ir.mul(values, _even_lanes(kb, multipliers, values.type)), kb.ir.bitcast(nudges, values.type))
 
 
-def _low(kb: KernelBuilder, values: Value, wide: Value) -> Value:
-    """Return every second number, from the first on, in 64 bits."""
+def _even_lanes(kb: KernelBuilder, values: Value, wide: Value) -> Value:
+    """Return the even int32 lanes, sign-extended to 64 bits."""
     by = kb.splat(I64, 32, wide.count)
     return kb.ir.ashr(kb.ir.shl(kb.ir.bitcast(values, wide), by), by)
 
 
-def rounding_rows(multipliers: OutputMultipliers) -> Array:
-    """Return what `Rounding.rounded` loads, for an even number of channels.
+def requant_constants(multipliers: OutputMultipliers) -> Array:
+    """Return the rows (REQUANT_ROWS, channels) that `FixedPointMultiplier.apply` loads, for an even number of channels.
 
-    Mantissas where the even ones are taken, and where the odd ones are; what is added to their products; right and left
-    shifts.
+    Multipliers; those of the odd channels moved to even lanes; the 64-bit nudges of even channels, then of odd
+    channels; right shifts; left shifts, with 1 more for the doubling.
     """
     left, right = np.maximum(multipliers.shifts, 0), np.maximum(-multipliers.shifts, 0)
     nudges = (np.int64(1) << 31) + (((np.int64(1) << right) >> 1) << 32)
-    rows = np.zeros((ROUNDING_ROWS, len(left)), np.int32)
+    rows = np.zeros((REQUANT_ROWS, len(left)), np.int32)
     rows[_EVEN], rows[_ODD, ::2] = multipliers.multipliers, multipliers.multipliers[1::2]
     rows[_EVEN_NUDGES], rows[_ODD_NUDGES] = (nudges[first::2].astype(np.int64).view(np.int32) for first in (0, 1))
     rows[_RIGHT], rows[_LEFT] = right, left + 1
@@ -114,77 +127,140 @@ def rounding_rows(multipliers: OutputMultipliers) -> Array:
 
 
 _ROW_BYTES = 64  # as long as the longest vector
-_ZERO, _LOW, _HIGH, _CENTRE, _EXCESS, _HEAD_ROWS = range(6)
-_BIAS, _CHANNEL_ROWS = ROUNDING_ROWS, ROUNDING_ROWS + 1
+_OUTPUT_ZERO_POINT, _MIN, _MAX, _INPUT_ZERO_POINT, _WEIGHT_ZERO_POINT, _HEADER_ROWS = range(6)
+_BIAS, _CHANNEL_ROWS = REQUANT_ROWS, REQUANT_ROWS + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Requantization:
-    """How a product's sums become codes.
+    """Requantization of a GEMM's accumulators, with constants for each channel.
 
-    Every number is in a constant: first rows for all channels, then those of each vector of channels. So layers of any
-    shape share code.
+    All numbers are in one constant: a header for all channels, then the rows of each vector of channels. So layers of
+    any shape share code.
     """
 
-    rounding: Rounding
+    multiplier: FixedPointMultiplier
 
-    def constants(self, multipliers: OutputMultipliers, bias: Ints, codes: Codomain, lanes: int) -> bytes:
-        """Return the constant for channels that fill whole vectors."""
-        head = np.zeros((_HEAD_ROWS, _ROW_BYTES // 2), np.int16)
-        head[:_CENTRE] = np.array([[codes.zero_point], [codes.low], [codes.high]])
-        head[_CENTRE].view(np.int32)[:], head[_EXCESS].view(np.int32)[:] = codes.centre, codes.excess
-        biases = bias.astype(np.int32) * np.int32(self.rounding.factor)
-        rows = np.concatenate([rounding_rows(multipliers), biases[None]])
-        return head.tobytes() + rows.reshape(_CHANNEL_ROWS, -1, lanes).swapaxes(0, 1).tobytes()
+    def constants(self, multipliers: OutputMultipliers, bias: Ints, quant: OutputQuantParams, lanes: int) -> bytes:
+        """Return the constant, for channels that fill whole vectors."""
+        header = np.zeros((_HEADER_ROWS, _ROW_BYTES // 2), np.int16)
+        header[:_INPUT_ZERO_POINT] = np.array([[quant.output_zero_point], [quant.output_min], [quant.output_max]])
+        header[_INPUT_ZERO_POINT].view(np.int32)[:] = quant.input_zero_point
+        header[_WEIGHT_ZERO_POINT].view(np.int32)[:] = quant.weight_zero_point
+        biases = bias.astype(np.int32) * np.int32(self.multiplier.weight_prescale)
+        rows = np.concatenate([requant_constants(multipliers), biases[None]])
+        return header.tobytes() + rows.reshape(_CHANNEL_ROWS, -1, lanes).swapaxes(0, 1).tobytes()
 
     def bias(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Value:
-        """Load the biases of `lanes` channels, as large as the sums are to be."""
+        """Load the biases of `lanes` channels, multiplied by the weight prescale."""
         return self._rows(kb, constants, channel, lanes)(_BIAS)
 
-    def codes(self, kb: KernelBuilder, sums: Sequence[Value], constants: Value, channel: Value) -> list[Value]:
-        """Return the codes of neighbouring vectors of sums, the first of which is that of `channel`, as bytes."""
-        lanes = sums[0].type.count
+    def input_zero_point(self, kb: KernelBuilder, constants: Value) -> Value:
+        """Load the input's zero point."""
+        return kb.load(I32, constants, _ROW_BYTES * _INPUT_ZERO_POINT)
+
+    def weight_zero_point(self, kb: KernelBuilder, constants: Value) -> Value:
+        """Load the residual zero point of the weights."""
+        return kb.load(I32, constants, _ROW_BYTES * _WEIGHT_ZERO_POINT)
+
+    def requantize(self, kb: KernelBuilder, accs: Sequence[Value], constants: Value, channel: Value) -> list[Value]:
+        """Return adjacent vectors of accumulators, the first at `channel`, as 8-bit values, two vectors joined."""
+        lanes = accs[0].type.count
         rounded = [
-            self.rounding.rounded(kb, value, self._rows(kb, constants, kb.add(channel, n * lanes), lanes))
-            for n, value in enumerate(sums)
+            self.multiplier.apply(kb, acc, self._rows(kb, constants, kb.add(channel, n * lanes), lanes))
+            for n, acc in enumerate(accs)
         ]
-        pairs = [_joined(kb, rounded[n : n + 2]) for n in range(0, len(rounded), 2)]
+        pairs = [_concat(kb, rounded[n : n + 2]) for n in range(0, len(rounded), 2)]
         return [self._narrowed(kb, values, constants) for values in pairs]
 
     def _narrowed(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
-        """Return codes as bytes: held to 16 bits first, where the zero point is added."""
+        """Add the zero point, clamp and truncate to 8 bits.
+
+        Saturating to int16 first does not change the result: the addition saturates, and the clamp range is 8 bits.
+        """
         count = values.type.count
         low, high = kb.splat(I32, -(1 << 15), count), kb.splat(I32, (1 << 15) - 1, count)
         short = kb.ir.trunc(kb.clamp(values, low, high), vector(I16, count))
-        zero, low, high = (kb.load(short.type, constants, _ROW_BYTES * row) for row in (_ZERO, _LOW, _HIGH))
-        return kb.ir.trunc(kb.clamp(kb.intrinsic("llvm.sadd.sat", short, zero), low, high), vector(I8, count))
-
-    def centre(self, kb: KernelBuilder, constants: Value) -> Value:
-        """Load the zero point of the codes that come in."""
-        return kb.load(I32, constants, _ROW_BYTES * _CENTRE)
-
-    def excess(self, kb: KernelBuilder, constants: Value) -> Value:
-        """Load what weights lack."""
-        return kb.load(I32, constants, _ROW_BYTES * _EXCESS)
+        zero_point, low, high = (
+            kb.load(short.type, constants, _ROW_BYTES * row) for row in (_OUTPUT_ZERO_POINT, _MIN, _MAX)
+        )
+        return kb.ir.trunc(kb.clamp(kb.intrinsic("llvm.sadd.sat", short, zero_point), low, high), vector(I8, count))
 
     def _rows(self, kb: KernelBuilder, constants: Value, channel: Value, lanes: int) -> Callable[[int], Value]:
-        """Return what loads one of the rows of a vector of channels."""
+        """Return a function that loads a row of the vector of channels that begins at `channel`."""
         first = kb.at(constants, kb.mul(channel, 4 * _CHANNEL_ROWS))
-        return lambda row: kb.load(vector(I32, lanes), first, _ROW_BYTES * _HEAD_ROWS + 4 * lanes * row)
+        return lambda row: kb.load(vector(I32, lanes), first, _ROW_BYTES * _HEADER_ROWS + 4 * lanes * row)
 
 
-NO_REQUANTIZATION = Requantization(Rounding(False, False))
-"""What products are planned with until it is known which numbers their sums take."""
+NO_REQUANTIZATION = Requantization(FixedPointMultiplier(False, False))
+"""Stands for the requantization while a GEMM is planned: which one it is depends on the planned panels."""
 
 
-def _joined(kb: KernelBuilder, values: Sequence[Value]) -> Value:
-    """Return one vector, or two as one."""
+def _concat(kb: KernelBuilder, values: Sequence[Value]) -> Value:
     if len(values) == 1:
         return values[0]
     return kb.shuffle(values[0], values[1], range(2 * values[0].type.count))
 
 
-def whole(kb: KernelBuilder, sums: Value) -> Value:
-    """Return float32 sums that are exact whole numbers as such."""
-    assert sums.type.element == F32, "sums of floats"
-    return kb.ir.fptosi(sums, vector(I32, sums.type.count))
+def float32_to_int32(kb: KernelBuilder, accs: Value) -> Value:
+    """Convert float32 accumulators that are exact integers."""
+    assert accs.type.element == F32, "float32 accumulators"
+    return kb.ir.fptosi(accs, vector(I32, accs.type.count))
+
+
+# -- functions of one number, in 64 bits -------------------------------------------------------------------------------
+
+
+def reciprocal(kb: KernelBuilder, total: Value) -> tuple[Value, Value]:
+    """Return (multiplier, right shift) of the reciprocal of a sum in Q12, as TFLite's GetReciprocal.
+
+    Newton-Raphson in Q2 from 48/17 - 32/17 * x, as gemmlowp's one_over_one_plus_x_for_x_in_0_1.
+    """
+    zeros = kb.ir.sub(_leading_zeros(kb, total), kb.i64(32))
+    fraction = kb.ir.sub(kb.ir.shl(total, zeros), kb.i64(1 << 31))
+    half = kb.ir.ashr(kb.ir.add(fraction, kb.i64(1 << 31)), kb.i64(1))
+    x = kb.ir.add(kb.i64(1515870810), _high_mul(kb, half, kb.i64(-1010580540)))
+    for _ in range(3):
+        error = kb.ir.sub(kb.i64(ONE_Q2), _high_mul(kb, half, x))
+        x = kb.ir.add(x, _saturating_shift_left(kb, _high_mul(kb, x, error), 2))
+    return _saturating_shift_left(kb, x, 1), kb.ir.sub(kb.i64(35), zeros)
+
+
+def inverse_square_root(kb: KernelBuilder, total: Value) -> tuple[Value, Value]:
+    """Return (multiplier, right shift) of 1 / sqrt of a sum below 2**29, as TFLite's GetInvSqrtQuantizedMultiplierExp.
+
+    Sums of 0 and 1 give the largest multiplier, about 1.
+    """
+    known = kb.intrinsic("llvm.umax", total, kb.i64(2))
+    pairs = kb.ir.sub(kb.ir.lshr(kb.ir.sub(_leading_zeros(kb, known), kb.i64(33)), kb.i64(1)), kb.i64(1))
+    shift = kb.ir.sub(kb.i64(11), pairs)
+    x = _newton_steps(kb, kb.ir.shl(known, kb.ir.shl(pairs, kb.i64(1))))
+    x = _high_mul(kb, x, kb.i64(HALF_SQRT_2_Q0))
+    x = kb.ir.shl(x, kb.intrinsic("llvm.smax", kb.ir.neg(shift), kb.i64(0)))
+    is_tiny = kb.ir.icmp_signed("<=", total, kb.i64(1))
+    right = kb.intrinsic("llvm.smax", shift, kb.i64(0))
+    return kb.ir.select(is_tiny, kb.i64(INT32_MAX), x), kb.ir.select(is_tiny, kb.i64(0), right)
+
+
+def _newton_steps(kb: KernelBuilder, value: Value) -> Value:
+    half = kb.ir.ashr(kb.ir.add(kb.ir.ashr(value, kb.i64(1)), kb.i64(1)), kb.i64(1))
+    x = kb.i64(ONE_Q3)
+    for _ in range(5):
+        cube = _saturating_shift_left(kb, _high_mul(kb, _high_mul(kb, x, x), x), 6)
+        three_halves = _high_mul(kb, x, kb.i64(ONE_Q3 + (ONE_Q3 >> 1)))
+        x = _saturating_shift_left(kb, kb.ir.sub(three_halves, _high_mul(kb, half, cube)), 3)
+    return x
+
+
+def _leading_zeros(kb: KernelBuilder, value: Value) -> Value:
+    return kb.call("llvm.ctlz.i64", I64, value, I1(0))
+
+
+def _high_mul(kb: KernelBuilder, first: Value, second: Value) -> Value:
+    """SaturatingRoundingDoublingHighMul."""
+    product = kb.ir.ashr(kb.ir.add(kb.ir.mul(first, second), kb.i64(1 << 30)), kb.i64(31))
+    return kb.intrinsic("llvm.smin", product, kb.i64(INT32_MAX))
+
+
+def _saturating_shift_left(kb: KernelBuilder, value: Value, bits: int) -> Value:
+    return kb.clamp(kb.ir.shl(value, kb.i64(bits)), kb.i64(INT32_MIN), kb.i64(INT32_MAX))

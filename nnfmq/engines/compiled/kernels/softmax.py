@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, vector, vector_width_for
-from nnfmq.engines.compiled.kernels.fixed_point import reciprocal
 from nnfmq.engines.compiled.kernels.float_ops import exp, log
 from nnfmq.engines.compiled.kernels.normalization_kernels import AxisKernel, AxisLoop
 from nnfmq.engines.compiled.kernels.reducers import (
@@ -22,6 +21,7 @@ from nnfmq.engines.compiled.kernels.reducers import (
     QuantizedMinMaxReducer,
     reduce_lanes,
 )
+from nnfmq.engines.compiled.kernels.requantize import reciprocal
 from nnfmq.engines.compiled.target import Target
 
 __all__ = ["LONGEST_CODES", "LONGEST_FLOATS", "FloatSoftmax", "QuantizedSoftmax", "plan_quantized_softmax"]

@@ -17,9 +17,9 @@ from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, LstmCellUpd
 from nnfmq.engines.compiled.kernels.recurrent_kernels import RESULT, STATE, STEPS, ZEROS, CellKernel, SequenceKernel
 from nnfmq.engines.compiled.kernels.svdf import plan_svdf
 from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
+from nnfmq.engines.compiled.lowering.conv_matmul_rules import gemm_of_rows
 from nnfmq.engines.compiled.lowering.data_movement_rules import concatenation
 from nnfmq.engines.compiled.lowering.elementwise_rules import arithmetic
-from nnfmq.engines.compiled.lowering.products import rows_product
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.lstm import AUX, one_cell, two_cells
@@ -233,7 +233,7 @@ def _sequence(
 def _products(inputs: Array, starts: Array, sums: GateGemv, source: int, count: int, target: Target) -> Intermediate:
     """Return the products of all inputs with all gates' weights, with what sums begin with added."""
     weights = sums.ordered(inputs).reshape(-1, inputs.shape[2])
-    return Intermediate(rows_product(count, weights, starts, target), (source,), _FLOAT, (count, len(weights)))
+    return Intermediate(gemm_of_rows(count, weights, starts, target), (source,), _FLOAT, (count, len(weights)))
 
 
 def _sweep(
@@ -363,7 +363,7 @@ def svdf(
     if input.dtype != _FLOAT:
         return None
     batch, (filters, memory) = input.shape[0], weights_time.shape
-    features = rows_product(batch, weights_feature.array, np.zeros(filters, np.float32), target)
+    features = gemm_of_rows(batch, weights_feature.array, np.zeros(filters, np.float32), target)
     kernel = plan_svdf(batch, filters // rank, rank, memory, activation, target)
     biases = np.zeros(filters // rank, np.float32) if bias is None else bias.array
     stage = Intermediate(features, (_INPUT,), _FLOAT, (batch, filters))

@@ -9,13 +9,15 @@ import pytest
 from support.compiled import assert_kernels_agree
 from support.small_models import one_operation
 
-from nnfmq.engines.compiled.kernels.depthwise import Depthwise
-from nnfmq.engines.compiled.kernels.requantize import ROUNDING_ROWS
+from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel
+from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS
 from nnfmq.engines.compiled.lowering import KernelLaunch
 from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.hal.types import ChannelQuant, Model, Operand, OperandType, OperationType
 from nnfmq.operations.signature import Tensor
+
+pytestmark = pytest.mark.instruction_sets
 
 F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 PC, I32 = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, OperandType.TENSOR_INT32
@@ -197,7 +199,7 @@ def test_every_place_of_a_panel_has_its_numbers(target: Target, multiplier: int)
                 padding_scheme=VALID,
             )
             assert isinstance(lowered, KernelLaunch)
-            assert isinstance(lowered.kernel, Depthwise)
-            places = lowered.kernel.panels * lowered.kernel.panel
-            rows, head = (1, 0) if kind == "float" else (ROUNDING_ROWS + 1, 5 * 64)  # those of each channel, of all
+            assert isinstance(lowered.kernel, DwConvKernel)
+            places = lowered.kernel.panels * lowered.kernel.nr
+            rows, head = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 5 * 64)  # those of each channel, of all
             assert len(lowered.constants[1]) == head + 4 * rows * places

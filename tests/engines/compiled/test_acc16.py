@@ -33,12 +33,14 @@ from support.code_products import (
 from support.compiled import assert_kernels_agree_on
 from support.small_models import one_operation
 
-from nnfmq.engines.compiled.kernels.arithmetic import Codes, Octets
-from nnfmq.engines.compiled.kernels.product import Product
-from nnfmq.engines.compiled.kernels.product_plan import time_of
-from nnfmq.engines.compiled.lowering import products
+from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, MaddU8S8Acc16
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.gemm_plan import estimate_cycles
+from nnfmq.engines.compiled.lowering import conv_matmul_rules
 from nnfmq.hal.types import Model, OperationType
 from nnfmq.operations.signature import Array
+
+pytestmark = pytest.mark.instruction_sets("acc16")
 
 
 def small(shape: tuple[int, ...], random: np.random.Generator) -> Array:
@@ -77,10 +79,10 @@ KINDS: list[Make] = [small, outliers, nothing, lone, largest]
 def octets_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs take longer, whatever is computed."""
 
-    def time(product: Product, weights: Array) -> float:
-        return time_of(product, weights) if product.arithmetic.is_listed else math.inf
+    def time(product: GemmKernel, weights: Array) -> float:
+        return estimate_cycles(product, weights) if product.micro_kernel.is_group_sparse else math.inf
 
-    monkeypatch.setattr(products, "time_of", time)
+    monkeypatch.setattr(conv_matmul_rules, "estimate_cycles", time)
 
 
 def output_scale(weights: Array) -> float:
@@ -105,11 +107,11 @@ def convolved(
 
 
 def assert_octets_agree(
-    model: Model, kind: Codified, planned: list[Product], patterns: Sequence[str] = ("random", "high")
-) -> Product:
+    model: Model, kind: Codified, planned: list[GemmKernel], patterns: Sequence[str] = ("random", "high")
+) -> GemmKernel:
     """Compare with the interpreter on these inputs; return the product, which is one of octets."""
     assert_kernels_agree_on(model, inputs_of(model, kind, patterns))
-    assert isinstance(planned[-1].arithmetic, Octets)
+    assert isinstance(planned[-1].micro_kernel, MaddU8S8Acc16)
     return planned[-1]
 
 
@@ -118,7 +120,7 @@ def assert_octets_agree(
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.usefixtures("octets_alone")
 def test_convolutions_are_the_interpreter_s(
-    input: Codified, filter: int | None, size: tuple[int, ...], window: tuple[int, ...], planned: list[Product]
+    input: Codified, filter: int | None, size: tuple[int, ...], window: tuple[int, ...], planned: list[GemmKernel]
 ) -> None:
     assert_octets_agree(convolved(input, filter, size, window, small), input, planned)
 
@@ -128,20 +130,20 @@ def test_convolutions_are_the_interpreter_s(
 @pytest.mark.parametrize(("window", "depth"), [(WINDOWS[0], 24), (WINDOWS[0], 20), (WINDOWS[1], 13)])
 @pytest.mark.usefixtures("octets_alone")
 def test_sums_at_their_ends_are_the_interpreter_s(
-    input: Codified, window: tuple[int, ...], depth: int, make: Make, planned: list[Product]
+    input: Codified, window: tuple[int, ...], depth: int, make: Make, planned: list[GemmKernel]
 ) -> None:
     """Zero points and codes at the ends of their ranges and in between; padding is the zero point."""
     model = convolved(input, 128, (1, 5, 6, depth, 70), window, make)
     product = assert_octets_agree(model, input, planned, PATTERNS)
     in_place = not input.signed and depth % 8 == 0
-    assert product.walk == ("band" if window == WINDOWS[1] else "in place" if in_place else "pixels")
+    assert product.lhs_layout == ("row_buffer" if window == WINDOWS[1] else "direct" if in_place else "packed")
 
 
 @pytest.mark.parametrize("filter", [PER_CHANNEL, 0, 122, 255])
 @pytest.mark.parametrize("window", WINDOWS[:2])
 @pytest.mark.usefixtures("octets_alone")
 def test_weights_beyond_a_byte_are_the_interpreter_s(
-    filter: int | None, window: tuple[int, ...], planned: list[Product]
+    filter: int | None, window: tuple[int, ...], planned: list[GemmKernel]
 ) -> None:
     """Of any zero point: those at one end of the codes are as far as 255 from it."""
     low, high = filter_kind(INPUTS[1], filter).weights
@@ -155,7 +157,7 @@ def test_weights_beyond_a_byte_are_the_interpreter_s(
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.usefixtures("octets_alone")
-def test_every_sum_of_16_bits_is_exact(sign: int, planned: list[Product]) -> None:
+def test_every_sum_of_16_bits_is_exact(sign: int, planned: list[GemmKernel]) -> None:
     """Channels with two weights in a four, together between 126 and 131: one unit of a sum is no less than a code.
 
     A sum of 16 bits that does not fit would be held at its end, or wrap.
@@ -170,7 +172,7 @@ def test_every_sum_of_16_bits_is_exact(sign: int, planned: list[Product]) -> Non
     constants[1] = (constants[1][0], biases.tobytes())
     model = connected(INPUTS[0], constants, len(cells), 4 * SCALE * 0.0078125)
     assert_kernels_agree_on(model, [[cells], [cells[::-1].copy()]])
-    assert isinstance(planned[-1].arithmetic, Octets)
+    assert isinstance(planned[-1].micro_kernel, MaddU8S8Acc16)
 
 
 @pytest.mark.parametrize("size", [(1, 16, 8), (1, 1024, 70), (5, 3, 17), (7, 65, 1), (19, 128, 40)])
@@ -178,7 +180,7 @@ def test_every_sum_of_16_bits_is_exact(sign: int, planned: list[Product]) -> Non
 @pytest.mark.parametrize("make", [small, outliers], ids=["small", "outliers"])
 @pytest.mark.usefixtures("octets_alone")
 def test_fully_connected_is_the_interpreter_s(
-    input: Codified, size: tuple[int, int, int], make: Make, planned: list[Product]
+    input: Codified, size: tuple[int, int, int], make: Make, planned: list[GemmKernel]
 ) -> None:
     batch, length, units = size
     weights = make((units, length), np.random.default_rng(2))
@@ -190,10 +192,10 @@ def test_fully_connected_is_the_interpreter_s(
 @pytest.mark.parametrize("batch", [1, 7])
 @pytest.mark.usefixtures("octets_alone")
 def test_panels_of_any_width_are_the_interpreter_s(
-    width: int, batch: int, planned: list[Product], monkeypatch: pytest.MonkeyPatch
+    width: int, batch: int, planned: list[GemmKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_LISTED_WIDTHS", "_LISTED_WIDTHS_OF_ONE"):
-        monkeypatch.setattr(products, name, (width,))
+        monkeypatch.setattr(conv_matmul_rules, name, (width,))
     weights = outliers((300, 40), np.random.default_rng(2))
     model = connected(INPUTS[1], filter_of(INPUTS[1], 128, weights), batch, output_scale(weights))
     assert assert_octets_agree(model, INPUTS[1], planned, PATTERNS).tile[1] == width
@@ -204,7 +206,7 @@ def test_panels_of_any_width_are_the_interpreter_s(
 @pytest.mark.parametrize("input", [INPUTS[1], INPUTS[4]], ids=["uint8", "int8"])
 @pytest.mark.usefixtures("octets_alone")
 def test_parts_of_channels_are_the_interpreter_s(
-    input: Codified, window: tuple[int, int], depth: int, planned: list[Product]
+    input: Codified, window: tuple[int, int], depth: int, planned: list[GemmKernel]
 ) -> None:
     """Groups at a part's end have cells of the next part, which is not to be seen."""
     weights = outliers((3 * 37, *window, depth), np.random.default_rng(3))
@@ -212,13 +214,13 @@ def test_parts_of_channels_are_the_interpreter_s(
     arguments = [image(input, (2, 5, 4, 3 * depth), SCALE), *filter_of(input, 128, weights), SAME, 1, 1, 3, 0, False]
     result = result_of(input, (2, 5, 4, len(weights)), output_scale(weights))
     model = one_operation(OperationType.GROUPED_CONV_2D, arguments, result)
-    assert assert_octets_agree(model, input, planned, PATTERNS).is_parted
+    assert assert_octets_agree(model, input, planned, PATTERNS).is_grouped
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("input", [INPUTS[1], INPUTS[4]], ids=["uint8", "int8"])
 @pytest.mark.usefixtures("octets_alone")
-def test_transposed_convolutions_are_the_interpreter_s(input: Codified, stride: int, planned: list[Product]) -> None:
+def test_transposed_convolutions_are_the_interpreter_s(input: Codified, stride: int, planned: list[GemmKernel]) -> None:
     weights, side = outliers((7, 3, 3, 20), np.random.default_rng(4)), 3 * stride + 3
     arguments = [image(input, (1, 4, 4, 20), SCALE), *filter_of(input, 128, weights)]
     result = result_of(input, (1, side, side, 7), output_scale(weights))
@@ -228,26 +230,31 @@ def test_transposed_convolutions_are_the_interpreter_s(input: Codified, stride: 
 
 @pytest.mark.parametrize("window", WINDOWS[:2])
 def test_products_of_short_lists_are_octets_and_of_long_ones_pairs(
-    window: tuple[int, ...], planned: list[Product]
+    window: tuple[int, ...], planned: list[GemmKernel]
 ) -> None:
     def uniform(shape: tuple[int, ...], random: np.random.Generator) -> Array:
         return random.integers(-127, 128, shape, np.int16)
 
-    for make, arithmetic in ((small, Octets), (uniform, Codes), (nothing, Octets), (largest, Codes)):
+    for make, arithmetic in (
+        (small, MaddU8S8Acc16),
+        (uniform, DotS16x2),
+        (nothing, MaddU8S8Acc16),
+        (largest, DotS16x2),
+    ):
         model = convolved(INPUTS[1], 128, (1, 8, 8, 64, 128), window, make)
         assert_kernels_agree_on(model, inputs_of(model, INPUTS[1], ["random"]))
-        assert isinstance(planned[-1].arithmetic, arithmetic)
+        assert isinstance(planned[-1].micro_kernel, arithmetic)
 
 
-def test_sums_that_might_not_fit_are_made_of_pairs(planned: list[Product]) -> None:
+def test_sums_that_might_not_fit_are_made_of_pairs(planned: list[GemmKernel]) -> None:
     """Of 40000 codes without sign the parts of a sum are larger than the sum."""
     weights = small((3, 40000), np.random.default_rng(5))
     model = connected(INPUTS[0], filter_of(INPUTS[0], 128, weights), 1, 50 * output_scale(weights))
     assert_kernels_agree_on(model, inputs_of(model, INPUTS[0], ["random"]))
-    assert isinstance(planned[-1].arithmetic, Codes)
+    assert isinstance(planned[-1].micro_kernel, DotS16x2)
 
 
-def test_what_depends_on_weights_is_restored(planned: list[Product]) -> None:
+def test_what_depends_on_weights_is_restored(planned: list[GemmKernel]) -> None:
     """Lists and the biases that sums of weights correct."""
     assert_weights_are_restored(convolved(INPUTS[1], 128, (1, 9, 11, 64, 100), WINDOWS[1], small))
-    assert [type(product.arithmetic) for product in planned] == [Octets]
+    assert [type(product.micro_kernel) for product in planned] == [MaddU8S8Acc16]

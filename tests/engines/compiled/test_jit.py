@@ -24,8 +24,8 @@ from nnfmq.engines.compiled.jit import (
 from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels, kernel_types
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
 from nnfmq.engines.compiled.kernels.functions import FloatUnary
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.engines.compiled.kernels.pooling import PoolKernel
-from nnfmq.engines.compiled.kernels.product import Product
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.errors import MissedDeadlineTransient
 
@@ -72,12 +72,12 @@ def fake(kind: type[Any], number: int) -> Any:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_parts_have_every_kernel_once_and_cost_about_the_same(count: int) -> None:
-    kernels = [fake(kind, number) for number in range(9) for kind in (PoolKernel, Product)]
+    kernels = [fake(kind, number) for number in range(9) for kind in (PoolKernel, GemmKernel)]
     parts = shard_kernels(kernels, count)
     assert len(parts) == count
     assert sorted(repr(each) for part in parts for each in part) == sorted(map(repr, kernels))
     assert max(map(total_compile_cost, parts)) - min(map(total_compile_cost, parts)) <= total_compile_cost(
-        [fake(Product, 0)]
+        [fake(GemmKernel, 0)]
     )
 
 

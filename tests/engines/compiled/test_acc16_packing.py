@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from nnfmq.engines.compiled.kernels.octets import pack_lists, parts_of, rounds_of
+from nnfmq.engines.compiled.kernels.packing import group_list_length, pack_group_lists, split_for_acc16
 from nnfmq.operations.signature import Array
 
 FOURS = [(0, 1, 4, 5), (2, 3, 6, 7)]  # of the cells of a group, in the order in which they are added
@@ -22,7 +22,7 @@ INT16 = np.iinfo(np.int16)
 def whole_parts(weights: Array) -> list[Array]:
     """Return the parts of weights (channels, groups, 8), each with 0 where it has no group."""
     parts = []
-    for numbers, held in parts_of(weights):
+    for numbers, held in split_for_acc16(weights):
         assert len(numbers) and held.any(axis=(0, 2)).all(), "a group is listed for nothing"
         parts.append(np.zeros(weights.shape, np.int64))
         parts[-1][:, numbers] = held
@@ -129,17 +129,17 @@ def test_lists_have_all_weights(cells: int, deviation: int) -> None:
     weights = np.rint(random.normal(0, deviation, (3, 16, 6, cells))).clip(-255, 255).astype(np.int16)
     weights[1] = 0
     weights[2, :, 1:4] = 0
-    found, groups = read_lists(pack_lists(weights, np.array(tap_places)), 3, 16, cells, tap_places)
+    found, groups = read_lists(pack_group_lists(weights, np.array(tap_places)), 3, 16, cells, tap_places)
     np.testing.assert_array_equal(found, weights)
-    assert groups == sum(map(rounds_of, weights))
-    assert rounds_of(weights[1]) == 0
+    assert groups == sum(map(group_list_length, weights))
+    assert group_list_length(weights[1]) == 0
     assert groups >= np.pad(weights, [(0, 0)] * 3 + [(0, -cells % 8)]).reshape(3, 16, -1, 8).any(axis=(1, 3)).sum()
 
 
 def test_a_group_is_listed_for_each_part_that_a_channel_has_of_it() -> None:
     panel = np.ones((16, 1, 24), np.int16)
-    assert rounds_of(panel) == 3
+    assert group_list_length(panel) == 3
     panel[5, 0, 9] = 127  # 130 with its neighbours
-    assert rounds_of(panel) == 4
+    assert group_list_length(panel) == 4
     panel[:, 0, 16:] = 0
-    assert rounds_of(panel) == 3
+    assert group_list_length(panel) == 3

@@ -32,9 +32,11 @@ from support.code_products import (
 from support.compiled import assert_kernels_agree_on, random_inputs
 from support.small_models import one_operation
 
-from nnfmq.engines.compiled.kernels.arithmetic import Codes, Quads
-from nnfmq.engines.compiled.kernels.product import Product
+from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
 from nnfmq.hal.types import Model, OperationType
+
+pytestmark = pytest.mark.instruction_sets("dot4")
 
 FILTERS = [PER_CHANNEL, 0, 122, 127, 128, 255]
 """Zero points, as of codes without sign. Files have such as 122, with weights from -122 to 133; 128 just fits."""
@@ -70,16 +72,16 @@ def rows_by(input: Codified, filter: int, size: tuple[int, int, int], scale: flo
     return connected(input, filter_of(input, filter, (units, length), ("random",)), batch, scale)
 
 
-def assert_quads_agree(model: Model, kind: Codified, planned: list[Product], patterns: Sequence[str] = ()) -> None:
+def assert_quads_agree(model: Model, kind: Codified, planned: list[GemmKernel], patterns: Sequence[str] = ()) -> None:
     assert_kernels_agree_on(model, inputs_of(model, kind, patterns or ("random", "high")))
-    assert isinstance(planned[-1].arithmetic, Quads)
+    assert isinstance(planned[-1].micro_kernel, DotU8S8x4)
 
 
 @pytest.mark.parametrize(("input", "filter"), [(INPUTS[1], 122), (INPUTS[4], PER_CHANNEL)], ids=["uint8", "int8"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_convolutions_are_the_interpreter_s(
-    input: Codified, filter: int | None, size: tuple[int, ...], window: tuple[int, ...], planned: list[Product]
+    input: Codified, filter: int | None, size: tuple[int, ...], window: tuple[int, ...], planned: list[GemmKernel]
 ) -> None:
     assert_quads_agree(convolved(input, filter, size, window), input, planned)
 
@@ -88,7 +90,7 @@ def test_convolutions_are_the_interpreter_s(
 @pytest.mark.parametrize("filter", FILTERS)
 @pytest.mark.parametrize("input", INPUTS)
 def test_sums_at_their_ends_are_the_interpreter_s(
-    input: Codified, filter: int | None, window: tuple[int, ...], planned: list[Product]
+    input: Codified, filter: int | None, window: tuple[int, ...], planned: list[GemmKernel]
 ) -> None:
     """Zero points and codes at the ends of their ranges, and in between."""
     model = convolved(input, filter, (1, 5, 6, 20, 9), window, PATTERNS)
@@ -99,37 +101,37 @@ def test_sums_at_their_ends_are_the_interpreter_s(
 @pytest.mark.parametrize("filter", [122, 128])
 @pytest.mark.parametrize("input", [INPUTS[1], INPUTS[4]], ids=["uint8", "int8"])
 def test_fully_connected_is_the_interpreter_s(
-    input: Codified, filter: int, size: tuple[int, int, int], planned: list[Product]
+    input: Codified, filter: int, size: tuple[int, int, int], planned: list[GemmKernel]
 ) -> None:
     scale = output_scale(size[1])
     assert_quads_agree(rows_by(input, filter, size, scale), input, planned)
 
 
-def test_multipliers_above_1_are_the_interpreter_s(planned: list[Product]) -> None:
+def test_multipliers_above_1_are_the_interpreter_s(planned: list[GemmKernel]) -> None:
     """Sums are shifted to the left by more than the one bit that they all are."""
     model = rows_by(INPUTS[0], 122, (3, 3, 20), 0.0009765625)
     assert_quads_agree(model, INPUTS[0], planned)
 
 
-def test_sums_that_might_not_fit_are_made_of_pairs(planned: list[Product]) -> None:
+def test_sums_that_might_not_fit_are_made_of_pairs(planned: list[GemmKernel]) -> None:
     """Of 40000 codes without sign the parts of a sum are larger than the sum."""
     model = rows_by(INPUTS[0], 122, (1, 40000, 3), 1000.0)
     assert_kernels_agree_on(model, [random_inputs(model, 0)])
-    assert isinstance(planned[-1].arithmetic, Codes)
+    assert isinstance(planned[-1].micro_kernel, DotS16x2)
 
 
 @pytest.mark.parametrize("filter", [PER_CHANNEL, 122])
-def test_parts_of_channels_have_quads_where_weights_fit(filter: int | None, planned: list[Product]) -> None:
+def test_parts_of_channels_have_quads_where_weights_fit(filter: int | None, planned: list[GemmKernel]) -> None:
     constants = filter_of(INPUTS[1], filter, (10, 3, 3, 6), ("random",))
     arguments = [image(INPUTS[1], (1, 5, 5, 12), SCALE), *constants, SAME, 1, 1, 2, 0, False]
     result = image(INPUTS[1], (1, 5, 5, 10), output_scale(54))
     model = one_operation(OperationType.GROUPED_CONV_2D, arguments, result)
     assert_kernels_agree_on(model, [random_inputs(model, 0)])
-    assert isinstance(planned[-1].arithmetic, Quads if filter is PER_CHANNEL else Codes)
+    assert isinstance(planned[-1].micro_kernel, DotU8S8x4 if filter is PER_CHANNEL else DotS16x2)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_filters_that_are_filled_up_are_the_interpreter_s(stride: int, planned: list[Product]) -> None:
+def test_filters_that_are_filled_up_are_the_interpreter_s(stride: int, planned: list[GemmKernel]) -> None:
     constants = filter_of(INPUTS[1], 0, (7, 3, 3, 5), ("high",))
     source, result = (
         image(INPUTS[1], (1, 4, 4, 5), SCALE),

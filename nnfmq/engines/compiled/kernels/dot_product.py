@@ -1,0 +1,474 @@
+"""Micro-kernels: how packed inputs (LHS) and weights are multiplied and accumulated.
+
+    class            lhs   weights  accumulator  x86 instructions               input zero point
+    Float32          f32   f32      f32          vfmadd231ps                    -
+    DotS16x2         s16   s16      s32          pmaddwd+paddd, or vpdpwssd     subtracted while packing
+    DotU8S8x4        u8    s8       s32          vpdpbusd                       folded into the bias
+    MaddU8S8Acc16    u8    s8       s16, s32     2 pmaddubsw, paddw, pmaddwd    folded into the bias
+    Q8ViaFloat32     f32   f32      f32, exact   vfmadd231ps (depthwise only)   subtracted while packing
+
+int8 inputs of the u8 kernels are packed as x + 128. Padding is packed as the value that represents 0. Targets without
+one of these instructions get an exact equivalent in others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
+from nnfmq.engines.compiled.kernels.float_ops import fmuladd
+from nnfmq.engines.compiled.kernels.packing import ACC16_KR, InputConverter, pack_group_lists
+from nnfmq.engines.compiled.kernels.requantize import Requantization, float32_to_int32
+from nnfmq.engines.compiled.target import Target
+
+__all__ = [
+    "DotS16x2",
+    "DotU8S8x4",
+    "Float32",
+    "MaddU8S8Acc16",
+    "MicroKernel",
+    "Q8ViaFloat32",
+    "dot2",
+    "dot4",
+    "madd_acc16",
+]
+
+Array = npt.NDArray[Any]
+
+
+class MicroKernel(Protocol):
+    """LHS packing, multiply-accumulate and epilogue for one pair of data types.
+
+    Each step consumes kr consecutive K elements per lane (XNNPACK's kr). `params` is the address of the epilogue's
+    constant, `channel` the packed channel of the first lane.
+    """
+
+    item_bytes: int
+    """Bytes of an input element."""
+    output_bytes: int
+    """Bytes of an output element."""
+    lhs_bytes: int
+    """Bytes of an LHS element, and of a weight."""
+    kr: int
+
+    @property
+    def has_weight_zero_point(self) -> bool:
+        """Whether packed weights have a residual zero point zp; if so, zp * row_sum is added to the accumulators."""
+        ...
+
+    @property
+    def unroll_epilogue(self) -> bool:
+        """Whether the epilogue is so short that unrolling it over the rows of a tile takes less code than a loop."""
+        ...
+
+    @property
+    def is_group_sparse(self) -> bool:
+        """Whether weights are packed as lists of K groups: zero groups left out, others listed several times."""
+        ...
+
+    @property
+    def weight_prescale(self) -> int:
+        """Factor, 1 or 2, by which weights are multiplied before packing."""
+        ...
+
+    def can_read_lhs_directly(self, channels: int) -> bool:
+        """Return whether pixels of `channels` elements need no packing."""
+        ...
+
+    def temporaries(self, target: Target) -> int:
+        """Return the number of registers for products before they are accumulated."""
+        ...
+
+    def input_converter(self, kb: KernelBuilder, params: Value) -> InputConverter:
+        """Return what converts input elements to LHS elements."""
+        ...
+
+    def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:
+        """Return the initial accumulators of `lanes` channels: the bias."""
+        ...
+
+    def load_lhs(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Any:
+        """Load kr LHS elements and broadcast them to all lanes."""
+        ...
+
+    def weight_type(self, lanes: int) -> Any:
+        """Return the vector type of the weights for kr K elements of `lanes` channels."""
+        ...
+
+    def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Any, weights: Any) -> Value:
+        """Return `acc` plus the products of kr LHS elements and weights."""
+        ...
+
+    def epilogue(self, kb: KernelBuilder, accs: Sequence[Value], params: Value, channel: Value) -> list[Value]:
+        """Return the output elements of adjacent vectors of accumulators."""
+        ...
+
+    def pack(self, weights: Array, tap_offsets: Array) -> bytes:
+        """Return weights (panels, channels, taps, k of a tap) in the order in which they are read.
+
+        `tap_offsets` are byte offsets from a position's first LHS element to the first of each tap.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Float32:
+    """float32, clamped to `low` and `high`."""
+
+    low: float
+    high: float
+
+    item_bytes = output_bytes = lhs_bytes = 4
+    kr = 1
+    weight_prescale = 1
+    has_weight_zero_point = is_group_sparse = False
+    unroll_epilogue = True
+
+    def can_read_lhs_directly(self, channels: int) -> bool:
+        """Return True."""
+        return True
+
+    def temporaries(self, target: Target) -> int:
+        """Return 0: a multiply-add has none."""
+        return 0
+
+    def input_converter(self, kb: KernelBuilder, params: Value) -> Float32:
+        """Return this: input elements are LHS elements."""
+        return self
+
+    def convert(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
+        """Load `count` elements."""
+        return kb.load(vector(F32, count), source, offset)
+
+    def padding(self, kb: KernelBuilder, count: int) -> Value:
+        """Return zeros."""
+        return kb.splat(F32, 0.0, count)
+
+    def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:
+        """Load the bias."""
+        return kb.load(vector(F32, lanes), params, kb.mul(channel, 4))
+
+    def load_lhs(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
+        """Load one element and broadcast it."""
+        return kb.broadcast(kb.load(F32, address, offset), lanes)
+
+    def weight_type(self, lanes: int) -> Any:
+        """Return `lanes` x f32."""
+        return vector(F32, lanes)
+
+    def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+        """Return acc + lhs * weights, fused if the target has FMA."""
+        return fmuladd(kb, lhs, weights, acc)
+
+    def epilogue(self, kb: KernelBuilder, accs: Sequence[Value], params: Value, channel: Value) -> list[Value]:
+        """Return the accumulators, clamped. NaN is kept."""
+        return [self._clamped(kb, acc) for acc in accs]
+
+    def _clamped(self, kb: KernelBuilder, acc: Value) -> Value:
+        # With the bound as first operand a comparison and a select are one maxps or minps, which returns its second
+        # operand, the accumulator, if that is NaN.
+        lanes = acc.type.count
+        if self.low > -np.inf:
+            low = kb.splat(F32, self.low, lanes)
+            acc = kb.ir.select(kb.ir.fcmp_ordered(">", low, acc), low, acc)
+        if self.high < np.inf:
+            high = kb.splat(F32, self.high, lanes)
+            acc = kb.ir.select(kb.ir.fcmp_ordered("<", high, acc), high, acc)
+        return acc
+
+    def pack(self, weights: Array, _: Array) -> bytes:
+        """Return (panels, taps, k, channels)."""
+        return weights.transpose(0, 2, 3, 1).astype(np.float32).tobytes()
+
+
+# -- 8-bit inputs in 16 bits -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroPointSubtracted:
+    """Converts 8-bit elements to int16 or float32, by `lhs_bytes`, and subtracts the zero point. Padding is 0."""
+
+    is_signed: bool
+    zero_point: Value
+    lhs_bytes: int
+
+    item_bytes = 1
+
+    def convert(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
+        """Load `count` elements and subtract the zero point."""
+        wide = vector(I16 if self.lhs_bytes == 2 else I32, count)
+        values = (kb.ir.sext if self.is_signed else kb.ir.zext)(kb.load(vector(I8, count), source, offset), wide)
+        zero_point = self.zero_point if self.lhs_bytes == 4 else kb.ir.trunc(self.zero_point, I16)
+        difference = kb.ir.sub(values, kb.broadcast(zero_point, count))
+        return kb.ir.sitofp(difference, vector(F32, count)) if self.lhs_bytes == 4 else difference
+
+    def padding(self, kb: KernelBuilder, count: int) -> Value:
+        """Return zeros."""
+        return kb.splat(F32, 0.0, count) if self.lhs_bytes == 4 else kb.splat(I16, 0, count)
+
+
+@dataclass(frozen=True, slots=True)
+class DotS16x2:
+    """8-bit values minus their zero points, as int16, multiplied in pairs (dot2)."""
+
+    is_signed: bool
+    requantization: Requantization
+
+    item_bytes = output_bytes = 1
+    lhs_bytes = 2
+    kr = 2
+    has_weight_zero_point = is_group_sparse = unroll_epilogue = False
+
+    def can_read_lhs_directly(self, channels: int) -> bool:
+        """Return False."""
+        return False
+
+    def temporaries(self, target: Target) -> int:
+        """Return 1, or 0 if one instruction multiplies and accumulates."""
+        return 0 if target.vpdpwssd else 1
+
+    @property
+    def weight_prescale(self) -> int:
+        """The requantization's."""
+        return self.requantization.multiplier.weight_prescale
+
+    def input_converter(self, kb: KernelBuilder, params: Value) -> ZeroPointSubtracted:
+        """Return the conversion to int16."""
+        return ZeroPointSubtracted(self.is_signed, self.requantization.input_zero_point(kb, params), self.lhs_bytes)
+
+    def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:
+        """Load the bias."""
+        return self.requantization.bias(kb, params, channel, lanes)
+
+    def load_lhs(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
+        """Load two elements and broadcast them."""
+        return kb.ir.bitcast(kb.broadcast(kb.load(I32, address, offset), lanes), vector(I16, 2 * lanes))
+
+    def weight_type(self, lanes: int) -> Any:
+        """Return 2 * `lanes` x i16."""
+        return vector(I16, 2 * lanes)
+
+    def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+        """Return acc + dot2(lhs, weights)."""
+        return dot2(kb, acc, lhs, weights)
+
+    def epilogue(self, kb: KernelBuilder, accs: Sequence[Value], params: Value, channel: Value) -> list[Value]:
+        """Return the requantized accumulators."""
+        return self.requantization.requantize(kb, accs, params, channel)
+
+    def pack(self, weights: Array, _: Array) -> bytes:
+        """Return (panels, taps, k / 2, channels, 2); an odd K element is paired with 0."""
+        return _in_k_groups(weights.astype(np.int16), self.kr)
+
+
+def _in_k_groups(weights: Array, kr: int) -> bytes:
+    """Return weights (panels, channels, taps, k) as (panels, taps, k / kr, channels, kr), filled up with 0."""
+    panels, channels, taps, k = weights.shape
+    filled = np.zeros((panels, channels, taps, math.ceil(k / kr) * kr), weights.dtype)
+    filled[..., :k] = weights
+    return filled.reshape(panels, channels, taps, -1, kr).transpose(0, 2, 3, 1, 4).tobytes()
+
+
+def dot2(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+    """Return int32 `acc` plus the sums of two adjacent int16 products: vpdpwssd, or pmaddwd and an addition."""
+    if kb.target.vpdpwssd is not None and acc.type.count == kb.target.lanes:
+        return kb.call(kb.target.vpdpwssd, acc.type, acc, *(kb.ir.bitcast(v, acc.type) for v in (lhs, weights)))
+    return kb.ir.add(acc, _products_of_pairs(kb, lhs, weights))
+
+
+def _products_of_pairs(kb: KernelBuilder, lhs: Value, weights: Value) -> Value:
+    lanes = weights.type.count // 2
+    if kb.target.pmaddwd is not None and lanes == kb.target.lanes:
+        return kb.call(kb.target.pmaddwd, vector(I32, lanes), lhs, weights)
+    wide = vector(I32, 2 * lanes)
+    products = kb.ir.mul(kb.ir.sext(lhs, wide), kb.ir.sext(weights, wide))
+    even, odd = (kb.shuffle(products, products, range(first, 2 * lanes, 2)) for first in (0, 1))
+    return kb.ir.add(even, odd)
+
+
+# -- 8-bit inputs in 8 bits --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SignFlipped:
+    """Converts 8-bit elements to uint8: int8 as x + 128 (XOR 0x80). Padding is the zero point."""
+
+    is_signed: bool
+    zero_point: Value
+
+    item_bytes = lhs_bytes = 1
+
+    def convert(self, kb: KernelBuilder, source: Value, offset: Value, count: int) -> Value:
+        """Load `count` elements as uint8."""
+        values = kb.load(vector(I8, count), source, offset)
+        return kb.ir.xor(values, kb.splat(I8, -128, count)) if self.is_signed else values
+
+    def padding(self, kb: KernelBuilder, count: int) -> Value:
+        """Return the zero point, which is that of uint8."""
+        return kb.broadcast(kb.ir.trunc(self.zero_point, I8), count)
+
+
+@dataclass(frozen=True, slots=True)
+class _U8S8:
+    """u8 inputs times s8 weights. The bias contains -input zero point * (sum of the channel's weights)."""
+
+    is_signed: bool
+    requantization: Requantization
+
+    item_bytes = output_bytes = lhs_bytes = 1
+    kr = 4
+    weight_prescale = 1
+    unroll_epilogue = False
+
+    def can_read_lhs_directly(self, channels: int) -> bool:
+        """Return whether elements are uint8 already and no K group reads past a pixel."""
+        return not self.is_signed and channels % self.kr == 0
+
+    def input_converter(self, kb: KernelBuilder, params: Value) -> SignFlipped:
+        """Return the conversion to uint8."""
+        return SignFlipped(self.is_signed, self.requantization.input_zero_point(kb, params))
+
+    def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:
+        """Load the corrected bias."""
+        return self.requantization.bias(kb, params, channel, lanes)
+
+    def weight_type(self, lanes: int) -> Any:
+        """Return 4 * `lanes` x i8."""
+        return vector(I8, 4 * lanes)
+
+    def epilogue(self, kb: KernelBuilder, accs: Sequence[Value], params: Value, channel: Value) -> list[Value]:
+        """Return the requantized accumulators."""
+        return self.requantization.requantize(kb, accs, params, channel)
+
+
+@dataclass(frozen=True, slots=True)
+class DotU8S8x4(_U8S8):
+    """Four products summed in 32 bits (dot4).
+
+    Weights that do not fit int8 are packed minus a residual zero point; zp * (sum of a position's inputs) is added to
+    its accumulators (gemmlowp's rhs_offset).
+    """
+
+    has_weight_zero_point: bool
+
+    is_group_sparse = False
+
+    def weight_zero_point(self, kb: KernelBuilder, params: Value) -> Value:
+        """Load the residual weight zero point."""
+        return self.requantization.weight_zero_point(kb, params)
+
+    def temporaries(self, target: Target) -> int:
+        """Return 0: one instruction multiplies and accumulates."""
+        return 0
+
+    def load_lhs(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> Value:
+        """Load four elements and broadcast them."""
+        return _broadcast_four(kb, address, offset, lanes)
+
+    def multiply_add(self, kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+        """Return acc + dot4(lhs, weights)."""
+        return dot4(kb, acc, lhs, weights)
+
+    def pack(self, weights: Array, _: Array) -> bytes:
+        """Return (panels, taps, k / 4, channels, 4), filled up with 0."""
+        return _in_k_groups(weights.astype(np.int8), self.kr)
+
+
+def _broadcast_four(kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
+    return kb.ir.bitcast(kb.broadcast(kb.load(I32, address, offset), lanes), vector(I8, 4 * lanes))
+
+
+def dot4(kb: KernelBuilder, acc: Value, lhs: Value, weights: Value) -> Value:
+    """Return int32 `acc` plus the sums of four adjacent u8 * s8 products: vpdpbusd, or two dot2."""
+    lanes = acc.type.count
+    if kb.target.vpdpbusd is not None and lanes == kb.target.lanes:
+        return kb.call(kb.target.vpdpbusd, acc.type, acc, *(kb.ir.bitcast(v, acc.type) for v in (lhs, weights)))
+    shorts, byte = vector(I16, 2 * lanes), kb.splat(I16, 8, 2 * lanes)
+    lhs, weights = (kb.ir.bitcast(v, shorts) for v in (lhs, weights))
+    even = kb.ir.and_(lhs, kb.splat(I16, 255, 2 * lanes)), kb.ir.ashr(kb.ir.shl(weights, byte), byte)
+    odd = kb.ir.lshr(lhs, byte), kb.ir.ashr(weights, byte)
+    return dot2(kb, dot2(kb, acc, *even), *odd)
+
+
+@dataclass(frozen=True, slots=True)
+class MaddU8S8Acc16(_U8S8):
+    """Four products summed in 16 bits, eight for each lane (acc16). Weights are packed as group lists."""
+
+    kr = ACC16_KR
+    has_weight_zero_point = False
+    is_group_sparse = True
+
+    def temporaries(self, target: Target) -> int:
+        """Return 3: the products of two fours, and the ones by which pmaddwd multiplies."""
+        return 3
+
+    def load_lhs(self, kb: KernelBuilder, address: Value, offset: Value, lanes: int) -> tuple[Value, Value]:
+        """Load eight elements and broadcast them, as two fours."""
+        first = kb.at(address, offset)
+        return _broadcast_four(kb, first, 0, lanes), _broadcast_four(kb, first, 4, lanes)
+
+    def multiply_add(
+        self, kb: KernelBuilder, acc: Value, lhs: tuple[Value, Value], weights: tuple[Value, Value]
+    ) -> Value:
+        """Return acc + the eight products."""
+        return madd_acc16(kb, acc, lhs, weights)
+
+    def pack(self, weights: Array, tap_offsets: Array) -> bytes:
+        """Return the group lists."""
+        return pack_group_lists(weights, tap_offsets)
+
+
+def madd_acc16(kb: KernelBuilder, acc: Value, lhs: tuple[Value, Value], weights: tuple[Value, Value]) -> Value:
+    """Return int32 `acc` plus eight u8 * s8 products: 2 pmaddubsw, paddw, then pmaddwd by ones.
+
+    Neither pmaddubsw saturates nor paddw wraps, because packed weights keep the bound of `packing`: every partial sum
+    of the four products in an int16 lane is at most 255 * 128 in magnitude.
+    """
+    first, second = (_pmaddubsw(kb, *pair) for pair in zip(lhs, weights, strict=True))
+    return dot2(kb, acc, kb.ir.add(first, second), kb.splat(I16, 1, 2 * acc.type.count))
+
+
+def _pmaddubsw(kb: KernelBuilder, lhs: Value, weights: Value) -> Value:
+    assert kb.target.pmaddubsw is not None, "acc16 kernels are chosen only for targets that have it"
+    return kb.call(kb.target.pmaddubsw, vector(I16, lhs.type.count // 2), lhs, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Q8ViaFloat32:
+    """8-bit values minus their zero points, as float32, for depthwise convolutions.
+
+    Exact as long as the magnitudes of all partial sums are below 2**24, which the lowering rule checks. A multiply-add
+    is one instruction, and K elements need not be paired.
+    """
+
+    is_signed: bool
+    requantization: Requantization
+
+    item_bytes = output_bytes = 1
+    lhs_bytes = 4
+
+    @property
+    def weight_prescale(self) -> int:
+        """The requantization's."""
+        return self.requantization.multiplier.weight_prescale
+
+    def input_converter(self, kb: KernelBuilder, params: Value) -> ZeroPointSubtracted:
+        """Return the conversion to float32."""
+        return ZeroPointSubtracted(self.is_signed, self.requantization.input_zero_point(kb, params), self.lhs_bytes)
+
+    def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:
+        """Return 0: a bias may be too large for float32, so the epilogue adds it."""
+        return kb.splat(F32, 0.0, lanes)
+
+    def epilogue(self, kb: KernelBuilder, accs: Sequence[Value], params: Value, channel: Value) -> list[Value]:
+        """Return the requantized sums of accumulators and bias."""
+        lanes = accs[0].type.count
+        biases = [self.requantization.bias(kb, params, kb.add(channel, n * lanes), lanes) for n in range(len(accs))]
+        totals = [kb.ir.add(float32_to_int32(kb, acc), bias) for acc, bias in zip(accs, biases, strict=True)]
+        return self.requantization.requantize(kb, totals, params, channel)

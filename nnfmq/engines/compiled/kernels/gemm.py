@@ -1,0 +1,527 @@
+"""GEMM kernel for CONV_2D, GROUPED_CONV_2D, FULLY_CONNECTED and BATCH_MATMUL (implicit im2col).
+
+M = output positions, N = output channels, K = kernel_h * kernel_w * channels per group. Weights are packed into panels
+of nr channels (BLIS). An mr x nr tile of accumulators stays in registers over the whole K loop. A work item is mc
+positions (1x1 windows) or a block of output rows, times a slice of N.
+
+The last tile of a row starts early and recomputes positions, so there is no M remainder; the N remainder is a partial
+store. Both write equal bytes twice, by one thread or by two, which is harmless. Shapes and strides are loaded at run
+time (`GemmParams`): layers with equal tiles share one function.
+
+Long because emission of one kernel is one class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from llvmlite import ir
+
+from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, load_params, pack_params, vector
+from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.dot_product import Array, DotU8S8x4, MicroKernel
+from nnfmq.engines.compiled.kernels.packing import (
+    GROUP_LIST_ALIGNMENT,
+    OVERREAD_BYTES,
+    InputRowBuffer,
+    RowBufferParams,
+    fill_row_buffer,
+    pack_lhs_row,
+)
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["GemmKernel", "LhsLayout", "row_buffer_of"]
+
+LhsLayout: TypeAlias = Literal["direct", "packed", "row_buffer"]
+"""Where the LHS is: the input itself, converted pixels in scratch, or converted rows with padding in scratch."""
+
+
+class GemmParams(NamedTuple):
+    """What GEMMs of one kernel differ in. Strides, offsets and sizes are in bytes."""
+
+    blocks: Any  # of positions, all images
+    n_splits: Any
+    panels: Any
+    panel_bytes: Any
+    positions: Any  # of a block, or of an output row
+    lhs_stride: Any  # from one position's LHS to the next one's
+    out_stride: Any  # from one position's output to the next one's
+    tap_rows: Any
+    tap_columns: Any
+    k_iterations: Any  # of a tap
+    kernel_row_stride: Any  # LHS, from one row of taps to the next
+    kernel_column_stride: Any
+    input_pixel_stride: Any
+    block_elements: Any  # input elements of a block, for packed pixels
+    pixels: Any  # that share weights
+    blocks_per_rhs: Any
+    rhs_bytes: Any
+    panels_per_group: Any
+    lhs_group_stride: Any
+    out_group_stride: Any
+    image_bytes: Any
+    blocks_per_image: Any
+    block_rows: Any  # output rows of a block
+    output_rows: Any  # of an image
+    output_row_bytes: Any
+    row_sums: Any  # offset in scratch
+    sum_vectors: Any  # whole vectors of a tap's LHS, without the last one
+    sum_tail: Any  # elements of the last one, 1 at least
+
+
+@dataclass(frozen=True, slots=True)
+class GemmKernel:
+    """A planned GEMM. Fields with repr=False only size the work; the others specialize the code and name the function.
+
+    mc: positions of a work item, or output rows if the LHS layout is "row_buffer". n_splits: slices of N. mr,
+    nr_vectors: register tile. nr_remainder: channels of a group's last panel, 0 if it is full. k_unroll: K groups per
+    iteration.
+    """
+
+    shape: ConvShape = field(repr=False)
+    mc: int = field(repr=False)
+    n_splits: int = field(repr=False)
+    micro_kernel: MicroKernel
+    mr: int
+    nr_vectors: int
+    lanes: int
+    nr_remainder: int
+    lhs_layout: LhsLayout
+    is_grouped: bool
+    has_batched_rhs: bool
+    k_unroll: int
+
+    compile_cost = 3
+
+    @property
+    def work_items(self) -> int:
+        """Blocks of positions times slices of N."""
+        return self._blocks * self.n_splits
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Positions and vectors of channels of the register tile."""
+        return self.mr, self.nr_vectors
+
+    @property
+    def nr(self) -> int:
+        """Channels of a panel."""
+        return self.nr_vectors * self.lanes
+
+    @property
+    def panels(self) -> int:
+        """Panels of all groups."""
+        return self.shape.groups * self._panels_per_group
+
+    @property
+    def packed_channel_map(self) -> Array:
+        """The output channel in each lane of the panels. Lanes after a group's last channel repeat it."""
+        lanes = np.minimum(np.arange(self._panels_per_group * self.nr), self.shape.output_channels_per_group - 1)
+        groups = np.arange(self.shape.groups)[:, None]
+        result: Array = (groups * self.shape.output_channels_per_group + lanes).reshape(-1)
+        return result
+
+    @property
+    def _panels_per_group(self) -> int:
+        return math.ceil(self.shape.output_channels_per_group / self.nr)
+
+    @property
+    def _row_buffer(self) -> InputRowBuffer:
+        return row_buffer_of(self.shape, self.micro_kernel, self.mc)
+
+    @property
+    def _blocks_per_image(self) -> int:
+        return math.ceil(self.shape.rows.count / self.mc)
+
+    @property
+    def _blocks_per_rhs(self) -> int:
+        return math.ceil(self.shape.pixels / self.mc)
+
+    @property
+    def _blocks(self) -> int:
+        s = self.shape
+        if s.is_pointwise:
+            return self._blocks_per_rhs * (s.batch if s.has_batched_rhs else 1)
+        return s.batch * self._blocks_per_image
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Return the size of a block's LHS, and of an int32 row sum for each of its positions if there are any."""
+        if not self.micro_kernel.has_weight_zero_point:
+            return self._lhs_bytes
+        rows = self.shape.columns.count if self.lhs_layout == "row_buffer" else 1
+        return self._lhs_bytes + 4 * self.mc * rows
+
+    @property
+    def _lhs_bytes(self) -> int:
+        if self.lhs_layout == "direct":
+            return 0
+        if self.lhs_layout == "row_buffer":
+            return self._row_buffer.bytes
+        return self.mc * self.shape.channels * self.micro_kernel.lhs_bytes + OVERREAD_BYTES
+
+    # -- constants -----------------------------------------------------------------------------------------------------
+
+    def pack(self, weights: Array) -> bytes:
+        """Return `weights` (output channels, height, width, channels per group), minus their zero point, in panels."""
+        tap_rows, tap_columns, k = self.shape.taps
+        groups, channels, taps = self.shape.groups, self.shape.output_channels_per_group, tap_rows * tap_columns
+        filled = np.zeros((groups, self._panels_per_group * self.nr, taps, k), weights.dtype)
+        filled[:, :channels] = weights.reshape(groups, channels, taps, k)
+        return self.micro_kernel.pack(filled.reshape(self.panels, self.nr, taps, k), self._tap_offsets)
+
+    @property
+    def _tap_offsets(self) -> Array:
+        """Bytes from a position's first LHS element to the first of each tap."""
+        rows, columns, _ = self.shape.taps
+        row_offsets, column_offsets = (
+            np.arange(rows)[:, None] * self._kernel_row_stride,
+            np.arange(columns) * self._kernel_column_stride,
+        )
+        result: Array = (row_offsets + column_offsets).reshape(-1)
+        return result
+
+    @property
+    def _kernel_row_stride(self) -> int:
+        return self.shape.rows.dilation * self._row_buffer.pitch
+
+    @property
+    def _kernel_column_stride(self) -> int:
+        return self.shape.columns.dilation * self.shape.channels * self.micro_kernel.lhs_bytes
+
+    def params(self) -> bytes:
+        """Return the constant with all extents and strides."""
+        s, mk = self.shape, self.micro_kernel
+        tap_rows, tap_columns, k = s.taps
+        k_groups, elements_per_vector = math.ceil(k / mk.kr), 4 * self.lanes // mk.lhs_bytes
+        panel_bytes = tap_rows * tap_columns * k_groups * self.nr * mk.kr * mk.lhs_bytes
+        out_stride, pixel = s.output_channels * mk.output_bytes, s.channels * mk.item_bytes
+        params = GemmParams(
+            blocks=self._blocks,
+            n_splits=self.n_splits,
+            panels=self.panels,
+            panel_bytes=panel_bytes,
+            positions=s.columns.count if self.lhs_layout == "row_buffer" else self.mc,
+            lhs_stride=s.columns.stride * s.channels * mk.lhs_bytes,
+            out_stride=out_stride,
+            tap_rows=tap_rows,
+            tap_columns=tap_columns,
+            k_iterations=k_groups // self.k_unroll,
+            kernel_row_stride=self._kernel_row_stride,
+            kernel_column_stride=self._kernel_column_stride,
+            input_pixel_stride=pixel,
+            block_elements=self.mc * s.channels,
+            pixels=s.pixels,
+            blocks_per_rhs=self._blocks_per_rhs,
+            rhs_bytes=self.panels * panel_bytes,
+            panels_per_group=self._panels_per_group,
+            lhs_group_stride=s.channels_per_group * mk.lhs_bytes,
+            out_group_stride=s.output_channels_per_group * mk.output_bytes,
+            image_bytes=s.height * s.width * pixel,
+            blocks_per_image=self._blocks_per_image,
+            block_rows=self.mc,
+            output_rows=s.rows.count,
+            output_row_bytes=s.columns.count * out_stride,
+            row_sums=self._lhs_bytes,
+            sum_vectors=(k - 1) // elements_per_vector,
+            sum_tail=(k - 1) % elements_per_vector + 1,
+        )
+        return pack_params(params, self._row_buffer.params(s.width * pixel))
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: input, output, weights, epilogue constant, params; a batched RHS comes before the output."""
+        image, out, weights, epilogue = map(kb.argument, (0, 2, 1, 3) if self.has_batched_rhs else range(4))
+        emitter = _GemmEmitter(self, kb, load_params(kb, kb.argument(4), GemmParams), weights, epilogue)
+        with kb.loop(kb.begin, kb.end) as work_item:
+            emitter.emit_work_item(image, out, work_item)
+        kb.return_void()
+
+
+def row_buffer_of(shape: ConvShape, micro_kernel: MicroKernel, output_rows: int) -> InputRowBuffer:
+    """Return the input rows under `output_rows` output rows."""
+    s = shape
+    return InputRowBuffer(s.height, s.width, s.channels, s.rows, s.columns, output_rows, micro_kernel.lhs_bytes)
+
+
+_EmitTap: TypeAlias = Callable[[Value, Value, Sequence[Value]], Sequence[Value]]
+"""Emits a tap: (its number, address of its first LHS element, accumulators) -> accumulators."""
+
+_EmitTile: TypeAlias = Callable[[Value, Sequence[Value]], Sequence[Value]]
+"""Emits a tile's K loop: (address of its first position's LHS, initial accumulators) -> accumulators."""
+
+
+@dataclass(frozen=True, slots=True)
+class _GemmEmitter:
+    """Emits a GEMM's function. The code depends only on the fields of `kernel` that are in its repr."""
+
+    kernel: GemmKernel
+    kb: KernelBuilder
+    n: GemmParams
+    weights: Value
+    epilogue: Value
+
+    @property
+    def _mk(self) -> MicroKernel:
+        return self.kernel.micro_kernel
+
+    # -- blocks of positions -------------------------------------------------------------------------------------------
+
+    def emit_work_item(self, image: Value, out: Value, work_item: Value) -> None:
+        """Emit one slice of N for one block of positions."""
+        kb, n = self.kb, self.n
+        n_split, block = kb.ir.udiv(work_item, n.blocks), kb.ir.urem(work_item, n.blocks)
+        if self.kernel.lhs_layout == "row_buffer":
+            self._emit_row_block(image, out, n_split, block)
+        else:
+            self._emit_pixel_block(image, out, n_split, block)
+
+    def _emit_pixel_block(self, image: Value, out: Value, n_split: Value, block: Value) -> None:
+        """Emit a block of pixels of pointwise windows. The last block starts early, so that all have mc positions."""
+        kb, n = self.kb, self.n
+        weights, first = self.weights, kb.ir.mul(block, n.positions)
+        if self.kernel.has_batched_rhs:
+            number = kb.ir.udiv(block, n.blocks_per_rhs)
+            weights = kb.at(weights, kb.ir.mul(number, n.rhs_bytes))
+            first = kb.ir.mul(kb.ir.urem(block, n.blocks_per_rhs), n.positions)
+        first = kb.intrinsic("llvm.smin", first, kb.ir.sub(n.pixels, n.positions))
+        if self.kernel.has_batched_rhs:
+            first = kb.ir.add(first, kb.ir.mul(number, n.pixels))
+        lhs, target = kb.at(image, kb.ir.mul(first, n.input_pixel_stride)), kb.at(out, kb.ir.mul(first, n.out_stride))
+        if self.kernel.lhs_layout == "packed":
+            pack_lhs_row(kb, self._mk.input_converter(kb, self.epilogue), lhs, kb.scratch, n.block_elements)
+            lhs = kb.scratch
+        row_sums = kb.at(kb.scratch, n.row_sums)
+        if self._mk.has_weight_zero_point:
+            self._emit_row_sums(lhs, row_sums)
+        with self._panels(n_split) as panel:
+            self._emit_positions(lhs, row_sums, target, weights, panel)
+
+    def _emit_row_block(self, image: Value, out: Value, n_split: Value, block: Value) -> None:
+        """Emit a block of output rows: their input rows are packed once, then read by all panels of the slice."""
+        kb, n, mk = self.kb, self.n, self._mk
+        buffer = load_params(kb, kb.argument(4), RowBufferParams, len(GemmParams._fields))
+        number = kb.ir.udiv(block, n.blocks_per_image)
+        first = kb.ir.mul(kb.ir.urem(block, n.blocks_per_image), n.block_rows)
+        output_rows = kb.intrinsic("llvm.smin", n.block_rows, kb.ir.sub(n.output_rows, first))
+        converter = mk.input_converter(kb, self.epilogue)
+        source = kb.at(image, kb.ir.mul(number, n.image_bytes))
+
+        def pack_row(row: Value, target: Value) -> None:
+            pack_lhs_row(kb, converter, row, target, buffer.within)
+
+        fill_row_buffer(kb, buffer, converter, source, first, output_rows, pack_row)
+        target = kb.at(out, kb.ir.mul(kb.ir.add(kb.ir.mul(number, n.output_rows), first), n.output_row_bytes))
+        lhs_row_stride = kb.ir.mul(buffer.row_stride, buffer.pitch)
+        row_sums, sums_row_stride = kb.at(kb.scratch, n.row_sums), kb.mul(n.positions, 4)
+        if mk.has_weight_zero_point:
+            with kb.loop(0, output_rows) as row:
+                self._emit_row_sums(
+                    kb.at(kb.scratch, kb.ir.mul(row, lhs_row_stride)), kb.at(row_sums, kb.ir.mul(row, sums_row_stride))
+                )
+        with self._panels(n_split) as panel, kb.loop(0, output_rows) as row:
+            lhs = kb.at(kb.scratch, kb.ir.mul(row, lhs_row_stride))
+            row_out = kb.at(target, kb.ir.mul(row, n.output_row_bytes))
+            sums = kb.at(row_sums, kb.ir.mul(row, sums_row_stride))
+            self._emit_positions(lhs, sums, row_out, self.weights, panel)
+
+    def _panels(self, n_split: Value) -> AbstractContextManager[Value]:
+        """Return the loop over the panels of a slice of N."""
+        kb, n = self.kb, self.n
+        begin, end = (kb.ir.udiv(kb.ir.mul(kb.add(n_split, more), n.panels), n.n_splits) for more in (0, 1))
+        return kb.loop(begin, end)
+
+    # -- tiles ---------------------------------------------------------------------------------------------------------
+
+    def _emit_positions(self, lhs: Value, row_sums: Value, out: Value, weights: Value, panel: Value) -> None:
+        """Emit the tiles of a panel over all positions of a row or block. The last one starts early."""
+        kb, n, mr, nr = self.kb, self.n, self.kernel.mr, self.kernel.nr
+        channel = kb.mul(panel, nr)
+        if self._mk.is_group_sparse:
+            emit_tile = self._group_list_tile(weights, kb.at(weights, kb.mul(panel, 16)))
+        else:
+            emit_tile = self._dense_tile(kb.at(weights, kb.ir.mul(panel, n.panel_bytes)))
+        if self.kernel.is_grouped:
+            group, panel = kb.ir.udiv(panel, n.panels_per_group), kb.ir.urem(panel, n.panels_per_group)
+            lhs = kb.at(lhs, kb.ir.mul(group, n.lhs_group_stride))
+            out = kb.at(out, kb.ir.mul(group, n.out_group_stride))
+        out = kb.at(out, kb.mul(panel, nr * self._mk.output_bytes))
+        is_last_panel = kb.ir.icmp_unsigned("==", panel, kb.ir.sub(n.panels_per_group, kb.i64(1)))
+        last = kb.ir.sub(n.positions, kb.i64(mr))
+        with kb.loop(0, n.positions, mr) as position:
+            position = kb.intrinsic("llvm.smin", position, last)
+            initial = self._init_accumulators(kb.at(row_sums, kb.mul(position, 4)), channel)
+            accs = emit_tile(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), initial)
+            self._emit_epilogue(accs, kb.at(out, kb.ir.mul(position, n.out_stride)), channel, is_last_panel)
+
+    def _init_accumulators(self, row_sums: Value, channel: Value) -> Sequence[Value]:
+        """Return the bias, plus weight zero point * row sum of each position if there is one."""
+        k, kb, mk = self.kernel, self.kb, self._mk
+        biases = [
+            mk.init_accumulators(kb, self.epilogue, kb.add(channel, v * k.lanes), k.lanes) for v in range(k.nr_vectors)
+        ]
+        if not mk.has_weight_zero_point:
+            return biases * k.mr
+        corrections = [kb.broadcast(kb.load(I32, row_sums, 4 * r), k.lanes) for r in range(k.mr)]
+        return [kb.ir.add(bias, correction) for correction in corrections for bias in biases]
+
+    def _dense_tile(self, panel: Value) -> _EmitTile:
+        """Return the emission of a tile over all K groups of all taps."""
+        k, kb, n = self.kernel, self.kb, self.n
+        kr_bytes = self._mk.kr * self._mk.lhs_bytes
+        weight_bytes = k.nr * kr_bytes
+
+        def emit_iteration(
+            lhs: Sequence[Value], index: Value, weights: Value, accs: Sequence[Value]
+        ) -> Sequence[Value]:
+            for number in range(k.k_unroll):
+                offset = kb.add(kb.mul(index, k.k_unroll * kr_bytes), number * kr_bytes)
+                accs = self._multiply(lhs, offset, kb.at(weights, number * weight_bytes), accs)
+            return accs
+
+        def emit_tap(number: Value, first: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            tap_weights = kb.at(panel, kb.ir.mul(number, kb.mul(n.k_iterations, k.k_unroll * weight_bytes)))
+            lhs = [kb.launder(kb.at(first, kb.mul(n.lhs_stride, r))) for r in range(k.mr)]
+            return kb.for_loop(
+                n.k_iterations,
+                accs,
+                lambda i, a: emit_iteration(lhs, i, kb.at(tap_weights, kb.mul(i, k.k_unroll * weight_bytes)), a),
+            )
+
+        return lambda lhs, accs: self._over_taps(lhs, accs, emit_tap)
+
+    def _over_taps(self, lhs: Value, accs: Sequence[Value], emit_tap: _EmitTap) -> Sequence[Value]:
+        """Emit the loops over the taps of a window; pixel blocks have one tap."""
+        kb, n = self.kb, self.n
+        if self.kernel.lhs_layout != "row_buffer":
+            return emit_tap(kb.i64(0), lhs, accs)
+
+        def emit_tap_row(i: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            row, first = kb.at(lhs, kb.ir.mul(i, n.kernel_row_stride)), kb.ir.mul(i, n.tap_columns)
+
+            def emit_column(j: Value, accs: Sequence[Value]) -> Sequence[Value]:
+                return emit_tap(kb.ir.add(first, j), kb.at(row, kb.ir.mul(j, n.kernel_column_stride)), accs)
+
+            return kb.for_loop(n.tap_columns, accs, emit_column)
+
+        return kb.for_loop(n.tap_rows, accs, emit_tap_row)
+
+    def _multiply(self, lhs: Sequence[Value], offset: Value, weights: Value, accs: Sequence[Value]) -> Sequence[Value]:
+        """Emit one K group of a tile: the operand with fewer vectors stays in registers, the other is streamed."""
+        k, kb, mk = self.kernel, self.kb, self._mk
+        kind = mk.weight_type(k.lanes)
+
+        def load_weights(v: int) -> Value:
+            return kb.load(kind, weights, v * k.lanes * mk.kr * mk.lhs_bytes)
+
+        def load_lhs(r: int) -> Value:
+            return mk.load_lhs(kb, lhs[r], offset, k.lanes)
+
+        results = list(accs)
+        if k.mr < k.nr_vectors:
+            all_lhs = [load_lhs(r) for r in range(k.mr)]
+            for v in range(k.nr_vectors):
+                loaded = load_weights(v)
+                for r in range(k.mr):
+                    results[r * k.nr_vectors + v] = mk.multiply_add(kb, accs[r * k.nr_vectors + v], all_lhs[r], loaded)
+            return results
+        all_weights = [load_weights(v) for v in range(k.nr_vectors)]
+        for r in range(k.mr):
+            loaded = load_lhs(r)
+            for v in range(k.nr_vectors):
+                results[r * k.nr_vectors + v] = mk.multiply_add(kb, accs[r * k.nr_vectors + v], loaded, all_weights[v])
+        return results
+
+    def _group_list_tile(self, weights: Value, entry: Value) -> _EmitTile:
+        """Return the emission of a tile over the K groups in a panel's list (`packing.pack_group_lists`).
+
+        No register is free for weights beside the accumulators of several rows: pmaddubsw takes them from memory.
+        """
+        k, kb, mk, n = self.kernel, self.kb, self._mk, self.n
+        offsets, count = kb.at(weights, kb.load(I64, entry)), kb.load(I64, entry, 8)
+        offset_bytes = kb.ir.and_(kb.add(kb.mul(count, 4), GROUP_LIST_ALIGNMENT - 1), kb.i64(-GROUP_LIST_ALIGNMENT))
+        listed, kind, size = kb.at(offsets, offset_bytes), mk.weight_type(k.lanes), 4 * k.lanes
+
+        def emit_tile(lhs: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            rows = [kb.at(lhs, kb.mul(n.lhs_stride, r)) for r in range(k.mr)]
+
+            def emit_group(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
+                offset = kb.ir.sext(kb.load(I32, offsets, kb.mul(index, 4)), I64)
+                fours, results = kb.at(listed, kb.mul(index, 2 * k.nr_vectors * size)), []
+                for r in range(k.mr):
+                    loaded = mk.load_lhs(kb, rows[r], offset, k.lanes)
+                    for v in range(k.nr_vectors):
+                        pair = tuple(kb.load_volatile(kind, fours, i * size) for i in (v, k.nr_vectors + v))
+                        results.append(mk.multiply_add(kb, accs[r * k.nr_vectors + v], loaded, pair))
+                return results
+
+            return kb.for_loop(count, accs, emit_group, may_be_empty=True)
+
+        return emit_tile
+
+    def _emit_epilogue(self, accs: Sequence[Value], target: Value, channel: Value, is_last_panel: Value) -> None:
+        """Emit the epilogue row by row, and the stores of full or partial rows."""
+        k, kb = self.kernel, self.kb
+
+        def finish_row(offset: Value, row: Sequence[Value]) -> None:
+            results = self._mk.epilogue(kb, row, self.epilogue, channel)
+            kb.store_tile_row(results, kb.at(target, offset), k.nr_remainder, is_last_panel)
+
+        if self._mk.unroll_epilogue and not k.nr_remainder:
+            for first in range(0, len(accs), k.nr_vectors):
+                finish_row(kb.mul(self.n.out_stride, first // k.nr_vectors), accs[first : first + k.nr_vectors])
+        else:
+            with kb.for_each_tile_row(accs, k.nr_vectors, self.n.out_stride) as (offset, row):
+                finish_row(offset, row)
+
+    # -- row sums ------------------------------------------------------------------------------------------------------
+
+    def _emit_row_sums(self, lhs: Value, row_sums: Value) -> None:
+        """Emit weight zero point * sum(x) of each position of a row or block, in int32.
+
+        Weights outside int8 are stored as w' = w - zp, so sum(x * w) = sum(x * w') + zp * sum(x). The sums are dot
+        products with ones, once per work item and shared by its panels (ruy: `sums`; oneDNN: zero-point compensation).
+        The last tile starts early, as in `_emit_positions`.
+        """
+        kb, n, mk, mr, lanes = self.kb, self.n, self._mk, self.kernel.mr, self.kernel.lanes
+        assert isinstance(mk, DotU8S8x4), "no other micro-kernel has a weight zero point"
+        emit_tap, zeros = self._row_sum_tap(mk), kb.splat(I32, 0, lanes)
+        zero_point, last = mk.weight_zero_point(kb, self.epilogue), kb.ir.sub(n.positions, kb.i64(mr))
+        with kb.loop(0, n.positions, mr) as position:
+            position = kb.intrinsic("llvm.smin", position, last)
+            accs = self._over_taps(kb.at(lhs, kb.ir.mul(position, n.lhs_stride)), [zeros] * mr, emit_tap)
+            sums = kb.horizontal_sums(accs)
+            corrections = kb.ir.mul(sums, kb.broadcast(zero_point, sums.type.count))
+            kb.store_partial(corrections, mr, row_sums, kb.mul(position, 4))
+
+    def _row_sum_tap(self, mk: DotU8S8x4) -> _EmitTap:
+        """Return the emission of a tap's contribution to the row sums.
+
+        A tap has `sum_vectors` whole vectors and a tail of 1 to a whole vector's elements. The tail is a masked load of
+        the K groups that begin in the tap, multiplied by 1 for the tap's own elements and by 0 for the rest.
+        """
+        kb, n, lanes, size = self.kb, self.n, self.kernel.lanes, 4 * self.kernel.lanes
+        kind, ones = mk.weight_type(lanes), kb.splat(I8, 1, size)
+        numbers, tail = ir.Constant(kind, list(range(size))), kb.broadcast(kb.ir.trunc(n.sum_tail, I8), size)
+        tail_ones = kb.ir.select(kb.ir.icmp_unsigned("<", numbers, tail), ones, ir.Constant(kind, None))
+        group_begins = ir.Constant(vector(I32, lanes), list(range(0, size, mk.kr)))
+        mask = kb.ir.icmp_unsigned("<", group_begins, kb.broadcast(kb.ir.trunc(n.sum_tail, I32), lanes))
+
+        def emit_tap(_: Value, first: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            rows = [kb.at(first, kb.mul(n.lhs_stride, number)) for number in range(len(accs))]
+
+            def emit_vector(index: Value, accs: Sequence[Value]) -> Sequence[Value]:
+                elements = [kb.load(kind, row, kb.mul(index, size)) for row in rows]
+                return [mk.multiply_add(kb, *pair, ones) for pair in zip(accs, elements, strict=True)]
+
+            accs = kb.for_loop(n.sum_vectors, accs, emit_vector, may_be_empty=True)
+            tails = [kb.masked_load(vector(I32, lanes), row, kb.mul(n.sum_vectors, size), mask) for row in rows]
+            return [
+                mk.multiply_add(kb, acc, kb.ir.bitcast(elements, kind), tail_ones)
+                for acc, elements in zip(accs, tails, strict=True)
+            ]
+
+        return emit_tap

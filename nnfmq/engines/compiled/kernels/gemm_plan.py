@@ -1,0 +1,126 @@
+"""Blocking heuristic of GEMMs: register tile (mr, nr), mc, slices of N, and estimated cycles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.dot_product import Array, MicroKernel
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout, row_buffer_of
+from nnfmq.engines.compiled.kernels.packing import group_list_length
+from nnfmq.engines.compiled.target import Target
+
+__all__ = ["estimate_cycles", "plan_gemm"]
+
+_MAX_SCRATCH_BYTES = 1 << 16  # with a panel of weights beside it about half of a second-level cache
+_MIN_WORK_ITEMS = 8
+_MAX_WEIGHT_BYTES = 1 << 17  # of one slice of N
+_K_UNROLLS = (2, 3, 5)  # the first that divides the number of K groups
+_SAMPLE_PANELS = 4  # whose group lists are measured, to estimate the length of all
+_MAX_MR = 8
+
+
+def plan_gemm(
+    shape: ConvShape, micro_kernel: MicroKernel, target: Target, nr_vectors: Sequence[int] = range(1, 9)
+) -> GemmKernel:
+    """Return the kernel for a shape and a target; `nr_vectors` are the panel widths that may be chosen, in vectors."""
+    positions = shape.pixels if shape.is_pointwise else shape.columns.count
+    channels = shape.output_channels_per_group
+    mr, width = _choose_tile(positions, channels, micro_kernel, target, nr_vectors)
+    lhs_layout: LhsLayout = "row_buffer"
+    if shape.is_pointwise:
+        lhs_layout = "direct" if micro_kernel.can_read_lhs_directly(shape.channels_per_group) else "packed"
+    k_groups = 1 if micro_kernel.is_group_sparse else math.ceil(shape.taps[2] / micro_kernel.kr)
+    candidate = GemmKernel(
+        shape,
+        mc=_choose_mc(shape, micro_kernel, mr) if shape.is_pointwise else _choose_block_rows(shape, micro_kernel),
+        n_splits=1,
+        micro_kernel=micro_kernel,
+        mr=mr,
+        nr_vectors=width,
+        lanes=target.lanes,
+        nr_remainder=channels % (width * target.lanes),
+        lhs_layout=lhs_layout,
+        is_grouped=shape.groups > 1,
+        has_batched_rhs=shape.has_batched_rhs,
+        k_unroll=next((number for number in _K_UNROLLS if k_groups % number == 0), 1),
+    )
+    is_heavy = shape.k * shape.output_channels * micro_kernel.lhs_bytes > _MAX_WEIGHT_BYTES
+    n_splits = max(math.ceil(_MIN_WORK_ITEMS / candidate.work_items), 2 if is_heavy else 1)
+    return replace(candidate, n_splits=min(candidate.panels, n_splits))
+
+
+def _choose_tile(
+    positions: int, channels: int, micro_kernel: MicroKernel, target: Target, nr_vectors: Sequence[int]
+) -> tuple[int, int]:
+    """Return (mr, nr in vectors) with the least estimated time of those whose values fit the registers.
+
+    Registers hold the accumulators, the operand with fewer vectors, one vector of the other, and temporaries.
+    """
+
+    def fits(mr: int, width: int) -> bool:
+        return mr * width + min(mr, width) + 1 + micro_kernel.temporaries(target) <= target.registers
+
+    def cycles(tile: tuple[int, int]) -> float:
+        mr, width = tile
+        tiles = math.ceil(positions / mr) * math.ceil(channels / (width * target.lanes))
+        return tiles * _cycles_per_k_group(micro_kernel, mr, width)
+
+    tiles = [(mr, width) for mr in range(1, min(positions, _MAX_MR) + 1) for width in nr_vectors if fits(mr, width)]
+    return min(tiles, key=cycles)
+
+
+def _cycles_per_k_group(micro_kernel: MicroKernel, mr: int, width: int) -> float:
+    """Return the estimated time of one K group of a tile, in units of two multiply-adds or two loads.
+
+    The acc16 kernel loads its weights again for each row; its formula was fitted to measurements. Narrow panels are
+    preferred slightly, because they stay in the first-level cache.
+    """
+    if micro_kernel.is_group_sparse:
+        return 2.6 * mr * width + 1.4 * mr + 2
+    return max(mr * width, mr + width) + 1 + width / 8
+
+
+def _choose_mc(shape: ConvShape, micro_kernel: MicroKernel, mr: int) -> int:
+    """Return the positions of a block of pixels: a multiple of mr, unless there is only one block.
+
+    The last block starts early if mc does not divide the positions. What two blocks share, both write alike.
+    """
+    max_positions = max(mr, _MAX_SCRATCH_BYTES // (shape.channels * micro_kernel.lhs_bytes))
+    wanted = min(max_positions, math.ceil(shape.batch * shape.height * shape.width / _MIN_WORK_ITEMS))
+    blocks = math.ceil(shape.pixels / max(mr, wanted))
+    return min(shape.pixels, math.ceil(math.ceil(shape.pixels / blocks) / mr) * mr)
+
+
+def _choose_block_rows(shape: ConvShape, micro_kernel: MicroKernel) -> int:
+    """Return the output rows of a block: as many as the scratch limit and the number of work items allow."""
+    max_rows = max(1, math.ceil(shape.batch * shape.rows.count / _MIN_WORK_ITEMS))
+    rows = 1
+    while rows < max_rows and row_buffer_of(shape, micro_kernel, rows + 1).bytes <= _MAX_SCRATCH_BYTES:
+        rows += 1
+    return rows
+
+
+def estimate_cycles(kernel: GemmKernel, weights: Array) -> float:
+    """Return the estimated time of a GEMM in units of two multiply-adds, to compare kernels for one shape.
+
+    `weights` are as for `GemmKernel.pack`. The length of group lists is estimated from a sample of the panels.
+    """
+    tap_rows, tap_columns, k = kernel.shape.taps
+    tiles = math.ceil(kernel.shape.m / kernel.mr) * kernel.panels
+    if kernel.micro_kernel.is_group_sparse:
+        k_groups = _mean_list_length(kernel, weights.reshape(kernel.shape.output_channels, -1, k))
+    else:
+        k_groups = tap_rows * tap_columns * math.ceil(k / kernel.micro_kernel.kr)
+    return tiles * k_groups * _cycles_per_k_group(kernel.micro_kernel, kernel.mr, kernel.nr_vectors)
+
+
+def _mean_list_length(kernel: GemmKernel, weights: Array) -> float:
+    """Return the mean length of the group lists of `weights` (channels, taps, k of a tap), from a sample of panels."""
+    sample = np.unique(np.linspace(0, kernel.panels - 1, _SAMPLE_PANELS).astype(int))
+    panels = (weights[kernel.packed_channel_map[number * kernel.nr :][: kernel.nr]] for number in sample)
+    return sum(map(group_list_length, panels)) / len(sample)

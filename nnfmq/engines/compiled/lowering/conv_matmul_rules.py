@@ -1,0 +1,454 @@
+"""Lowering rules of convolutions and matrix products.
+
+CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, TRANSPOSE_CONV_2D, FULLY_CONNECTED, BATCH_MATMUL. A rule chooses the
+micro-kernel, folds zero points into the bias, and chooses the epilogue. It returns None if an accumulator might
+overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnfmq.engines.compiled.kernels.conv_shape import ConvShape
+from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4, Float32, MaddU8S8Acc16, Q8ViaFloat32
+from nnfmq.engines.compiled.kernels.dwconv import DwConvKernel, plan_dwconv
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.gemm_plan import estimate_cycles, plan_gemm
+from nnfmq.engines.compiled.kernels.packing import PackRhs
+from nnfmq.engines.compiled.kernels.requantize import (
+    NO_REQUANTIZATION,
+    FixedPointMultiplier,
+    OutputQuantParams,
+    Requantization,
+)
+from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
+from nnfmq.engines.compiled.lowering.data_movement_rules import side_by_side, turned
+from nnfmq.engines.compiled.target import Target
+from nnfmq.hal.types import OperationType
+from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints
+from nnfmq.operations.quantization import (
+    EXACT_FLOAT32,
+    OutputMultipliers,
+    dtype_range,
+    float_activation_range,
+    quantized_activation_range,
+    requantization_scales,
+)
+from nnfmq.operations.shapes import WindowDimension, windows
+from nnfmq.operations.signature import Array, Tensor
+from nnfmq.operations.transpose_conv import TransposedConvDimension, transposed_conv_dimensions
+
+__all__ = ["RULES", "gemm_of_rows"]
+
+Weights: TypeAlias = Callable[[], Array]
+"""Returns weights minus their zero point. Called only if needed: a cache may have them packed."""
+
+_FLOAT32, _Q8 = np.dtype("<f4"), (np.dtype("u1"), np.dtype("i1"))
+_POINTWISE = WindowDimension(1, 1, 1, 0, 0, 1)
+_MAX_U8, _MAX_S8 = 255, 128
+_ACC16_WIDTHS, _ACC16_WIDTHS_GEMV = (
+    (2, 4),
+    (2, 4, 8),
+)  # in vectors; 8 would not fit the first-level cache with more rows
+_MAX_PRODUCT_S8 = 1 << 16  # of two int8 values minus their zero points
+
+
+def gemm_of_rows(count: int, weights: Array, biases: Array, target: Target) -> KernelLaunch:
+    """Return the launch that multiplies `count` rows of float32 by `weights` (units, k) and adds `biases`."""
+    shape = ConvShape(1, 1, count, weights.shape[1], _POINTWISE, _along(count), len(weights))
+    return _float_launch(plan_gemm(shape, Float32(-np.inf, np.inf), target), lambda: weights, biases)
+
+
+def _along(count: int) -> WindowDimension:
+    """Return pointwise windows over `count` pixels."""
+    return WindowDimension(1, 1, 1, 0, 0, count)
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def convolution(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **conv_params: int
+) -> KernelLaunch | None:
+    """CONV_2D."""
+    return grouped(input, filter, bias, output=output, target=target, groups=1, activation=activation, **conv_params)
+
+
+def grouped(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    groups: int,
+    activation: int,
+    **conv_params: int,
+) -> KernelLaunch | None:
+    """GROUPED_CONV_2D."""
+    if 0 in input.shape:
+        return None
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+    batch, height, width, channels = input.shape
+    shape = ConvShape(batch, height, width, channels, rows, columns, filter.shape[0], groups)
+    return _lower_gemm(_WeightedOp(shape, input, filter, bias, output, target, activation))
+
+
+def fully_connected(
+    input: Tensor, weights: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int
+) -> KernelLaunch | None:
+    """FULLY_CONNECTED: each row of the input is a pixel."""
+    if 0 in input.shape:
+        return None
+    units, k = weights.shape
+    count = math.prod(input.shape) // k
+    shape = ConvShape(1, 1, count, k, _POINTWISE, _along(count), units)
+    return _lower_gemm(_WeightedOp(shape, input, weights, bias, output, target, activation))
+
+
+def transposed(
+    input: Tensor, filter: Tensor, bias: Tensor, *, output: Tensor, target: Target, activation: int, **conv_params: Any
+) -> KernelSequence | None:
+    """TRANSPOSE_CONV_2D: stride² subconvolutions as channels of one convolution, then interleaved (depth to space).
+
+    Output pixel m · stride + phase - padding sums taps phase + t · stride over input pixels m - t: with filters split
+    by phase and reversed, every phase is a channel of a convolution of stride 1.
+    """
+    if 0 in input.shape:
+        return None
+    vertical, horizontal = transposed_conv_dimensions(input.shape[1:3], filter.shape[1:3], **conv_params)
+    output_channels, phases = filter.shape[0], vertical.stride * horizontal.stride
+    rows, columns = _subconvolution_window(vertical), _subconvolution_window(horizontal)
+
+    def split_filter() -> Array:
+        weights = _without_zero_point(filter)
+        filled = np.zeros(
+            (output_channels, rows.size * vertical.stride, columns.size * horizontal.stride, weights.shape[3]),
+            weights.dtype,
+        )
+        filled[:, : weights.shape[1], : weights.shape[2]] = weights
+        by_phase = filled.reshape(output_channels, rows.size, vertical.stride, columns.size, horizontal.stride, -1)
+        reversed_taps = by_phase[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5)
+        return reversed_taps.reshape(phases * output_channels, rows.size, columns.size, -1)
+
+    batch, height, width, channels = input.shape
+    shape = ConvShape(batch, height, width, channels, rows, columns, phases * output_channels)
+    product = _lower_gemm(_WeightedOp(shape, input, filter, bias, output, target, activation, split_filter))
+    if product is None:
+        return None
+    made = (batch, rows.count, columns.count, vertical.stride, horizontal.stride, output_channels)
+    interleave = side_by_side(made, (vertical.padding_low, horizontal.padding_low), output, target)
+    if interleave is None:
+        return None
+    return KernelSequence((Intermediate(product, (0,), output.dtype, made),), interleave, (1,))
+
+
+def _subconvolution_window(dimension: TransposedConvDimension) -> WindowDimension:
+    """Return the windows of the subconvolutions along one axis."""
+    size = math.ceil(dimension.size / dimension.stride)
+    count = (dimension.count - 1 + dimension.padding_low) // dimension.stride + 1
+    return WindowDimension(size, 1, 1, size - 1, count - dimension.extent, count)
+
+
+def depthwise(
+    input: Tensor,
+    filter: Tensor,
+    bias: Tensor,
+    *,
+    output: Tensor,
+    target: Target,
+    depth_multiplier: int,
+    activation: int,
+    **conv_params: int,
+) -> KernelLaunch | None:
+    """DEPTHWISE_CONV_2D."""
+    if 0 in input.shape:
+        return None
+    rows, columns = windows(input.shape[1:3], filter.shape[1:3], **conv_params)
+
+    def plan(micro_kernel: Float32 | Q8ViaFloat32) -> DwConvKernel:
+        return plan_dwconv(input.shape, depth_multiplier, rows, columns, micro_kernel, target)
+
+    if _is_float(input, filter, output):
+        kernel = plan(Float32(*float_activation_range(activation)))
+        biases = np.asarray(bias.array, np.float32)[kernel.packed_channel_map]
+        constants = (lambda: kernel.pack(filter.array[0]), biases.tobytes(), kernel.params())
+        return KernelLaunch(kernel, constants, kernel.macs // 12)
+    if input.dtype not in _Q8 or output.dtype not in _Q8:
+        return None
+    taps, is_signed = rows.size * columns.size, input.dtype.kind == "i"
+    if 2 * taps * _max_abs(filter) * _max_abs(input) >= EXACT_FLOAT32:  # 2: weights may be packed doubled
+        return None
+    kernel = plan(Q8ViaFloat32(is_signed, NO_REQUANTIZATION))
+    op = _WeightedOp(None, input, filter, bias, output, target, activation)
+    epilogue = _choose_epilogue(
+        op, kernel.packed_channel_map, taps, lambda: _without_zero_point(filter).reshape(taps, -1).T
+    )
+    if epilogue is None:
+        return None
+    kernel = replace(kernel, micro_kernel=Q8ViaFloat32(is_signed, epilogue.requantization))
+    prescale = np.int16(kernel.micro_kernel.weight_prescale)
+    constants = (
+        lambda: kernel.pack(_without_zero_point(filter)[0] * prescale),
+        epilogue.constant(target),
+        kernel.params(),
+    )
+    return KernelLaunch(kernel, constants, kernel.macs // 8)
+
+
+def batch_matmul(
+    left: Tensor, right: Tensor, *, output: Tensor, target: Target, adjoint_left: bool, adjoint_right: bool
+) -> KernelSequence | None:
+    """BATCH_MATMUL of float32 or int8: transposes if adjoint, `PackRhs`, then a GEMM with a batched RHS."""
+    is_float = left.dtype == _FLOAT32
+    if (not is_float and left.dtype != np.int8) or 0 in (*left.shape, *right.shape):
+        return None
+    batch, (rows, columns) = math.prod(output.shape[:-2]), output.shape[-2:]
+    k = left.shape[-2 if adjoint_left else -1]
+    shape = ConvShape(batch, 1, rows, k, _POINTWISE, _along(rows), columns, has_batched_rhs=True)
+    no_clamp = Float32(-np.inf, np.inf)
+    kernel = plan_gemm(shape, no_clamp if is_float else DotS16x2(True, NO_REQUANTIZATION), target)
+    channels = len(kernel.packed_channel_map)
+    epilogue = bytes(4 * channels)  # no bias
+    if not is_float:
+        found = _matmul_epilogue(left, right, output, k, channels)
+        if found is None:
+            return None
+        kernel = replace(kernel, micro_kernel=DotS16x2(True, found.requantization))
+        epilogue = found.constant(target)
+    pack = PackRhs(batch, k, columns, kernel.nr, is_float, right.zero_point, kernel.micro_kernel.weight_prescale)
+    intermediates: list[Intermediate] = []
+    sources = [0, 1]  # numbers of the operation's inputs, or of the intermediates after them
+    for number, (tensor, is_adjoint) in enumerate(((left, adjoint_left), (right, adjoint_right))):
+        if is_adjoint:
+            intermediates.append(_transpose(tensor, number, target))
+            sources[number] = 1 + len(intermediates)
+    packing = KernelLaunch(pack, (), batch * k * columns // 8)
+    intermediates.append(Intermediate(packing, (sources[1],), np.dtype("u1"), (pack.bytes,)))
+    product = KernelLaunch(kernel, (epilogue, kernel.params()), shape.macs // 16)
+    return KernelSequence(tuple(intermediates), product, (sources[0], 1 + len(intermediates)))
+
+
+def _transpose(tensor: Tensor, number: int, target: Target) -> Intermediate:
+    """Return the transposition of the matrices that are input `number`."""
+    axes = len(tensor.shape)
+    permutation = (*range(axes - 2), axes - 1, axes - 2)
+    shape = tuple(tensor.shape[axis] for axis in permutation)
+    return Intermediate(turned(tensor.shape, permutation, tensor.dtype, target), (number,), tensor.dtype, shape)
+
+
+# -- micro-kernels and weights -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightedOp:
+    """The operands of a convolution or matrix product. `shape` is None for a depthwise one.
+
+    `derived_weights` (channels, height, width, channels per group) replace the filter's values.
+    """
+
+    shape: ConvShape | None
+    input: Tensor
+    filter: Tensor
+    bias: Tensor
+    output: Tensor
+    target: Target
+    activation: int
+    derived_weights: Weights | None = None
+
+    @property
+    def conv_shape(self) -> ConvShape:
+        """The shape of a GEMM."""
+        assert self.shape is not None, "only depthwise convolutions have none"
+        return self.shape
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the input is int8."""
+        return self.input.dtype.kind == "i"
+
+    def weights(self) -> Array:
+        """Return the weights minus their zero point."""
+        return _without_zero_point(self.filter) if self.derived_weights is None else self.derived_weights()
+
+    def weight_rows(self) -> Array:
+        """Return the weights of each output channel as a row."""
+        weights = self.weights()
+        return weights.reshape(len(weights), -1)
+
+
+def _is_float(*tensors: Tensor) -> bool:
+    return all(tensor.dtype == _FLOAT32 for tensor in tensors)
+
+
+def _without_zero_point(filter: Tensor) -> Array:
+    """Return a filter's values: float32, or 8-bit values minus their zero point as int16."""
+    if filter.dtype.kind == "f":
+        return filter.array
+    return filter.array.astype(np.int16) - np.int16(filter.zero_point)
+
+
+def _max_abs(tensor: Tensor) -> int:
+    """Return the largest |value - zero point| of a tensor's type."""
+    info = np.iinfo(tensor.dtype)
+    return max(info.max - tensor.zero_point, tensor.zero_point - info.min)
+
+
+def _lower_gemm(op: _WeightedOp) -> KernelLaunch | None:
+    """Return the launch of a float32 GEMM, or of the fastest quantized one that cannot overflow."""
+    if _is_float(op.input, op.filter, op.output):
+        kernel = plan_gemm(op.conv_shape, Float32(*float_activation_range(op.activation)), op.target)
+        return _float_launch(kernel, op.weights, op.bias.array)
+    if op.input.dtype not in _Q8 or op.output.dtype not in _Q8:
+        return None
+    return _u8s8_launch(op) or _s16_launch(op)
+
+
+def _float_launch(kernel: GemmKernel, weights: Weights, bias: Array) -> KernelLaunch:
+    biases = np.asarray(bias, np.float32)[kernel.packed_channel_map % len(bias)]
+    constants = (lambda: kernel.pack(weights()), biases.tobytes(), kernel.params())
+    return KernelLaunch(kernel, constants, kernel.shape.macs // 16)
+
+
+def _s16_launch(op: _WeightedOp) -> KernelLaunch | None:
+    """Return a GEMM with dot2, or None if an accumulator may overflow."""
+    kernel = plan_gemm(op.conv_shape, DotS16x2(op.is_signed, NO_REQUANTIZATION), op.target)
+    epilogue = _choose_epilogue(op, kernel.packed_channel_map, op.conv_shape.k, op.weight_rows)
+    if epilogue is None:
+        return None
+    kernel = replace(kernel, micro_kernel=DotS16x2(op.is_signed, epilogue.requantization))
+    prescale = np.int16(kernel.micro_kernel.weight_prescale)
+    constants = (lambda: kernel.pack(op.weights() * prescale), epilogue.constant(op.target), kernel.params())
+    return KernelLaunch(kernel, constants, op.conv_shape.macs // 32)
+
+
+def _u8s8_launch(op: _WeightedOp) -> KernelLaunch | None:
+    """Return a GEMM with dot4 or acc16, or None if the target has neither, dot2 is faster or int32 may overflow.
+
+    sum((x - zp) * w) = sum(x * w) - zp * sum(w): the second term goes into the bias.
+    """
+    shape, target = op.conv_shape, op.target
+    weight_zero_point = _weight_zero_point(op.filter) if target.has_dot4 else 0
+    # Accumulators with the row-sum correction, and the bias with the input zero point's term, fit in any order.
+    max_abs_acc = _MAX_U8 * shape.k * (_MAX_S8 + abs(weight_zero_point) + _max_abs(op.filter))
+    fits = max_abs_acc + int(np.abs(ints(op.bias.array)).max(initial=0)) <= INT32_MAX
+    if not fits or (weight_zero_point and shape.groups > 1):
+        return None
+
+    def micro_kernel(requantization: Requantization) -> DotU8S8x4 | MaddU8S8Acc16:
+        if target.has_dot4:
+            return DotU8S8x4(op.is_signed, requantization, weight_zero_point != 0)
+        return MaddU8S8Acc16(op.is_signed, requantization)
+
+    candidate = plan_gemm(shape, micro_kernel(NO_REQUANTIZATION), target) if target.has_dot4 else _best_acc16_kernel(op)
+    if candidate is None:
+        return None
+    epilogue = _choose_epilogue(op, candidate.packed_channel_map, shape.k, op.weight_rows, can_prescale=False)
+    if epilogue is None:
+        return None
+    kernel = replace(candidate, micro_kernel=micro_kernel(epilogue.requantization))
+    input_zero_point = op.input.zero_point + 128 * op.is_signed
+    quant = replace(epilogue.quant, input_zero_point=input_zero_point, weight_zero_point=weight_zero_point)
+
+    def corrected_epilogue() -> bytes:
+        weight_sums = op.weight_rows().sum(axis=1, dtype=np.int64)
+        bias = epilogue.bias - input_zero_point * weight_sums[kernel.packed_channel_map]
+        return replace(epilogue, bias=bias, quant=quant).constant(target)
+
+    constants = (lambda: kernel.pack(op.weights() - np.int16(weight_zero_point)), corrected_epilogue, kernel.params())
+    return KernelLaunch(kernel, constants, shape.macs // 128)
+
+
+def _best_acc16_kernel(op: _WeightedOp) -> GemmKernel | None:
+    """Return the fastest acc16 GEMM, or None if the target has none or dot2 is faster.
+
+    The wider a panel, the more groups are listed several times because of one of its channels.
+    """
+    shape, target = op.conv_shape, op.target
+    if target.pmaddubsw is None:
+        return None
+    weights = op.weights()
+    dot2_kernel = plan_gemm(shape, DotS16x2(op.is_signed, NO_REQUANTIZATION), target)
+    micro_kernel = MaddU8S8Acc16(op.is_signed, NO_REQUANTIZATION)
+    widths = _ACC16_WIDTHS_GEMV if shape.m == 1 else _ACC16_WIDTHS
+    candidates = [plan_gemm(shape, micro_kernel, target, [width]) for width in widths]
+    cycles, best = min(
+        ((estimate_cycles(candidate, weights), candidate) for candidate in candidates), key=lambda timed: timed[0]
+    )
+    return best if cycles < estimate_cycles(dot2_kernel, weights) else None
+
+
+def _weight_zero_point(filter: Tensor) -> int:
+    """Return the smallest constant to subtract from weights so that int8 holds them, and the 0 that fills panels."""
+    low = min(int(filter.array.min()) - filter.zero_point, 0)
+    high = max(int(filter.array.max()) - filter.zero_point, 0)
+    return max(high - 127, 0) + min(low + 128, 0)
+
+
+# -- epilogues ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Epilogue:
+    """How accumulators become output values: a multiplier and a bias for each packed channel."""
+
+    requantization: Requantization
+    multipliers: OutputMultipliers
+    bias: Ints
+    quant: OutputQuantParams
+
+    def constant(self, target: Target) -> bytes:
+        """Return the constant that the kernel loads."""
+        return self.requantization.constants(self.multipliers, self.bias, self.quant, target.lanes)
+
+
+def _choose_epilogue(
+    op: _WeightedOp, channel_map: Array, k: int, weight_rows: Weights, can_prescale: bool = True
+) -> _Epilogue | None:
+    """Return the epilogue for the packed channels `channel_map`, or None if an accumulator may overflow int32.
+
+    |acc| is bounded by K * max|w| * max|x|; if that is too large, by sum|w| * max|x| per channel, which needs the
+    weights. `can_prescale`: weights may be packed doubled.
+    """
+    multipliers = OutputMultipliers.of(requantization_scales(op.input, op.filter, op.bias, op.output))
+    chosen = channel_map % len(multipliers.multipliers)  # the model may have one multiplier for all channels
+    multipliers = OutputMultipliers(multipliers.multipliers[chosen], multipliers.shifts[chosen])
+    bias = ints(op.bias.array)[channel_map % len(op.bias.array)]
+    any_weights = ints(np.full(len(channel_map), k * _max_abs(op.filter) * _max_abs(op.input)))
+    found = FixedPointMultiplier.of(multipliers, bias, any_weights, can_prescale)
+    if found is None:
+        sums = np.abs(weight_rows().astype(np.int32)).sum(axis=1, dtype=np.int64)
+        found = FixedPointMultiplier.of(multipliers, bias, sums[channel_map] * _max_abs(op.input), can_prescale)
+    if found is None:
+        return None
+    output_min, output_max = quantized_activation_range(op.activation, op.output)
+    quant = OutputQuantParams(op.output.zero_point, output_min, output_max, op.input.zero_point)
+    return _Epilogue(Requantization(found), multipliers, bias, quant)
+
+
+def _matmul_epilogue(left: Tensor, right: Tensor, output: Tensor, k: int, channels: int) -> _Epilogue | None:
+    """Return the epilogue of a quantized BATCH_MATMUL, or None if an accumulator may overflow int32."""
+    real = float(np.float32(left.scale) * np.float32(right.scale)) / float(np.float32(output.scale))
+    one = OutputMultipliers.of([real])
+    multipliers = OutputMultipliers(np.repeat(one.multipliers, channels), np.repeat(one.shifts, channels))
+    no_bias, max_abs_acc = ints(np.zeros(channels)), ints(np.full(channels, k * _MAX_PRODUCT_S8))
+    found = FixedPointMultiplier.of(multipliers, no_bias, max_abs_acc)
+    if found is None:
+        return None
+    quant = OutputQuantParams(output.zero_point, *dtype_range(output), left.zero_point)
+    return _Epilogue(Requantization(found), multipliers, no_bias, quant)
+
+
+RULES: Mapping[OperationType, LoweringRule] = {
+    OperationType.BATCH_MATMUL: batch_matmul,
+    OperationType.CONV_2D: convolution,
+    OperationType.DEPTHWISE_CONV_2D: depthwise,
+    OperationType.FULLY_CONNECTED: fully_connected,
+    OperationType.GROUPED_CONV_2D: grouped,
+    OperationType.TRANSPOSE_CONV_2D: transposed,
+}
