@@ -194,7 +194,7 @@ def test_fully_connected_is_the_interpreter_s(
 def test_panels_of_any_width_are_the_interpreter_s(
     width: int, batch: int, planned: list[GemmKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_LISTED_WIDTHS", "_LISTED_WIDTHS_OF_ONE"):
+    for name in ("_ACC16_WIDTHS", "_ACC16_WIDTHS_GEMV"):
         monkeypatch.setattr(conv_matmul_rules, name, (width,))
     weights = outliers((300, 40), np.random.default_rng(2))
     model = connected(INPUTS[1], filter_of(INPUTS[1], 128, weights), batch, output_scale(weights))
