@@ -1,10 +1,11 @@
-"""The tables of the control channel: who may send which message when, with how many file descriptors; and its bytes.
+"""The control channel's protocol: who may send which message when, with how many file descriptors; and its encoding.
 
-Rules of this file: everything about the order of messages is in TRANSITIONS, REPLIES, NOTIFICATIONS and FD_COUNTS,
-which do not know which side they run on; what is not in a table is refused. A message is decoded as exactly one of the
-types that its sender may send. Whoever breaks the rules is told by ProtocolError, and that connection ends. Left out:
-the fields (`messages`), sockets, descriptors, waiting (`channel`), the state of one connection (`connection_state`),
-and the meaning of the calls (`service`, `runtime`). docs/reference/protocol.md describes the same for readers.
+Everything about the order of messages is in the tables TRANSITIONS, REPLIES, NOTIFICATIONS and FD_COUNTS, which are the
+same for both sides; a message that no table allows is rejected. A received message is decoded as one of the types that
+its sender may send. A violation raises ProtocolError, and the connection is closed.
+
+The fields are in `messages`, the phase and the pending calls of one connection in `connection_state`, sockets and
+waiting in `channel`; `service` and `runtime` implement the calls. docs/reference/protocol.md documents the protocol.
 """
 
 from __future__ import annotations
@@ -71,19 +72,19 @@ from nnfmq.serialize.messages import (
 )  # fmt: skip
 from nnfmq.serialize.packets import BytesLike
 
-PROTOCOL = 1  # of both files; HelloReply and Refused must stay readable for every other version
-MAX_BODY_BYTES = 256 << 20  # as the channel's own limits, which a test compares
+PROTOCOL = 1  # the version; every other version must be able to decode Hello, HelloReply and Refused
+MAX_BODY_BYTES = 256 << 20  # `channel` has the same limit, which a test compares
 
 
 class PeerRole(Enum):
-    """Who sent a message."""
+    """A side of the control channel."""
 
     CLIENT = "client"
     DRIVER = "driver"
 
     @property
     def peer(self) -> PeerRole:
-        """The other one."""
+        """The other side."""
         return PeerRole.DRIVER if self is PeerRole.CLIENT else PeerRole.CLIENT
 
 
@@ -91,7 +92,7 @@ class PeerRole(Enum):
 
 
 class Phase(Enum):
-    """Of a connection_state."""
+    """The phase of a connection."""
 
     NEW = "new"
     GREETED = "greeted"
@@ -99,7 +100,7 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
-# Every answer that a call gets, each once, in any order except that a failed Reply comes last.
+# The replies to each call: each comes once, in any order, except that a Reply with an error comes last.
 REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ListDevices: (DeviceList,),
     GetCapabilities: (DeviceCapabilities,),
@@ -129,12 +130,12 @@ REPLIES: dict[type[Call], tuple[type[Call], ...]] = {
     ReleaseBuffer: (Reply,),
     GetMemories: (Memories,),
 }
-# What may come, any number of times, while of a call this answer alone is missing.
+# Messages that may come any number of times while this reply is the only one of a call that has not arrived.
 NOTIFICATIONS: dict[type[Call], type[Call]] = {PreparationProgress: PreparedModelReady}
-_DRIVER_CALLS = (GetMemories,)  # all others are the client's
+_DRIVER_CALLS = (GetMemories,)  # the client sends all others
 
 _CLIENT_CALLS = [call for call in REPLIES if call not in _DRIVER_CALLS]
-_DRIVER_REPLIES = [*(answer for call in _CLIENT_CALLS for answer in REPLIES[call]), *NOTIFICATIONS]
+_DRIVER_REPLIES = [*(reply for call in _CLIENT_CALLS for reply in REPLIES[call]), *NOTIFICATIONS]
 
 TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[Message], Phase]]] = {
     PeerRole.CLIENT: {
@@ -147,16 +148,17 @@ TRANSITIONS: dict[PeerRole, dict[Phase, dict[type[Message], Phase]]] = {
         },
     },
     PeerRole.DRIVER: {
-        # Before it has read the greeting: the supervisor, or an embedded driver that has no devices to offer.
+        # Sent before the greeting was read: by the supervisor, or by an embedded driver that has no devices.
         Phase.NEW: {Refused: Phase.CLOSED},
         Phase.GREETED: {HelloReply: Phase.OPEN, Refused: Phase.CLOSED},
         Phase.OPEN: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), Phase.OPEN),
-        # What was on its way when the client said goodbye.
+        # Messages that were sent before the client's Goodbye arrived.
         Phase.CLOSED: dict.fromkeys((*_DRIVER_REPLIES, *_DRIVER_CALLS), Phase.CLOSED),
     },
 }
 
-# How many descriptors come with a message: a number, or the field or property that says it (a number, or their list).
+# The number of file descriptors that come with a message: a number, or the field or property that has it. If that is a
+# list, its length counts.
 FD_COUNTS: dict[type[Message], int | str] = {
     GetSupportedOperations: "pools",
     PrepareModel: "fd_count",
@@ -176,12 +178,12 @@ FD_COUNTS: dict[type[Message], int | str] = {
 
 
 def message_types_of(sender: PeerRole) -> tuple[type[Message], ...]:
-    """Return every type that `sender` ever sends, in the order of the table."""
+    """Return every type that `sender` may send in some phase, in the order of the table."""
     return tuple(dict.fromkeys(kind for allowed in TRANSITIONS[sender].values() for kind in allowed))
 
 
 def fd_count(message: Message) -> int:
-    """Return how many file descriptors must come beside `message`."""
+    """Return how many file descriptors must come with `message`."""
     count = FD_COUNTS.get(type(message), 0)
     if isinstance(count, str):
         value = getattr(message, count)
@@ -189,11 +191,11 @@ def fd_count(message: Message) -> int:
     return count
 
 
-# ------------------------------------------------------------------------------------------------ bytes
+# ------------------------------------------------------------------------------------------------ encoding
 
 
 class _Envelope(msgspec.Struct):
-    """What is read of a refused message, to say what it was."""
+    """The type of a rejected message, for the error's text."""
 
     type: str
 
@@ -203,16 +205,17 @@ def _decoder(sender: PeerRole) -> msgspec.msgpack.Decoder[Message]:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_envelope = msgspec.msgpack.Decoder(_Envelope)
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _decoders = {role: _decoder(role) for role in PeerRole}
 _senders = {kind: role for role in PeerRole for kind in message_types_of(role)}
-_NOT_A_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(message: Message) -> bytes:
     """Return the bytes of `message`; its error text is cut to MAX_TEXT characters.
 
-    Whatever the receiver would refuse is not sent: raises InvalidArgument and says what is wrong with it.
+    Raises:
+        InvalidArgument: If the receiver would reject the message. The text has the reason.
     """
     try:
         data = _encoder.encode(_with_sendable_text(message))
@@ -223,36 +226,43 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: BytesLike, *, sender: PeerRole, fds: int | None = 0) -> Message:
-    """Return the message in `data`, which came from `sender` with `fds` file descriptors; None: as many as it needs.
+    """Return the message in `data`, which `sender` sent with `fds` file descriptors.
 
-    Constants and models are copied out of `data`. Raises ProtocolError, saying what was received, for anything that
-    `sender` may never send; whether it may be sent now is ConnectionState's question.
+    If `fds` is None, the number of file descriptors is not checked. Constants and models are copied out of `data`.
+    `ConnectionState` checks whether the message may be sent in the current phase.
+
+    Raises:
+        ProtocolError: If `sender` may never send this message. The text has what was received.
     """
     if len(data) > MAX_BODY_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes from the {sender.value}; the limit is {MAX_BODY_BYTES}")
     try:
         message = _decoders[sender].decode(data)
-    except _NOT_A_MESSAGE as error:
-        raise ProtocolError(f"the {sender.value} may not send {_described(data)}: {error}") from error
+    except _DECODE_ERRORS as error:
+        raise ProtocolError(f"the {sender.value} may not send {_describe(data)}: {error}") from error
     require_fd_count(message, fds, fd_count(message))
     return message
 
 
-def require_fd_count(message: object, given: int | None, needed: int) -> None:
-    """Raise ProtocolError unless a message came with as many file descriptors as it needs; None: it did."""
-    if given is not None and given != needed:
-        raise ProtocolError(f"{type(message).__name__} came with {given} file descriptors instead of {needed}")
+def require_fd_count(message: object, received: int | None, needed: int) -> None:
+    """Check that a message came with as many file descriptors as it needs; None is not checked.
+
+    Raises:
+        ProtocolError: If the numbers differ.
+    """
+    if received is not None and received != needed:
+        raise ProtocolError(f"{type(message).__name__} came with {received} file descriptors instead of {needed}")
 
 
 def _with_sendable_text(message: Message) -> Message:
-    """Return `message` with its error text cut to size and without lone surrogates (from odd file names)."""
+    """Return `message` with its error text cut, and without lone surrogates (undecodable bytes of file names)."""
     text = getattr(message, "message", "")
     sendable = text[:MAX_TEXT].encode("utf-8", "replace").decode()
     return message if sendable == text else msgspec.structs.replace(message, message=sendable)
 
 
-def _described(data: BytesLike) -> str:
+def _describe(data: BytesLike) -> str:
     try:
-        return f"this {_envelope.decode(data).type[:MAX_NAME]!r} message of {len(data)} bytes"
-    except _NOT_A_MESSAGE:
+        return f"this {_envelope_decoder.decode(data).type[:MAX_NAME]!r} message of {len(data)} bytes"
+    except _DECODE_ERRORS:
         return f"these {len(data)} bytes ({bytes(data[:16]).hex(' ')} ...)"

@@ -85,7 +85,7 @@ def test_a_call_that_could_not_be_sent_is_forgotten(opened: ConnectionState) -> 
     opened.process_message(messages.ListDevices(5), CLIENT)
     opened.cancel_call(EXECUTE, CLIENT)
     assert opened.pending_calls(CLIENT) == (messages.ListDevices,)
-    with pytest.raises(ProtocolError, match="not open"):
+    with pytest.raises(ProtocolError, match="not pending"):
         opened.process_message(messages.Executed(4, OK, ""), DRIVER)
 
 
@@ -97,27 +97,27 @@ def test_forgetting_an_answer_or_what_was_never_noted_changes_nothing(opened: Co
 
 
 def test_an_answer_to_an_unknown_call_is_refused(opened: ConnectionState) -> None:
-    with pytest.raises(ProtocolError, match="DeviceList answers call 1, which is not open"):
+    with pytest.raises(ProtocolError, match="DeviceList replies to call 1, which is not pending"):
         opened.process_message(messages.DeviceList(1, ()), DRIVER)
 
 
 def test_a_second_answer_is_refused(opened: ConnectionState) -> None:
     opened.process_message(messages.ListDevices(1), CLIENT)
     opened.process_message(messages.DeviceList(1, ()), DRIVER)
-    with pytest.raises(ProtocolError, match="not open"):
+    with pytest.raises(ProtocolError, match="not pending"):
         opened.process_message(messages.DeviceList(1, ()), DRIVER)
 
 
 def test_an_answer_of_another_type_is_refused_and_the_call_stays_open(opened: ConnectionState) -> None:
     opened.process_message(EXECUTE, CLIENT)
-    with pytest.raises(ProtocolError, match="DeviceList does not answer Execute"):
+    with pytest.raises(ProtocolError, match="DeviceList is no reply to Execute"):
         opened.process_message(messages.DeviceList(4, ()), DRIVER)
     assert opened.pending_calls(CLIENT) == (messages.Execute,)
 
 
 def test_a_call_number_in_use_is_refused(opened: ConnectionState) -> None:
     opened.process_message(messages.ListDevices(4), CLIENT)
-    with pytest.raises(ProtocolError, match="Execute uses call number 4"):
+    with pytest.raises(ProtocolError, match="Execute uses call id 4"):
         opened.process_message(EXECUTE, CLIENT)
 
 
@@ -152,7 +152,7 @@ def test_preparing_a_model_gets_its_reply_and_its_callback_in_either_order(
 def test_PREP_3_a_second_callback_is_refused(opened: ConnectionState) -> None:
     opened.process_message(PREPARE, CLIENT)
     opened.process_message(messages.PreparedModelReady(3, OK, "", 1), DRIVER)
-    with pytest.raises(ProtocolError, match="PreparedModelReady does not answer PrepareModel"):
+    with pytest.raises(ProtocolError, match="PreparedModelReady is no reply to PrepareModel"):
         opened.process_message(messages.PreparedModelReady(3, OK, "", 1), DRIVER)
 
 
@@ -186,13 +186,13 @@ def test_progress_of_a_preparation_that_has_not_begun_or_is_over_is_refused(
     opened.process_message(PREPARE, CLIENT)
     for answer in answers:
         opened.process_message(answer, DRIVER)
-    with pytest.raises(ProtocolError, match="PreparationProgress does not answer PrepareModel"):
+    with pytest.raises(ProtocolError, match="PreparationProgress is no reply to PrepareModel"):
         opened.process_message(messages.PreparationProgress(3, 1, 2), DRIVER)
 
 
 def test_progress_of_another_call_is_refused(opened: ConnectionState) -> None:
     opened.process_message(EXECUTE, CLIENT)
-    with pytest.raises(ProtocolError, match="PreparationProgress does not answer Execute"):
+    with pytest.raises(ProtocolError, match="PreparationProgress is no reply to Execute"):
         opened.process_message(messages.PreparationProgress(EXECUTE.call, 1, 2), DRIVER)
 
 
