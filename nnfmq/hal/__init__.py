@@ -1,1 +1,1 @@
-"""The vocabulary that both processes share: the HAL's types, numbers and errors. Pure, no I/O."""
+"""The HAL's types, constants and errors, which client and driver share. No I/O."""

@@ -1,7 +1,9 @@
-"""What a device says of itself, and what memory it is asked for: Capabilities, buffer roles, result codes of the API.
+"""Device capabilities, buffer roles and descriptions, and the constants of NNAPI's C API.
 
-Figures of performance are relative to the CPU; lower is better, and UNKNOWN_PERFORMANCE stands for "never use it".
-Values only: `validation.values` judges them. Spec: HAL 1.2 and 1.3 `Capabilities`, 1.3 `BufferRole`, AIDL `BufferDesc`.
+Performance is relative to the CPU; UNKNOWN_PERFORMANCE, the largest float32, means that a device should not be chosen
+for an operand type. `validation.values` validates these values.
+
+Source: HAL 1.2 and 1.3 `Capabilities`, 1.3 `BufferRole`, AIDL `BufferDesc`, NeuralNetworks.h.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ LARGEST_FLOAT32 = float.fromhex("0x1.fffffep+127")
 
 
 class ResultCode(IntEnum):
-    """What the C API's functions return."""
+    """The result codes of NNAPI's C functions."""
 
     NO_ERROR = 0
     OUT_OF_MEMORY = 1
@@ -62,7 +64,7 @@ class ResultCode(IntEnum):
 
 
 class PriorityCode(IntEnum):
-    """The C API's numbers for Priority."""
+    """The values of `Priority` in NNAPI's C API."""
 
     LOW = 90
     MEDIUM = 100
@@ -71,7 +73,7 @@ class PriorityCode(IntEnum):
 
 
 class DurationCode(IntEnum):
-    """Which duration of an execution the C API is asked for."""
+    """The durations of an execution that NNAPI's C API can return."""
 
     ON_HARDWARE = 0
     IN_DRIVER = 1
@@ -93,14 +95,14 @@ _STATUS_OF: dict[ResultCode, ErrorStatus] = {
 
 
 def status_for_result_code(code: ResultCode) -> ErrorStatus:
-    """Return the status that stands for a result code; those of the API alone become GENERAL_FAILURE."""
+    """Return the HAL status of a result code; codes without one become GENERAL_FAILURE."""
     return _STATUS_OF.get(code, ErrorStatus.GENERAL_FAILURE)
 
 
 def is_device_name(name: str) -> bool:
-    """Return True for `vendor-name`, printable, with one hyphen that is neither first nor last, or a name without one.
+    """Return whether `name` is printable and has at most one hyphen, with text on both sides of it.
 
-    The former is HIDL's form (DEV-8), which AIDL's services need not have.
+    HIDL requires `vendor-name` (DEV-8); AIDL accepts names without a hyphen.
     """
     parts = name.split("-")
     return name.isprintable() and len(parts) <= 2 and all(parts)
@@ -108,19 +110,19 @@ def is_device_name(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PerformanceInfo:
-    """Time and energy of an execution, each as a multiple of the CPU's."""
+    """Execution time and power, each as a multiple of the CPU's: lower is better."""
 
     exec_time: float
     power_usage: float
 
 
 UNKNOWN_PERFORMANCE = PerformanceInfo(LARGEST_FLOAT32, LARGEST_FLOAT32)
-CPU_PERFORMANCE = PerformanceInfo(1.0, 1.0)  # by definition: all figures are relative to the CPU
+CPU_PERFORMANCE = PerformanceInfo(1.0, 1.0)  # by definition
 
 
 @dataclass(frozen=True, slots=True)
 class OperandPerformance:
-    """The performance of operations on one operand type."""
+    """The performance info of operations on one operand type."""
 
     type: OperandType
     info: PerformanceInfo
@@ -128,7 +130,7 @@ class OperandPerformance:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """How fast a device is: per operand type (ascending, each once), relaxed float32, and control flow."""
+    """A device's performance: for each operand type (ascending, unique), relaxed float32, and control flow."""
 
     operand_performance: tuple[OperandPerformance, ...] = ()
     relaxed_float32_to_float16_scalar: PerformanceInfo = UNKNOWN_PERFORMANCE
@@ -138,18 +140,18 @@ class Capabilities:
 
 
 def uniform_capabilities(info: PerformanceInfo) -> Capabilities:
-    """Return capabilities that give `info` for every operand type, relaxed or not, and for control flow."""
+    """Return capabilities with `info` for every operand type, relaxed or not, and for control flow."""
     types = sorted(set(OperandType) - {OperandType.SUBGRAPH})
     return Capabilities(tuple(OperandPerformance(type, info) for type in types), info, info, info, info)
 
 
 def performance_of(capabilities: Capabilities, type: OperandType) -> PerformanceInfo:
-    """Return the performance of one operand type; UNKNOWN_PERFORMANCE if the device does not list it."""
+    """Return the performance info of an operand type; UNKNOWN_PERFORMANCE if the device does not list it."""
     return next((entry.info for entry in capabilities.operand_performance if entry.type == type), UNKNOWN_PERFORMANCE)
 
 
 def with_performance(capabilities: Capabilities, types: Iterable[OperandType], info: PerformanceInfo) -> Capabilities:
-    """Return capabilities with `info` for each of `types`, added where it was missing."""
+    """Return capabilities with `info` for each of `types`; types that were not listed are added."""
     entries = {entry.type: entry for entry in capabilities.operand_performance}
     entries.update({type: OperandPerformance(type, info) for type in types})
     return replace(capabilities, operand_performance=tuple(entries[type] for type in sorted(entries)))
@@ -157,7 +159,7 @@ def with_performance(capabilities: Capabilities, types: Iterable[OperandType], i
 
 @dataclass(frozen=True, slots=True)
 class NumberOfCacheFiles:
-    """How many files of each kind a device needs to save one compilation; none of either: it saves nothing."""
+    """How many files of each kind a device needs to save one compilation; 0 of both means that it cannot save any."""
 
     model: int = 0
     data: int = 0
@@ -165,14 +167,14 @@ class NumberOfCacheFiles:
 
 @dataclass(frozen=True, slots=True)
 class BufferDesc:
-    """The shape of a buffer that a driver is asked for; () = as its roles say."""
+    """The requested shape of a driver-managed buffer; () = the shape of its roles."""
 
     dimensions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BufferRole:
-    """That a buffer will be input or output `io_index` of prepared model `model_index`, and how probably (0 to 1]."""
+    """A use of a buffer as input or output `io_index` of prepared model `model_index`; probability in (0, 1]."""
 
     model_index: int
     io_index: int

@@ -1,9 +1,10 @@
-"""Vendor extensions at the level of numbers: prefixes, names, and what a device says of its extensions.
+"""Codes and names of vendor extensions.
 
-A code above BASE_MAX is prefix << 16 | type. AIDL has signed 32-bit codes, so prefixes of 15 bits; HIDL has 16 bits.
-Which prefix stands for which name is each model's own affair (`Model.extensions`); prefix 0 is never an extension.
-`ExtensionCodes` gives them out. Nothing here knows a particular extension. Spec: HAL 1.2 types, `Extension` and
-`ExtensionNameAndPrefix`.
+The code of an extension's operand type or operation is prefix << 16 | type, which is above BASE_MAX. AIDL's codes are
+signed, so a prefix has 15 bits; HIDL's has 16. Each model chooses the prefixes of its extensions (`Model.extensions`);
+prefix 0 is never used. `ExtensionCodes` assigns them.
+
+Source: HAL 1.2 types.hal, `Extension` and `ExtensionNameAndPrefix`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """An extension that a device supports: all of its operand types and operations."""
+    """An extension that a device supports, with its operand types."""
 
     name: str
     operand_types: tuple[ExtensionOperandTypeInformation, ...] = ()
@@ -59,45 +60,46 @@ def is_extension(code: int) -> bool:
 
 
 def extension_prefix(code: int) -> int:
-    """Return the prefix of a code; 0 where it is no extension's."""
+    """Return the prefix of a code; 0 if it does not belong to an extension."""
     return code >> TYPE_BITS
 
 
 def extension_type(code: int) -> int:
-    """Return the number within its extension of a code."""
+    """Return the type of a code, which identifies the operand type or operation within its extension."""
     return code & BASE_MAX
 
 
-def extension_code(prefix: int, number: int, *, prefix_bits: int = AIDL_PREFIX_BITS) -> int:
-    """Return the code of type or operation `number` of the extension with `prefix`.
+def extension_code(prefix: int, type: int, *, prefix_bits: int = AIDL_PREFIX_BITS) -> int:
+    """Return the code of operand type or operation `type` of the extension with `prefix`.
 
-    Raises InvalidArgument if either is out of range: prefixes are 1 to 2^prefix_bits - 1, numbers 0 to 2^16 - 1.
+    Raises:
+        InvalidArgument: If `prefix` is not in 1 to 2^prefix_bits - 1, or `type` not in 0 to 2^16 - 1.
     """
     if not 0 < prefix < 1 << prefix_bits:
         raise InvalidArgument(f"extension prefix {prefix}, allowed are 1 to {(1 << prefix_bits) - 1}")
-    if not 0 <= number <= BASE_MAX:
-        raise InvalidArgument(f"number {number} within an extension, allowed are 0 to {BASE_MAX}")
-    return prefix << TYPE_BITS | number
+    if not 0 <= type <= BASE_MAX:
+        raise InvalidArgument(f"type {type} within an extension, allowed are 0 to {BASE_MAX}")
+    return prefix << TYPE_BITS | type
 
 
 def is_extension_name(name: str) -> bool:
-    """Return True for lowercase letters, digits and underscores in at least two parts joined by periods."""
+    """Return whether `name` has two or more parts of lowercase letters, digits and underscores, joined by periods."""
     return _NAME.fullmatch(name) is not None
 
 
 def with_name(code: Code, name: str) -> Code:
-    """Return an extension's code under a name that says more than its number; equal to every other of that number."""
-    member = type(code)(code.value)  # a new one, since extensions' members are kept nowhere
+    """Return an extension's code whose enum name is `name`, for messages and displays."""
+    member = type(code)(code.value)  # the enums create a new object for each extension code
     member._name_ = name
     return member
 
 
 class ExtensionCodes:
-    """The numbers of extensions' types and operations in one model, by name: prefixes 1, 2, ... as they are asked for.
+    """Assigns the codes of extensions' operand types and operations in one model; prefixes are 1, 2, ... in call order.
 
-    numbers = ExtensionCodes()
-    int64 = numbers.operand_type("com.example.fibonacci", 0)
-    model = Model(..., extensions=numbers.extensions)
+    codes = ExtensionCodes()
+    int64 = codes.operand_type("com.example.fibonacci", 0)
+    model = Model(..., extensions=codes.extensions)
     """
 
     def __init__(self) -> None:
@@ -105,19 +107,31 @@ class ExtensionCodes:
 
     @property
     def extensions(self) -> tuple[ExtensionNameAndPrefix, ...]:
-        """What the model has to name: every extension that a number was asked of."""
+        """Names and prefixes of all extensions used so far, for `Model.extensions`."""
         return tuple(ExtensionNameAndPrefix(name, prefix) for name, prefix in self._prefixes.items())
 
     def prefix(self, name: str) -> int:
-        """Return the prefix of an extension. Raises InvalidArgument for a malformed name."""
+        """Return the prefix of an extension.
+
+        Raises:
+            InvalidArgument: If the name is malformed.
+        """
         if not is_extension_name(name):
             raise InvalidArgument(f"extension name {name!r}, e.g. 'com.example.name' is one")
         return self._prefixes.setdefault(name, len(self._prefixes) + 1)
 
-    def operand_type(self, name: str, number: int) -> OperandType:
-        """Return operand type `number` of the extension. Raises InvalidArgument for a malformed name or number."""
-        return OperandType(extension_code(self.prefix(name), number))
+    def operand_type(self, name: str, type: int) -> OperandType:
+        """Return the code of operand type `type` of an extension.
 
-    def operation_type(self, name: str, number: int) -> OperationType:
-        """Return operation `number` of the extension. Raises InvalidArgument for a malformed name or number."""
-        return OperationType(extension_code(self.prefix(name), number))
+        Raises:
+            InvalidArgument: If the name is malformed, or the type out of range.
+        """
+        return OperandType(extension_code(self.prefix(name), type))
+
+    def operation_type(self, name: str, type: int) -> OperationType:
+        """Return the code of operation `type` of an extension.
+
+        Raises:
+            InvalidArgument: If the name is malformed, or the type out of range.
+        """
+        return OperationType(extension_code(self.prefix(name), type))

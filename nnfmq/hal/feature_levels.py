@@ -1,9 +1,9 @@
-"""Feature levels, and since which of them each value of the vocabulary exists.
+"""Feature levels (HAL interface versions), and the level that introduced each value of the HAL's enumerations.
 
-One table: what is not in it exists since HAL 1.0. Times, names and numbers differ between HIDL (levels 1 to 4) and
-AIDL (5 to 8); the functions below give the HIDL form of the few that do. `validation.interface_conversion` moves whole
-values between levels, because only validation knows what a model needs.
-Spec: HAL 1.0-1.3 and AIDL v1-v4; Android's feature levels 1 to 8.
+A value that no table here lists exists since HAL 1.0. The functions at the end return the names and counts that differ
+between HIDL (levels 1 to 4) and AIDL (5 to 8); `validation.interface_conversion` converts whole values.
+
+Source: HAL 1.0 to 1.3 and AIDL v1 to v4; Android's feature levels 1 to 8.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class FeatureLevel(IntEnum):
-    """The interface versions in order; the numbers are Android's feature levels."""
+    """The HAL's interface versions in order; the values are Android's feature levels."""
 
     V1_0 = 1
     V1_1 = 2
@@ -56,24 +56,28 @@ _API_LEVELS = (27, 28, 29, 30, 31, 1_000_006, 1_000_007, 1_000_008)
 
 
 def interface_name(level: FeatureLevel) -> str:
-    """Return the interface version's name: "HIDL 1.2", "AIDL v4"."""
+    """Return the name of the interface version: "HIDL 1.2", "AIDL v4"."""
     return _NAMES[level - 1]
 
 
 def interface_level(name: str) -> FeatureLevel:
-    """Return the level of the interface that `interface_name` calls so. Raises InvalidArgument with all names."""
+    """Return the level of the interface of that name.
+
+    Raises:
+        InvalidArgument: If there is no such interface. The text lists all names.
+    """
     if name not in _NAMES:
         raise InvalidArgument(f"there is no interface {name!r}; there are {', '.join(_NAMES)}")
     return FeatureLevel(_NAMES.index(name) + 1)
 
 
 def api_level(level: FeatureLevel) -> int:
-    """Return the number by which Android's API names the feature level."""
+    """Return the feature level's value in Android's API (ANEURALNETWORKS_FEATURE_LEVEL_n)."""
     return _API_LEVELS[level - 1]
 
 
 def is_aidl(level: FeatureLevel) -> bool:
-    """Return True for AIDL v1 and later."""
+    """Return whether `level` is AIDL v1 or later."""
     return level >= FeatureLevel.AIDL_V1
 
 
@@ -85,7 +89,7 @@ _TYPES_SINCE: Mapping[type[IntEnum], FeatureLevel] = {
     LoopTimeoutDurationNs: FeatureLevel.V1_3,
 }
 
-# Last code of each level; the codes of OEM and of extensions lie above all of these.
+# The last code that each level introduced. The codes of OEM and extensions are above all others.
 _LAST_OPERANDS = (
     (OperandType.TENSOR_QUANT8_ASYMM, FeatureLevel.V1_0),
     (OperandType.TENSOR_QUANT8_SYMM, FeatureLevel.V1_2),
@@ -115,9 +119,10 @@ _LAST: Mapping[type[IntEnum], tuple[tuple[IntEnum, FeatureLevel], ...]] = {
 
 
 def introduced_in(value: IntEnum) -> FeatureLevel:
-    """Return the level that brought a member of one of the HAL's enumerations.
+    """Return the level that introduced a member of one of the HAL's enumerations.
 
-    Raises KeyError for DEAD_OBJECT, which is in no interface.
+    Raises:
+        KeyError: If `value` is DEAD_OBJECT, which no interface has.
     """
     kind = type(value)
     if kind in (OperandType, OperationType) and is_extension(value):
@@ -137,19 +142,19 @@ _OLD_NAMES: Mapping[LifeTime, str] = {
 
 
 def lifetime_name(lifetime: LifeTime, level: FeatureLevel) -> str:
-    """Return what the interface of `level` calls a lifetime; the numbers never changed."""
+    """Return the name of a lifetime in the interface of `level`; the values are the same in all."""
     if lifetime == LifeTime.CONSTANT_REFERENCE and is_aidl(level):
         return "CONSTANT_POOL"
     return _OLD_NAMES.get(lifetime, lifetime.name) if level < FeatureLevel.V1_3 else lifetime.name
 
 
 def prefix_bits(level: FeatureLevel) -> int:
-    """Return how many bits an extension's prefix has."""
+    """Return how many bits an extension's prefix has in the interface of `level`."""
     return AIDL_PREFIX_BITS if is_aidl(level) else HIDL_PREFIX_BITS
 
 
 def number_of_consumers(subgraph: Subgraph) -> list[int]:
-    """Return what HIDL states with each operand: how often operations read it. Indexes of no operand do not count."""
+    """Return HIDL's numberOfConsumers: for each operand, how many operation inputs it is. Ignores invalid indexes."""
     counts = [0] * len(subgraph.operands)
     for operation in subgraph.operations:
         for index in operation.inputs:

@@ -120,6 +120,6 @@ class OperationType(IntEnum):
     def _missing_(cls, value: object) -> OperationType | None:
         if not isinstance(value, int) or not 0xFFFF < value < 1 << 32:
             return None
-        member = int.__new__(cls, value)  # kept nowhere: a peer that names many operations fills no table
+        member = int.__new__(cls, value)  # not stored in the enum: a peer could fill it with 2^32 members
         member._name_, member._value_ = f"EXTENSION_{value:#x}", value
         return member

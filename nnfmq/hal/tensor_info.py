@@ -1,8 +1,8 @@
-"""TensorInfo: what an application needs to know of a model's input or output to make a numpy array for it.
+"""TensorInfo: name, shape, element type and quantization of a model's input or output.
 
-Importers fill it from a model file, the client from the model that it prepared. It holds numpy's name of the element
-type rather than a dtype, so that the vocabulary stays free of numpy. A scalar operand has the shape (), which
-`is_scalar` tells from a tensor of unknown rank; an unknown extent is 0, as in `Operand.dimensions`.
+Importers create it from a model file, and the client from the model that it prepared. The element type is NumPy's name
+of it instead of a dtype, so that `hal` does not import NumPy. A scalar operand has the shape () and `is_scalar`; a
+tensor of unknown rank has the shape () without it. An unknown dimension is 0, as in `Operand.dimensions`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _DTYPES: dict[OperandType, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One input or output: real value = scale × (element − zero_point); scale 0.0 means not quantized.
+    """One input or output of a model: real value = scale × (element − zero_point); scale 0.0 means not quantized.
 
-    `is_state` marks what the caller carries from an output of one execution to the same input of the next. It starts
-    with every element at `zero_point`. States are the last inputs and the last outputs, in the same order.
+    `is_state` marks a state tensor, which the caller passes from the output of one execution to the input of the next;
+    initially every element is `zero_point`. States are the last inputs and the last outputs, in the same order.
     """
 
     name: str
@@ -53,24 +53,32 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ElementInfo:
-    """What an application needs to know of an extension's operand type: numpy's name of its elements, and its kind."""
+    """NumPy's element type of an extension's operand type, and whether the type is a scalar."""
 
     dtype: str
     is_scalar: bool
 
 
 def dtype_name(operand_type: OperandType) -> str:
-    """Return numpy's name of an operand type's elements. Raises InvalidArgument for SUBGRAPH and the OEM types."""
+    """Return NumPy's name of the element type of an operand type.
+
+    Raises:
+        InvalidArgument: If the type has none: SUBGRAPH, OEM types, extensions.
+    """
     try:
         return _DTYPES[operand_type]
     except KeyError:
-        raise InvalidArgument(f"operand type {operand_type!r} has no numpy element type") from None
+        raise InvalidArgument(f"operand type {operand_type!r} has no NumPy element type") from None
 
 
 def operand_info(
     operand: Operand, name: str = "", extension_types: Mapping[OperandType, ElementInfo] | None = None
 ) -> TensorInfo:
-    """Return the TensorInfo of a model's operand; `extension_types` has what is known of extensions' types."""
+    """Return the TensorInfo of an operand; `extension_types` describes the operand types of extensions.
+
+    Raises:
+        InvalidArgument: If the operand's type has no NumPy element type.
+    """
     element = (extension_types or {}).get(operand.type)
     if element is None:
         element = ElementInfo(dtype_name(operand.type), is_scalar(operand.type))

@@ -1,8 +1,8 @@
-"""The HAL's data types in their one canonical form: frozen data, the HAL's numbers, no behaviour beyond arithmetic.
+"""The HAL's data types: frozen dataclasses and enumerations with the HAL's values.
 
-Names and codes are those of the Neural Networks HAL 1.0-1.3 and AIDL v1-v4; where the two differ the AIDL form is
-canonical (times in nanoseconds, -1 = not available). Nothing here opens, maps, waits or validates: `validation`
-judges these values, `serialize` moves them. OperationType lives in `hal.operation_type`, for its length only.
+Names and values are those of the Neural Networks HAL 1.0 to 1.3 and AIDL v1 to v4. Where they differ, AIDL's form is
+used for all versions. Nothing here validates (`validation` does) or serializes (`serialize` does). OperationType is in
+`hal.operation_type` because of its length, durations are in `hal.timing`.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class OperandType(IntEnum):
     def _missing_(cls, value: object) -> OperandType | None:
         if not isinstance(value, int) or not BASE_MAX < value < 1 << 32:
             return None
-        member = int.__new__(cls, value)  # kept nowhere: a peer that names many types fills no table
+        member = int.__new__(cls, value)  # not stored in the enum: a peer could fill it with 2^32 members
         member._name_, member._value_ = f"EXTENSION_{value:#x}", value
         return member
 
 
 class LifeTime(IntEnum):
-    """Where an operand's value comes from (HAL 1.3 names)."""
+    """The source of an operand's value (HAL 1.3 names)."""
 
     TEMPORARY_VARIABLE = 0
     SUBGRAPH_INPUT = 1
@@ -100,7 +100,7 @@ class LifeTime(IntEnum):
 
 
 class ExecutionPreference(IntEnum):
-    """What a compilation is tuned for."""
+    """The goal of a compilation."""
 
     LOW_POWER = 0
     FAST_SINGLE_ANSWER = 1
@@ -108,7 +108,7 @@ class ExecutionPreference(IntEnum):
 
 
 class Priority(IntEnum):
-    """Relative importance among the models of one client."""
+    """Priority of a model relative to the client's other models."""
 
     LOW = 0
     MEDIUM = 1
@@ -116,7 +116,7 @@ class Priority(IntEnum):
 
 
 class DeviceType(IntEnum):
-    """What kind of processor a device computes on."""
+    """The kind of processor of a device."""
 
     OTHER = 1
     CPU = 2
@@ -125,7 +125,7 @@ class DeviceType(IntEnum):
 
 
 class DeviceStatus(IntEnum):
-    """What HIDL's getStatus answers."""
+    """The result of HIDL's IDevice.getStatus."""
 
     AVAILABLE = 0
     BUSY = 1
@@ -134,7 +134,7 @@ class DeviceStatus(IntEnum):
 
 
 class FusedActivationFunc(IntEnum):
-    """Activation that ADD, CONV_2D and others apply to their result."""
+    """The activation function that ADD, CONV_2D and other operations apply to their result."""
 
     NONE = 0
     RELU = 1
@@ -143,21 +143,21 @@ class FusedActivationFunc(IntEnum):
 
 
 class PaddingScheme(IntEnum):
-    """Implicit padding of windows."""
+    """Implicit padding schemes of convolutions and pooling."""
 
     SAME = 1
     VALID = 2
 
 
 class MeasureTiming(IntEnum):
-    """Whether an execution is to be timed."""
+    """Whether to measure the duration of an execution."""
 
     NO = 0
     YES = 1
 
 
 class Protection(IntFlag):
-    """What may be done with a memory, as mmap counts it; the HAL knows no more than these two."""
+    """The allowed access to a memory: mmap(2)'s PROT_READ and PROT_WRITE, the only flags that the HAL has."""
 
     NONE = 0
     READ = 1
@@ -166,7 +166,7 @@ class Protection(IntFlag):
 
 
 class FenceState(IntEnum):
-    """What `fence.sync_wait` finds: work goes on, is done, has failed; or it is no fence."""
+    """The state of a fence: work in progress, finished, or failed; UNKNOWN if the fd is no fence."""
 
     ACTIVE = 0
     SIGNALED = 1
@@ -175,7 +175,7 @@ class FenceState(IntEnum):
 
 
 class LoopTimeoutDurationNs(IntEnum):
-    """How long one WHILE may run: unless the request says otherwise, and at most."""
+    """The default and the maximum time limit of one WHILE loop."""
 
     DEFAULT = 2_000_000_000
     MAXIMUM = 15_000_000_000
@@ -210,19 +210,20 @@ _SCALARS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExtensionOperandTypeInformation:
-    """One operand type of an extension: its number there, tensor or scalar, and the bytes of one element."""
+    """One operand type of an extension: its type within it, tensor or scalar, and the size of an element in bytes."""
 
     type: int
     is_tensor: bool
     byte_size: int
 
 
-# The types of the extensions that this process computes, under its own numbers (`operations.extensions` fills it).
+# The operand types of the extensions that this process can execute, by this process's codes for them;
+# `operations.extensions` fills it.
 EXTENSION_TYPES: dict[OperandType, ExtensionOperandTypeInformation] = {}
 
 
 def element_bytes(operand_type: OperandType) -> int:
-    """Return the bytes of one element: 0 for SUBGRAPH, OEM, and types of extensions that this process has not."""
+    """Return the size of an element in bytes; 0 for SUBGRAPH, OEM, and extension types unknown to this process."""
     if operand_type > BASE_MAX:
         known = EXTENSION_TYPES.get(operand_type)
         return known.byte_size if known else 0
@@ -230,7 +231,7 @@ def element_bytes(operand_type: OperandType) -> int:
 
 
 def is_scalar(operand_type: OperandType) -> bool:
-    """Return True for types that never have dimensions; of an extension's, for those known to this process."""
+    """Return whether a type never has dimensions; False for extension types unknown to this process."""
     if operand_type > BASE_MAX:
         known = EXTENSION_TYPES.get(operand_type)
         return known is not None and not known.is_tensor
@@ -238,47 +239,47 @@ def is_scalar(operand_type: OperandType) -> bool:
 
 
 class Pool(Protocol):
-    """A memory pool as Model and Request list it: `nnfmq.memory.Memory`, or a plain stand-in in tests."""
+    """A memory pool of a Model or Request: `nnfmq.memory.Memory`, or a test double."""
 
     @property
     def size_bytes(self) -> int:
-        """Size of the region in bytes."""
+        """Size in bytes."""
         ...
 
     @property
     def view(self) -> memoryview:
-        """The region as bytes ("B"); valid while the pool is open."""
+        """The content as a memoryview of bytes ("B"); valid until the pool is closed."""
         ...
 
 
 class SharedPool(Pool, Protocol):
-    """A pool that can be lent to another process: its bytes are `size_bytes` of a file, from `offset` on."""
+    """A pool that can be sent to another process: `size_bytes` of a file, from `offset` on."""
 
     @property
     def offset(self) -> int:
-        """Where in the file it begins."""
+        """Offset of the pool in its file."""
         ...
 
     @property
     def protection(self) -> Protection:
-        """What may be done with it."""
+        """The access that the receiver is allowed."""
         ...
 
     def fileno(self) -> int:
-        """Lend the file's descriptor."""
+        """Return the file's fd, which the pool still owns."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BufferToken:
-    """A buffer that the driver holds, as a request lists it among its pools (AIDL RequestMemoryPool); above 0."""
+    """A driver-managed buffer among a request's pools (AIDL RequestMemoryPool); tokens are above 0."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class DataLocation:
-    """A byte range: in a pool, or (pool_index 0, CONSTANT_COPY) in the model's operand_values."""
+    """A byte range of a pool; or, for CONSTANT_COPY, with pool_index 0, of the model's operand_values."""
 
     pool_index: int = 0
     offset: int = 0
@@ -296,9 +297,9 @@ class ChannelQuant:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One value of a subgraph. `dimensions` () = scalar or unknown rank; an extent of 0 = unknown.
+    """One value of a subgraph. `dimensions` () = scalar or unknown rank; a dimension of 0 = unknown.
 
-    `extension_data` is what an extension's type is told besides, opaque bytes; empty for every other type.
+    `extension_data` are opaque parameters of an extension's type; empty for other types.
     """
 
     type: OperandType
@@ -313,7 +314,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation: its code, and the indexes of its operands in the subgraph."""
+    """One operation: its code, and its operands as indexes into the subgraph's operands."""
 
     type: OperationType
     inputs: tuple[int, ...]
@@ -322,7 +323,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """Operands, operations in executable order, and which operands are the inputs and outputs."""
+    """Operands, operations in topological order, and the operands that are inputs and outputs."""
 
     operands: tuple[Operand, ...]
     operations: tuple[Operation, ...]
@@ -332,7 +333,7 @@ class Subgraph:
 
 @dataclass(frozen=True, slots=True)
 class ExtensionNameAndPrefix:
-    """Which prefix an extension's types and operations have in one model (or in one set of hints)."""
+    """The prefix of an extension's codes in one model, or in one list of hints."""
 
     name: str
     prefix: int
@@ -340,7 +341,7 @@ class ExtensionNameAndPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model: the main subgraph, those it refers to, constants, pools with large constants, extensions by name."""
+    """A model: main and referenced subgraphs, small constants, pools with large constants, and its extensions."""
 
     main: Subgraph
     referenced: tuple[Subgraph, ...] = ()
@@ -352,7 +353,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class RequestArgument:
-    """One input or output of a request; `dimensions` () = as in the model."""
+    """One input or output of a request; `dimensions` () = those of the model."""
 
     has_no_value: bool = False
     location: DataLocation = DataLocation()
@@ -361,9 +362,9 @@ class RequestArgument:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Where one execution reads its inputs and writes its outputs; location.pool_index counts in `pools`.
+    """The arguments of one execution; `location.pool_index` is an index of `pools`.
 
-    An argument in a buffer of the driver's is all of it: its location has offset, length and padding 0.
+    An argument in a driver-managed buffer is the whole buffer: its location has offset, length and padding 0.
     """
 
     inputs: tuple[RequestArgument, ...]
@@ -373,7 +374,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenValuePair:
-    """A hint of an extension for a compilation or an execution: prefix << 16 | code, and opaque bytes."""
+    """An extension's hint for a compilation or execution: prefix << 16 | token of the extension, and opaque bytes."""
 
     token: int
     value: bytes = b""
@@ -381,7 +382,7 @@ class TokenValuePair:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionConfig:
-    """How executions shall be done: what a reusable one keeps. `extensions` names the prefixes in `hints`."""
+    """The options of an execution, which a reusable execution keeps; `extensions` has the prefixes used in `hints`."""
 
     measure: MeasureTiming = MeasureTiming.NO
     loop_timeout_ns: int = LoopTimeoutDurationNs.DEFAULT
@@ -391,14 +392,14 @@ class ExecutionConfig:
 
 @dataclass(frozen=True, slots=True)
 class OutputShape:
-    """What an execution made of one output: its dimensions (0 = unknown) and whether the buffer sufficed."""
+    """The dimensions of an output after an execution (0 = unknown), and whether its buffer was large enough."""
 
     dimensions: tuple[int, ...]
     is_sufficient: bool = True
 
 
 def merge_dimensions(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
-    """Return dimensions that are both: 0 is an unknown extent, () an unknown rank. None where they contradict."""
+    """Return dimensions that satisfy both; 0 = unknown dimension, () = unknown rank. None if they contradict."""
     if not first or not second:
         return tuple(first or second)
     agree = len(first) == len(second) and all(a == b or 0 in (a, b) for a, b in zip(first, second, strict=True))
@@ -406,8 +407,8 @@ def merge_dimensions(first: Sequence[int], second: Sequence[int]) -> tuple[int, 
 
 
 def operand_bytes(operand: Operand, dimensions: tuple[int, ...] = ()) -> int:
-    """Return the size in bytes of an operand, of `dimensions` instead of its own if given; 0 while unknown."""
-    extents = dimensions or operand.dimensions
-    if not extents and not is_scalar(operand.type):
+    """Return the size of an operand in bytes; 0 if unknown. Non-empty `dimensions` replace the operand's."""
+    shape = dimensions or operand.dimensions
+    if not shape and not is_scalar(operand.type):
         return 0
-    return math.prod(extents) * element_bytes(operand.type)
+    return math.prod(shape) * element_bytes(operand.type)

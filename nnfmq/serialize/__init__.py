@@ -1,1 +1,1 @@
-"""Bytes to values and back: burst packets, models, control messages. Pure: nothing here opens, maps, waits or logs."""
+"""Serialization of burst packets, models and control messages. No I/O, no logging."""

@@ -1,15 +1,15 @@
-"""FmqRequestDatum and FmqResultDatum: the variants of the 24-byte records of a burst, and where each field lies.
+"""FmqRequestDatum and FmqResultDatum: the variants of the 24-byte records of a burst, and the offsets of their fields.
 
-Both are HIDL safe unions: the discriminator is a u8 at 0, the payload begins at the alignment of its widest member,
-everything is little-endian and everything not named here is padding.
+Both are HIDL safe unions: the discriminator is a u8 at offset 0, the payload starts at the alignment of its widest
+member, integers are little-endian, and all other bytes are padding, which is written as zero and ignored when read.
 
     byte   0              4                              8                                              24
     request| d | padding  | payload, 20 bytes                                                            |
     result | d | padding                                 | payload, 16 bytes                             |
 
-The rule: this file is the only place that knows an offset; `packet` encodes and decodes by these tables alone.
-Padding is written as zero and never looked at. Left out: what a sequence of records means.
-Layout: HAL 1.2 types.hal, as laid out by hidl-gen.
+The codecs encode and decode by these tables; docs/reference/protocol.md repeats them, which a test compares.
+
+Source: HAL 1.2 types.hal, and the layout that hidl-gen gives to safe unions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-DATUM_BYTES = 24  # of a record of either kind
+DATUM_BYTES = 24  # of a request and of a result record
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a record: its byte offset, and its `struct` code (B u8, I u32, i i32, Q u64)."""
+    """A field of a record: its byte offset, and its format character of `struct` (B u8, I u32, i i32, Q u64)."""
 
     name: str
     offset: int
@@ -31,7 +31,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kind of record. `codes` is the record's `struct` format, discriminator first, without byte order."""
+    """A variant of the union. `codes` is its `struct` format, discriminator first, without a byte order."""
 
     name: str
     discriminator: int
@@ -40,12 +40,16 @@ class Variant:
     layout: struct.Struct
 
     def offset_of(self, field: str) -> int:
-        """Return the byte offset of `field` in the record; raises KeyError for an unknown one."""
+        """Return the byte offset of `field` in the record.
+
+        Raises:
+            KeyError: If the variant has no such field.
+        """
         return {f.name: f.offset for f in self.fields}[field]
 
 
 def _codes(fields: tuple[Field, ...]) -> str:
-    """Return the format of a whole record, with pad bytes where no field lies."""
+    """Return the format of a whole record, with pad bytes between the fields."""
     codes, end = "B", 1
     for field in fields:
         codes += f"{field.offset - end}x{field.code}"

@@ -1,11 +1,11 @@
-"""Stage slots: what the driver tells about its last execution beside the rings, in 32 u64 words per queue.
+"""Execution statistics: 32 u64 words beside the rings of a burst, in which the driver describes its last execution.
 
-The words lie in the result queue's memory, behind what libfmq knows of (their place: `queue.layout`). The driver is
-their only writer. It fills them before it sends the result, so the release store that publishes the packet publishes
-them too, and the client may read them from then until it sends its next request. SEQUENCE counts the packets that the
-driver has taken on this burst; a reader that finds another number than it expects has another execution's times.
-Times are CLOCK_MONOTONIC nanoseconds unless the name says otherwise. The words come from the peer: they are to be
-shown and summed, never to be believed. Left out: aggregation, names of metrics (`observe`).
+The words are in the result queue's memory, after the parts that libfmq defines (`queue.layout` has their offset). Only
+the driver writes them. It writes them before it sends the result: the release store that publishes the packet publishes
+them too, so the client may read them from the time it receives the result until it sends its next request. SEQUENCE
+counts the packets that the driver received on this burst; if it is not the number that the reader expects, the words
+describe another execution. Times are CLOCK_MONOTONIC nanoseconds, except durations. The peer writes the words, so they
+may be displayed and summed, but nothing may depend on them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from nnfmq.hal.timing import NO_TIMING, Timing, from_unsigned, to_unsigned
 STATS_WORDS: Final = 32
 STATS_BYTES: Final = 8 * STATS_WORDS
 
-SEQUENCE: Final = 0  # packets taken on this burst, this one included
-REQUEST_RECEIVED: Final = 1  # the request had been read from the ring
-MEMORY_READY: Final = 2  # every slot mapped; REQUEST_RECEIVED again where the request was the one before
+SEQUENCE: Final = 0  # packets received on this burst, this one included
+REQUEST_RECEIVED: Final = 1  # the request was read from the ring
+MEMORY_READY: Final = 2  # every slot is mapped; equals REQUEST_RECEIVED if the request was cached
 ENGINE_BEGIN: Final = 3
 ENGINE_END: Final = 4
-RESULT_SENT: Final = 5  # just before the packet is published: nothing can be stamped after
-TIME_ON_DEVICE_NS: Final = 6  # durations, to the nanosecond; the packet has microseconds
+RESULT_SENT: Final = 5  # just before the packet is published, since no word may change after that
+TIME_ON_DEVICE_NS: Final = 6  # durations in ns (the packet has µs), 2^64-1 = not measured
 TIME_IN_DRIVER_NS: Final = 7
-FAILURES: Final = 8  # how many of the results sent on this burst had another status than NONE
-RESERVED: Final = 9  # this and all later slots: zero
+FAILURES: Final = 8  # results sent on this burst whose status is not NONE
+RESERVED: Final = 9  # this word and all later ones are zero
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionStats:
-    """One reading of the slots; fields as the constants, timing in nanoseconds."""
+    """The statistics as read once; the fields are named after the words."""
 
     sequence: int
     request_received_ns: int
@@ -52,7 +52,7 @@ class ExecutionStats:
 
     @property
     def driver_ns(self) -> int:
-        """Nanoseconds from taking the request to sending the result."""
+        """Nanoseconds from receiving the request to sending the result."""
         return self.result_sent_ns - self.request_received_ns
 
     @property
@@ -62,9 +62,9 @@ class ExecutionStats:
 
 
 class StatsArea:
-    """Writer and reader over the stage area of a queue. `words` is its memoryview of 32 u64, for other stamps.
+    """Writer and reader of the words of one burst. It borrows the queue's memory, which must outlive it.
 
-    The queue stays the owner of the memory and must outlive this.
+    `words` is the area as a memoryview of u64, for writers that stamp single words.
     """
 
     __slots__ = ("_failures", "_timing", "words")
@@ -72,51 +72,50 @@ class StatsArea:
     def __init__(self, words: memoryview) -> None:
         self.words = words
         self._failures = 0
-        self._timing: Timing | None = None  # what the words say now
+        self._timing: Timing | None = None  # the one that the words contain
 
     @classmethod
     def over(cls, area: memoryview | None) -> StatsArea:
-        """Return the slots in `area`: 256 bytes, aligned to 8, writable for `record`.
+        """Return a StatsArea over `area`: at least 256 bytes, aligned to 8, and writable if `record` is used.
 
-        None stands for a queue without such an area: then the slots are private and only this object sees them.
-        Raises InvalidArgument for an area that is too short.
+        If `area` is None, because the queue has none, the words are private to this object.
+
+        Raises:
+            InvalidArgument: If the area is too short.
         """
         if area is None:
             area = memoryview(bytearray(STATS_BYTES))
         if area.nbytes < STATS_BYTES:
-            raise InvalidArgument(f"a stage area has {STATS_BYTES} bytes, this one {area.nbytes}")
+            raise InvalidArgument(f"execution statistics have {STATS_BYTES} bytes, this area {area.nbytes}")
         return cls(area.cast("B").cast("Q"))
 
     def record(
         self, sequence: int, request_received_ns: int, memory_ready_ns: int, engine_begin_ns: int, engine_end_ns: int,
         timing: Timing = NO_TIMING,
     ) -> None:  # fmt: skip
-        """Write what happened to packet `sequence`, and the present as RESULT_SENT: the last thing before the send.
+        """Write the statistics of packet `sequence`, and the current time as RESULT_SENT; call it just before sending.
 
-        A stage that was not reached is 0.
+        A stage that the execution did not reach is 0.
         """
         words = self.words
-        words[0] = sequence  # the numbers of the slots, spelt out: this is done for every execution
+        words[0] = sequence  # literal indexes: this runs for every execution, and globals cost more
         words[1] = request_received_ns
         words[2] = memory_ready_ns
         words[3] = engine_begin_ns
         words[4] = engine_end_ns
         if timing is not self._timing:
-            self._record_timing(timing)
+            words[TIME_ON_DEVICE_NS] = to_unsigned(timing.time_on_device_ns)
+            words[TIME_IN_DRIVER_NS] = to_unsigned(timing.time_in_driver_ns)
+            self._timing = timing
         words[5] = monotonic_ns()
 
-    def _record_timing(self, timing: Timing) -> None:
-        self.words[TIME_ON_DEVICE_NS] = to_unsigned(timing.time_on_device_ns)
-        self.words[TIME_IN_DRIVER_NS] = to_unsigned(timing.time_in_driver_ns)
-        self._timing = timing
-
     def count_failure(self) -> None:
-        """Count one more result with another status than NONE."""
+        """Count one more result whose status is not NONE."""
         self._failures += 1
         self.words[FAILURES] = self._failures
 
     def read(self) -> ExecutionStats:
-        """Return what the slots hold; call it after the result was received and before the next request."""
+        """Return the current statistics; call it between receiving a result and sending the next request."""
         words = self.words.tolist()
         return ExecutionStats(
             sequence=words[SEQUENCE],
@@ -130,5 +129,5 @@ class StatsArea:
         )
 
     def close(self) -> None:
-        """Give the view back; the slots must not be used again. Closing twice does no harm."""
+        """Release the memoryview; the object must not be used afterwards. Idempotent."""
         self.words.release()

@@ -1,11 +1,13 @@
-"""A Model as bytes: msgpack arrays with the HAL's numbers, its pools as positions in a list of file descriptors.
+"""A Model as bytes: msgpack arrays of the HAL's values; its pools are sent beside them as file descriptors.
 
-The wire structs below are the field table of both directions: `encode_model` converts the HAL's dataclasses to them,
-`decode_model` converts back, and msgspec checks types, enum numbers and ranges on the way in both. Field order is the
-layout; unknown, missing or surplus fields are refused. Extensions travel by name, with the model's own prefixes. Pools
-do not travel in the bytes: the wire has their sizes, the caller sends the descriptors in the same order. Whether the
-model makes sense (indexes within the subgraph, locations within the pools, scales) is for `validation` to say. Spec:
-the HAL's Model, Subgraph, Operation, Operand.
+The structs below are the field table of both directions: `encode_model` converts the HAL's dataclasses to them and
+`decode_model` converts them back, and msgspec checks types, enum values and ranges both times. The order of the fields
+is the wire format; unknown, missing and surplus fields are rejected. Extensions are sent by name, with the prefixes of
+this model. The bytes contain the sizes of the pools; the caller sends their file descriptors in the same order.
+
+Whether the model is valid (indexes within the subgraph, locations within the pools, scales) is checked by `validation`.
+
+Source: the HAL's Model, Subgraph, Operation and Operand.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ U32: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 I32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 U63: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
-MAX_EXTENSIONS = 1024  # that one model names
+MAX_EXTENSIONS = 1024  # of one model
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Every struct here is an array of its fields, in their order."""
+    """Base class: an array of the fields, in their order."""
 
 
 class _Location(_Wire, frozen=True):
@@ -91,20 +93,23 @@ class _Model(_Wire, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-msgspec.convert((), tuple[Subgraph, ...])  # while there is one thread, see `messages`
+msgspec.convert((), tuple[Subgraph, ...])  # while there is one thread, see `messages.common`
 _decoder = msgspec.msgpack.Decoder(_Model)
 
 
 def encode_model(model: Model) -> tuple[bytes, tuple[Pool, ...]]:
-    """Return the model's bytes and its pools, whose descriptors must be sent beside them in this order.
+    """Return the model's bytes and its pools, whose file descriptors the caller must send in this order.
 
-    The pools stay the model's. Raises InvalidArgument for a number that its field cannot hold.
+    The pools stay owned by the model.
+
+    Raises:
+        InvalidArgument: If a number is out of the range of its field.
     """
     sizes = tuple(pool.size_bytes for pool in model.pools)
     try:
         wire = _Model(
-            main=_wire_subgraph(model.main),
-            referenced=tuple(_wire_subgraph(subgraph) for subgraph in model.referenced),
+            main=_encode_subgraph(model.main),
+            referenced=tuple(_encode_subgraph(subgraph) for subgraph in model.referenced),
             operand_values=model.operand_values,
             pool_sizes=sizes,
             relax_computation_float32_to_float16=model.relax_computation_float32_to_float16,
@@ -115,19 +120,22 @@ def encode_model(model: Model) -> tuple[bytes, tuple[Pool, ...]]:
     return _encoder.encode(wire), model.pools
 
 
-def _wire_subgraph(subgraph: Subgraph) -> _Subgraph:
+def _encode_subgraph(subgraph: Subgraph) -> _Subgraph:
     return msgspec.convert(subgraph, _Subgraph, from_attributes=True)
 
 
-def _subgraph(wire: _Subgraph) -> Subgraph:
+def _decode_subgraph(wire: _Subgraph) -> Subgraph:
     return msgspec.convert(wire, Subgraph, from_attributes=True)
 
 
 def decode_model(data: BytesLike, pools: Sequence[Pool]) -> Model:
-    """Return the model in `data`, over `pools`: the memories received with it, in their order, which it then refers to.
+    """Return the model in `data` over `pools`, the memories that came with it in their order; it keeps them.
 
-    The constants in `operand_values` are copied out of `data`. Raises ProtocolError for anything that is not exactly a
-    model's bytes, and for pools that are not as many or not as large as these say.
+    `operand_values` is a copy.
+
+    Raises:
+        ProtocolError: If `data` is not exactly one encoded model, or the number of pools differs, or a pool is smaller
+            than the model states.
     """
     try:
         wire = _decoder.decode(data)
@@ -135,8 +143,8 @@ def decode_model(data: BytesLike, pools: Sequence[Pool]) -> Model:
         raise ProtocolError(f"{len(data)} bytes are not a model: {error}") from error
     _check_pools(wire.pool_sizes, pools)
     return Model(
-        main=_subgraph(wire.main),
-        referenced=tuple(_subgraph(subgraph) for subgraph in wire.referenced),
+        main=_decode_subgraph(wire.main),
+        referenced=tuple(_decode_subgraph(subgraph) for subgraph in wire.referenced),
         operand_values=wire.operand_values,
         pools=tuple(pools),
         relax_computation_float32_to_float16=wire.relax_computation_float32_to_float16,
@@ -149,4 +157,4 @@ def _check_pools(sizes: tuple[int, ...], pools: Sequence[Pool]) -> None:
         raise ProtocolError(f"the model lists {len(sizes)} pools, {len(pools)} were received")
     for index, (size, pool) in enumerate(zip(sizes, pools, strict=True)):
         if pool.size_bytes < size:
-            raise ProtocolError(f"pool {index} of the model has {size} bytes, the one received {pool.size_bytes}")
+            raise ProtocolError(f"pool {index} of the model has {size} bytes, the received one {pool.size_bytes}")

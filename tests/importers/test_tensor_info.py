@@ -19,7 +19,7 @@ def test_numpys_element_has_the_size_of_the_hals(operand_type: OperandType) -> N
 
 @pytest.mark.parametrize("operand_type", WITHOUT)
 def test_a_type_without_a_numpy_element_is_refused(operand_type: OperandType) -> None:
-    with pytest.raises(InvalidArgument, match="no numpy element type"):
+    with pytest.raises(InvalidArgument, match="no NumPy element type"):
         dtype_name(operand_type)
 
 
@@ -36,5 +36,5 @@ def test_a_scalar_is_told_from_a_tensor_of_unknown_rank() -> None:
 def test_EXT_3_a_type_of_an_extension_is_described_by_what_a_device_stated() -> None:
     known = {OperandType(1 << 16): ElementInfo("int64", True)}
     assert operand_info(Operand(OperandType(1 << 16)), "n", known) == TensorInfo("n", (), "int64", is_scalar=True)
-    with pytest.raises(InvalidArgument, match="no numpy element type"):
+    with pytest.raises(InvalidArgument, match="no NumPy element type"):
         operand_info(Operand(OperandType(1 << 16)))

@@ -182,7 +182,7 @@ def test_another_number_of_pools_is_refused(pools: tuple[FakePool, ...]) -> None
 
 
 def test_a_pool_that_is_too_small_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="pool 1 of the model has 64 bytes, the one received 63"):
+    with pytest.raises(ProtocolError, match="pool 1 of the model has 64 bytes, the received one 63"):
         decode_model(DATA, (FakePool(4096), FakePool(63)))
 
 
