@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import tiers
 from support.places import ROOT
 
 TESTS = """
@@ -40,6 +41,24 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_every_slow_path_exists() -> None:
+    assert [path for path in tiers.SLOW if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "slow"),
+    [
+        ("tests/end_to_end/test_supervisor.py", True),
+        ("tests/end_to_end/test_golden.py", False),
+        ("tests/queue_model_checking/test_interleavings.py", True),
+        ("tests/queue/test_layout.py", False),
+    ],
+)
+def test_slow_files_are_known_by_their_paths(path: str, slow: bool) -> None:
+    assert (ROOT / path).exists()
+    assert tiers.is_slow(path) is slow
+
+
 def run(project: Path, *arguments: str) -> str:
     command = [str(Path(sys.executable).with_name("pytest")), "-s", "-q", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(
@@ -52,7 +71,7 @@ def run(project: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "passed", "left"),
     [
-        ([], 6, "Tier quick: 17 tests were left out; pytest --tier full runs them."),
+        ([], 3, "Tier quick: 20 tests were left out; pytest --tier full runs them."),
         (["--tier", "full"], 22, "Tier full: 1 tests were left out; pytest --tier deep runs them."),
         (["tests/test_it.py"], 22, "Tier full: 1 tests were left out"),
         (["--tier", "deep"], 23, ""),

@@ -1,8 +1,8 @@
-"""`nnfmq conformance`: run test models through an engine or a driver, and say what did not pass.
+"""`nnfmq conformance`: run test models through an engine or a driver, and report failures.
 
-Files are looked at before anything runs: what is not in their format ends the command with status 2, its file and its
-line. A failure names the test, the operand, the index, and what was expected and came. Random graphs run beside the
-files, and those that fail become files.
+All files are read before anything runs; a format error ends the command with exit status 2 and names file and line. A
+failure names the test, the operand, the index, and the expected and actual value. Random graphs that fail are written
+to files.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ examples:
   nnfmq conformance one.jsonl --path sync --connect embedded
   nnfmq conformance --random-graphs --classes large --seeds 50-99 --dump failing
 
-A PATH is a file of test models (.jsonl, .jsonl.gz) or a folder of such.
+A PATH is a file of test models (.jsonl, .jsonl.gz) or a folder with such files.
 """
 
 _CLASSES = ("single", "small", "large", "quantized", "later")
 _USUAL_CLASSES = _CLASSES[:3]
-_MOST_SEED = (1 << 32) - 1
+_SEED_MAX = (1 << 32) - 1
 _SHOWN_FAILURES = 20
 
-PATHS = (  # those of `conformance.targets`, for which no other command shall wait
+PATHS = (  # those of `conformance.targets`, repeated because importing it takes long
     "interpreter", "compiled", "sync", "async", "fenced", "reusable", "burst", "aidl-burst", "memory-domain",
     "memory-domain-async", "memory-domain-fenced", "memory-domain-aidl-burst",
 )  # fmt: skip
@@ -53,47 +53,51 @@ _ENGINES = {"interpreter": "the interpreter", "compiled": "the compiling engine"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `conformance`."""
-    parser.usage = "%(prog)s [options] [PATH ...]"  # all of them would take half of the screen
+    parser.usage = "%(prog)s [options] [PATH ...]"  # the generated usage fills half of the screen
     parser.add_argument("paths", metavar="PATH", type=Path, nargs="*")
     parser.add_argument(
         "--path", choices=PATHS, metavar="P", default="interpreter",
-        help="interpreter (default), compiled; of a driver: sync, async, fenced, reusable, burst, aidl-burst, "
-        "memory-domain[-async|-fenced|-aidl-burst]",
+        help="interpreter (default) or compiled, in this process; through a driver: sync, async, fenced, reusable, "
+        "burst, aidl-burst, memory-domain[-async|-fenced|-aidl-burst]",
     )  # fmt: skip
-    parser.add_argument("--device", metavar="NAME", help="of the driver (default: reference)")
-    parser.add_argument(
-        "--jobs", metavar="N", type=at_least_one, default=1, help="processes that share the work (default: 1)"
-    )
-    parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name it finds")
+    parser.add_argument("--device", metavar="NAME", help="the driver's device (default: reference)")
+    parser.add_argument("--jobs", metavar="N", type=at_least_one, default=1, help="number of processes (default: 1)")
+    parser.add_argument("--filter", metavar="REGEX", type=_pattern, default="", help="only tests whose name matches")
     _add_random_arguments(parser)
-    parser.add_argument("--json", metavar="FILE", type=new_file, help="write the results")
-    parser.add_argument("--html", metavar="FILE", type=new_file, help="write the results as a page")
-    parser.add_argument("--verbose", action="store_true", help="all failures, why tests were skipped, the slowest")
+    parser.add_argument("--json", metavar="FILE", type=new_file, help="write the results as JSON")
+    parser.add_argument("--html", metavar="FILE", type=new_file, help="write the results as an HTML page")
+    parser.add_argument(
+        "--verbose", action="store_true", help="print all failures, the reasons for skipping, and the slowest tests"
+    )
     add_connect_argument(parser)
 
 
 def _add_random_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--random-graphs", action="store_true", help="run random graphs, too")
+    parser.add_argument("--random-graphs", action="store_true", help="also run random graphs")
     parser.add_argument(
         "--classes", metavar="NAME,...", type=_classes, default=_USUAL_CLASSES,
-        help=f"of these classes: {', '.join(_CLASSES)} (default: {','.join(_USUAL_CLASSES)})",
+        help=f"classes of graphs: {', '.join(_CLASSES)} (default: {','.join(_USUAL_CLASSES)})",
     )  # fmt: skip
-    parser.add_argument("--seeds", metavar="A-B", type=_seeds, default=(0, 49), help="and these seeds (default: 0-49)")
-    parser.add_argument("--dump", metavar="DIR", type=Path, help="folder for those that fail (default: a new one)")
+    parser.add_argument("--seeds", metavar="A-B", type=_seeds, default=(0, 49), help="seeds (default: 0-49)")
+    parser.add_argument(
+        "--dump", metavar="DIR", type=Path, help="folder for graphs that fail (default: a temporary one)"
+    )
 
 
 def _classes(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if unknown := set(names) - set(_CLASSES):
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))!r}: the classes are {', '.join(_CLASSES)}")
+        raise argparse.ArgumentTypeError(
+            f"unknown class {', '.join(sorted(unknown))!r}; the classes are {', '.join(_CLASSES)}"
+        )
     return names
 
 
 def _seeds(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-    if not first <= last <= _MOST_SEED:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a seed nor a range A-B of them, up to {_MOST_SEED}")
+    if not first <= last <= _SEED_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a seed nor a range A-B of seeds, at most {_SEED_MAX}")
     return first, last
 
 
@@ -101,24 +105,24 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
     return text
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Run, write, print; the status is 0 if everything passed."""
+    """Run the tests, write and print the results; return 0 if all passed, 1 if not, 2 for wrong usage."""
     from nnfmq.conformance.running import Settings
     from nnfmq.conformance.testmodels import BadFormat
     from nnfmq.service.caching.program_cache import cache_disabled
 
     if arguments.path in _ENGINES and (arguments.device or arguments.connect):
-        print("nnfmq: error: --device and --connect are a driver's: say which --path, such as burst", file=sys.stderr)
+        print("nnfmq: error: --device and --connect need a --path through a driver, such as burst", file=sys.stderr)
         return 2
     arguments.device = arguments.device or "reference"
     settings = Settings(arguments.path, arguments.device, arguments.connect, arguments.filter)
     began_ns = time.monotonic_ns()
     try:
-        # What is judged is what an embedded driver makes, not what an earlier one has made.
+        # Test what an embedded driver compiles now, not what an earlier one left in its cache.
         with cache_disabled(), _dump_folder(arguments) as folder:
             summary = _run(arguments, replace(settings, dump_to=folder))
     except BadFormat as error:
@@ -132,7 +136,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _dump_folder(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yield the folder for graphs that fail, empty without random graphs; a temporary one goes if nothing is in it."""
+    """Yield the folder for graphs that fail, "" without random graphs; remove a temporary folder if it stays empty."""
     import tempfile
 
     if not arguments.random_graphs:
@@ -146,7 +150,7 @@ def _dump_folder(arguments: argparse.Namespace) -> Iterator[str]:
     try:
         yield folder
     finally:
-        with suppress(OSError):  # it is not empty
+        with suppress(OSError):  # not empty: graphs failed
             Path(folder).rmdir()
 
 
@@ -155,7 +159,7 @@ def _sources(arguments: argparse.Namespace) -> list[Source]:
     from nnfmq.conformance.testmodels import BadFormat, find_files
 
     if not arguments.paths and not arguments.random_graphs:
-        raise BadFormat("nothing to run: give a PATH, or --random-graphs")
+        raise BadFormat("nothing to run; give a PATH or --random-graphs")
     graphs = batches(arguments.classes, *arguments.seeds) if arguments.random_graphs else []
     return [*find_files(arguments.paths), *graphs]
 
@@ -168,7 +172,7 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Summary:
     sources = _sources(arguments)
     total = count(sources, settings.pattern)
     if not total:
-        raise BadFormat(f"no test model in {_what(arguments)} has a name with {settings.pattern!r}")
+        raise BadFormat(f"no test model in {_sources_text(arguments)} has a name that matches {settings.pattern!r}")
     summary = Summary()
     with _progress(arguments.no_color) as bar, closing(run_sources(sources, settings, arguments.jobs)) as results:
         task = bar.add_task(settings.path, total=total, failed=0)
@@ -180,7 +184,7 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> Summary:
 
 
 def _progress(no_color: bool) -> Any:
-    """Return a bar on stderr, so that stdout is the report; it leaves nothing where stderr is no terminal."""
+    """Return a progress bar on stderr; nothing is drawn if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -194,7 +198,7 @@ def _progress(no_color: bool) -> Any:
     return Progress(*columns, TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal)
 
 
-def _what(arguments: argparse.Namespace) -> str:
+def _sources_text(arguments: argparse.Namespace) -> str:
     first, last = arguments.seeds
     graphs = (
         [f"random graphs ({', '.join(arguments.classes)}; seeds {first}-{last})"] if arguments.random_graphs else []
@@ -204,7 +208,7 @@ def _what(arguments: argparse.Namespace) -> str:
 
 def _subject(arguments: argparse.Namespace) -> str:
     where = _ENGINES.get(arguments.path) or f"device {arguments.device}, path {arguments.path}"
-    return f"{_what(arguments)} on {where}"
+    return f"{_sources_text(arguments)} on {where}"
 
 
 def _write(arguments: argparse.Namespace, summary: Summary, duration_ns: int) -> None:
@@ -229,8 +233,8 @@ def _print(screen: Console, summary: Summary, duration_ns: int, verbose: bool) -
     if summary.dumped:
         folder = Path(summary.dumped[0]).parent
         screen.print(f"Random graphs that failed: {len(summary.dumped):,}, in {folder}", soft_wrap=True)
-    verdict = "Everything passed" if summary.is_good else "Not everything passed"
-    screen.print(f"{verdict}; {duration_ns / 1e9:.1f} s.")
+    outcome = "All tests passed" if summary.is_good else "Some tests failed"
+    screen.print(f"{outcome}; {duration_ns / 1e9:.1f} s.")
 
 
 def _print_failures(screen: Console, summary: Summary, limit: int | None) -> None:

@@ -1,8 +1,8 @@
-"""`nnfmq queue`: queues with a name, for foreign programs: make, list, look at, write, read, watch, measure, remove.
+"""`nnfmq queue`: create, list, inspect, write, read, watch, measure and remove named queues.
 
-What the actions do lies in modules of their own (`queue_look`, `queue_records`, `queue_watch`, `queue_bench`), imported
-when asked for; here are their options, and the actions that are a line or two. Errors and exit status are those of
-every command; an action that moved nothing ends with status 1.
+This module declares the options of the actions and implements the short ones; the others are in `queue_snapshot`,
+`queue_io`, `queue_watch` and `queue_bench`, which are imported when needed. An action that moved no record has exit
+status 1.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ examples:
   nnfmq queue watch /frames
   nnfmq queue remove /frames
 
-Only for programs that trust each other: whoever may open the memory can make the
-others die (SIGBUS), and a name stays until it is removed. docs/c has a C header.
+Only for programs that trust each other: a program that may open the memory can kill
+the others (SIGBUS). A name exists until it is removed. docs/c has a C header.
 `nnfmq queue ACTION --help` describes one action.
 """
 
@@ -29,12 +29,12 @@ Action = Callable[[argparse.ArgumentParser], None]
 
 
 class _Intermixed(argparse.ArgumentParser):
-    """Takes options between the words as well: in `write NAME --hex DATA` argparse itself would not see DATA."""
+    """Accepts options between positional arguments; plain argparse would not accept DATA in `write NAME --hex DATA`."""
 
     _is_inside = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self._is_inside:  # the way back from below, on some versions of Python
+        if self._is_inside:  # some versions of Python call this method recursively
             return super().parse_known_args(args, namespace)
         self._is_inside = True
         try:
@@ -49,16 +49,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         title="actions", dest="action", metavar="ACTION", required=True, parser_class=_Intermixed
     )
     for name, (summary, declare, execute_action) in _ACTIONS.items():
-        made = actions.add_parser(
+        action = actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
         )
-        made.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
-        declare(made)
-        made.set_defaults(execute_action=execute_action)
+        action.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help="plain text")
+        declare(action)
+        action.set_defaults(execute_action=execute_action)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Do one action."""
+    """Run the action; return the exit status."""
     status: int = arguments.execute_action(arguments)
     return status
 
@@ -77,11 +77,17 @@ def _json(parser: argparse.ArgumentParser, what: str = "print JSON") -> None:
 def _for_create(parser: argparse.ArgumentParser) -> None:
     _name(parser)
     parser.add_argument("--record-bytes", metavar="N", type=int, required=True, help="size of each record")
-    parser.add_argument("--count", metavar="N", type=int, required=True, help="how many records the ring holds")
+    parser.add_argument("--count", metavar="N", type=int, required=True, help="capacity of the ring, in records")
     parser.add_argument(
-        "--unsynchronized", action="store_true", help="many readers; a full ring is overwritten, nobody waits"
+        "--unsynchronized",
+        action="store_true",
+        help="many readers; the writer overwrites unread records and never waits",
     )
-    parser.add_argument("--replace", action="store_true", help="remove what has this name; its users keep the old one")
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="remove an existing queue of this name first; attached programs keep the old one",
+    )
     _json(parser)
 
 
@@ -93,37 +99,53 @@ def _for_info(parser: argparse.ArgumentParser) -> None:
 def _for_write(parser: argparse.ArgumentParser) -> None:
     _name(parser)
     parser.add_argument("data", metavar="DATA", nargs="*", help="the bytes of whole records (default: stdin)")
-    parser.add_argument("--file", metavar="F", help="the bytes are in this file")
+    parser.add_argument("--file", metavar="F", help="read the records from this file")
     parser.add_argument("--hex", action="store_true", help="DATA, file or stdin are hexadecimal digits")
-    _waiting(parser, "for room (default: without limit)")
+    _waiting(parser, "for space (default: no limit)")
 
 
 def _for_read(parser: argparse.ArgumentParser) -> None:
     _name(parser)
-    parser.add_argument("-n", metavar="N", dest="records", type=_positive, default=1, help="how many records (1)")
-    parser.add_argument("--follow", action="store_true", help="go on until Ctrl-C, or until --wait has passed")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--hex", action="store_true", help="one record a line (default on a terminal)")
-    form.add_argument("--raw", action="store_true", help="the bytes as they are (default elsewhere)")
-    _waiting(parser, "for a record (default: without limit)")
+    parser.add_argument(
+        "-n", metavar="N", dest="records", type=_positive, default=1, help="number of records (default: 1)"
+    )
+    parser.add_argument("--follow", action="store_true", help="continue until Ctrl-C, or until a wait exceeds --wait")
+    encoding = parser.add_mutually_exclusive_group()
+    encoding.add_argument("--hex", action="store_true", help="print one record per line (default on a terminal)")
+    encoding.add_argument("--raw", action="store_true", help="print the bytes unchanged (default otherwise)")
+    _waiting(parser, "for a record (default: no limit)")
 
 
 def _for_watch(parser: argparse.ArgumentParser) -> None:
     _name(parser)
-    parser.add_argument("--interval", metavar="S", type=_seconds, default=0.5, help="seconds between looks (0.5)")
-    parser.add_argument("--count", metavar="N", type=_positive, help="end after N looks (default: Ctrl-C)")
-    _json(parser, "print each look as a line of JSON")
+    parser.add_argument(
+        "--interval", metavar="S", type=_seconds, default=0.5, help="seconds between snapshots (default: 0.5)"
+    )
+    parser.add_argument(
+        "--count", metavar="N", type=_positive, help="stop after N snapshots (default: run until Ctrl-C)"
+    )
+    _json(parser, "print each snapshot as a line of JSON")
 
 
 def _for_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="the two queues are NAME-requests and NAME-results")
-    parser.add_argument("--record-bytes", metavar="N", type=_positive, default=64, help="size of a message (64)")
-    parser.add_argument("--round-trips", metavar="N", type=_positive, default=20_000, help="there and back (20000)")
-    parser.add_argument("--messages", metavar="N", type=_positive, default=200_000, help="in one direction (200000)")
-    parser.add_argument("--window", metavar="US", type=float, default=50.0, help="µs of polling before sleeping (50)")
+    parser.add_argument(
+        "--record-bytes", metavar="N", type=_positive, default=64, help="size of a message (default: 64)"
+    )
+    parser.add_argument(
+        "--round-trips", metavar="N", type=_positive, default=20_000, help="number of round trips (default: 20000)"
+    )
+    parser.add_argument(
+        "--messages",
+        metavar="N",
+        type=_positive,
+        default=200_000,
+        help="messages sent in one direction (default: 200000)",
+    )
+    parser.add_argument("--window", metavar="US", type=float, default=50.0, help="polling window in µs (default: 50)")
     parser.add_argument(
         "--placement", choices=("apart", "same", "free"), default="apart",
-        help="the two processes have a core each (default), share one, or run where the kernel likes",
+        help="a CPU for each process (default), one CPU for both, or any CPU",
     )  # fmt: skip
     _json(parser)
 
@@ -131,20 +153,20 @@ def _for_bench(parser: argparse.ArgumentParser) -> None:
 def _waiting(parser: argparse.ArgumentParser, what: str) -> None:
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument("--wait", metavar="S", type=_seconds, help=f"wait at most S seconds {what}")
-    limit.add_argument("--no-wait", dest="wait", action="store_const", const=0.0, help="try once")
+    limit.add_argument("--no-wait", dest="wait", action="store_const", const=0.0, help="do not wait")
 
 
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: must be 1 or more")
+        raise argparse.ArgumentTypeError(f"{value}: must be at least 1")
     return value
 
 
 def _seconds(text: str) -> float:
     value = float(text)
     if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text}: must be seconds, 0 or more")
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of seconds, at least 0")
     return value
 
 
@@ -157,7 +179,7 @@ def _create(arguments: argparse.Namespace) -> int:
     from nnfmq.queue import SYNCHRONIZED, UNSYNCHRONIZED, create_named, remove_named
 
     flavor = UNSYNCHRONIZED if arguments.unsynchronized else SYNCHRONIZED
-    if arguments.replace and arguments.name in names():  # also what a creator left half-made
+    if arguments.replace and arguments.name in names():  # also a queue whose creator was killed half-way
         remove_named(arguments.name)
     with create_named(arguments.name, arguments.record_bytes, arguments.count, flavor=flavor) as queue:
         queue_snapshot.show(queue_snapshot.description(arguments.name, queue), arguments)
@@ -169,8 +191,8 @@ def _info(arguments: argparse.Namespace) -> int:
     from nnfmq.queue import open_named
 
     with open_named(arguments.name) as queue:
-        described = queue_snapshot.description(arguments.name, queue)
-        queue_snapshot.show(described | queue_snapshot.look(queue).as_json(), arguments)
+        description = queue_snapshot.description(arguments.name, queue)
+        queue_snapshot.show(description | queue_snapshot.snapshot(queue).as_json(), arguments)
     return 0
 
 
@@ -213,12 +235,12 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 _ACTIONS: dict[str, tuple[str, Action, Callable[[argparse.Namespace], int]]] = {
-    "create": ("make an empty queue and print its descriptor", _for_create, _create),
-    "list": ("name the queues of this machine that you may open", _json, _list),
-    "info": ("print descriptor, counters, fill, and whether they are possible", _for_info, _info),
+    "create": ("create an empty queue and print its descriptor", _for_create, _create),
+    "list": ("list the queues of this machine that you may open", _json, _list),
+    "info": ("print descriptor, counters and fill, and whether the counters are valid", _for_info, _info),
     "write": ("write records from the command line, a file or stdin", _for_write, _write),
-    "read": ("take records and print them", _for_read, _read),
-    "watch": ("show rate, fill and counters live, without disturbing", _for_watch, _watch),
-    "bench": ("measure round trips and a stream between two processes", _for_bench, _bench),
-    "remove": ("remove the name; who uses the queue keeps it", _name, _remove),
+    "read": ("read records and print them", _for_read, _read),
+    "watch": ("show rate, fill and counters live, without changing anything", _for_watch, _watch),
+    "bench": ("measure round trips and throughput between two processes", _for_bench, _bench),
+    "remove": ("remove the name; attached programs keep the queue", _name, _remove),
 }

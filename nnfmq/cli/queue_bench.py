@@ -1,8 +1,8 @@
-"""`nnfmq queue bench`: round trips, and a stream, between two processes over two named queues made for it.
+"""`nnfmq queue bench`: measure round trips and throughput between two processes over temporary named queues.
 
-The other process is this module run by itself (`python -m nnfmq.cli.queue_bench`): it echoes so many messages, then
-takes so many, and answers with the last. Every wait has a deadline, so neither process outlives a killed other one by
-more than that. Figures mean nothing without the conditions printed beside them.
+The second process runs this module (`python -m nnfmq.cli.queue_bench`): it echoes the round trips, then reads the
+stream and replies with its last message. Every wait has a deadline, so that a process exits soon after its peer is
+killed. The report includes the conditions, without which the times mean little.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIMIT_NS = 10 * 10**9
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    """Measure, print, and remove the two queues."""
+    """Create the two queues, measure, print, remove the queues; return the exit status."""
     name = arguments.name or f"/nnfmq-bench-{os.getpid()}"
     window_ns = PollingWindow.controller(arguments.window).ns
     with ExitStack() as stack:
@@ -35,12 +35,12 @@ def bench(arguments: argparse.Namespace) -> int:
             stack.enter_context(_temporary(f"{name}-{which}", arguments.record_bytes))
             for which in ("requests", "results")
         )
-        ours, theirs = stack.enter_context(_placed(arguments.placement))
-        stack.enter_context(_peer(name, arguments, window_ns, theirs))
+        own_cpu, peer_cpu = stack.enter_context(_placed(arguments.placement))
+        stack.enter_context(_peer(name, arguments, window_ns, peer_cpu))
         latencies_ns = _round_trips(requests, results, arguments.round_trips, window_ns)
         stream_ns = _stream(requests, results, arguments.messages, window_ns)
     report = {
-        "conditions": _conditions(arguments, window_ns, ours, theirs),
+        "conditions": _conditions(arguments, window_ns, own_cpu, peer_cpu),
         "round_trip_ns": distribution(latencies_ns),
         "messages_per_s": round(arguments.messages * 1e9 / stream_ns),
     }
@@ -63,25 +63,29 @@ def _temporary(name: str, record_bytes: int) -> Iterator[MessageQueue]:
 
 @contextmanager
 def _placed(placement: str) -> Iterator[tuple[int | None, int | None]]:
-    """Put this process on a core, and back; say which, and which is the other's (None: anywhere)."""
+    """Pin this process to a CPU meanwhile; yield its CPU and that of the other process, None for any."""
     allowed = sorted(os.sched_getaffinity(0))
     if placement == "free":
         yield None, None
         return
-    ours, theirs = allowed[0], allowed[-1 if placement == "apart" else 0]
-    os.sched_setaffinity(0, {ours})
+    own_cpu, peer_cpu = allowed[0], allowed[-1 if placement == "apart" else 0]
+    os.sched_setaffinity(0, {own_cpu})
     try:
-        yield ours, theirs
+        yield own_cpu, peer_cpu
     finally:
         os.sched_setaffinity(0, allowed)
 
 
 @contextmanager
 def _peer(name: str, arguments: argparse.Namespace, window_ns: int, cpu: int | None) -> Iterator[None]:
-    """Run the other process; it has ended when this is left. Raises DeadObject where it could not start."""
+    """Run the other process until the context exits.
+
+    Raises:
+        DeadObject: If the process does not start.
+    """
     trips = arguments.round_trips + _WARM_UP
     words = [name, str(trips), str(arguments.messages), str(window_ns), "-1" if cpu is None else str(cpu)]
-    root = str(Path(__file__).parents[2])  # this very nnfmq, also in a source tree
+    root = str(Path(__file__).parents[2])  # the same nnfmq in the other process, also in a source tree
     path = os.pathsep.join([root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).rstrip(os.pathsep)
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "nnfmq.cli.queue_bench", *words],
@@ -90,46 +94,46 @@ def _peer(name: str, arguments: argparse.Namespace, window_ns: int, cpu: int | N
         try:
             assert process.stdout is not None
             if not process.stdout.readline():
-                raise DeadObject("the other process of the benchmark ended before it began: see above")
+                raise DeadObject("the second process of the benchmark exited before it was ready; its output is above")
             yield
         finally:
-            process.kill()  # by now it has ended by itself, or never will
+            process.kill()  # it has exited by now, or it hangs
 
 
 def _round_trips(requests: MessageQueue, results: MessageQueue, count: int, window_ns: int) -> list[int]:
-    """Return the time of each of `count` round trips, in ns, after a warm-up."""
+    """Return the times of `count` round trips in ns, after a warm-up."""
     payload = os.urandom(requests.quantum)
     times = []
     for _ in range(_WARM_UP + count):
         begin = time.monotonic_ns()
         requests.send(payload)
-        answer = results.receive(begin + _LIMIT_NS, window_ns)
+        reply = results.receive(begin + _LIMIT_NS, window_ns)
         times.append(time.monotonic_ns() - begin)
-        _check(answer, payload)
+        _check(reply, payload)
     return times[_WARM_UP:]
 
 
 def _stream(requests: MessageQueue, results: MessageQueue, count: int, window_ns: int) -> int:
-    """Return how long `count` messages in one direction take, in ns, until the answer to the last."""
+    """Return the time in ns from sending the first of `count` messages to the reply to the last."""
     payload = os.urandom(requests.quantum)
     begin = time.monotonic_ns()
     for _ in range(count):
-        # One look at the clock for each full ring, not for each message.
+        # Reads the clock once per full ring, not per message.
         if not requests.send(payload) and not requests.write_blocking(payload, time.monotonic_ns() + _LIMIT_NS):
             _check(None, payload)
     _check(results.receive(time.monotonic_ns() + _LIMIT_NS, window_ns), payload)
     return time.monotonic_ns() - begin
 
 
-def _check(answer: bytes | None, expected: bytes) -> None:
-    if answer is None:
-        raise MissedDeadlineTransient(f"the other process did not answer within {_LIMIT_NS / 1e9:g} s")
-    if answer != expected:
-        raise DeadObject("the other process answered with something else: somebody else uses these queues")
+def _check(reply: bytes | None, expected: bytes) -> None:
+    if reply is None:
+        raise MissedDeadlineTransient(f"the second process did not reply within {_LIMIT_NS / 1e9:g} s")
+    if reply != expected:
+        raise DeadObject("unexpected reply: another program uses these queues")
 
 
 def _conditions(
-    arguments: argparse.Namespace, window_ns: int, ours: int | None, theirs: int | None
+    arguments: argparse.Namespace, window_ns: int, own_cpu: int | None, peer_cpu: int | None
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "core": core_name,
@@ -138,21 +142,21 @@ def _conditions(
         "messages": arguments.messages,
         "window_us": window_ns / 1000,
         "placement": arguments.placement,
-        "cpus": [ours, theirs],
+        "cpus": [own_cpu, peer_cpu],
     }
 
 
 def _show(report: dict[str, Any], no_color: bool) -> None:
     screen = console(no_color)
-    figures = table("round trip, µs", *(f">{name}" for name in report["round_trip_ns"]))
-    figures.add_row("", *map(microseconds, report["round_trip_ns"].values()))
-    screen.print(figures)
-    screen.print(f"Stream: {report['messages_per_s']:,} messages a second.")
-    given = report["conditions"]
-    where = "anywhere" if given["placement"] == "free" else "CPUs {} and {}".format(*given["cpus"])
+    times = table("round trip, µs", *(f">{name}" for name in report["round_trip_ns"]))
+    times.add_row("", *map(microseconds, report["round_trip_ns"].values()))
+    screen.print(times)
+    screen.print(f"Stream: {report['messages_per_s']:,} messages per second.")
+    conditions = report["conditions"]
+    cpus = "any CPUs" if conditions["placement"] == "free" else "CPUs {} and {}".format(*conditions["cpus"])
     screen.print(
-        f"{given['core']} core, {given['record_bytes']} bytes, window {given['window_us']:g} µs, {where}; "
-        f"{given['round_trips']:,} round trips, {given['messages']:,} messages"
+        f"{conditions['core']} core, {conditions['record_bytes']} bytes, window {conditions['window_us']:g} µs, "
+        f"{cpus}; {conditions['round_trips']:,} round trips, {conditions['messages']:,} messages"
     )
 
 
@@ -160,7 +164,7 @@ def _show(report: dict[str, Any], no_color: bool) -> None:
 
 
 def _serve(name: str, round_trips: int, messages: int, window_ns: int, cpu: int) -> None:
-    """Echo, then take the stream and answer with its last message."""
+    """Echo the round trips, then read the stream and reply with its last message."""
     if cpu >= 0:
         os.sched_setaffinity(0, {cpu})
     with open_named(f"{name}-requests") as requests, open_named(f"{name}-results") as results:

@@ -1,7 +1,7 @@
-"""One look at a named queue: its descriptor, its counters, and whether they are possible.
+"""Snapshots of a named queue: descriptor, counters, and whether the counters are valid.
 
-Nothing is changed and nobody is woken. The two counters cannot be taken at once, so what looks impossible is looked at
-again before it is believed. Used by `nnfmq queue create`, `info`, `list` and `watch`.
+A snapshot changes nothing and wakes no waiter. The two counters cannot be loaded atomically, so an invalid pair is
+loaded again before it is reported. Used by `nnfmq queue create`, `info`, `list` and `watch`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from nnfmq.queue.layout import EVENT_WORD, EVENT_WORD_BYTES
 _PARTS = ("read_counter", "write_counter", "ring", "event_word")
 _FLAVORS = {1: "synchronized", 2: "unsynchronized"}
 _BITS = {NOT_FULL: "NOT_FULL", NOT_EMPTY: "NOT_EMPTY"}
-_LOOKS = 5
+_RETRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a queue's memory says at one moment. Of an unsynchronized queue nobody knows the readers: `r` is None."""
+class QueueSnapshot:
+    """Counters of a queue at one moment, in bytes; `r` is None for an unsynchronized queue with unknown readers."""
 
     w: int
     r: int | None
@@ -35,30 +35,30 @@ class Look:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the ring that hold records: unread ones, or (unsynchronized) any that can still be read."""
+        """Bytes of unread records; in an unsynchronized queue of all records that can still be read."""
         used = self.w if self.r is None else self.w - self.r
         return min(max(used, 0), self.ring_bytes)
 
     @property
     def fill(self) -> float:
-        """That, as a part of the ring: 0 to 1."""
+        """`used_bytes` as a fraction of the ring, 0 to 1."""
         return self.used_bytes / self.ring_bytes
 
     @property
     def state(self) -> str:
-        """`ok`, what was overwritten, or what is impossible."""
+        """`ok`, how many records were overwritten, or why the counters are invalid."""
         for name, counter in (("write", self.w), ("read", self.r or 0)):
             if counter % self.quantum:
-                return f"corrupted: the {name} counter is within a record"
+                return f"corrupted: the {name} counter is not a multiple of the record size"
         if self.r is None:
             lost = max(self.w - self.ring_bytes, 0) // self.quantum
             return f"ok; records overwritten: {lost:,}" if lost else "ok"
         if self.w < self.r:
-            return "corrupted: more was read than written"
-        return "ok" if self.w - self.r <= self.ring_bytes else "corrupted: more is unread than the ring holds"
+            return "corrupted: the read counter is ahead of the write counter"
+        return "ok" if self.w - self.r <= self.ring_bytes else "corrupted: more bytes are unread than the ring has"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the live part of `info --json`, and a line of `watch --json`."""
+        """Return the counters and what follows from them, as in `info --json` and `watch --json`."""
         records = self.used_bytes // self.quantum
         return {
             "counters": {"write": self.w, "read": self.r},
@@ -70,20 +70,20 @@ class Look:
         }
 
 
-def look(queue: MessageQueue) -> Look:
-    """Look at `queue` now."""
-    seen = _look_once(queue)
-    for _ in range(_LOOKS):
-        if not seen.state.startswith("corrupted"):
+def snapshot(queue: MessageQueue) -> QueueSnapshot:
+    """Return the state of `queue` now."""
+    state = _load(queue)
+    for _ in range(_RETRIES):
+        if not state.state.startswith("corrupted"):
             break
-        seen = _look_once(queue)
-    return seen
+        state = _load(queue)
+    return state
 
 
-def _look_once(queue: MessageQueue) -> Look:
+def _load(queue: MessageQueue) -> QueueSnapshot:
     w, r = queue.counters()
-    own = queue.flavor == SYNCHRONIZED
-    return Look(w, r if own else None, _event_bits(queue), queue.count * queue.quantum, queue.quantum)
+    has_reader = queue.flavor == SYNCHRONIZED
+    return QueueSnapshot(w, r if has_reader else None, _event_bits(queue), queue.count * queue.quantum, queue.quantum)
 
 
 def _event_bits(queue: MessageQueue) -> int | None:
@@ -95,16 +95,16 @@ def _event_bits(queue: MessageQueue) -> int | None:
 
 
 def bits_text(bits: int | None) -> str:
-    """Return the bits of an event word by name, the others as a number."""
+    """Return the names of the set event flag bits; unknown bits as a hexadecimal number."""
     if bits is None:
-        return "no event word"
+        return "no event flag word"
     known = [name for bit, name in _BITS.items() if bits & bit]
-    rest = bits & ~(NOT_FULL | NOT_EMPTY)
-    return " ".join([*known, *([f"{rest:#x}"] if rest else [])]) or "none"
+    unknown = bits & ~(NOT_FULL | NOT_EMPTY)
+    return " ".join([*known, *([f"{unknown:#x}"] if unknown else [])]) or "none"
 
 
 def description(name: str, queue: MessageQueue) -> dict[str, Any]:
-    """Return what another program must know, as `create --json` prints it."""
+    """Return what a program needs to attach to the queue, as `create --json` prints it."""
     parts = (
         {"offset": grantor.offset, "extent": grantor.extent} for grantor in queue.descriptor.grantors[: len(_PARTS)]
     )
@@ -119,51 +119,51 @@ def description(name: str, queue: MessageQueue) -> dict[str, Any]:
     }
 
 
-def show(described: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Print a description, with or without a look, as JSON or as tables."""
+def show(description: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print a description, with or without a snapshot, as JSON or as tables."""
     if arguments.json:
-        print_json(described)
+        print_json(description)
         return
     screen = console(arguments.no_color)
-    screen.print(_facts(described))
+    screen.print(_facts(description))
     parts = table("part", ">offset", ">extent")
     for part in _PARTS:
-        if described[part] is not None:
-            parts.add_row(part.replace("_", " "), *(f"{number:,}" for number in described[part].values()))
+        if description[part] is not None:
+            parts.add_row(part.replace("_", " "), *(f"{number:,}" for number in description[part].values()))
     screen.print(parts)
 
 
-def _facts(described: dict[str, Any]) -> Any:
-    facts = table("queue", described["name"])
-    facts.add_row("path", described["path"])
-    facts.add_row("flavour", described["flavor"])
-    facts.add_row("records", f"{described['count']:,} of {described['record_bytes']:,} bytes")
-    facts.add_row("memory", f"{described['memory_bytes']:,} bytes")
-    if "state" in described:
-        _add_look(facts, described)
+def _facts(description: dict[str, Any]) -> Any:
+    facts = table("queue", description["name"])
+    facts.add_row("path", description["path"])
+    facts.add_row("flavor", description["flavor"])
+    facts.add_row("records", f"{description['count']:,} of {description['record_bytes']:,} bytes")
+    facts.add_row("memory", f"{description['memory_bytes']:,} bytes")
+    if "state" in description:
+        _add_snapshot(facts, description)
     return facts
 
 
-def _add_look(facts: Any, described: dict[str, Any]) -> None:
-    w, r = described["counters"]["write"], described["counters"]["read"]
+def _add_snapshot(facts: Any, description: dict[str, Any]) -> None:
+    w, r = description["counters"]["write"], description["counters"]["read"]
     facts.add_row("written", f"{w:,} bytes")
-    facts.add_row("read", "each reader has a position of its own" if r is None else f"{r:,} bytes")
-    facts.add_row("readable", f"{described['readable']:,} records ({described['fill']:.0%} of the ring)")
-    facts.add_row("event bits", bits_text(described["event_bits"]))
-    facts.add_row("state", described["state"])
+    facts.add_row("read", "each reader has its own position" if r is None else f"{r:,} bytes")
+    facts.add_row("readable", f"{description['readable']:,} records ({description['fill']:.0%} of the ring)")
+    facts.add_row("event bits", bits_text(description["event_bits"]))
+    facts.add_row("state", description["state"])
 
 
 def show_all(arguments: argparse.Namespace) -> None:
-    """Print all queues of this machine."""
+    """Print all named queues of this machine."""
     found = list(_every())
     if arguments.json:
         print_json({"queues": found})
         return
     screen = console(arguments.no_color)
     if not found:
-        screen.print("no queues: `nnfmq queue create NAME --record-bytes N --count N` makes one")
+        screen.print("no queues; `nnfmq queue create NAME --record-bytes N --count N` creates one")
         return
-    listing = table("queue", "flavour", ">record bytes", ">count", ">readable", "state")
+    listing = table("queue", "flavor", ">record bytes", ">count", ">readable", "state")
     for one in found:
         numbers = (f"{one[key]:,}" for key in ("record_bytes", "count", "readable"))
         listing.add_row(one["name"], one["flavor"], *numbers, one["state"])
@@ -174,6 +174,6 @@ def _every() -> Any:
     for name in named_queues():
         try:
             with open_named(name) as queue:
-                yield description(name, queue) | look(queue).as_json()
+                yield description(name, queue) | snapshot(queue).as_json()
         except (NnfmqError, OSError):
-            continue  # removed meanwhile
+            continue  # removed since it was listed

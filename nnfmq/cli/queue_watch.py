@@ -1,7 +1,7 @@
-"""`nnfmq queue watch`: a live view of a named queue. It only looks: no counter is changed, no event bit taken.
+"""`nnfmq queue watch`: a live view of a named queue, which changes no counter and clears no event flag bit.
 
-On a terminal one table is drawn again and again; elsewhere each look is a line, or a line of JSON. Rates are between
-two looks; the first one has none. Ctrl-C ends it.
+On a terminal one table is redrawn; otherwise each snapshot is a line of text or JSON. Rates are computed from two
+successive snapshots, so the first has none. Ctrl-C ends the command.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nnfmq.cli.console import console, table
-from nnfmq.cli.queue_snapshot import Look, bits_text, look
+from nnfmq.cli.queue_snapshot import QueueSnapshot, bits_text, snapshot
 from nnfmq.queue import MessageQueue, open_named
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_BAR_CELLS = 30
+_BAR_WIDTH = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look, when it was, and records a second since the one before (None: there was none)."""
+    """A snapshot, its time, and the rates since the previous one; None for the first."""
 
-    seen: Look
+    state: QueueSnapshot
     at_ns: int
     written_per_s: float | None
     read_per_s: float | None
@@ -36,11 +36,11 @@ class Sample:
     def as_json(self) -> dict[str, Any]:
         """Return a line of `watch --json`."""
         rates = {"written_per_s": self.written_per_s, "read_per_s": self.read_per_s}
-        return {"monotonic_ns": self.at_ns, **rates, **self.seen.as_json()}
+        return {"monotonic_ns": self.at_ns, **rates, **self.state.as_json()}
 
 
 def watch(arguments: argparse.Namespace) -> int:
-    """Look again and again."""
+    """Show snapshots until the count is reached; return the exit status."""
     with ExitStack() as stack:
         queue = stack.enter_context(open_named(arguments.name))
         show = _as_json if arguments.json else _view(arguments, console(arguments.no_color), stack)
@@ -50,22 +50,22 @@ def watch(arguments: argparse.Namespace) -> int:
 
 
 def _samples(queue: MessageQueue, interval: float, count: int | None) -> Iterator[Sample]:
-    last = Sample(look(queue), time.monotonic_ns(), None, None)
+    last = Sample(snapshot(queue), time.monotonic_ns(), None, None)
     yield last
     while count is None or (count := count - 1):
         time.sleep(interval)
-        last = _next(last, look(queue), time.monotonic_ns())
+        last = _next(last, snapshot(queue), time.monotonic_ns())
         yield last
 
 
-def _next(last: Sample, seen: Look, now_ns: int) -> Sample:
+def _next(last: Sample, state: QueueSnapshot, now_ns: int) -> Sample:
     seconds = max(now_ns - last.at_ns, 1) / 1e9
-    written = _rate(last.seen.w, seen.w, seen.quantum, seconds)
-    return Sample(seen, now_ns, written, _rate(last.seen.r, seen.r, seen.quantum, seconds))
+    written = _rate(last.state.w, state.w, state.quantum, seconds)
+    return Sample(state, now_ns, written, _rate(last.state.r, state.r, state.quantum, seconds))
 
 
 def _rate(before: int | None, after: int | None, quantum: int, seconds: float) -> float | None:
-    """Return records a second; None for what has no counter, or whose counter was set back by a new user."""
+    """Return records per second; None without a counter, or if a new user has reset it."""
     if before is None or after is None or after < before:
         return None
     return (after - before) / quantum / seconds
@@ -80,30 +80,30 @@ def _view(arguments: argparse.Namespace, screen: Console, stack: ExitStack) -> C
         return lambda sample: print(_line(sample), flush=True)
     from rich.live import Live
 
-    # Without its thread: it would draw between two looks, and hold the interpreter while doing so.
+    # Without rich's refresh thread, which would redraw between two snapshots and take the GIL.
     live = stack.enter_context(Live(console=screen, auto_refresh=False))
     return lambda sample: live.update(_drawn(arguments.name, sample), refresh=True)
 
 
 def _line(sample: Sample) -> str:
-    seen = sample.seen
+    state = sample.state
     return (
         f"written {_per_second(sample.written_per_s)}  read {_per_second(sample.read_per_s)}  "
-        f"fill {seen.fill:4.0%}  bits {bits_text(seen.event_bits)}  {seen.state}"
+        f"fill {state.fill:4.0%}  bits {bits_text(state.event_bits)}  {state.state}"
     )
 
 
 def _drawn(name: str, sample: Sample) -> Any:
-    seen = sample.seen
+    state = sample.state
     view = table("queue", name)
-    view.add_row("written", f"{_per_second(sample.written_per_s)}   counter {seen.w:,}")
-    if seen.r is not None:
-        view.add_row("read", f"{_per_second(sample.read_per_s)}   counter {seen.r:,}")
-    cells = round(seen.fill * _BAR_CELLS)
-    count, capacity = seen.used_bytes // seen.quantum, seen.ring_bytes // seen.quantum
-    view.add_row("fill", f"{'█' * cells}{'░' * (_BAR_CELLS - cells)} {count:,} of {capacity:,}")
-    view.add_row("event bits", bits_text(seen.event_bits))
-    view.add_row("state", seen.state)
+    view.add_row("written", f"{_per_second(sample.written_per_s)}   counter {state.w:,}")
+    if state.r is not None:
+        view.add_row("read", f"{_per_second(sample.read_per_s)}   counter {state.r:,}")
+    filled = round(state.fill * _BAR_WIDTH)
+    count, capacity = state.used_bytes // state.quantum, state.ring_bytes // state.quantum
+    view.add_row("fill", f"{'█' * filled}{'░' * (_BAR_WIDTH - filled)} {count:,} of {capacity:,}")
+    view.add_row("event bits", bits_text(state.event_bits))
+    view.add_row("state", state.state)
     return view
 
 

@@ -1,9 +1,9 @@
-"""`nnfmq run`: one model, one input, over a burst: the top classes, and where the time went.
+"""`nnfmq run`: execute one model over a burst and print the top classes and the time of each stage.
 
-Files are read and judged before any driver is contacted. An output whose elements all lie along its last dimension is
-taken for one score per class; others are summarized by their range. Quantized scores are printed as the real numbers
-that they stand for; `--output` keeps every element as it came. States go from each execution to the next, beginning
-with zeros or what was given for them; they are not printed, and saved only in an .npz, behind the outputs.
+Files are read and checked before a driver is contacted. If all elements of an output are along its last dimension, they
+are taken as class scores; other outputs are summarized by their range. Quantized scores are printed as real values;
+`--output` saves the elements unchanged. The states of a recurrent model are passed from each execution to the next,
+beginning with their zero point or with the given files; they are not printed, and saved only in an .npz.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ examples:
   nnfmq run model.tflite --input raw.bin --output scores.npy --connect embedded
   nnfmq run speech.tflite --input step.npy --output step.npz
 
-States of recurrent models start from zeros, unless --input is given for each of them as well.
-Photos (extra `images`): central square of 87.5 %, bilinear; float inputs in [-1, 1], uint8 as it is.
+States of recurrent models start at zero, unless --input is given for each of them as well.
+Photos (extra `images`): central square of 87.5 %, bilinear; float inputs in [-1, 1], uint8 unchanged.
 """
 
 _STAGES = {
-    "latency": "from sending the request to having the result",
-    "queue": "both ways through the queues, and waking",
-    "driver": "reading the request, memory, answering",
-    "engine": "the model itself",
+    "latency": "from sending the request to having read the result",
+    "queue": "both queues and wake-ups",
+    "driver": "decoding the request, memory, encoding the result",
+    "engine": "the model",
 }
 
 
@@ -57,20 +57,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.tflite", type=Path)
     parser.add_argument(
         "--input", metavar="FILE", type=Path, action="append", required=True,
-        help="photo, .npy array, or raw elements; once per input of the model (states may be left out)",
+        help="photo, .npy array, or raw elements; once for each input of the model (states may be omitted)",
     )  # fmt: skip
-    parser.add_argument("--labels", metavar="FILE", type=Path, help="one class name per line")
-    parser.add_argument("--top", metavar="N", type=at_least_one, default=5, help="how many classes (default: 5)")
+    parser.add_argument("--labels", metavar="FILE", type=Path, help="text file with one class name per line")
+    parser.add_argument(
+        "--top", metavar="N", type=at_least_one, default=5, help="number of classes to print (default: 5)"
+    )
     parser.add_argument("--device", metavar="NAME", default="reference", help="default: reference")
-    parser.add_argument("--repeat", metavar="N", type=at_least_one, default=1, help="executions; times are their p50")
-    parser.add_argument("--timeout", metavar="S", type=float, default=60.0, help="seconds per step (default: 60)")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="save the outputs: .npy, or .npz if several")
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=at_least_one,
+        default=1,
+        help="number of executions; times are their p50 (default: 1)",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="limit for preparing and for each execution, in seconds (default: 60)",
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, help="save the outputs as .npy, or .npz if there are several"
+    )
     add_connect_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Read the files, prepare, burst, print."""
+    """Read the files, execute the model, print the result; return the exit status."""
     import nnfmq
     from nnfmq.cli.inputs import read_inputs
 
@@ -96,17 +112,21 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def read_labels(path: Path) -> list[str]:
-    """Read one label per line. Raises InvalidArgument for what is not text."""
+    """Return one label per line.
+
+    Raises:
+        InvalidArgument: If the file is not UTF-8 text.
+    """
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as bad:
-        raise InvalidArgument(f"{path}: not a text file in UTF-8: {bad.reason}") from bad
+        raise InvalidArgument(f"{path} is not a UTF-8 text file: {bad.reason}") from bad
 
 
 def _burst(
     arguments: argparse.Namespace, model: Any, inputs: Sequence[Array]
 ) -> tuple[tuple[Array, ...], dict[str, int]]:
-    """Return the outputs, and the p50 of each stage over the repeats."""
+    """Return the last outputs, and the p50 of each stage over all executions."""
     from contextlib import ExitStack
 
     from nnfmq.hal.types import ExecutionPreference
@@ -114,21 +134,30 @@ def _burst(
     with ExitStack() as stack:
         client = stack.enter_context(open_client(arguments.connect))
         device = client.device(arguments.device)
-        one, many = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
-        how = {"preference": one if arguments.repeat == 1 else many, "timeout": arguments.timeout}
+        once, repeated = ExecutionPreference.FAST_SINGLE_ANSWER, ExecutionPreference.SUSTAINED_SPEED
+        preference = once if arguments.repeat == 1 else repeated
         with compiling(arguments.no_color) as progress:
-            prepared = stack.enter_context(device.prepare(model, progress=progress, **how))
+            prepared = stack.enter_context(
+                device.prepare(model, progress=progress, preference=preference, timeout=arguments.timeout)
+            )
         burst = stack.enter_context(prepared.burst())
         executions, states = [], sum(info.is_state for info in model.inputs)
         for _ in range(arguments.repeat):
             outputs = burst.execute(*inputs, timeout=arguments.timeout)
             executions.append(burst.last)
             inputs = [*inputs[: len(inputs) - states], *outputs[len(outputs) - states :]]
-    return outputs, {name: median_low(getattr(last, f"{name}_ns") for last in executions) for name in _STAGES}
+    return (
+        outputs,
+        {name: median_low(getattr(last, f"{name}_ns") for last in executions) for name in _STAGES},
+    )
 
 
 def _save(path: Path, outputs: Sequence[Array], count: int) -> None:
-    """Save the outputs, of which `count` are no states."""
+    """Save the outputs; the first `count` of them are not states.
+
+    Raises:
+        InvalidArgument: If the file's suffix does not fit the number of outputs.
+    """
     import numpy as np
 
     if path.suffix == ".npz":
@@ -136,26 +165,26 @@ def _save(path: Path, outputs: Sequence[Array], count: int) -> None:
     elif path.suffix == ".npy" and count == 1:
         np.save(path, outputs[0])
     else:
-        raise InvalidArgument(f"{path}: {count} outputs are saved as .npz{' or .npy' * (count == 1)}")
+        raise InvalidArgument(f"{path}: {count} outputs can be saved as .npz{' or .npy' * (count == 1)} only")
 
 
 def _output(array: Array, info: Any, labels: list[str] | None, top: int) -> dict[str, Any]:
     real = _real(array, info)
-    described = {"name": info.name, "shape": list(array.shape), "dtype": str(array.dtype)}
+    summary = {"name": info.name, "shape": list(array.shape), "dtype": str(array.dtype)}
     if array.ndim and array.size == array.shape[-1] and array.size > 1:
-        return described | {"top": _top(real.reshape(-1), labels, top)}
-    return described | ({"min": float(real.min()), "max": float(real.max())} if array.size else {})
+        return summary | {"top": _top(real.reshape(-1), labels, top)}
+    return summary | ({"min": float(real.min()), "max": float(real.max())} if array.size else {})
 
 
 def _real(array: Array, info: Any) -> Array:
-    """Return the real numbers that quantized elements stand for."""
+    """Return the real values of quantized elements; other arrays unchanged."""
     real: Array = (array.astype("float64") - info.zero_point) * info.scale if info.scale else array
     return real
 
 
 def _top(scores: Array, labels: list[str] | None, top: int) -> list[dict[str, Any]]:
     if labels is not None and len(labels) != scores.size:
-        raise InvalidArgument(f"{len(labels)} labels given; the model has {scores.size} classes")
+        raise InvalidArgument(f"the label file has {len(labels)} lines; the model has {scores.size} classes")
     best = (-scores.astype("float64")).argsort(kind="stable")[:top]
     return [
         {"class": int(index), "score": float(scores[index])} | ({} if labels is None else {"label": labels[index]})
@@ -171,7 +200,7 @@ def _print(console: Console, report: dict[str, Any]) -> None:
         split.add_row(name, microseconds(report["p50_ns"][name]), meaning)
     console.print(split)
     count = report["repeat"]
-    once = "One execution, the first: --repeat N shows the settled times."
+    once = "One execution. The first one is slower than later ones: use --repeat N to compare times."
     console.print(f"{count} executions." if count > 1 else once)
 
 
@@ -184,5 +213,5 @@ def _top_table(output: dict[str, Any]) -> Any:
 
 def _summary(output: dict[str, Any]) -> str:
     shape = f"{shape_text(output['shape'])} {output['dtype']}"
-    extent = f"from {output['min']:.6g} to {output['max']:.6g}" if "min" in output else "no elements"
-    return f"{output['name']}: {shape}, {extent}"
+    value_range = f"from {output['min']:.6g} to {output['max']:.6g}" if "min" in output else "no elements"
+    return f"{output['name']}: {shape}, {value_range}"

@@ -182,7 +182,7 @@ def test_a_driver_that_the_path_would_not_ask_is_an_error(
     option: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(folder, *option) == 2
-    assert "say which --path, such as burst" in error(capsys)
+    assert "need a --path through a driver, such as burst" in error(capsys)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

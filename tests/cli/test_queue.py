@@ -19,7 +19,7 @@ from support.named import fresh_name
 
 from nnfmq import posix_shm
 from nnfmq.cli import main, queue_bench
-from nnfmq.cli.queue_snapshot import Look, bits_text
+from nnfmq.cli.queue_snapshot import QueueSnapshot, bits_text
 from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
 from nnfmq.queue import UNSYNCHRONIZED, MessageQueue, create_named, open_named
 
@@ -165,25 +165,27 @@ def test_info_judges_counters_that_cannot_be(name: str, capsys: Capture) -> None
     create(name)
     with open_named(name) as queue:
         queue.memory.view[8:16] = (40).to_bytes(8, "little")
-    assert printed(capsys, "info", name)["state"] == "corrupted: more is unread than the ring holds"
+    assert printed(capsys, "info", name)["state"] == "corrupted: more bytes are unread than the ring has"
 
 
 @pytest.mark.parametrize(
     ("w", "r", "state"),
     [
-        (32, 0, "ok"), (40, 8, "ok"), (40, 0, "corrupted: more is unread than the ring holds"),
-        (8, 16, "corrupted: more was read than written"), (12, 8, "corrupted: the write counter is within a record"),
-        (16, 4, "corrupted: the read counter is within a record"), (40, None, "ok; records overwritten: 1"),
-        (4, None, "corrupted: the write counter is within a record"),
+        (32, 0, "ok"), (40, 8, "ok"), (40, 0, "corrupted: more bytes are unread than the ring has"),
+        (8, 16, "corrupted: the read counter is ahead of the write counter"),
+        (12, 8, "corrupted: the write counter is not a multiple of the record size"),
+        (16, 4, "corrupted: the read counter is not a multiple of the record size"),
+        (40, None, "ok; records overwritten: 1"),
+        (4, None, "corrupted: the write counter is not a multiple of the record size"),
     ],
 )  # fmt: skip
 def test_the_state_follows_from_the_counters(w: int, r: int | None, state: str) -> None:
-    assert Look(w, r, 0, 32, 8).state == state
+    assert QueueSnapshot(w, r, 0, 32, 8).state == state
 
 
 @pytest.mark.parametrize(
     ("bits", "text"),
-    [(None, "no event word"), (0, "none"), (1, "NOT_FULL"), (3, "NOT_FULL NOT_EMPTY"), (6, "NOT_EMPTY 0x4")],
+    [(None, "no event flag word"), (0, "none"), (1, "NOT_FULL"), (3, "NOT_FULL NOT_EMPTY"), (6, "NOT_EMPTY 0x4")],
 )
 def test_event_bits_have_names(bits: int | None, text: str) -> None:
     assert bits_text(bits) == text
@@ -291,7 +293,7 @@ def test_bench_measures_and_removes_its_queues(name: str, placement: str, capsys
 def test_bench_prints_figures_and_conditions(capsys: Capture) -> None:
     assert main(["queue", "bench", *TINY]) == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("p50", "p99.9", "messages a second", "16 bytes", "20 round trips"))
+    assert all(word in text for word in ("p50", "p99.9", "messages per second", "16 bytes", "20 round trips"))
     assert not [left for left in posix_shm.names() if left.startswith(f"/nnfmq-bench-{os.getpid()}")]
 
 
@@ -300,7 +302,7 @@ def test_bench_ends_when_the_other_process_cannot_start(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert main(["queue", "bench", name, *TINY]) == 1
-    assert "ended before it began" in complaint(capsys)
+    assert "exited before it was ready" in complaint(capsys)
     assert not [left for left in posix_shm.names() if left.startswith(name)]
 
 
@@ -312,10 +314,10 @@ class Silent:
 
 
 def test_bench_ends_when_the_other_process_does_not_answer(name: str) -> None:
-    with create_named(name, 8, 4) as one, pytest.raises(MissedDeadlineTransient, match="did not answer"):
+    with create_named(name, 8, 4) as one, pytest.raises(MissedDeadlineTransient, match="did not reply"):
         queue_bench._round_trips(one, cast(MessageQueue, Silent()), 1, 0)
 
 
 def test_bench_notices_another_s_answer(name: str) -> None:
-    with pytest.raises(DeadObject, match="somebody else"):
+    with pytest.raises(DeadObject, match="another program"):
         queue_bench._check(b"other", b"mine")

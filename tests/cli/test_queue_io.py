@@ -98,7 +98,7 @@ def test_a_part_of_a_record_is_refused_and_nothing_is_written(
     size = len("".join(words))
     assert main(["queue", "write", name, *words]) == 1
     assert complaint(capsysbinary) == (
-        f"{size} bytes were given, a record has 8: give a multiple of 8 bytes (nothing was written)"
+        f"got {size} bytes; records have 8 bytes, so give a multiple of 8 (nothing was written)"
     )
     assert queue.available_to_read() == 0
 
@@ -109,7 +109,7 @@ def test_no_room_is_status_1_and_one_line(
 ) -> None:
     queue.write(bytes(24))
     assert main(["queue", "write", name, "abcdefgh12345678", *limit]) == 1
-    assert complaint(capsysbinary).startswith("no room for 2 records within 0")
+    assert complaint(capsysbinary).startswith("no space for 2 records within 0")
     assert queue.available_to_read() == 3
 
 
@@ -136,7 +136,7 @@ def test_stdin_that_ends_within_a_record_says_what_is_left_over(queue: MessageQu
     with started("queue", "write", name) as process:
         _, errors = process.communicate(b"abcdefghijk", timeout=LIMIT_S)
     assert process.returncode == 1
-    assert errors == b"nnfmq: error: 11 bytes were given, a record has 8: give a multiple of 8 bytes (3 left over)\n"
+    assert errors == b"nnfmq: error: got 11 bytes; records have 8 bytes, so give a multiple of 8 (3 were not written)\n"
     assert queue.read(1) == b"abcdefgh"
 
 
@@ -182,7 +182,7 @@ def test_one_record_is_taken_and_the_writer_is_told(queue: MessageQueue, name: s
 @pytest.mark.parametrize("limit", [["--no-wait"], ["--wait", "0.01"]])
 def test_nothing_to_read_is_status_1(queue: MessageQueue, name: str, limit: list[str], capsysbinary: Capture) -> None:
     assert main(["queue", "read", name, *limit]) == 1
-    assert complaint(capsysbinary).startswith("no record came within 0")
+    assert complaint(capsysbinary).startswith("no record arrived within 0")
 
 
 def test_fewer_records_than_asked_for_are_printed_and_are_status_1(
@@ -192,7 +192,7 @@ def test_fewer_records_than_asked_for_are_printed_and_are_status_1(
     assert main(["queue", "read", name, "-n", "5", "--no-wait"]) == 1
     printed = capsysbinary.readouterr()
     assert printed.out == b"abcdefgh" * 3
-    assert printed.err == b"nnfmq: error: 3 of 5 records came within 0 s\n"
+    assert printed.err == b"nnfmq: error: only 3 of 5 records arrived within 0 s\n"
 
 
 def test_more_records_than_the_ring_holds_can_be_asked_for(queue: MessageQueue, name: str, limit_ns: int) -> None:
@@ -261,7 +261,7 @@ def test_of_an_overwritten_queue_the_newest_half_is_read(
 
 def test_an_empty_unsynchronized_queue_is_status_1(lossy_queue: MessageQueue, name: str, capsysbinary: Capture) -> None:
     assert main(["queue", "read", name]) == 1
-    assert complaint(capsysbinary) == "no record is there"
+    assert complaint(capsysbinary) == "no record available"
 
 
 @pytest.mark.parametrize("words", [["--follow"], ["--wait", "1"]])
@@ -269,4 +269,4 @@ def test_an_unsynchronized_queue_cannot_be_waited_for(
     lossy_queue: MessageQueue, name: str, words: list[str], capsysbinary: Capture
 ) -> None:
     assert main(["queue", "read", name, *words]) == 1
-    assert "its writer wakes nobody" in complaint(capsysbinary)
+    assert "its writer wakes no reader" in complaint(capsysbinary)

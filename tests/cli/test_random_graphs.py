@@ -100,16 +100,16 @@ def test_TST_7_nothing_is_left_where_nothing_failed(tmp_path: Path, monkeypatch:
 
 def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 2
-    assert capsys.readouterr().err == "nnfmq: error: nothing to run: give a PATH, or --random-graphs\n"
+    assert capsys.readouterr().err == "nnfmq: error: nothing to run; give a PATH or --random-graphs\n"
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--classes", "single,huge"), "'huge': the classes are single, small, large, quantized, later"),
-        (("--seeds", "5-2"), "'5-2' is neither a seed nor a range A-B of them"),
-        (("--seeds", "first"), "'first' is neither a seed nor a range A-B of them"),
-        (("--seeds", "4294967296"), "up to 4294967295"),
+        (("--classes", "single,huge"), "unknown class 'huge'; the classes are single, small, large, quantized, later"),
+        (("--seeds", "5-2"), "'5-2' is neither a seed nor a range A-B of seeds"),
+        (("--seeds", "first"), "'first' is neither a seed nor a range A-B of seeds"),
+        (("--seeds", "4294967296"), "at most 4294967295"),
     ],
 )
 def test_classes_and_seeds_that_do_not_exist_are_refused(

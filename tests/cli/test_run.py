@@ -112,14 +112,14 @@ def test_connect_says_which_driver(run: Run, fake: Any, words: list[str], connec
 
 def test_labels_of_another_number_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*labels(tmp_path / "labels.txt", "cup", "banana")) == 1
-    assert capsys.readouterr().err == "nnfmq: error: 2 labels given; the model has 4 classes\n"
+    assert capsys.readouterr().err == "nnfmq: error: the label file has 2 lines; the model has 4 classes\n"
 
 
 def test_labels_that_are_no_text_are_refused(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "labels.txt"
     path.write_bytes(b"\xff\xfe")
     assert run("--labels", str(path)) == 1
-    assert "not a text file in UTF-8" in capsys.readouterr().err
+    assert "is not a UTF-8 text file" in capsys.readouterr().err
 
 
 def test_no_driver_is_asked_when_the_input_does_not_fit(

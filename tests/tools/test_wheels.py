@@ -19,7 +19,6 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-import every_python
 import pytest
 from support.places import ROOT
 from wheels import binary, build, command, contents, pythons, trial
@@ -254,34 +253,3 @@ def _needs_tools_to_build() -> None:
         pytest.skip("building needs setuptools 77 or newer")
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git repository: there is no HEAD to build")
-
-
-# ---------------------------------------------------------------------------------------------- every Python
-
-
-@pytest.mark.parametrize("path", [*every_python.SLOW, *every_python.TIMED])
-def test_what_is_left_out_for_other_pythons_exists(path: str) -> None:
-    file, _, name = path.partition("::")
-    assert (ROOT / file).exists()
-    assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
-
-
-def test_the_closing_line_of_pytest_is_found() -> None:
-    said = "....\nSKIPPED [1] x: not here\n\n=== 2 failed, 5058 passed, 7 skipped in 131.26s (0:02:11) ===\n"
-    assert every_python.closing_line(said) == "2 failed, 5058 passed, 7 skipped in 131.26s (0:02:11)"
-
-
-def test_no_python_at_all_is_a_failure_and_no_other_python_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(pythons, "find", list)
-    assert every_python.main([]) == 1
-    monkeypatch.setattr(pythons, "find", lambda: [HERE])
-    assert every_python.main(["--but", "3.12"]) == 0
-    assert capsys.readouterr().out == "no other Python here\n"
-
-
-def test_a_failing_python_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(pythons, "find", lambda: [HERE])
-    assert every_python.main([]) == 1  # there is no `python3.12` in the current directory
-    assert re.match(r"3\.12\.1 +FAILED", capsys.readouterr().out)

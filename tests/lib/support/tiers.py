@@ -4,9 +4,9 @@
     full    every test that is not marked `deep`
     deep    every test; searches take more examples and random seeds
 
-`pytest` without paths runs the quick tier, with paths the full one; `--tier` chooses. The parameter sets that the quick
-tier leaves out are marked `full` when tests are collected, so that markers alone decide. `IS_DEEP` is set before test
-modules are imported, so that they can size their searches by it.
+`pytest` without paths runs the quick tier, with paths the full one; `--tier` chooses. Markers alone decide: the tests
+of `SLOW` files, and the parameter sets that the quick tier leaves out, are marked `full` when they are collected.
+`IS_DEEP` is set before test modules are imported, so that they can size their searches by it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,51 @@ from collections.abc import Sequence
 import pytest
 
 TIERS = ("quick", "full", "deep")
-CASES = 5
+CASES = 2
 IS_DEEP = False
+
+_QUICK_END_TO_END = ("golden", "client_death", "driver_death", "malformed_packets", "fences", "connect", "fork")
+SLOW = (
+    "tests/cli/test_conformance.py",
+    "tests/cli/test_golden_runs.py",
+    "tests/cli/test_random_graphs.py",
+    "tests/cli/test_serve.py",
+    "tests/conformance/test_cases.py",
+    "tests/conformance/test_random_graphs.py",
+    "tests/engines/compiled/test_photos.py",
+    "tests/engines/compiled/test_profiling.py",
+    "tests/engines/compiled/test_recurrent.py",
+    "tests/engines/compiled/test_shared_code.py",
+    "tests/engines/compiled/test_vts.py",
+    "tests/engines/test_micro_models.py",
+    "tests/engines/test_mutated_models.py",
+    "tests/importers/test_tflite_corrupt.py",
+    "tests/queue/test_asyncio.py",
+    "tests/queue_model_checking",
+    "tests/runtime/test_hidl.py",
+    "tests/runtime/test_interfaces.py",
+    "tests/service/test_compilation_cache.py",
+    "tests/service/test_managed_buffers.py",
+    "tests/test_documents.py",
+    "tests/tools/test_constraint_mutants.py",
+    "tests/tools/test_driver_stress.py",
+    "tests/tools/test_latency_stress.py",
+    "tests/tools/test_measure_capabilities.py",
+    "tests/tools/test_model_bench.py",
+    "tests/tools/test_quantized_models.py",
+    "tests/tools/test_queue_bench.py",
+    "tests/tools/test_wheels.py",
+    "tests/validation/test_model_mutations.py",
+)
+"""Files and folders whose tests are all marked `full`, beside most of tests/end_to_end. They take most of the time."""
+
+
+def is_slow(path: str) -> bool:
+    """Return True if all tests of a file, relative to the repository, belong to the full tier."""
+    folder, _, name = path.rpartition("/")
+    if folder == "tests/end_to_end":
+        return name.removeprefix("test_").removesuffix(".py") not in _QUICK_END_TO_END
+    return path in SLOW or folder in SLOW
 
 
 def choose(config: pytest.Config) -> str:
@@ -31,8 +74,9 @@ def choose(config: pytest.Config) -> str:
 
 
 def left_out(items: Sequence[pytest.Item], tier: str) -> list[pytest.Item]:
-    """Return the items that are not in `tier`. Marks the parameter sets beyond the quick tier's sample `full`."""
-    for item in _beyond_the_sample(items):
+    """Return the items that are not in `tier`, after marking those of slow files and beyond the sample `full`."""
+    slow = [item for item in items if is_slow(item.location[0])]
+    for item in [*slow, *_beyond_the_sample(items)]:
         item.add_marker("full")
     excluded = {"quick": ("full", "deep"), "full": ("deep",), "deep": ()}[tier]
     return [item for item in items if any(item.get_closest_marker(name) for name in excluded)]
