@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,6 @@ from nnfmq.engines.compiled.lowering import (
     elementwise_rules,
     recurrent_rules,
     reduction_rules,
-    resize,
-    softmax,
 )
 from nnfmq.engines.compiled.memory_plan import (
     ALIGNMENT,
@@ -68,8 +66,6 @@ LOWERING_RULES: Mapping[OperationType, LoweringRule] = {
     **reduction_rules.RULES,
     **conv_matmul_rules.RULES,
     **recurrent_rules.RULES,
-    **resize.RULES,
-    **softmax.RULES,
 }
 
 
@@ -153,7 +149,8 @@ class CompiledPreparation(SubgraphPreparation):
         self._intermediate_indexes = count(len(self.subgraph.operands))
         self._artifact = CompiledArtifact((), np.empty(0, np.uint8), ())
         program = super().program()
-        program.compiled_ops = frozenset(n for first, last, _ in self._artifact.groups for n in range(first, last + 1))
+        ranges = (range(first, last + 1) for first, last, _ in self._artifact.partitions)
+        program.compiled_ops = frozenset(chain.from_iterable(ranges))
         required = sorted(self._required.intersection(self.subgraph.input_indexes))
         program.prepacked = (self._artifact.to_arrays(required, self._shapes),)
         return program
@@ -283,7 +280,7 @@ class CompiledPreparation(SubgraphPreparation):
     def _conversion(
         self, source: int, target: int, permutation: tuple[int, ...], specs: Mapping[int, ArraySpec]
     ) -> PartitionLaunch:
-        launch = data_movement_rules.turned(specs[source].shape, permutation, specs[source].dtype, self.target)
+        launch = data_movement_rules.permute_axes(specs[source].shape, permutation, specs[source].dtype, self.target)
         return self._launch(launch, [source], [target])
 
     def _kernel_launches(

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nnfmq.engines.compiled.kernels.functions import FloatUnary
+from nnfmq.engines.compiled.kernels.pooling import PoolKernel
 from support.compiled import outputs_of, random_inputs
 from support.models import relu_model
 
@@ -23,9 +25,7 @@ from nnfmq.engines.compiled.jit import (
 )
 from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels, kernel_types
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
-from nnfmq.engines.compiled.kernels.functions import FloatUnary
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
-from nnfmq.engines.compiled.kernels.pooling import PoolKernel
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.errors import MissedDeadlineTransient
 

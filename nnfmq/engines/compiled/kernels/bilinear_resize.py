@@ -1,8 +1,8 @@
-"""RESIZE_BILINEAR: rows weighted in scratch memory, then pixels of them.
+"""RESIZE_BILINEAR: two weighted source rows in scratch, then output pixels from these.
 
-Two rows of the image, times their weights, become rows of float32; each pixel of the output is the sum of four products
-of these. So all is in whole vectors however few channels there are: a pixel's vector reaches into its neighbour, which
-is computed after it. Products and sums are rounded one by one, in the reference's order.
+Both source rows of an output row are multiplied by their weights, as float32; each output pixel is then a sum of four
+products. A pixel is computed in whole vectors even if it has few channels: a vector reaches into the next pixel, which
+is computed after it. Products and sums are rounded one by one, in the order of the reference.
 """
 
 from __future__ import annotations
@@ -16,86 +16,92 @@ from nnfmq.engines.compiled.target import Target
 
 __all__ = ["BilinearResize"]
 
-_STRAIGHT = 2
-_FLIP = -0x80
+_MAX_UNROLLED_VECTORS = 2
+_SIGN_BIT = -0x80
 
 
 @dataclass(frozen=True, slots=True)
 class BilinearResize:
-    """An image of float32 or of codes at another height (`rows`) and width (`columns`)."""
+    """A resize of NHWC images of float32 or quantized values. A work item is an output row."""
 
     batch: int
     height: int
     width: int
     channels: int
-    rows: int
-    columns: int
+    output_height: int
+    output_width: int
     is_float: bool
-    signed: bool
+    is_signed: bool
 
     compile_cost = 1
 
     @property
     def work_items(self) -> int:
-        """Rows of the output."""
-        return self.batch * self.rows
+        """Output rows of all images."""
+        return self.batch * self.output_height
 
     @property
-    def _item(self) -> int:
+    def _element_bytes(self) -> int:
         return 4 if self.is_float else 1
 
     def _row_bytes(self, target: Target, columns: int) -> int:
-        """Return the bytes of a row in scratch memory, with what its last vector reaches behind it."""
+        """Return the size of a scratch row with the part of its last vector that reaches past its end."""
         return 4 * (columns * self.channels + target.lanes)
 
     def scratch_bytes(self, target: Target) -> int:
-        """Two weighted rows and a row of results."""
-        return 2 * self._row_bytes(target, self.width) + self._row_bytes(target, self.columns)
+        """Return the size of two weighted source rows and an output row."""
+        return 2 * self._row_bytes(target, self.width) + self._row_bytes(target, self.output_width)
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Table: input, output; for rows and for columns: pairs of offsets in bytes (64 bits), pairs of weights."""
+        """Args: input, output; pairs of 64-bit byte offsets and pairs of weights, of the rows, then of the columns."""
         image, out, row_offsets, row_weights, column_offsets, column_weights = map(kb.argument, range(6))
         pitch, width = self._row_bytes(kb.target, self.width), self.width * self.channels
-        length = self.columns * self.channels
-        with kb.loop(kb.begin, kb.end) as unit:
-            number, row = kb.ir.udiv(unit, kb.i64(self.rows)), kb.ir.urem(unit, kb.i64(self.rows))
-            first = kb.at(image, kb.mul(number, self.height * width * self._item))
-            with kb.loop(0, 2) as which:
-                entry = kb.add(kb.mul(row, 2), which)
+        length = self.output_width * self.channels
+        with kb.loop(kb.begin, kb.end) as work_item:
+            number, row = (
+                kb.ir.udiv(work_item, kb.i64(self.output_height)),
+                kb.ir.urem(work_item, kb.i64(self.output_height)),
+            )
+            first = kb.at(image, kb.mul(number, self.height * width * self._element_bytes))
+            with kb.loop(0, 2) as side:
+                entry = kb.add(kb.mul(row, 2), side)
                 source = kb.at(first, kb.load(I64, row_offsets, kb.mul(entry, 8)))
                 weight = kb.load(F32, row_weights, kb.mul(entry, 4))
-                self._weigh(kb, source, weight, kb.at(kb.scratch, kb.mul(which, pitch)), width)
+                self._weigh_row(kb, source, weight, kb.at(kb.scratch, kb.mul(side, pitch)), width)
             results = kb.at(kb.scratch, 2 * pitch)
-            with kb.loop(0, self.columns) as column:
+            with kb.loop(0, self.output_width) as column:
                 offsets = kb.at(column_offsets, kb.mul(column, 16))
                 weights = kb.at(column_weights, kb.mul(column, 8))
                 self._emit_pixel(kb, offsets, weights, pitch, kb.at(results, kb.mul(column, 4 * self.channels)))
-            self._finish(kb, results, kb.at(out, kb.mul(unit, length * self._item)), length)
+            self._store_row(kb, results, kb.at(out, kb.mul(work_item, length * self._element_bytes)), length)
         kb.return_void()
 
-    def _weigh(self, kb: KernelBuilder, source: Value, weight: Value, place: Value, count: int) -> None:
-        def move(offset: Any, lanes: int) -> None:
+    def _weigh_row(self, kb: KernelBuilder, source: Value, weight: Value, target: Value, count: int) -> None:
+        """Store `count` elements times `weight`, as float32."""
+
+        def weigh(offset: Any, lanes: int) -> None:
             weights = kb.broadcast(weight, lanes)
-            kb.store(kb.ir.fmul(self._reals(kb, source, offset, lanes), weights), place, kb.mul(offset, 4))
+            kb.store(kb.ir.fmul(self._load_floats(kb, source, offset, lanes), weights), target, kb.mul(offset, 4))
 
-        for_each_vector(kb, count, kb.target.lanes, move)
+        for_each_vector(kb, count, kb.target.lanes, weigh)
 
-    def _reals(self, kb: KernelBuilder, source: Value, offset: Any, lanes: int) -> Value:
-        """Load elements as float32; codes as if they were unsigned."""
+    def _load_floats(self, kb: KernelBuilder, source: Value, offset: Any, lanes: int) -> Value:
+        """Load elements as float32. int8 values are offset to unsigned ones, because rounding is defined on these."""
         if self.is_float:
             return kb.load(vector(F32, lanes), source, kb.mul(offset, 4))
-        codes = kb.load(vector(I8, lanes), source, offset)
-        if self.signed:
-            codes = kb.ir.xor(codes, kb.splat(I8, _FLIP, lanes))
-        return kb.ir.uitofp(kb.ir.zext(codes, vector(I32, lanes)), vector(F32, lanes))
+        values = kb.load(vector(I8, lanes), source, offset)
+        if self.is_signed:
+            values = kb.ir.xor(values, kb.splat(I8, _SIGN_BIT, lanes))
+        return kb.ir.uitofp(kb.ir.zext(values, vector(I32, lanes)), vector(F32, lanes))
 
-    def _emit_pixel(self, kb: KernelBuilder, offsets: Value, weights: Value, pitch: int, place: Value) -> None:
+    def _emit_pixel(self, kb: KernelBuilder, offsets: Value, weights: Value, pitch: int, pixel: Value) -> None:
+        """Store one output pixel: the sum of its left and right neighbours in both weighted rows."""
         lanes = kb.target.lanes
         kind = vector(F32, lanes)
         sides = [kb.at(kb.scratch, kb.load(I64, offsets, 8 * n)) for n in (0, 1)]
         factors = [kb.broadcast(kb.load(F32, weights, 4 * n), lanes) for n in (0, 1)]
 
-        def block(offset: Any) -> None:
+        def emit_vector(offset: Any) -> None:
             products = [
                 kb.ir.fmul(kb.load(kind, kb.at(side, offset), row * pitch), factor)
                 for side, factor in zip(sides, factors, strict=True)
@@ -104,25 +110,27 @@ class BilinearResize:
             total = products[0]
             for product in products[1:]:
                 total = kb.ir.fadd(total, product)
-            kb.store(total, place, offset)
+            kb.store(total, pixel, offset)
 
-        blocks = math.ceil(self.channels / lanes)
-        if blocks <= _STRAIGHT:
-            for number in range(blocks):
-                block(4 * lanes * number)
+        vectors = math.ceil(self.channels / lanes)
+        if vectors <= _MAX_UNROLLED_VECTORS:
+            for number in range(vectors):
+                emit_vector(4 * lanes * number)
             return
-        with kb.loop(0, 4 * lanes * blocks, 4 * lanes) as offset:
-            block(offset)
+        with kb.loop(0, 4 * lanes * vectors, 4 * lanes) as offset:
+            emit_vector(offset)
 
-    def _finish(self, kb: KernelBuilder, results: Value, out: Value, count: int) -> None:
+    def _store_row(self, kb: KernelBuilder, results: Value, out: Value, count: int) -> None:
+        """Store an output row; quantized values are rounded half up."""
         if self.is_float:
             kb.memcpy(out, results, 4 * count)
             return
 
-        def move(offset: Any, lanes: int) -> None:
-            reals = kb.load(vector(F32, lanes), results, kb.mul(offset, 4))
-            nearest = kb.ir.fptosi(kb.ir.fadd(reals, kb.splat(F32, 0.5, lanes)), vector(I32, lanes))
-            codes = kb.ir.trunc(nearest, vector(I8, lanes))
-            kb.store(kb.ir.xor(codes, kb.splat(I8, _FLIP, lanes)) if self.signed else codes, out, offset)
+        def round_vector(offset: Any, lanes: int) -> None:
+            floats = kb.load(vector(F32, lanes), results, kb.mul(offset, 4))
+            rounded = kb.ir.fptosi(kb.ir.fadd(floats, kb.splat(F32, 0.5, lanes)), vector(I32, lanes))
+            values = kb.ir.trunc(rounded, vector(I8, lanes))
+            values = kb.ir.xor(values, kb.splat(I8, _SIGN_BIT, lanes)) if self.is_signed else values
+            kb.store(values, out, offset)
 
-        for_each_vector(kb, count, kb.target.lanes, move)
+        for_each_vector(kb, count, kb.target.lanes, round_vector)

@@ -1,7 +1,8 @@
-"""Functions of elements, broadcast: rows of the output, which is contiguous, along which each input moves or stays.
+"""Broadcasting elementwise kernels.
 
-Neighbouring dimensions that all inputs cross alike are one; so inputs of one shape are a single row, cut into pieces.
-Of short rows several are one as well, where what comes back with each of them can be repeated in scratch memory.
+Adjacent dimensions with compatible strides in all inputs are coalesced, as in NumPy's nditer; inputs of one shape
+become a single row, which is cut into chunks. Short rows are batched into a longer one, if the inputs that recur with
+each row can be tiled in scratch. The output is contiguous.
 """
 
 from __future__ import annotations
@@ -26,162 +27,166 @@ from nnfmq.engines.compiled.ir_builder import (
 from nnfmq.engines.compiled.target import Target
 from nnfmq.operations.signature import Shape
 
-__all__ = ["ElementwiseKernel", "Function", "plan_elementwise"]
+__all__ = ["ElementwiseKernel", "ElementwiseOperator", "plan_elementwise"]
 
-_CHUNK = 1 << 12
-_LONG_ROW = 1 << 8
-_KINDS = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
+_CHUNK = 1 << 12  # elements of a work item
+_MAX_BATCHED_ROW = 1 << 8
+_ELEMENT_TYPES = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
 
 
-class Function(Protocol):
-    """What is computed: the types of its inputs and of its result, by numpy's letters; how many constants it has, and
-    how many vectors of 32 bits it takes at once.
-    """
+class ElementwiseOperator(Protocol):
+    """The function that an `ElementwiseKernel` applies. Types are NumPy's letters: f4, i4, u1 or i1."""
 
     @property
-    def items(self) -> tuple[str, ...]:
-        """Types of inputs."""
+    def input_types(self) -> tuple[str, ...]:
+        """Element types of the inputs."""
         ...
 
     @property
-    def result(self) -> str:
-        """Type of the output."""
+    def output_type(self) -> str:
+        """Element type of the output."""
         ...
 
     @property
-    def constants(self) -> int:
-        """How many constants follow."""
+    def constant_count(self) -> int:
+        """Number of constants after the output in the argument array."""
         ...
 
     @property
     def vectors(self) -> int:
-        """How wide its vectors are, in those of the target."""
+        """Maximum elements of a step, in vectors of 32-bit lanes of the target."""
         ...
 
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return a vector of results for vectors of inputs."""
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the vector of results for vectors of inputs; `constants` are addresses."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseKernel:
-    """`extents` are those around a row of `length`; `strides` what each input moves for them, `steps` along the row.
+    """A planned broadcasting loop. Strides are in elements.
 
-    Inputs that are `repeated` have only the elements of one of `times` parts of a row.
+    `outer_extents` are the dimensions around a row, outermost first, and `outer_strides` each input's strides along
+    them. A row has `row_length` elements; an input's inner stride is 1, or 0 if it is constant along the row. A work
+    item is one of `chunks` of a row, or `rows_per_item` rows if a row is one chunk. A row is `row_batch` rows of the
+    operation; inputs for which `tiled_inputs` is True recur with each of these and are repeated in scratch.
     """
 
-    function: Function
-    extents: tuple[int, ...]
-    strides: tuple[tuple[int, ...], ...]
-    length: int
-    steps: tuple[int, ...]
+    operator: ElementwiseOperator
+    outer_extents: tuple[int, ...]
+    outer_strides: tuple[tuple[int, ...], ...]
+    row_length: int
+    inner_strides: tuple[int, ...]
     lanes: int
-    pieces: int
-    block: int
-    times: int
-    repeated: tuple[bool, ...]
+    chunks: int
+    rows_per_item: int
+    row_batch: int
+    tiled_inputs: tuple[bool, ...]
 
     compile_cost = 1
 
     @property
     def _rows(self) -> int:
-        return math.prod(self.extents)
+        return math.prod(self.outer_extents)
 
     @property
     def work_items(self) -> int:
-        """Pieces of rows, or blocks of them."""
-        return self._rows * self.pieces if self.pieces > 1 else math.ceil(self._rows / self.block)
+        """Chunks of rows, or groups of rows."""
+        return self._rows * self.chunks if self.chunks > 1 else math.ceil(self._rows / self.rows_per_item)
 
     def scratch_bytes(self, target: Target) -> int:
-        """The repeated inputs, each with room for 4 bytes an element."""
-        return 4 * self.length * sum(self.repeated)
+        """Return the size of the tiled inputs, with 4 bytes for each element."""
+        return 4 * self.row_length * sum(self.tiled_inputs)
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Table: inputs, output, constants."""
-        count = len(self.steps)
-        addresses = [kb.argument(number) for number in range(count + 1 + self.function.constants)]
-        self._emit_repetition(kb, addresses)
-        if self.pieces > 1:
-            with kb.loop(kb.begin, kb.end) as unit:
-                row, piece = kb.ir.udiv(unit, kb.i64(self.pieces)), kb.ir.urem(unit, kb.i64(self.pieces))
-                begin, last = kb.mul(piece, _CHUNK), kb.ir.icmp_unsigned("==", piece, kb.i64(self.pieces - 1))
-                end = kb.ir.select(last, kb.i64(self.length), kb.add(begin, _CHUNK))
+        """Args: inputs, output, constants."""
+        count = len(self.inner_strides)
+        addresses = [kb.argument(number) for number in range(count + 1 + self.operator.constant_count)]
+        self._tile_inputs(kb, addresses)
+        if self.chunks > 1:
+            with kb.loop(kb.begin, kb.end) as item:
+                row, chunk = kb.ir.udiv(item, kb.i64(self.chunks)), kb.ir.urem(item, kb.i64(self.chunks))
+                begin, is_last = kb.mul(chunk, _CHUNK), kb.ir.icmp_unsigned("==", chunk, kb.i64(self.chunks - 1))
+                end = kb.ir.select(is_last, kb.i64(self.row_length), kb.add(begin, _CHUNK))
                 self._emit_row(kb, addresses, row, begin, end)
         else:
-            end = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.block), kb.i64(self._rows))
-            with kb.loop(kb.mul(kb.begin, self.block), end) as row:
-                self._emit_row(kb, addresses, row, 0, self.length)
+            end = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.rows_per_item), kb.i64(self._rows))
+            with kb.loop(kb.mul(kb.begin, self.rows_per_item), end) as row:
+                self._emit_row(kb, addresses, row, 0, self.row_length)
         kb.return_void()
 
-    def _emit_repetition(self, kb: KernelBuilder, addresses: list[Value]) -> None:
-        """Repeat what comes back with each part of a row, and let its address be that."""
-        part, place = self.length // self.times, kb.scratch
-        for number, item in enumerate(self.function.items):
-            if self.repeated[number]:
-                kind, source, first = _KINDS[item], addresses[number], place
-                with kb.loop(0, self.length) as element:
-                    offset = kb.mul(kb.ir.urem(element, kb.i64(part)), size_of(kind))
-                    kb.store(kb.load(kind, source, offset), first, kb.mul(element, size_of(kind)))
-                addresses[number], place = first, kb.at(place, 4 * self.length)
+    def _tile_inputs(self, kb: KernelBuilder, addresses: list[Value]) -> None:
+        """Repeat the tiled inputs in scratch, and replace their addresses by those of the copies."""
+        period, free = self.row_length // self.row_batch, kb.scratch
+        for number, input_type in enumerate(self.operator.input_types):
+            if self.tiled_inputs[number]:
+                kind, source, tiled = _ELEMENT_TYPES[input_type], addresses[number], free
+                with kb.loop(0, self.row_length) as element:
+                    offset = kb.mul(kb.ir.urem(element, kb.i64(period)), size_of(kind))
+                    kb.store(kb.load(kind, source, offset), tiled, kb.mul(element, size_of(kind)))
+                addresses[number], free = tiled, kb.at(free, 4 * self.row_length)
 
     def _emit_row(self, kb: KernelBuilder, addresses: Sequence[Value], row: Value, begin: Any, end: Any) -> None:
-        kinds = [_KINDS[item] for item in self.function.items]
+        """Compute the elements from `begin` to before `end` of a row."""
+        kinds = [_ELEMENT_TYPES[input_type] for input_type in self.operator.input_types]
         sources = [
-            kb.at(address, kb.mul(strided_offset(kb, row, self.extents, strides), size_of(kind)))
-            for address, strides, kind in zip(addresses, self.strides, kinds, strict=False)
+            kb.at(address, kb.mul(strided_offset(kb, row, self.outer_extents, strides), size_of(kind)))
+            for address, strides, kind in zip(addresses, self.outer_strides, kinds, strict=False)
         ]
-        fixed = [
-            None if step else kb.broadcast(kb.load(kind, source), self.lanes)
-            for source, kind, step in zip(sources, kinds, self.steps, strict=True)
+        splats = [
+            None if stride else kb.broadcast(kb.load(kind, source), self.lanes)
+            for source, kind, stride in zip(sources, kinds, self.inner_strides, strict=True)
         ]
-        size, count = size_of(_KINDS[self.function.result]), len(kinds)
-        target = kb.at(addresses[count], kb.mul(row, self.length * size))
-        with vector_loop(kb, self.length, self.lanes, begin, end) as place:
+        size, count = size_of(_ELEMENT_TYPES[self.operator.output_type]), len(kinds)
+        target = kb.at(addresses[count], kb.mul(row, self.row_length * size))
+        with vector_loop(kb, self.row_length, self.lanes, begin, end) as index:
             values = [
-                kb.load(vector(kind, self.lanes), source, kb.mul(place, size_of(kind))) if value is None else value
-                for source, kind, value in zip(sources, kinds, fixed, strict=True)
+                kb.load(vector(kind, self.lanes), source, kb.mul(index, size_of(kind))) if splat is None else splat
+                for source, kind, splat in zip(sources, kinds, splats, strict=True)
             ]
-            kb.store(self.function.emit(kb, values, addresses[count + 1 :]), target, kb.mul(place, size))
+            kb.store(self.operator.emit(kb, values, addresses[count + 1 :]), target, kb.mul(index, size))
 
 
-def plan_elementwise(function: Function, output: Shape, inputs: Sequence[Shape], target: Target) -> ElementwiseKernel:
-    """Merge dimensions, choose lanes and the pieces."""
-    most = function.vectors * target.lanes
-    dimensions = _merged(output, inputs)
-    repeated, times = _repetition(dimensions, most)
-    if times > 1:
-        (length, *along), (count, *outward) = dimensions[:2]
-        moved = [0 if again else stride * times for stride, again in zip(outward, repeated, strict=True)]
-        dimensions = [(length * times, *along), (count // times, *moved), *dimensions[2:]]
-    length, *steps = dimensions[0]
-    outer = dimensions[:0:-1]
-    strides = tuple(tuple(row[1 + number] for row in outer) for number in range(len(inputs)))
-    pieces = length // _CHUNK if length >= 2 * _CHUNK else 1
+def plan_elementwise(
+    operator: ElementwiseOperator, output: Shape, inputs: Sequence[Shape], target: Target
+) -> ElementwiseKernel:
+    """Plan the loop for inputs that are broadcast to shape `output`: coalesce dimensions, choose lanes and chunks."""
+    max_lanes = operator.vectors * target.lanes
+    dimensions = _coalesced(output, inputs)
+    tiled_inputs, row_batch = _row_batch(dimensions, max_lanes)
+    if row_batch > 1:
+        (length, *inner), (count, *outer) = dimensions[:2]
+        strides = [0 if tiled else stride * row_batch for stride, tiled in zip(outer, tiled_inputs, strict=True)]
+        dimensions = [(length * row_batch, *inner), (count // row_batch, *strides), *dimensions[2:]]
+    length, *inner_strides = dimensions[0]
+    outer_dimensions = dimensions[:0:-1]
+    outer_strides = tuple(tuple(row[1 + number] for row in outer_dimensions) for number in range(len(inputs)))
+    chunks = length // _CHUNK if length >= 2 * _CHUNK else 1
     return ElementwiseKernel(
-        function,
-        tuple(row[0] for row in outer),
-        strides,
+        operator,
+        tuple(row[0] for row in outer_dimensions),
+        outer_strides,
         length,
-        tuple(steps),
-        vector_width_for(length, most),
-        pieces,
+        tuple(inner_strides),
+        vector_width_for(length, max_lanes),
+        chunks,
         max(1, _CHUNK // length),
-        times,
-        repeated,
+        row_batch,
+        tiled_inputs,
     )
 
 
-_Dimension: TypeAlias = "tuple[int, ...]"  # extent and each input's stride
+_Dimension: TypeAlias = "tuple[int, ...]"  # extent, then each input's stride
 
 
-def _merged(output: Shape, inputs: Sequence[Shape]) -> list[_Dimension]:
-    """Return the dimensions that must be told apart, from the innermost outward; at least one."""
+def _coalesced(output: Shape, inputs: Sequence[Shape]) -> list[_Dimension]:
+    """Return the dimensions that cannot be merged with their neighbours, innermost first; at least one."""
     merged: list[_Dimension] = []
-    steps = [1] * len(inputs)
+    next_strides = [1] * len(inputs)
     for axis in range(1, len(output) + 1):
         extents = [shape[-axis] if axis <= len(shape) else 1 for shape in inputs]
-        strides = [step if extent > 1 else 0 for extent, step in zip(extents, steps, strict=True)]
-        steps = [step * extent for step, extent in zip(steps, extents, strict=True)]
+        strides = [stride if extent > 1 else 0 for extent, stride in zip(extents, next_strides, strict=True)]
+        next_strides = [stride * extent for stride, extent in zip(next_strides, extents, strict=True)]
         if output[-axis] == 1:
             continue
         count, *inner = merged[-1] if merged else (0, *strides)
@@ -192,16 +197,21 @@ def _merged(output: Shape, inputs: Sequence[Shape]) -> list[_Dimension]:
     return merged or [(1, *[0] * len(inputs))]
 
 
-def _repetition(dimensions: Sequence[_Dimension], most_lanes: int) -> tuple[tuple[bool, ...], int]:
-    """Return which inputs come back with each row, and how many short rows may be one."""
-    (length, *steps), *outer = dimensions
-    nothing = (False,) * len(steps), 1
-    if not outer or length >= 4 * most_lanes:
-        return nothing
-    inputs = [(step, [row[1 + number] for row in outer]) for number, step in enumerate(steps)]
-    repeated = tuple(step == 1 and not any(strides) for step, strides in inputs)
-    goes_on = ((step == 1 and strides[0] == length) or (not step and not any(strides)) for step, strides in inputs)
-    if not all(again or on for again, on in zip(repeated, goes_on, strict=True)):
-        return nothing
-    times = max(t for t in range(1, max(2, _LONG_ROW // length + 1)) if outer[0][0] % t == 0)
-    return (repeated, times) if times > 1 else nothing
+def _row_batch(dimensions: Sequence[_Dimension], max_lanes: int) -> tuple[tuple[bool, ...], int]:
+    """Return which inputs recur with each row, and how many short rows become one (1: rows stay as they are).
+
+    Rows are batched if each input recurs, continues contiguously in the next row, or is constant over all rows.
+    """
+    (length, *inner_strides), *outer = dimensions
+    no_batch = (False,) * len(inner_strides), 1
+    if not outer or length >= 4 * max_lanes:
+        return no_batch
+    inputs = [(stride, [row[1 + number] for row in outer]) for number, stride in enumerate(inner_strides)]
+    recurs = tuple(stride == 1 and not any(strides) for stride, strides in inputs)
+    continues = (
+        (stride == 1 and strides[0] == length) or (not stride and not any(strides)) for stride, strides in inputs
+    )
+    if not all(either or other for either, other in zip(recurs, continues, strict=True)):
+        return no_batch
+    batch = max(n for n in range(1, max(2, _MAX_BATCHED_ROW // length + 1)) if outer[0][0] % n == 0)
+    return (recurs, batch) if batch > 1 else no_batch

@@ -1,106 +1,305 @@
-"""Lines along one dimension of an array: `length` elements that lie `inner` from each other, combined into one value.
+"""Kernels along one axis: the axis loop, L2_NORMALIZATION, ARGMAX and ARGMIN. (`softmax_kernels` uses the loop, too.)
 
-Lanes are neighbours in a line where `inner` is 1, else elements of as many lines.
+An array is seen as (outer, axis_size, inner). If `inner` is 1, lanes are neighbours along the axis, and are combined at
+the end; else lanes are neighbouring slices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nnfmq.engines.compiled.ir_builder import KernelBuilder, Value, unseen_lanes_mask, vector_loop, vector_width_for
-from nnfmq.engines.compiled.kernels.reducers import Reducer, reduce_lanes
+from nnfmq.engines.compiled.ir_builder import (
+    F32,
+    I8,
+    I32,
+    I64,
+    KernelBuilder,
+    Value,
+    unseen_lanes_mask,
+    vector,
+    vector_loop,
+    vector_width_for,
+)
+from nnfmq.engines.compiled.kernels.float_ops import fmaximum, fmuladd
+from nnfmq.engines.compiled.kernels.reducers import FloatSumReducer, QuantizedMeanReducer, Reducer, reduce_lanes
+from nnfmq.engines.compiled.kernels.requantize import inverse_square_root
 from nnfmq.engines.compiled.target import Target
+from nnfmq.operations.fixed_point import INT32_MAX, INT32_MIN
 from nnfmq.operations.signature import Shape
 
-__all__ = ["AxisKernel", "AxisLoop", "plan_axis_loop"]
+__all__ = [
+    "MAX_QUANTIZED_L2_NORM_SIZE",
+    "ArgMinMax",
+    "AxisKernel",
+    "AxisLoop",
+    "FloatL2Norm",
+    "QuantizedL2Norm",
+    "plan_axis_loop",
+]
 
-_UNIT = 1 << 11
+_MIN_ELEMENTS_PER_ITEM = 1 << 11
 
 
 @dataclass(frozen=True, slots=True)
 class AxisLoop:
-    """`rows` times `inner` lines. A unit is a block of rows."""
+    """Loop over the `outer` · `inner` slices along an axis. A work item is `outer_per_item` of the outer positions."""
 
-    rows: int
-    length: int
+    outer: int
+    axis_size: int
     inner: int
     lanes: int
-    block: int
+    outer_per_item: int
 
     @property
     def work_items(self) -> int:
-        """Blocks of rows."""
-        return math.ceil(self.rows / self.block)
+        """Groups of outer positions."""
+        return math.ceil(self.outer / self.outer_per_item)
 
     @property
-    def rounds(self) -> int:
-        """How many vectors cover a line."""
-        return self.length if self.inner > 1 else math.ceil(self.length / self.lanes)
+    def iterations(self) -> int:
+        """Vectors that cover a slice, or as many slices as there are lanes."""
+        return self.axis_size if self.inner > 1 else math.ceil(self.axis_size / self.lanes)
 
     def for_each_slice(self, kb: KernelBuilder, emit: Callable[[Value, Value], None]) -> None:
-        """Emit loops over the kernel's share; `emit` gets a line's first element and the line's number.
+        """Emit loops over the call's work items around `emit(first, number)`.
 
-        Across lines these are the first of as many as there are lanes.
+        `first` is the index of a slice's first element, `number` that of the slice. If lanes are slices, both are those
+        of the first of as many slices as there are lanes.
         """
-        end = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.block), kb.i64(self.rows))
-        with kb.loop(kb.mul(kb.begin, self.block), end) as row:
-            first, number = kb.mul(row, self.length * self.inner), kb.mul(row, self.inner)
+        end = kb.intrinsic("llvm.smin", kb.mul(kb.end, self.outer_per_item), kb.i64(self.outer))
+        with kb.loop(kb.mul(kb.begin, self.outer_per_item), end) as position:
+            first, number = kb.mul(position, self.axis_size * self.inner), kb.mul(position, self.inner)
             if self.inner == 1:
                 emit(first, number)
             else:
                 with vector_loop(kb, self.inner, self.lanes) as lane:
                     emit(kb.add(first, lane), kb.add(number, lane))
 
-    def place(self, kb: KernelBuilder, k: Value) -> Value:
-        """Return where the elements of round `k` begin, counted along the line."""
+    def axis_index(self, kb: KernelBuilder, k: Value) -> Value:
+        """Return the index along the axis of the first element of iteration `k`."""
         if self.inner > 1:
             return k
-        wanted = kb.mul(k, self.lanes)
-        if self.length % self.lanes == 0:
-            return wanted
-        return kb.intrinsic("llvm.smin", wanted, kb.i64(self.length - self.lanes))
+        unmoved = kb.mul(k, self.lanes)
+        if self.axis_size % self.lanes == 0:
+            return unmoved
+        return kb.intrinsic("llvm.smin", unmoved, kb.i64(self.axis_size - self.lanes))
 
     def offset(self, kb: KernelBuilder, k: Value) -> Value:
-        """Return where the elements of round `k` begin, in elements from the line's first."""
-        return kb.mul(self.place(kb, k), self.inner)
+        """Return the distance of iteration `k`'s first element from the slice's first element, in elements."""
+        return kb.mul(self.axis_index(kb, k), self.inner)
 
-    def counted(self, kb: KernelBuilder, k: Value, values: Value, neutral: Value) -> Value:
-        """Return the values of round `k`, `neutral` in the place of those that the round before had already."""
+    def mask_seen(self, kb: KernelBuilder, k: Value, values: Value, identity: Value) -> Value:
+        """Return the values of iteration `k`, with `identity` for elements that the previous iteration had already."""
         if self.inner > 1:
             return values
-        new = unseen_lanes_mask(kb, self.length, self.lanes, self.place(kb, k), kb.mul(k, self.lanes))
-        return values if new is None else kb.ir.select(new, values, neutral)
+        mask = unseen_lanes_mask(kb, self.axis_size, self.lanes, self.axis_index(kb, k), kb.mul(k, self.lanes))
+        return values if mask is None else kb.ir.select(mask, values, identity)
 
-    def reduce_slice(self, kb: KernelBuilder, combination: Reducer, values: Value) -> Value:
-        """Return the combination of a line, in all of its lanes."""
+    def reduce_slice(self, kb: KernelBuilder, reducer: Reducer, acc: Value) -> Value:
+        """Return a slice's accumulator in all of its lanes."""
         if self.inner > 1:
-            return values
-        single = reduce_lanes(kb, combination, values)
+            return acc
+        single = reduce_lanes(kb, reducer, acc)
         return kb.broadcast(kb.ir.extract_element(single, kb.i64(0)), self.lanes)
 
 
 class AxisKernel:
-    """What kernels over `lines` share: their units, and no scratch memory."""
+    """Base of the kernels over an `axis_loop`: its work items, no scratch."""
 
     __slots__ = ()
-    lines: AxisLoop
+    axis_loop: AxisLoop
 
     compile_cost = 1
 
     @property
     def work_items(self) -> int:
-        """Those of the lines."""
-        return self.lines.work_items
+        """The axis loop's work items."""
+        return self.axis_loop.work_items
 
     def scratch_bytes(self, target: Target) -> int:
-        """Nothing."""
+        """Return 0: no scratch is used."""
         return 0
 
 
-def plan_axis_loop(shape: Shape, axis: int, most_lanes: int) -> AxisLoop:
-    """Choose lanes and blocks for lines along `axis`."""
-    rows, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    lanes = vector_width_for(inner if inner > 1 else length, most_lanes)
-    return AxisLoop(rows, length, inner, lanes, max(1, _UNIT // (length * inner)))
+def plan_axis_loop(shape: Shape, axis: int, max_lanes: int) -> AxisLoop:
+    """Plan the loop over the slices of an array of `shape` along `axis`."""
+    outer, axis_size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    lanes = vector_width_for(inner if inner > 1 else axis_size, max_lanes)
+    return AxisLoop(outer, axis_size, inner, lanes, max(1, _MIN_ELEMENTS_PER_ITEM // (axis_size * inner)))
+
+
+# -- L2 normalization -------------------------------------------------------------------------------------------------
+
+MAX_QUANTIZED_L2_NORM_SIZE = (1 << 29) // 255**2
+"""Maximum axis size of `QuantizedL2Norm`: the sum of squares stays below 2^29."""
+
+_MIN_NORM = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class FloatL2Norm(AxisKernel):
+    """L2_NORMALIZATION of float32: each slice divided by max(norm, 1e-6)."""
+
+    axis_loop: AxisLoop
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: input, output."""
+        source, out = kb.argument(0), kb.argument(1)
+        self.axis_loop.for_each_slice(
+            kb, lambda first, _: self._emit_slice(kb, kb.at(source, kb.mul(first, 4)), kb.at(out, kb.mul(first, 4)))
+        )
+        kb.return_void()
+
+    def _emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+        loop, kind = self.axis_loop, vector(F32, self.axis_loop.lanes)
+        zeros = kb.splat(F32, 0.0, loop.lanes)
+
+        def add_squares(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            loaded = kb.load(kind, source, kb.mul(loop.offset(kb, k), 4))
+            unseen = loop.mask_seen(kb, k, loaded, zeros)
+            return [fmuladd(kb, unseen, unseen, values[0])]
+
+        (acc,) = kb.for_loop(loop.iterations, [zeros], add_squares)
+        norm = kb.intrinsic("llvm.sqrt", loop.reduce_slice(kb, FloatSumReducer(), acc))
+        norm = fmaximum(kb, norm, kb.splat(F32, _MIN_NORM, loop.lanes))
+        with kb.loop(0, loop.iterations) as k:
+            offset = kb.mul(loop.offset(kb, k), 4)
+            kb.store(kb.ir.fdiv(kb.load(kind, source, offset), norm), out, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedL2Norm(AxisKernel):
+    """L2_NORMALIZATION of quantized values, bit-exact with `operations`. The output's scale is 1/128."""
+
+    axis_loop: AxisLoop
+    is_signed: bool
+    zero_point: int
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: input, output."""
+        source, out = kb.argument(0), kb.argument(1)
+        self.axis_loop.for_each_slice(
+            kb, lambda first, _: self._emit_slice(kb, kb.at(source, first), kb.at(out, first))
+        )
+        kb.return_void()
+
+    def _emit_slice(self, kb: KernelBuilder, source: Value, out: Value) -> None:
+        loop, lanes = self.axis_loop, self.axis_loop.lanes
+        zeros = kb.splat(I32, 0, lanes)
+        # The mean's reducer adds 32-bit integers; it is never finalized here.
+        sums = QuantizedMeanReducer(self.is_signed, MAX_QUANTIZED_L2_NORM_SIZE, False, 0, 0)
+
+        def add_squares(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            unseen = loop.mask_seen(kb, k, self._subtract_zero_point(kb, source, k), zeros)
+            return [kb.ir.add(values[0], kb.ir.mul(unseen, unseen))]
+
+        (acc,) = kb.for_loop(loop.iterations, [zeros], add_squares)
+        total = kb.ir.extract_element(loop.reduce_slice(kb, sums, acc), kb.i64(0))
+        multiplier, shift = inverse_square_root(kb, kb.ir.zext(total, I64))
+        with kb.loop(0, loop.iterations) as k:
+            values = self._subtract_zero_point(kb, source, k)
+            result = self._requantize(kb, values, kb.broadcast(multiplier, lanes), kb.broadcast(shift, lanes))
+            kb.store(result, out, loop.offset(kb, k))
+
+    def _subtract_zero_point(self, kb: KernelBuilder, source: Value, k: Value) -> Value:
+        """Load the values of iteration `k` as int32 less the zero point."""
+        lanes = self.axis_loop.lanes
+        loaded = kb.load(vector(I8, lanes), source, self.axis_loop.offset(kb, k))
+        widened = (kb.ir.sext if self.is_signed else kb.ir.zext)(loaded, vector(I32, lanes))
+        return kb.ir.sub(widened, kb.splat(I32, self.zero_point, lanes))
+
+    def _requantize(self, kb: KernelBuilder, values: Value, multiplier: Value, shift: Value) -> Value:
+        """Return values · 128 · multiplier · 2^-31 >> shift, with the reference's two roundings, saturated.
+
+        The high half is rounded half up; the shift rounds half away from 0.
+        """
+        lanes, kind = values.type.count, multiplier.type
+        wide = kb.ir.sext(kb.ir.shl(values, kb.splat(I32, 7, lanes)), kind)
+        product = kb.ir.add(kb.ir.mul(wide, multiplier), kb.splat(I64, 1 << 30, lanes))
+        high = kb.ir.ashr(product, kb.splat(I64, 31, lanes))
+        half = kb.ir.lshr(kb.ir.shl(kb.splat(I64, 1, lanes), shift), kb.splat(I64, 1, lanes))
+        tie = kb.ir.select(
+            kb.ir.icmp_signed(">", shift, kb.splat(I64, 0, lanes)),
+            kb.ir.ashr(high, kb.splat(I64, 63, lanes)),
+            kb.splat(I64, 0, lanes),
+        )
+        scaled = kb.ir.trunc(kb.ir.ashr(kb.ir.add(kb.ir.add(high, half), tie), shift), values.type)
+        zero_point, low, high_bound = (0, -128, 127) if self.is_signed else (128, 0, 255)
+        shifted = kb.ir.add(scaled, kb.splat(I32, zero_point, lanes))
+        clamped = kb.clamp(shifted, kb.splat(I32, low, lanes), kb.splat(I32, high_bound, lanes))
+        return kb.ir.trunc(clamped, vector(I8, lanes))
+
+
+# -- arg-min and arg-max ----------------------------------------------------------------------------------------------
+
+_ELEMENT_TYPES = {"f4": F32, "i4": I32, "u1": I8, "i1": I8}
+
+
+@dataclass(frozen=True, slots=True)
+class ArgMinMax(AxisKernel):
+    """ARGMAX (`is_max`) or ARGMIN: the index of the extremum along the axis, the first of equal ones.
+
+    Elements, of NumPy's type letters `element_type`, become int32 keys with the same order. NaN has the greatest key,
+    so that the first NaN is the result.
+    """
+
+    axis_loop: AxisLoop
+    element_type: str
+    is_max: bool
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: input, output."""
+        source, out, size = kb.argument(0), kb.argument(1), int(self.element_type[1])
+
+        def emit_slice(first: Value, number: Value) -> None:
+            index = self._arg_extremum(kb, kb.at(source, kb.mul(first, size)))
+            kb.store(index, out, kb.mul(number, 4))
+
+        self.axis_loop.for_each_slice(kb, emit_slice)
+        kb.return_void()
+
+    def _arg_extremum(self, kb: KernelBuilder, source: Value) -> Value:
+        loop, lanes, size = self.axis_loop, self.axis_loop.lanes, int(self.element_type[1])
+        lane_numbers = vector(I32, lanes)([0] * lanes if loop.inner > 1 else list(range(lanes)))
+
+        def compare(k: Value, values: Sequence[Value]) -> Sequence[Value]:
+            loaded = kb.load(vector(_ELEMENT_TYPES[self.element_type], lanes), source, kb.mul(loop.offset(kb, k), size))
+            index = kb.broadcast(kb.ir.trunc(loop.axis_index(kb, k), I32), lanes)
+            return _select_greater(kb, values, (self._keys(kb, loaded), kb.ir.add(index, lane_numbers)), in_order=True)
+
+        found = kb.for_loop(loop.iterations, [kb.splat(I32, INT32_MIN, lanes), lane_numbers], compare)
+        while loop.inner == 1 and found[0].type.count > 1:
+            half = found[0].type.count // 2
+            low, high = ([kb.shuffle(v, v, range(begin, begin + half)) for v in found] for begin in (0, half))
+            found = _select_greater(kb, low, high, in_order=False)
+        return found[1]
+
+    def _keys(self, kb: KernelBuilder, values: Value) -> Value:
+        """Return int32 keys in the elements' order, in the reverse order for a minimum."""
+        lanes = values.type.count
+        kind, int32_min = vector(I32, lanes), kb.splat(I32, INT32_MIN, lanes)
+        if self.element_type == "f4":
+            # Positive floats are ordered as their bits; negative ones in reverse, so -0 and 0 get the same key 0.
+            bits = kb.ir.bitcast(values, kind)
+            is_negative = kb.ir.icmp_signed("<", bits, kb.splat(I32, 0, lanes))
+            keys = kb.ir.select(is_negative, kb.ir.sub(int32_min, bits), bits)
+        elif self.element_type == "i4":
+            keys = values
+        else:
+            keys = (kb.ir.sext if self.element_type == "i1" else kb.ir.zext)(values, kind)
+        keys = keys if self.is_max else kb.ir.not_(keys)
+        if self.element_type == "f4":
+            is_nan = kb.ir.fcmp_unordered("uno", values, values)
+            keys = kb.ir.select(is_nan, kb.splat(I32, INT32_MAX, lanes), keys)
+        return keys
+
+
+def _select_greater(kb: KernelBuilder, first: Sequence[Value], second: Sequence[Value], in_order: bool) -> list[Value]:
+    """Return the (keys, indexes) of the greater keys; of equal keys the first, or the lower index if not `in_order`."""
+    wins = kb.ir.icmp_signed(">", second[0], first[0])
+    if not in_order:
+        is_equal, is_lower = kb.ir.icmp_signed("==", second[0], first[0]), kb.ir.icmp_signed("<", second[1], first[1])
+        wins = kb.ir.or_(wins, kb.ir.and_(is_equal, is_lower))
+    return [kb.ir.select(wins, b, a) for a, b in zip(first, second, strict=True)]

@@ -1,6 +1,7 @@
-"""Functions of 8-bit codes, for `elementwise`: exact, by the reference's roundings or by its tables.
+"""Elementwise operators on quantized values, bit-exact with `operations`: by the same roundings, or by lookup tables.
 
-Numbers that come from scales are constants in memory, so that operations of one shape share their code.
+Numbers that depend on scales are constants in memory, not in the code, so that operations of one shape share code.
+uint8 and int8 values have one element type, "u1": operators that interpret the sign have `is_signed`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.engines.compiled.ir_builder import F32, I8, I32, I64, KernelBuilder, Value, vector
-from nnfmq.engines.compiled.kernels.functions import bool_bytes, compare
+from nnfmq.engines.compiled.kernels.float_ops import bool_bytes, compare
 from nnfmq.engines.compiled.kernels.reducers import QuantizedMinMaxReducer
 from nnfmq.engines.compiled.kernels.requantize import REQUANT_ROWS, FixedPointMultiplier, requant_constants
 from nnfmq.operations.quantization import OutputMultipliers, quantized_activation_range
@@ -29,306 +30,318 @@ __all__ = [
     "QuantizedMul",
     "QuantizedPrelu",
     "QuantizedSelect",
+    "int32_rows",
     "per_tensor_requantization",
 ]
 
-_LANES = 64  # constants are repeated to more than the widest vector
+_ROW_LANES = 64  # each number of a constant is repeated for more lanes than any vector has
 
 
 @dataclass(frozen=True, slots=True)
 class PerTensorRequantization:
-    """Codes of whole numbers, by one multiplier for all."""
+    """Requantization of int32 values with one multiplier for the tensor, output zero point and clamp."""
 
     multiplier: FixedPointMultiplier
 
-    def codes(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
-        """Return bytes."""
+    def emit(self, kb: KernelBuilder, values: Value, constants: Value) -> Value:
+        """Return 8-bit results. `constants` is the address of what `per_tensor_requantization` returned."""
         lanes = values.type.count
-        if lanes == 1:  # products are taken in pairs
-            pair = self.codes(kb, kb.shuffle(values, values, (0, 0)), constants)
+        if lanes == 1:  # the fixed-point multiplication needs pairs of lanes
+            pair = self.emit(kb, kb.shuffle(values, values, (0, 0)), constants)
             return kb.shuffle(pair, pair, (0,))
         if not self.multiplier.has_left_shift:
             values = kb.ir.add(values, values)
-        rounded = self.multiplier.apply(kb, values, lambda row: _row(kb, constants, row, lanes))
-        zero, low, high = (_row(kb, constants, REQUANT_ROWS + n, lanes) for n in range(3))
-        return kb.ir.trunc(kb.clamp(kb.ir.add(rounded, zero), low, high), vector(I8, lanes))
+        rounded = self.multiplier.apply(kb, values, lambda row: _load_row(kb, constants, row, lanes))
+        zero_point, low, high = (_load_row(kb, constants, REQUANT_ROWS + n, lanes) for n in range(3))
+        return kb.ir.trunc(kb.clamp(kb.ir.add(rounded, zero_point), low, high), vector(I8, lanes))
 
 
 def per_tensor_requantization(
-    multiplier: tuple[int, int], bound: int, activation: int, output: Tensor
+    multiplier: tuple[int, int], max_abs_value: int, activation: int, output: Tensor
 ) -> tuple[PerTensorRequantization, bytes] | None:
-    """Return the form and the constants for a quantized multiplier (mantissa, shift), None where 32 bits do not do.
+    """Return the requantization to `output` and its constants, or None if an intermediate may not fit 32 bits.
 
-    `bound` is on the absolute values of what is scaled to codes of `output`.
+    `multiplier` is an output multiplier and shift; `max_abs_value` bounds the values that are requantized.
     """
-    multipliers = OutputMultipliers(np.full(_LANES, multiplier[0], np.int64), np.full(_LANES, multiplier[1], np.int64))
-    found = FixedPointMultiplier.of(multipliers, np.zeros(_LANES, np.int64), np.full(_LANES, bound, np.int64))
-    if found is None:
+    multipliers = OutputMultipliers(
+        np.full(_ROW_LANES, multiplier[0], np.int64), np.full(_ROW_LANES, multiplier[1], np.int64)
+    )
+    bounds = np.full(_ROW_LANES, max_abs_value, np.int64)
+    fixed_point = FixedPointMultiplier.of(multipliers, np.zeros(_ROW_LANES, np.int64), bounds)
+    if fixed_point is None:
         return None
-    codes = repeated(output.zero_point, *quantized_activation_range(activation, output))
-    return PerTensorRequantization(found), requant_constants(multipliers).tobytes() + codes
+    output_rows = int32_rows(output.zero_point, *quantized_activation_range(activation, output))
+    return PerTensorRequantization(fixed_point), requant_constants(multipliers).tobytes() + output_rows
 
 
-def repeated(*numbers: int) -> bytes:
-    """Return whole numbers of 32 bits as rows that vectors load."""
-    return np.repeat(np.array(numbers, np.int64).astype("<i4"), _LANES).tobytes()
+def int32_rows(*numbers: int) -> bytes:
+    """Return a constant with a row of int32 lanes for each number."""
+    return np.repeat(np.array(numbers, np.int64).astype("<i4"), _ROW_LANES).tobytes()
 
 
-def _row(kb: KernelBuilder, constants: Value, row: int, lanes: int) -> Value:
-    return kb.load(vector(I32, lanes), constants, 4 * _LANES * row)
+def _load_row(kb: KernelBuilder, constants: Value, row: int, lanes: int) -> Value:
+    return kb.load(vector(I32, lanes), constants, 4 * _ROW_LANES * row)
 
 
-def _whole(kb: KernelBuilder, codes: Value, signed: bool) -> Value:
-    return (kb.ir.sext if signed else kb.ir.zext)(codes, vector(I32, codes.type.count))
+def _widen(kb: KernelBuilder, values: Value, is_signed: bool) -> Value:
+    return (kb.ir.sext if is_signed else kb.ir.zext)(values, vector(I32, values.type.count))
 
 
-def lut8_lookup(kb: KernelBuilder, codes: Value, table: Value) -> Value:
-    """Return table[code] for each lane, codes by their bits."""
-    result = codes
-    for lane in range(codes.type.count):
-        code = kb.ir.zext(kb.ir.extract_element(codes, kb.i64(lane)), I64)
-        result = kb.ir.insert_element(result, kb.load(I8, table, code), kb.i64(lane))
-    return result
-
-
-class _OfCodes:
-    result = "u1"
-    vectors = 2
-
-
-class _OfTwo(_OfCodes):
-    items: tuple[str, ...] = ("u1", "u1")
-
-
-class _OfOne(_OfCodes):
-    items: tuple[str, ...] = ("u1",)
-
-
-@dataclass(frozen=True, slots=True)
-class Lut8(_OfOne):
-    """Any function of one code. Constant: 256 results, by the bits of the code."""
-
-    constants = 1
-
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return the results."""
-        return lut8_lookup(kb, values[0], constants[0])
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedClamp(_OfOne):
-    """Codes held within two bounds."""
-
-    signed: bool
-    low: int
-    high: int
-
-    constants = 0
-    vectors = 8
-
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return the results."""
-        return QuantizedMinMaxReducer(self.signed, True, self.low, self.high).result(kb, values[0], 1)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedAdd(_OfTwo):
-    """ADD and SUB: both operands in units of a common scale / 2^20, their sum scaled.
-
-    An operand that is `halved` has the larger scale, which is half of the common one: its multiplier is 1/2 (with the
-    sign of SUB in `negated`). Others are (x·m + 2^10) >> 11 with m in two parts, then shifted with ties away from 0.
-    Constants: those of the operands, zero point first; those of the sum.
-    """
-
-    signed: tuple[bool, bool]
-    halved: tuple[bool, bool]
-    negated: bool
-    scaled: PerTensorRequantization
-
-    constants = 3
-
-    @staticmethod
-    def operand(zero_point: int, multiplier: tuple[int, int], sign: int) -> bytes:
-        """Return the constants of an operand."""
-        mantissa, right = sign * multiplier[0], -multiplier[1]
-        return repeated(zero_point, mantissa >> 11, mantissa & 2047, (1 << right) >> 1, right)
-
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return the results."""
-        first, second = (self._addend(kb, number, values[number], constants[number]) for number in (0, 1))
-        return self.scaled.codes(kb, kb.ir.add(first, second), constants[2])
-
-    def _addend(self, kb: KernelBuilder, number: int, codes: Value, constants: Value) -> Value:
-        lanes = codes.type.count
-        zero_point, high, low, half, right = (_row(kb, constants, row, lanes) for row in range(5))
-        centred = kb.ir.sub(_whole(kb, codes, self.signed[number]), zero_point)
-        if self.halved[number]:
-            shifted = kb.ir.shl(centred, kb.splat(I32, 19, lanes))
-            return kb.ir.neg(shifted) if number and self.negated else shifted
-        rest = kb.ir.add(kb.ir.mul(centred, low), kb.splat(I32, 1 << 10, lanes))
-        value = kb.ir.add(kb.ir.mul(centred, high), kb.ir.ashr(rest, kb.splat(I32, 11, lanes)))
-        tie = kb.ir.ashr(value, kb.splat(I32, 31, lanes))
-        return kb.ir.ashr(kb.ir.add(kb.ir.add(value, half), tie), right)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedMul(_OfTwo):
-    """MUL: the product of the centred codes, scaled. Constants: both zero points; those of the product."""
-
-    signed: tuple[bool, bool]
-    scaled: PerTensorRequantization
-
-    constants = 2
-
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return the results."""
-        return self.scaled.codes(kb, kb.ir.mul(*_both_centred(kb, values, self.signed, constants[0])), constants[1])
-
-
-def _both_centred(
-    kb: KernelBuilder, values: Sequence[Value], signed: tuple[bool, bool], zero_points: Value
+def _subtract_zero_points(
+    kb: KernelBuilder, inputs: Sequence[Value], are_signed: tuple[bool, bool], zero_points: Value
 ) -> tuple[Value, Value]:
+    """Return two inputs as int32 less their zero points, which are the rows of a constant."""
     first, second = (
-        kb.ir.sub(_whole(kb, value, sign), _row(kb, zero_points, row, value.type.count))
-        for row, (value, sign) in enumerate(zip(values, signed, strict=True))
+        kb.ir.sub(_widen(kb, values, is_signed), _load_row(kb, zero_points, row, values.type.count))
+        for row, (values, is_signed) in enumerate(zip(inputs, are_signed, strict=True))
     )
     return first, second
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedPrelu(_OfTwo):
-    """PRELU: what passes is scaled by one multiplier, products with a slope by another.
-
-    Constants: both zero points; those of what passes; those of products.
-    """
-
-    signed: tuple[bool, bool]
-    passed: PerTensorRequantization
-    sloped: PerTensorRequantization
-
-    constants = 3
-
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return the results."""
-        centred, slopes = _both_centred(kb, values, self.signed, constants[0])
-        passes = kb.ir.icmp_signed(">=", centred, kb.splat(I32, 0, centred.type.count))
-        passed = self.passed.codes(kb, centred, constants[1])
-        return kb.ir.select(passes, passed, self.sloped.codes(kb, kb.ir.mul(centred, slopes), constants[2]))
+def _lookup(kb: KernelBuilder, values: Value, table: Value) -> Value:
+    """Return table[value] for each lane, of a table of 256 bytes indexed by the value's bits."""
+    result = values
+    for lane in range(values.type.count):
+        index = kb.ir.zext(kb.ir.extract_element(values, kb.i64(lane)), I64)
+        result = kb.ir.insert_element(result, kb.load(I8, table, index), kb.i64(lane))
+    return result
 
 
-@dataclass(frozen=True, slots=True)
-class QuantizedMinMax(_OfTwo):
-    """MAXIMUM and MINIMUM; operands that are `adapted` go through a table first, which is a constant."""
-
-    signed: bool
-    greatest: bool
-    adapted: tuple[bool, bool]
-
-    @property
-    def constants(self) -> int:
-        """One for each that is adapted."""
-        return sum(self.adapted)
-
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return the results."""
-        return QuantizedMinMaxReducer(self.signed, self.greatest, 0, 0).joined(
-            kb, *_adapted(kb, values, self.adapted, constants)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedSelect(_OfCodes):
-    """SELECT; operands that are `adapted` go through a table first, which is a constant."""
-
-    adapted: tuple[bool, bool]
-
-    items = ("u1", "u1", "u1")
-
-    @property
-    def constants(self) -> int:
-        """One for each that is adapted."""
-        return sum(self.adapted)
-
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return the results."""
-        chosen = kb.ir.icmp_unsigned("!=", values[0], kb.splat(I8, 0, values[0].type.count))
-        return kb.ir.select(chosen, *_adapted(kb, values[1:], self.adapted, constants))
-
-
-def _adapted(
-    kb: KernelBuilder, values: Sequence[Value], adapted: tuple[bool, bool], constants: Sequence[Value]
+def _rescale(
+    kb: KernelBuilder, inputs: Sequence[Value], needs_lut: tuple[bool, bool], constants: Sequence[Value]
 ) -> list[Value]:
+    """Return inputs requantized to the output's scale, by a table for each input that needs it."""
     tables = iter(constants)
     return [
-        lut8_lookup(kb, value, next(tables)) if needed else value for value, needed in zip(values, adapted, strict=True)
+        _lookup(kb, values, next(tables)) if needs else values for values, needs in zip(inputs, needs_lut, strict=True)
     ]
 
 
+def _dequantize(kb: KernelBuilder, values: Value, is_signed: bool, zero_point: int, scale: float) -> Value:
+    lanes = values.type.count
+    difference = kb.ir.sub(_widen(kb, values, is_signed), kb.splat(I32, zero_point, lanes))
+    return kb.ir.fmul(kb.ir.sitofp(difference, vector(F32, lanes)), kb.splat(F32, scale, lanes))
+
+
+class _QuantizedOperator:
+    output_type = "u1"
+    vectors = 2
+
+
+class _BinaryOperator(_QuantizedOperator):
+    input_types: tuple[str, ...] = ("u1", "u1")
+
+
+class _UnaryOperator(_QuantizedOperator):
+    input_types: tuple[str, ...] = ("u1",)
+
+
 @dataclass(frozen=True, slots=True)
-class Dequantize(_OfOne):
-    """The float32 values of codes."""
+class Lut8(_UnaryOperator):
+    """Any function of one quantized value, as a lookup table. Constant: 256 results, by the bits of the value."""
 
-    signed: bool
-    zero_point: int
-    scale: float
+    constant_count = 1
 
-    result = "f4"
-    constants = 0
-
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        return _real(kb, values[0], self.signed, self.zero_point, self.scale)
-
-
-def _real(kb: KernelBuilder, codes: Value, signed: bool, zero_point: int, scale: float) -> Value:
-    lanes = codes.type.count
-    centred = kb.ir.sub(_whole(kb, codes, signed), kb.splat(I32, zero_point, lanes))
-    return kb.ir.fmul(kb.ir.sitofp(centred, vector(F32, lanes)), kb.splat(F32, scale, lanes))
+        return _lookup(kb, inputs[0], constants[0])
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedCompare(_OfTwo):
-    """Whether the values of two codes are in an order. `operands` are (signed, zero point, scale)."""
+class QuantizedClamp(_UnaryOperator):
+    """RELU, RELU1 and RELU6 of one scale: values clamped to [low, high]."""
+
+    is_signed: bool
+    low: int
+    high: int
+
+    constant_count = 0
+    vectors = 8
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return QuantizedMinMaxReducer(self.is_signed, True, self.low, self.high).finalize(kb, inputs[0], 1)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedAdd(_BinaryOperator):
+    """ADD and SUB: both inputs rescaled to a common scale / 2^20, then their sum requantized.
+
+    The common scale is twice the larger input scale. An input `has_half_multiplier` if it has the larger scale: its
+    multiplier is 1/2, with SUB's sign if it is the second one and `is_sub`. Other multipliers m are applied in 32 bits,
+    as (x·m + 2^10) >> 11 with m split into two parts, then shifted, rounding half away from 0.
+
+    Constants: those of each input (`input_constants`), then the requantization's.
+    """
+
+    are_signed: tuple[bool, bool]
+    has_half_multiplier: tuple[bool, bool]
+    is_sub: bool
+    requantization: PerTensorRequantization
+
+    constant_count = 3
+
+    @staticmethod
+    def input_constants(zero_point: int, multiplier: tuple[int, int], sign: int) -> bytes:
+        """Return an input's constant for its output multiplier and shift; `sign` is -1 for SUB's second input."""
+        mantissa, right = sign * multiplier[0], -multiplier[1]
+        return int32_rows(zero_point, mantissa >> 11, mantissa & 2047, (1 << right) >> 1, right)
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        first, second = (self._rescaled(kb, number, inputs[number], constants[number]) for number in (0, 1))
+        return self.requantization.emit(kb, kb.ir.add(first, second), constants[2])
+
+    def _rescaled(self, kb: KernelBuilder, number: int, values: Value, constants: Value) -> Value:
+        lanes = values.type.count
+        zero_point, high, low, half, right = (_load_row(kb, constants, row, lanes) for row in range(5))
+        difference = kb.ir.sub(_widen(kb, values, self.are_signed[number]), zero_point)
+        if self.has_half_multiplier[number]:
+            shifted = kb.ir.shl(difference, kb.splat(I32, 19, lanes))
+            return kb.ir.neg(shifted) if number and self.is_sub else shifted
+        low_product = kb.ir.add(kb.ir.mul(difference, low), kb.splat(I32, 1 << 10, lanes))
+        product = kb.ir.add(kb.ir.mul(difference, high), kb.ir.ashr(low_product, kb.splat(I32, 11, lanes)))
+        tie = kb.ir.ashr(product, kb.splat(I32, 31, lanes))
+        return kb.ir.ashr(kb.ir.add(kb.ir.add(product, half), tie), right)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMul(_BinaryOperator):
+    """MUL: the product of the inputs less their zero points, requantized. Constants: zero points; requantization's."""
+
+    are_signed: tuple[bool, bool]
+    requantization: PerTensorRequantization
+
+    constant_count = 2
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        first, second = _subtract_zero_points(kb, inputs, self.are_signed, constants[0])
+        return self.requantization.emit(kb, kb.ir.mul(first, second), constants[1])
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedPrelu(_BinaryOperator):
+    """PRELU: x >= 0 requantized with one multiplier, x · slope with another.
+
+    Constants: both zero points; those of `positive`; those of `negative`.
+    """
+
+    are_signed: tuple[bool, bool]
+    positive: PerTensorRequantization
+    negative: PerTensorRequantization
+
+    constant_count = 3
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        values, slopes = _subtract_zero_points(kb, inputs, self.are_signed, constants[0])
+        is_positive = kb.ir.icmp_signed(">=", values, kb.splat(I32, 0, values.type.count))
+        positive = self.positive.emit(kb, values, constants[1])
+        return kb.ir.select(is_positive, positive, self.negative.emit(kb, kb.ir.mul(values, slopes), constants[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMinMax(_BinaryOperator):
+    """MAXIMUM (`is_max`) and MINIMUM. Constants: a requantization table for each input that `needs_lut`."""
+
+    is_signed: bool
+    is_max: bool
+    needs_lut: tuple[bool, bool]
+
+    @property
+    def constant_count(self) -> int:
+        """One for each input with a table."""
+        return sum(self.needs_lut)
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        reducer = QuantizedMinMaxReducer(self.is_signed, self.is_max, 0, 0)
+        return reducer.reduce(kb, *_rescale(kb, inputs, self.needs_lut, constants))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedSelect(_QuantizedOperator):
+    """SELECT. Constants: a requantization table for each operand that `needs_lut`."""
+
+    needs_lut: tuple[bool, bool]
+
+    input_types = ("u1", "u1", "u1")
+
+    @property
+    def constant_count(self) -> int:
+        """One for each operand with a table."""
+        return sum(self.needs_lut)
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        is_true = kb.ir.icmp_unsigned("!=", inputs[0], kb.splat(I8, 0, inputs[0].type.count))
+        return kb.ir.select(is_true, *_rescale(kb, inputs[1:], self.needs_lut, constants))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedCompare(_BinaryOperator):
+    """A comparison of the real values. `quantization` has (is_signed, zero_point, scale) of both inputs."""
 
     order: str
-    operands: tuple[tuple[bool, int, float], tuple[bool, int, float]]
+    quantization: tuple[tuple[bool, int, float], tuple[bool, int, float]]
 
-    constants = 0
+    constant_count = 0
 
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
         """Return the results."""
-        first, second = (_real(kb, value, *operand) for value, operand in zip(values, self.operands, strict=True))
+        first, second = (_dequantize(kb, values, *q) for values, q in zip(inputs, self.quantization, strict=True))
         return bool_bytes(kb, compare(kb, self.order, first, second))
 
 
 @dataclass(frozen=True, slots=True)
-class Quantize(_OfCodes):
-    """Codes of float32: the quotient in float32, rounded half away from 0; NaN becomes the zero point."""
+class Dequantize(_UnaryOperator):
+    """DEQUANTIZE to float32."""
+
+    is_signed: bool
+    zero_point: int
+    scale: float
+
+    output_type = "f4"
+    constant_count = 0
+
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results."""
+        return _dequantize(kb, inputs[0], self.is_signed, self.zero_point, self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize(_QuantizedOperator):
+    """QUANTIZE of float32: the float32 quotient rounded half away from 0. NaN becomes the zero point."""
 
     zero_point: int
     scale: float
     low: int
     high: int
 
-    items = ("f4",)
-    constants = 0
+    input_types = ("f4",)
+    constant_count = 0
 
-    def emit(self, kb: KernelBuilder, values: Sequence[Value], constants: Sequence[Value]) -> Value:
-        """Return the results."""
-        lanes = values[0].type.count
+    def emit(self, kb: KernelBuilder, inputs: Sequence[Value], constants: Sequence[Value]) -> Value:
+        """Return the results.
+
+        |quotient| is limited to 1024, which is beyond any quantized value, so that its integer part fits int32 and its
+        fraction is exact.
+        """
+        lanes = inputs[0].type.count
         kind, wide = vector(F32, lanes), vector(I32, lanes)
-        quotient = kb.ir.fdiv(values[0], kb.splat(F32, self.scale, lanes))
-        size = kb.intrinsic("llvm.fabs", quotient)
-        most = kb.splat(F32, 1024.0, lanes)  # beyond any code; what is below has exact halves
-        held = kb.ir.select(kb.ir.fcmp_ordered("<", size, most), size, most)
-        whole = kb.ir.fptosi(held, wide)
-        rest = kb.ir.fsub(held, kb.ir.sitofp(whole, kind))
-        up = kb.ir.zext(kb.ir.fcmp_ordered(">=", rest, kb.splat(F32, 0.5, lanes)), wide)
-        steps, zero = kb.ir.add(whole, up), kb.splat(I32, 0, lanes)
-        below = kb.ir.fcmp_ordered("<", quotient, kb.splat(F32, 0.0, lanes))
-        signed = kb.ir.select(below, kb.ir.sub(zero, steps), steps)
-        known = kb.ir.select(kb.ir.fcmp_ordered("ord", quotient, quotient), signed, zero)
-        codes = kb.ir.add(known, kb.splat(I32, self.zero_point, lanes))
+        quotient = kb.ir.fdiv(inputs[0], kb.splat(F32, self.scale, lanes))
+        magnitude = kb.intrinsic("llvm.fabs", quotient)
+        limit = kb.splat(F32, 1024.0, lanes)
+        limited = kb.ir.select(kb.ir.fcmp_ordered("<", magnitude, limit), magnitude, limit)
+        integer = kb.ir.fptosi(limited, wide)
+        fraction = kb.ir.fsub(limited, kb.ir.sitofp(integer, kind))
+        round_up = kb.ir.zext(kb.ir.fcmp_ordered(">=", fraction, kb.splat(F32, 0.5, lanes)), wide)
+        rounded, zero = kb.ir.add(integer, round_up), kb.splat(I32, 0, lanes)
+        is_negative = kb.ir.fcmp_ordered("<", quotient, kb.splat(F32, 0.0, lanes))
+        signed = kb.ir.select(is_negative, kb.ir.sub(zero, rounded), rounded)
+        without_nan = kb.ir.select(kb.ir.fcmp_ordered("ord", quotient, quotient), signed, zero)
+        shifted = kb.ir.add(without_nan, kb.splat(I32, self.zero_point, lanes))
         return kb.ir.trunc(
-            kb.clamp(codes, kb.splat(I32, self.low, lanes), kb.splat(I32, self.high, lanes)), vector(I8, lanes)
+            kb.clamp(shifted, kb.splat(I32, self.low, lanes), kb.splat(I32, self.high, lanes)), vector(I8, lanes)
         )

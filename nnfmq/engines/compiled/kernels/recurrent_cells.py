@@ -1,8 +1,8 @@
-"""Gates of recurrent cells: the products of a vector with all gates' weights, and what these sums do to the cells.
+"""RNN and LSTM cells: the matrix-vector product of all gates, fused with the update of the units.
 
-The lanes of a vector are cells. A block of cells has the sums of all its gates at once, so that its state is updated
-while they are in registers; the weights are packed in the order in which they are read, once. Everything else that
-belongs to cells, states and constants, is as long as whole blocks are: there are no tails.
+Lanes are units. A block of units computes the pre-activations of all its gates before it updates their state, so these
+stay in registers. Weights are packed in the order in which the kernel reads them, (blocks, K, vectors, gates, lanes).
+States and constants are padded to whole blocks, so there are no remainders; padding units have weights of 0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["GateGemv", "LstmCellUpdate", "RnnCell", "RowPointers", "apply_activa
 
 Array = npt.NDArray[Any]
 
-_SUMS = 8  # in registers, beside what is multiplied
-_UNROLLED = 4
-_EPSILON = 1e-8
+_MAX_ACCUMULATORS = 8  # of a block, so that inputs and weights have registers, too
+_K_UNROLL = 4
+_VARIANCE_EPSILON = 1e-8
 
 _ACTIVATIONS: Mapping[int, Callable[[KernelBuilder, Value], Value]] = {
     0: lambda kb, x: x,
@@ -39,130 +39,139 @@ _ACTIVATIONS: Mapping[int, Callable[[KernelBuilder, Value], Value]] = {
 
 
 def apply_activation(kb: KernelBuilder, code: int, value: Value) -> Value:
-    """Return a value through an activation, by the code that recurrent operations have for it."""
+    """Return a value through the activation with this code of the recurrent operations."""
     return _ACTIVATIONS[code](kb, value)
 
 
 @dataclass(frozen=True, slots=True)
 class GateGemv:
-    """Products of matrices (cells, length), one for each gate, with a vector; `vectors` of cells are a block."""
+    """The products of a vector of `k` elements with the matrices (units, k) of all `gates`, in blocks of units.
+
+    A block has `vectors` vectors of `lanes` units; all its accumulators, gates · vectors, are in registers.
+    """
 
     gates: int
-    cells: int
-    length: int
+    units: int
+    k: int
     vectors: int
     lanes: int
 
     @property
-    def width(self) -> int:
-        """Cells of a block."""
+    def units_per_block(self) -> int:
+        """Units of a block."""
         return self.vectors * self.lanes
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
-        return math.ceil(self.cells / self.width)
+        """Number of blocks."""
+        return math.ceil(self.units / self.units_per_block)
 
     @property
-    def padded(self) -> int:
-        """Cells of all blocks; those beside the last true one have weights of 0."""
-        return self.blocks * self.width
+    def padded_units(self) -> int:
+        """Units of all blocks, padding included."""
+        return self.blocks * self.units_per_block
 
     @property
     def multiplications(self) -> int:
-        """How many a vector takes."""
-        return self.gates * self.padded * self.length
+        """Multiplications for one vector, padding included."""
+        return self.gates * self.padded_units * self.k
 
-    def ordered(self, rows: Array) -> Array:
-        """Return what cells have (gates, cells, each) in the order of sums: (blocks, vectors, gates, lanes, each)."""
-        filled = np.zeros((self.gates, self.padded, *rows.shape[2:]), np.float32)
-        filled[:, : self.cells] = rows
-        split = filled.reshape(self.gates, self.blocks, self.vectors, self.lanes, -1)
+    def pack_rows(self, rows: Array) -> Array:
+        """Return an array (gates, units, n) as (blocks, vectors, gates, lanes, n), with padding units of 0."""
+        padded = np.zeros((self.gates, self.padded_units, *rows.shape[2:]), np.float32)
+        padded[:, : self.units] = rows
+        split = padded.reshape(self.gates, self.blocks, self.vectors, self.lanes, -1)
         return split.transpose(1, 2, 0, 3, 4)
 
-    def pack(self, weights: Array) -> bytes:
-        """Return weights (gates, cells, length) in the order in which they are read."""
-        return self.ordered(weights).transpose(0, 4, 1, 2, 3).tobytes()
+    def pack_weights(self, weights: Array) -> bytes:
+        """Return weights (gates, units, k) as the kernel reads them: (blocks, k, vectors, gates, lanes)."""
+        return self.pack_rows(weights).transpose(0, 4, 1, 2, 3).tobytes()
 
-    def emit(self, kb: KernelBuilder, block: Value, source: Value, weights: Value, starts: Value) -> Sequence[Value]:
-        """Return a block's sums, vector by vector and in each gate by gate.
+    def emit(self, kb: KernelBuilder, block: Value, source: Value, weights: Value, bias: Value) -> Sequence[Value]:
+        """Return a block's pre-activations, vector by vector and for each vector gate by gate.
 
-        `starts` has what sums begin with, as `ordered`.
+        `bias` is the address of the initial accumulators, in the order of `pack_rows`.
         """
         count, kind = self.gates * self.vectors, vector(F32, self.lanes)
-        size = count * self.lanes * 4
-        matrix, begin = (
-            kb.at(base, kb.mul(block, bytes)) for base, bytes in ((weights, size * self.length), (starts, size))
+        step_bytes = count * self.lanes * 4
+        panel, first_bias = (
+            kb.at(base, kb.mul(block, block_bytes))
+            for base, block_bytes in ((weights, step_bytes * self.k), (bias, step_bytes))
         )
-        copies = 2 if count * 2 <= _SUMS + _SUMS // 2 and self.length > 1 else 1
-        zeros = [kb.splat(F32, 0.0, self.lanes)] * (count * (copies - 1))
-        sums: Sequence[Value] = [kb.load(kind, begin, n * self.lanes * 4) for n in range(count)] + zeros
+        # Two sets of accumulators hide the latency of FMA, if both fit the registers.
+        sets = 2 if count * 2 <= _MAX_ACCUMULATORS + _MAX_ACCUMULATORS // 2 and self.k > 1 else 1
+        zeros = [kb.splat(F32, 0.0, self.lanes)] * (count * (sets - 1))
+        accs: Sequence[Value] = [kb.load(kind, first_bias, n * self.lanes * 4) for n in range(count)] + zeros
 
-        def products(first: Value, rounds: int, sums: Sequence[Value]) -> Sequence[Value]:
-            cells, panel, result = kb.at(source, kb.mul(first, 4)), kb.at(matrix, kb.mul(first, size)), list(sums)
-            for k in range(rounds):
-                cell = kb.broadcast(kb.load(F32, cells, 4 * k), self.lanes)
+        def accumulate(first: Value, steps: int, accs: Sequence[Value]) -> Sequence[Value]:
+            inputs, matrix, result = (
+                kb.at(source, kb.mul(first, 4)),
+                kb.at(panel, kb.mul(first, step_bytes)),
+                list(accs),
+            )
+            for k in range(steps):
+                value = kb.broadcast(kb.load(F32, inputs, 4 * k), self.lanes)
                 for n in range(count):
-                    to = n + k % copies * count
-                    loaded = kb.load(kind, panel, k * size + n * self.lanes * 4)
-                    result[to] = fmuladd(kb, loaded, cell, result[to])
+                    acc = n + k % sets * count
+                    loaded = kb.load(kind, matrix, k * step_bytes + n * self.lanes * 4)
+                    result[acc] = fmuladd(kb, loaded, value, result[acc])
             return result
 
-        whole, rest = divmod(self.length, _UNROLLED)
-        if whole:
-            sums = kb.for_loop(whole, sums, lambda k, s: products(kb.mul(k, _UNROLLED), _UNROLLED, s))
-        sums = products(kb.i64(whole * _UNROLLED), rest, sums)
-        return sums if copies == 1 else [kb.ir.fadd(sums[n], sums[count + n]) for n in range(count)]
+        iterations, remainder = divmod(self.k, _K_UNROLL)
+        if iterations:
+            accs = kb.for_loop(iterations, accs, lambda k, a: accumulate(kb.mul(k, _K_UNROLL), _K_UNROLL, a))
+        accs = accumulate(kb.i64(iterations * _K_UNROLL), remainder, accs)
+        return accs if sets == 1 else [kb.ir.fadd(accs[n], accs[count + n]) for n in range(count)]
 
 
-def plan_gate_gemv(gates: int, cells: int, length: int, target: Target) -> GateGemv:
-    """Choose the blocks."""
-    vectors = math.ceil(cells / target.lanes)
-    blocks = math.ceil(vectors / max(1, min(4, _SUMS // gates)))
-    return GateGemv(gates, cells, length, math.ceil(vectors / blocks), target.lanes)
+def plan_gate_gemv(gates: int, units: int, k: int, target: Target) -> GateGemv:
+    """Plan the product: as many vectors of a block as accumulators fit, distributed evenly over the blocks."""
+    vectors = math.ceil(units / target.lanes)
+    blocks = math.ceil(vectors / max(1, min(4, _MAX_ACCUMULATORS // gates)))
+    return GateGemv(gates, units, k, math.ceil(vectors / blocks), target.lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class RowPointers:
-    """Where a row of cells has its states, its results, and the sums of all gates, and where the constants are."""
+    """Addresses of a batch row's state, output and pre-activations, and of the cell's constants."""
 
     state: Value
-    result: Value
-    sums: Value
+    output: Value
+    preactivations: Value
     constants: Value
 
 
 @dataclass(frozen=True, slots=True)
 class RnnCell:
-    """One sum for each cell: an activation, then a clip, where that is not 0. No constants."""
+    """A basic RNN cell or a projection: an activation, then a clip to [-clip, clip] if that is not 0. No constants."""
 
     activation: int = 0
     clip: float = 0.0
 
     gates = 1
-    has_state = normalized = False
+    has_state = is_normalized = False
 
     def emit_block(
-        self, kb: KernelBuilder, sums: GateGemv, values: Sequence[Value], block: Value, places: RowPointers
+        self, kb: KernelBuilder, gemv: GateGemv, values: Sequence[Value], block: Value, row: RowPointers
     ) -> None:
-        """Put the results to their place."""
-        first = kb.mul(block, sums.width * 4)
+        """Store a block's outputs for its pre-activations `values`."""
+        first = kb.mul(block, gemv.units_per_block * 4)
         with kb.for_each_tile_row(values, 1) as (number, (value,)):
-            result = _clipped(kb, apply_activation(kb, self.activation, value), self.clip)
-            kb.store(result, places.result, kb.add(first, kb.mul(number, sums.lanes * 4)))
+            result = _clip(kb, apply_activation(kb, self.activation, value), self.clip)
+            kb.store(result, row.output, kb.add(first, kb.mul(number, gemv.lanes * 4)))
 
 
 @dataclass(frozen=True, slots=True)
 class LstmCellUpdate:
-    """The gates of an LSTM: input (not where `coupled` to the forget gate), forget, cell, output.
+    """An LSTM cell. Gates: input (unless `is_cifg` couples it to the forget gate), forget, cell, output.
 
-    With peepholes the constants have a row of weights for each gate; normalized ones then have a row of weights and one
-    of biases for each gate, and one that is 1 for true cells.
+    Constants are rows of units: with peepholes a row of weights for each gate; if normalized then a row of weights and
+    one of biases for each gate, and a row that is 1 for units and 0 for padding.
     """
 
-    coupled: bool
-    peephole: bool
-    normalized: bool
+    is_cifg: bool
+    has_peephole: bool
+    is_normalized: bool
     activation: int
     clip: float
 
@@ -170,112 +179,120 @@ class LstmCellUpdate:
 
     @property
     def gates(self) -> int:
-        """Three or four."""
-        return 3 if self.coupled else 4
+        """3 with CIFG, else 4."""
+        return 3 if self.is_cifg else 4
 
-    def constants(self, sums: GateGemv, peepholes: Array | None, norms: Array | None, biases: Array) -> bytes:
-        """Return the rows of constants, made of rows (gates, cells)."""
+    def constants(self, gemv: GateGemv, peepholes: Array | None, norms: Array | None, biases: Array) -> bytes:
+        """Return the constants, from arrays (gates, units)."""
         rows: list[Array] = [] if peepholes is None else [*peepholes]
         if norms is not None:
-            rows += [*norms, *biases, np.ones(sums.cells)]
-        filled = np.zeros((len(rows), sums.padded), np.float32)
-        filled[:, : sums.cells] = np.reshape(rows, (len(rows), sums.cells))
-        return filled.tobytes()
+            rows += [*norms, *biases, np.ones(gemv.units)]
+        padded = np.zeros((len(rows), gemv.padded_units), np.float32)
+        padded[:, : gemv.units] = np.reshape(rows, (len(rows), gemv.units))
+        return padded.tobytes()
 
     def emit_block(
-        self, kb: KernelBuilder, sums: GateGemv, values: Sequence[Value], block: Value, places: RowPointers
+        self, kb: KernelBuilder, gemv: GateGemv, values: Sequence[Value], block: Value, row: RowPointers
     ) -> None:
-        """Update the cells' state and put their results to their place; normalized gates wait for `emit_row`."""
-        pitch = sums.padded * 4
-        with kb.for_each_tile_row(values, self.gates) as (number, row):
-            place = kb.add(kb.mul(block, sums.width * 4), kb.mul(number, sums.lanes * 4))
-            if self.normalized:
-                for gate, value in enumerate(row):
-                    kb.store(value, places.sums, kb.add(place, gate * pitch))
+        """Update a block's state and store its outputs.
+
+        Normalization needs all units of a gate: normalized cells only store the pre-activations, for `emit_row`.
+        """
+        pitch = gemv.padded_units * 4
+        with kb.for_each_tile_row(values, self.gates) as (number, gates):
+            offset = kb.add(kb.mul(block, gemv.units_per_block * 4), kb.mul(number, gemv.lanes * 4))
+            if self.is_normalized:
+                for gate, value in enumerate(gates):
+                    kb.store(value, row.preactivations, kb.add(offset, gate * pitch))
             else:
-                self._emit_vector(kb, row, place, pitch, places)
+                self._emit_vector(kb, gates, offset, pitch, row)
 
     def _emit_vector(
-        self, kb: KernelBuilder, row: Sequence[Value], place: Value, pitch: int, places: RowPointers
+        self, kb: KernelBuilder, gates: Sequence[Value], offset: Value, pitch: int, row: RowPointers
     ) -> None:
-        def seen(gate: int, state: Value) -> Value:
-            """Add what the gate sees of the state; the cell gate sees nothing."""
-            if not self.peephole or gate == self.gates - 2:
-                return row[gate]
-            weights = kb.load(state.type, places.constants, kb.add(place, gate * pitch))
-            return fmuladd(kb, weights, state, row[gate])
+        def with_peephole(gate: int, state: Value) -> Value:
+            """Return a gate's pre-activation plus its peephole; the cell gate has none."""
+            if not self.has_peephole or gate == self.gates - 2:
+                return gates[gate]
+            weights = kb.load(state.type, row.constants, kb.add(offset, gate * pitch))
+            return fmuladd(kb, weights, state, gates[gate])
 
-        state = kb.load(row[0].type, places.state, place)
-        state = self._next_state(kb, [seen(gate, state) for gate in range(self.gates - 1)], state)
-        kb.store(state, places.state, place)
-        kb.store(self._result(kb, seen(self.gates - 1, state), state), places.result, place)
+        state = kb.load(gates[0].type, row.state, offset)
+        state = self._next_state(kb, [with_peephole(gate, state) for gate in range(self.gates - 1)], state)
+        kb.store(state, row.state, offset)
+        # The output gate's peephole sees the new state.
+        kb.store(self._output(kb, with_peephole(self.gates - 1, state), state), row.output, offset)
 
-    def _next_state(self, kb: KernelBuilder, sums: Sequence[Value], state: Value) -> Value:
-        *entrance, forget, cell = sums
-        kept = logistic(kb, forget)
-        let_in = logistic(kb, entrance[0]) if entrance else kb.ir.fsub(kb.splat(F32, 1.0, kept.type.count), kept)
-        entering = kb.ir.fmul(let_in, apply_activation(kb, self.activation, cell))
-        return _clipped(kb, fmuladd(kb, kept, state, entering), self.clip)
+    def _next_state(self, kb: KernelBuilder, preactivations: Sequence[Value], state: Value) -> Value:
+        *input_gates, forget, cell = preactivations
+        keep = logistic(kb, forget)
+        admit = logistic(kb, input_gates[0]) if input_gates else kb.ir.fsub(kb.splat(F32, 1.0, keep.type.count), keep)
+        update = kb.ir.fmul(admit, apply_activation(kb, self.activation, cell))
+        return _clip(kb, fmuladd(kb, keep, state, update), self.clip)
 
-    def _result(self, kb: KernelBuilder, sums: Value, state: Value) -> Value:
-        return kb.ir.fmul(logistic(kb, sums), apply_activation(kb, self.activation, state))
+    def _output(self, kb: KernelBuilder, preactivation: Value, state: Value) -> Value:
+        return kb.ir.fmul(logistic(kb, preactivation), apply_activation(kb, self.activation, state))
 
-    def emit_row(self, kb: KernelBuilder, sums: GateGemv, places: RowPointers) -> None:
-        """Do the rest for normalized gates, when all cells' sums are there; the output gate sees the new state."""
-        pitch, kind = sums.padded * 4, vector(F32, sums.lanes)
-        output = (self.gates - 1) * pitch
+    def emit_row(self, kb: KernelBuilder, gemv: GateGemv, row: RowPointers) -> None:
+        """Update a normalized cell's row, when the pre-activations of all units are stored."""
+        pitch, kind = gemv.padded_units * 4, vector(F32, gemv.lanes)
+        output_gate = (self.gates - 1) * pitch
         with kb.loop(0, self.gates - 1) as gate:
-            self._normalize(kb, sums, kb.mul(gate, pitch), places)
-        with kb.loop(0, pitch, sums.lanes * 4) as place:
-            row = [kb.load(kind, places.sums, kb.add(place, gate * pitch)) for gate in range(self.gates - 1)]
-            kb.store(self._next_state(kb, row, kb.load(kind, places.state, place)), places.state, place)
-        self._normalize(kb, sums, kb.i64(output), places)
-        with kb.loop(0, pitch, sums.lanes * 4) as place:
-            opened = kb.load(kind, places.sums, kb.add(place, output))
-            kb.store(self._result(kb, opened, kb.load(kind, places.state, place)), places.result, place)
+            self._normalize_gate(kb, gemv, kb.mul(gate, pitch), row)
+        with kb.loop(0, pitch, gemv.lanes * 4) as offset:
+            gates = [kb.load(kind, row.preactivations, kb.add(offset, gate * pitch)) for gate in range(self.gates - 1)]
+            kb.store(self._next_state(kb, gates, kb.load(kind, row.state, offset)), row.state, offset)
+        self._normalize_gate(kb, gemv, kb.i64(output_gate), row)  # after the update: its peephole sees the new state
+        with kb.loop(0, pitch, gemv.lanes * 4) as offset:
+            gate = kb.load(kind, row.preactivations, kb.add(offset, output_gate))
+            kb.store(self._output(kb, gate, kb.load(kind, row.state, offset)), row.output, offset)
 
-    def _normalize(self, kb: KernelBuilder, sums: GateGemv, offset: Value, places: RowPointers) -> None:
-        """Normalize the row of sums at `offset`, in bytes, where the gate's row of each kind of constants is, too."""
-        kind, step, rows = vector(F32, sums.lanes), sums.lanes * 4, self.gates * sums.padded * 4
-        gate, seen = kb.at(places.sums, offset), kb.at(places.constants, offset)
-        norms = kb.at(seen, rows if self.peephole else 0)
-        inside = kb.at(places.constants, (3 if self.peephole else 2) * rows)
+    def _normalize_gate(self, kb: KernelBuilder, gemv: GateGemv, offset: Value, row: RowPointers) -> None:
+        """Add a gate's peephole, then normalize its pre-activations, in place.
 
-        def total(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            place = kb.mul(k, step)
-            value = kb.load(kind, gate, place)
-            if self.peephole:
-                value = fmuladd(kb, kb.load(kind, seen, place), kb.load(kind, places.state, place), value)
-                kb.store(value, gate, place)
-            return [kb.ir.fadd(values[0], value)]
+        `offset` is the gate's offset in bytes in the pre-activations, and in each kind of constants.
+        """
+        kind, step, group = vector(F32, gemv.lanes), gemv.lanes * 4, self.gates * gemv.padded_units * 4
+        values, peepholes = kb.at(row.preactivations, offset), kb.at(row.constants, offset)
+        norms = kb.at(peepholes, group if self.has_peephole else 0)
+        is_unit = kb.at(row.constants, (3 if self.has_peephole else 2) * group)
 
-        def squares(k: Value, values: Sequence[Value]) -> Sequence[Value]:
-            place = kb.mul(k, step)
-            centred = kb.ir.fmul(kb.ir.fsub(kb.load(kind, gate, place), mean), kb.load(kind, inside, place))
-            kb.store(centred, gate, place)
-            return [fmuladd(kb, centred, centred, values[0])]
+        def add_values(k: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            at = kb.mul(k, step)
+            value = kb.load(kind, values, at)
+            if self.has_peephole:
+                value = fmuladd(kb, kb.load(kind, peepholes, at), kb.load(kind, row.state, at), value)
+                kb.store(value, values, at)
+            return [kb.ir.fadd(accs[0], value)]
 
-        count, zeros, cells = (
-            sums.padded // sums.lanes,
-            kb.splat(F32, 0.0, sums.lanes),
-            kb.splat(F32, float(sums.cells), sums.lanes),
+        def add_squares(k: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            at = kb.mul(k, step)
+            deviation = kb.ir.fmul(kb.ir.fsub(kb.load(kind, values, at), mean), kb.load(kind, is_unit, at))
+            kb.store(deviation, values, at)
+            return [fmuladd(kb, deviation, deviation, accs[0])]
+
+        count, zeros, units = (
+            gemv.padded_units // gemv.lanes,
+            kb.splat(F32, 0.0, gemv.lanes),
+            kb.splat(F32, float(gemv.units), gemv.lanes),
         )
-        mean = kb.ir.fdiv(_in_all(kb, *kb.for_loop(count, [zeros], total)), cells)
-        variance = kb.ir.fdiv(_in_all(kb, *kb.for_loop(count, [zeros], squares)), cells)
-        root = kb.intrinsic("llvm.sqrt", kb.ir.fadd(variance, kb.splat(F32, float(np.float32(_EPSILON)), sums.lanes)))
-        with kb.loop(0, sums.padded * 4, step) as place:
-            scaled = kb.ir.fdiv(kb.load(kind, gate, place), root)
-            bias = kb.load(kind, kb.at(norms, rows), place)
-            kb.store(fmuladd(kb, scaled, kb.load(kind, norms, place), bias), gate, place)
+        mean = kb.ir.fdiv(_sum_of_lanes(kb, *kb.for_loop(count, [zeros], add_values)), units)
+        variance = kb.ir.fdiv(_sum_of_lanes(kb, *kb.for_loop(count, [zeros], add_squares)), units)
+        epsilon = kb.splat(F32, float(np.float32(_VARIANCE_EPSILON)), gemv.lanes)
+        deviation = kb.intrinsic("llvm.sqrt", kb.ir.fadd(variance, epsilon))
+        with kb.loop(0, gemv.padded_units * 4, step) as at:
+            scaled = kb.ir.fdiv(kb.load(kind, values, at), deviation)
+            bias = kb.load(kind, kb.at(norms, group), at)
+            kb.store(fmuladd(kb, scaled, kb.load(kind, norms, at), bias), values, at)
 
 
-def _in_all(kb: KernelBuilder, values: Value) -> Value:
-    """Return the sum of all lanes, in each."""
+def _sum_of_lanes(kb: KernelBuilder, values: Value) -> Value:
+    """Return the sum of all lanes, in each lane."""
     single = reduce_lanes(kb, FloatSumReducer(), values)
     return kb.broadcast(kb.ir.extract_element(single, kb.i64(0)), values.type.count)
 
 
-def _clipped(kb: KernelBuilder, value: Value, limit: float) -> Value:
-    """Return a value held within [-limit, limit], if that is not 0."""
+def _clip(kb: KernelBuilder, value: Value, limit: float) -> Value:
+    """Return a value clamped to [-limit, limit]; 0 is no limit."""
     limit = float(np.float32(limit))
     return clamp_float(kb, value, -limit, limit) if limit > 0 else value

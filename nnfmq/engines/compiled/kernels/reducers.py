@@ -1,7 +1,6 @@
-"""What pooling and reductions make of many elements: sums, means, roots of squares, the greatest, the least.
+"""Reducers for pooling and reductions: sum, mean, root mean square, maximum and minimum.
 
-Codes are counted from their type's least, so that sums and divisions are unsigned. A combination is a few instructions:
-how elements are loaded, joined, and finished.
+Quantized means offset int8 to unsigned values (by flipping the sign bit), so that sums and divisions are unsigned.
 """
 
 from __future__ import annotations
@@ -27,214 +26,220 @@ __all__ = [
 
 
 class Reducer(Protocol):
-    """How elements are combined. `item_bytes` of them are those of the result as well."""
+    """An associative reduction (as Eigen's reducers): init, load, reduce and finalize, on vectors.
+
+    `item_bytes` is the element size of both the input and the result.
+    """
 
     item_bytes: int
 
-    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
-        """Return what combining begins with."""
+    def init(self, kb: KernelBuilder, lanes: int) -> Value:
+        """Return the identity: the initial accumulator."""
         ...
 
-    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
-        """Load elements in the type in which they are combined."""
+    def load(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
+        """Load elements and convert them to the accumulator's type."""
         ...
 
-    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
-        """Return the combination of two."""
+    def reduce(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
+        """Return two accumulators combined."""
         ...
 
-    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
-        """Return what is stored for `count` elements, of 64 bits where it is not known at preparation."""
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
+        """Return the results for accumulators of `count` elements each (a 64-bit value if not known at preparation)."""
         ...
 
 
-def _count_as(kb: KernelBuilder, count: int | Value, element: Any, lanes: int) -> Value:
+def _count_splat(kb: KernelBuilder, count: int | Value, element: Any, lanes: int) -> Value:
     if isinstance(count, int):
         return kb.splat(element, float(count), lanes)
     return kb.broadcast(kb.ir.sitofp(kb.ir.trunc(count, I32), element), lanes)
 
 
-class _OfFloats:
+class _FloatReducer:
     item_bytes = 4
 
-    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
-        """Load them as they are."""
+    def load(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
+        """Load elements."""
         return kb.load(vector(F32, lanes), address, offset)
 
 
-class _Sum(_OfFloats):
-    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
+class _SumReducer(_FloatReducer):
+    def init(self, kb: KernelBuilder, lanes: int) -> Value:
         """Return 0."""
         return kb.splat(F32, 0.0, lanes)
 
-    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
+    def reduce(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
         """Return the sum."""
         return kb.ir.fadd(first, second)
 
 
 @dataclass(frozen=True, slots=True)
-class FloatSumReducer(_Sum):
-    """The sum."""
+class FloatSumReducer(_SumReducer):
+    """Sum of float32."""
 
-    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
-        """Return it."""
-        return combined
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
+        """Return the sum."""
+        return acc
 
 
 @dataclass(frozen=True, slots=True)
-class FloatMeanReducer(_Sum):
-    """The sum by the count, clamped."""
+class FloatMeanReducer(_SumReducer):
+    """Mean of float32, clamped to [low, high]."""
 
     low: float = -np.inf
     high: float = np.inf
 
-    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
         """Divide and clamp."""
-        lanes = combined.type.count
-        return clamp_float(kb, kb.ir.fdiv(combined, _count_as(kb, count, F32, lanes)), self.low, self.high)
+        lanes = acc.type.count
+        return clamp_float(kb, kb.ir.fdiv(acc, _count_splat(kb, count, F32, lanes)), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class FloatRmsReducer(_Sum):
-    """The square root of the mean of squares, clamped."""
+class FloatRmsReducer(_SumReducer):
+    """Root mean square of float32, clamped to [low, high]."""
 
     low: float
     high: float
 
-    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
-        """Load squares."""
+    def load(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
+        """Load elements and square them."""
         loaded = kb.load(vector(F32, lanes), address, offset)
         return kb.ir.fmul(loaded, loaded)
 
-    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
-        """Divide, take the root, clamp."""
-        mean = kb.ir.fdiv(combined, _count_as(kb, count, F32, combined.type.count))
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
+        """Divide, take the square root, clamp."""
+        mean = kb.ir.fdiv(acc, _count_splat(kb, count, F32, acc.type.count))
         return clamp_float(kb, kb.intrinsic("llvm.sqrt", mean), self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
-class FloatMinMaxReducer(_OfFloats):
-    """The greatest element or the least, clamped; NaN wins."""
+class FloatMinMaxReducer(_FloatReducer):
+    """Maximum (`is_max`) or minimum of float32, clamped to [low, high]. NaN propagates."""
 
-    greatest: bool
+    is_max: bool
     low: float = -np.inf
     high: float = np.inf
 
-    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
-        """Return what never wins."""
-        return kb.splat(F32, -np.inf if self.greatest else np.inf, lanes)
+    def init(self, kb: KernelBuilder, lanes: int) -> Value:
+        """Return minus or plus infinity."""
+        return kb.splat(F32, -np.inf if self.is_max else np.inf, lanes)
 
-    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
-        """Return the one that wins."""
-        return (fmaximum if self.greatest else fminimum)(kb, first, second)
+    def reduce(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
+        """Return the maximum or minimum."""
+        return (fmaximum if self.is_max else fminimum)(kb, first, second)
 
-    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
         """Clamp."""
-        return clamp_float(kb, combined, self.low, self.high)
+        return clamp_float(kb, acc, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMeanReducer:
-    """The mean of codes: rounded half up and clamped, or rounded down.
+    """Mean of quantized values, clamped to [low, high]; `is_rounded`: rounded half up, else rounded down.
 
-    Sums have 16 bits where those suffice, else 32; the quotient is taken in float32 as long as that is exact.
+    Accumulators have 16 bits if the sum of `max_count` values fits, else 32.
     """
 
-    signed: bool
-    most: int
-    rounded: bool
+    is_signed: bool
+    max_count: int
+    is_rounded: bool
     low: int
     high: int
 
     item_bytes = 1
 
     @classmethod
-    def of(cls, signed: bool, most: int, rounded: bool, low: int, high: int) -> QuantizedMeanReducer | None:
-        """Return the form for `most` elements at the most, or None where 32 bits do not hold their sum."""
-        return cls(signed, most, rounded, low, high) if 256 * most < 1 << 31 else None
+    def of(cls, is_signed: bool, max_count: int, is_rounded: bool, low: int, high: int) -> QuantizedMeanReducer | None:
+        """Return the reducer for at most `max_count` values, or None if their sum does not fit 31 bits."""
+        return cls(is_signed, max_count, is_rounded, low, high) if 256 * max_count < 1 << 31 else None
 
     @property
-    def _cell(self) -> Any:
-        return I16 if 256 * self.most <= 1 << 16 else I32
+    def _acc_type(self) -> Any:
+        return I16 if 256 * self.max_count <= 1 << 16 else I32
 
-    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
+    def init(self, kb: KernelBuilder, lanes: int) -> Value:
         """Return 0."""
-        return kb.splat(self._cell, 0, lanes)
+        return kb.splat(self._acc_type, 0, lanes)
 
-    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
-        """Load codes, counted from the least."""
-        return kb.ir.zext(self._turned(kb, kb.load(vector(I8, lanes), address, offset)), vector(self._cell, lanes))
+    def load(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
+        """Load values, offset to unsigned ones."""
+        loaded = kb.load(vector(I8, lanes), address, offset)
+        return kb.ir.zext(self._flip_sign_bit(kb, loaded), vector(self._acc_type, lanes))
 
-    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
+    def reduce(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
         """Return the sum."""
         return kb.ir.add(first, second)
 
-    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
-        """Divide, clamp and narrow.
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
+        """Divide, round, clamp and narrow to 8 bits.
 
-        A quotient of whole numbers lies at least 1/count below the next whole number, which its rounding to 24 bits
-        does not reach while dividend and divisor together are below 2^24; with 53 bits they always are.
+        The division is done in floating point and truncated. A quotient of integers that is no integer is at least
+        1/count below the next one, so rounding it to 24 bits does not reach that while dividend and divisor are
+        together below 2^24; with float64's 53 bits they always are.
         """
-        lanes = combined.type.count
-        real = F32 if 257 * self.most < 1 << 24 else F64
+        lanes = acc.type.count
+        real = F32 if 257 * self.max_count < 1 << 24 else F64
         wide = vector(I32, lanes)
-        sums = combined if self._cell == I32 else kb.ir.zext(combined, wide)
-        if self.rounded:
+        sums = acc if self._acc_type == I32 else kb.ir.zext(acc, wide)
+        if self.is_rounded:
             sums = kb.ir.add(sums, self._half(kb, count, lanes))
-        quotient = kb.ir.fdiv(kb.ir.sitofp(sums, vector(real, lanes)), _count_as(kb, count, real, lanes))
-        codes, least = kb.ir.fptosi(quotient, wide), -128 if self.signed else 0
-        held = kb.clamp(codes, kb.splat(I32, self.low - least, lanes), kb.splat(I32, self.high - least, lanes))
-        return self._turned(kb, kb.ir.trunc(held, vector(I8, lanes)))
+        quotient = kb.ir.fdiv(kb.ir.sitofp(sums, vector(real, lanes)), _count_splat(kb, count, real, lanes))
+        mean, dtype_min = kb.ir.fptosi(quotient, wide), -128 if self.is_signed else 0
+        low, high = (kb.splat(I32, bound - dtype_min, lanes) for bound in (self.low, self.high))
+        return self._flip_sign_bit(kb, kb.ir.trunc(kb.clamp(mean, low, high), vector(I8, lanes)))
 
     def _half(self, kb: KernelBuilder, count: int | Value, lanes: int) -> Value:
         if isinstance(count, int):
             return kb.splat(I32, count // 2, lanes)
         return kb.broadcast(kb.ir.trunc(kb.ir.lshr(count, kb.i64(1)), I32), lanes)
 
-    def _turned(self, kb: KernelBuilder, codes: Value) -> Value:
-        return kb.ir.xor(codes, kb.splat(I8, -128, codes.type.count)) if self.signed else codes
+    def _flip_sign_bit(self, kb: KernelBuilder, values: Value) -> Value:
+        """Convert int8 to uint8 plus 128, or back."""
+        return kb.ir.xor(values, kb.splat(I8, -128, values.type.count)) if self.is_signed else values
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMinMaxReducer:
-    """The greatest code or the least, clamped."""
+    """Maximum (`is_max`) or minimum of quantized values, clamped to [low, high]."""
 
-    signed: bool
-    greatest: bool
+    is_signed: bool
+    is_max: bool
     low: int
     high: int
 
     item_bytes = 1
 
-    def neutral(self, kb: KernelBuilder, lanes: int) -> Value:
-        """Return what never wins."""
-        least, most = (-128, 127) if self.signed else (0, 255)
-        return kb.splat(I8, least if self.greatest else most, lanes)
+    def init(self, kb: KernelBuilder, lanes: int) -> Value:
+        """Return the dtype's minimum or maximum."""
+        minimum, maximum = (-128, 127) if self.is_signed else (0, 255)
+        return kb.splat(I8, minimum if self.is_max else maximum, lanes)
 
-    def widened(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
-        """Load them as they are."""
+    def load(self, kb: KernelBuilder, address: Value, offset: Any, lanes: int) -> Value:
+        """Load elements."""
         return kb.load(vector(I8, lanes), address, offset)
 
-    def joined(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
-        """Return the one that wins."""
-        return self._extreme(kb, self.greatest, first, second)
+    def reduce(self, kb: KernelBuilder, first: Value, second: Value) -> Value:
+        """Return the maximum or minimum."""
+        return self._min_max(kb, self.is_max, first, second)
 
-    def result(self, kb: KernelBuilder, combined: Value, count: int | Value) -> Value:
+    def finalize(self, kb: KernelBuilder, acc: Value, count: int | Value) -> Value:
         """Clamp."""
-        lanes = combined.type.count
-        raised = self._extreme(kb, True, combined, kb.splat(I8, self.low, lanes))
-        return self._extreme(kb, False, raised, kb.splat(I8, self.high, lanes))
+        lanes = acc.type.count
+        raised = self._min_max(kb, True, acc, kb.splat(I8, self.low, lanes))
+        return self._min_max(kb, False, raised, kb.splat(I8, self.high, lanes))
 
-    def _extreme(self, kb: KernelBuilder, greatest: bool, first: Value, second: Value) -> Value:
-        kind = "s" if self.signed else "u"
-        return kb.intrinsic(f"llvm.{kind}{'max' if greatest else 'min'}", first, second)
+    def _min_max(self, kb: KernelBuilder, is_max: bool, first: Value, second: Value) -> Value:
+        sign = "s" if self.is_signed else "u"
+        return kb.intrinsic(f"llvm.{sign}{'max' if is_max else 'min'}", first, second)
 
 
-def reduce_lanes(kb: KernelBuilder, combination: Reducer, combined: Value) -> Value:
-    """Return a vector of one element: all lanes combined, in pairs of halves."""
-    lanes = combined.type.count
+def reduce_lanes(kb: KernelBuilder, reducer: Reducer, acc: Value) -> Value:
+    """Return a one-element vector: all lanes of an accumulator combined, halves first (a horizontal reduction)."""
+    lanes = acc.type.count
     while lanes > 1:
         lanes //= 2
-        first, second = (kb.shuffle(combined, combined, range(at, at + lanes)) for at in (0, lanes))
-        combined = combination.joined(kb, first, second)
-    return combined
+        first, second = (kb.shuffle(acc, acc, range(begin, begin + lanes)) for begin in (0, lanes))
+        acc = reducer.reduce(kb, first, second)
+    return acc

@@ -1,9 +1,10 @@
-"""Elements at other places: nests of loops around runs of bytes, which serve all that only copies.
+"""Strided copy: PAD, SLICE, CONCATENATION, SPACE_TO_DEPTH and other operations without arithmetic.
 
-A kernel is made of *pieces* that write disjoint parts of the outputs. A piece goes along its axes, each a step of so
-many bytes in what is read and another in what is written, and moves a run at each point. Work is cut along each
-piece's outermost axis. Where what is contiguous on one side is not on the other, square tiles are transposed in
-registers, so that both sides are read and written in vectors.
+A kernel is a list of `CopyRegion`s with disjoint destinations. A region is a loop nest of (extent, source stride,
+target stride) in bytes around a contiguous run; along an axis, source offsets may also come from an index table (a
+gather). Work is split along the outermost axis. Transposes, in which no long run is contiguous on both sides, use
+register tiles instead (`transpose`). `StridedView` describes arrays for lowering rules; `copy_region` makes a region of
+two views.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from nnfmq.engines.compiled.ir_builder import I8, I32, I64, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.target import Target
+from nnfmq.operations.signature import Shape, Tensor
 
 __all__ = [
     "PADDING_OFFSET",
@@ -21,226 +24,359 @@ __all__ = [
     "CopyAxis",
     "CopyRegion",
     "StridedCopy",
+    "StridedView",
     "coalesced_axes",
+    "copy_region",
     "estimate_copy_ns",
     "plan_strided_copy",
 ]
 
-PADDING_OFFSET = -(1 << 40)  # an offset in a table for which the piece's filler is read
+T = TypeVar("T")
 
-_UNIT_BYTES = 1 << 13
-_MOST_UNITS = 16
-_STRAIGHT = 4  # rounds of an innermost loop that are written one after the other
+PADDING_OFFSET = -(1 << 40)
+"""An offset in an index table for which the region's padding run is read. Added to any offset it stays negative."""
+
+_MIN_BYTES_PER_ITEM = 1 << 13
+_MAX_WORK_ITEMS = 16
+_MAX_UNROLLED_EXTENT = 4  # of an innermost loop
 
 
 @dataclass(frozen=True, slots=True)
 class CopyAxis:
-    """`extent` steps, each of so many bytes.
+    """A loop of a region: `extent` iterations, with strides in bytes.
 
-    With a `table` the source's offsets are there, as 64-bit numbers from byte `source` of that entry in the kernel's
-    table of addresses on.
+    With an `index_table`, an argument index, the source offsets are 64-bit integers in that constant, from byte
+    `source_stride` on.
     """
 
     extent: int
-    source: int
-    target: int
-    table: int | None = None
+    source_stride: int
+    target_stride: int
+    index_table: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AffineRequant:
-    """What 256 codes may be as well: (code · slope + offset) >> shift, held in a byte; signed codes as if unsigned."""
+    """A fixed-point affine map equal to a requantization table: (value · slope + offset) >> shift, clamped to a byte.
+
+    Signed values are mapped as unsigned ones, with the sign bit flipped before and after.
+    """
 
     slope: int
     offset: int
     shift: int
-    signed: bool
+    is_signed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRegion:
-    """Runs of `run` bytes from one array to another, by their places in the table of addresses; axes outermost first.
+    """A loop nest that copies runs of `run_bytes`, axes outermost first. `..._arg` are indexes of the argument array.
 
-    `source` None: bytes of `fill`. `codes`: the place of 256 codes through which each byte goes, and which `line` tells
-    if there is one. `filler`: the place of a run that is read where tables say NOWHERE.
+    Without a source, runs are filled with `fill_byte`. With `lut_arg`, each byte goes through that table of 256 bytes;
+    `affine` is an equal map, if there is one. `padding_arg` is a run that is read for entries of index tables that are
+    PADDING_OFFSET.
     """
 
-    source: int | None
-    target: int
+    source_arg: int | None
+    target_arg: int
     source_offset: int
     target_offset: int
     axes: tuple[CopyAxis, ...]
-    run: int
-    fill: int = 0
-    codes: int | None = None
-    line: AffineRequant | None = None
-    filler: int | None = None
+    run_bytes: int
+    fill_byte: int = 0
+    lut_arg: int | None = None
+    affine: AffineRequant | None = None
+    padding_arg: int | None = None
 
     @property
     def bytes(self) -> int:
-        """How much it writes."""
-        return self.run * math.prod(axis.extent for axis in self.axes)
+        """Number of bytes that the region writes."""
+        return self.run_bytes * math.prod(axis.extent for axis in self.axes)
 
 
 @dataclass(frozen=True, slots=True)
 class StridedCopy:
-    """All pieces of a kernel."""
+    """The regions of a copy. Each work item copies a share of every region."""
 
-    pieces: tuple[CopyRegion, ...]
+    regions: tuple[CopyRegion, ...]
     work_items: int
 
     compile_cost = 1
 
     def scratch_bytes(self, target: Target) -> int:
-        """None."""
+        """Return 0: no scratch is used."""
         return 0
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Table: as the pieces say."""
-        for piece in self.pieces:
-            places = {axis.table for axis in piece.axes} | {piece.codes, piece.filler}
-            tables = {place: kb.argument(place) for place in sorted(place for place in places if place is not None)}
-            _Emission(kb, piece, self.work_items, tables).emit()
+        """Args: as the regions number them."""
+        for region in self.regions:
+            args = {axis.index_table for axis in region.axes} | {region.lut_arg, region.padding_arg}
+            tables = {arg: kb.argument(arg) for arg in sorted(arg for arg in args if arg is not None)}
+            _RegionEmitter(kb, region, self.work_items, tables).emit()
         kb.return_void()
 
 
 @dataclass(frozen=True, slots=True)
-class _Emission:
+class _RegionEmitter:
+    """Emits one region. `tables` are the addresses of its constants, by argument index."""
+
     kb: KernelBuilder
-    piece: CopyRegion
+    region: CopyRegion
     work_items: int
     tables: Mapping[int, Value]
 
     def emit(self) -> None:
-        kb, piece = self.kb, self.piece
-        source = None if piece.source is None else kb.at(kb.argument(piece.source), piece.source_offset)
-        target = kb.at(kb.argument(piece.target), piece.target_offset)
-        if piece.axes:
-            self._along(0, source, 0, target)
+        kb, region = self.kb, self.region
+        source = None if region.source_arg is None else kb.at(kb.argument(region.source_arg), region.source_offset)
+        target = kb.at(kb.argument(region.target_arg), region.target_offset)
+        if region.axes:
+            self._emit_axis(0, source, 0, target)
             return
-        begin, end = self._share(piece.run)
-        self._move(source, begin, kb.at(target, begin), kb.ir.sub(end, begin))
+        begin, end = self._share(region.run_bytes)
+        self._copy_run(source, begin, kb.at(target, begin), kb.ir.sub(end, begin))
 
     def _share(self, extent: int) -> tuple[Value, Value]:
-        """Return which of `extent` rounds this call is to do."""
+        """Return the range of the outermost `extent` iterations that belongs to the call's work items."""
         kb = self.kb
         begin, end = (kb.ir.udiv(kb.mul(bound, extent), kb.i64(self.work_items)) for bound in (kb.begin, kb.end))
         return begin, end
 
-    def _along(self, number: int, source: Value, offset: Value, target: Value) -> None:
-        """Emit the loop along axis `number` and what is in it; `offset` is the way from `source` so far."""
-        kb, piece = self.kb, self.piece
-        if number == len(piece.axes):
-            self._move(source, offset, target, piece.run)
+    def _emit_axis(self, number: int, source: Value, offset: Value, target: Value) -> None:
+        """Emit the loop along axis `number` and the loops inside; `offset` is relative to `source`."""
+        kb, region = self.kb, self.region
+        if number == len(region.axes):
+            self._copy_run(source, offset, target, region.run_bytes)
             return
-        axis = piece.axes[number]
+        axis = region.axes[number]
 
-        def step(index: Value) -> None:
-            self._along(
-                number + 1, source, self._further(axis, offset, index), kb.at(target, kb.mul(index, axis.target))
-            )
+        def body(index: Value) -> None:
+            inner_offset = self._source_offset(axis, offset, index)
+            self._emit_axis(number + 1, source, inner_offset, kb.at(target, kb.mul(index, axis.target_stride)))
 
-        if number and number == len(piece.axes) - 1 and axis.extent <= _STRAIGHT:
+        if number and number == len(region.axes) - 1 and axis.extent <= _MAX_UNROLLED_EXTENT:
             for index in range(axis.extent):
-                step(index)
+                body(index)
             return
         begin, end = self._share(axis.extent) if number == 0 else (0, axis.extent)
         with kb.loop(begin, end) as index:
-            step(index)
+            body(index)
 
-    def _further(self, axis: CopyAxis, offset: Value, index: Value) -> Value:
+    def _source_offset(self, axis: CopyAxis, offset: Value, index: Value) -> Value:
         kb = self.kb
-        if axis.table is None:
-            return kb.add(offset, kb.mul(index, axis.source))
-        place = kb.add(axis.source, kb.mul(index, 8))
-        return kb.add(offset, kb.load(I64, self.tables[axis.table], place))
+        if axis.index_table is None:
+            return kb.add(offset, kb.mul(index, axis.source_stride))
+        entry = kb.add(axis.source_stride, kb.mul(index, 8))
+        return kb.add(offset, kb.load(I64, self.tables[axis.index_table], entry))
 
-    def _move(self, source: Value, offset: Value, target: Value, count: int | Value) -> None:
-        kb, piece = self.kb, self.piece
+    def _copy_run(self, source: Value, offset: Value, target: Value, count: int | Value) -> None:
+        kb, region = self.kb, self.region
         if source is None:
-            kb.memset(target, piece.fill, count)
+            kb.memset(target, region.fill_byte, count)
             return
-        place = kb.at(source, offset)
-        if piece.filler is not None:
-            nowhere = kb.ir.icmp_signed("<", kb.i64(offset), kb.i64(0))
-            place = kb.ir.select(nowhere, self.tables[piece.filler], place)
-        if piece.codes is None:
-            kb.memcpy(target, place, count)
+        run = kb.at(source, offset)
+        if region.padding_arg is not None:
+            is_padding = kb.ir.icmp_signed("<", kb.i64(offset), kb.i64(0))
+            run = kb.ir.select(is_padding, self.tables[region.padding_arg], run)
+        if region.lut_arg is None:
+            kb.memcpy(target, run, count)
             return
-        self._recode(self.tables[piece.codes], place, target, count)
+        self._requantize_run(self.tables[region.lut_arg], run, target, count)
 
-    def _recode(self, codes: Value, place: Value, target: Value, count: int | Value) -> None:
-        """Emit the way of each byte through the codes: in vectors along the line, and what is left by the table."""
-        kb, line, lanes = self.kb, self.piece.line, 2 * self.kb.target.lanes
-        whole = (
-            0
-            if line is None
-            else count - count % lanes
-            if isinstance(count, int)
-            else kb.ir.and_(count, kb.i64(-lanes))
-        )
-        if line is not None:
-            with kb.loop(0, whole, lanes) as index:
-                kb.store(_along_line(kb, line, kb.load(vector(I8, lanes), place, index)), target, index)
-        with kb.loop(whole, count) as index:
-            code = kb.ir.zext(kb.load(I8, place, index), I64)
-            kb.store(kb.load(I8, codes, code), target, index)
+    def _requantize_run(self, lut: Value, run: Value, target: Value, count: int | Value) -> None:
+        """Map each byte: whole vectors by the affine map, if there is one, the others by the table."""
+        kb, affine, lanes = self.kb, self.region.affine, 2 * self.kb.target.lanes
+        aligned_count: int | Value = 0
+        if affine is not None:
+            aligned_count = count - count % lanes if isinstance(count, int) else kb.ir.and_(count, kb.i64(-lanes))
+            with kb.loop(0, aligned_count, lanes) as index:
+                kb.store(_apply_affine(kb, affine, kb.load(vector(I8, lanes), run, index)), target, index)
+        with kb.loop(aligned_count, count) as index:
+            value = kb.ir.zext(kb.load(I8, run, index), I64)
+            kb.store(kb.load(I8, lut, value), target, index)
 
 
-def _along_line(kb: KernelBuilder, line: AffineRequant, codes: Value) -> Value:
-    lanes = codes.type.count
-    flip, wide = kb.splat(I8, -0x80 if line.signed else 0, lanes), vector(I32, lanes)
-    scaled = kb.ir.mul(kb.ir.zext(kb.ir.xor(codes, flip), wide), kb.splat(I32, line.slope, lanes))
-    shifted = kb.ir.ashr(kb.ir.add(scaled, kb.splat(I32, line.offset, lanes)), kb.splat(I32, line.shift, lanes))
-    held = kb.clamp(shifted, kb.splat(I32, 0, lanes), kb.splat(I32, 255, lanes))
-    return kb.ir.xor(kb.ir.trunc(held, vector(I8, lanes)), flip)
+def _apply_affine(kb: KernelBuilder, affine: AffineRequant, values: Value) -> Value:
+    lanes = values.type.count
+    flip, wide = kb.splat(I8, -0x80 if affine.is_signed else 0, lanes), vector(I32, lanes)
+    scaled = kb.ir.mul(kb.ir.zext(kb.ir.xor(values, flip), wide), kb.splat(I32, affine.slope, lanes))
+    shifted = kb.ir.ashr(kb.ir.add(scaled, kb.splat(I32, affine.offset, lanes)), kb.splat(I32, affine.shift, lanes))
+    clamped = kb.clamp(shifted, kb.splat(I32, 0, lanes), kb.splat(I32, 255, lanes))
+    return kb.ir.xor(kb.ir.trunc(clamped, vector(I8, lanes)), flip)
 
 
-def plan_strided_copy(pieces: Sequence[CopyRegion]) -> StridedCopy:
-    """Merge what is contiguous, choose an outermost axis for each piece, and the number of units."""
-    shaped = tuple(_shaped(piece) for piece in pieces if piece.bytes)
-    work_items = max(1, min(_MOST_UNITS, sum(piece.bytes for piece in shaped) // _UNIT_BYTES))
-    return StridedCopy(shaped, work_items)
+# -- planning ---------------------------------------------------------------------------------------------------------
 
 
-def _shaped(piece: CopyRegion) -> CopyRegion:
-    *axes, run = coalesced_axes(piece)
-    return replace(piece, axes=tuple(_outermost(axes)), run=run.extent)
+def plan_strided_copy(regions: Sequence[CopyRegion]) -> StridedCopy:
+    """Plan the copy: coalesce axes, choose an outermost axis for each region, and the number of work items."""
+    planned = []
+    for region in regions:
+        if region.bytes:
+            *axes, run = coalesced_axes(region)
+            planned.append(replace(region, axes=tuple(_with_outermost(axes)), run_bytes=run.extent))
+    total_bytes = sum(region.bytes for region in planned)
+    return StridedCopy(tuple(planned), max(1, min(_MAX_WORK_ITEMS, total_bytes // _MIN_BYTES_PER_ITEM)))
 
 
-def coalesced_axes(piece: CopyRegion) -> list[CopyAxis]:
-    """Return as few axes as possible, in the target's order as the piece's are; the last one is the run, of bytes."""
+def coalesced_axes(region: CopyRegion) -> list[CopyAxis]:
+    """Return as few axes as possible, in the region's order; the last one is the run, one byte per iteration."""
     axes: list[CopyAxis] = []
-    for axis in (*(a for a in piece.axes if a.extent > 1 or a.table is not None), CopyAxis(piece.run, 1, 1)):
+    run = CopyAxis(region.run_bytes, 1, 1)
+    for axis in (*(a for a in region.axes if a.extent > 1 or a.index_table is not None), run):
         last = axes[-1] if axes else None
-        if last and _continues(last, axis, piece.source is None):
-            axes[-1] = CopyAxis(last.extent * axis.extent, axis.source, axis.target)
+        if last and _are_contiguous(last, axis, region.source_arg is None):
+            axes[-1] = CopyAxis(last.extent * axis.extent, axis.source_stride, axis.target_stride)
         else:
             axes.append(axis)
     return axes
 
 
-def _continues(outer: CopyAxis, inner: CopyAxis, fills: bool) -> bool:
-    if outer.table is not None or inner.table is not None:
+def _are_contiguous(outer: CopyAxis, inner: CopyAxis, is_fill: bool) -> bool:
+    """Return True if two loops visit the same addresses as one loop with the inner strides."""
+    if outer.index_table is not None or inner.index_table is not None:
         return False
-    return outer.target == inner.extent * inner.target and (fills or outer.source == inner.extent * inner.source)
+    source_fits = is_fill or outer.source_stride == inner.extent * inner.source_stride
+    return outer.target_stride == inner.extent * inner.target_stride and source_fits
 
 
-def _outermost(axes: list[CopyAxis]) -> list[CopyAxis]:
-    """Return the axes with one in front that is long enough to be shared out, where there is one."""
-    if not axes or axes[0].extent >= _MOST_UNITS:
+def _with_outermost(axes: list[CopyAxis]) -> list[CopyAxis]:
+    """Return the axes with the longest one first, if the first is too short to be shared among threads.
+
+    The innermost axis stays, because its iterations are neighbours in memory.
+    """
+    if not axes or axes[0].extent >= _MAX_WORK_ITEMS:
         return axes
     longest = max(range(len(axes)), key=lambda number: axes[number].extent)
     if longest == len(axes) - 1 and len(axes) > 1:
-        return axes  # the innermost one goes along neighbours
+        return axes
     return [axes[longest], *axes[:longest], *axes[longest + 1 :]]
 
 
 def estimate_copy_ns(kernel: StridedCopy) -> int:
-    """Return about how long it takes one thread."""
+    """Return the estimated single-thread time: 1 ns for each run, and for each byte by the way it takes."""
 
-    def cost(piece: CopyRegion) -> float:
-        each = 1 / 16 if piece.codes is None else 1 / 4 if piece.line is not None else 1
-        return piece.bytes * (1 / piece.run + each)
+    def estimate(region: CopyRegion) -> float:
+        byte_ns = 1 / 16 if region.lut_arg is None else 1 / 4 if region.affine is not None else 1
+        return region.bytes * (1 / region.run_bytes + byte_ns)
 
-    return int(sum(map(cost, kernel.pieces)))
+    return int(sum(map(estimate, kernel.regions)))
+
+
+# -- views ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StridedView:
+    """An array as offset, shape and strides in bytes (as MLIR's strided memref).
+
+    Along an axis with an entry (argument index, offset) in `index_tables`, offsets come from that table instead.
+    """
+
+    offset: int
+    shape: Shape
+    strides: tuple[int, ...]
+    index_tables: tuple[tuple[int, int] | None, ...]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> StridedView:
+        """Return the view of a whole tensor."""
+        return cls.contiguous(tensor.shape, tensor.dtype.itemsize)
+
+    @classmethod
+    def contiguous(cls, shape: Shape, element_bytes: int) -> StridedView:
+        """Return the view of a C-contiguous array."""
+        strides = tuple(element_bytes * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        return cls(0, tuple(shape), strides, (None,) * len(shape))
+
+    def permute(self, permutation: Sequence[int]) -> StridedView:
+        """Return the view with its axes in the order of `permutation`."""
+        return StridedView(
+            self.offset,
+            tuple(self.shape[axis] for axis in permutation),
+            tuple(self.strides[axis] for axis in permutation),
+            tuple(self.index_tables[axis] for axis in permutation),
+        )
+
+    def slice(self, axis: int, positions: range) -> StridedView:
+        """Return the elements at `positions` along an axis."""
+        offset = self.offset + (positions.start * self.strides[axis] if len(positions) else 0)
+        return replace(
+            self,
+            offset=offset,
+            shape=_with(self.shape, axis, len(positions)),
+            strides=_with(self.strides, axis, self.strides[axis] * positions.step),
+        )
+
+    def subview(self, starts: Sequence[int], shape: Shape) -> StridedView:
+        """Return the box of `shape` whose first element is at `starts`."""
+        offset = self.offset + sum(start * stride for start, stride in zip(starts, self.strides, strict=True))
+        return replace(self, offset=offset, shape=tuple(shape))
+
+    def split(self, axis: int, *extents: int) -> StridedView:
+        """Return the view with an axis split into several, the last one the fastest."""
+        assert math.prod(extents) == self.shape[axis]
+        inner = StridedView.contiguous(extents, self.strides[axis])
+        after = axis + 1
+        return StridedView(
+            self.offset,
+            (*self.shape[:axis], *inner.shape, *self.shape[after:]),
+            (*self.strides[:axis], *inner.strides, *self.strides[after:]),
+            (*self.index_tables[:axis], *inner.index_tables, *self.index_tables[after:]),
+        )
+
+    def repeat(self, axis: int, count: int) -> StridedView:
+        """Return the view with a new axis of stride 0 before `axis`."""
+        return StridedView(
+            self.offset,
+            (*self.shape[:axis], count, *self.shape[axis:]),
+            (*self.strides[:axis], 0, *self.strides[axis:]),
+            (*self.index_tables[:axis], None, *self.index_tables[axis:]),
+        )
+
+    def gather(self, axis: int, extent: int, arg: int, offset: int = 0) -> StridedView:
+        """Return the view with the offsets along an axis taken from the constant `arg`, from byte `offset` on."""
+        return replace(
+            self,
+            shape=_with(self.shape, axis, extent),
+            strides=_with(self.strides, axis, offset),
+            index_tables=_with(self.index_tables, axis, (arg, offset)),
+        )
+
+
+def _with(values: tuple[T, ...], axis: int, value: T) -> tuple[T, ...]:
+    return (*values[:axis], value, *values[axis + 1 :])
+
+
+def copy_region(
+    source: StridedView | None,
+    target: StridedView,
+    element_bytes: int,
+    *,
+    source_arg: int | None = 0,
+    target_arg: int = 1,
+    fill_byte: int = 0,
+    lut_arg: int | None = None,
+    affine: AffineRequant | None = None,
+    padding_arg: int | None = None,
+) -> CopyRegion:
+    """Return the region that copies a view to another of the same shape, or fills `target` if `source` is None."""
+    read = source or target
+    assert read.shape == target.shape, (read.shape, target.shape)
+    axes = tuple(
+        CopyAxis(extent, table[1] if table else stride, target_stride, table[0] if table else None)
+        for extent, stride, table, target_stride in zip(
+            read.shape, read.strides, read.index_tables, target.strides, strict=True
+        )
+    )
+    return CopyRegion(
+        None if source is None else source_arg,
+        target_arg,
+        source.offset if source else 0,
+        target.offset,
+        axes,
+        element_bytes,
+        fill_byte,
+        lut_arg,
+        affine,
+        padding_arg,
+    )

@@ -27,7 +27,7 @@ from nnfmq.engines.compiled.kernels.requantize import (
     Requantization,
 )
 from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
-from nnfmq.engines.compiled.lowering.data_movement_rules import side_by_side, turned
+from nnfmq.engines.compiled.lowering.data_movement_rules import interleave_subconvolutions, permute_axes
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.fixed_point import INT32_MAX, Ints, ints
@@ -142,7 +142,7 @@ def transposed(
     if product is None:
         return None
     made = (batch, rows.count, columns.count, vertical.stride, horizontal.stride, output_channels)
-    interleave = side_by_side(made, (vertical.padding_low, horizontal.padding_low), output, target)
+    interleave = interleave_subconvolutions(made, (vertical.padding_low, horizontal.padding_low), output, target)
     if interleave is None:
         return None
     return KernelSequence((Intermediate(product, (0,), output.dtype, made),), interleave, (1,))
@@ -239,7 +239,7 @@ def _transpose(tensor: Tensor, number: int, target: Target) -> Intermediate:
     axes = len(tensor.shape)
     permutation = (*range(axes - 2), axes - 1, axes - 2)
     shape = tuple(tensor.shape[axis] for axis in permutation)
-    return Intermediate(turned(tensor.shape, permutation, tensor.dtype, target), (number,), tensor.dtype, shape)
+    return Intermediate(permute_axes(tensor.shape, permutation, tensor.dtype, target), (number,), tensor.dtype, shape)
 
 
 # -- micro-kernels and weights -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Functions of elements: arithmetic, choices, comparisons, conversions and activations."""
+"""Lowering rules of elementwise operations: arithmetic, selection, comparison, conversion and activation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.engines.compiled.kernels import quantized_ops as codes
-from nnfmq.engines.compiled.kernels.elementwise_kernels import Function, plan_elementwise
-from nnfmq.engines.compiled.kernels.functions import (
+from nnfmq.engines.compiled.kernels import quantized_ops
+from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseOperator, plan_elementwise
+from nnfmq.engines.compiled.kernels.float_ops import (
     Cast,
     Compare,
     FloatBinary,
@@ -21,6 +21,7 @@ from nnfmq.engines.compiled.kernels.functions import (
     Logical,
     Select,
 )
+from nnfmq.engines.compiled.kernels.quantized_ops import per_tensor_requantization
 from nnfmq.engines.compiled.lowering import KernelLaunch, LoweringRule, ViewOp
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import FusedActivationFunc, OperationType
@@ -36,218 +37,234 @@ from nnfmq.operations.quantization import (
 )
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Tensor
 
-__all__ = ["RULES", "arithmetic"]
+__all__ = ["RULES", "lower_arithmetic"]
 
-_FLOAT, _WHOLE, _BYTE = np.dtype("<f4"), np.dtype("<i4"), np.dtype("u1")
-_CODES = (_BYTE, np.dtype("i1"))
+_FLOAT, _INT32, _BYTE = np.dtype("<f4"), np.dtype("<i4"), np.dtype("u1")
+_QUANTIZED = (_BYTE, np.dtype("i1"))
 
 
-def _lowered(
-    function: Function, output: Tensor, inputs: tuple[Tensor, ...], target: Target, constants: tuple[bytes, ...] = ()
+def _launch(
+    operator: ElementwiseOperator,
+    output: Tensor,
+    inputs: tuple[Tensor, ...],
+    target: Target,
+    constants: tuple[bytes, ...] = (),
 ) -> KernelLaunch:
-    kernel = plan_elementwise(function, output.shape, [tensor.shape for tensor in inputs], target)
+    kernel = plan_elementwise(operator, output.shape, [tensor.shape for tensor in inputs], target)
     return KernelLaunch(kernel, constants, math.prod(output.shape) // 4)
 
 
-def _are(dtype: np.dtype[Any], *tensors: Tensor) -> bool:
+def _have_dtype(dtype: np.dtype[Any], *tensors: Tensor) -> bool:
     return all(tensor.dtype == dtype for tensor in tensors)
 
 
-def _of_codes(*tensors: Tensor) -> bool:
-    """Whether all are codes of 8 bits with one scale each."""
-    return all(t.dtype in _CODES and t.scale > 0 and t.channel_quant is None for t in tensors)
+def _are_quantized(*tensors: Tensor) -> bool:
+    """Return True if all tensors are 8-bit quantized with one scale each."""
+    return all(t.dtype in _QUANTIZED and t.scale > 0 and t.channel_quant is None for t in tensors)
 
 
 def _is_signed(tensor: Tensor) -> bool:
     return tensor.dtype.kind == "i"
 
 
-def arithmetic(
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def lower_arithmetic(
     name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target, activation: int
 ) -> KernelLaunch | None:
-    """ADD, SUB, MUL and DIV."""
+    """Lower ADD, SUB, MUL and DIV."""
     inputs = first, second
-    if _are(_FLOAT, *inputs):
-        return _lowered(FloatBinary(name, *float_activation_range(activation)), output, inputs, target)
-    if _are(_WHOLE, *inputs):
-        return _lowered(Int32Binary(name), output, inputs, target)
-    if not _of_codes(*inputs, output):
-        return None  # there is no DIV of codes
-    found = (_product if name == "mul" else partial(_sum, name == "sub"))(first, second, output, activation)
-    return None if found is None else _lowered(found[0], output, inputs, target, found[1])
+    if _have_dtype(_FLOAT, *inputs):
+        return _launch(FloatBinary(name, *float_activation_range(activation)), output, inputs, target)
+    if _have_dtype(_INT32, *inputs):
+        return _launch(Int32Binary(name), output, inputs, target)
+    if not _are_quantized(*inputs, output):
+        return None  # DIV has no quantized form
+    found = (_quantized_mul if name == "mul" else partial(_quantized_add, name == "sub"))(*inputs, output, activation)
+    return None if found is None else _launch(found[0], output, inputs, target, found[1])
 
 
-def _sum(
-    subtracts: bool, first: Tensor, second: Tensor, output: Tensor, activation: int
-) -> tuple[Function, tuple[bytes, ...]] | None:
-    signs = (1, -1 if subtracts else 1)
-    multipliers, total = sum_multipliers(first, second, output)
-    most = sum(
-        int(np.abs(rescaled_values(tensor, multiplier, sign)).max())
-        for tensor, multiplier, sign in zip((first, second), multipliers, signs, strict=True)
-    )
-    finish = codes.per_tensor_requantization(total, most, activation, output)
-    if finish is None:
+def _quantized_add(
+    is_sub: bool, first: Tensor, second: Tensor, output: Tensor, activation: int
+) -> tuple[ElementwiseOperator, tuple[bytes, ...]] | None:
+    signs = (1, -1 if is_sub else 1)
+    multipliers, output_multiplier = sum_multipliers(first, second, output)
+    terms = list(zip((first, second), multipliers, signs, strict=True))
+    max_abs_sum = sum(int(np.abs(rescaled_values(*term)).max()) for term in terms)
+    found = per_tensor_requantization(output_multiplier, max_abs_sum, activation, output)
+    if found is None:
         return None
-    halved = multipliers[0] == (1 << 30, 0), multipliers[1] == (1 << 30, 0)
-    operands = (
-        codes.QuantizedAdd.operand(tensor.zero_point, multiplier, sign)
-        for tensor, multiplier, sign in zip((first, second), multipliers, signs, strict=True)
+    requantization, constants = found
+    has_half_multiplier = multipliers[0] == (1 << 30, 0), multipliers[1] == (1 << 30, 0)
+    input_constants = (
+        quantized_ops.QuantizedAdd.input_constants(tensor.zero_point, multiplier, sign)
+        for tensor, multiplier, sign in terms
     )
-    signed = _is_signed(first), _is_signed(second)
-    return codes.QuantizedAdd(signed, halved, subtracts, finish[0]), (*operands, finish[1])
+    are_signed = _is_signed(first), _is_signed(second)
+    operator = quantized_ops.QuantizedAdd(are_signed, has_half_multiplier, is_sub, requantization)
+    return operator, (*input_constants, constants)
 
 
-def _product(
+def _quantized_mul(
     first: Tensor, second: Tensor, output: Tensor, activation: int
-) -> tuple[Function, tuple[bytes, ...]] | None:
-    real = float(np.float32(first.scale) * np.float32(second.scale)) / output.scale
-    finish = codes.per_tensor_requantization(quantize_multiplier(real), 1 << 16, activation, output)
-    if finish is None:
+) -> tuple[ElementwiseOperator, tuple[bytes, ...]] | None:
+    scale = float(np.float32(first.scale) * np.float32(second.scale)) / output.scale
+    found = per_tensor_requantization(quantize_multiplier(scale), 1 << 16, activation, output)
+    if found is None:
         return None
-    zero_points = codes.repeated(first.zero_point, second.zero_point)
-    return codes.QuantizedMul((_is_signed(first), _is_signed(second)), finish[0]), (zero_points, finish[1])
+    requantization, constants = found
+    zero_points = quantized_ops.int32_rows(first.zero_point, second.zero_point)
+    operator = quantized_ops.QuantizedMul((_is_signed(first), _is_signed(second)), requantization)
+    return operator, (zero_points, constants)
 
 
-def _extreme(name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """MAXIMUM and MINIMUM."""
-    inputs = first, second
-    if _are(_FLOAT, *inputs):
-        return _lowered(FloatBinary(name), output, inputs, target)
-    if _are(_WHOLE, *inputs):
-        return _lowered(Int32Binary(name), output, inputs, target)
-    if not _of_codes(*inputs, output):
+def _pow(base: Tensor, exponent: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
+    """Lower POW of float32."""
+    inputs = base, exponent
+    return _launch(FloatBinary("pow"), output, inputs, target) if _have_dtype(_FLOAT, *inputs) else None
+
+
+def _prelu(input: Tensor, alpha: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
+    """Lower PRELU."""
+    if _have_dtype(_FLOAT, input, alpha, output):
+        return _launch(FloatBinary("prelu"), output, (input, alpha), target)
+    if not _are_quantized(input, alpha, output):
         return None
-    adapted, tables = _adapting(inputs, output)
-    return _lowered(
-        codes.QuantizedMinMax(_is_signed(output), name == "maximum", adapted), output, inputs, target, tables
+    scales = np.float32(input.scale), np.float32(alpha.scale), np.float32(output.scale)
+    positive_scale, negative_scale = float(scales[0] / scales[2]), float(scales[0] * scales[1]) / float(scales[2])
+    positive, negative = (
+        per_tensor_requantization(quantize_multiplier(scale), max_abs_value, FusedActivationFunc.NONE, output)
+        for scale, max_abs_value in ((positive_scale, 255), (negative_scale, 1 << 16))
     )
+    if positive is None or negative is None:
+        return None
+    operator = quantized_ops.QuantizedPrelu((_is_signed(input), _is_signed(alpha)), positive[0], negative[0])
+    zero_points = quantized_ops.int32_rows(input.zero_point, alpha.zero_point)
+    return _launch(operator, output, (input, alpha), target, (zero_points, positive[1], negative[1]))
 
 
-def _adapting(operands: tuple[Tensor, Tensor], output: Tensor) -> tuple[tuple[bool, bool], tuple[bytes, ...]]:
+# -- selection and comparison -----------------------------------------------------------------------------------------
+
+
+def _min_max(name: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
+    """Lower MAXIMUM and MINIMUM."""
+    inputs = first, second
+    if _have_dtype(_FLOAT, *inputs):
+        return _launch(FloatBinary(name), output, inputs, target)
+    if _have_dtype(_INT32, *inputs):
+        return _launch(Int32Binary(name), output, inputs, target)
+    if not _are_quantized(*inputs, output):
+        return None
+    needs_lut, tables = _requantization_tables(inputs, output)
+    operator = quantized_ops.QuantizedMinMax(_is_signed(output), name == "maximum", needs_lut)
+    return _launch(operator, output, inputs, target, tables)
+
+
+def _requantization_tables(
+    operands: tuple[Tensor, Tensor], output: Tensor
+) -> tuple[tuple[bool, bool], tuple[bytes, ...]]:
+    """Return which operands differ from the output in scale or zero point, and the tables for these."""
     first, second = (requantized_values(tensor, output) for tensor in operands)
     tables = tuple(table.tobytes() for table in (first, second) if table is not None)
     return (first is not None, second is not None), tables
 
 
-def _power(base: Tensor, exponent: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """POW of floats."""
-    inputs = base, exponent
-    return _lowered(FloatBinary("pow"), output, inputs, target) if _are(_FLOAT, *inputs) else None
-
-
 def _select(condition: Tensor, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """SELECT."""
+    """Lower SELECT."""
     inputs = condition, first, second
-    if _are(_FLOAT, first, second) or _are(_WHOLE, first, second):
-        return _lowered(Select("f4" if first.dtype == _FLOAT else "i4"), output, inputs, target)
-    if not _of_codes(first, second, output):
+    if _have_dtype(_FLOAT, first, second) or _have_dtype(_INT32, first, second):
+        return _launch(Select("f4" if first.dtype == _FLOAT else "i4"), output, inputs, target)
+    if not _are_quantized(first, second, output):
         return None
-    adapted, tables = _adapting((first, second), output)
-    return _lowered(codes.QuantizedSelect(adapted), output, inputs, target, tables)
+    needs_lut, tables = _requantization_tables((first, second), output)
+    return _launch(quantized_ops.QuantizedSelect(needs_lut), output, inputs, target, tables)
 
 
 def _comparison(order: str, first: Tensor, second: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """EQUAL, NOT_EQUAL, GREATER, GREATER_EQUAL, LESS and LESS_EQUAL."""
+    """Lower EQUAL, NOT_EQUAL, GREATER, GREATER_EQUAL, LESS and LESS_EQUAL."""
     inputs = first, second
-    function: Function
-    if _are(_FLOAT, *inputs) or _are(_WHOLE, *inputs):
-        function = Compare(order, "f4" if first.dtype == _FLOAT else "i4")
-    elif _of_codes(*inputs):
+    operator: ElementwiseOperator
+    if _have_dtype(_FLOAT, *inputs) or _have_dtype(_INT32, *inputs):
+        operator = Compare(order, "f4" if first.dtype == _FLOAT else "i4")
+    elif _are_quantized(*inputs):
         a, b = ((_is_signed(t), t.zero_point, float(np.float32(t.scale))) for t in inputs)
-        function = codes.QuantizedCompare(order, (a, b))
-    elif _are(_BYTE, *inputs):
-        function = Logical(order)
+        operator = quantized_ops.QuantizedCompare(order, (a, b))
+    elif _have_dtype(_BYTE, *inputs):
+        operator = Logical(order)
     else:
         return None
-    return _lowered(function, output, inputs, target)
+    return _launch(operator, output, inputs, target)
 
 
 def _logical(name: str, *inputs: Tensor, output: Tensor, target: Target) -> KernelLaunch:
-    """LOGICAL_AND, LOGICAL_OR and LOGICAL_NOT."""
-    return _lowered(Logical(name), output, inputs, target)
+    """Lower LOGICAL_AND, LOGICAL_OR and LOGICAL_NOT."""
+    return _launch(Logical(name), output, inputs, target)
+
+
+# -- conversion -------------------------------------------------------------------------------------------------------
 
 
 def _quantize(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """QUANTIZE of float32."""
-    if input.dtype != _FLOAT or not _of_codes(output):
+    """Lower QUANTIZE of float32."""
+    if input.dtype != _FLOAT or not _are_quantized(output):
         return None
-    function = codes.Quantize(output.zero_point, float(np.float32(output.scale)), *dtype_range(output))
-    return _lowered(function, output, (input,), target)
+    operator = quantized_ops.Quantize(output.zero_point, float(np.float32(output.scale)), *dtype_range(output))
+    return _launch(operator, output, (input,), target)
 
 
 def _dequantize(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """DEQUANTIZE to float32, of codes with one scale."""
-    if output.dtype != _FLOAT or not _of_codes(input):
+    """Lower DEQUANTIZE to float32, per tensor."""
+    if output.dtype != _FLOAT or not _are_quantized(input):
         return None
-    function = codes.Dequantize(_is_signed(input), input.zero_point, float(np.float32(input.scale)))
-    return _lowered(function, output, (input,), target)
+    operator = quantized_ops.Dequantize(_is_signed(input), input.zero_point, float(np.float32(input.scale)))
+    return _launch(operator, output, (input,), target)
 
 
 def _cast(input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | ViewOp | None:
-    """CAST among float32, INT32 and TENSOR_QUANT8_ASYMM; and of any type to itself."""
+    """Lower CAST between float32, INT32 and TENSOR_QUANT8_ASYMM, and of any type to itself."""
     if input.dtype == output.dtype:
         return ViewOp()
-    letters = {_FLOAT: "f4", _WHOLE: "i4", _BYTE: "u1"}
-    source, result = letters.get(input.dtype), letters.get(output.dtype)
-    if source is None or result is None:
+    letters = {_FLOAT: "f4", _INT32: "i4", _BYTE: "u1"}
+    input_type, output_type = letters.get(input.dtype), letters.get(output.dtype)
+    if input_type is None or output_type is None:
         return None
-    return _lowered(Cast(source, result), output, (input,), target)
+    return _launch(Cast(input_type, output_type), output, (input,), target)
 
 
-def _rectifier(
+# -- functions of one element -----------------------------------------------------------------------------------------
+
+
+def _relu(
     name: str, activation: FusedActivationFunc, input: Tensor, *, output: Tensor, target: Target
 ) -> KernelLaunch | None:
-    """RELU, RELU1 and RELU6."""
-    if _of_codes(input, output):
-        function = codes.QuantizedClamp(_is_signed(output), *quantized_activation_range(activation, output))
-        return _lowered(function, output, (input,), target)
+    """Lower RELU, RELU1 and RELU6."""
+    if _are_quantized(input, output):
+        bounds = quantized_activation_range(activation, output)
+        return _launch(quantized_ops.QuantizedClamp(_is_signed(output), *bounds), output, (input,), target)
     return _unary(name, input, output=output, target=target)
 
 
 def _unary(name: str, input: Tensor, *, output: Tensor, target: Target, **attributes: float) -> KernelLaunch | None:
-    """A function of one float32 or INT32, by a kernel of its own."""
-    if _are(_FLOAT, input, output):
+    """Lower a function of one float32 or INT32 element."""
+    if _have_dtype(_FLOAT, input, output):
         parameters = [float(np.float32(value)) for value in attributes.values()]
-        return _lowered(FloatUnary(name, *parameters), output, (input,), target)
-    if _are(_WHOLE, input, output) and name in ("abs", "neg"):
-        return _lowered(Int32Unary(name), output, (input,), target)
+        return _launch(FloatUnary(name, *parameters), output, (input,), target)
+    if _have_dtype(_INT32, input, output) and name in ("abs", "neg"):
+        return _launch(Int32Unary(name), output, (input,), target)
     return None
 
 
-def _tabulated(code: OperationType, name: str, input: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """A function of one element; of codes the reference computes all results at once."""
-    if not _of_codes(input, output):
+def _unary_or_lut(
+    code: OperationType, name: str, input: Tensor, *, output: Tensor, target: Target
+) -> KernelLaunch | None:
+    """Lower a function of one element; a quantized one becomes a table of the interpreter's results."""
+    if not _are_quantized(input, output):
         return _unary(name, input, output=output, target=target)
-    table = _reference_table(code, input, output)
-    return _lowered(codes.Lut8(), output, (input,), target, (table.tobytes(),))
-
-
-def _reference_table(code: OperationType, input: Tensor, output: Tensor) -> Array:
-    """Return what the reference makes of each code, by its bits."""
     plans = [v.plan for v in REGISTRY[code].variants if NUMPY_TYPES[v.types["T"]] == input.dtype]
     assert len(plans) == 1 and plans[0] is not None, "a matched variant has a plan"
     table: Array = plans[0](input, output=output)(all_quantized_values(input))
-    return table
-
-
-def _prelu(input: Tensor, alpha: Tensor, *, output: Tensor, target: Target) -> KernelLaunch | None:
-    """PRELU."""
-    if _are(_FLOAT, input, alpha, output):
-        return _lowered(FloatBinary("prelu"), output, (input, alpha), target)
-    if not _of_codes(input, alpha, output):
-        return None
-    scales = np.float32(input.scale), np.float32(alpha.scale), np.float32(output.scale)
-    reals = float(scales[0] / scales[2]), float(scales[0] * scales[1]) / float(scales[2])
-    passed, sloped = (
-        codes.per_tensor_requantization(quantize_multiplier(real), bound, FusedActivationFunc.NONE, output)
-        for real, bound in zip(reals, (255, 1 << 16), strict=True)
-    )
-    if passed is None or sloped is None:
-        return None
-    function = codes.QuantizedPrelu((_is_signed(input), _is_signed(alpha)), passed[0], sloped[0])
-    zero_points = codes.repeated(input.zero_point, alpha.zero_point)
-    return _lowered(function, output, (input, alpha), target, (zero_points, passed[1], sloped[1]))
+    return _launch(quantized_ops.Lut8(), output, (input,), target, (table.tobytes(),))
 
 
 _ORDERS = {
@@ -259,22 +276,24 @@ _ORDERS = {
     OperationType.LESS_EQUAL: "<=",
 }
 _UNARY = ("abs", "elu", "exp", "floor", "log", "neg", "sin", "sqrt")
-_TABULATED = ("hard_swish", "logistic", "rsqrt", "tanh")
+_UNARY_OR_LUT = ("hard_swish", "logistic", "rsqrt", "tanh")
 
 RULES: Mapping[OperationType, LoweringRule] = {
-    **{OperationType[name.upper()]: partial(arithmetic, name) for name in ("add", "sub", "mul", "div")},
-    **{OperationType[name.upper()]: partial(_extreme, name) for name in ("maximum", "minimum")},
+    **{OperationType[name.upper()]: partial(lower_arithmetic, name) for name in ("add", "sub", "mul", "div")},
+    **{OperationType[name.upper()]: partial(_min_max, name) for name in ("maximum", "minimum")},
     **{code: partial(_comparison, order) for code, order in _ORDERS.items()},
     **{OperationType[f"LOGICAL_{name.upper()}"]: partial(_logical, name) for name in ("and", "or", "not")},
     **{
-        OperationType[kind.name]: partial(_rectifier, kind.name.lower(), kind)
-        for kind in (FusedActivationFunc.RELU, FusedActivationFunc.RELU1, FusedActivationFunc.RELU6)
+        OperationType[activation.name]: partial(_relu, activation.name.lower(), activation)
+        for activation in (FusedActivationFunc.RELU, FusedActivationFunc.RELU1, FusedActivationFunc.RELU6)
     },
     **{OperationType[name.upper()]: partial(_unary, name) for name in _UNARY},
-    **{OperationType[name.upper()]: partial(_tabulated, OperationType[name.upper()], name) for name in _TABULATED},
+    **{
+        OperationType[name.upper()]: partial(_unary_or_lut, OperationType[name.upper()], name) for name in _UNARY_OR_LUT
+    },
     OperationType.CAST: _cast,
     OperationType.DEQUANTIZE: _dequantize,
-    OperationType.POW: _power,
+    OperationType.POW: _pow,
     OperationType.PRELU: _prelu,
     OperationType.QUANTIZE: _quantize,
     OperationType.SELECT: _select,

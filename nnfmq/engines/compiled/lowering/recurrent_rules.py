@@ -1,7 +1,8 @@
-"""RNN, LSTM, their sequences, and SVDF.
+"""Lowering rules of RNN, LSTM, their sequences, and SVDF.
 
-One step is cut into blocks of cells. Of a sequence all inputs are multiplied at once, and what remains goes row by row;
-so does a step whose gates are normalized, since that needs all cells.
+A single step is one kernel, split into blocks of units. For a sequence, a GEMM multiplies the inputs of all time steps
+with all gates' weights, then a kernel takes batch rows through time. A step with normalized gates is lowered as a
+sequence of one step, because normalization needs all units of a row.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, LstmCellUpdate, RnnCell, plan_gate_gemv
-from nnfmq.engines.compiled.kernels.recurrent_kernels import RESULT, STATE, STEPS, ZEROS, CellKernel, SequenceKernel
-from nnfmq.engines.compiled.kernels.svdf import plan_svdf
+from nnfmq.engines.compiled.kernels.recurrent_kernels import CellKernel, OutputKind, SequenceKernel, plan_svdf
 from nnfmq.engines.compiled.lowering import Intermediate, KernelLaunch, KernelSequence, LoweringRule
 from nnfmq.engines.compiled.lowering.conv_matmul_rules import gemm_of_rows
-from nnfmq.engines.compiled.lowering.data_movement_rules import concatenation
-from nnfmq.engines.compiled.lowering.elementwise_rules import arithmetic
+from nnfmq.engines.compiled.lowering.data_movement_rules import lower_concatenation
+from nnfmq.engines.compiled.lowering.elementwise_rules import lower_arithmetic
 from nnfmq.engines.compiled.target import Target
 from nnfmq.hal.types import OperationType
 from nnfmq.operations.lstm import AUX, one_cell, two_cells
@@ -30,12 +30,18 @@ from nnfmq.operations.signature import Array, Shape, Tensor
 __all__ = ["RULES"]
 
 _FLOAT = np.dtype("<f4")
-_INPUT, _HIDDEN, _STATE = range(3)
+_INPUT, _HIDDEN, _STATE = range(3)  # numbers of the DATA inputs
+_LAST_OUTPUT, _LAST_STATE, _ALL_OUTPUTS, _ZEROS = (
+    OutputKind.LAST_OUTPUT,
+    OutputKind.LAST_STATE,
+    OutputKind.ALL_OUTPUTS,
+    OutputKind.ZEROS,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Projection:
-    """What makes the hidden state of the results: weights (1, size, cells), biases (1, size), a clip."""
+    """LSTM's projection from the cell's outputs to the hidden state: weights (1, size, units), biases (1, size)."""
 
     weights: Array
     biases: Array
@@ -43,10 +49,10 @@ class _Projection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
-    """Recurrent cells with their weights (gates, cells, length), and what else is (gates, cells)."""
+class _CellWeights:
+    """A cell with its weights (gates, units, k) and what else it has, (gates, units)."""
 
-    update: RnnCell | LstmCellUpdate
+    cell: RnnCell | LstmCellUpdate
     inputs: Array
     recurrent: Array
     biases: Array
@@ -56,55 +62,60 @@ class _Cells:
     aux: Array | None = None
 
     @property
-    def states(self) -> int:
-        """How many arrays go from step to step."""
-        return 2 if self.update.has_state else 1
+    def state_count(self) -> int:
+        """Number of state arrays: the hidden state, and the cell state of an LSTM."""
+        return 2 if self.cell.has_state else 1
 
     @property
-    def size(self) -> int:
-        """How long the hidden state of a row is."""
+    def hidden_size(self) -> int:
+        """Elements of a row's hidden state."""
         return int(self.recurrent.shape[2])
 
-    def sums(self, length: int, target: Target) -> GateGemv:
-        """Return the products of vectors of `length`."""
-        return plan_gate_gemv(self.update.gates, self.biases.shape[1], length, target)
+    def plan_gemv(self, k: int, target: Target) -> GateGemv:
+        """Plan the product of the gates' weights with vectors of `k` elements."""
+        return plan_gate_gemv(self.cell.gates, self.biases.shape[1], k, target)
 
-    def starts(self, sums: GateGemv) -> Array:
-        """Return what sums begin with, in their order."""
-        return sums.ordered(self.biases if self.norms is None else np.zeros_like(self.biases)).reshape(-1)
+    def initial_accumulators(self, gemv: GateGemv) -> Array:
+        """Return the biases as `GateGemv.emit` reads them; 0 if gates are normalized, whose biases are added later."""
+        return gemv.pack_rows(self.biases if self.norms is None else np.zeros_like(self.biases)).reshape(-1)
 
-    def constants(self, sums: GateGemv) -> tuple[bytes, ...]:
-        """Return the constants of the update."""
-        if isinstance(self.update, RnnCell):
+    def constants(self, gemv: GateGemv) -> tuple[bytes, ...]:
+        """Return the constants of the cell's update."""
+        if isinstance(self.cell, RnnCell):
             return ()
-        return (self.update.constants(sums, self.peepholes, self.norms, self.biases),)
+        return (self.cell.constants(gemv, self.peepholes, self.norms, self.biases),)
 
 
-def _basic(weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, aux: Tensor | None = None) -> _Cells:
+def _rnn_weights(
+    weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, aux: Tensor | None = None
+) -> _CellWeights:
     inputs, hidden, biases = (tensor.array[np.newaxis] for tensor in (weights, recurrent, bias))
-    more = None if aux is None else aux.array[np.newaxis]
-    return _Cells(RnnCell(activation), inputs, hidden, biases, aux=more)
+    aux_weights = None if aux is None else aux.array[np.newaxis]
+    return _CellWeights(RnnCell(activation), inputs, hidden, biases, aux=aux_weights)
 
 
-def _lstm_cells(cell: LstmTensors[Tensor], activation: int, cell_clip: float, projection_clip: float) -> _Cells:
-    norms = None if cell.norm == NO_GATES else _stacked(cell.norm, cell.gates)
-    peepholes = None if cell.peephole == NO_GATES else _stacked(cell.peephole, cell.gates)
-    aux = None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates)
-    update = LstmCellUpdate(len(cell.gates) == 3, peepholes is not None, norms is not None, activation, cell_clip)
-    inputs, recurrent, biases = (_stacked(gates, cell.gates) for gates in (cell.input, cell.recurrent, cell.bias))
-    projection = _projection(cell.projection, cell.projection_bias, projection_clip)
-    return _Cells(update, inputs, recurrent, biases, norms, peepholes, projection, aux)
+def _lstm_weights(
+    tensors: LstmTensors[Tensor], activation: int, cell_clip: float, projection_clip: float
+) -> _CellWeights:
+    norms, peepholes, aux = (
+        None if gates == NO_GATES else _stack(gates, tensors.gates)
+        for gates in (tensors.norm, tensors.peephole, tensors.aux)
+    )
+    is_cifg = len(tensors.gates) == 3
+    cell = LstmCellUpdate(is_cifg, peepholes is not None, norms is not None, activation, cell_clip)
+    inputs, recurrent, biases = (
+        _stack(gates, tensors.gates) for gates in (tensors.input, tensors.recurrent, tensors.bias)
+    )
+    projection = None
+    if tensors.projection is not None:
+        size = tensors.projection.shape[0]
+        bias = np.zeros(size, np.float32) if tensors.projection_bias is None else tensors.projection_bias.array
+        projection = _Projection(tensors.projection.array[np.newaxis], bias[np.newaxis], projection_clip)
+    return _CellWeights(cell, inputs, recurrent, biases, norms, peepholes, projection, aux)
 
 
-def _projection(weights: Tensor | None, bias: Tensor | None, clip: float) -> _Projection | None:
-    if weights is None:
-        return None
-    biases = np.zeros(weights.shape[0], np.float32) if bias is None else bias.array
-    return _Projection(weights.array[np.newaxis], biases[np.newaxis], clip)
-
-
-def _stacked(tensors: Gates[Tensor], gates: Sequence[int]) -> Array:
-    """Return the gates' values; 0 for a gate that has none."""
+def _stack(tensors: Gates[Tensor], gates: Sequence[int]) -> Array:
+    """Return the tensors of `gates` as one array; a gate without a tensor gets 0."""
     like = next(tensor for tensor in tensors if tensor is not None)
     values = (tensors[gate] for gate in gates)
     return np.stack([np.zeros(like.shape, np.float32) if value is None else value.array for value in values])
@@ -113,7 +124,7 @@ def _stacked(tensors: Gates[Tensor], gates: Sequence[int]) -> Array:
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
-def rnn(
+def _rnn(
     input: Tensor,
     weights: Tensor,
     recurrent: Tensor,
@@ -124,13 +135,14 @@ def rnn(
     target: Target,
     activation: int,
 ) -> KernelLaunch | None:
-    """RNN."""
+    """Lower RNN. Its outputs are the hidden state, twice."""
     if input.dtype != _FLOAT:
         return None
-    return _cells_step(_basic(weights, recurrent, bias, activation), input.shape[0], (RESULT, RESULT), target)
+    cell_weights = _rnn_weights(weights, recurrent, bias, activation)
+    return _launch_step(cell_weights, input.shape[0], (_LAST_OUTPUT, _LAST_OUTPUT), target)
 
 
-def lstm(
+def _lstm(
     input: Tensor,
     *rest: Any,
     output: Sequence[Tensor],
@@ -139,50 +151,55 @@ def lstm(
     cell_clip: float,
     projection_clip: float,
 ) -> KernelLaunch | KernelSequence | None:
-    """LSTM. Its outputs: a buffer, both states, and the hidden state again."""
+    """Lower LSTM. Its outputs are a scratch buffer, hidden and cell state, and the hidden state again."""
     if input.dtype != _FLOAT:
         return None
-    cells = _lstm_cells(one_cell(rest)[0], activation, cell_clip, projection_clip)
+    weights = _lstm_weights(one_cell(rest)[0], activation, cell_clip, projection_clip)
     batch = input.shape[0]
-    if cells.norms is not None:
-        return _sequence(cells, (1, batch), True, (ZEROS, RESULT, STATE, STEPS), target)
-    if cells.projection is None:
-        return _cells_step(cells, batch, (ZEROS, RESULT, STATE, RESULT), target)
-    first = _cells_step(cells, batch, (RESULT, ZEROS, STATE), target)
-    made = (batch, cells.biases.shape[1])
-    stage = Intermediate(first, (_INPUT, _HIDDEN, _STATE), _FLOAT, made, outputs=(0, 2))
-    return KernelSequence((stage,), _projecting_step(cells.projection, batch, target), (3,))
+    if weights.norms is not None:
+        outputs = (_ZEROS, _LAST_OUTPUT, _LAST_STATE, _ALL_OUTPUTS)
+        return _lower_sequence(weights, (1, batch), True, outputs, target)
+    if weights.projection is None:
+        return _launch_step(weights, batch, (_ZEROS, _LAST_OUTPUT, _LAST_STATE, _LAST_OUTPUT), target)
+    step = _launch_step(weights, batch, (_LAST_OUTPUT, _ZEROS, _LAST_STATE), target)
+    cell_outputs = (batch, weights.biases.shape[1])
+    intermediate = Intermediate(step, (_INPUT, _HIDDEN, _STATE), _FLOAT, cell_outputs, outputs=(0, 2))
+    return KernelSequence((intermediate,), _launch_projection(weights.projection, batch, target), (3,))
 
 
-def _cells_step(cells: _Cells, batch: int, outputs: tuple[str, ...], target: Target) -> KernelLaunch:
-    weights = np.concatenate([cells.inputs, cells.recurrent], axis=2)
-    sums = cells.sums(weights.shape[2], target)
-    kernel = CellKernel(sums, cells.update, batch, (cells.inputs.shape[2], cells.recurrent.shape[2]), outputs)
-    constants = (sums.pack(weights), cells.starts(sums).tobytes(), *cells.constants(sums))
-    return KernelLaunch(kernel, constants, _work(sums, batch))
+def _launch_step(weights: _CellWeights, batch: int, outputs: tuple[OutputKind, ...], target: Target) -> KernelLaunch:
+    """Return the launch of one step; inputs and hidden state are one vector, and so are their weights."""
+    matrix = np.concatenate([weights.inputs, weights.recurrent], axis=2)
+    gemv = weights.plan_gemv(matrix.shape[2], target)
+    source_sizes = weights.inputs.shape[2], weights.recurrent.shape[2]
+    kernel = CellKernel(gemv, weights.cell, batch, source_sizes, outputs)
+    bias = weights.initial_accumulators(gemv).tobytes()
+    constants = (gemv.pack_weights(matrix), bias, *weights.constants(gemv))
+    return KernelLaunch(kernel, constants, _estimate_ns(gemv, batch))
 
 
-def _projecting_step(projection: _Projection, batch: int, target: Target) -> KernelLaunch:
-    """Return the kernel that makes the hidden state, twice, from the results of cells."""
-    sums, packed = _projected(projection, target)
-    kernel = CellKernel(sums, RnnCell(0, projection.clip), batch, (sums.length,), (RESULT, RESULT))
-    return KernelLaunch(kernel, packed, _work(sums, batch))
+def _launch_projection(projection: _Projection, batch: int, target: Target) -> KernelLaunch:
+    """Return the launch that computes the hidden state, for two outputs, from the cell's outputs."""
+    gemv, constants = _plan_projection(projection, target)
+    outputs = (_LAST_OUTPUT, _LAST_OUTPUT)
+    kernel = CellKernel(gemv, RnnCell(0, projection.clip), batch, (gemv.k,), outputs)
+    return KernelLaunch(kernel, constants, _estimate_ns(gemv, batch))
 
 
-def _projected(projection: _Projection, target: Target) -> tuple[GateGemv, tuple[bytes, ...]]:
-    _, size, cells = projection.weights.shape
-    sums = plan_gate_gemv(1, size, cells, target)
-    return sums, (sums.pack(projection.weights), sums.ordered(projection.biases).tobytes())
+def _plan_projection(projection: _Projection, target: Target) -> tuple[GateGemv, tuple[bytes, ...]]:
+    _, size, units = projection.weights.shape
+    gemv = plan_gate_gemv(1, size, units, target)
+    return gemv, (gemv.pack_weights(projection.weights), gemv.pack_rows(projection.biases).tobytes())
 
 
-def _work(sums: GateGemv, count: int) -> int:
-    return sums.multiplications * count // 16
+def _estimate_ns(gemv: GateGemv, vectors: int) -> int:
+    return gemv.multiplications * vectors // 16
 
 
 # -- sequences --------------------------------------------------------------------------------------------------------
 
 
-def rnn_sequence(
+def _rnn_sequence(
     input: Tensor,
     weights: Tensor,
     recurrent: Tensor,
@@ -194,15 +211,16 @@ def rnn_sequence(
     activation: int,
     time_major: int,
 ) -> KernelSequence | None:
-    """UNIDIRECTIONAL_SEQUENCE_RNN."""
+    """Lower UNIDIRECTIONAL_SEQUENCE_RNN."""
     if input.dtype != _FLOAT:
         return None
-    outputs = (STEPS,) if isinstance(output, Tensor) else (STEPS, RESULT)
+    outputs = (_ALL_OUTPUTS,) if isinstance(output, Tensor) else (_ALL_OUTPUTS, _LAST_OUTPUT)
+    cell_weights = _rnn_weights(weights, recurrent, bias, activation)
     steps = time_major_shape(input.shape, bool(time_major))[:2]
-    return _sequence(_basic(weights, recurrent, bias, activation), steps, bool(time_major), outputs, target)
+    return _lower_sequence(cell_weights, steps, bool(time_major), outputs, target)
 
 
-def lstm_sequence(
+def _lstm_sequence(
     input: Tensor,
     *rest: Any,
     output: Tensor | Sequence[Tensor],
@@ -212,53 +230,55 @@ def lstm_sequence(
     projection_clip: float,
     time_major: bool,
 ) -> KernelSequence | None:
-    """UNIDIRECTIONAL_SEQUENCE_LSTM."""
+    """Lower UNIDIRECTIONAL_SEQUENCE_LSTM."""
     if input.dtype != _FLOAT:
         return None
-    outputs = (STEPS,) if isinstance(output, Tensor) else (STEPS, RESULT, STATE)
-    cells = _lstm_cells(one_cell(rest)[0], activation, cell_clip, projection_clip)
-    return _sequence(cells, time_major_shape(input.shape, time_major)[:2], time_major, outputs, target)
+    outputs = (_ALL_OUTPUTS,) if isinstance(output, Tensor) else (_ALL_OUTPUTS, _LAST_OUTPUT, _LAST_STATE)
+    weights = _lstm_weights(one_cell(rest)[0], activation, cell_clip, projection_clip)
+    return _lower_sequence(weights, time_major_shape(input.shape, time_major)[:2], time_major, outputs, target)
 
 
-def _sequence(
-    cells: _Cells, steps: Sequence[int], time_major: bool, outputs: tuple[str, ...], target: Target
+def _lower_sequence(
+    weights: _CellWeights, steps: Sequence[int], is_time_major: bool, outputs: tuple[OutputKind, ...], target: Target
 ) -> KernelSequence:
-    """Return the product of all inputs, and the kernel that goes through the steps (time, batch)."""
-    sums = cells.sums(cells.size, target)
-    stage = _products(cells.inputs, cells.starts(sums), sums, _INPUT, math.prod(steps), target)
-    states = range(_HIDDEN, _HIDDEN + cells.states)
-    return KernelSequence((stage,), _sweep(cells, sums, steps, time_major, outputs, target), (states.stop, *states))
+    """Return the input product and the sequence kernel for `steps` = (time, batch)."""
+    gemv = weights.plan_gemv(weights.hidden_size, target)
+    bias = weights.initial_accumulators(gemv)
+    product = _input_product(weights.inputs, bias, gemv, _INPUT, math.prod(steps), target)
+    states = range(_HIDDEN, _HIDDEN + weights.state_count)
+    sequence = _launch_sequence(weights, gemv, steps, is_time_major, outputs, target)
+    return KernelSequence((product,), sequence, (states.stop, *states))
 
 
-def _products(inputs: Array, starts: Array, sums: GateGemv, source: int, count: int, target: Target) -> Intermediate:
-    """Return the products of all inputs with all gates' weights, with what sums begin with added."""
-    weights = sums.ordered(inputs).reshape(-1, inputs.shape[2])
-    return Intermediate(gemm_of_rows(count, weights, starts, target), (source,), _FLOAT, (count, len(weights)))
+def _input_product(inputs: Array, bias: Array, gemv: GateGemv, source: int, count: int, target: Target) -> Intermediate:
+    """Return the GEMM of `count` input vectors with all gates' weights, plus `bias`, in `GateGemv.pack_rows` order."""
+    weights = gemv.pack_rows(inputs).reshape(-1, inputs.shape[2])
+    return Intermediate(gemm_of_rows(count, weights, bias, target), (source,), _FLOAT, (count, len(weights)))
 
 
-def _sweep(
-    cells: _Cells,
-    sums: GateGemv,
+def _launch_sequence(
+    weights: _CellWeights,
+    gemv: GateGemv,
     steps: Sequence[int],
-    time_major: bool,
-    outputs: tuple[str, ...],
+    is_time_major: bool,
+    outputs: tuple[OutputKind, ...],
     target: Target,
-    backward: bool = False,
+    is_backward: bool = False,
 ) -> KernelLaunch:
     time, batch = steps
-    packed: tuple[bytes, ...] = (sums.pack(cells.recurrent), *cells.constants(sums))
+    constants: tuple[bytes, ...] = (gemv.pack_weights(weights.recurrent), *weights.constants(gemv))
     projection, clip = None, 0.0
-    if cells.projection is not None:
-        projection, more = _projected(cells.projection, target)
-        packed, clip = packed + more, cells.projection.clip
-    kernel = SequenceKernel(sums, cells.update, projection, clip, time, batch, time_major, outputs, backward)
-    return KernelLaunch(kernel, packed, _work(sums, time * batch))
+    if weights.projection is not None:
+        projection, projection_constants = _plan_projection(weights.projection, target)
+        constants, clip = constants + projection_constants, weights.projection.clip
+    kernel = SequenceKernel(gemv, weights.cell, projection, clip, time, batch, is_time_major, outputs, is_backward)
+    return KernelLaunch(kernel, constants, _estimate_ns(gemv, time * batch))
 
 
-# -- two directions ---------------------------------------------------------------------------------------------------
+# -- bidirectional sequences ------------------------------------------------------------------------------------------
 
 
-def rnn_directions(
+def _bidirectional_rnn(
     input: Tensor,
     *rest: Any,
     output: Tensor | Sequence[Tensor],
@@ -267,16 +287,16 @@ def rnn_directions(
     time_major: bool,
     merge_outputs: bool,
 ) -> KernelSequence | None:
-    """BIDIRECTIONAL_SEQUENCE_RNN."""
+    """Lower BIDIRECTIONAL_SEQUENCE_RNN."""
     if input.dtype != _FLOAT:
         return None
-    aux, *weights = rest[8:]
-    forward = _basic(rest[0], rest[1], rest[2], activation, weights[0])
-    backward = _basic(rest[4], rest[5], rest[6], activation, weights[1])
-    return _directions((forward, backward), input, aux, time_major, merge_outputs, output, target)
+    aux, *aux_weights = rest[8:]
+    forward = _rnn_weights(rest[0], rest[1], rest[2], activation, aux_weights[0])
+    backward = _rnn_weights(rest[4], rest[5], rest[6], activation, aux_weights[1])
+    return _lower_bidirectional((forward, backward), input, aux, time_major, merge_outputs, output, target)
 
 
-def lstm_directions(
+def _bidirectional_lstm(
     input: Tensor,
     *rest: Any,
     output: Tensor | Sequence[Tensor],
@@ -285,69 +305,78 @@ def lstm_directions(
     merge_outputs: bool,
     **attributes: Any,
 ) -> KernelSequence | None:
-    """BIDIRECTIONAL_SEQUENCE_LSTM."""
+    """Lower BIDIRECTIONAL_SEQUENCE_LSTM."""
     if input.dtype != _FLOAT:
         return None
-    both = tuple(_lstm_cells(cell, **attributes) for cell in two_cells(rest))
-    return _directions(both, input, rest[AUX], time_major, merge_outputs, output, target)
+    both = tuple(_lstm_weights(tensors, **attributes) for tensors in two_cells(rest))
+    return _lower_bidirectional(both, input, rest[AUX], time_major, merge_outputs, output, target)
 
 
-def _directions(
-    both: Sequence[_Cells],
+def _lower_bidirectional(
+    both: Sequence[_CellWeights],
     input: Tensor,
     aux: Tensor | None,
-    time_major: bool,
-    merged: bool,
+    is_time_major: bool,
+    merges_outputs: bool,
     output: Tensor | Sequence[Tensor],
     target: Target,
 ) -> KernelSequence | None:
-    """Return both sequences, and what joins them, if they are merged.
+    """Return the sequences of both directions and, if outputs are merged, their concatenation.
 
-    An auxiliary input is added to both, or without weights for it what the backward one reads.
+    DATA inputs: the input; the states of both cells; the auxiliary input, if there is one. With auxiliary weights its
+    products are added to those of the input in both directions; without, it is the backward direction's input.
     """
     outputs = (output,) if isinstance(output, Tensor) else tuple(output)
-    steps = time_major_shape(input.shape, time_major)[:2]
-    results, count = 1 if merged else 2, both[0].states
-    states = (RESULT, STATE)[:count] if len(outputs) > results else ()
-    known = 1 + 2 * count + (aux is not None)
-    stages: list[Intermediate] = []
-    halves: list[int] = []
-    for number, cells in enumerate(both):
-        sums = cells.sums(cells.size, target)
-        is_linked = bool(number) and aux is not None and cells.aux is None
-        source = known - 1 if is_linked else _INPUT
-        stages.append(_products(cells.inputs, cells.starts(sums), sums, source, math.prod(steps), target))
-        if cells.aux is not None:
-            stages += _added(cells.aux, sums, known - 1, known + len(stages) - 1, stages[-1].shape, target)
-        reads = (known + len(stages) - 1, *range(1 + number * count, 1 + (number + 1) * count))
-        is_last = number == 1 and not merged
-        kinds = (STEPS, *states) if merged or is_last else (RESULT, STEPS, *states)
-        sweep = _sweep(cells, sums, steps, time_major, kinds, target, backward=number == 1)
+    steps = time_major_shape(input.shape, is_time_major)[:2]
+    result_count, state_count = 1 if merges_outputs else 2, both[0].state_count
+    states = (_LAST_OUTPUT, _LAST_STATE)[:state_count] if len(outputs) > result_count else ()
+    input_count = 1 + 2 * state_count + (aux is not None)
+    aux_input = input_count - 1
+    intermediates: list[Intermediate] = []
+    results: list[int] = []  # numbers of the intermediates with all outputs of a direction
+    for number, weights in enumerate(both):
+        gemv = weights.plan_gemv(weights.hidden_size, target)
+        reads_aux = bool(number) and aux is not None and weights.aux is None
+        source, bias = aux_input if reads_aux else _INPUT, weights.initial_accumulators(gemv)
+        intermediates.append(_input_product(weights.inputs, bias, gemv, source, math.prod(steps), target))
+        if weights.aux is not None:
+            last = input_count + len(intermediates) - 1
+            intermediates += _add_aux_product(weights.aux, gemv, aux_input, last, intermediates[-1].shape, target)
+        reads = (input_count + len(intermediates) - 1, *range(1 + number * state_count, 1 + (number + 1) * state_count))
+        is_last = number == 1 and not merges_outputs
+        kinds = (_ALL_OUTPUTS, *states) if merges_outputs or is_last else (_LAST_OUTPUT, _ALL_OUTPUTS, *states)
+        sequence = _launch_sequence(weights, gemv, steps, is_time_major, kinds, target, is_backward=number == 1)
         if is_last:
-            return KernelSequence(tuple(stages), sweep, reads)
-        first = results + number * count
-        places = (*(() if merged else (number,)), *range(first, first + len(states)))
-        shape = (*input.shape[:2], cells.size) if merged else (steps[1], cells.size)
-        halves.append(len(stages))
-        stages.append(Intermediate(sweep, reads, _FLOAT, shape, places))
-    parts = [Tensor(stages[place].shape, _FLOAT) for place in halves]
-    joined = concatenation(*parts, output=outputs[0], target=target, axis=2)
-    return None if joined is None else KernelSequence(tuple(stages), joined, tuple(known + place for place in halves))
+            return KernelSequence(tuple(intermediates), sequence, reads)
+        first_state = result_count + number * state_count
+        written = (*(() if merges_outputs else (number,)), *range(first_state, first_state + len(states)))
+        # A launch of a sequence writes an intermediate: the results to be merged, or else the last output, unused.
+        size = weights.hidden_size
+        shape = (*input.shape[:2], size) if merges_outputs else (steps[1], size)
+        results.append(len(intermediates))
+        intermediates.append(Intermediate(sequence, reads, _FLOAT, shape, written))
+    parts = [Tensor(intermediates[number].shape, _FLOAT) for number in results]
+    merged = lower_concatenation(*parts, output=outputs[0], target=target, axis=2)
+    if merged is None:
+        return None
+    return KernelSequence(tuple(intermediates), merged, tuple(input_count + number for number in results))
 
 
-def _added(weights: Array, sums: GateGemv, aux: int, products: int, shape: Shape, target: Target) -> list[Intermediate]:
-    """Return what adds the products of an auxiliary input to those of the input."""
-    zeros, made = np.zeros(shape[1], np.float32), Tensor(shape, _FLOAT)
-    more = _products(weights, zeros, sums, aux, shape[0], target)
-    total = arithmetic("add", made, made, output=made, target=target, activation=0)
-    assert total is not None, "floats are added"
-    return [more, Intermediate(total, (products, products + 1), _FLOAT, shape)]
+def _add_aux_product(
+    weights: Array, gemv: GateGemv, aux: int, input_product: int, shape: Shape, target: Target
+) -> list[Intermediate]:
+    """Return the product of the auxiliary input `aux`, and its sum with the value `input_product`, its predecessor."""
+    zeros, product = np.zeros(shape[1], np.float32), Tensor(shape, _FLOAT)
+    aux_product = _input_product(weights, zeros, gemv, aux, shape[0], target)
+    total = lower_arithmetic("add", product, product, output=product, target=target, activation=0)
+    assert total is not None, "float32 is added by a kernel"
+    return [aux_product, Intermediate(total, (input_product, input_product + 1), _FLOAT, shape)]
 
 
 # -- SVDF -------------------------------------------------------------------------------------------------------------
 
 
-def svdf(
+def _svdf(
     input: Tensor,
     weights_feature: Tensor,
     weights_time: Tensor,
@@ -359,24 +388,26 @@ def svdf(
     rank: int,
     activation: int,
 ) -> KernelSequence | None:
-    """SVDF: the features are a product."""
+    """Lower SVDF: a GEMM for the features, then the filters."""
     if input.dtype != _FLOAT:
         return None
-    batch, (filters, memory) = input.shape[0], weights_time.shape
+    batch, (filters, memory_size) = input.shape[0], weights_time.shape
+    units = filters // rank
     features = gemm_of_rows(batch, weights_feature.array, np.zeros(filters, np.float32), target)
-    kernel = plan_svdf(batch, filters // rank, rank, memory, activation, target)
-    biases = np.zeros(filters // rank, np.float32) if bias is None else bias.array
-    stage = Intermediate(features, (_INPUT,), _FLOAT, (batch, filters))
+    kernel = plan_svdf(batch, units, rank, memory_size, activation, target)
+    biases = np.zeros(units, np.float32) if bias is None else bias.array
+    intermediate = Intermediate(features, (_INPUT,), _FLOAT, (batch, filters))
     constants = (weights_time.array.tobytes(), biases.tobytes())
-    return KernelSequence((stage,), KernelLaunch(kernel, constants, batch * filters * (memory + 8) // 4), (2, 1))
+    estimated_ns = batch * filters * (memory_size + 8) // 4
+    return KernelSequence((intermediate,), KernelLaunch(kernel, constants, estimated_ns), (2, 1))
 
 
 RULES: Mapping[OperationType, LoweringRule] = {
-    OperationType.BIDIRECTIONAL_SEQUENCE_LSTM: lstm_directions,
-    OperationType.BIDIRECTIONAL_SEQUENCE_RNN: rnn_directions,
-    OperationType.LSTM: lstm,
-    OperationType.RNN: rnn,
-    OperationType.SVDF: svdf,
-    OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM: lstm_sequence,
-    OperationType.UNIDIRECTIONAL_SEQUENCE_RNN: rnn_sequence,
+    OperationType.BIDIRECTIONAL_SEQUENCE_LSTM: _bidirectional_lstm,
+    OperationType.BIDIRECTIONAL_SEQUENCE_RNN: _bidirectional_rnn,
+    OperationType.LSTM: _lstm,
+    OperationType.RNN: _rnn,
+    OperationType.SVDF: _svdf,
+    OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM: _lstm_sequence,
+    OperationType.UNIDIRECTIONAL_SEQUENCE_RNN: _rnn_sequence,
 }
