@@ -12,13 +12,12 @@ import pytest
 
 pytest.importorskip("llvmlite", exc_type=ImportError)
 
-from nnfmq.engines.compiled.kernels.functions import FloatUnary
-
 from nnfmq.channel import Channel
 from nnfmq.engines.compiled import jit
 from nnfmq.engines.compiled.jit import LoadedCode, host_target, symbol_name
 from nnfmq.engines.compiled.kernel_serialization import encode_kernels
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
+from nnfmq.engines.compiled.kernels.float_ops import FloatUnary
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient, ResourceExhaustedTransient
 from nnfmq.service import compile_jobs, compile_server
 from nnfmq.service.compile_jobs import (

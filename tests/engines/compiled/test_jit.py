@@ -1,15 +1,14 @@
-"""Kernels as data, and the parts into which a program's kernels are cut."""
+"""Serialization of kernels, and the shards in which a program's kernels are compiled."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import pytest
-from nnfmq.engines.compiled.kernels.functions import FloatUnary
-from nnfmq.engines.compiled.kernels.pooling import PoolKernel
 from support.compiled import outputs_of, random_inputs
 from support.models import relu_model
 
@@ -25,38 +24,49 @@ from nnfmq.engines.compiled.jit import (
 )
 from nnfmq.engines.compiled.kernel_serialization import decode_kernels, encode_kernels, kernel_types
 from nnfmq.engines.compiled.kernels.elementwise_kernels import ElementwiseKernel
+from nnfmq.engines.compiled.kernels.float_ops import FloatUnary
 from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.recurrent_cells import GateGemv, RnnCell
+from nnfmq.engines.compiled.kernels.recurrent_kernels import CellKernel, OutputKind
+from nnfmq.engines.compiled.kernels.reduction_kernels import PoolKernel
 from nnfmq.engines.compiled.partition import prepare
 from nnfmq.hal.errors import MissedDeadlineTransient
 
 
-def kernel(length: int = 8, function: Any = None) -> ElementwiseKernel:
-    """Return one over floats in a row, of which `length` are computed."""
-    unary = FloatUnary("floor", -np.inf) if function is None else function
+def kernel(length: int = 8, operator: Any = None) -> ElementwiseKernel:
+    """Return a kernel that computes one row of `length` floats."""
+    unary = FloatUnary("floor", -np.inf) if operator is None else operator
     return ElementwiseKernel(unary, (), ((),), length, (1,), 4, 1, length, 1, (False,))
 
 
-def test_a_kernel_arrives_as_it_was_with_numbers_that_are_not_finite() -> None:
-    (arrived,), target = decode_kernels(encode_kernels([kernel()], host_target()))
-    assert arrived == kernel() and repr(arrived) == repr(kernel())
+def test_a_kernel_with_infinities_is_decoded_unchanged() -> None:
+    (decoded,), target = decode_kernels(encode_kernels([kernel()], host_target()))
+    assert decoded == kernel() and repr(decoded) == repr(kernel())
     assert target is host_target()
 
 
-def test_every_dataclass_of_the_kernels_has_one_name() -> None:
+def test_enum_members_of_a_kernel_are_decoded_unchanged() -> None:
+    gemv = GateGemv(1, 3, 5, 1, 8)
+    cell = CellKernel(gemv, RnnCell(1), 2, (5,), (OutputKind.LAST_OUTPUT, OutputKind.ZEROS))
+    (decoded,), _ = decode_kernels(encode_kernels([cell], host_target()))
+    assert decoded == cell and repr(decoded) == repr(cell)
+
+
+def test_every_type_of_the_kernels_has_one_name() -> None:
     assert kernel_types()["elementwise_kernels.ElementwiseKernel"] is ElementwiseKernel
     assert len(set(kernel_types().values())) == len(kernel_types())
-    assert all(dataclasses.is_dataclass(kind) for kind in kernel_types().values())
+    assert all(dataclasses.is_dataclass(kind) or issubclass(kind, Enum) for kind in kernel_types().values())
 
 
 @dataclass(frozen=True)
-class Stranger:
+class Unknown:
     number: int
 
 
-@pytest.mark.parametrize("value", [np.int64(8), np.float32(1), Stranger(1), b"bytes", [1]], ids=repr)
-def test_what_would_come_back_as_something_else_is_not_described(value: Any) -> None:
+@pytest.mark.parametrize("value", [np.int64(8), np.float32(1), Unknown(1), b"bytes", [1]], ids=repr)
+def test_values_that_would_be_decoded_as_another_type_are_rejected(value: Any) -> None:
     with pytest.raises(TypeError, match=type(value).__name__):
-        encode_kernels([kernel(function=value)], host_target())
+        encode_kernels([kernel(operator=value)], host_target())
 
 
 def test_equal_kernels_are_compiled_once() -> None:
@@ -71,32 +81,31 @@ def fake(kind: type[Any], number: int) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_parts_have_every_kernel_once_and_cost_about_the_same(count: int) -> None:
+def test_shards_have_every_kernel_once_and_cost_about_the_same(count: int) -> None:
     kernels = [fake(kind, number) for number in range(9) for kind in (PoolKernel, GemmKernel)]
-    parts = shard_kernels(kernels, count)
-    assert len(parts) == count
-    assert sorted(repr(each) for part in parts for each in part) == sorted(map(repr, kernels))
-    assert max(map(total_compile_cost, parts)) - min(map(total_compile_cost, parts)) <= total_compile_cost(
-        [fake(GemmKernel, 0)]
-    )
+    shards = shard_kernels(kernels, count)
+    assert len(shards) == count
+    assert sorted(repr(each) for shard in shards for each in shard) == sorted(map(repr, kernels))
+    costs = [total_compile_cost(shard) for shard in shards]
+    assert max(costs) - min(costs) <= total_compile_cost([fake(GemmKernel, 0)])
 
 
-def test_there_is_no_part_without_a_kernel() -> None:
+def test_no_shard_is_empty() -> None:
     assert shard_kernels([kernel(8), kernel(16)], 5) == [[kernel(8)], [kernel(16)]]
     assert shard_kernels([], 5) == []
 
 
-def test_the_parts_object_codes_are_linked_together_and_counted() -> None:
-    heard: list[tuple[int, int]] = []
+def test_the_object_code_of_all_shards_is_loaded_together_and_progress_is_reported() -> None:
+    progress: list[tuple[int, int]] = []
     kernels = [kernel(8), kernel(16), kernel(24)]
-    codes = compile_shards(shard_kernels(kernels, 2), host_target(), lambda done, total: heard.append((done, total)))
-    linker = LoadedCode(codes, host_target())
-    addresses = {linker.address(symbol_name(each)) for each in kernels}
+    codes = compile_shards(shard_kernels(kernels, 2), host_target(), lambda done, total: progress.append((done, total)))
+    loaded = LoadedCode(codes, host_target())
+    addresses = {loaded.address(symbol_name(each)) for each in kernels}
     assert len(codes) == 2 and len(addresses) == 3 and 0 not in addresses
-    assert heard == [(0, 3), (2, 3), (3, 3)]
+    assert progress == [(0, 3), (2, 3), (3, 3)]
 
 
-def test_what_hears_may_end_the_compilation() -> None:
+def test_the_progress_callback_may_end_the_compilation() -> None:
     def late(done: int, _total: int) -> None:
         if done:
             raise MissedDeadlineTransient("too late")
@@ -105,7 +114,7 @@ def test_what_hears_may_end_the_compilation() -> None:
         compile_shards([[kernel(8)], [kernel(16)]], host_target(), late)
 
 
-def test_saved_object_codes_are_used_and_nothing_is_compiled_again() -> None:
+def test_saved_object_code_is_used_and_nothing_is_compiled_again() -> None:
     def refused(*_: object) -> list[bytes]:
         pytest.fail("it is compiled again")
 
