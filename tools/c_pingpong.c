@@ -55,22 +55,22 @@ static struct end end_of(struct shared *at, uint64_t quantum) {
 }
 
 static void put(const struct end *to, const void *from, uint64_t bytes) {
-    nnfmq_look look;
-    if (nnfmq_begin_write(&to->ring, &look) != NNFMQ_DONE || look.bytes < bytes) fail("no room");
-    nnfmq_commit_write(&to->ring, look.w, from, bytes);
+    nnfmq_counters counters;
+    if (nnfmq_begin_write(&to->ring, &counters) != NNFMQ_OK || counters.bytes < bytes) fail("no room");
+    nnfmq_commit_write(&to->ring, counters.w, from, bytes);
     if (!is_spinning) nnfmq_wake(to->event.word, NNFMQ_NOT_EMPTY);
 }
 
 static void take(const struct end *from, void *to, uint64_t bytes) {
-    nnfmq_look look;
-    while (nnfmq_begin_read(&from->ring, &look) == NNFMQ_DONE && look.bytes < bytes) {
+    nnfmq_counters counters;
+    while (nnfmq_begin_read(&from->ring, &counters) == NNFMQ_OK && counters.bytes < bytes) {
         if (is_spinning)
             nnfmq_pause();
         else
             nnfmq_sleep(&from->ring, &from->event, NNFMQ_READER, bytes, NNFMQ_NO_DEADLINE);
     }
-    nnfmq_copy_out(&from->ring, look.r, to, bytes);
-    nnfmq_commit_read(&from->ring, look.r, bytes);
+    nnfmq_copy_out(&from->ring, counters.r, to, bytes);
+    nnfmq_commit_read(&from->ring, counters.r, bytes);
 }
 
 static void answer(const struct end *requests, const struct end *replies, uint64_t count, pid_t parent) {

@@ -54,8 +54,8 @@ class Queues:
             _force_atomics(atomics)
         using = cores.load(core)
         self._window_ns = window_ns
-        self._requests = MessageQueue.create(len(REQUEST), 8, using=using)
-        self._replies = MessageQueue.create(len(REPLY), 8, using=using)
+        self._requests = MessageQueue.create(len(REQUEST), 8, core=using)
+        self._replies = MessageQueue.create(len(REPLY), 8, core=using)
 
     def serve(self, ready: Callable[[], None]) -> None:
         """Answer each request with 64 bytes."""

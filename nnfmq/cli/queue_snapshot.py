@@ -15,7 +15,7 @@ from nnfmq.cli.console import console, print_json, table
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.posix_shm import path_of
 from nnfmq.queue import NOT_EMPTY, NOT_FULL, SYNCHRONIZED, MessageQueue, named_queues, open_named
-from nnfmq.queue.layout import EVENT_WORD, EVENT_WORD_BYTES
+from nnfmq.queue.layout import EVENT_FLAG, EVENT_FLAG_BYTES
 
 _PARTS = ("read_counter", "write_counter", "ring", "event_word")
 _FLAVORS = {1: "synchronized", 2: "unsynchronized"}
@@ -88,10 +88,10 @@ def _load(queue: MessageQueue) -> QueueSnapshot:
 
 def _event_bits(queue: MessageQueue) -> int | None:
     grantors = queue.descriptor.grantors
-    if len(grantors) <= EVENT_WORD:
+    if len(grantors) <= EVENT_FLAG:
         return None
-    at = grantors[EVENT_WORD].offset
-    return int(queue.memory.view[at : at + EVENT_WORD_BYTES].cast("I")[0])
+    at = grantors[EVENT_FLAG].offset
+    return int(queue.memory.view[at : at + EVENT_FLAG_BYTES].cast("I")[0])
 
 
 def bits_text(bits: int | None) -> str:

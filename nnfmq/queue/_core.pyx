@@ -1,9 +1,14 @@
 # cython: language_level=3, embedsignature=True, binding=False
-"""The compiled core: EventFlagWord and Ring over `_atomics.h`. `_pycore.py` is the same in plain Python, and its specification.
+"""The compiled core: EventFlagWord and Ring over `_atomics.h`. `_pycore.py` is its specification.
 
-The GIL is held through every call that does not wait and for the first 2 µs of a wait (taking it back can cost 5 ms
-beside a thread that computes), then released. While it is released only plain C runs, on memory that cannot go away:
-closing is left to the last waiter. Signals are served after each slice of a spin and each return of the futex.
+Docstrings are there; comments here explain what only this core does.
+
+Non-blocking calls keep the GIL, and so does the first 2 µs of a wait: to acquire it again can take 5 ms while another
+thread computes (sys.getswitchinterval). Then it is released. Without the GIL only C code runs, on memory that stays
+mapped: `waiters`, the in-use count, is incremented before, and `close` leaves the release to the last waiter.
+
+Python's signal handlers run after each slice of a poll and after each return of the futex. They may raise; every path
+out of a wait therefore goes through `finally`.
 """
 
 cimport cython
@@ -25,74 +30,75 @@ cdef extern from "_atomics.h" nogil:
     ctypedef struct nnfmq_ring:
         uint64_t ring_bytes
         uint64_t quantum
-    ctypedef struct nnfmq_look:
+    ctypedef struct nnfmq_counters:
         uint64_t w, r, bytes
     ctypedef struct nnfmq_wait_estimator:
         int64_t mean, deviation, wakeup_delay, samples, early_arrivals
     const int64_t NNFMQ_NO_DEADLINE
     const uint32_t NNFMQ_NOT_FULL, NNFMQ_NOT_EMPTY
-    const int NNFMQ_DONE, NNFMQ_CORRUPTED, NNFMQ_READER, NNFMQ_WRITER
+    const int NNFMQ_OK, NNFMQ_CORRUPTED, NNFMQ_READER, NNFMQ_WRITER
     int64_t nnfmq_now()
-    int nnfmq_is_stopped(const nnfmq_event *event)
+    int nnfmq_is_cancelled(const nnfmq_event *event)
     int nnfmq_wait_bits(const nnfmq_event *event, uint32_t mask, int64_t deadline_ns, uint32_t *bits)
     void nnfmq_reset(const nnfmq_ring *q)
     uint64_t nnfmq_readable_bytes(const nnfmq_ring *q)
-    int nnfmq_begin_read(const nnfmq_ring *q, nnfmq_look *look)
+    int nnfmq_begin_read(const nnfmq_ring *q, nnfmq_counters *counters)
     void nnfmq_copy_out(const nnfmq_ring *q, uint64_t r, void *target, uint64_t size)
     void nnfmq_commit_read(const nnfmq_ring *q, uint64_t r, uint64_t size)
-    int nnfmq_commit_unless_lapped(const nnfmq_ring *q, uint64_t r, uint64_t size)
-    int nnfmq_begin_write(const nnfmq_ring *q, nnfmq_look *look)
-    int nnfmq_begin_overwrite(const nnfmq_ring *q, nnfmq_look *look)
+    int nnfmq_commit_if_intact(const nnfmq_ring *q, uint64_t r, uint64_t size)
+    int nnfmq_begin_write(const nnfmq_ring *q, nnfmq_counters *counters)
+    int nnfmq_begin_unsynchronized_write(const nnfmq_ring *q, nnfmq_counters *counters)
     void nnfmq_commit_write(const nnfmq_ring *q, uint64_t w, const void *source, uint64_t size)
     void nnfmq_publish(const nnfmq_ring *q, uint64_t w, uint64_t size)
     int nnfmq_is_ready(const nnfmq_ring *q, int side, uint64_t size)
-    void nnfmq_announce(const nnfmq_ring *q, uint64_t w, uint64_t size)
+    void nnfmq_reserve(const nnfmq_ring *q, uint64_t w, uint64_t size)
     int nnfmq_poll(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t until_ns)
     void nnfmq_publish_cpu(const nnfmq_ring *q, uint16_t *published)
-    int nnfmq_writer_is_here(const nnfmq_ring *q)
-    int nnfmq_nap(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
+    int nnfmq_is_writer_on_this_cpu(const nnfmq_ring *q)
+    int nnfmq_timed_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
     const int NNFMQ_POLL, NNFMQ_SLEEP
     int64_t nnfmq_next_action(const nnfmq_wait_estimator *f, int64_t now, int64_t window_ns)
     void nnfmq_add_wait(nnfmq_wait_estimator *f, int64_t waited)
     void nnfmq_add_wakeup(nnfmq_wait_estimator *f, int64_t planned, int64_t now, int found)
     int nnfmq_sleep(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, int64_t deadline_ns)
-    int nnfmq_arm(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size, uint32_t *expected)
-    int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *guard, int side, uint64_t size,
-                       int64_t deadline_ns, uint32_t mask)
+    int nnfmq_prepare_to_wait(const nnfmq_ring *q, const nnfmq_event *event, int side, uint64_t size,
+                              uint32_t *expected)
+    int nnfmq_sleep_on(const nnfmq_ring *q, const nnfmq_event *event, const nnfmq_event *lifetime, int side,
+                       uint64_t size, int64_t deadline_ns, uint32_t mask)
 
 cdef extern from "sched.h" nogil:
     int sched_yield()
 
 cdef extern from *:
     """
-    /* Cython knows no atomic types; these lend it addresses and flags without casting the qualifiers away there. */
+    /* Cython has no atomic types; these macros convert addresses and access flags without casts that drop _Atomic. */
     #define nnfmq_set_word(e, address) ((e)->word = (_Atomic uint32_t *)(address))
-    #define nnfmq_set_dead(e, address) ((e)->dead = (const _Atomic uint32_t *)(address))
+    #define nnfmq_set_peer_death(e, address) ((e)->peer_death = (const _Atomic uint32_t *)(address))
     #define nnfmq_set_closing(e) atomic_store_explicit(&(e)->closing, 1, memory_order_release)
     #define nnfmq_is_closing(e) (atomic_load_explicit(&(e)->closing, memory_order_relaxed) != 0)
     #define nnfmq_set_ring(q, r, w, data, size, record, kept) \\
         ((q)->read_counter = (_Atomic uint64_t *)(r), (q)->write_counter = (_Atomic uint64_t *)(w), \\
          (q)->ring = (data), (q)->ring_bytes = (size), (q)->quantum = (record), (q)->history_bytes = (kept))
-    #define nnfmq_set_intent(q, address) ((q)->intent = (_Atomic uint64_t *)(address))
+    #define nnfmq_set_reserved_counter(q, address) ((q)->reserved_counter = (_Atomic uint64_t *)(address))
     #define nnfmq_set_writer_cpu(q, address) ((q)->writer_cpu = (_Atomic uint16_t *)(address))
     #define nnfmq_address_of(e) ((uintptr_t)(e)->word)
     #define nnfmq_event_wake(e, mask) nnfmq_wake((e)->word, mask)
     #define nnfmq_event_wake_all(e) nnfmq_wake_all((e)->word)
     """
     void nnfmq_set_word(nnfmq_event *event, void *address) nogil
-    void nnfmq_set_dead(nnfmq_event *event, void *address) nogil
+    void nnfmq_set_peer_death(nnfmq_event *event, void *address) nogil
     void nnfmq_set_closing(nnfmq_event *event) nogil
     bint nnfmq_is_closing(nnfmq_event *event) nogil
     void nnfmq_set_ring(nnfmq_ring *q, void *r, void *w, unsigned char *data, uint64_t size, uint64_t record,
                         uint64_t kept) nogil
-    void nnfmq_set_intent(nnfmq_ring *q, void *address) nogil
+    void nnfmq_set_reserved_counter(nnfmq_ring *q, void *address) nogil
     void nnfmq_set_writer_cpu(nnfmq_ring *q, void *address) nogil
     uintptr_t nnfmq_address_of(const nnfmq_event *event) nogil
     long nnfmq_event_wake(const nnfmq_event *event, uint32_t mask) nogil
     long nnfmq_event_wake_all(const nnfmq_event *event) nogil
 
-cdef int64_t FIRST_LOOK_NS = 2_000  # before a wait is planned, and with the GIL held
-cdef int64_t SPIN_SLICE_NS = 10_000_000  # signals are served this often in a long spin
+cdef int64_t FIRST_POLL_NS = 2_000  # polling before the estimator is consulted, with the GIL
+cdef int64_t SPIN_SLICE_NS = 10_000_000  # of polling without the GIL, after which signal handlers run
 
 
 cdef int64_t as_deadline(object deadline_ns) except? -2:
@@ -105,7 +111,7 @@ cdef inline int64_t later(int64_t start, int64_t duration) noexcept:
 
 @cython.final
 cdef class EventFlagWord:
-    """One futex word in shared memory, and the private flags that end a wait on it."""
+    """An event flag: one futex word in shared memory, and the private flags that cancel waits on it."""
 
     cdef nnfmq_event event
     cdef Py_buffer region
@@ -114,43 +120,45 @@ cdef class EventFlagWord:
     cdef object on_released
     cdef readonly Py_ssize_t waiters
 
-    def __cinit__(self, region, Py_ssize_t offset, dead):
+    def __cinit__(self, region, Py_ssize_t offset, peer_death):
         PyObject_GetBuffer(region, &self.region, PyBUF_SIMPLE | PyBUF_WRITABLE)
         self.has_region = True
         if offset < 0 or offset > self.region.len - 4 or (<uintptr_t>self.region.buf + <size_t>offset) % 4:
-            raise InvalidArgument(f"event word at offset {offset} of {self.region.len} bytes: outside or misaligned")
+            raise InvalidArgument(
+                f"event flag word at offset {offset} of {self.region.len} bytes: outside or misaligned"
+            )
         nnfmq_set_word(&self.event, <unsigned char *>self.region.buf + offset)
-        self.watch(dead)
+        self.set_peer_death(peer_death)
 
-    def watch(self, dead):
-        """Test the word `dead` (a PeerDeathFlag's buffer) in every wait from now on."""
+    def set_peer_death(self, flag):
+        """Use another peer death flag (the buffer of a `PeerDeathFlag`)."""
         if self.waiters:
-            raise InvalidArgument("the dead flag cannot be changed while a thread waits")
-        cdef Py_buffer flag
-        PyObject_GetBuffer(dead, &flag, PyBUF_SIMPLE)
-        if flag.len < 4 or <uintptr_t>flag.buf % 4:
-            PyBuffer_Release(&flag)
-            raise InvalidArgument("a dead flag is an aligned word of 4 bytes")
+            raise InvalidArgument("the peer death flag cannot be changed while a thread waits")
+        cdef Py_buffer buffer
+        PyObject_GetBuffer(flag, &buffer, PyBUF_SIMPLE)
+        if buffer.len < 4 or <uintptr_t>buffer.buf % 4:
+            PyBuffer_Release(&buffer)
+            raise InvalidArgument("a peer death flag is an aligned word of 4 bytes")
         if self.has_flag:
             PyBuffer_Release(&self.flag)
-        self.flag = flag
+        self.flag = buffer
         self.has_flag = True
-        nnfmq_set_dead(&self.event, self.flag.buf)
+        nnfmq_set_peer_death(&self.event, self.flag.buf)
 
-    cdef int enter(self) except -1:
+    cdef int acquire(self) except -1:
         if nnfmq_is_closing(&self.event):
             raise InvalidArgument("the queue is closed")
         self.waiters += 1
         return 0
 
-    cdef int leave(self) except -1:
+    cdef int release_use(self) except -1:
         self.waiters -= 1
         if not self.waiters and nnfmq_is_closing(&self.event):
-            self.finish()
+            self.finish_close()
         return 0
 
-    cdef int check_stop(self) except -1:
-        if nnfmq_is_stopped(&self.event):
+    cdef int raise_if_cancelled(self) except -1:
+        if nnfmq_is_cancelled(&self.event):
             if nnfmq_is_closing(&self.event):
                 raise InvalidArgument("the queue was closed during the wait")
             raise DeadObject("the process at the other end of the queue is gone")
@@ -162,35 +170,35 @@ cdef class EventFlagWord:
         return 0
 
     def wake(self, uint32_t mask):
-        """OR `mask` into the word and wake who waits for a bit of it; returns how many slept."""
+        """OR `mask` into the word and wake the threads that wait for one of its bits; return how many slept."""
         self.check_open()
         return nnfmq_event_wake(&self.event, mask) if mask else 0
 
     def wake_all(self):
-        """OR every bit and wake everybody; returns how many slept. After `close`, which did so itself, none."""
+        """OR all bits into the word and wake all waiters; return how many slept. Does nothing if the word is closed."""
         return 0 if nnfmq_is_closing(&self.event) else nnfmq_event_wake_all(&self.event)
 
     def wait(self, uint32_t mask, deadline_ns=None):
-        """Wait for any bit of `mask`, consume and return what came; 0 when the deadline passed."""
+        """Block until a bit of `mask` is set; clear and return those that are set, or 0 at the deadline."""
         cdef int64_t deadline = as_deadline(deadline_ns)
         if not mask:
             raise InvalidArgument("an event flag cannot wait for no bit at all")
-        self.enter()
+        self.acquire()
         try:
             return self.wait_bits(mask, deadline)
         finally:
-            self.leave()
+            self.release_use()
 
     cdef object wait_bits(self, uint32_t mask, int64_t deadline):
         cdef uint32_t bits = 0
         cdef int error
         cdef bint has_passed
-        self.check_stop()
+        self.raise_if_cancelled()
         while True:
             has_passed = nnfmq_now() >= deadline
             with nogil:
                 error = nnfmq_wait_bits(&self.event, mask, deadline, &bits)
-            self.check_stop()  # first: the bits may be those of wake_all
+            self.raise_if_cancelled()  # before the bits are used: `wake_all` sets all of them when the peer has died
             if bits or has_passed:
                 return bits
             self.after_futex(error)
@@ -202,7 +210,7 @@ cdef class EventFlagWord:
         return 0
 
     def close(self, on_released=None):
-        """End all waits and let go of the memory, now or when the last waiter has left; then call `on_released`."""
+        """Cancel all waits. Release the memory and call `on_released` once no call uses it any more. Idempotent."""
         if nnfmq_is_closing(&self.event):
             return
         self.on_released = on_released
@@ -210,9 +218,9 @@ cdef class EventFlagWord:
         if self.waiters:
             nnfmq_event_wake_all(&self.event)
         else:
-            self.finish()
+            self.finish_close()
 
-    cdef int finish(self) except -1:
+    cdef int finish_close(self) except -1:
         on_released, self.on_released = self.on_released, None
         self.release()
         if on_released is not None:
@@ -232,82 +240,83 @@ cdef class EventFlagWord:
 
 @cython.final
 cdef class Ring:
-    """Counters and records of one queue; `event` is where its two sides wait, or None."""
+    """Counters and records of one queue. Each operation loads each counter once and computes on the copies."""
 
     cdef nnfmq_ring ring
     cdef EventFlagWord event
-    cdef EventFlagWord guard  # counts who is inside, so that the memory stays; the event word where there is one
-    cdef bint is_open, is_lossy, is_read_only
-    cdef list visited  # words of others on which somebody waits here
+    cdef EventFlagWord lifetime  # its in-use count and flags protect the memory: `event`, or a private word
+    cdef bint is_open, is_unsynchronized, is_read_only
+    cdef list external_waits  # words of other queues on which a thread waits for this one
     cdef object on_released
     cdef Py_buffer parts[3]  # the memory of the read counter, the write counter and the ring
-    cdef uint64_t own_position  # of an unsynchronized reader
+    cdef uint64_t private_read_counter  # an unsynchronized reader's
     cdef nnfmq_wait_estimator estimator
-    cdef Py_buffer event_memory
-    cdef uint16_t own_cpu_hint  # where the memory has no place for one
+    cdef Py_buffer hint_memory
+    cdef uint16_t private_cpu_hint  # if the memory has none
     cdef uint16_t published_cpu
-    cdef int64_t write_at, write_size, read_at, read_size  # of the open transactions; size -1 = none
+    cdef int64_t write_at, write_size, read_at, read_size  # of the transactions that were begun; size -1 = none
 
-    def __cinit__(self, region, layout, EventFlagWord event, bint shared=True, *, tuple others=(), EventFlagWord guard=None,
-                  bint lossy=False, uint64_t history_bytes=0):
-        # `shared` is for the Python core: these accesses are ordered between processes on every machine.
-        self.is_open, self.is_lossy = True, lossy
+    def __cinit__(self, region, layout, EventFlagWord event, bint shared=True, *, tuple others=(),
+                  EventFlagWord lifetime=None, bint unsynchronized=False, uint64_t history_bytes=0):
+        # `shared` is for the Python core; these accesses are ordered between processes on every machine.
+        self.is_open, self.is_unsynchronized = True, unsynchronized
         self.event = event
-        self.guard = event if event is not None else guard
-        self.visited = []
+        self.lifetime = event if event is not None else lifetime
+        self.external_waits = []
         self.write_size = self.read_size = -1
         regions = (region, *others)
         if layout.quantum <= 0 or layout.ring_bytes % layout.quantum:
             raise InvalidArgument(f"ring of {layout.ring_bytes} bytes is no multiple of quantum {layout.quantum}")
-        r = self.place(0, regions[layout.fds[0]], "read counter", layout.read_counter, 8)
-        w = self.place(1, regions[layout.fds[1]], "write counter", layout.write_counter, 8)
-        data = self.place(2, regions[layout.fds[2]], "ring", layout.ring, layout.ring_bytes)
-        nnfmq_set_intent(&self.ring, <void *><uintptr_t>r if lossy else NULL)
-        self.place_hint(regions[layout.fds[3]], None if event is None else layout.writer_cpu)
-        nnfmq_set_ring(&self.ring, &self.own_position if lossy else <void *><uintptr_t>r, <void *><uintptr_t>w,
+        r = self.map_part(0, regions[layout.fds[0]], "read counter", layout.read_counter, 8)
+        w = self.map_part(1, regions[layout.fds[1]], "write counter", layout.write_counter, 8)
+        data = self.map_part(2, regions[layout.fds[2]], "ring", layout.ring, layout.ring_bytes)
+        nnfmq_set_reserved_counter(&self.ring, <void *><uintptr_t>r if unsynchronized else NULL)
+        self.map_cpu_hint(regions[layout.fds[3]], None if event is None else layout.writer_cpu)
+        nnfmq_set_ring(&self.ring, &self.private_read_counter if unsynchronized else <void *><uintptr_t>r,
+                       <void *><uintptr_t>w,
                        <unsigned char *><uintptr_t>data, layout.ring_bytes, layout.quantum, history_bytes)
 
-    cdef object place(self, int part, region, name, offset, size):
-        """Hold the memory of one part; return the part's address."""
-        cdef Py_buffer *held = &self.parts[part]
-        PyObject_GetBuffer(region, held, PyBUF_SIMPLE if self.is_lossy else PyBUF_SIMPLE | PyBUF_WRITABLE)
-        self.is_read_only = self.is_read_only or held.readonly
-        if offset < 0 or size <= 0 or offset + size > held.len or (<uintptr_t>held.buf + offset) % 8:
-            raise InvalidArgument(f"{name} at offset {offset} of {held.len} bytes: outside or misaligned")
-        return <uintptr_t>held.buf + offset
+    cdef object map_part(self, int part, region, name, offset, size):
+        """Keep the memory of one part mapped; return the part's address."""
+        cdef Py_buffer *buffer = &self.parts[part]
+        PyObject_GetBuffer(region, buffer, PyBUF_SIMPLE if self.is_unsynchronized else PyBUF_SIMPLE | PyBUF_WRITABLE)
+        self.is_read_only = self.is_read_only or buffer.readonly
+        if offset < 0 or size <= 0 or offset + size > buffer.len or (<uintptr_t>buffer.buf + offset) % 8:
+            raise InvalidArgument(f"{name} at offset {offset} of {buffer.len} bytes: outside or misaligned")
+        return <uintptr_t>buffer.buf + offset
 
-    cdef int place_hint(self, region, offset) except -1:
-        nnfmq_set_writer_cpu(&self.ring, &self.own_cpu_hint)
+    cdef int map_cpu_hint(self, region, offset) except -1:
+        nnfmq_set_writer_cpu(&self.ring, &self.private_cpu_hint)
         if offset is None:
             return 0
-        PyObject_GetBuffer(region, &self.event_memory, PyBUF_SIMPLE | PyBUF_WRITABLE)
-        if offset < 0 or offset + 2 > self.event_memory.len or offset % 2:
-            raise InvalidArgument(f"CPU hint at offset {offset} of {self.event_memory.len} bytes: outside or misaligned")
-        nnfmq_set_writer_cpu(&self.ring, <unsigned char *>self.event_memory.buf + <Py_ssize_t>offset)
+        PyObject_GetBuffer(region, &self.hint_memory, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        if offset < 0 or offset + 2 > self.hint_memory.len or offset % 2:
+            raise InvalidArgument(f"CPU hint at offset {offset} of {self.hint_memory.len} bytes: outside or misaligned")
+        nnfmq_set_writer_cpu(&self.ring, <unsigned char *>self.hint_memory.buf + <Py_ssize_t>offset)
         return 0
 
     cdef void release(self) noexcept:
         cdef int part
-        PyBuffer_Release(&self.event_memory)
+        PyBuffer_Release(&self.hint_memory)
         for part in range(3):
-            PyBuffer_Release(&self.parts[part])  # does nothing where it was never had
+            PyBuffer_Release(&self.parts[part])  # does nothing for a buffer that was not acquired
 
     cdef int check_open(self) except -1:
-        if not self.is_open or (self.guard is not None and nnfmq_is_closing(&self.guard.event)):
+        if not self.is_open or (self.lifetime is not None and nnfmq_is_closing(&self.lifetime.event)):
             raise InvalidArgument("the queue is closed")
         return 0
 
-    cdef int check_can_wait(self) except -1:
+    cdef int check_synchronized(self) except -1:
         self.check_open()
-        if self.is_lossy:
+        if self.is_unsynchronized:
             raise InvalidArgument("an unsynchronized queue has no calls that wait or wake")
         return 0
 
-    cdef EventFlagWord waiting_place(self):
+    cdef EventFlagWord own_event(self):
         self.check_open()
         if self.event is None:
-            self.check_can_wait()
-            raise InvalidArgument("this queue has no event word: only write and read without waiting are possible")
+            self.check_synchronized()
+            raise InvalidArgument("this queue has no event flag word: only non-blocking write and read are possible")
         return self.event
 
     cdef int check_writable(self) except -1:
@@ -317,16 +326,16 @@ cdef class Ring:
         return 0
 
     def reset(self):
-        """Zero both counters."""
+        """Set both counters to 0."""
         self.check_writable()
         nnfmq_reset(&self.ring)
 
     def counters(self):
-        """Return (write counter, read counter) in bytes, for messages and tools."""
-        cdef nnfmq_look look
+        """Return (write counter, read counter) in bytes, for display."""
+        cdef nnfmq_counters counters
         self.check_open()
-        nnfmq_begin_write(&self.ring, &look)
-        return look.w, look.r
+        nnfmq_begin_write(&self.ring, &counters)
+        return counters.w, counters.r
 
     def available_to_read(self):
         self.check_open()
@@ -338,36 +347,36 @@ cdef class Ring:
         used = nnfmq_readable_bytes(&self.ring)
         return 0 if used > self.ring.ring_bytes else (self.ring.ring_bytes - used) // self.ring.quantum
 
-    # ---- one try, never waits ----
+    # ---- non-blocking attempts ----
 
     cdef int try_write(self, const void *data, uint64_t size, bint strict) except -1:
-        cdef nnfmq_look look
+        cdef nnfmq_counters counters
         cdef int answer
         self.check_open()
         if size % self.ring.quantum:
             raise InvalidArgument(f"{size} bytes are no whole number of records of {self.ring.quantum} bytes")
-        answer = nnfmq_begin_write(&self.ring, &look)
+        answer = nnfmq_begin_write(&self.ring, &counters)
         if strict and answer == NNFMQ_CORRUPTED:
-            self.corrupted(&look)
-        if size > look.bytes or look.w % self.ring.quantum:
+            self.raise_corrupted(&counters)
+        if size > counters.bytes or counters.w % self.ring.quantum:
             return 0
-        nnfmq_commit_write(&self.ring, look.w, data, size)
+        nnfmq_commit_write(&self.ring, counters.w, data, size)
         return 1
 
     cdef object try_read(self, uint64_t size, bint strict):
-        cdef nnfmq_look look
-        if nnfmq_begin_read(&self.ring, &look) == NNFMQ_CORRUPTED:
-            return self.corrupted(&look) if strict else None
-        return self.take(look.r, size) if look.bytes >= size else None
+        cdef nnfmq_counters counters
+        if nnfmq_begin_read(&self.ring, &counters) == NNFMQ_CORRUPTED:
+            return self.raise_corrupted(&counters) if strict else None
+        return self.read_and_commit(counters.r, size) if counters.bytes >= size else None
 
-    cdef bytes take(self, uint64_t r, uint64_t size):
+    cdef bytes read_and_commit(self, uint64_t r, uint64_t size):
         cdef bytes data = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
         nnfmq_copy_out(&self.ring, r, PyBytes_AS_STRING(data), size)
         nnfmq_commit_read(&self.ring, r, size)
         return data
 
-    cdef object corrupted(self, const nnfmq_look *look):
-        raise QueueCorrupted(f"write counter {look.w}, read counter {look.r}: impossible in a ring of "
+    cdef object raise_corrupted(self, const nnfmq_counters *counters):
+        raise QueueCorrupted(f"write counter {counters.w}, read counter {counters.r}: impossible in a ring of "
                              f"{self.ring.ring_bytes} bytes with records of {self.ring.quantum} bytes")
 
     cdef uint64_t record_bytes(self, n) except? 0:
@@ -380,27 +389,29 @@ cdef class Ring:
         cdef Py_buffer source
         PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
         try:
-            return (self.overwrite(&source) if self.is_lossy else self.try_write(source.buf, source.len, False)) != 0
+            if self.is_unsynchronized:
+                return self.write_unsynchronized(&source) != 0
+            return self.try_write(source.buf, source.len, False) != 0
         finally:
             PyBuffer_Release(&source)
 
-    cdef int overwrite(self, const Py_buffer *data) except -1:
-        cdef nnfmq_look look
+    cdef int write_unsynchronized(self, const Py_buffer *data) except -1:
+        cdef nnfmq_counters counters
         self.check_writable()
         if data.len % self.ring.quantum:
             raise InvalidArgument(f"{data.len} bytes are no whole number of records of {self.ring.quantum} bytes")
-        if nnfmq_begin_overwrite(&self.ring, &look) != NNFMQ_DONE or <uint64_t>data.len > look.bytes:
+        if nnfmq_begin_unsynchronized_write(&self.ring, &counters) != NNFMQ_OK or <uint64_t>data.len > counters.bytes:
             return 0
-        nnfmq_announce(&self.ring, look.w, data.len)
-        nnfmq_commit_write(&self.ring, look.w, data.buf, data.len)
+        nnfmq_reserve(&self.ring, counters.w, data.len)
+        nnfmq_commit_write(&self.ring, counters.w, data.buf, data.len)
         return 1
 
     def read(self, n):
         cdef uint64_t size = self.record_bytes(n)
-        return self.read_lossy(size) if self.is_lossy else self.try_read(size, False)
+        return self.read_unsynchronized(size) if self.is_unsynchronized else self.try_read(size, False)
 
     def read_into(self, out):
-        """Take as many records as fill `out`, or none: False where there are fewer."""
+        """Fill `out` with records, or read none; return whether there were enough. Does not block."""
         cdef Py_buffer target
         PyObject_GetBuffer(out, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
         try:
@@ -409,31 +420,31 @@ cdef class Ring:
                 raise InvalidArgument(
                     f"{target.len} bytes are no whole number of records of {self.ring.quantum} bytes"
                 )
-            return self.take_into(&target)
+            return self.read_into_buffer(&target)
         finally:
             PyBuffer_Release(&target)
 
-    cdef bint take_into(self, const Py_buffer *target):
-        cdef nnfmq_look look
-        if nnfmq_begin_read(&self.ring, &look) != NNFMQ_DONE or look.bytes < <uint64_t>target.len:
+    cdef bint read_into_buffer(self, const Py_buffer *target):
+        cdef nnfmq_counters counters
+        if nnfmq_begin_read(&self.ring, &counters) != NNFMQ_OK or counters.bytes < <uint64_t>target.len:
             return False
-        nnfmq_copy_out(&self.ring, look.r, target.buf, target.len)
-        if self.is_lossy:
-            return nnfmq_commit_unless_lapped(&self.ring, look.r, target.len)
-        nnfmq_commit_read(&self.ring, look.r, target.len)
+        nnfmq_copy_out(&self.ring, counters.r, target.buf, target.len)
+        if self.is_unsynchronized:
+            return nnfmq_commit_if_intact(&self.ring, counters.r, target.len)
+        nnfmq_commit_read(&self.ring, counters.r, target.len)
         return True
 
-    cdef object read_lossy(self, uint64_t size):
-        cdef nnfmq_look look
+    cdef object read_unsynchronized(self, uint64_t size):
+        cdef nnfmq_counters counters
         cdef bytes data
-        if nnfmq_begin_read(&self.ring, &look) != NNFMQ_DONE or look.bytes < size:
+        if nnfmq_begin_read(&self.ring, &counters) != NNFMQ_OK or counters.bytes < size:
             return None
         data = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
-        nnfmq_copy_out(&self.ring, look.r, PyBytes_AS_STRING(data), size)
-        return data if nnfmq_commit_unless_lapped(&self.ring, look.r, size) else None
+        nnfmq_copy_out(&self.ring, counters.r, PyBytes_AS_STRING(data), size)
+        return data if nnfmq_commit_if_intact(&self.ring, counters.r, size) else None
 
     def send(self, data, /):
-        cdef EventFlagWord event = self.waiting_place()
+        cdef EventFlagWord event = self.own_event()
         cdef Py_buffer source
         if PyBytes_CheckExact(data):
             if not self.try_write(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), True):
@@ -450,142 +461,148 @@ cdef class Ring:
         return True
 
     def drain(self):
-        cdef nnfmq_look look
-        self.check_can_wait()
-        if nnfmq_begin_read(&self.ring, &look) == NNFMQ_CORRUPTED:
-            self.corrupted(&look)
-        nnfmq_commit_read(&self.ring, look.r, look.bytes)
+        cdef nnfmq_counters counters
+        self.check_synchronized()
+        if nnfmq_begin_read(&self.ring, &counters) == NNFMQ_CORRUPTED:
+            self.raise_corrupted(&counters)
+        nnfmq_commit_read(&self.ring, counters.r, counters.bytes)
         if self.event is not None:
             nnfmq_event_wake(&self.event.event, NNFMQ_NOT_FULL)
-        return look.bytes // self.ring.quantum
+        return counters.bytes // self.ring.quantum
 
-    # ---- transactions: the ring's bytes are worked on in place, by who asked where ----
+    # ---- transactions: the caller writes or reads records in the ring itself ----
 
     def begin_write(self, n):
-        """Return where in the ring `n` records may be written (in bytes), or None where they do not fit."""
-        cdef nnfmq_look look
+        """Return the ring offset (in bytes) at which `n` records may be written, or None if they do not fit."""
+        cdef nnfmq_counters counters
         cdef uint64_t size = self.record_bytes(n)
         self.check_writable()
         self.write_size = -1
-        if self.is_lossy:
-            nnfmq_begin_overwrite(&self.ring, &look)
+        if self.is_unsynchronized:
+            nnfmq_begin_unsynchronized_write(&self.ring, &counters)
         else:
-            nnfmq_begin_write(&self.ring, &look)
-        if size > look.bytes or look.w % self.ring.quantum:
+            nnfmq_begin_write(&self.ring, &counters)
+        if size > counters.bytes or counters.w % self.ring.quantum:
             return None
-        if self.is_lossy:
-            nnfmq_announce(&self.ring, look.w, size)
-        self.write_at, self.write_size = look.w, size
-        return look.w % self.ring.ring_bytes
+        if self.is_unsynchronized:
+            nnfmq_reserve(&self.ring, counters.w, size)
+        self.write_at, self.write_size = counters.w, size
+        return counters.w % self.ring.ring_bytes
 
     def commit_write(self, n):
-        """Publish the first `n` of the records that `begin_write` gave room for."""
-        cdef nnfmq_look look
+        """Publish the first `n` of the records that `begin_write` reserved."""
+        cdef nnfmq_counters counters
         cdef uint64_t size = self.record_bytes(n)
-        self.check_granted(n, size, self.write_size, "write")
+        self.check_transaction(n, size, self.write_size, "write")
         self.write_size = -1
-        nnfmq_begin_write(&self.ring, &look)
-        if look.w != <uint64_t>self.write_at:
-            raise QueueCorrupted(f"write counter {look.w}: it was {<uint64_t>self.write_at} when the write began")
-        nnfmq_publish(&self.ring, look.w, size)
+        nnfmq_begin_write(&self.ring, &counters)
+        if counters.w != <uint64_t>self.write_at:
+            raise QueueCorrupted(f"write counter {counters.w}: it was {<uint64_t>self.write_at} when the write began")
+        nnfmq_publish(&self.ring, counters.w, size)
 
-    cdef int check_granted(self, n, uint64_t size, int64_t granted, str what) except -1:
-        if granted < 0:
+    cdef int check_transaction(self, n, uint64_t size, int64_t begun, str what) except -1:
+        if begun < 0:
             raise InvalidArgument(f"commit_{what} without a begin_{what} that succeeded")
-        if size > <uint64_t>granted:
-            raise InvalidArgument(f"{n} records to commit; begin_{what} gave {granted // self.ring.quantum}")
+        if size > <uint64_t>begun:
+            raise InvalidArgument(f"{n} records to commit; begin_{what} gave {begun // self.ring.quantum}")
         return 0
 
     def begin_read(self, n):
-        """Return where in the ring the next `n` records are (in bytes), or None where there are fewer."""
-        cdef nnfmq_look look
+        """Return the ring offset (in bytes) of the next `n` records, or None if there are fewer."""
+        cdef nnfmq_counters counters
         cdef uint64_t size = self.record_bytes(n)
         self.read_size = -1
-        if nnfmq_begin_read(&self.ring, &look) != NNFMQ_DONE or look.bytes < size:
+        if nnfmq_begin_read(&self.ring, &counters) != NNFMQ_OK or counters.bytes < size:
             return None
-        self.read_at, self.read_size = look.r, size
-        return look.r % self.ring.ring_bytes
+        self.read_at, self.read_size = counters.r, size
+        return counters.r % self.ring.ring_bytes
 
     def commit_read(self, n):
-        """Consume the first `n` of the records that `begin_read` gave; False where they were overwritten meanwhile."""
-        cdef nnfmq_look look
+        """Consume the first `n` of the records of `begin_read`; return False if they may have been overwritten."""
+        cdef nnfmq_counters counters
         cdef uint64_t size = self.record_bytes(n)
-        self.check_granted(n, size, self.read_size, "read")
+        self.check_transaction(n, size, self.read_size, "read")
         self.read_size = -1
-        nnfmq_begin_write(&self.ring, &look)
-        if look.r != <uint64_t>self.read_at:
-            raise QueueCorrupted(f"read counter {look.r}: it was {<uint64_t>self.read_at} when the read began")
-        return nnfmq_commit_unless_lapped(&self.ring, look.r, size) != 0
+        nnfmq_begin_write(&self.ring, &counters)
+        if counters.r != <uint64_t>self.read_at:
+            raise QueueCorrupted(f"read counter {counters.r}: it was {<uint64_t>self.read_at} when the read began")
+        return nnfmq_commit_if_intact(&self.ring, counters.r, size) != 0
 
-    # ---- waiting ----
+    # ---- blocking calls ----
 
     def receive(self, deadline_ns, int64_t window_ns, /):
-        cdef EventFlagWord event = self.waiting_place()
-        cdef nnfmq_look look
+        cdef EventFlagWord event = self.own_event()
+        cdef nnfmq_counters counters
         cdef bytes data
-        if not self.await_records(event, deadline_ns, window_ns, &look):
+        if not self.wait_for_records(event, deadline_ns, window_ns, &counters):
             return None
-        data = self.take(look.r, look.bytes)
+        data = self.read_and_commit(counters.r, counters.bytes)
         nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
         return data
 
     def receive_into(self, out, deadline_ns, int64_t window_ns, /):
-        """Wait as `receive` does; then take as many records as there are and `out` has room for; return how many."""
-        cdef EventFlagWord event = self.waiting_place()
+        """Block as `receive` does; then read as many records as fit into `out`; return how many, 0 at the deadline."""
+        cdef EventFlagWord event = self.own_event()
         cdef Py_buffer target
         PyObject_GetBuffer(out, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
         try:
-            return self.receive_what_fits(event, deadline_ns, window_ns, &target)
+            return self.receive_into_buffer(event, deadline_ns, window_ns, &target)
         finally:
             PyBuffer_Release(&target)
 
-    cdef object receive_what_fits(self, EventFlagWord event, object deadline, int64_t window, const Py_buffer *target):
-        cdef nnfmq_look look
+    cdef object receive_into_buffer(self, EventFlagWord event, object deadline, int64_t window,
+                                    const Py_buffer *target):
+        cdef nnfmq_counters counters
         cdef uint64_t size = target.len - target.len % self.ring.quantum
         if not size:
             raise InvalidArgument(f"{target.len} bytes have no room for a record of {self.ring.quantum} bytes")
-        if not self.await_records(event, deadline, window, &look):
+        if not self.wait_for_records(event, deadline, window, &counters):
             return 0
-        size = min(size, look.bytes)
-        nnfmq_copy_out(&self.ring, look.r, target.buf, size)
-        nnfmq_commit_read(&self.ring, look.r, size)
+        size = min(size, counters.bytes)
+        nnfmq_copy_out(&self.ring, counters.r, target.buf, size)
+        nnfmq_commit_read(&self.ring, counters.r, size)
         nnfmq_event_wake(&event.event, NNFMQ_NOT_FULL)
         return size // self.ring.quantum
 
-    cdef bint await_records(self, EventFlagWord event, object deadline_ns, int64_t window, nnfmq_look *look) except -1:
-        """Fill in `look` once there is something to read; False once the deadline has passed."""
-        return self.look_for_records(event, look) or self.wait_for_records(event, as_deadline(deadline_ns), window, look)
+    cdef bint wait_for_records(self, EventFlagWord event, object deadline_ns, int64_t window,
+                               nnfmq_counters *counters) except -1:
+        """Fill in `counters` when there is something to read; return False at the deadline."""
+        if self.check_for_records(event, counters):
+            return True
+        return self.wait_until_records(event, as_deadline(deadline_ns), window, counters)
 
-    cdef bint look_for_records(self, EventFlagWord event, nnfmq_look *look) except -1:
-        event.check_stop()
-        if nnfmq_begin_read(&self.ring, look) == NNFMQ_CORRUPTED:
-            self.corrupted(look)
-        return look.bytes != 0
+    cdef bint check_for_records(self, EventFlagWord event, nnfmq_counters *counters) except -1:
+        event.raise_if_cancelled()
+        if nnfmq_begin_read(&self.ring, counters) == NNFMQ_CORRUPTED:
+            self.raise_corrupted(counters)
+        return counters.bytes != 0
 
-    cdef bint wait_for_records(self, EventFlagWord event, int64_t deadline, int64_t window, nnfmq_look *look) except -1:
-        event.enter()
+    cdef bint wait_until_records(self, EventFlagWord event, int64_t deadline, int64_t window,
+                                 nnfmq_counters *counters) except -1:
+        event.acquire()
         try:
             while self.wait(event, deadline, window):
-                if self.look_for_records(event, look):
+                if self.check_for_records(event, counters):
                     return True
             return False
         finally:
-            event.leave()
+            event.release_use()
 
     def read_blocking(self, n, deadline_ns, EventFlagWord word=None, uint32_t awaited=NNFMQ_NOT_EMPTY,
                       uint32_t woken=NNFMQ_NOT_FULL):
         cdef int64_t deadline = as_deadline(deadline_ns)
         cdef uint64_t size = self.record_bytes(n)
-        cdef EventFlagWord event = self.meeting_place(word)
-        self.visit(event, awaited)
+        cdef EventFlagWord event = self.event_to_wait_on(word)
+        self.acquire_both(event, awaited)
         try:
             return self.read_waiting(event, size, deadline, awaited, woken) if size <= self.ring.ring_bytes else None
         finally:
-            self.depart(event)
+            self.release_both(event)
 
-    cdef object read_waiting(self, EventFlagWord event, uint64_t size, int64_t deadline, uint32_t awaited, uint32_t woken):
+    cdef object read_waiting(self, EventFlagWord event, uint64_t size, int64_t deadline, uint32_t awaited,
+                             uint32_t woken):
         while True:
-            self.check_stop(event)
+            self.raise_if_cancelled(event)
             data = self.try_read(size, True)
             if data is not None:
                 if woken:
@@ -597,22 +614,22 @@ cdef class Ring:
     def write_blocking(self, data, deadline_ns, EventFlagWord word=None, uint32_t awaited=NNFMQ_NOT_FULL,
                        uint32_t woken=NNFMQ_NOT_EMPTY):
         cdef int64_t deadline = as_deadline(deadline_ns)
-        cdef EventFlagWord event = self.meeting_place(word)
+        cdef EventFlagWord event = self.event_to_wait_on(word)
         cdef Py_buffer source
         PyObject_GetBuffer(data, &source, PyBUF_SIMPLE)
         try:
-            self.visit(event, awaited)
+            self.acquire_both(event, awaited)
             try:
                 return self.write_waiting(event, &source, deadline, awaited, woken)
             finally:
-                self.depart(event)
+                self.release_both(event)
         finally:
             PyBuffer_Release(&source)
 
     cdef bint write_waiting(self, EventFlagWord event, const Py_buffer *source, int64_t deadline, uint32_t awaited,
                             uint32_t woken) except -1:
         while True:
-            self.check_stop(event)
+            self.raise_if_cancelled(event)
             if self.try_write(source.buf, source.len, True):
                 if woken:
                     nnfmq_event_wake(&event.event, woken)
@@ -622,93 +639,93 @@ cdef class Ring:
             if not self.sleep_on(event, NNFMQ_WRITER, <uint64_t>source.len, deadline, awaited):
                 return False
 
-    cdef EventFlagWord meeting_place(self, EventFlagWord word):
-        """Return the word on which this queue's sides wait: `word`, or its own where that is None."""
+    cdef EventFlagWord event_to_wait_on(self, EventFlagWord word):
+        """Return the word on which to wait: `word`, or the queue's own if that is None."""
         if word is None:
-            return self.waiting_place()
-        self.check_can_wait()
-        if self.guard is None:
+            return self.own_event()
+        self.check_synchronized()
+        if self.lifetime is None:
             raise InvalidArgument("this queue was made without what a wait on another word needs")
         return word
 
-    cdef int visit(self, EventFlagWord event, uint32_t awaited) except -1:
+    cdef int acquire_both(self, EventFlagWord event, uint32_t awaited) except -1:
         if not awaited:
             raise InvalidArgument("a blocking call cannot wait for no bit at all")
-        self.guard.enter()
-        return 0 if event is self.guard else self.visit_other(event)
+        self.lifetime.acquire()
+        return 0 if event is self.lifetime else self.acquire_external(event)
 
-    cdef int visit_other(self, EventFlagWord event) except -1:
+    cdef int acquire_external(self, EventFlagWord event) except -1:
         try:
-            event.enter()
+            event.acquire()
         except InvalidArgument:
-            self.guard.leave()
+            self.lifetime.release_use()
             raise
-        self.visited.append(event)
+        self.external_waits.append(event)
         return 0
 
-    cdef int depart(self, EventFlagWord event) except -1:
-        return self.guard.leave() if event is self.guard else self.depart_other(event)
+    cdef int release_both(self, EventFlagWord event) except -1:
+        return self.lifetime.release_use() if event is self.lifetime else self.release_external(event)
 
-    cdef int depart_other(self, EventFlagWord event) except -1:
+    cdef int release_external(self, EventFlagWord event) except -1:
         try:
-            self.visited.remove(event)
-            event.leave()
+            self.external_waits.remove(event)
+            event.release_use()
         finally:
-            self.guard.leave()
+            self.lifetime.release_use()
         return 0
 
-    cdef int check_stop(self, EventFlagWord event) except -1:
-        self.guard.check_stop()
-        if event is not self.guard:
-            event.check_stop()
+    cdef int raise_if_cancelled(self, EventFlagWord event) except -1:
+        self.lifetime.raise_if_cancelled()
+        if event is not self.lifetime:
+            event.raise_if_cancelled()
         return 0
 
-    def wake_visitors(self):
-        """Wake who waits here on another queue's word, so that it looks at this queue's flags; returns how many slept."""
-        return sum([(<EventFlagWord>event).wake_all() for event in self.visited])
+    def wake_external_waits(self):
+        """Wake threads that wait for this queue on other queues' words, so that they check its flags."""
+        return sum([(<EventFlagWord>event).wake_all() for event in self.external_waits])
 
     cdef bint wait(self, EventFlagWord event, int64_t deadline, int64_t window) except -1:
-        """Return True when a look is worth while (or the wait must stop), False when the deadline passed."""
+        """Block until a record may be there, or the wait is cancelled; return False at the deadline."""
         cdef int64_t began = nnfmq_now()
         if began >= deadline:
-            return self.is_worth_a_look(event)
-        if window > 0 and nnfmq_writer_is_here(&self.ring):
+            return self.has_record(event)
+        if window > 0 and nnfmq_is_writer_on_this_cpu(&self.ring):
             with nogil:
-                sched_yield()  # it cannot answer while we run here
-            return self.is_worth_a_look(event) or self.sleep(event, deadline)
-        if window > 0 and self.poll(event, min(later(began, min(window, FIRST_LOOK_NS)), deadline)):
-            return True  # too short to learn from: what is learnt is when not to poll
-        return self.wait_as_planned(event, deadline, window, began)
+                sched_yield()  # the writer cannot run while this thread occupies its CPU
+            return self.has_record(event) or self.sleep(event, deadline)
+        if window > 0 and self.poll(event, min(later(began, min(window, FIRST_POLL_NS)), deadline)):
+            return True  # not a sample: the estimator learns when not to poll
+        return self.hybrid_wait(event, deadline, window, began)
 
-    cdef bint wait_as_planned(self, EventFlagWord event, int64_t deadline, int64_t window, int64_t began) except -1:
-        cdef int64_t plan = nnfmq_next_action(&self.estimator, began, window)
+    cdef bint hybrid_wait(self, EventFlagWord event, int64_t deadline, int64_t window, int64_t began) except -1:
+        cdef int64_t action = nnfmq_next_action(&self.estimator, began, window)
         cdef int64_t now = began
         cdef bint found
-        if plan > NNFMQ_POLL and self.nap(event, deadline, plan, &now):
+        if action > NNFMQ_POLL and self.sleep_before_poll(event, deadline, action, &now):
             return True
-        found = plan != NNFMQ_SLEEP and self.poll_freely(event, now, min(later(now, window), deadline))
+        found = action != NNFMQ_SLEEP and self.poll_without_gil(event, now, min(later(now, window), deadline))
         if not found and not self.sleep(event, deadline):
             return False
         nnfmq_add_wait(&self.estimator, nnfmq_now() - began)
         return True
 
-    cdef bint nap(self, EventFlagWord event, int64_t deadline, int64_t until, int64_t *now) except -1:
-        """Sleep until a record is due; True if there is one already. *now is when it ended."""
+    cdef bint sleep_before_poll(self, EventFlagWord event, int64_t deadline, int64_t until, int64_t *now) except -1:
+        """Sleep until `until` with exact timers; return whether a record is there already. *now is when it ended."""
         cdef int64_t end = min(until, deadline)
         cdef int error
         cdef bint found = False
         now[0] = nnfmq_now()
         while now[0] < end and not found:
             with nogil:
-                error = nnfmq_nap(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, end)
+                error = nnfmq_timed_sleep(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, end)
             event.after_futex(error)
-            found = self.is_worth_a_look(event)
+            found = self.has_record(event)
             now[0] = nnfmq_now()
         nnfmq_add_wakeup(&self.estimator, until, now[0], found)
         return found
 
-    cdef bint poll_freely(self, EventFlagWord event, int64_t now, int64_t until) except -1:
-        """Poll without the GIL; signals are served between."""
+    cdef bint poll_without_gil(self, EventFlagWord event, int64_t now, int64_t until) except -1:
+        """Poll without the GIL, in slices between which signal handlers run."""
         cdef bint found = False
         cdef int64_t slice_end
         while not found and now < until:
@@ -720,11 +737,11 @@ cdef class Ring:
         return found
 
     cdef bint poll(self, EventFlagWord event, int64_t until):
-        """Poll with the GIL held: for a moment only."""
+        """Poll with the GIL, for some microseconds only."""
         return nnfmq_poll(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, until)
 
-    cdef bint is_worth_a_look(self, EventFlagWord event):
-        return nnfmq_is_ready(&self.ring, NNFMQ_READER, self.ring.quantum) or nnfmq_is_stopped(&event.event)
+    cdef bint has_record(self, EventFlagWord event):
+        return nnfmq_is_ready(&self.ring, NNFMQ_READER, self.ring.quantum) or nnfmq_is_cancelled(&event.event)
 
     cdef bint sleep(self, EventFlagWord event, int64_t deadline) except -1:
         cdef int error
@@ -732,58 +749,58 @@ cdef class Ring:
             with nogil:
                 error = nnfmq_sleep(&self.ring, &event.event, NNFMQ_READER, self.ring.quantum, deadline)
             event.after_futex(error)
-            if self.is_worth_a_look(event):
+            if self.has_record(event):
                 return True
-        return self.is_worth_a_look(event)
+        return self.has_record(event)
 
     cdef bint sleep_on(self, EventFlagWord event, int side, uint64_t size, int64_t deadline, uint32_t mask) except -1:
-        """Return True when a try is worth while (or a wait must stop), False when the deadline passed."""
+        """Sleep until an attempt may succeed, or the wait is cancelled; return False at the deadline."""
         cdef int error
         while nnfmq_now() < deadline:
             with nogil:
-                error = nnfmq_sleep_on(&self.ring, &event.event, &self.guard.event, side, size, deadline, mask)
+                error = nnfmq_sleep_on(&self.ring, &event.event, &self.lifetime.event, side, size, deadline, mask)
             event.after_futex(error)
-            if self.is_worth_a_try(event, side, size):
+            if self.is_ready_or_cancelled(event, side, size):
                 return True
-        return self.is_worth_a_try(event, side, size)
+        return self.is_ready_or_cancelled(event, side, size)
 
-    cdef bint is_worth_a_try(self, EventFlagWord event, int side, uint64_t size):
-        return (nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_stopped(&event.event)
-                or nnfmq_is_stopped(&self.guard.event))
+    cdef bint is_ready_or_cancelled(self, EventFlagWord event, int side, uint64_t size):
+        return (nnfmq_is_ready(&self.ring, side, size) or nnfmq_is_cancelled(&event.event)
+                or nnfmq_is_cancelled(&self.lifetime.event))
 
-    # ---- waiting elsewhere: who sleeps on the word by other means does what `sleep` does, in these steps ----
+    # ---- waits by other means: `aio` sleeps in futex_waitv on many words ----
 
-    def admit(self):
-        """Count a waiter in until `dismiss`; return the address of the word on which it may sleep."""
-        cdef EventFlagWord event = self.waiting_place()
-        event.enter()
+    def begin_wait(self):
+        """Acquire the event flag word until `finish_wait`; return the address of the futex."""
+        cdef EventFlagWord event = self.own_event()
+        event.acquire()
         return nnfmq_address_of(&event.event)
 
-    def arm(self, int side, uint64_t size):
-        """Consume the bit of `side`, look again; return the word to sleep on, or None where a try is worth while."""
+    def prepare_to_wait(self, int side, uint64_t size):
+        """Clear the bit of `side` and check the condition; return the futex value to sleep on, None if it may hold."""
         cdef uint32_t expected
-        return expected if nnfmq_arm(&self.ring, &self.event.event, side, size, &expected) else None
+        return expected if nnfmq_prepare_to_wait(&self.ring, &self.event.event, side, size, &expected) else None
 
-    def dismiss(self):
-        """Count a waiter out that was admitted; the last one of a queue that was closed lets go of the memory."""
-        self.event.leave()
+    def finish_wait(self):
+        """End what `begin_wait` began. Releases the memory if the queue was closed and this was the last call."""
+        self.event.release_use()
 
     # ---- lifetime ----
 
     def close(self, on_released=None):
-        """Let go of the memory, now or when the last waiter has left; then call `on_released`."""
+        """Cancel all waits. Release the memory and call `on_released` once no call uses it any more. Idempotent."""
         if not self.is_open:
             return
         self.on_released = on_released
-        visited = list(self.visited)
-        if self.guard is None:
-            self.finish()
+        external_waits = list(self.external_waits)
+        if self.lifetime is None:
+            self.finish_close()
         else:
-            self.guard.close(self.finish)
-        for event in visited:
+            self.lifetime.close(self.finish_close)
+        for event in external_waits:
             (<EventFlagWord>event).wake_all()
 
-    def finish(self):
+    def finish_close(self):
         on_released, self.on_released = self.on_released, None
         if self.is_open:
             self.is_open = False

@@ -1,14 +1,16 @@
-"""Waiting for a queue without blocking an event loop: `MessageQueue.read_async` and `write_async`.
+"""asyncio support: `MessageQueue.read_async` and `write_async`.
 
-A coroutine tries on its loop's thread, and only there are records taken, so a cancelled one has consumed nothing. Where
-it must wait, it leaves a `_Wait` to a thread of the process that sleeps in futex_waitv on the words of all awaited
-queues and on its own bell. Per queue the thread does what every waiter does: consume the bit, look again (`Ring.arm`),
-sleep on the word as it was left; where a try is worth while it gives the wait back to the loop. Limits of time are the
-loop's timers, so the thread itself wakes for nothing but wakes. Above 127 queues there is a thread for each 127, and
-for each queue where the kernel has no futex_waitv (before 5.16). Left out: loops other than asyncio's. FMQ_FACTS 1.7.
+Records are read and written only on the event loop's thread, so a task that is cancelled loses no data. A task that has
+to wait registers with a background thread. It sleeps in futex_waitv(2) on the event flag words of all awaited queues
+plus one wakeup word, and completes the task's future through `call_soon_threadsafe`. For each queue it does what every
+waiter does: clear the bit, check the condition (`Ring.prepare_to_wait`), sleep on the word as it was left. Timeouts are
+timers of the loop, so the thread needs none.
 
-Only `_lock` holders change who waits where. A coroutine gives up by clearing its request, without the lock, because the
-garbage collector may end one anywhere, also in a thread that holds the lock.
+One thread serves up to 127 queues (FUTEX_WAITV_MAX is 128). Before Linux 5.16, which added futex_waitv, each queue
+needs its own thread. Only asyncio is supported.
+
+Locking: `_WaiterPool._lock` protects the registrations. Cancellation clears `_Registration.request` without the lock,
+because the garbage collector may finalize a coroutine in a thread that already holds it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from errno import EAGAIN, EINTR
 from typing import TYPE_CHECKING, TypeVar
 
+from nnfmq.deadlines import has_passed, remaining_s
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.queue import futex
 from nnfmq.queue._pycore import READER, WRITER
@@ -36,53 +39,55 @@ if TYPE_CHECKING:
     from nnfmq.queue._pycore import Ring
 
 THREAD_NAME = "nnfmq-async-waiter"
-LINGER_NS = 50_000_000
-"""How long a thread that nobody needs waits for the next one who does: starting one costs more than a wait."""
+KEEP_ALIVE_NS = 50_000_000
+"""Keep-alive time of an idle waiter thread. Starting a thread costs more than one wake-up."""
 
-_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}  # belong to the thread itself
-_SIGNALS = signal.valid_signals() - _FAULTS
+# Signals that a fault of the thread itself raises cannot be left to another thread.
+_FAULT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+_BLOCKED_SIGNALS = signal.valid_signals() - _FAULT_SIGNALS
 _log = logging.getLogger("nnfmq.queue")
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
-# ---- on the loop's thread ----
+# ---- on the event loop's thread ----
 
 
-async def until_done(
-    attempt: Callable[[], Answer | None], ring: Ring, flag: EventFlag | None, mask: int, size: int,
-    deadline_ns: int | None,
-) -> Answer | None:  # fmt: skip
-    """Make `attempt`, which never waits, until it answers something; None once `deadline_ns` has passed.
+async def retry_until_done(
+    attempt: Callable[[], T | None], ring: Ring, flag: EventFlag | None, mask: int, size: int, deadline_ns: int | None
+) -> T | None:
+    """Call `attempt`, which must not block, until it returns a result; return None at the deadline.
 
-    Between attempts wait for `size` bytes to read (`mask` is NOT_EMPTY) or to write (NOT_FULL). Raises what `attempt`
-    raises, and InvalidArgument where another task waits for the same.
+    Between attempts it waits until `size` bytes can be read (`mask` is NOT_EMPTY) or written (NOT_FULL).
+
+    Raises:
+        InvalidArgument: If another task waits for the same.
+        Exception: Any error that `attempt` raises.
     """
     while True:
-        has_passed = deadline_ns is not None and time.monotonic_ns() >= deadline_ns
-        answer = attempt()
-        if answer is not None or has_passed:
-            return answer
-        assert flag is not None, "without an event word the attempt raises"
-        await _until_worth_a_try(_Wait(ring, flag, mask), size, deadline_ns)
+        is_last = has_passed(deadline_ns)
+        result = attempt()
+        if result is not None or is_last:
+            return result
+        assert flag is not None, "without an event flag the attempt raises"
+        await _wait_until_ready(_Registration(ring, flag, mask), size, deadline_ns)
 
 
-async def _until_worth_a_try(wait: _Wait, size: int, deadline_ns: int | None) -> None:
+async def _wait_until_ready(registration: _Registration, size: int, deadline_ns: int | None) -> None:
     loop = asyncio.get_running_loop()
     request = _Request(loop, loop.create_future(), size)
-    timer = None
-    if deadline_ns is not None:
-        timer = loop.call_later(max(0, deadline_ns - time.monotonic_ns()) / 1e9, _settle, request.future)
+    left_s = remaining_s(deadline_ns)
+    timer = None if left_s is None else loop.call_later(left_s, _complete, request.future)
     try:
-        wait = _waiters.add(wait, request)
+        registration = _waiter_pool.add(registration, request)
         await request.future
     finally:
-        wait.give_up(request)
+        registration.cancel(request)
         if timer is not None:
             timer.cancel()
 
 
-def _settle(future: asyncio.Future[None], error: OSError | None = None) -> None:
+def _complete(future: asyncio.Future[None], error: OSError | None = None) -> None:
     if future.done():
         return
     if error is None:
@@ -91,227 +96,239 @@ def _settle(future: asyncio.Future[None], error: OSError | None = None) -> None:
         future.set_exception(error)
 
 
-# ---- who waits ----
+# ---- registrations ----
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """What a coroutine waits for: so many bytes, and then its future."""
+    """A task's wait for `size` bytes."""
 
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[None]
     size: int
 
-    def answer(self, error: OSError | None = None) -> None:
-        """Let the coroutine go on, from any thread. A loop that was closed has nobody left to tell."""
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(_settle, self.future, error)
+    def complete(self, error: OSError | None = None) -> None:
+        """Let the task continue. Thread-safe."""
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self.loop.call_soon_threadsafe(_complete, self.future, error)
 
 
-class _Wait:
-    """One side of one queue that is awaited. It counts as the queue's waiter as long as a thread has it.
+class _Registration:
+    """Registration of one direction (read or write) of one queue with a waiter thread.
 
-    `request` is None once the coroutine has given up; until the thread has noticed, the next one may take the wait
-    over: there is never more than one waiter for a bit. `armed` is the request for which the thread last looked.
+    libfmq allows one waiter per event flag bit, so a queue has at most one registration per direction, which counts as
+    its waiter. A cancelled task sets `request` to None; a later task may reuse the registration before the thread
+    removes it. `checked_request` is the request whose condition the thread checked last.
     """
 
-    __slots__ = ("address", "armed", "expected", "flag", "mask", "request", "ring", "thread")
+    __slots__ = ("address", "checked_request", "expected", "flag", "mask", "request", "ring", "thread")
 
     def __init__(self, ring: Ring, flag: EventFlag, mask: int) -> None:
         self.ring, self.flag, self.mask = ring, flag, mask
-        self.address = self.expected = 0
+        self.address = self.expected = 0  # of the futex
         self.request: _Request | None = None
-        self.armed: _Request | None = None
+        self.checked_request: _Request | None = None
         self.thread: _WaiterThread | None = None
 
-    def give_up(self, request: _Request) -> None:
-        """Let the thread forget this wait, if it still has it for `request`."""
+    def cancel(self, request: _Request) -> None:
+        """Cancel the wait, if the registration is still for `request`."""
         if self.request is request:
             self.request = None
             thread = self.thread
             if thread is not None:
-                thread.rouse(self)
+                thread.wakeup(self)
 
-    def arm(self) -> bool:
-        """Look whether the request can be met, unless that is known; False where a try is worth while."""
+    def prepare_to_wait(self) -> bool:
+        """Check the condition, unless that was done for this request; return False if an attempt may succeed."""
         request = self.request
-        if request is None or request is self.armed:
-            return True  # given up: the next round drops it
-        expected = self.ring.arm(READER if self.mask == NOT_EMPTY else WRITER, request.size)
+        if request is None or request is self.checked_request:
+            return True  # if cancelled, the next iteration removes it
+        expected = self.ring.prepare_to_wait(READER if self.mask == NOT_EMPTY else WRITER, request.size)
         if expected is None:
             return False
-        self.expected, self.armed = expected, request
+        self.expected, self.checked_request = expected, request
         return True
 
-    def end(self, error: OSError | None = None) -> None:
-        """Leave the queue, then answer: whoever hears of it finds no waiter left."""
+    def finish(self, error: OSError | None = None) -> None:
+        """Stop being the queue's waiter, then let the task continue, which may then close the queue."""
         request, self.request = self.request, None
         try:
-            self.ring.dismiss()
+            self.ring.finish_wait()
         except (BufferError, OSError):
-            _log.exception("a queue that was closed during a wait could not let go of its memory")
+            _log.exception("a queue that was closed during a wait could not release its memory")
         if request is not None:
-            request.answer(error)
+            request.complete(error)
 
 
 # ---- the threads ----
 
 
 class _WaiterThread:
-    """One thread, and the waits that it sleeps for: up to `room`. `bell` is a futex word of its own."""
+    """A background thread, and up to `capacity` registrations that it waits for."""
 
-    def __init__(self, waiters: _Waiters, has_waitv: bool) -> None:
-        self.waits: list[_Wait] = []
-        self.room = futex.WAITV_MAX - 1 if has_waitv else 1
-        self._waiters, self._has_waitv = waiters, has_waitv
-        self._bell = ctypes.c_uint32()
-        self._bell_address = ctypes.addressof(self._bell)
-        self._rings = itertools.count(1)  # each value once, so that of two who ring at a time none goes unheard
-        self._linger_until: int | None = None
+    def __init__(self, pool: _WaiterPool, has_waitv: bool) -> None:
+        self.registrations: list[_Registration] = []
+        self.capacity = futex.WAITV_MAX - 1 if has_waitv else 1
+        self._pool, self._has_waitv = pool, has_waitv
+        self._wakeup_word = ctypes.c_uint32()
+        self._wakeup_address = ctypes.addressof(self._wakeup_word)
+        # Each value once: if two threads wake this one concurrently, no increment is lost.
+        self._wakeup_values = itertools.count(1)
+        self._idle_until_ns: int | None = None
         self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
-        """Start it, with all signals blocked: a handler runs on the main thread, which is the one to interrupt."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        """Start the thread with all signals blocked, because signals must interrupt the main thread.
+
+        Python runs signal handlers on the main thread only.
+        """
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             self.thread.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
-    def rouse(self, wait: _Wait) -> None:
-        """Have the thread look at everything again, `wait` above all, on whose word alone it may be asleep."""
-        self._bell.value = next(self._rings) & futex.ALL_BITS
-        futex.futex_wake(self._bell_address, futex.ALL_BITS)
+    def wakeup(self, registration: _Registration) -> None:
+        """Make the thread check everything again. Without futex_waitv it may sleep on `registration`'s word alone."""
+        self._wakeup_word.value = next(self._wakeup_values) & futex.ALL_BITS
+        futex.futex_wake(self._wakeup_address, futex.ALL_BITS)
         if not self._has_waitv:
-            with suppress(InvalidArgument):  # closed, and woken by that
-                wait.flag.wake(wait.mask)
+            with suppress(InvalidArgument):  # closed, which wakes the thread as well
+                registration.flag.wake(registration.mask)
 
     def _run(self) -> None:
         try:
-            while self._round():
+            while self._run_once():
                 pass
         except OSError as error:
-            self._waiters.give_back(self, error)
+            self._pool.on_thread_failure(self, error)
 
-    def _round(self) -> bool:
-        """Look, and sleep until something changes; False when nobody has waited for a while."""
-        bell = self._bell.value  # before the list is looked at: who changes it rings afterwards
-        waits = self._waiters.keep_awaited(self)
-        if not waits:
-            return self._linger(bell)
-        self._linger_until = None
-        ready = [wait for wait in waits if not wait.arm()]
+    def _run_once(self) -> bool:
+        """Check all conditions, and sleep until something changes; return False if the thread must end."""
+        # Loaded before the registrations: a thread that changes them changes this word afterwards, and so the sleep
+        # below ends immediately.
+        wakeup_value = self._wakeup_word.value
+        registrations = self._pool.remove_cancelled(self)
+        if not registrations:
+            return self._stay_idle(wakeup_value)
+        self._idle_until_ns = None
+        ready = [registration for registration in registrations if not registration.prepare_to_wait()]
         if ready:
-            self._waiters.end(self, ready)
+            self._pool.finish(self, ready)
         else:
-            self._sleep(waits, bell)
+            self._sleep(registrations, wakeup_value)
         return True
 
-    def _sleep(self, waits: list[_Wait], bell: int) -> None:
+    def _sleep(self, registrations: list[_Registration], wakeup_value: int) -> None:
+        woken = None
         if self._has_waitv:
-            words = [(wait.address, wait.expected) for wait in waits]
-            woken = futex.futex_waitv([*words, (self._bell_address, bell)], None)
+            words = [(registration.address, registration.expected) for registration in registrations]
+            woken = futex.futex_waitv([*words, (self._wakeup_address, wakeup_value)], None)
         else:
-            woken = None
-            self._sleep_on_one(waits[0], bell)
-        # Others may have changed as well: the next sleep does not begin then, and it is not known whose word it was.
-        for wait in waits if woken is None else waits[woken : woken + 1]:
-            wait.armed = None
+            self._sleep_on_one(registrations[0], wakeup_value)
+        # Words that changed during the sleep and are not reported make the next futex_waitv return immediately with no
+        # index, and then all conditions are checked again.
+        for registration in registrations if woken is None else registrations[woken : woken + 1]:
+            registration.checked_request = None
 
-    def _sleep_on_one(self, wait: _Wait, bell: int) -> None:
-        if self._bell.value != bell:  # the bit that whoever rings sets next may just have been consumed
+    def _sleep_on_one(self, registration: _Registration, wakeup_value: int) -> None:
+        # `wakeup` changes its word before it sets the queue's bit. If that bit has just been cleared, the word shows
+        # it.
+        if self._wakeup_word.value != wakeup_value:
             return
-        error = futex.futex_wait(wait.address, wait.expected, None, wait.mask)
+        error = futex.futex_wait(registration.address, registration.expected, None, registration.mask)
         if error not in (0, EAGAIN, EINTR):
             raise OSError(error, f"futex: {os.strerror(error)}")
 
-    def _linger(self, bell: int) -> bool:
+    def _stay_idle(self, wakeup_value: int) -> bool:
         now = time.monotonic_ns()
-        self._linger_until = self._linger_until or now + LINGER_NS
-        if now >= self._linger_until and self._waiters.retire(self):
+        self._idle_until_ns = self._idle_until_ns or now + KEEP_ALIVE_NS
+        if now >= self._idle_until_ns and self._pool.remove_idle(self):
             return False
-        futex.futex_wait(self._bell_address, bell, self._linger_until, futex.ALL_BITS)
+        futex.futex_wait(self._wakeup_address, wakeup_value, self._idle_until_ns, futex.ALL_BITS)
         return True
 
 
-class _Waiters:
-    """All threads and all waits of the process."""
+class _WaiterPool:
+    """All waiter threads and registrations of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: list[_WaiterThread] = []
-        self._waits: dict[tuple[Ring, int], _Wait] = {}
+        self._registrations: dict[tuple[Ring, int], _Registration] = {}
         self.has_waitv = futex.has_waitv()
 
-    def add(self, wait: _Wait, request: _Request) -> _Wait:
-        """Have a thread wait for `request`; return the wait that does, which may be one already there.
+    def add(self, registration: _Registration, request: _Request) -> _Registration:
+        """Make a thread wait for `request`; return the registration in use, which may be an existing one.
 
-        Raises InvalidArgument where the queue is closed or another task waits at this side of it, and RuntimeError
-        where no thread can be started.
+        Raises:
+            InvalidArgument: If the queue is closed, or another task waits for this direction of it.
+            RuntimeError: If a thread cannot be started.
         """
         with self._lock:
-            wait = self._waits.get((wait.ring, wait.mask), wait)
-            if wait.request is not None and not wait.request.loop.is_closed():
-                act = "read" if wait.mask == NOT_EMPTY else "write"
+            registration = self._registrations.get((registration.ring, registration.mask), registration)
+            if registration.request is not None and not registration.request.loop.is_closed():
+                act = "read" if registration.mask == NOT_EMPTY else "write"
                 raise InvalidArgument(f"another task waits to {act} here already: one at a time, or a queue for each")
-            if wait.thread is None:
-                self._place(wait, request)
-            wait.request = request
-            thread = wait.thread
+            if registration.thread is None:
+                self._assign_thread(registration, request)
+            registration.request = request
+            thread = registration.thread
         assert thread is not None
-        thread.rouse(wait)
-        return wait
+        thread.wakeup(registration)
+        return registration
 
-    def _place(self, wait: _Wait, request: _Request) -> None:
-        thread = next((thread for thread in self._threads if len(thread.waits) < thread.room), None)
+    def _assign_thread(self, registration: _Registration, request: _Request) -> None:
+        thread = next((thread for thread in self._threads if len(thread.registrations) < thread.capacity), None)
         if thread is None:
             thread = _WaiterThread(self, self.has_waitv)
-            thread.start()  # and it lingers
+            thread.start()  # idle until the registration is in its list
             self._threads.append(thread)
-        wait.address = wait.ring.admit()
-        wait.request, wait.thread = request, thread
-        self._waits[wait.ring, wait.mask] = wait
-        thread.waits.append(wait)
+        registration.address = registration.ring.begin_wait()
+        registration.request, registration.thread = request, thread
+        self._registrations[registration.ring, registration.mask] = registration
+        thread.registrations.append(registration)
 
-    def keep_awaited(self, thread: _WaiterThread) -> list[_Wait]:
-        """Drop the waits that nobody awaits any more; return the others."""
-        self.end(thread, (), and_given_up=True)
-        return list(thread.waits)
+    def remove_cancelled(self, thread: _WaiterThread) -> list[_Registration]:
+        """Remove the thread's registrations whose tasks were cancelled; return the others."""
+        self.finish(thread, (), and_cancelled=True)
+        return list(thread.registrations)
 
-    def end(
-        self, thread: _WaiterThread, ended: Collection[_Wait], error: OSError | None = None, and_given_up: bool = False
-    ) -> None:
-        """Take waits from a thread, and answer them."""
+    def finish(
+        self, thread: _WaiterThread, finished: Collection[_Registration], error: OSError | None = None,
+        and_cancelled: bool = False,
+    ) -> None:  # fmt: skip
+        """Remove registrations from a thread, and let their tasks continue."""
         with self._lock:
-            gone = [wait for wait in thread.waits if wait in ended or (and_given_up and wait.request is None)]
-            thread.waits = [wait for wait in thread.waits if wait not in gone]
-            for wait in gone:
-                wait.thread = None
-                del self._waits[wait.ring, wait.mask]
-        for wait in gone:
-            wait.end(error)
+            removed = [r for r in thread.registrations if r in finished or (and_cancelled and r.request is None)]
+            thread.registrations = [r for r in thread.registrations if r not in removed]
+            for registration in removed:
+                registration.thread = None
+                del self._registrations[registration.ring, registration.mask]
+        for registration in removed:
+            registration.finish(error)
 
-    def retire(self, thread: _WaiterThread) -> bool:
-        """Forget a thread that is about to end, unless it has got something to do."""
+    def remove_idle(self, thread: _WaiterThread) -> bool:
+        """Remove a thread that is about to end; return False if it has got a registration meanwhile."""
         with self._lock:
-            if not thread.waits and thread in self._threads:
+            if not thread.registrations and thread in self._threads:
                 self._threads.remove(thread)
             return thread not in self._threads
 
-    def give_back(self, thread: _WaiterThread, error: OSError) -> None:
-        """A thread cannot sleep: it ends, and who relied on it is told why."""
+    def on_thread_failure(self, thread: _WaiterThread, error: OSError) -> None:
+        """Remove a thread whose sleep failed, and raise `error` in the tasks that it served."""
         with self._lock:
             self._threads.remove(thread)
-        self.end(thread, list(thread.waits), error)
+        self.finish(thread, list(thread.registrations), error)
 
-    def forget(self) -> None:
-        """Start anew in a forked child, where no thread is and nobody waits."""
-        waits = list(self._waits.values())
-        self.__init__()  # type: ignore[misc]  # a new lock too: the parent's thread may have held the old one
-        for wait in waits:
-            wait.request = wait.thread = None
-            wait.end()
+    def reset_after_fork(self) -> None:
+        """Forget all threads and tasks in a forked child, which has neither."""
+        registrations = list(self._registrations.values())
+        self.__init__()  # type: ignore[misc]  # a new lock as well: a thread of the parent may have held the old one
+        for registration in registrations:
+            registration.request = registration.thread = None
+            registration.finish()
 
 
-_waiters = _Waiters()
-os.register_at_fork(after_in_child=_waiters.forget)
+_waiter_pool = _WaiterPool()
+os.register_at_fork(after_in_child=_waiter_pool.reset_after_fork)

@@ -45,5 +45,5 @@ def available() -> tuple[str, ...]:
 
 
 core_name, core_reason = _CORES.choose()
-active = load(core_name)
+ACTIVE_CORE = load(core_name)
 core_path = str(_CORES.load(core_name).__file__)

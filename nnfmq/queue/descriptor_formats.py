@@ -1,10 +1,11 @@
-"""The forms in which a queue's descriptor travels: HIDL's bytes, AIDL's fields, JSON, and a named queue's record.
+"""Encodings of a queue's descriptor: HIDL bytes, AIDL fields, JSON, and the trailer of a named queue.
 
-`MQDescriptor` is what all of them say. HIDL has unsigned fields in a C structure, AIDL signed ones with names; so a
-value can be legal in one and negative in the other, and is refused there, as libfmq refuses it. JSON is the AIDL form
-as text. File descriptors travel beside each of them and appear only as indices. Whether what a descriptor says is
-possible, is `layout.resolve`'s question. Every complaint is a QueueCorrupted: these bytes come from a peer.
-FMQ_FACTS 1.2 and 1.10.
+All of them encode an `MQDescriptor`. HIDL has unsigned fields in a C structure, AIDL signed ones with names, so a value
+may be valid in HIDL and negative in AIDL; the conversion rejects it, as libfmq does. JSON is the AIDL fields as text.
+File descriptors are passed beside each encoding, and appear in it only as indices.
+
+The functions check that a value can be decoded; `layout.resolve` checks that the descriptor is possible. All errors are
+QueueCorrupted, because the bytes come from a peer.
 
     HIDL, 32 bytes                                        then, for each grantor, 24 bytes
     0       8      12   13    16      24      28          0      4        8       12   16
@@ -13,11 +14,11 @@ FMQ_FACTS 1.2 and 1.10.
     +-------+------+----+-----+-------+-------+-------+   +------+--------+-------+----+--------+
     pointer   u32   u8        pointer   u32     u32         u32     u32      u32         u64
 
-    Record of a named queue, 128 bytes: offset and extent of read counter, write counter, ring and event word (extent
-    0: it has none), all in the one memory; the magic number is written last, when everything else is there
+    Trailer of a named queue, 128 bytes. It has offset and extent of read counter, write counter, ring and event flag
+    word (extent 0: none), all in the same memory. The magic number is stored last, after everything else.
     0       4        8        12        16      24      32      40                      88        128
     +-------+--------+--------+---------+-------+-------+-------+--- .. three more .. ---+---------+
-    | magic | version| flavour| quantum | count | offset| extent|                        | 0       |
+    | magic | version| flavor | quantum | count | offset| extent|                        | 0       |
     +-------+--------+--------+---------+-------+-------+-------+------------------------+---------+
       u32     u32      u32      u32       u64     u64     u64
 """
@@ -30,9 +31,9 @@ from typing import Any, TypedDict
 from nnfmq.hal.errors import QueueCorrupted
 from nnfmq.queue.layout import SYNCHRONIZED, TRAILER_BYTES, UNSYNCHRONIZED, Grantor, MQDescriptor
 
-GRANTORS_MAX = 16  # 4 mean something
+GRANTORS_MAX = 16  # of which 4 are used
 
-HIDL_HEAD = struct.Struct("<QIB3xQII")  # the pointers mean nothing elsewhere; they are 0 here
+HIDL_HEAD = struct.Struct("<QIB3xQII")  # the pointers are meaningless in another process; they are 0 here
 HIDL_GRANTOR = struct.Struct("<III4xQ")  # flags (always 0), fd index, offset, extent
 
 TRAILER = struct.Struct(f"<IIIIQ8Q{TRAILER_BYTES - 88}x")
@@ -44,7 +45,7 @@ _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
 class AidlGrantor(TypedDict):
-    """GrantorDescriptor of AIDL: int32, int32, int64."""
+    """AIDL's GrantorDescriptor: int32, int32, int64."""
 
     fdIndex: int
     offset: int
@@ -52,7 +53,7 @@ class AidlGrantor(TypedDict):
 
 
 class AidlMQDescriptor(TypedDict):
-    """MQDescriptor of AIDL, without its handle: the fds travel beside it."""
+    """AIDL's MQDescriptor without its handle: the fds are passed beside it."""
 
     grantors: list[AidlGrantor]
     quantum: int
@@ -63,7 +64,11 @@ class AidlMQDescriptor(TypedDict):
 
 
 def to_hidl(descriptor: MQDescriptor) -> bytes:
-    """Return the HIDL form. Raises QueueCorrupted for what its fields cannot hold."""
+    """Return the HIDL encoding.
+
+    Raises:
+        QueueCorrupted: If a value does not fit into its field.
+    """
     _check_descriptor(descriptor, _U32, _U64)
     head = HIDL_HEAD.pack(0, len(descriptor.grantors), 0, 0, descriptor.quantum, descriptor.flags)
     grantors = (HIDL_GRANTOR.pack(0, g.fd_index, g.offset, g.extent) for g in descriptor.grantors)
@@ -71,7 +76,11 @@ def to_hidl(descriptor: MQDescriptor) -> bytes:
 
 
 def from_hidl(data: bytes) -> MQDescriptor:
-    """Read the HIDL form. Raises QueueCorrupted where the bytes are none."""
+    """Decode HIDL bytes.
+
+    Raises:
+        QueueCorrupted: If the size is wrong, or there are too many grantors.
+    """
     if len(data) < HIDL_HEAD.size:
         raise QueueCorrupted(f"queue descriptor: {len(data)} bytes; a HIDL descriptor has at least {HIDL_HEAD.size}")
     _, count, _, _, quantum, flags = HIDL_HEAD.unpack_from(data)
@@ -89,14 +98,22 @@ def from_hidl(data: bytes) -> MQDescriptor:
 
 
 def to_aidl(descriptor: MQDescriptor) -> AidlMQDescriptor:
-    """Return the AIDL form. Raises QueueCorrupted for what would be negative in its signed fields."""
+    """Return the AIDL encoding.
+
+    Raises:
+        QueueCorrupted: If a value would be negative in its signed field.
+    """
     _check_descriptor(descriptor, _INT32, _INT64)
     grantors = [AidlGrantor(fdIndex=g.fd_index, offset=g.offset, extent=g.extent) for g in descriptor.grantors]
     return AidlMQDescriptor(grantors=grantors, quantum=descriptor.quantum, flags=descriptor.flags)
 
 
 def from_aidl(data: Any) -> MQDescriptor:
-    """Read the AIDL form. Raises QueueCorrupted where a field is negative, too large, missing, unknown or no number."""
+    """Decode AIDL fields.
+
+    Raises:
+        QueueCorrupted: If a field is negative, too large, missing, unknown, or not an integer.
+    """
     _check_fields("descriptor", data, AidlMQDescriptor)
     if not isinstance(data["grantors"], list | tuple):
         raise QueueCorrupted(f"queue descriptor: grantors are {data['grantors']!r:.40}; a list is needed")
@@ -109,12 +126,20 @@ def from_aidl(data: Any) -> MQDescriptor:
 
 
 def hidl_to_aidl(data: bytes, flavor: int) -> AidlMQDescriptor:
-    """Convert; QueueCorrupted also where the descriptor is not of `flavor`, as in libfmq."""
+    """Convert from HIDL to AIDL.
+
+    Raises:
+        QueueCorrupted: If the descriptor is invalid, does not fit, or (as in libfmq) is not of `flavor`.
+    """
     return to_aidl(_of_flavor(from_hidl(data), flavor))
 
 
 def aidl_to_hidl(data: Any, flavor: int) -> bytes:
-    """Convert; QueueCorrupted also where the descriptor is not of `flavor`."""
+    """Convert from AIDL to HIDL.
+
+    Raises:
+        QueueCorrupted: If the descriptor is invalid or is not of `flavor`.
+    """
     return to_hidl(_of_flavor(from_aidl(data), flavor))
 
 
@@ -122,14 +147,22 @@ def aidl_to_hidl(data: Any, flavor: int) -> bytes:
 
 
 def to_json(descriptor: MQDescriptor) -> str:
-    """Return the AIDL form as JSON."""
-    import json  # costs a millisecond that `import nnfmq` need not pay
+    """Return the AIDL encoding as JSON.
+
+    Raises:
+        QueueCorrupted: If a value would be negative in its signed field.
+    """
+    import json  # late, because it takes a millisecond to import
 
     return json.dumps(to_aidl(descriptor), separators=(",", ":"))
 
 
 def from_json(text: str | bytes) -> MQDescriptor:
-    """Read the AIDL form from JSON. Raises QueueCorrupted where it is none."""
+    """Decode JSON.
+
+    Raises:
+        QueueCorrupted: If the text is not JSON, or not a valid descriptor.
+    """
     import json
 
     try:
@@ -139,19 +172,23 @@ def from_json(text: str | bytes) -> MQDescriptor:
     return from_aidl(data)
 
 
-# ---- the record of a named queue ----
+# ---- the trailer of a named queue ----
 
 
 def to_trailer(descriptor: MQDescriptor) -> bytes:
-    """Return the record of a queue in one memory. Its first 4 bytes, the magic number, are to be written last."""
+    """Return the trailer of a queue in one memory region. Its first 4 bytes, the magic number, must be stored last."""
     count = descriptor.grantors[2].extent // descriptor.quantum
-    parts = [number for grantor in descriptor.grantors for number in (grantor.offset, grantor.extent)]
+    parts = [value for grantor in descriptor.grantors for value in (grantor.offset, grantor.extent)]
     parts += [0] * (8 - len(parts))
     return TRAILER.pack(TRAILER_MAGIC, TRAILER_VERSION, descriptor.flags, descriptor.quantum, count, *parts)
 
 
 def from_trailer(data: bytes) -> MQDescriptor:
-    """Read a record. Raises QueueCorrupted where it is none, of another version, or contradicts itself."""
+    """Decode a trailer.
+
+    Raises:
+        QueueCorrupted: If it has another magic number or version, or contradicts itself.
+    """
     magic, version, flavor, quantum, count, *parts = TRAILER.unpack(data)
     if magic != TRAILER_MAGIC:
         raise QueueCorrupted(f"record of a named queue: begins with {magic:#x}, expected is {TRAILER_MAGIC:#x}")
@@ -174,23 +211,23 @@ def _of_flavor(descriptor: MQDescriptor, flavor: int) -> MQDescriptor:
     return descriptor
 
 
-def _check_fields(what: str, data: Any, form: type) -> None:
-    wanted = set(form.__annotations__)
+def _check_fields(what: str, data: Any, fields: type) -> None:
+    wanted = set(fields.__annotations__)
     if not isinstance(data, dict) or set(data) != wanted:
         raise QueueCorrupted(f"queue descriptor: {what} is {data!r:.60}; it needs exactly {', '.join(sorted(wanted))}")
 
 
-def _check_descriptor(descriptor: MQDescriptor, small: int, large: int) -> None:
+def _check_descriptor(descriptor: MQDescriptor, max_32: int, max_64: int) -> None:
     if len(descriptor.grantors) > GRANTORS_MAX:
         raise QueueCorrupted(f"queue descriptor: {len(descriptor.grantors)} grantors; at most {GRANTORS_MAX} fit")
-    _check_number("quantum", descriptor.quantum, small)
-    _check_number("flags", descriptor.flags, small)
+    _check_integer("quantum", descriptor.quantum, max_32)
+    _check_integer("flags", descriptor.flags, max_32)
     for i, grantor in enumerate(descriptor.grantors):
-        _check_number(f"fd index of grantor {i}", grantor.fd_index, small)
-        _check_number(f"offset of grantor {i}", grantor.offset, small)
-        _check_number(f"extent of grantor {i}", grantor.extent, large)
+        _check_integer(f"fd index of grantor {i}", grantor.fd_index, max_32)
+        _check_integer(f"offset of grantor {i}", grantor.offset, max_32)
+        _check_integer(f"extent of grantor {i}", grantor.extent, max_64)
 
 
-def _check_number(name: str, value: Any, most: int) -> None:
-    if type(value) is not int or not 0 <= value <= most:  # a bool is no number here
-        raise QueueCorrupted(f"queue descriptor: {name} is {value!r:.40}; allowed are 0 to {most}")
+def _check_integer(name: str, value: Any, max_value: int) -> None:
+    if type(value) is not int or not 0 <= value <= max_value:  # not isinstance: a bool is not an integer here
+        raise QueueCorrupted(f"queue descriptor: {name} is {value!r:.40}; allowed are 0 to {max_value}")

@@ -1,8 +1,11 @@
-"""EventFlag: 32 bits in shared memory on which threads of several processes wait and wake each other.
+"""EventFlag: 32 bits in shared memory by which threads of several processes wait for and wake each other.
 
-`wake` sets bits, `wait` consumes them; the word is its own futex, so no wake-up is ever lost and no other flag is
-needed. A bit stays set until somebody waits for it: callers test their own condition again after each wait. One waiter
-per bit. Left out: libfmq's non-retrying form (here a wait never ends spuriously) and its 0 = for ever. FMQ_FACTS 1.7.
+This is libfmq's EventFlag. `wake` sets bits; `wait` blocks for bits and clears them. The word is its own futex, so no
+wake-up is lost. A bit stays set until a thread waits for it, so callers check their condition again after each wait.
+Each bit may have one waiter.
+
+Unlike libfmq's, `wait` never returns without a bit before the deadline, and a deadline of 0 has passed; it does not
+mean "no limit".
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.queue import core
+from nnfmq.queue.core import ACTIVE_CORE, Core
 from nnfmq.queue.peer_death import PeerDeathFlag
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ NOT_EMPTY = 0x2
 
 
 class EventFlag:
-    """An event flag over a word of shared memory: a queue's own, or any aligned 4 bytes (`over`)."""
+    """An event flag: that of a queue, or one over any aligned word (`from_buffer`). Thread-safe."""
 
     __slots__ = ("_word",)
 
@@ -30,43 +33,51 @@ class EventFlag:
         self._word = word
 
     @classmethod
-    def over(
-        cls,
-        view: memoryview,
-        offset: int = 0,
-        *,
-        peer_death: PeerDeathFlag | None = None,
-        using: core.Core = core.active,
+    def from_buffer(
+        cls, view: memoryview, offset: int = 0, *, peer_death: PeerDeathFlag | None = None, core: Core = ACTIVE_CORE
     ) -> Self:
-        """Make an event flag of the 4 bytes at `offset` of `view`, which must be writable and aligned.
+        """Return an event flag over the 4 bytes at `offset` of `view`, which must be writable.
 
-        The view stays in use until `close`; `using` chooses another core.
+        The view is in use until `close`.
+
+        Raises:
+            InvalidArgument: If the bytes are not aligned, or not in the view.
         """
-        return cls(using.EventFlagWord(view, offset, (peer_death or PeerDeathFlag()).buffer))
+        return cls(core.EventFlagWord(view, offset, (peer_death or PeerDeathFlag()).buffer))
 
     @property
     def waiters(self) -> int:
-        """Return how many threads of this process are in `wait` (or in a blocking call of the queue)."""
+        """Number of threads of this process in `wait`, or in a blocking call of the queue."""
         return self._word.waiters
 
     def wake(self, mask: int) -> int:
-        """Set the bits of `mask` and wake who waits for one of them; return how many slept. Mask 0 does nothing."""
-        return self._word.wake(_checked(mask))
+        """Set the bits of `mask` and wake the threads that wait for one of them; return how many slept.
+
+        Does nothing if `mask` is 0. Does not block.
+
+        Raises:
+            InvalidArgument: If the flag is closed, or `mask` has more than 32 bits.
+        """
+        return self._word.wake(checked_mask(mask))
 
     def wait(self, mask: int, deadline_ns: int | None = None) -> int:
-        """Wait for any bit of `mask`; return those that came, cleared, or 0 once `deadline_ns` has passed.
+        """Block until a bit of `mask` is set; clear and return those that are set, or 0 at the deadline.
 
-        Blocks without limit where `deadline_ns` is None. Raises DeadObject once the dead flag is up, and what signal
-        handlers raise.
+        `deadline_ns` is in ns of the monotonic clock; None means no limit.
+
+        Raises:
+            InvalidArgument: If the flag is closed, also during the wait; if `mask` is 0 or has more than 32 bits.
+            DeadObject: If the peer death flag is set.
+            Exception: Any error that a signal handler raises.
         """
-        return self._word.wait(_checked(mask), deadline_ns)
+        return self._word.wait(checked_mask(mask), deadline_ns)
 
     def wake_all(self) -> int:
-        """Set all bits and wake everybody, for the watcher after it raised the dead flag; return how many slept."""
+        """Set all bits and wake all waiters; return how many slept. Called after the peer death flag was set."""
         return self._word.wake_all()
 
     def close(self) -> None:
-        """End all waits with InvalidArgument and let go of the memory. Not for the event flag of a queue."""
+        """End all waits with InvalidArgument and release the memory. Idempotent. Not for the event flag of a queue."""
         self._word.close()
 
     def __enter__(self) -> Self:
@@ -76,7 +87,8 @@ class EventFlag:
         self.close()
 
 
-def _checked(mask: int) -> int:
+def checked_mask(mask: int) -> int:
+    """Return `mask`; raise InvalidArgument if it does not fit into 32 bits."""
     if not 0 <= mask <= 0xFFFFFFFF:
         raise InvalidArgument(f"event flag mask is {mask:#x}; allowed are 32 bits")
     return mask

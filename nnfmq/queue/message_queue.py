@@ -1,10 +1,11 @@
-"""MessageQueue: a ring of equal records in sealed memfds, in two processes as a rule. One writer.
+"""MessageQueue: a ring of equal records in shared memory, with one writer (libfmq MessageQueue).
 
-Synchronized: one reader, nothing is lost. Unsynchronized: any number of readers with positions of their own; the writer
-never waits for them and overwrites. The layout is libfmq's (`layout.py`); the work is done by a core (`core.py`), on
-memory that the queue owns. Operations move whole records, all or nothing; full and empty are answers (False, None),
-exceptions mean misuse, a dead peer or impossible counters. Whether an object writes or reads is convention, as in
-libfmq. Left out: record types (records are bytes). FMQ_FACTS 1.2 to 1.8.
+* Synchronized: one reader. The writer waits for space, nothing is lost.
+* Unsynchronized: any number of readers, each with its own position. The writer overwrites; a reader detects overflow.
+
+Operations move whole records, all of them or none. A full or an empty ring is a result (False, None); exceptions mean
+misuse, a dead peer or corrupted counters. As in libfmq, an object is used for writing or for reading by convention.
+Records are bytes; this package has no record types. docs/reference/queue.md describes the memory layout.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Self, TypedDict
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import InvalidArgument, QueueCorrupted
 from nnfmq.memory import Memory
-from nnfmq.queue import core, descriptor_formats, layout
-from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag
+from nnfmq.queue import descriptor_formats, layout
+from nnfmq.queue.core import ACTIVE_CORE, Core
+from nnfmq.queue.event_flag import NOT_EMPTY, NOT_FULL, EventFlag, checked_mask
 from nnfmq.queue.layout import SYNCHRONIZED, UNSYNCHRONIZED, MQDescriptor, QueueLayout
 from nnfmq.queue.peer_death import PeerDeathFlag
 from nnfmq.queue.transaction import Transaction
@@ -29,69 +31,60 @@ from nnfmq.queue.transaction import Transaction
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
-    from nnfmq.queue._pycore import EventFlagWord, Ring
+    from nnfmq.queue._pycore import Ring
 
 
 class Overflow(Enum):
-    """Where an unsynchronized reader goes on that the writer has overtaken."""
+    """Which records an unsynchronized reader can still read after an overflow."""
 
-    SKIP_ALL = "all is lost: the next record to be written is the next to be read (Android 10 to 14)"
-    KEEP_HALF = "the newest half of the ring can still be read (Android 15 and later)"
+    SKIP_ALL = "none: the next record to be written is the next to be read (Android 10 to 14)"
+    KEEP_HALF = "the newest half of the ring (Android 15 and later)"
 
 
 class AttachOptions(TypedDict, total=False):
-    """What `attach` and `adopt` may be told; see there."""
+    """Keyword options shared by `MessageQueue.attach` and `MessageQueue.adopt`; documented in `attach`."""
 
     flavor: int
     reset_pointers: bool
     overflow: Overflow
     peer_death: PeerDeathFlag | None
     quantum: int | None
-    using: core.Core
+    core: Core
 
 
 class MessageQueue:
-    """One end of a queue. Owns its memories; close it, or use `with`.
+    """One end of a queue. Owns its memory regions; close it, or use `with`.
 
-    The calls of the hot path are the core's own, without a Python frame between:
+    Three methods are the core's own, so that a call has no Python frame in between:
 
-    * ``send(data) -> bool``: write all of `data` and wake the reader; False where there is no room. Never waits.
-    * ``receive(deadline_ns, window_ns) -> bytes | None``: wait for a record, polling for `window_ns` before sleeping,
-      then take all there are and wake the writer; None once `deadline_ns` (absolute, CLOCK_MONOTONIC; None = no limit)
-      has passed.
-    * ``receive_into(out, deadline_ns, window_ns) -> int``: the same into a writable buffer of the caller's, as many
-      whole records as fit; returns how many, 0 once the deadline has passed.
+    * ``send(data) -> bool``: write all of `data` and wake the reader; False if it does not fit. Does not block.
+    * ``receive(deadline_ns, window_ns) -> bytes | None``: block until there is a record, then read all there are and
+      wake the writer; None at the deadline (CLOCK_MONOTONIC in ns; None = no limit). Polls for up to `window_ns` and
+      sleeps otherwise, as `hybrid_polling` describes.
+    * ``receive_into(out, deadline_ns, window_ns) -> int``: the same into a writable buffer, as many whole records as
+      fit; returns how many, 0 at the deadline.
 
-    When a receiver polls and when it sleeps is told in `waiting`. All raise QueueCorrupted where the counters are
-    impossible; the latter two raise DeadObject once the dead flag is up, InvalidArgument when another thread closes the
-    queue, and what signal handlers raise. Calls that wait or wake need
-    an event word, and a synchronized queue. Attributes: `descriptor` and `memories` (or `fds()`) for handing over,
-    `memory` (the first of them), `quantum` (bytes of a record), `count` (capacity in records), `flavor`, `event_flag`
-    (None without event word or where it is mapped for reading only), `stats_view` (32 u64 slots as bytes, None where
-    the memory has none). Views made from `stats_view` must be released before `close`.
+    They raise InvalidArgument if the queue is closed, has no event flag, or is unsynchronized, and QueueCorrupted if
+    the counters are invalid. The blocking ones raise DeadObject if the peer has died, InvalidArgument if another thread
+    closes the queue, and any error of a signal handler.
 
-    `on_corruption` (None at first) is called with a sentence by `write`, `read` and the begin calls, which only answer
-    False or None, where they meet impossible counters. `ring_view` is the ring's bytes, for transactions.
+    Attributes:
+        descriptor: What a peer needs to attach, besides the fds of `memories` (see `fds`).
+        memories: The memory regions; `memory` is the first.
+        quantum: Bytes of a record.
+        count: Capacity in records.
+        flavor: SYNCHRONIZED or UNSYNCHRONIZED.
+        event_flag: The event flag; None if the queue has none, or it is mapped read-only.
+        stats_view: 32 words of 64 bits, as bytes, for execution stats; None if the memory has no space for them. Views
+            that are made from it must be released before `close`.
+        ring_view: The ring's bytes, for transactions.
+        on_corruption: If set, `write`, `read`, `read_into` and the begin methods call it with a sentence when they find
+            invalid counters, which they otherwise report only by False or None (libfmq's setErrorHandler).
     """
 
     __slots__ = (
-        "__weakref__",
-        "_guard",
-        "_peer_death",
-        "_ring",
-        "count",
-        "descriptor",
-        "event_flag",
-        "flavor",
-        "memories",
-        "memory",
-        "on_corruption",
-        "quantum",
-        "receive",
-        "receive_into",
-        "ring_view",
-        "send",
-        "stats_view",
+        "__weakref__", "_lifetime", "_peer_death", "_ring", "count", "descriptor", "event_flag", "flavor", "memories",
+        "memory", "on_corruption", "quantum", "receive", "receive_into", "ring_view", "send", "stats_view",
     )  # fmt: skip
 
     send: Callable[[Buffer], bool]
@@ -99,49 +92,69 @@ class MessageQueue:
     receive_into: Callable[[Buffer, int | None, int], int]
 
     def __init__(
-        self, descriptor: MQDescriptor, memories: tuple[Memory, ...], place: QueueLayout, peer_death: PeerDeathFlag,
-        using: core.Core, shared: bool, overflow: Overflow = Overflow.SKIP_ALL,
+        self, descriptor: MQDescriptor, memories: tuple[Memory, ...], queue_layout: QueueLayout,
+        peer_death: PeerDeathFlag, core: Core, shared: bool, overflow: Overflow = Overflow.SKIP_ALL,
     ) -> None:  # fmt: skip
         views = tuple(memory.view for memory in memories)
-        word = _event_word(place, views, peer_death, using)
-        self._guard = word or using.EventFlagWord(memoryview(bytearray(4)), 0, peer_death.buffer)
-        self.flavor, is_lossy = descriptor.flags, descriptor.flags == UNSYNCHRONIZED
-        kept = place.count // 2 * place.quantum if is_lossy and overflow is Overflow.KEEP_HALF else 0
-        self._ring: Ring | None = using.Ring(
-            views[0], place, None if is_lossy else word, shared,
-            others=views[1:], guard=self._guard, lossy=is_lossy, history_bytes=kept,
+        flag_view = views[queue_layout.fds[layout.EVENT_FLAG]]
+        word = None
+        if queue_layout.event_flag is not None and not flag_view.readonly:
+            word = core.EventFlagWord(flag_view, queue_layout.event_flag, peer_death.buffer)
+        self._lifetime = word or core.EventFlagWord(memoryview(bytearray(4)), 0, peer_death.buffer)
+        self.flavor, is_unsynchronized = descriptor.flags, descriptor.flags == UNSYNCHRONIZED
+        keeps_half = is_unsynchronized and overflow is Overflow.KEEP_HALF
+        self._ring: Ring | None = core.Ring(
+            views[0], queue_layout, None if is_unsynchronized else word, shared,
+            others=views[1:], lifetime=self._lifetime, unsynchronized=is_unsynchronized,
+            history_bytes=queue_layout.count // 2 * queue_layout.quantum if keeps_half else 0,
         )  # fmt: skip
         self._peer_death = peer_death
         self.descriptor, self.memories, self.memory = descriptor, memories, memories[0]
-        self.quantum, self.count = place.quantum, place.count
+        self.quantum, self.count = queue_layout.quantum, queue_layout.count
         self.event_flag = None if word is None else EventFlag(word)
-        self.ring_view = views[place.fds[layout.RING]][place.ring : place.ring + place.ring_bytes]
-        self.stats_view = None if place.stats is None else views[0][place.stats : place.stats + layout.STATS_BYTES]
+        start, stats = queue_layout.ring, queue_layout.stats
+        self.ring_view = views[queue_layout.fds[layout.RING]][start : start + queue_layout.ring_bytes]
+        self.stats_view = None if stats is None else views[0][stats : stats + layout.STATS_BYTES]
         self.on_corruption: Callable[[str], object] | None = None
         self.send, self.receive, self.receive_into = self._ring.send, self._ring.receive, self._ring.receive_into
 
     @classmethod
     def create(
         cls, quantum: int, count: int, *, label: str = "nnfmq-queue", peer_death: PeerDeathFlag | None = None,
-        event_flag: bool = True, shared: bool = True, using: core.Core = core.active, flavor: int = SYNCHRONIZED,
+        event_flag: bool = True, shared: bool = True, core: Core = ACTIVE_CORE, flavor: int = SYNCHRONIZED,
         overflow: Overflow = Overflow.SKIP_ALL, one_writer: bool = False, ring_memory: Memory | None = None,
     ) -> Self:  # fmt: skip
-        """Create an empty queue of `count` records of `quantum` bytes in memory of its own.
+        """Create an empty queue of `count` records of `quantum` bytes, in new memory.
 
-        `shared=False` promises that no other process attaches. `ring_memory`, which the queue takes over and closes
-        also where it refuses, holds the ring instead. With `one_writer` others can map an unsynchronized queue for
-        reading only. `overflow` is for reading from an unsynchronized queue. Raises InvalidArgument for sizes that no
-        descriptor can express or `ring_memory` does not hold, and where the Python core cannot share
-        memory on this machine, ResourceExhaustedTransient without memory.
+        Args:
+            quantum: Bytes of a record.
+            count: Capacity in records.
+            label: Name of the memory in /proc/PID/maps.
+            peer_death: The flag that cancels waits; queues to the same peer may share one.
+            event_flag: Whether the queue has an event flag, without which no call can block or wake.
+            shared: False promises that no other process attaches.
+            core: The core that runs the queue.
+            flavor: SYNCHRONIZED or UNSYNCHRONIZED.
+            overflow: What this object's reads do after an overflow of an unsynchronized queue.
+            one_writer: Let other processes map an unsynchronized queue read-only.
+            ring_memory: Memory for the ring. The queue takes ownership, also if this raises.
+
+        Raises:
+            InvalidArgument: If a descriptor cannot express the sizes, `ring_memory` is too small, or the Python core
+                cannot share memory on this machine.
+            ResourceExhaustedTransient: If there is not enough memory.
         """
         memories = () if ring_memory is None else (ring_memory,)
         try:
-            _check_choice(flavor, one_writer)
-            place = layout.compute_layout(quantum, count, event_flag, len(memories))
-            _check_room(place, ring_memory)
-            memories = (Memory.create(place.region_bytes, label, one_writer=one_writer), *memories)
-            descriptor = layout.to_descriptor(place, flavor)
-            return cls(descriptor, memories, place, peer_death or PeerDeathFlag(), using, shared, overflow)
+            _check_flavor(flavor, one_writer)
+            queue_layout = layout.compute_layout(quantum, count, event_flag, len(memories))
+            if ring_memory is not None and ring_memory.size_bytes < queue_layout.ring_bytes:
+                raise InvalidArgument(
+                    f"a ring of {queue_layout.ring_bytes} bytes in memory of {ring_memory.size_bytes} bytes"
+                )
+            memories = (Memory.create(queue_layout.region_bytes, label, one_writer=one_writer), *memories)
+            descriptor = layout.to_descriptor(queue_layout, flavor)
+            return cls(descriptor, memories, queue_layout, peer_death or PeerDeathFlag(), core, shared, overflow)
         except BaseException:
             _close_all(memories)
             raise
@@ -150,57 +163,68 @@ class MessageQueue:
     def attach(
         cls, descriptor: MQDescriptor, *memories: Memory, flavor: int = SYNCHRONIZED, reset_pointers: bool = True,
         overflow: Overflow = Overflow.SKIP_ALL, peer_death: PeerDeathFlag | None = None, quantum: int | None = None,
-        using: core.Core = core.active,
+        core: Core = ACTIVE_CORE,
     ) -> Self:  # fmt: skip
-        """Attach to a queue that somebody else created; takes over the memories and closes them also where it refuses.
+        """Attach to a queue that another object has created. Takes ownership of `memories`, also if it raises.
 
-        As in libfmq both counters are zeroed unless `reset_pointers` is False (to join a queue in use, and to read from
-        memory that is mapped for reading only, which an unsynchronized queue may be). Raises QueueCorrupted where the
-        descriptor is impossible, is of another flavour, or its records are not of `quantum` bytes.
+        As in libfmq, both counters are set to 0 unless `reset_pointers` is False. That is needed to join a queue in
+        use, and for memory that is mapped read-only, which an unsynchronized queue may be. The other options are those
+        of `create`.
+
+        Raises:
+            QueueCorrupted: If the descriptor is invalid or has another flavor, or its records are not of `quantum`
+                bytes.
         """
         try:
-            place = _checked(descriptor, memories, quantum, flavor)
-            queue = cls(descriptor, memories, place, peer_death or PeerDeathFlag(), using, True, overflow)
+            queue_layout = _validated(descriptor, memories, quantum, flavor)
+            queue = cls(descriptor, memories, queue_layout, peer_death or PeerDeathFlag(), core, True, overflow)
         except BaseException:
             _close_all(memories)
             raise
         if reset_pointers:
-            queue._reset_or_close()
+            try:
+                queue._open_ring().reset()
+            except BaseException:
+                queue.close()
+                raise
         return queue
 
     @classmethod
     def adopt(cls, fds: Sequence[int], text: str | bytes, **options: Unpack[AttachOptions]) -> Self:
-        """Attach to the queue that `text` (see `to_json`) describes and whose `fds` were received.
+        """Attach to a queue by its JSON descriptor (see `to_json`) and received `fds`. Takes ownership of `fds`.
 
-        The fds are taken over, and closed whatever happens. Options and errors are those of `attach`; InvalidArgument
-        where an fd is nothing that may be mapped.
+        Options and errors are those of `attach`; the fds are closed if it raises.
+
+        Raises:
+            InvalidArgument: If an fd must not be mapped.
+            QueueCorrupted: If the descriptor is invalid.
         """
         memories: list[Memory] = []
-        rest = list(fds)
+        remaining = list(fds)
         try:
             descriptor = descriptor_formats.from_json(text)
-            while rest:
-                memories.append(Memory.adopt(rest.pop(0)))
+            while remaining:
+                memories.append(Memory.adopt(remaining.pop(0)))
         except BaseException:
             _close_all(memories)
-            for fd in rest:
-                with suppress(OSError):  # no open descriptor: nothing to close
+            for fd in remaining:
+                with suppress(OSError):  # the integer may not be an open fd at all
                     os.close(fd)
             raise
         return cls.attach(descriptor, *memories, **options)
 
     def to_json(self) -> str:
-        """Return the descriptor as JSON, for `adopt` in another process, together with `fds`."""
+        """Return the descriptor as JSON, which a peer passes to `adopt` together with `fds`."""
         return descriptor_formats.to_json(self.descriptor)
 
     def fds(self) -> tuple[int, ...]:
-        """Lend the descriptors of the queue's memories, for passing them to a peer; they stay the queue's."""
+        """Return the fds of the memory regions, which stay owned by the queue."""
         return tuple(memory.fileno() for memory in self.memories)
 
-    # ---- one try, never waits, wakes nobody ----
+    # ---- non-blocking calls, which wake nobody ----
 
     def available_to_read(self) -> int:
-        """Return the number of readable records; more than `count` tells that a counter is corrupted."""
+        """Return how many records can be read. More than `count` means overflow or a corrupted counter."""
         return self._open_ring().available_to_read()
 
     def available_to_write(self) -> int:
@@ -208,95 +232,113 @@ class MessageQueue:
         return self._open_ring().available_to_write()
 
     def counters(self) -> tuple[int, int]:
-        """Return the write and the read counter: bytes since the queue was made, which only grow."""
+        """Return the write and the read counter: bytes since the queue was created; they only increase."""
         return self._open_ring().counters()
 
     def write(self, data: Buffer) -> bool:
-        """Write all records of `data`, or none: False where they do not fit. Wakes nobody.
+        """Write all records of `data`, or none: return whether they fit. Does not block; does not wake the reader.
 
-        Raises InvalidArgument where `data` is no whole number of records.
+        Raises:
+            InvalidArgument: If `data` is not a whole number of records.
         """
         if self.on_corruption is not None:
             self._report_corruption()
         return self._open_ring().write(data)
 
     def read(self, n: int) -> bytes | None:
-        """Take `n` records, or none: None where there are fewer. Wakes nobody.
+        """Read `n` records, or none: return None if there are fewer. Does not block; does not wake the writer.
 
-        None also where an unsynchronized writer has overtaken this reader, which then goes on as `overflow` says.
+        Also returns None after an overflow of an unsynchronized queue; the next read continues as `overflow` specifies.
         """
         if self.on_corruption is not None:
             self._report_corruption()
         return self._open_ring().read(n)
 
     def read_into(self, out: Buffer) -> bool:
-        """Take as many records as fill the writable buffer `out`, or none: False where there are fewer. Wakes nobody.
+        """Fill the writable buffer `out` with records, or read none. Does not block; does not wake the writer.
 
-        After False `out` may hold bytes of records that an unsynchronized writer has overtaken. Raises InvalidArgument
-        where its size is no whole number of records.
+        Returns:
+            Whether there were enough records. If not, `out` may contain bytes of records that were overwritten
+            meanwhile.
+
+        Raises:
+            InvalidArgument: If the size of `out` is not a whole number of records.
         """
         if self.on_corruption is not None:
             self._report_corruption()
         return self._open_ring().read_into(out)
 
     def drain(self) -> int:
-        """Drop all readable records and wake the writer; return how many. Raises QueueCorrupted."""
+        """Discard all readable records and wake the writer; return how many. Does not block.
+
+        Raises:
+            QueueCorrupted: If the counters are invalid.
+        """
         return self._open_ring().drain()
 
     # ---- transactions: the same without copies ----
 
     def begin_write(self, n: int) -> Transaction | None:
-        """Return room for `n` records, to be filled and then published by `commit_write`; None where they do not fit.
+        """Return space for `n` records in the ring, or None if they do not fit. Does not block.
 
-        Nothing has changed until then: a transaction may be abandoned. An unsynchronized writer overwrites from here on
-        what its readers have not read.
+        `commit_write` publishes them. Until then nothing has changed, and the transaction may be abandoned. In an
+        unsynchronized queue it overwrites records that readers may not have read.
         """
         if self.on_corruption is not None:
             self._report_corruption()
-        at = self._open_ring().begin_write(n)
-        return None if at is None else Transaction.of(self.ring_view, at, n, self.quantum)
+        start = self._open_ring().begin_write(n)
+        return None if start is None else Transaction.from_ring(self.ring_view, start, n, self.quantum)
 
     def commit_write(self, n: int) -> None:
-        """Publish the first `n` records of the open transaction. Wakes nobody.
+        """Publish the first `n` records of the transaction. Does not wake the reader.
 
-        Raises InvalidArgument where there is none or it is smaller, QueueCorrupted where the write counter has moved
-        since: another writer, or a write of this one in between.
+        Raises:
+            InvalidArgument: If there is no transaction, or it has fewer records.
+            QueueCorrupted: If the write counter has changed since `begin_write`: there is another writer.
         """
         self._open_ring().commit_write(n)
 
     def begin_read(self, n: int) -> Transaction | None:
-        """Return the next `n` records in place, for reading only; None where there are fewer.
+        """Return the next `n` records in the ring, read-only, or None if there are fewer. Does not block.
 
-        Nothing is consumed until `commit_read`: a transaction may be abandoned.
+        `commit_read` consumes them. Until then nothing has changed, and the transaction may be abandoned.
         """
         if self.on_corruption is not None:
             self._report_corruption()
-        at = self._open_ring().begin_read(n)
-        return None if at is None else Transaction.of(self.ring_view.toreadonly(), at, n, self.quantum)
+        start = self._open_ring().begin_read(n)
+        return None if start is None else Transaction.from_ring(self.ring_view.toreadonly(), start, n, self.quantum)
 
     def commit_read(self, n: int) -> bool:
-        """Consume the first `n` records of the open transaction. Wakes nobody.
+        """Consume the first `n` records of the transaction. Does not wake the writer.
 
-        False where the writer came round meanwhile: the bytes seen are not to be believed. Raises InvalidArgument where
-        there is no transaction or it is smaller, QueueCorrupted where the read counter has moved since.
+        Returns:
+            False if an unsynchronized writer may have overwritten the records; what was read must be discarded.
+
+        Raises:
+            InvalidArgument: If there is no transaction, or it has fewer records.
+            QueueCorrupted: If the read counter has changed since `begin_read`.
         """
         return self._open_ring().commit_read(n)
 
-    # ---- waiting ----
+    # ---- blocking calls ----
 
     def write_blocking(
         self, data: Buffer, deadline_ns: int | None, read_notification: int = NOT_FULL,
         write_notification: int = NOT_EMPTY, event_flag: EventFlag | None = None,
     ) -> bool:  # fmt: skip
-        """Wait for room, write all records of `data`, wake the reader; False once `deadline_ns` has passed.
+        """Block until all of `data` fits, write it and wake the reader; False at the deadline (None = no limit).
 
-        More than `count` records are refused at once. Blocks without limit where `deadline_ns` is None. It waits for
-        the bits `read_notification` and wakes `write_notification` (0 = nobody) in the word of `event_flag`, which may
-        be another queue's; by default in its own. Raises DeadObject, QueueCorrupted, and what signal handlers raise.
+        Returns False immediately for more than `count` records. Waits for the bits `read_notification`, and sets
+        `write_notification` (0 = none) afterwards, in `event_flag`, which may be another queue's; None = this queue's.
+
+        Raises:
+            DeadObject: If the peer has died.
+            QueueCorrupted: If the counters are invalid.
+            Exception: Any error that a signal handler raises.
         """
         if event_flag is None and read_notification == NOT_FULL and write_notification == NOT_EMPTY:
             return self._open_ring().write_blocking(data, deadline_ns)
-        bits = _checked_mask(read_notification), _checked_mask(write_notification)
+        bits = checked_mask(read_notification), checked_mask(write_notification)
         return self._open_ring().write_blocking(
             data, deadline_ns, None if event_flag is None else event_flag._word, *bits
         )
@@ -305,81 +347,93 @@ class MessageQueue:
         self, n: int, deadline_ns: int | None, read_notification: int = NOT_FULL,
         write_notification: int = NOT_EMPTY, event_flag: EventFlag | None = None,
     ) -> bytes | None:  # fmt: skip
-        """Wait for `n` records, take them, wake the writer; None once `deadline_ns` has passed.
+        """Block until there are `n` records, read them and wake the writer; None at the deadline (None = no limit).
 
-        More than `count` records are refused at once. Blocks without limit where `deadline_ns` is None. It waits for
-        the bits `write_notification` and wakes `read_notification` (0 = nobody) in the word of `event_flag`, which may
-        be another queue's; by default in its own. Raises DeadObject, QueueCorrupted, and what signal handlers raise.
+        Returns None immediately for more than `count` records. Waits for the bits `write_notification`, and sets
+        `read_notification` (0 = none) afterwards, in `event_flag`, which may be another queue's; None = this queue's.
+
+        Raises:
+            DeadObject: If the peer has died.
+            QueueCorrupted: If the counters are invalid.
+            Exception: Any error that a signal handler raises.
         """
         if event_flag is None and read_notification == NOT_FULL and write_notification == NOT_EMPTY:
             return self._open_ring().read_blocking(n, deadline_ns)
-        bits = _checked_mask(write_notification), _checked_mask(read_notification)
+        bits = checked_mask(write_notification), checked_mask(read_notification)
         return self._open_ring().read_blocking(n, deadline_ns, None if event_flag is None else event_flag._word, *bits)
 
-    # ---- waiting without blocking an event loop ----
+    # ---- coroutines ----
 
     async def read_async(self, n: int = 1, *, timeout: float | None = None) -> bytes | None:
-        """Wait for `n` records, take them, wake the writer; None once `timeout` seconds have passed (0 = do not wait).
+        """Wait for `n` records, read them and wake the writer; None after `timeout` seconds (0 = do not wait).
 
-        Other tasks of the loop run meanwhile. A cancelled read has taken nothing. More than `count` records are refused
-        at once. Raises DeadObject, QueueCorrupted, and InvalidArgument where the queue is closed or another task reads
-        here already.
+        Other tasks of the loop run meanwhile. A task that is cancelled has read nothing. Returns None immediately for
+        more than `count` records.
+
+        Raises:
+            DeadObject: If the peer has died.
+            QueueCorrupted: If the counters are invalid.
+            InvalidArgument: If the queue is closed, or another task waits to read from it.
         """
-        from nnfmq.queue import aio  # late: asyncio costs more to import than all of this
+        from nnfmq.queue import aio  # late, because asyncio costs more to import than this package
 
         deadline_ns = deadline_after(timeout) if n <= self.count else 0
-        return await aio.until_done(
+        return await aio.retry_until_done(
             lambda: self.read_blocking(n, 0), self._open_ring(), self.event_flag, NOT_EMPTY,
             n * self.quantum, deadline_ns,
         )  # fmt: skip
 
     async def write_async(self, data: Buffer, *, timeout: float | None = None) -> bool:
-        """Wait for room, write all records of `data`, wake the reader; False once `timeout` seconds have passed.
+        """Wait until `data` fits, write it and wake the reader; False after `timeout` seconds (0 = do not wait).
 
-        Other tasks of the loop run meanwhile; `data` must not change. A cancelled write has written nothing. More than
-        `count` records are refused at once. Raises DeadObject, QueueCorrupted, and InvalidArgument where the queue is
-        closed or another task writes here already.
+        Other tasks of the loop run meanwhile; `data` must not change. A task that is cancelled has written nothing.
+        Returns False immediately for more than `count` records.
+
+        Raises:
+            DeadObject: If the peer has died.
+            QueueCorrupted: If the counters are invalid.
+            InvalidArgument: If the queue is closed, or another task waits to write to it.
         """
-        from nnfmq.queue import aio  # late: see above
+        from nnfmq.queue import aio
 
         size = memoryview(data).nbytes
         deadline_ns = deadline_after(timeout) if size <= self.count * self.quantum else 0
-        done = await aio.until_done(
+        done = await aio.retry_until_done(
             lambda: self.write_blocking(data, 0) or None, self._open_ring(), self.event_flag, NOT_FULL,
             size, deadline_ns,
         )  # fmt: skip
         return done is not None
 
-    # ---- death ----
+    # ---- peer death ----
 
     @property
     def peer_death(self) -> PeerDeathFlag:
-        """The flag that ends every wait of this object; set it to share one flag among the queues of a peer."""
+        """The flag that cancels every wait of this object. Assign one to share it among the queues to a peer."""
         return self._peer_death
 
     @peer_death.setter
     def peer_death(self, flag: PeerDeathFlag) -> None:
-        self._guard.watch(flag.buffer)
+        self._lifetime.set_peer_death(flag.buffer)
         self._peer_death = flag
 
     @property
     def waiters(self) -> int:
-        """Return how many threads of this process are in a blocking call now (on the Python core also in `send`)."""
-        return self._guard.waiters
+        """Number of threads of this process in a blocking call (with the Python core also in `send`)."""
+        return self._lifetime.waiters
 
     def wake_all(self) -> int:
-        """Set all event bits and wake everybody, after the dead flag was raised; return how many slept.
+        """Set all bits of the event flag and wake all waiters; return how many slept. Does nothing if closed.
 
-        The watcher repeats it each millisecond until `waiters` is 0. Does nothing once closed.
+        The watcher calls it after it has set the peer death flag, every millisecond until `waiters` is 0.
         """
         if self._ring is None:
             return 0
-        return self._guard.wake_all() + self._ring.wake_visitors()
+        return self._lifetime.wake_all() + self._ring.wake_external_waits()
 
     # ---- lifetime ----
 
     def close(self) -> None:
-        """Let go of the memory. Waiting threads leave with InvalidArgument, and the last one unmaps it. Idempotent."""
+        """Release the memory. Idempotent. Blocked threads raise InvalidArgument, and the last of them unmaps it."""
         ring, self._ring = self._ring, None
         if ring is not None:
             ring.close(self._release_memory)
@@ -387,22 +441,15 @@ class MessageQueue:
     def _release_memory(self) -> None:
         if self.stats_view is not None:
             self.stats_view.release()
-        # Dropped, not released: a transaction keeps the mapping, and another thread may be about to look.
+        # Replaced, not released: a transaction may use the mapping, and another thread may be about to slice the view.
         self.ring_view = memoryview(b"")
         _close_all(self.memories)
-
-    def _reset_or_close(self) -> None:
-        try:
-            self._open_ring().reset()
-        except BaseException:
-            self.close()
-            raise
 
     def _report_corruption(self) -> None:
         w, r = self._open_ring().counters()
         ring_bytes = self.count * self.quantum
-        is_lapped = self.flavor == SYNCHRONIZED and not 0 <= w - r <= ring_bytes
-        if self.on_corruption is not None and (is_lapped or w % self.quantum or r % self.quantum):
+        is_impossible = self.flavor == SYNCHRONIZED and not 0 <= w - r <= ring_bytes  # else it is an overflow
+        if self.on_corruption is not None and (is_impossible or w % self.quantum or r % self.quantum):
             self.on_corruption(
                 f"write counter {w}, read counter {r}: impossible in a ring of {ring_bytes} bytes with records of "
                 f"{self.quantum} bytes"
@@ -425,50 +472,26 @@ class MessageQueue:
             self.close()
 
 
-def _checked(descriptor: MQDescriptor, memories: Sequence[Memory], quantum: int | None, flavor: int) -> QueueLayout:
+def _validated(descriptor: MQDescriptor, memories: Sequence[Memory], quantum: int | None, flavor: int) -> QueueLayout:
     if not memories:
         raise InvalidArgument("no memory to attach to")
     if quantum is not None and descriptor.quantum != quantum:
         raise QueueCorrupted(f"queue descriptor: quantum is {descriptor.quantum}, expected are {quantum} bytes")
     if flavor == SYNCHRONIZED and any(memory.view.readonly for memory in memories):
         raise QueueCorrupted("queue memory is mapped for reading only; both sides of a queue write counters")
-    _check_choice(flavor)
-    _check_different(memories)
+    _check_flavor(flavor)
+    # `layout.resolve` detects overlapping parts by fd index and offset. It cannot if two fds refer to one file.
+    files = {(stat.st_dev, stat.st_ino) for stat in (os.fstat(memory.fileno()) for memory in memories)}
+    if len(files) < len(memories):
+        raise QueueCorrupted(f"queue descriptor: among its {len(memories)} memories is one twice")
     return layout.resolve(descriptor, *(memory.size_bytes for memory in memories), flavor=flavor)
 
 
-def _check_choice(flavor: int, one_writer: bool = False) -> None:
+def _check_flavor(flavor: int, one_writer: bool = False) -> None:
     if flavor not in (SYNCHRONIZED, UNSYNCHRONIZED):
         raise InvalidArgument(f"flavor is {flavor}; allowed are 1 (synchronized) and 2 (unsynchronized)")
     if one_writer and flavor == SYNCHRONIZED:
         raise InvalidArgument("both sides of a synchronized queue write counters: one_writer is for the other flavour")
-
-
-def _check_room(place: QueueLayout, ring_memory: Memory | None) -> None:
-    if ring_memory is not None and ring_memory.size_bytes < place.ring_bytes:
-        raise InvalidArgument(f"a ring of {place.ring_bytes} bytes in memory of {ring_memory.size_bytes} bytes")
-
-
-def _check_different(memories: Sequence[Memory]) -> None:
-    # The same memory twice would be overlap that the offsets do not show.
-    identities = {(stat.st_dev, stat.st_ino) for stat in (os.fstat(memory.fileno()) for memory in memories)}
-    if len(identities) < len(memories):
-        raise QueueCorrupted(f"queue descriptor: among its {len(memories)} memories is one twice")
-
-
-def _event_word(
-    place: QueueLayout, views: tuple[memoryview, ...], peer_death: PeerDeathFlag, using: core.Core
-) -> EventFlagWord | None:
-    view = views[place.fds[layout.EVENT_WORD]]
-    if place.event_word is None or view.readonly:
-        return None
-    return using.EventFlagWord(view, place.event_word, peer_death.buffer)
-
-
-def _checked_mask(mask: int) -> int:
-    if not 0 <= mask <= 0xFFFFFFFF:
-        raise InvalidArgument(f"notification bits are {mask:#x}; allowed are 32 bits")
-    return mask
 
 
 def _close_all(memories: Sequence[Memory]) -> None:

@@ -1,9 +1,8 @@
-"""A transaction: records in place in the ring, in one region or, where they cross its end, two.
+"""Transaction: records that are written or read in the ring itself (libfmq MemTransaction).
 
-`MessageQueue.begin_write` and `begin_read` make them, `commit_*` publishes or consumes; until then nothing has changed
-and a transaction can be dropped. It is no more than two memoryviews and arithmetic: what was begun, and whether it may
-be committed, is the core's business. The views keep the memory mapped, also after the queue was closed.
-FMQ_FACTS 1.6.
+`MessageQueue.begin_write` and `begin_read` return transactions; `commit_write` publishes the records, `commit_read`
+consumes them. A transaction is two memoryviews and arithmetic. The core stores what was begun, and decides whether it
+may be committed. The views keep the memory mapped, also after the queue was closed.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transaction:
-    """Room for records to be written, or records to be read, of `quantum` bytes each.
+    """Space for records, or records to read, in one region of the ring or, if they cross its end, in two.
 
-    `first` and `second` are their bytes in the ring itself, writable in a write, read-only in a read; `second` is empty
-    unless they cross the ring's end. What is read in place from an unsynchronized queue is to be believed only after
-    `commit_read` has answered True.
+    `first` and `second` are bytes of the ring, writable in a write transaction, read-only in a read transaction. What
+    is read from an unsynchronized queue is valid only after `commit_read` has returned True.
     """
 
     first: memoryview
@@ -31,56 +29,61 @@ class Transaction:
     quantum: int
 
     @classmethod
-    def of(cls, ring: memoryview, at: int, n: int, quantum: int) -> Self:
-        """Return the `n` records that begin at byte `at` of `ring`, which is a whole ring."""
-        first = ring[at : at + n * quantum]
+    def from_ring(cls, ring: memoryview, start: int, n: int, quantum: int) -> Self:
+        """Return the `n` records that begin at byte `start` of the whole ring `ring`."""
+        first = ring[start : start + n * quantum]
         return cls(first, ring[: n * quantum - len(first)], quantum)
 
     @property
     def count(self) -> int:
-        """Return the number of records."""
+        """Number of records."""
         return (len(self.first) + len(self.second)) // self.quantum
 
     def get_slot(self, index: int) -> memoryview:
-        """Return the bytes of one record in place. Raises InvalidArgument where there are not so many."""
+        """Return the bytes of one record in the ring.
+
+        Raises:
+            InvalidArgument: If there is no record `index`.
+        """
         if not 0 <= index < self.count:
             raise InvalidArgument(f"record {index} of a transaction of {self.count}")
-        at = index * self.quantum
-        region, at = (self.first, at) if at < len(self.first) else (self.second, at - len(self.first))
-        return region[at : at + self.quantum]
+        start = index * self.quantum
+        region, start = (self.first, start) if start < len(self.first) else (self.second, start - len(self.first))
+        return region[start : start + self.quantum]
 
     def copy_to(self, data: Buffer, start: int = 0) -> None:
-        """Copy the records of `data` into the ring, from record `start` of the transaction on.
+        """Copy the records of `data` into the ring, beginning at record `start` of the transaction.
 
-        Raises InvalidArgument where they do not fit, are no whole records, or the transaction is for reading.
+        Raises:
+            InvalidArgument: If they do not fit or are not whole records, or this is a read transaction.
         """
         source = memoryview(data).cast("B")
         if self.first.readonly:
             raise InvalidArgument("this transaction is for reading")
-        target, rest = self._span(start, len(source))
-        target[:] = source[: len(target)]
-        rest[:] = source[len(target) :]
+        first, second = self._regions(start, len(source))
+        first[:] = source[: len(first)]
+        second[:] = source[len(first) :]
 
     def copy_from(self, data: Buffer, start: int = 0) -> None:
-        """Fill the writable buffer `data` with records from the ring, from record `start` of the transaction on.
+        """Fill the writable buffer `data` with records, beginning at record `start` of the transaction.
 
-        Raises InvalidArgument where there are not so many, or `data` holds no whole records.
+        Raises:
+            InvalidArgument: If there are fewer records, or the size of `data` is not a whole number of records.
         """
         target = memoryview(data).cast("B")
-        source, rest = self._span(start, len(target))
-        target[: len(source)] = source
-        target[len(source) :] = rest
+        first, second = self._regions(start, len(target))
+        target[: len(first)] = first
+        target[len(first) :] = second
 
     def tobytes(self) -> bytes:
         """Return a copy of all records."""
         return self.first.tobytes() + self.second.tobytes()
 
-    def _span(self, start: int, size: int) -> tuple[memoryview, memoryview]:
-        """Return the regions of `size` bytes from record `start` on."""
-        at, end = start * self.quantum, start * self.quantum + size
+    def _regions(self, start: int, size: int) -> tuple[memoryview, memoryview]:
+        begin, end = start * self.quantum, start * self.quantum + size
         if start < 0 or size % self.quantum or end > len(self.first) + len(self.second):
             raise InvalidArgument(
                 f"{size} bytes from record {start} on; the transaction has {self.count} records of {self.quantum} bytes"
             )
-        turn = len(self.first)
-        return self.first[at:end], self.second[max(at - turn, 0) : max(end - turn, 0)]
+        split = len(self.first)
+        return self.first[begin:end], self.second[max(begin - split, 0) : max(end - split, 0)]

@@ -37,7 +37,7 @@ def make_queue(core: cores.Core) -> Iterator[Callable[..., MessageQueue]]:
     made: list[MessageQueue] = []
 
     def make(quantum: int = 1, count: int = 2048, **options: Any) -> MessageQueue:
-        made.append(MessageQueue.create(quantum, count, **{"using": core, **options}))
+        made.append(MessageQueue.create(quantum, count, **{"core": core, **options}))
         return made[-1]
 
     yield make
@@ -50,9 +50,9 @@ def attach() -> Iterator[Callable[..., MessageQueue]]:
     """Attach to a queue through a second mapping of its memory, as another process would; closes what it made."""
     made: list[MessageQueue] = []
 
-    def attach(queue: MessageQueue, using: cores.Core, **options: Any) -> MessageQueue:
+    def attach(queue: MessageQueue, core: cores.Core, **options: Any) -> MessageQueue:
         memory = Memory.adopt(os.dup(queue.memory.fileno()))
-        made.append(MessageQueue.attach(queue.descriptor, memory, using=using, **options))
+        made.append(MessageQueue.attach(queue.descriptor, memory, core=core, **options))
         return made[-1]
 
     yield attach

@@ -42,9 +42,9 @@ HAS_WAITV = futex.has_waitv()
 @pytest.fixture(params=[pytest.param(True, marks=pytest.mark.skipif(not HAS_WAITV, reason="Linux before 5.16")), False])
 def has_waitv(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Wait with futex_waitv, then as on a kernel without it."""
-    waiters = aio._Waiters()
+    waiters = aio._WaiterPool()
     waiters.has_waitv = request.param
-    monkeypatch.setattr(aio, "_waiters", waiters)
+    monkeypatch.setattr(aio, "_waiter_pool", waiters)
     return bool(request.param)
 
 
@@ -74,11 +74,13 @@ def waiter_threads() -> list[threading.Thread]:
 
 async def is_waiting(*queues: MessageQueue) -> None:
     """Give way until a thread is asleep for every queue."""
-    while not (all(queue.waiters for queue in queues) and all(map(sleeps, [*aio._waiters._waits.values()]))):
+    while not (
+        all(queue.waiters for queue in queues) and all(map(sleeps, [*aio._waiter_pool._registrations.values()]))
+    ):
         await asyncio.sleep(0)
 
 
-def sleeps(wait: aio._Wait) -> bool:
+def sleeps(wait: aio._Registration) -> bool:
     """Return True where, by the kernel, the wait's thread is in futex_waitv or in futex(2) on the queue's word."""
     if wait.thread is None or not Path("/proc/self/syscall").exists():
         return wait.thread is not None
@@ -421,7 +423,7 @@ def test_a_second_reader_is_refused_and_the_first_goes_on(queue: MessageQueue) -
 def test_a_closed_queue_and_one_without_waits_refuse(make_queue: MakeQueue, has_waitv: bool) -> None:
     closed, lossy, bare = make_queue(), make_queue(flavor=UNSYNCHRONIZED), make_queue(event_flag=False)
     closed.close()
-    for queue, why in [(closed, "closed"), (lossy, "unsynchronized"), (bare, "no event word")]:
+    for queue, why in [(closed, "closed"), (lossy, "unsynchronized"), (bare, "no event flag word")]:
         with pytest.raises(InvalidArgument, match=why):
             run(queue.read_async())
 
@@ -576,8 +578,8 @@ def test_a_forked_child_has_no_waiter_and_can_wait_anew(queue: MessageQueue, unt
             warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads, from Python 3.12 on
             child = os.fork()
         if child == 0:
-            aio._waiters.forget()  # the fixture's; the module's own is registered with the interpreter
-            os._exit(queue.waiters + 2 * len(aio._waiters._waits) + 4 * len(aio._waiters._threads))
+            aio._waiter_pool.reset_after_fork()  # the fixture's; the module's own is registered with the interpreter
+            os._exit(queue.waiters + 2 * len(aio._waiter_pool._registrations) + 4 * len(aio._waiter_pool._threads))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert queue.waiters == 1
         task.cancel()
@@ -585,7 +587,7 @@ def test_a_forked_child_has_no_waiter_and_can_wait_anew(queue: MessageQueue, unt
     run(main())
 
 
-def test_a_thread_that_cannot_sleep_tells_who_relied_on_it(
+def test_if_a_thread_cannot_sleep_its_tasks_get_the_error(
     queue: MessageQueue, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     def refuse(*_: object) -> int:
@@ -676,55 +678,57 @@ def test_a_record_that_comes_just_before_the_thread_sleeps_is_read(queue: Messag
     assert run(main()) == number(6)
 
 
-async def wait_by_hand(queue: MessageQueue, size: int) -> tuple[aio._Wait, aio._Request]:
+async def wait_by_hand(queue: MessageQueue, size: int) -> tuple[aio._Registration, aio._Request]:
     """Return a wait that no thread has, and its request."""
     assert queue.event_flag is not None and queue._ring is not None
     loop = asyncio.get_running_loop()
-    wait = aio._Wait(queue._ring, queue.event_flag, NOT_EMPTY)
+    wait = aio._Registration(queue._ring, queue.event_flag, NOT_EMPTY)
     wait.request = aio._Request(loop, loop.create_future(), size)
     return wait, wait.request
 
 
-def test_who_takes_a_wait_over_for_less_is_looked_for_anew(queue: MessageQueue) -> None:
+def test_a_registration_reused_for_fewer_bytes_is_checked_again(queue: MessageQueue) -> None:
     async def main() -> tuple[bool, bool]:
         wait, _ = await wait_by_hand(queue, 16)
         queue.send(number(1))
-        first = wait.arm()
+        first = wait.prepare_to_wait()
         wait.request = (await wait_by_hand(queue, 8))[1]
-        return first, wait.arm()
+        return first, wait.prepare_to_wait()
 
     assert run(main()) == (True, False)
 
 
-def test_a_bell_rung_during_the_look_keeps_a_thread_of_one_queue_awake(
+def test_a_wakeup_during_the_check_keeps_a_thread_of_one_queue_awake(
     queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whoever rang has set the awaited bit as well, and that look may have consumed it.
+    # The thread that wakes it has set the awaited bit as well, which the check may have cleared.
     slept: list[object] = []
     monkeypatch.setattr(futex, "futex_wait", lambda *arguments: slept.append(arguments) or 0)
 
     async def main() -> None:
         wait, _ = await wait_by_hand(queue, 8)
-        thread = aio._WaiterThread(aio._waiters, False)
-        bell = thread._bell.value
-        thread.rouse(wait)
-        assert wait.arm()
-        thread._sleep([wait], bell)
+        thread = aio._WaiterThread(aio._waiter_pool, False)
+        wakeup_value = thread._wakeup_word.value
+        thread.wakeup(wait)
+        assert wait.prepare_to_wait()
+        thread._sleep([wait], wakeup_value)
         assert slept == []
-        thread._sleep([wait], thread._bell.value)
+        thread._sleep([wait], thread._wakeup_word.value)
         assert len(slept) == 1
 
     run(main())
 
 
-def test_the_thread_has_left_when_the_loop_hears_of_it(queue: MessageQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_is_no_waiter_any_more_when_the_loop_is_notified(
+    queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiters = []
 
     async def main() -> None:
         wait, _ = await wait_by_hand(queue, 8)
-        wait.ring.admit()
-        monkeypatch.setattr(aio._Request, "answer", lambda *_: waiters.append(queue.waiters))
-        wait.end()
+        wait.ring.begin_wait()
+        monkeypatch.setattr(aio._Request, "complete", lambda *_: waiters.append(queue.waiters))
+        wait.finish()
 
     run(main())
     assert waiters == [0]
@@ -736,8 +740,8 @@ def test_a_request_may_be_answered_twice(queue: MessageQueue) -> None:
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         _, request = await wait_by_hand(queue, 8)
-        request.answer()
-        request.answer(OSError("too late"))
+        request.complete()
+        request.complete(OSError("too late"))
         await request.future
         await asyncio.sleep(0)
 

@@ -169,7 +169,7 @@ def test_no_wake_up_is_lost_between_cores(
     core_pair: tuple[Core, Core], attach: Callable[..., MessageQueue], start: Start, limit_ns: int
 ) -> None:
     writer_core, reader_core = core_pair
-    with MessageQueue.create(8, 3, using=writer_core) as writer:
+    with MessageQueue.create(8, 3, core=writer_core) as writer:
         reader = attach(writer, reader_core)
         future = start(lambda: [reader.read_blocking(1, limit_ns) for _ in range(3000)])
         for i in range(3000):
@@ -179,7 +179,7 @@ def test_no_wake_up_is_lost_between_cores(
 
 def test_one_core_reads_what_the_other_sent(core_pair: tuple[Core, Core], attach: Callable[..., MessageQueue]) -> None:
     writer_core, reader_core = core_pair
-    with MessageQueue.create(24, 5, using=writer_core) as writer:
+    with MessageQueue.create(24, 5, core=writer_core) as writer:
         reader = attach(writer, reader_core)
         for n in [1, 2, 3, 4, 5] * 4:
             packet = os.urandom(24 * n)
@@ -317,7 +317,7 @@ def test_other_threads_run_while_one_waits(waiting: tuple[MessageQueue, Wait], s
 def flag(core: Core) -> Iterator[tuple[EventFlag, memoryview]]:
     """An event flag over a private word, and the word."""
     memory = memoryview(bytearray(64))
-    with EventFlag.over(memory, 8, using=core) as event_flag:
+    with EventFlag.from_buffer(memory, 8, core=core) as event_flag:
         yield event_flag, memory[8:12].cast("I")
 
 

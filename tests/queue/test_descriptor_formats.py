@@ -184,11 +184,11 @@ def test_what_is_no_json_descriptor_is_refused(text: str | bytes) -> None:
 def test_a_queue_goes_over_a_channel_as_json_and_fds(core: Core, flavor: int, ring_fd: bool, limit_ns: int) -> None:
     ring = Memory.create(4096) if ring_fd else None
     ours, theirs = Channel.pair()
-    with MessageQueue.create(24, 64, flavor=flavor, ring_memory=ring, using=core) as queue, ours, theirs:
+    with MessageQueue.create(24, 64, flavor=flavor, ring_memory=ring, core=core) as queue, ours, theirs:
         ours.send(queue.to_json().encode(), queue.fds())
         frame = theirs.receive(limit_ns)
         assert frame is not None
-        with MessageQueue.adopt(frame.detach_fds(), bytes(frame.data), flavor=flavor, using=core) as other:
+        with MessageQueue.adopt(frame.detach_fds(), bytes(frame.data), flavor=flavor, core=core) as other:
             assert queue.write(b"d" * 24) and other.read(1) == b"d" * 24
             assert (other.descriptor, len(other.memories)) == (queue.descriptor, 1 + ring_fd)
 
@@ -202,7 +202,7 @@ def test_adopting_a_bad_descriptor_closes_all_fds(core: Core, text: str) -> None
     before = open_fds()
     fds = [os.memfd_create("x", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC) for _ in range(3)]
     with pytest.raises((QueueCorrupted, InvalidArgument)):
-        MessageQueue.adopt(fds, text, using=core)
+        MessageQueue.adopt(fds, text, core=core)
     assert open_fds() == before
 
 
@@ -211,20 +211,20 @@ def test_adopting_memory_that_is_not_sealed_closes_all_fds(make_queue: MakeQueue
     before = open_fds()
     fds = [os.dup(queue.memory.fileno()), os.memfd_create("x"), os.open("/dev/null", os.O_RDWR)]
     with pytest.raises(InvalidArgument, match=r"lacks the seals|no memfd"):
-        MessageQueue.adopt(fds, queue.to_json(), using=core)
+        MessageQueue.adopt(fds, queue.to_json(), core=core)
     assert open_fds() == before
 
 
 def test_adopting_nothing_is_refused(make_queue: MakeQueue, core: Core) -> None:
     with pytest.raises(InvalidArgument, match="no memory"):
-        MessageQueue.adopt([], make_queue(24, 4).to_json(), using=core)
+        MessageQueue.adopt([], make_queue(24, 4).to_json(), core=core)
 
 
 def test_a_short_second_memory_is_refused(make_queue: MakeQueue, core: Core) -> None:
     queue = make_queue(8, 600, ring_memory=Memory.create(8192))
     memories = Memory.adopt(os.dup(queue.memory.fileno())), Memory.create(4096)
     with pytest.raises(QueueCorrupted, match="ring ends at byte 4800 of memory of 4096"):
-        MessageQueue.attach(queue.descriptor, *memories, using=core)
+        MessageQueue.attach(queue.descriptor, *memories, core=core)
     assert all(memory.closed for memory in memories)
 
 

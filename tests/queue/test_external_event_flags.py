@@ -73,7 +73,7 @@ def test_notifications_have_32_bits(make_queue: MakeQueue, mask: int) -> None:
 
 
 def test_a_queue_without_any_word_cannot_wait(queues: tuple[MessageQueue, MessageQueue]) -> None:
-    with pytest.raises(InvalidArgument, match="no event word"):
+    with pytest.raises(InvalidArgument, match="no event flag word"):
         queues[0].read_blocking(1, 0, read_notification=ROOM, write_notification=DATA)
 
 
@@ -135,7 +135,7 @@ def test_a_writer_on_another_queue_s_word_is_woken_there(
 def test_no_wake_up_is_lost_on_a_shared_word(
     core_pair: tuple[Core, Core], attach: Callable[..., MessageQueue], start: Start, limit_ns: int
 ) -> None:
-    with MessageQueue.create(8, 3, using=core_pair[0]) as writer, MessageQueue.create(8, 1, using=core_pair[0]) as word:
+    with MessageQueue.create(8, 3, core=core_pair[0]) as writer, MessageQueue.create(8, 1, core=core_pair[0]) as word:
         reader, reader_word = attach(writer, core_pair[1]), attach(word, core_pair[1])
         bits = {"read_notification": ROOM, "write_notification": DATA}
         future = start(
@@ -271,7 +271,7 @@ def test_a_closed_word_cannot_be_waited_on(visitor: MessageQueue, host: MessageQ
 
 
 def test_the_word_may_be_private_memory(visitor: MessageQueue, core: Core, limit_ns: int) -> None:
-    with EventFlag.over(memoryview(bytearray(4)), using=core) as flag:
+    with EventFlag.from_buffer(memoryview(bytearray(4)), core=core) as flag:
         assert visitor.write_blocking(b"12345678", limit_ns, event_flag=flag)
         assert visitor.read_blocking(1, limit_ns, event_flag=flag) == b"12345678"
         assert flag.wait(3, limit_ns) == 3

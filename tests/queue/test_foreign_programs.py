@@ -60,13 +60,13 @@ def name() -> Iterator[str]:
 
 @pytest.fixture
 def queue(name: str, core: cores.Core) -> Iterator[MessageQueue]:
-    with create_named(name, 8, 4, using=core) as made:
+    with create_named(name, 8, 4, core=core) as made:
         yield made
 
 
 @pytest.fixture
 def lossy_queue(name: str, core: cores.Core) -> Iterator[MessageQueue]:
-    with create_named(name, 8, 4, flavor=UNSYNCHRONIZED, using=core) as made:
+    with create_named(name, 8, 4, flavor=UNSYNCHRONIZED, core=core) as made:
         yield made
 
 
@@ -385,8 +385,8 @@ def example(
 ) -> Iterator[tuple[MessageQueue, MessageQueue, subprocess.Popen[str]]]:
     """The example between two queues, with 20 seconds of patience."""
     with (
-        fresh_name() as other, create_named(name, 8, 4, using=core) as requests,
-        create_named(other, 8, 4, using=core) as results,
+        fresh_name() as other, create_named(name, 8, 4, core=core) as requests,
+        create_named(other, 8, 4, core=core) as results,
         subprocess.Popen(
             [str(compiled(FOLDER / "exchange.c")), name, other, "20"], stderr=subprocess.PIPE, text=True
         ) as process,

@@ -43,7 +43,7 @@ def word() -> Iterator[Word]:
 )
 def test_bits_are_added(atomics: futex.Atomics, word: Word, before: int, mask: int, after: int) -> None:
     word[0][0] = before
-    assert atomics.set_bits(*word, mask)
+    assert atomics.fetch_or(*word, mask) & mask != mask  # so a wake is needed
     assert word[0][0] == after
 
 
@@ -51,17 +51,17 @@ def test_bits_are_added(atomics: futex.Atomics, word: Word, before: int, mask: i
     ("before", "mask", "after"),
     [(3, 1, 2), (0x80000005, 0x80000001, 4), (0xFFFFFFFF, 0xFFFFFFFF, 0), (8, 1, 8), (0xFFF, 0x801, 0x7FE)],
 )
-def test_bits_are_taken_and_the_old_word_told(
+def test_bits_are_cleared_and_the_old_word_is_returned(
     atomics: futex.Atomics, word: Word, before: int, mask: int, after: int
 ) -> None:
     word[0][0] = before
-    assert atomics.take_bits(*word, mask) == before
+    assert atomics.fetch_clear(*word, mask) == before
     assert word[0][0] == after
 
 
-def test_libatomic_tells_that_nobody_can_be_asleep(word: Word) -> None:
+def test_libatomic_returns_the_old_word_so_that_no_wake_is_made_without_need(word: Word) -> None:
     word[0][0] = 3
-    assert futex.LibAtomic().set_bits(*word, 2) is False
+    assert futex.LibAtomic().fetch_or(*word, 2) == 3
 
 
 def test_a_changed_word_is_not_slept_on(word: Word) -> None:
@@ -87,7 +87,7 @@ def test_a_queue_works_on_the_kernels_atomics(
     monkeypatch: pytest.MonkeyPatch, start: Callable[..., Future[Any]], limit_ns: int
 ) -> None:
     monkeypatch.setattr(_pycore, "_atomics", futex.KernelAtomic())
-    with MessageQueue.create(8, 3, using=load("python")) as queue:
+    with MessageQueue.create(8, 3, core=load("python")) as queue:
         future = start(lambda: [queue.read_blocking(1, limit_ns) for _ in range(500)])
         assert all(queue.write_blocking(i.to_bytes(8, "little"), limit_ns) for i in range(500))
         assert future.result() == [i.to_bytes(8, "little") for i in range(500)]
@@ -100,10 +100,10 @@ class DiesMeanwhile(futex.LibAtomic):
         super().__init__()
         self.flag = flag
 
-    def take_bits(self, word: memoryview, address: int, mask: int) -> int:
+    def fetch_clear(self, word: memoryview, address: int, mask: int) -> int:
         self.flag.set()
-        self.set_bits(word, address, futex.ALL_BITS)
-        return super().take_bits(word, address, mask)
+        self.fetch_or(word, address, futex.ALL_BITS)
+        return super().fetch_clear(word, address, mask)
 
 
 @pytest.mark.parametrize("wait", [lambda q, e: e.wait(4), lambda q, e: q.receive(None, 0)], ids=["event", "receive"])
@@ -112,8 +112,8 @@ def test_the_bits_of_a_death_are_not_taken_for_news(
 ) -> None:
     flag, place = PeerDeathFlag(), compute_layout(8, 4)
     memory = memoryview(bytearray(place.region_bytes))
-    assert place.event_word is not None
-    event = _pycore.EventFlagWord(memory, place.event_word, flag.buffer, DiesMeanwhile(flag))
+    assert place.event_flag is not None
+    event = _pycore.EventFlagWord(memory, place.event_flag, flag.buffer, DiesMeanwhile(flag))
     with pytest.raises(DeadObject):
         wait(_pycore.Ring(memory, place, event), event)
 
@@ -121,12 +121,12 @@ def test_the_bits_of_a_death_are_not_taken_for_news(
 def test_off_x86_64_the_python_core_refuses_to_share_and_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(InvalidArgument, match=r"on aarch64.*C compiler.*reinstall"):
-        MessageQueue.create(8, 4, using=load("python"))
+        MessageQueue.create(8, 4, core=load("python"))
 
 
 def test_off_x86_64_the_python_core_serves_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with MessageQueue.create(8, 4, shared=False, using=load("python")) as queue:
+    with MessageQueue.create(8, 4, shared=False, core=load("python")) as queue:
         assert queue.send(bytes(8)) and queue.receive(0, 0) == bytes(8)
 
 

@@ -249,7 +249,7 @@ def test_waits_of_any_length_beyond_the_window_take_no_core(
 
 
 def test_a_deadline_ends_a_nap() -> None:
-    queue: Any = MessageQueue.create(8, 4, using=cores.load("python"), shared=False)
+    queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
     with queue:
         assert late_by(queue, used_to(*[90 * MS] * 50)) < 15 * MS, "to the end of the nap it is 85 ms"
 
@@ -266,7 +266,7 @@ def late_by(queue: Any, habit: WaitEstimator) -> int:
 
 
 def test_a_signal_handler_that_raises_out_of_a_nap_leaves_the_timer_slack_as_it_was() -> None:
-    queue: Any = MessageQueue.create(8, 4, using=cores.load("python"), shared=False)
+    queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
     own = status_of(threading.get_native_id())
 
     def interrupt(*_: object) -> None:
@@ -290,7 +290,7 @@ def test_a_signal_handler_that_raises_out_of_a_nap_leaves_the_timer_slack_as_it_
 def test_the_python_core_yields_to_a_writer_on_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     yields = []
     monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
-    with MessageQueue.create(8, 4, using=cores.load("python"), shared=False) as queue:
+    with MessageQueue.create(8, 4, core=cores.load("python"), shared=False) as queue:
         assert queue.receive(time.monotonic_ns() + MS, WINDOW) is None
         assert not yields, "nobody has said yet where the writer is"
         queue.send(bytes(8))
@@ -300,7 +300,7 @@ def test_the_python_core_yields_to_a_writer_on_its_own_cpu(monkeypatch: pytest.M
 
 
 def test_a_python_core_in_the_habit_of_long_waits_naps_and_then_gets_what_came_meanwhile() -> None:
-    queue: Any = MessageQueue.create(8, 4, using=cores.load("python"), shared=False)
+    queue: Any = MessageQueue.create(8, 4, core=cores.load("python"), shared=False)
     with queue, ThreadPoolExecutor(1) as pool:
         estimator = queue._ring._estimator = used_to(*[30 * MS] * 50)
         received = pool.submit(queue.receive, time.monotonic_ns() + 20_000 * MS, WINDOW)

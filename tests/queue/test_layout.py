@@ -26,7 +26,7 @@ def test_a_burst_channel_needs_28672_bytes_with_pages_of_4_kib() -> None:
 
 def test_QueueSizeOdd_an_odd_ring_moves_only_the_event_word() -> None:
     place = compute_layout(1, 2049)
-    assert (place.read_counter, place.write_counter, place.ring, place.ring_bytes, place.event_word) == (
+    assert (place.read_counter, place.write_counter, place.ring, place.ring_bytes, place.event_flag) == (
         0, 8, 16, 2049, 2072,
     )  # fmt: skip
 
@@ -38,9 +38,9 @@ def test_without_event_flag_there_are_three_grantors() -> None:
 @pytest.mark.parametrize(("quantum", "count"), [(1, 1), (1, 2049), (24, 1024), (24, 1019), (7, 585)])
 def test_stage_slots_lie_behind_the_cpu_hints_in_a_cache_line_of_their_own(quantum: int, count: int) -> None:
     place = compute_layout(quantum, count)
-    assert place.event_word is not None and place.stats is not None
+    assert place.event_flag is not None and place.stats is not None
     assert place.stats % 64 == 0
-    assert place.event_word + 8 <= place.stats < place.event_word + 8 + 64
+    assert place.event_flag + 8 <= place.stats < place.event_flag + 8 + 64
     assert place.stats + layout.STATS_WORDS * 8 <= place.region_bytes
     assert place.region_bytes % layout.PAGE_BYTES == 0
 
@@ -86,9 +86,9 @@ HOSTILE = {
     "short write counter": (changed(1, extent=7), "write counter has extent 7"),
     "short event word": (changed(3, extent=3), "event word has extent 3"),
     "misaligned write counter": (changed(1, offset=12), "write counter at offset 12"),
-    "misaligned event word": (changed(3, offset=24596), "event word at offset 24596"),
+    "misaligned event flag word": (changed(3, offset=24596), "event flag word at offset 24596"),
     "negative offset": (changed(2, offset=-8), "ring at offset -8"),
-    "huge offset": (changed(3, offset=2**31), "event word at offset 2147483648"),
+    "huge offset": (changed(3, offset=2**31), "event flag word at offset 2147483648"),
     "N_BUX_3 ring out of the region": (changed(2, extent=24 * 1194), "ring ends at byte 28672.*|overlaps|ends at byte"),
     "N_BUX_3 event word out of the region": (changed(3, offset=28672), "event word ends at byte 28676 of memory"),
     "counter inside the ring": (changed(1, offset=800), "overlaps ring"),

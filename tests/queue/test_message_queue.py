@@ -266,7 +266,7 @@ def test_closing_releases_memory_and_stats_view(make_queue: MakeQueue) -> None:
 
 
 def test_a_queue_that_is_collected_open_warns_and_lets_go(core: Core) -> None:
-    queue = MessageQueue.create(24, 4, using=core)
+    queue = MessageQueue.create(24, 4, core=core)
     memory = queue.memory
     with pytest.warns(ResourceWarning, match="never closed"):
         del queue
@@ -278,7 +278,7 @@ def test_BUR_6_a_queue_without_event_word_only_reads_and_writes(make_queue: Make
     assert queue.event_flag is None
     assert queue.write(pattern(8)) and queue.read(1) == pattern(8)
     assert (queue.waiters, queue.wake_all()) == (0, 0)
-    with pytest.raises(InvalidArgument, match="no event word"):
+    with pytest.raises(InvalidArgument, match="no event flag word"):
         queue.receive(None, 0)
 
 
@@ -309,7 +309,7 @@ def test_both_ends_see_one_stage_area(make_queue: MakeQueue, attach: Attach, cor
 def refused(descriptor: MQDescriptor, memory: Memory, core: Core, **options: int) -> str:
     """Return why attaching was refused; the memory must be closed then."""
     with pytest.raises(QueueCorrupted) as caught:
-        MessageQueue.attach(descriptor, memory, using=core, **options)  # type: ignore[arg-type]
+        MessageQueue.attach(descriptor, memory, core=core, **options)  # type: ignore[arg-type]
     assert memory.closed
     return str(caught.value)
 
@@ -341,7 +341,7 @@ def test_memory_mapped_for_reading_only_is_refused(core: Core) -> None:
 
 def test_a_ring_in_the_middle_of_the_memory_works(core: Core) -> None:
     grantors = (Grantor(0, 512, 8), Grantor(0, 128, 8), Grantor(0, 256, 72), Grantor(0, 64, 4))
-    with MessageQueue.attach(MQDescriptor(grantors, 24), Memory.create(1024), using=core) as queue:
+    with MessageQueue.attach(MQDescriptor(grantors, 24), Memory.create(1024), core=core) as queue:
         assert queue.send(pattern(72)) and queue.stats_view is None
         assert bytes(queue.memory.view[256:328]) == pattern(72)
         assert bytes(queue.memory.view[128:136]) == struct.pack("<Q", 72)

@@ -75,8 +75,8 @@ def changed(at: int, form: str, *values: int) -> bytes:
 
 
 def test_the_name_is_enough_to_attach(name: str, core_pair: tuple[cores.Core, cores.Core], keep: Any) -> None:
-    writer = keep(create_named(name, 8, 4, using=core_pair[0]))
-    reader = keep(open_named(name, using=core_pair[1]))
+    writer = keep(create_named(name, 8, 4, core=core_pair[0]))
+    reader = keep(open_named(name, core=core_pair[1]))
     assert (reader.quantum, reader.count, reader.flavor) == (8, 4, SYNCHRONIZED)
     assert reader.descriptor == writer.descriptor
     assert writer.send(b"12345678")
@@ -84,16 +84,16 @@ def test_the_name_is_enough_to_attach(name: str, core_pair: tuple[cores.Core, co
 
 
 def test_an_unsynchronized_queue_says_so_itself(name: str, core: cores.Core, keep: Any) -> None:
-    writer = keep(create_named(name, 8, 4, flavor=UNSYNCHRONIZED, using=core))
-    readers = [keep(open_named(name, using=core, overflow=Overflow.KEEP_HALF)) for _ in range(2)]
+    writer = keep(create_named(name, 8, 4, flavor=UNSYNCHRONIZED, core=core))
+    readers = [keep(open_named(name, core=core, overflow=Overflow.KEEP_HALF)) for _ in range(2)]
     assert writer.write(b"12345678")
     assert [reader.flavor for reader in readers] == [UNSYNCHRONIZED, UNSYNCHRONIZED]
     assert [reader.read(1) for reader in readers] == [b"12345678"] * 2
 
 
 def test_attaching_leaves_the_counters_as_they_are(name: str, core: cores.Core, keep: Any) -> None:
-    keep(create_named(name, 8, 4, using=core)).write(bytes(16))
-    assert keep(open_named(name, using=core)).counters() == (16, 0)
+    keep(create_named(name, 8, 4, core=core)).write(bytes(16))
+    assert keep(open_named(name, core=core)).counters() == (16, 0)
 
 
 @pytest.mark.parametrize(("quantum", "count"), [(1, 1), (24, 1024), (7, 4095), (4096, 1)])
@@ -219,7 +219,7 @@ def test_the_magic_number_is_whole_also_without_libatomic(
     name: str, keep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_pycore, "_atomics", KernelAtomic())
-    queue = keep(create_named(name, 8, 4, using=cores.load("python")))
+    queue = keep(create_named(name, 8, 4, core=cores.load("python")))
     assert bytes(queue.memory.view[TRAILER_AT:]) == TRAILER
 
 
@@ -263,9 +263,9 @@ def test_a_synchronized_queue_that_may_only_be_read_is_refused(
 def test_an_unsynchronized_queue_that_may_only_be_read_is_read(
     name: str, core: cores.Core, keep: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep(create_named(name, 8, 4, flavor=UNSYNCHRONIZED, using=core)).write(b"12345678")
+    keep(create_named(name, 8, 4, flavor=UNSYNCHRONIZED, core=core)).write(b"12345678")
     without_permission(monkeypatch, False)
-    reader = keep(open_named(name, using=core))
+    reader = keep(open_named(name, core=core))
     assert reader.read(1) == b"12345678"
     with pytest.raises(InvalidArgument, match="for reading only"):
         reader.write(bytes(8))
@@ -288,7 +288,7 @@ def test_queues_are_listed_and_nothing_else_is(name: str, keep: Any) -> None:
 
 
 def test_who_is_attached_keeps_a_removed_queue(name: str, core: cores.Core, keep: Any) -> None:
-    writer, reader = keep(create_named(name, 8, 4, using=core)), keep(open_named(name, using=core))
+    writer, reader = keep(create_named(name, 8, 4, core=core)), keep(open_named(name, core=core))
     remove_named(name)
     assert not is_there(name)
     assert writer.send(b"12345678")
@@ -324,7 +324,7 @@ if sys.argv[2] == "before its pages":
 if sys.argv[2] == "before its trailer":
     named_queue._publish = wait_here
 if sys.argv[2] == "before the magic number":
-    named_queue.EventFlag.over = wait_here
+    named_queue.EventFlag.from_buffer = wait_here
 create_named(sys.argv[1], 8, 4)
 """
 

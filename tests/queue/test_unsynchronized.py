@@ -153,8 +153,8 @@ def test_a_transaction_that_was_overtaken_is_not_committed(setup: Setup) -> None
 def test_one_core_reads_what_the_other_wrote(core_pair: tuple[Core, Core]) -> None:
     setup = Setup("python")
     with setup.stack:
-        writer = setup.create(8, 3, flavor=UNSYNCHRONIZED, using=core_pair[0])
-        reader = setup.attach(writer, reset_pointers=False, using=core_pair[1])
+        writer = setup.create(8, 3, flavor=UNSYNCHRONIZED, core=core_pair[0])
+        reader = setup.attach(writer, reset_pointers=False, core=core_pair[1])
         for i in range(10):
             write(writer, i)
             assert reader.read(1) == RECORDS[i]
@@ -242,5 +242,5 @@ def test_a_queue_on_the_same_memory_twice_is_refused(setup: Setup) -> None:
     queue = setup.create(8, 4)
     memories = [Memory.adopt(os.dup(queue.memory.fileno())) for _ in range(2)]
     with pytest.raises(QueueCorrupted, match="one twice"):
-        MessageQueue.attach(queue.descriptor, *memories, using=setup.core)
+        MessageQueue.attach(queue.descriptor, *memories, core=setup.core)
     assert all(memory.closed for memory in memories)

@@ -25,7 +25,7 @@ from support.explorer.scenarios import (
     waiting_on_a_dead_peer,
 )
 from support.explorer.search import Report, Scenario, explore
-from support.explorer.seeded_bugs import SILENT_BEGIN, SILENT_WRITE
+from support.explorer.seeded_bugs import BEGIN_WITHOUT_RESERVATION, WRITE_WITHOUT_RESERVATION
 
 Explored = Callable[[Scenario, Model], Report]
 
@@ -100,7 +100,7 @@ NAPPING = [
     ping_pong(1, window_ns=2, naps=True),
 ]
 NAPPING_DEATH = dying("writer", [1, 1], 2, how="send", window_ns=2, quantum=1, naps=True)
-AS_LIBFMQ = (SILENT_WRITE, SILENT_BEGIN)
+AS_LIBFMQ = (WRITE_WITHOUT_RESERVATION, BEGIN_WITHOUT_RESERVATION)
 LARGE = [
     trying(5, 5, 3, in_place=True),
     streaming([1, 1, 1, 1], 1),

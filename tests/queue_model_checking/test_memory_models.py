@@ -37,14 +37,14 @@ def allowing(outcome: tuple[Any, Any], first: Call, second: Call) -> set[Model]:
 
 def write_flag_see_other(bench: Bench) -> object:
     ring = bench.rings[0]
-    ring._write[0] = 1
-    return ring._read[0]
+    ring._write_counter[0] = 1
+    return ring._read_counter[0]
 
 
 def write_other_see_flag(bench: Bench) -> object:
     ring = bench.rings[0]
-    ring._read[0] = 1
-    return ring._write[0]
+    ring._read_counter[0] = 1
+    return ring._write_counter[0]
 
 
 def test_a_load_passes_an_earlier_store_wherever_stores_are_delayed() -> None:
@@ -52,22 +52,22 @@ def test_a_load_passes_an_earlier_store_wherever_stores_are_delayed() -> None:
 
 
 def swap_flag_see_other(bench: Bench) -> object:
-    bench.events[0]._set_bits(bench.events[0]._word, bench.events[0]._address, 1)
+    bench.events[0]._atomics.fetch_or(bench.events[0]._word, bench.events[0]._address, 1)
     return write_flag_see_other(bench)
 
 
 def barrier_between(bench: Bench) -> object:
     ring, event = bench.rings[0], bench.events[0]
-    ring._write[0] = 1
-    event.take_bits(4)
-    return ring._read[0]
+    ring._write_counter[0] = 1
+    event.fetch_clear(4)
+    return ring._read_counter[0]
 
 
 def barrier_between_the_others(bench: Bench) -> object:
     ring, event = bench.rings[0], bench.events[0]
-    ring._read[0] = 1
-    event.take_bits(4)
-    return ring._write[0]
+    ring._read_counter[0] = 1
+    event.fetch_clear(4)
+    return ring._write_counter[0]
 
 
 def test_a_read_modify_write_is_a_barrier() -> None:
@@ -81,26 +81,26 @@ def test_a_barrier_before_the_store_does_not_help() -> None:
 def publish(bench: Bench) -> object:
     ring = bench.rings[0]
     ring._ring[DATA] = b"\7"
-    ring._write[0] = 1  # SYNC
+    ring._write_counter[0] = 1  # SYNC
     return None
 
 
 def publish_relaxed(bench: Bench) -> object:
     ring = bench.rings[0]
     ring._ring[DATA] = b"\7"
-    ring._write[0] = 1
+    ring._write_counter[0] = 1
     return None
 
 
 def look(bench: Bench) -> object:
     ring = bench.rings[0]
-    seen = ring._write[0]  # SYNC
+    seen = ring._write_counter[0]  # SYNC
     return bytes(ring._ring[DATA]) if seen else None
 
 
 def look_relaxed(bench: Bench) -> object:
     ring = bench.rings[0]
-    seen = ring._write[0]
+    seen = ring._write_counter[0]
     return bytes(ring._ring[DATA]) if seen else None
 
 
@@ -122,7 +122,7 @@ def test_a_message_needs_a_release_and_an_acquire_where_accesses_are_reordered(
 
 def overwrite_when_told(bench: Bench) -> object:
     ring = bench.rings[0]
-    if ring._read[0]:  # SYNC
+    if ring._read_counter[0]:  # SYNC
         ring._ring[DATA] = b"\7"
     return None
 
@@ -130,14 +130,14 @@ def overwrite_when_told(bench: Bench) -> object:
 def read_and_tell(bench: Bench) -> object:
     ring = bench.rings[0]
     data = bytes(ring._ring[DATA])
-    ring._read[0] = 1  # SYNC
+    ring._read_counter[0] = 1  # SYNC
     return data
 
 
 def read_and_tell_relaxed(bench: Bench) -> object:
     ring = bench.rings[0]
     data = bytes(ring._ring[DATA])
-    ring._read[0] = 1
+    ring._read_counter[0] = 1
     return data
 
 

@@ -45,7 +45,7 @@ static inline uint32_t plain_or(volatile uint32_t *word, uint32_t mask) {
 enum { COUNT = 7, QUANTUM = 24, RING_BYTES = COUNT * QUANTUM };
 
 static _Atomic uint64_t read_counter, write_counter;
-static _Atomic uint32_t event_word, dead_flag;
+static _Atomic uint32_t event_word, peer_death;
 static unsigned char ring_bytes[RING_BYTES] __attribute__((aligned(8)));
 static _Atomic int is_done;
 
@@ -63,7 +63,7 @@ static nnfmq_ring new_ring(void) {
 static nnfmq_event new_event(void) {
     nnfmq_event event = {0};
     event.word = &event_word;
-    event.dead = &dead_flag;
+    event.peer_death = &peer_death;
     return event;
 }
 
@@ -87,12 +87,12 @@ static void check(const uint64_t *batch, uint64_t first, uint64_t n) {
         fail("wrong record", first);
 }
 
-static void publish(const nnfmq_ring *q, const nnfmq_look *look, const void *data, uint64_t bytes) {
+static void publish(const nnfmq_ring *q, const nnfmq_counters *counters, const void *data, uint64_t bytes) {
 #ifdef SEED_EARLY_PUBLISH
-    atomic_store_explicit(q->write_counter, look->w + bytes, memory_order_release);
+    atomic_store_explicit(q->write_counter, counters->w + bytes, memory_order_release);
     sched_yield();
 #endif
-    nnfmq_commit_write(q, look->w, data, bytes);
+    nnfmq_commit_write(q, counters->w, data, bytes);
 #ifdef SEEDED
     sched_yield(); /* the window between counter and event word is small where there is one CPU only */
 #endif
@@ -102,20 +102,20 @@ static void *writer(void *argument) {
     const uint64_t total = *(const uint64_t *)argument;
     nnfmq_ring q = new_ring();
     nnfmq_event event = new_event();
-    nnfmq_look look;
+    nnfmq_counters counters;
     uint64_t batch[3 * COUNT];
     for (uint64_t sent = 0, n; sent < total; sent += n) {
         n = 1 + sent % 4;
         n = n < total - sent ? n : total - sent;
         fill(batch, sent, n);
         for (;;) {
-            if (nnfmq_begin_write(&q, &look) != NNFMQ_DONE)
+            if (nnfmq_begin_write(&q, &counters) != NNFMQ_OK)
                 fail("impossible counters seen by the writer", sent);
-            if (look.bytes >= n * QUANTUM)
+            if (counters.bytes >= n * QUANTUM)
                 break;
             nnfmq_sleep(&q, &event, NNFMQ_WRITER, n * QUANTUM, NNFMQ_NO_DEADLINE);
         }
-        publish(&q, &look, batch, n * QUANTUM);
+        publish(&q, &counters, batch, n * QUANTUM);
         nnfmq_wake(event.word, NNFMQ_NOT_EMPTY);
     }
     return NULL;
@@ -125,27 +125,27 @@ static void *reader(void *argument) {
     const uint64_t total = *(const uint64_t *)argument;
     nnfmq_ring q = new_ring();
     nnfmq_event event = new_event();
-    nnfmq_look look;
+    nnfmq_counters counters;
     uint64_t batch[3 * COUNT];
     for (uint64_t got = 0, n; got < total; got += n) {
         n = 1 + got % 3;
         n = n < total - got ? n : total - got;
         for (;;) {
-            if (nnfmq_begin_read(&q, &look) != NNFMQ_DONE)
+            if (nnfmq_begin_read(&q, &counters) != NNFMQ_OK)
                 fail("impossible counters seen by the reader", got);
-            if (look.bytes >= n * QUANTUM)
+            if (counters.bytes >= n * QUANTUM)
                 break;
             if (got % 2)
                 nnfmq_poll(&q, &event, NNFMQ_READER, n * QUANTUM, nnfmq_now() + 20000);
             else
                 nnfmq_sleep(&q, &event, NNFMQ_READER, n * QUANTUM, NNFMQ_NO_DEADLINE);
         }
-        nnfmq_copy_out(&q, look.r, batch, n * QUANTUM);
-        nnfmq_commit_read(&q, look.r, n * QUANTUM);
+        nnfmq_copy_out(&q, counters.r, batch, n * QUANTUM);
+        nnfmq_commit_read(&q, counters.r, n * QUANTUM);
         nnfmq_wake(event.word, NNFMQ_NOT_FULL);
         check(batch, got, n);
     }
-    while (!nnfmq_is_stopped(&event))
+    while (!nnfmq_is_cancelled(&event))
         nnfmq_sleep(&q, &event, NNFMQ_READER, QUANTUM, NNFMQ_NO_DEADLINE);
     atomic_store(&is_done, 1);
     return NULL;
@@ -153,7 +153,7 @@ static void *reader(void *argument) {
 
 /* Flag, OR, wake, once a millisecond until the waiter has left: as the watcher does. */
 static void bury(void) {
-    atomic_store_explicit(&dead_flag, 1, memory_order_release); /* SYNC dead */
+    atomic_store_explicit(&peer_death, 1, memory_order_release); /* SYNC dead */
     for (int i = 0; i < 10000 && !atomic_load(&is_done); i++) {
         nnfmq_wake_all(&event_word);
         nanosleep(&(struct timespec){0, 1000000}, NULL);

@@ -53,12 +53,12 @@ class Setup:
         if self.place == "two_fds" and "ring_memory" not in options:
             one_writer = options.get("one_writer", False)
             options["ring_memory"] = Memory.create(quantum * min(count, COUNT), one_writer=one_writer)
-        return self.stack.enter_context(MessageQueue.create(quantum, count, **{"using": self.core, **options}))
+        return self.stack.enter_context(MessageQueue.create(quantum, count, **{"core": self.core, **options}))
 
     def attach(self, queue: MessageQueue, **options: Any) -> MessageQueue:
         """Attach to a queue as another process would."""
         memories = [Memory.adopt(os.dup(fd)) for fd in queue.fds()]
-        defaults: dict[str, Any] = {"using": self.core, "flavor": queue.flavor}
+        defaults: dict[str, Any] = {"core": self.core, "flavor": queue.flavor}
         descriptor = travelled(queue.descriptor, self.form)
         return self.stack.enter_context(MessageQueue.attach(descriptor, *memories, **{**defaults, **options}))
 

@@ -35,7 +35,7 @@ def outside(memory: Memory) -> bytes:
 
 
 def attached(plain: Setup, memory: Memory, flavor: int, **options: Any) -> MessageQueue:
-    queue = MessageQueue.attach(MQDescriptor(DESCRIPTOR, 8, flavor), memory, flavor=flavor, using=plain.core, **options)
+    queue = MessageQueue.attach(MQDescriptor(DESCRIPTOR, 8, flavor), memory, flavor=flavor, core=plain.core, **options)
     return plain.stack.enter_context(queue)
 
 
@@ -111,6 +111,6 @@ def test_fmq_fuzzer_descriptors(plain: Setup) -> None:
         descriptor = MQDescriptor(grantors, chance.choice([-1, 0, 1, 8, 2**31]), chance.choice([0, 1, 2]))
         memories = [Memory.create(4096) for _ in range(chance.randrange(3))]
         with suppress(QueueCorrupted, InvalidArgument), ExitStack() as stack:
-            queue = stack.enter_context(MessageQueue.attach(descriptor, *memories, using=plain.core))
+            queue = stack.enter_context(MessageQueue.attach(descriptor, *memories, core=plain.core))
             queue.write(bytes(queue.quantum))
         assert all(memory.closed for memory in memories)

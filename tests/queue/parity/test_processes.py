@@ -103,7 +103,7 @@ class Client:
         if self.setup.form == "hidl":
             descriptor = descriptor_formats.from_hidl(descriptor_formats.to_hidl(descriptor))
         queue = MessageQueue.attach(
-            descriptor, *memories, flavor=UNSYNCHRONIZED, reset_pointers=False, using=self.setup.core
+            descriptor, *memories, flavor=UNSYNCHRONIZED, reset_pointers=False, core=self.setup.core
         )
         return self.setup.stack.enter_context(queue)
 
@@ -429,6 +429,6 @@ TYPES: dict[str, tuple[str, tuple[Any, ...]]] = {
 def test_AidlTypeChecks_FixedSizeParcelableTest(core_name: str, kind: str) -> None:
     form, values = TYPES[kind]
     using = cores.load(core_name)
-    with MessageQueue.create(struct.calcsize(form), 64, flavor=UNSYNCHRONIZED, using=using) as queue:
+    with MessageQueue.create(struct.calcsize(form), 64, flavor=UNSYNCHRONIZED, core=using) as queue:
         assert queue.write(struct.pack(form, *values))
         assert struct.unpack(form, queue.read(1) or b"") == values

@@ -45,7 +45,7 @@ def hidl_attach(descriptor: MQDescriptor, setup: Setup) -> str:
     """Return why 4096 bytes of memory are refused for this descriptor, which came in HIDL's form."""
     with pytest.raises(QueueCorrupted) as caught:
         MessageQueue.attach(
-            descriptor_formats.from_hidl(descriptor_formats.to_hidl(descriptor)), Memory.create(4096), using=setup.core
+            descriptor_formats.from_hidl(descriptor_formats.to_hidl(descriptor)), Memory.create(4096), core=setup.core
         )
     return str(caught.value)
 
@@ -116,7 +116,7 @@ def converted(queue: MessageQueue) -> MQDescriptor:
 
 def attach_converted(plain: Setup, queue: MessageQueue, **options: Any) -> MessageQueue:
     memory = Memory.adopt(os.dup(queue.memory.fileno()))
-    attached = MessageQueue.attach(converted(queue), memory, flavor=queue.flavor, using=plain.core, **options)
+    attached = MessageQueue.attach(converted(queue), memory, flavor=queue.flavor, core=plain.core, **options)
     return plain.stack.enter_context(attached)
 
 
@@ -152,7 +152,7 @@ def test_Hidl2AidlOperation_ConvertMultipleFds(plain: Setup) -> None:
     assert [grantor["fdIndex"] for grantor in aidl["grantors"]] == [1, 1, 0]
     mixed = MQDescriptor((Grantor(1, 16, 8), Grantor(0, 24, 8), Grantor(1, 32, 80)), 10)
     memories = Memory.create(64), Memory.create(128)
-    queue = plain.stack.enter_context(MessageQueue.attach(mixed, *memories, using=plain.core))
+    queue = plain.stack.enter_context(MessageQueue.attach(mixed, *memories, core=plain.core))
     assert queue.write(pattern(20)) and queue.read(1) == pattern(10)
     assert bytes(memories[1].view[32:52]) == pattern(20)
     assert (memories[0].view[24], memories[1].view[16]) == (20, 10)
@@ -164,7 +164,7 @@ def test_Hidl2AidlOperation_ConvertMultipleFds(plain: Setup) -> None:
 def test_DoubleFdFailures_InvalidFd(plain: Setup) -> None:
     queue = plain.create(1, 64, ring_memory=Memory.create(64))
     with pytest.raises(InvalidArgument, match="cannot be sealed"):
-        MessageQueue.adopt([os.dup(queue.memory.fileno()), 3000], queue.to_json(), using=plain.core)
+        MessageQueue.adopt([os.dup(queue.memory.fileno()), 3000], queue.to_json(), core=plain.core)
 
 
 def test_DoubleFdFailures_InvalidFdSize(plain: Setup) -> None:
@@ -185,7 +185,7 @@ def test_DoubleFdFailures_LargerFdSize(plain: Setup) -> None:
 @pytest.fixture
 def word(setup: Setup) -> EventFlag:
     """An event flag over a private word that says that the queue is not full."""
-    flag = setup.stack.enter_context(EventFlag.over(memoryview(bytearray(4)), using=setup.core))
+    flag = setup.stack.enter_context(EventFlag.from_buffer(memoryview(bytearray(4)), core=setup.core))
     flag.wake(CUSTOM_NOT_FULL)
     return flag
 

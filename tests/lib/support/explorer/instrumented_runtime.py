@@ -48,13 +48,13 @@ class SeededBug:
 class QueueShape:
     """A queue of the scenario. Its counters start at `start` records, as if it had been in use.
 
-    A `lossy` one is unsynchronized; an overtaken reader keeps `history` records.
+    After an overflow of an unsynchronized one, the reader keeps `history` records.
     """
 
     quantum: int
     count: int
     start: int = 0
-    lossy: bool = False
+    unsynchronized: bool = False
     history: int = 0
 
 
@@ -182,7 +182,9 @@ class Machine:
         self.regions = [self._region(i, shape) for i, shape in enumerate(shapes)]
         self.flags = {process: self._own(f"{process}.dead", 4) for process in processes}
         self.shapes = shapes
-        self.positions = {(p, i): self._own(f"{p}.r{i}", 8) for p in processes for i, s in enumerate(shapes) if s.lossy}
+        self.positions = {
+            (p, i): self._own(f"{p}.r{i}", 8) for p in processes for i, s in enumerate(shapes) if s.unsynchronized
+        }
         self.processes, self.cpu = tuple(processes), 0  # where the process runs whose call is being replayed
         self.making: View | None = None  # what a private counter is made of, while a ring is being made
         self.waiters = {(p, i): self._waiters(f"{p}.waiters{i}") for p in processes for i in range(len(shapes))}
@@ -198,16 +200,16 @@ class Machine:
 
     def _region(self, number: int, shape: QueueShape) -> Region:
         place = self.layouts[number]
-        assert place.event_word is not None
+        assert place.event_flag is not None
         region, q, start = Region(self, place.region_bytes), f"q{number}", shape.start * shape.quantum
         region.places[place.read_counter, 8] = self._place(f"{q}.r", start)
         region.places[place.write_counter, 8] = self._place(f"{q}.w", start)
-        region.places[place.event_word, 4] = self._place(f"{q}.event")
+        region.places[place.event_flag, 4] = self._place(f"{q}.event")
         for i in range(place.ring_bytes):
             region.places[place.ring + i, 1] = self._place(f"{q}.ring[{i}]")
             self.payload.add(region.places[place.ring + i, 1])
         for i in (4, 6):  # the CPU hints
-            region.places[place.event_word + i, 2] = self._place(f"{q}.hint{i}")
+            region.places[place.event_flag + i, 2] = self._place(f"{q}.hint{i}")
         return region
 
     def _own(self, name: str, size: int) -> View:
@@ -220,20 +222,20 @@ class Machine:
         return len(self.initial) - 1
 
     def _address(self, number: int) -> int:
-        event_word = self.layouts[number].event_word
-        assert event_word is not None
-        return (number + 1 << 32) + event_word
+        event_flag = self.layouts[number].event_flag
+        assert event_flag is not None
+        return (number + 1 << 32) + event_flag
 
     def _event_place(self, number: int) -> int:
-        event_word = self.layouts[number].event_word
-        assert event_word is not None
-        return self.regions[number].places[event_word, 4]
+        event_flag = self.layouts[number].event_flag
+        assert event_flag is not None
+        return self.regions[number].places[event_flag, 4]
 
     # ---- code ----
 
     def _load_code(self, faults: Sequence[SeededBug], atomics: str) -> None:
         self.futex = _compiled(futex, faults)
-        self.futex._sleeping_call = self.futex._quick_call = self._system_call
+        self.futex._blocking_call = self.futex._quick_call = self._system_call
         self.pycore = _compiled(_pycore, faults)
         for name in set(vars(self.pycore)) & {name for name in vars(futex) if not name.startswith("_")} - {"ctypes"}:
             setattr(self.pycore, name, getattr(self.futex, name))
@@ -307,12 +309,12 @@ class Machine:
 class PlainAtomic:
     """A fault: the event word changed by a load and a store."""
 
-    def set_bits(self, word: View, address: int, mask: int) -> bool:
+    def fetch_or(self, word: View, address: int, mask: int) -> int:
         old = word[0]
         word[0] = old | mask
-        return bool(old & mask != mask)
+        return int(old)
 
-    def take_bits(self, word: View, address: int, mask: int) -> int:
+    def fetch_clear(self, word: View, address: int, mask: int) -> int:
         old = word[0]
         word[0] = old & ~mask
         return int(old)
@@ -344,7 +346,7 @@ class Bench:
         self.flag.buffer = machine.flags[process]  # type: ignore[assignment]
         self.events: list[Any] = []
         for i, (region, place) in enumerate(zip(machine.regions, machine.layouts, strict=True)):
-            event = pycore.EventFlagWord(region, place.event_word, self.flag.buffer)
+            event = pycore.EventFlagWord(region, place.event_flag, self.flag.buffer)
             if is_watched:
                 event.__class__ = _watched(pycore.EventFlagWord, machine, machine.waiters[process, i])
             self.events.append(event)
@@ -355,8 +357,8 @@ class Bench:
         machine.making = machine.positions.get((process, i))
         try:
             return machine.pycore.Ring(
-                machine.regions[i], machine.layouts[i], None if shape.lossy else event, shared=False, guard=event,
-                lossy=shape.lossy, history_bytes=shape.history * shape.quantum,
+                machine.regions[i], machine.layouts[i], None if shape.unsynchronized else event, shared=False,
+                lifetime=event, unsynchronized=shape.unsynchronized, history_bytes=shape.history * shape.quantum,
             )  # fmt: skip
         finally:
             machine.making = None
@@ -373,7 +375,7 @@ class Bench:
         self.machine.run.perform(("death", process))
 
 
-def _watched(event_word: Any, machine: Machine, place: int) -> Any:
+def _watched(event_flag_word: Any, machine: Machine, place: int) -> Any:
     """Return the class with its count of waiters, which the watcher's thread reads, made a shared word."""
     known: dict[int, Any] = vars(machine.pycore).setdefault("_watched_classes", {})
     if place not in known:
@@ -381,5 +383,5 @@ def _watched(event_word: Any, machine: Machine, place: int) -> Any:
             lambda self: machine.run.perform(("load", place, False)),
             lambda self, value: machine.run.perform(("store", place, value, True)),
         )
-        known[place] = type("WatchedEventWord", (event_word,), {"waiters": count, "__slots__": ()})
+        known[place] = type("WatchedEventFlagWord", (event_flag_word,), {"waiters": count, "__slots__": ()})
     return known[place]

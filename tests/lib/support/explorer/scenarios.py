@@ -90,12 +90,12 @@ def _read_async(bench: Bench, queue: int, n: int) -> object:
     """Try, and sleep in between as the thread of `nnfmq.queue.aio` does, for one queue."""
     ring, size = bench.rings[queue], n * bench.machine.shapes[queue].quantum
     while (data := ring.read_blocking(n, 0)) is None:
-        address = ring.admit()
+        address = ring.begin_wait()
         try:
-            while (expected := ring.arm(bench.machine.pycore.READER, size)) is not None:
+            while (expected := ring.prepare_to_wait(bench.machine.pycore.READER, size)) is not None:
                 bench.machine.futex.futex_waitv([(address, expected)], None)
         finally:
-            ring.dismiss()
+            ring.finish_wait()
     return data
 
 
@@ -221,7 +221,7 @@ def overwriting(
     kind = ("in place, " if in_place else "") + (f"margin {margin}" if margin else "no margin")
     return Scenario(
         f"unsynchronized: {numbers}, {reads} reads, {count}, {kind}" + (f", keeps {history}" if history else ""),
-        (QueueShape(quantum, count, lossy=True, history=history),),
+        (QueueShape(quantum, count, unsynchronized=True, history=history),),
         (
             Thread("writer", "writer", next_write, lambda done, _: done + 1),
             Thread("reader", "reader", lambda d: None if d[0] == reads else believed, fold_read, (0, 0)),
