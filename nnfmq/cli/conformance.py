@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nnfmq.conformance.results import Summary
-    from nnfmq.conformance.running import Settings, Source
+    from nnfmq.conformance.runner import Settings, Source
 
 EXAMPLES = """\
 examples:
@@ -111,7 +111,7 @@ def _pattern(text: str) -> str:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the tests, write and print the results; return 0 if all passed, 1 if not, 2 for wrong usage."""
-    from nnfmq.conformance.running import Settings
+    from nnfmq.conformance.runner import Settings
     from nnfmq.conformance.testmodels import BadFormat
     from nnfmq.service.caching.program_cache import cache_disabled
 
@@ -166,7 +166,7 @@ def _sources(arguments: argparse.Namespace) -> list[Source]:
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> Summary:
     from nnfmq.conformance.results import Summary
-    from nnfmq.conformance.running import count, run_sources
+    from nnfmq.conformance.runner import count, run_sources
     from nnfmq.conformance.testmodels import BadFormat
 
     sources = _sources(arguments)
@@ -216,7 +216,7 @@ def _write(arguments: argparse.Namespace, summary: Summary, duration_ns: int) ->
         known = {"path": arguments.path, "device": arguments.device, "duration_ns": duration_ns}
         arguments.json.write_text(json.dumps({**known, **summary.as_json()}, indent=2) + "\n", encoding="utf-8")
     if arguments.html is not None:
-        from nnfmq.conformance.page import render
+        from nnfmq.conformance.html_report import render
 
         arguments.html.write_text(render(summary, _subject(arguments)), encoding="utf-8")
 
@@ -233,14 +233,14 @@ def _print(screen: Console, summary: Summary, duration_ns: int, verbose: bool) -
     if summary.dumped:
         folder = Path(summary.dumped[0]).parent
         screen.print(f"Random graphs that failed: {len(summary.dumped):,}, in {folder}", soft_wrap=True)
-    outcome = "All tests passed" if summary.is_good else "Some tests failed"
-    screen.print(f"{outcome}; {duration_ns / 1e9:.1f} s.")
+    headline = "All tests passed" if summary.is_good else "Some tests failed"
+    screen.print(f"{headline}; {duration_ns / 1e9:.1f} s.")
 
 
 def _print_failures(screen: Console, summary: Summary, limit: int | None) -> None:
     failures = [(kind, *failed) for kind, tally in summary.kinds.items() for failed in tally.failed]
-    for kind, name, verdict in failures[:limit]:
-        screen.print(f"FAILED {name} ({kind.replace('_', ' ')}): {verdict.reason}", soft_wrap=True)
+    for kind, name, outcome in failures[:limit]:
+        screen.print(f"FAILED {name} ({kind.replace('_', ' ')}): {outcome.reason}", soft_wrap=True)
     if limit is not None and len(failures) > limit:
         screen.print(f"... and {len(failures) - limit:,} more: --verbose prints all, --json and --html write them")
 

@@ -1,7 +1,7 @@
-"""Test models as data: read them, run them through an engine or a driver, and judge what comes back.
+"""Conformance tests: read test models, run them on an engine or a driver, and evaluate the results.
 
-The format and what passes are those of the test vectors' own description; nothing here knows a test by its name.
-`testmodels` reads, `criteria` judges outputs, `variants` derives what the data leaves out, `targets` executes, `cases`
-runs one test model with its variants, `running` runs many, `results` and `page` report. `random_graphs` makes test
+Format and criteria are those of the test vectors' description; no test model is treated specially by its name.
+`testmodels` reads them, `variants` derives further tests, `targets` executes, `criteria` compares outputs, `cases` runs
+one test model with its variants, `runner` runs many, `results` and `html_report` report. `random_graphs` generates test
 models, of the `random_classes` or of others that a caller defines.
 """

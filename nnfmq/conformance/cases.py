@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnfmq.conformance import variants
-from nnfmq.conformance.criteria import Complaint, complaints, coupling_complaints
-from nnfmq.conformance.targets import Answered, Asked, Prepared, Target
+from nnfmq.conformance.criteria import OutputMismatch, compare_outputs, coupling_mismatches
+from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest, Prepared, Target
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, Array, Line, TestModel, read
 from nnfmq.hal.errors import (
     DeadObject,
@@ -42,23 +42,25 @@ _REFUSED = (_UNSPECIFIED_BOUNDARY, _UNSPECIFIED_OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What came out of one test of one kind; the reason says why it did not pass."""
+class TestOutcome:
+    """The outcome of one kind of test on a test model: PASSED, or FAILED or SKIPPED with a reason."""
+
+    __test__ = False  # not a test case of pytest
 
     kind: str
-    outcome: str
+    status: str
     reason: str = ""
-    complaints: tuple[Complaint, ...] = ()
+    mismatches: tuple[OutputMismatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All verdicts on one test model, the operations and operand types that it uses, and how long it took."""
+    """The outcomes of a test model and its variants, the operations and operand types that it uses, and the time."""
 
     name: str
     spec: str
     cells: tuple[tuple[str, str], ...]
-    verdicts: tuple[Verdict, ...]
+    outcomes: tuple[TestOutcome, ...]
     duration_ns: int
     dumped: str = ""
     """The file that a failing random graph was written to."""
@@ -66,38 +68,39 @@ class Result:
     @property
     def has_failed(self) -> bool:
         """Return True if the test model or one of its variants failed."""
-        return any(verdict.outcome == FAILED for verdict in self.verdicts)
+        return any(outcome.status == FAILED for outcome in self.outcomes)
 
 
 class _Skip(Exception):
-    """Raised inside this module with the reason."""
+    """The test is skipped, for the reason in the message. Does not leave this module."""
 
 
 class _Declined(_Skip):
-    """The device declines an operation of the model."""
+    """The device does not support an operation of the model."""
 
 
 class _Failure(Exception):
-    """Raised inside this module with what is wrong."""
+    """The test failed, for the reason in the message. Does not leave this module."""
 
-    def __init__(self, *found: Complaint) -> None:
-        super().__init__("; ".join(complaint.reason for complaint in found))
-        self.complaints = found
+    def __init__(self, *found: OutputMismatch) -> None:
+        super().__init__("; ".join(mismatch.reason for mismatch in found))
+        self.mismatches = found
 
 
 def run_test(test: TestModel, target: Target) -> Result:
-    """Run a test model and its variants; blocks until all are judged."""
+    """Run a test model and its variants, and evaluate the results. Blocks."""
     began_ns = time.monotonic_ns()
-    own = _judged(MODEL, test, target)
-    verdicts = [own]
+    own = _evaluate(MODEL, test, target)
+    outcomes = [own]
     for kind in variants.kinds_of(test):
         if kind == variants.INSUFFICIENT_OUTPUT and not target.can_be_short:
             continue
-        # Of a pair, both are declined or none; but what the HAL has refused is refused in either form.
-        skips = own.outcome == SKIPPED and (kind != variants.INT8_COUPLING or own.reason in _REFUSED)
-        verdicts.append(Verdict(kind, SKIPPED, own.reason) if skips else _judged(kind, test, target))
+        # The variants of a skipped model are skipped. Except the int8 form, which must be unsupported as well, unless
+        # the HAL requires the model to be rejected.
+        skips = own.status == SKIPPED and (kind != variants.INT8_COUPLING or own.reason in _REFUSED)
+        outcomes.append(TestOutcome(kind, SKIPPED, own.reason) if skips else _evaluate(kind, test, target))
     spent_ns = time.monotonic_ns() - began_ns
-    return Result(test.name, str(test.line["spec"]), tuple(cells(test.line)), tuple(verdicts), spent_ns)
+    return Result(test.name, str(test.line["spec"]), tuple(cells(test.line)), tuple(outcomes), spent_ns)
 
 
 def cells(line: Line) -> Iterable[tuple[str, str]]:
@@ -110,23 +113,23 @@ def cells(line: Line) -> Iterable[tuple[str, str]]:
     return sorted(found)
 
 
-def _judged(kind: str, test: TestModel, target: Target) -> Verdict:
+def _evaluate(kind: str, test: TestModel, target: Target) -> TestOutcome:
     try:
         _RUN[kind](test, target)
     except _Skip as skip:
-        return Verdict(kind, SKIPPED, str(skip))
+        return TestOutcome(kind, SKIPPED, str(skip))
     except _Failure as failure:
-        return Verdict(kind, FAILED, str(failure), failure.complaints)
+        return TestOutcome(kind, FAILED, str(failure), failure.mismatches)
     except DeadObject as error:
         target.close()
-        return Verdict(kind, FAILED, f"the driver died: {error}")
+        return TestOutcome(kind, FAILED, f"the driver died: {error}")
     except NnfmqError as error:
-        return Verdict(kind, FAILED, f"{status_for_error(error).name}: {error}")
+        return TestOutcome(kind, FAILED, f"{status_for_error(error).name}: {error}")
     except Exception as error:  # noqa: BLE001  a bug in what is tested fails this test, and the others go on
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}:{place.lineno}"
-        return Verdict(kind, FAILED, f"{type(error).__name__} escaped at {where}: {error}")
-    return Verdict(kind, PASSED)
+        return TestOutcome(kind, FAILED, f"{type(error).__name__} escaped at {where}: {error}")
+    return TestOutcome(kind, PASSED)
 
 
 # ------------------------------------------------------------------------------------------------ the kinds
@@ -166,14 +169,14 @@ def _require_refusal(model: Model, target: Target) -> None:
             pass
     except InvalidArgument:
         raise _Skip(_UNSPECIFIED_BOUNDARY) from None
-    raise _Failure(Complaint("control-flow boundaries of unknown size were accepted; N-VAL-20 has them refused"))
+    raise _Failure(OutputMismatch("control-flow boundaries of unknown size were accepted; N-VAL-20 has them refused"))
 
 
 def _run_failing(test: TestModel, target: Target) -> None:
     endless = test.model.main.operations[0].type == OperationType.WHILE
     wanted = MissedDeadline if endless else NnfmqError
     try:
-        # Declining an endless loop is no missed deadline; a model that is invalid must be refused by every device.
+        # An unsupported endless loop is skipped; an invalid model must be rejected by every device.
         with _prepared(test.model, target) if endless else target.prepared(test.model) as prepared:
             _execute(prepared, test, loop_timeout_ns=_ENDLESS_NS if endless else None)
     except DeadObject:
@@ -182,44 +185,44 @@ def _run_failing(test: TestModel, target: Target) -> None:
         if isinstance(error, wanted):
             return
         wrong = f"the loop never ends: MISSED_DEADLINE is expected, actual {status_for_error(error).name}: {error}"
-        raise _Failure(Complaint(wrong)) from error
-    raise _Failure(Complaint("preparing or executing it must fail; both succeeded"))
+        raise _Failure(OutputMismatch(wrong)) from error
+    raise _Failure(OutputMismatch("preparing or executing it must fail; both succeeded"))
 
 
 def _run_passing(test: TestModel, target: Target) -> None:
-    _compare(test, _answered(test, test.model, target))
+    _compare(test, _executed(test, test.model, target))
 
 
 def _run_coupled(test: TestModel, target: Target) -> None:
-    """Run a uint8 model and its int8 form: both are supported or neither, and their outputs are 128 apart (TST-12)."""
+    """Run a uint8 model and its int8 form: both or neither are supported, and outputs differ by 128 (TST-12)."""
     _require_level(test, target)
     if target.feature_level < _INT8_LEVEL:
         raise _Skip(f"int8 came with feature level {_INT8_LEVEL}, the device has {target.feature_level}")
     coupled = read(variants.signed(test.line))
-    unsigned, signed = _answered_unless_declined(test, target), _answered_unless_declined(coupled, target)
+    unsigned, signed = _executed_unless_declined(test, target), _executed_unless_declined(coupled, target)
     if isinstance(unsigned, _Declined) and isinstance(signed, _Declined):
         raise unsigned
     if isinstance(unsigned, _Declined):
-        raise _Failure(Complaint(f"the int8 model is supported, so the uint8 one must be: {unsigned}"))
+        raise _Failure(OutputMismatch(f"the int8 model is supported, so the uint8 one must be: {unsigned}"))
     if isinstance(signed, _Declined):
-        raise _Failure(Complaint(f"the uint8 model is supported, so this one must be: {signed}"))
+        raise _Failure(OutputMismatch(f"the uint8 model is supported, so this one must be: {signed}"))
     _compare(coupled, signed)
-    if apart := coupling_complaints(test, _arrays(test, unsigned), _arrays(coupled, signed)):
+    if apart := coupling_mismatches(test, _arrays(test, unsigned), _arrays(coupled, signed)):
         raise _Failure(*apart)
 
 
-def _answered_unless_declined(test: TestModel, target: Target) -> Answered | _Declined:
+def _executed_unless_declined(test: TestModel, target: Target) -> ExecutionOutput | _Declined:
     try:
-        return _answered(test, test.model, target)
+        return _executed(test, test.model, target)
     except _Declined as declined:
         return declined
 
 
 def _run_unknown_shapes(test: TestModel, target: Target) -> None:
-    answered = _answered(test, variants.with_unknown_output_shapes(test.model), target)
-    if not answered.shapes:
-        raise _Failure(Complaint("no output shapes are reported; the outputs' shapes are unknown in the model"))
-    _compare(test, answered)
+    executed = _executed(test, variants.with_unknown_output_shapes(test.model), target)
+    if not executed.shapes:
+        raise _Failure(OutputMismatch("no output shapes are reported; the outputs' shapes are unknown in the model"))
+    _compare(test, executed)
 
 
 def _run_short(test: TestModel, target: Target) -> None:
@@ -227,31 +230,31 @@ def _run_short(test: TestModel, target: Target) -> None:
         if target.refuses_unspecified_outputs:
             _require_refused_execution(prepared, test)
         try:
-            prepared.execute(Asked(test.inputs, test.expected, short_bytes=1))
+            prepared.execute(ExecutionRequest(test.inputs, test.expected, short_bytes=1))
         except OutputInsufficientSize as error:
             _check_short(test, error.output_shapes)
         else:
-            raise _Failure(Complaint("a buffer one byte short was accepted; OUTPUT_INSUFFICIENT_SIZE is expected"))
+            raise _Failure(OutputMismatch("a buffer one byte short was accepted; OUTPUT_INSUFFICIENT_SIZE is expected"))
 
 
 def _check_short(test: TestModel, shapes: tuple[OutputShape, ...]) -> None:
     if len(shapes) != len(test.expected):
-        raise _Failure(Complaint(f"{len(shapes)} output shapes are reported; expected {len(test.expected)}"))
-    found = list(_short_complaints(test, shapes))
+        raise _Failure(OutputMismatch(f"{len(shapes)} output shapes are reported; expected {len(test.expected)}"))
+    found = list(_short_mismatches(test, shapes))
     if found:
         raise _Failure(*found)
 
 
-def _short_complaints(test: TestModel, shapes: tuple[OutputShape, ...]) -> Iterator[Complaint]:
+def _short_mismatches(test: TestModel, shapes: tuple[OutputShape, ...]) -> Iterator[OutputMismatch]:
     for number, (want, got) in enumerate(zip(test.expected, shapes, strict=True)):
         operand = f"operand {test.model.main.output_indexes[number]}"
         if got.is_sufficient != (number > 0):
-            yield Complaint(f"{operand}: expected isSufficient {number > 0}, actual {got.is_sufficient}")
+            yield OutputMismatch(f"{operand}: expected isSufficient {number > 0}, actual {got.is_sufficient}")
         fits = len(got.dimensions) == want.ndim and all(
             a in (0, w) for a, w in zip(got.dimensions, want.shape, strict=True)
         )
         if got.dimensions and not fits:
-            yield Complaint(f"{operand}: expected shape {list(want.shape)}, actual {list(got.dimensions)}")
+            yield OutputMismatch(f"{operand}: expected shape {list(want.shape)}, actual {list(got.dimensions)}")
 
 
 _RUN = {
@@ -265,7 +268,7 @@ _RUN = {
 # ------------------------------------------------------------------------------------------------ executing
 
 
-def _answered(test: TestModel, model: Model, target: Target) -> Answered:
+def _executed(test: TestModel, model: Model, target: Target) -> ExecutionOutput:
     with _prepared(model, target) as prepared:
         if target.refuses_unspecified_outputs and not _has_specified_outputs(model):
             _require_refused_execution(prepared, test)
@@ -282,12 +285,12 @@ def _require_refused_execution(prepared: Prepared, test: TestModel) -> None:
         _execute(prepared, test)
     except InvalidArgument:
         raise _Skip(_UNSPECIFIED_OUTPUT) from None
-    raise _Failure(Complaint("outputs not fully specified were accepted; N-FEN-1 and N-FEN-2 have them refused"))
+    raise _Failure(OutputMismatch("outputs not fully specified were accepted; N-FEN-1 and N-FEN-2 have them refused"))
 
 
 @contextmanager
 def _prepared(model: Model, target: Target) -> Iterator[Prepared]:
-    """Prepare a model for the length of a `with`; where the device declines it, the test is skipped."""
+    """Prepare a model, until the block ends. Skips the test if the device does not support the model."""
     with ExitStack() as stack:
         try:
             prepared = stack.enter_context(target.prepared(model))
@@ -300,25 +303,25 @@ def _prepared(model: Model, target: Target) -> Iterator[Prepared]:
         yield prepared
 
 
-def _execute(prepared: Prepared, test: TestModel, loop_timeout_ns: int | None = None) -> Answered:
-    return prepared.execute(Asked(test.inputs, test.expected, loop_timeout_ns=loop_timeout_ns))
+def _execute(prepared: Prepared, test: TestModel, loop_timeout_ns: int | None = None) -> ExecutionOutput:
+    return prepared.execute(ExecutionRequest(test.inputs, test.expected, loop_timeout_ns=loop_timeout_ns))
 
 
-def _compare(test: TestModel, answered: Answered) -> None:
-    """Raise what is wrong; where outputs were fully specified, no shapes may be reported at all."""
-    shapes = answered.shapes or tuple(OutputShape(_stated(test, number)) for number in range(len(test.expected)))
-    found = complaints(test, shapes, _arrays(test, answered))
+def _compare(test: TestModel, executed: ExecutionOutput) -> None:
+    """Raise _Failure if outputs are wrong. Shapes need not be reported if all outputs are fully specified."""
+    shapes = executed.shapes or tuple(OutputShape(_stated(test, number)) for number in range(len(test.expected)))
+    found = compare_outputs(test, shapes, _arrays(test, executed))
     if found:
         raise _Failure(*found)
 
 
-def _arrays(test: TestModel, answered: Answered) -> list[Array]:
+def _arrays(test: TestModel, executed: ExecutionOutput) -> list[Array]:
     """Return the outputs in the expected types and shapes."""
-    return [_array(expected, raw) for expected, raw in zip(test.expected, answered.outputs, strict=True)]
+    return [_array(expected, raw) for expected, raw in zip(test.expected, executed.outputs, strict=True)]
 
 
 def _stated(test: TestModel, number: int) -> tuple[int, ...]:
-    """Return the dimensions that the model states of an output; an unknown one is not an answer."""
+    """Return the dimensions of an output in the model, which may be unknown (0)."""
     operand = test.model.main.operands[test.model.main.output_indexes[number]]
     return () if is_scalar(operand.type) else operand.dimensions
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from nnfmq.conformance.drawing import Limits
-from nnfmq.conformance.random_graphs import MOST_REAL, Criteria, GraphClass, generate, name_of
+from nnfmq.conformance.random_graphs import MAX_REAL, Criteria, GraphClass, generate, name_of
+from nnfmq.conformance.random_source import GraphLimits
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, Criterion, Line
 from nnfmq.hal.types import OperandType, OperationType
 
@@ -26,7 +26,7 @@ SEEDS = (0, 49)
 USUAL_FAMILIES = ("single", "small", "large")
 FAMILIES = (*USUAL_FAMILIES, "quantized", "later")
 
-_WIDE, _NARROW = Limits(1000), Limits(10)
+_WIDE, _NARROW = GraphLimits(1000), GraphLimits(10)
 _FLOAT32, _FLOAT16 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16
 _CODES = tuple(type for type in OperandType if "QUANT" in type.name)
 _EXACT: dict[OperandType, Criterion] = {
@@ -38,7 +38,7 @@ _EXACT: dict[OperandType, Criterion] = {
 
 def _criteria(float32: Criterion, float16: Criterion, codes: Criterion) -> Criteria:
     floats = {_FLOAT32: float32, _FLOAT16: float16}
-    judged = {type: replace(rule, skip_above=MOST_REAL[type]) for type, rule in floats.items()}
+    judged = {type: replace(rule, skip_above=MAX_REAL[type]) for type, rule in floats.items()}
     return {**judged, **dict.fromkeys(_CODES, codes), **_EXACT}
 
 

@@ -4,7 +4,7 @@ A graph grows operation by operation, on concrete arrays: each takes results of 
 values fit, and draws the rest. So every graph is connected as far as it can be, its shapes are right by
 construction, and no operation gets values that it is not defined for. What a graph is drawn from, how large it is and
 how it is judged is a `GraphClass`, which is data (`random_classes` has those of the command). The expected outputs are
-the reference's; those of a single operation are computed in float32 (`golden`).
+the reference's; those of a single operation are computed in float32 (`oracle`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from nnfmq.conformance import golden
-from nnfmq.conformance.drawing import FIXED_QUANTIZATION, Draw, Limits, Quantization, Rejected, Sign
-from nnfmq.conformance.random_operations import RECIPES
-from nnfmq.conformance.random_recipes import Recipe, Request, Wanted
+from nnfmq.conformance import oracle
+from nnfmq.conformance.operation_generators import OperandSpec, OperationGenerator, Request
+from nnfmq.conformance.random_operations import GENERATORS
+from nnfmq.conformance.random_source import FIXED_QUANTIZATION, Discard, GraphLimits, Quantization, RandomSource, Sign
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, FORMAT, Array, Criterion, Line
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, OperationType, is_scalar
@@ -32,9 +32,9 @@ from nnfmq.operations.signature import NUMPY_TYPES, V1_2, V1_3, Declaration, Ove
 _ATTEMPTS = 1000
 _JOINS = 0.7  # how often an argument is an earlier result, where one fits
 _CONSTANT = 0.5
-_MOST_BIAS = 4096
+_MAX_BIAS = 4096
 _OUTPUT_SCALES = (0.25, 4.0)  # times that of the first input
-MOST_REAL = {OperandType.TENSOR_FLOAT32: 1e3, OperandType.TENSOR_FLOAT16: 1e2}
+MAX_REAL = {OperandType.TENSOR_FLOAT32: 1e3, OperandType.TENSOR_FLOAT16: 1e2}
 """A float result above is not judged, and feeds no other operation."""
 _FEEDING_SCALES = (2.0**-16, 2.0**10)
 """Codes of other scales feed no other operation: in a chain of products, scales would run away."""
@@ -56,7 +56,7 @@ class GraphClass:
 
     name: str
     family: str
-    limits: Limits
+    limits: GraphLimits
     criteria: Criteria
     operation_count: int = 1
     type: OperandType | None = None
@@ -111,7 +111,7 @@ class Usage:
 def usages(graph_class: GraphClass) -> dict[OperationType, list[Usage]]:
     """Return what the graphs of a class are drawn from, by operation."""
     found: dict[OperationType, list[Usage]] = {}
-    for code in RECIPES if graph_class.code is None else (graph_class.code,):
+    for code in GENERATORS if graph_class.code is None else (graph_class.code,):
         chosen = [usage for usage in _all_usages(code) if _belongs(graph_class, usage)]
         if chosen:
             found[code] = chosen
@@ -126,8 +126,8 @@ def _all_usages(code: OperationType) -> tuple[Usage, ...]:
 
 
 def _belongs(graph_class: GraphClass, usage: Usage) -> bool:
-    recipe = RECIPES[usage.declaration.code]
-    fits = graph_class.type in (None, usage.first_type) and (graph_class.rank in (None, *recipe.ranks))
+    generator = GENERATORS[usage.declaration.code]
+    fits = graph_class.type in (None, usage.first_type) and (graph_class.rank in (None, *generator.ranks))
     if graph_class.exact_level is not None:
         return fits and usage.level == graph_class.exact_level
     return fits and usage.level <= graph_class.level
@@ -153,7 +153,7 @@ class _Value:
         if self.operand.scale and not _FEEDING_SCALES[0] <= self.operand.scale <= _FEEDING_SCALES[1]:
             return False
         reals = self.array.astype(np.float64) - self.operand.zero_point
-        most = MOST_REAL.get(type)
+        most = MAX_REAL.get(type)
         return (most is None or bool(np.all(np.abs(reals) <= most))) and sign.holds(reals)
 
 
@@ -162,7 +162,7 @@ class _Node:
     """An operation under construction: the values that its parameters get, in order."""
 
     usage: Usage
-    recipe: Recipe
+    generator: OperationGenerator
     nchw: bool
     first: _Value | None = None
     inputs: list[_Value] = field(default_factory=list)
@@ -180,43 +180,43 @@ class _Node:
 class _Graph:
     """A graph that grows. An operation that is rejected leaves nothing behind."""
 
-    def __init__(self, draw: Draw, highest_level: int) -> None:
-        self.draw = draw
+    def __init__(self, rng: RandomSource, highest_level: int) -> None:
+        self.rng = rng
         self.highest_level = highest_level
         self.level = 0
         self.values: list[_Value] = []
         self.operations: list[tuple[OperationType, list[_Value], list[_Value]]] = []
-        self.calls: list[golden.Call] = []
+        self.calls: list[oracle.OperationCall] = []
 
     def add(self, usage: Usage, rank: int) -> None:
         """Draw one operation and compute it. Raises Rejected."""
-        recipe, names = RECIPES[usage.declaration.code], [p.name for p in usage.parameters]
-        node = _Node(usage, recipe, "nchw" in names and self.draw.chance())
+        generator, names = GENERATORS[usage.declaration.code], [p.name for p in usage.parameters]
+        node = _Node(usage, generator, "nchw" in names and self.rng.chance())
         shape = self._choose_first(node, rank)
         types = {p.name: usage.type_of(p.type) for p in usage.parameters}
-        arguments = recipe.arguments(self.draw, Request(shape, usage.first_type, types)) | {"nchw": node.nchw}
+        arguments = generator.arguments(self.rng, Request(shape, usage.first_type, types)) | {"nchw": node.nchw}
         for parameter in usage.parameters:
             node.inputs += self._given(node, parameter, arguments)
         self._compute(node, arguments)
 
     def _choose_first(self, node: _Node, rank: int) -> Shape:
         """Choose the array that the operation is about; return its shape, NHWC."""
-        recipe, first, type = node.recipe, node.usage.first, node.usage.first_type
+        generator, first, type = node.generator, node.usage.first, node.usage.first_type
         if first is None:
-            return recipe.shape(self.draw, rank)
+            return generator.shape(self.rng, rank)
         turned = node.is_turned(first.name)
         fitting = [
             value
             for value in self.values
-            if len(value.operand.dimensions) in recipe.ranks
-            and value.can_feed(type, recipe.sign)
-            and recipe.accepts(_turned(value.operand.dimensions, _TO_NHWC, turned))
+            if len(value.operand.dimensions) in generator.ranks
+            and value.can_feed(type, generator.sign)
+            and generator.accepts(_turned(value.operand.dimensions, _TO_NHWC, turned))
         ]
-        if fitting and self.draw.chance(_JOINS):
+        if fitting and self.rng.chance(_JOINS):
             node.first = self._joined(fitting)
             return _turned(node.first.operand.dimensions, _TO_NHWC, turned)
-        shape = recipe.shape(self.draw, rank)
-        wanted = Wanted(_turned(shape, _TO_NCHW, turned), recipe.sign)
+        shape = generator.shape(self.rng, rank)
+        wanted = OperandSpec(_turned(shape, _TO_NCHW, turned), generator.sign)
         node.first = self._new_array(node, first, type, wanted)
         return shape
 
@@ -227,11 +227,11 @@ class _Graph:
             others = arguments.get(parameter.name, ()) if parameter.repeated else ()
             return [node.first, *(self._array(node, parameter, wanted) for wanted in others)]
         given = arguments[parameter.name]
-        if isinstance(given, Wanted):
+        if isinstance(given, OperandSpec):
             return [self._array(node, parameter, given)]
         return [_control(node, node.usage.type_of(parameter.type), parameter.name, given)]
 
-    def _array(self, node: _Node, parameter: Parameter, wanted: Wanted) -> _Value:
+    def _array(self, node: _Node, parameter: Parameter, wanted: OperandSpec) -> _Value:
         type = node.usage.type_of(parameter.type)
         turned = node.is_turned(parameter.name)
         wanted = replace(wanted, shape=_turned(wanted.shape, _TO_NCHW, turned))
@@ -243,14 +243,14 @@ class _Graph:
             and value.can_feed(type, wanted.sign)
             and needed in (None, _quantization_of(value.operand))
         ]
-        if wanted.values is None and fitting and self.draw.chance(_JOINS):
+        if wanted.values is None and fitting and self.rng.chance(_JOINS):
             return self._joined(fitting)
         return self._new_array(node, parameter, type, wanted, needed)
 
     def _joined(self, fitting: list[_Value]) -> _Value:
         """Choose an earlier result; one that nothing has read is preferred."""
         unread = [value for value in fitting if not value.consumers]
-        return self.draw.choice(unread if unread and self.draw.chance(_JOINS) else fitting)
+        return self.rng.choice(unread if unread and self.rng.chance(_JOINS) else fitting)
 
     def _needed_quantization(self, node: _Node, parameter: Parameter, type: OperandType) -> Quantization | None:
         """Return the scale and zero point that an argument has to have, if any."""
@@ -268,30 +268,30 @@ class _Graph:
         node: _Node,
         parameter: Parameter,
         type: OperandType,
-        wanted: Wanted,
+        wanted: OperandSpec,
         needed: Quantization | None = None,
     ) -> _Value:
-        if math.prod(wanted.shape) > self.draw.limits.elements:
-            raise Rejected("an argument with too many elements")
-        quant = self.draw.quantization(type) if needed is None else needed
+        if math.prod(wanted.shape) > self.rng.limits.elements:
+            raise Discard("an argument with too many elements")
+        quant = self.rng.quantization(type) if needed is None else needed
         channels = self._channel_quant(node, type, wanted.shape)
         values = wanted.values
         if values is None and parameter.name == "bias" and needed is not None:
             values = self._bias(wanted.shape)
         if values is None:
-            values = self.draw.values(type, wanted.shape, wanted.sign, quant.zero_point)
+            values = self.rng.values(type, wanted.shape, wanted.sign, quant.zero_point)
         operand = Operand(type, wanted.shape, quant.scale, quant.zero_point, channel_quant=channels)
         return _Value(operand, values, is_free=True)
 
     def _bias(self, shape: Shape) -> Array:
-        spread = np.floor(self.draw.fractions(math.prod(shape)) * (2 * _MOST_BIAS)) - _MOST_BIAS
+        spread = np.floor(self.rng.fractions(math.prod(shape)) * (2 * _MAX_BIAS)) - _MAX_BIAS
         return np.asarray(spread.reshape(shape), np.int32)
 
     def _channel_quant(self, node: _Node, type: OperandType, shape: Shape) -> ChannelQuant | None:
         if type != OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
             return None
         dimension = 3 if node.usage.declaration.code == OperationType.DEPTHWISE_CONV_2D else 0
-        return ChannelQuant(tuple(self.draw.real(0.1, 2.0) for _ in range(shape[dimension])), dimension)
+        return ChannelQuant(tuple(self.rng.real(0.1, 2.0) for _ in range(shape[dimension])), dimension)
 
     def _compute(self, node: _Node, arguments: Mapping[str, Any]) -> None:
         declaration = node.usage.declaration
@@ -299,48 +299,48 @@ class _Graph:
         columns, _ = declaration.expand_outputs(count) or ((), 0)
         outputs = tuple(self._output(node, number, column) for number, column in enumerate(columns))
         operands, arrays = tuple(v.operand for v in node.inputs), tuple(v.array for v in node.inputs)
-        call = golden.Call(declaration.code, operands, arrays, outputs)
-        if node.recipe.fitted and outputs[0].scale:
-            call = replace(call, outputs=(golden.fitted(call, outputs[0]),))
-        results = golden.computed(call)
+        call = oracle.OperationCall(declaration.code, operands, arrays, outputs)
+        if node.generator.fitted and outputs[0].scale:
+            call = replace(call, outputs=(oracle.fitted(call, outputs[0]),))
+        results = oracle.computed(call)
         self._check_size(results)
         shaped = tuple(replace(o, dimensions=array.shape) for o, array in zip(call.outputs, results, strict=True))
         call = replace(call, outputs=shaped)
         level = call.matched().level
         if level > self.highest_level:
-            raise Rejected("values that need a newer feature level")
+            raise Discard("values that need a newer feature level")
         self._keep(node, call, results, level)
 
     def _check_size(self, results: Sequence[Array]) -> None:
         for array in results:
-            if not 0 < array.size <= self.draw.limits.elements:
-                raise Rejected("a result with no elements, or too many")
+            if not 0 < array.size <= self.rng.limits.elements:
+                raise Discard("a result with no elements, or too many")
             if array.dtype.kind == "f" and bool(np.isnan(array).any()):
-                raise Rejected("a result that is no number")
+                raise Discard("a result that is no number")
 
     def _output(self, node: _Node, number: int, column: Any) -> Operand:
         """Return an output without its shape."""
         type = node.usage.type_of(column)
-        quant = self.draw.quantization(type)
+        quant = self.rng.quantization(type)
         is_fixed = type in FIXED_QUANTIZATION
-        if node.recipe.fixed_output is not None and not is_fixed:
-            scale, zero = node.recipe.fixed_output
+        if node.generator.fixed_output is not None and not is_fixed:
+            scale, zero = node.generator.fixed_output
             quant = Quantization(scale, zero - 128 * (type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED))
         elif node.usage.declaration.code == OperationType.HASHTABLE_LOOKUP and number == 1:
             quant = Quantization(1.0)
         elif node.first is not None and not is_fixed and self._keeps_quantization(node, number):
             quant = _quantization_of(node.first.operand)
         elif node.first is not None and not is_fixed and node.first.operand.scale:
-            factor = self.draw.real(*_OUTPUT_SCALES)
+            factor = self.rng.real(*_OUTPUT_SCALES)
             quant = replace(quant, scale=float(np.float32(node.first.operand.scale * factor)))
         return Operand(type, (), quant.scale, quant.zero_point)
 
     def _keeps_quantization(self, node: _Node, number: int) -> bool:
         declaration = node.usage.declaration
         is_early = declaration.code == OperationType.CONCATENATION and self.highest_level < V1_2
-        return declaration.same_quantization or number in node.recipe.keeps or is_early
+        return declaration.same_quantization or number in node.generator.keeps or is_early
 
-    def _keep(self, node: _Node, call: golden.Call, results: Sequence[Array], level: int) -> None:
+    def _keep(self, node: _Node, call: oracle.OperationCall, results: Sequence[Array], level: int) -> None:
         self.level = max(self.level, level)
         outputs = [_Value(o, array, is_result=True) for o, array in zip(call.outputs, results, strict=True)]
         for value in node.inputs:
@@ -382,8 +382,8 @@ def generate(graph_class: GraphClass, seed: int) -> Line:
 
     Raises GeneralFailure where a class asks for what its limits do not allow.
     """
-    draw = Draw([zlib.crc32(graph_class.name.encode()), seed], graph_class.limits)
-    graph = _Graph(draw, graph_class.highest_level)
+    rng = RandomSource([zlib.crc32(graph_class.name.encode()), seed], graph_class.limits)
+    graph = _Graph(rng, graph_class.highest_level)
     choices = usages(graph_class)
     for _ in range(graph_class.operation_count):
         _grow(graph, graph_class, choices)
@@ -392,12 +392,12 @@ def generate(graph_class: GraphClass, seed: int) -> Line:
 
 def _grow(graph: _Graph, graph_class: GraphClass, choices: Mapping[OperationType, list[Usage]]) -> None:
     for _ in range(_ATTEMPTS):
-        code = graph.draw.choice(list(choices))
-        usage = graph.draw.choice(choices[code])
-        rank = graph.draw.choice(RECIPES[code].ranks) if graph_class.rank is None else graph_class.rank
+        code = graph.rng.choice(list(choices))
+        usage = graph.rng.choice(choices[code])
+        rank = graph.rng.choice(GENERATORS[code].ranks) if graph_class.rank is None else graph_class.rank
         try:
             graph.add(usage, rank)
-        except Rejected:
+        except Discard:
             continue
         return
     raise GeneralFailure(f"{graph_class.name}: no operation fits its limits in {_ATTEMPTS} attempts")
@@ -430,7 +430,7 @@ def _expect(graph: _Graph) -> None:
     """Put what is expected of a single operation in the place of what it gave."""
     if len(graph.calls) == 1:
         _, _, outputs = graph.operations[0]
-        for value, array in zip(outputs, golden.expected(graph.calls[0]), strict=True):
+        for value, array in zip(outputs, oracle.expected(graph.calls[0]), strict=True):
             value.array = array
 
 
@@ -438,8 +438,8 @@ def _lifetimes(graph: _Graph) -> list[LifeTime]:
     free = [number for number, value in enumerate(graph.values) if value.is_free]
     if not free:  # a model has an input
         free = [n for n, v in enumerate(graph.values) if not v.is_result and v.array is not None and v.array.ndim][:1]
-    asked = {number for number in free if not graph.draw.chance(_CONSTANT)} or {graph.draw.choice(free)}
-    return [_lifetime(graph, value, number in asked) for number, value in enumerate(graph.values)]
+    execution = {number for number in free if not graph.rng.chance(_CONSTANT)} or {graph.rng.choice(free)}
+    return [_lifetime(graph, value, number in execution) for number, value in enumerate(graph.values)]
 
 
 def _lifetime(graph: _Graph, value: _Value, is_asked: bool) -> LifeTime:
@@ -449,7 +449,7 @@ def _lifetime(graph: _Graph, value: _Value, is_asked: bool) -> LifeTime:
         return LifeTime.NO_VALUE
     if is_asked:
         return LifeTime.SUBGRAPH_INPUT
-    return graph.draw.choice((LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE))
+    return graph.rng.choice((LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE))
 
 
 def _operand(number: int, value: _Value, lifetime: LifeTime) -> Line:

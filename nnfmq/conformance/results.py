@@ -1,7 +1,7 @@
-"""The sum of a run: counts by kind, what failed and why, what was skipped and why, and the matrix.
+"""Summary of a run: counts for each kind of test, failures and skips with reasons, and the coverage matrix.
 
-Results are added as they come, and only failures and skips keep their names. `total`, `passed`, `failed` and `skipped`
-are about the test models of the data; `variants` holds the same four for each derived kind.
+Results are added as they arrive; names are kept of failures and skips only. In JSON, `total`, `passed`, `failed` and
+`skipped` count the test models of the data; `variants` has the same four for each derived kind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, Verdict
+from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, TestOutcome
 from nnfmq.conformance.variants import KINDS
 
 SLOWEST = 5
@@ -19,44 +19,44 @@ SLOWEST = 5
 
 @dataclass(slots=True)
 class Tally:
-    """One kind of test."""
+    """Outcomes of one kind of test."""
 
     passed: int = 0
-    failed: list[tuple[str, Verdict]] = field(default_factory=list)
+    failed: list[tuple[str, TestOutcome]] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def total(self) -> int:
-        """Return how many were judged."""
+        """The number of tests of this kind."""
         return self.passed + len(self.failed) + len(self.skipped)
 
-    def add(self, name: str, verdict: Verdict) -> None:
-        """Count one verdict."""
-        if verdict.outcome == PASSED:
+    def add(self, name: str, outcome: TestOutcome) -> None:
+        """Add one outcome."""
+        if outcome.status == PASSED:
             self.passed += 1
-        elif verdict.outcome == FAILED:
-            self.failed.append((name, verdict))
+        elif outcome.status == FAILED:
+            self.failed.append((name, outcome))
         else:
-            self.skipped.append((name, verdict.reason))
+            self.skipped.append((name, outcome.reason))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the four entries."""
+        """Return total, passed, failed and skipped."""
         return {
             "total": self.total,
             "passed": self.passed,
-            "failed": [_failure(name, verdict) for name, verdict in self.failed],
+            "failed": [_failure(name, outcome) for name, outcome in self.failed],
             "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
         }
 
 
-def _failure(name: str, verdict: Verdict) -> dict[str, Any]:
-    differences = [asdict(found) for complaint in verdict.complaints for found in complaint.differences]
-    return {"name": name, "reason": verdict.reason, "differences": differences}
+def _failure(name: str, outcome: TestOutcome) -> dict[str, Any]:
+    differences = [asdict(found) for mismatch in outcome.mismatches for found in mismatch.differences]
+    return {"name": name, "reason": outcome.reason, "differences": differences}
 
 
 @dataclass(slots=True)
 class Summary:
-    """All kinds of a run, and its matrix: outcomes of each operation with each operand type."""
+    """Outcomes of a run by kind, and the matrix: outcomes of each operation with each operand type."""
 
     kinds: dict[str, Tally] = field(default_factory=lambda: {kind: Tally() for kind in (MODEL, *KINDS)})
     matrix: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
@@ -69,16 +69,16 @@ class Summary:
         return not any(tally.failed for tally in self.kinds.values())
 
     def add(self, result: Result) -> None:
-        """Count one test model and its variants."""
-        for verdict in result.verdicts:
-            self.kinds[verdict.kind].add(result.name, verdict)
+        """Add one test model and its variants."""
+        for outcome in result.outcomes:
+            self.kinds[outcome.kind].add(result.name, outcome)
         for cell in result.cells:
-            self.matrix.setdefault(cell, Counter()).update(verdict.outcome for verdict in result.verdicts)
+            self.matrix.setdefault(cell, Counter()).update(outcome.status for outcome in result.outcomes)
         self.dumped += [result.dumped] if result.dumped else []
         self.slowest = heapq.nlargest(SLOWEST, [*self.slowest, (result.duration_ns, result.name)])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report, without what only the command knows."""
+        """Return the JSON report, without the entries that the command adds."""
         slowest = [{"name": name, "duration_ns": duration_ns} for duration_ns, name in self.slowest]
         return {
             **self.kinds[MODEL].as_json(),

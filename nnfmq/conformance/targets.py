@@ -53,12 +53,12 @@ INTERPRETER_LEVEL = 8
 TIMEOUT_S = 60.0
 _AS_COMPILED = ExecutionPreference.SUSTAINED_SPEED  # no other program answers in its place at first
 _ALIGNMENT = 64
-_UNWRITTEN = 0xA5
-_SHORTEST = 1  # a client may not ask for no bytes
+_FILL_BYTE = 0xA5
+_MIN_BYTES = 1  # a client may not ask for no bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExecutionRequest:
     """One execution: inputs, arrays like the outputs, what the first one's buffer lacks, how long a loop may run."""
 
     inputs: Sequence[Array | None]
@@ -67,14 +67,14 @@ class Asked:
     loop_timeout_ns: int | None = None
 
     @property
-    def room_bytes(self) -> list[int]:
+    def output_sizes(self) -> list[int]:
         """Return how many bytes each output's buffer has; a client may not ask for none."""
         lacking = [self.short_bytes, *[0] * (len(self.expected) - 1)]
-        return [max(array.nbytes - less, _SHORTEST) for array, less in zip(self.expected, lacking, strict=True)]
+        return [max(array.nbytes - less, _MIN_BYTES) for array, less in zip(self.expected, lacking, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ExecutionOutput:
     """The shapes that were reported (none: as the model has them), and each output's bytes."""
 
     shapes: tuple[OutputShape, ...]
@@ -84,7 +84,7 @@ class Answered:
 class Prepared(Protocol):
     """A model that can be executed."""
 
-    def execute(self, asked: Asked) -> Answered:
+    def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
         """Execute once; blocks. Raises what the engine or the driver answers."""
         ...
 
@@ -171,11 +171,11 @@ class CompilingEngine(Interpreter):
 class _InProcess:
     program: interpreter.Program
 
-    def execute(self, asked: Asked) -> Answered:
-        raw = [np.full(size, _UNWRITTEN, np.uint8) for size in asked.room_bytes]
-        buffers = [_like(array, bytes_) for array, bytes_ in zip(asked.expected, raw, strict=True)]
-        shapes = self.program.execute(asked.inputs, buffers, loop_timeout_ns=asked.loop_timeout_ns)
-        return Answered(shapes, tuple(array.tobytes() for array in raw))
+    def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
+        raw = [np.full(size, _FILL_BYTE, np.uint8) for size in execution.output_sizes]
+        buffers = [_like(array, bytes_) for array, bytes_ in zip(execution.expected, raw, strict=True)]
+        shapes = self.program.execute(execution.inputs, buffers, loop_timeout_ns=execution.loop_timeout_ns)
+        return ExecutionOutput(shapes, tuple(array.tobytes() for array in raw))
 
 
 def _like(expected: Array, raw: Array) -> Array:
@@ -224,14 +224,17 @@ class Driver:
 
     def supports(self, model: Model) -> bool:
         """Ask the device (getSupportedOperations)."""
-        with _sendable(model) as sent:
+        with _in_shared_memory(model) as sent:
             return all(self._connected().supported_operations(sent, timeout=TIMEOUT_S))
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
         """Let the device prepare the model."""
         device = self._connected()
-        with _sendable(model) as sent, device.prepare(sent, preference=_AS_COMPILED, timeout=TIMEOUT_S) as prepared:
+        with (
+            _in_shared_memory(model) as sent,
+            device.prepare(sent, preference=_AS_COMPILED, timeout=TIMEOUT_S) as prepared,
+        ):
             run = _EXECUTE[self._way]
             yield _InBuffers(device, prepared, run) if self._in_buffers else _InDriver(prepared, run)
 
@@ -243,7 +246,7 @@ class Driver:
 
 
 @contextmanager
-def _sendable(model: Model) -> Iterator[Model]:
+def _in_shared_memory(model: Model) -> Iterator[Model]:
     """Lend the model with its pools in shared memory."""
     with ExitStack() as stack:
         pools = [stack.enter_context(Memory.create(pool.size_bytes, "nnfmq-constants")) for pool in model.pools]
@@ -257,23 +260,25 @@ class _InDriver:
     prepared: PreparedModel
     run: _Run
 
-    def execute(self, asked: Asked) -> Answered:
-        sizes = [0 if array is None else array.nbytes for array in asked.inputs]
+    def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
+        sizes = [0 if array is None else array.nbytes for array in execution.inputs]
         input_places, input_bytes = _places(0, sizes)
-        output_places, output_bytes = _places(1, asked.room_bytes)
-        given = zip(asked.inputs, input_places, strict=True)
+        output_places, output_bytes = _places(1, execution.output_sizes)
+        given = zip(execution.inputs, input_places, strict=True)
         inputs = [RequestArgument(True) if array is None else RequestArgument(False, at) for array, at in given]
         outputs = [RequestArgument(False, at) for at in output_places]
         with ExitStack() as stack:
             source = stack.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
             sink = stack.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
-            sink.view[:] = bytes([_UNWRITTEN]) * sink.size_bytes
-            for array, at in zip(asked.inputs, input_places, strict=True):
+            sink.view[:] = bytes([_FILL_BYTE]) * sink.size_bytes
+            for array, at in zip(execution.inputs, input_places, strict=True):
                 if array is not None:
                     source.view[at.offset : at.offset + array.nbytes] = np.ascontiguousarray(array).tobytes()
             request = Request(tuple(inputs), tuple(outputs), (source, sink))
-            shapes = self.run(self.prepared, request, _config(asked))
-            return Answered(shapes, tuple(bytes(sink.view[at.offset : at.offset + at.length]) for at in output_places))
+            shapes = self.run(self.prepared, request, _config(execution))
+            return ExecutionOutput(
+                shapes, tuple(bytes(sink.view[at.offset : at.offset + at.length]) for at in output_places)
+            )
 
 
 _Run: TypeAlias = Callable[[PreparedModel, Request, ExecutionConfig], tuple[OutputShape, ...]]
@@ -304,7 +309,7 @@ def _execute_reusable(prepared: PreparedModel, request: Request, config: Executi
         execution.compute(timeout=TIMEOUT_S)
         sink = request.pools[1]
         assert isinstance(sink, Memory)
-        sink.view[:] = bytes([_UNWRITTEN]) * sink.size_bytes
+        sink.view[:] = bytes([_FILL_BYTE]) * sink.size_bytes
         return execution.compute(timeout=TIMEOUT_S).shapes
 
 
@@ -334,18 +339,18 @@ class _InBuffers:
     prepared: PreparedModel
     run: _Run
 
-    def execute(self, asked: Asked) -> Answered:
+    def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
         with ExitStack() as stack:
-            given = enumerate(asked.inputs)
+            given = enumerate(execution.inputs)
             filled = [None if array is None else self._filled(stack, i, array) for i, array in given]
-            made = [self._allocated(stack, outputs=[(self.prepared, i)]) for i in range(len(asked.expected))]
+            made = [self._allocated(stack, outputs=[(self.prepared, i)]) for i in range(len(execution.expected))]
             buffers = [buffer for buffer in (*filled, *made) if buffer is not None]
             places = (RequestArgument(location=DataLocation(index)) for index in range(len(buffers)))
             inputs = tuple(RequestArgument(True) if buffer is None else next(places) for buffer in filled)
             request = Request(inputs, tuple(places), tuple(buffer.pool for buffer in buffers))
-            shapes = self.run(self.prepared, request, _config(asked))
-            pairs = zip(made, asked.expected, strict=True)
-            return Answered(shapes, tuple(_content(buffer, array) for buffer, array in pairs))
+            shapes = self.run(self.prepared, request, _config(execution))
+            pairs = zip(made, execution.expected, strict=True)
+            return ExecutionOutput(shapes, tuple(_content(buffer, array) for buffer, array in pairs))
 
     def _allocated(
         self, stack: ExitStack, *, inputs: Sequence[ModelRole] = (), outputs: Sequence[ModelRole] = ()
@@ -354,7 +359,7 @@ class _InBuffers:
 
     def _filled(self, stack: ExitStack, index: int, array: Array) -> Buffer:
         buffer = self._allocated(stack, inputs=[(self.prepared, index)])
-        with Memory.create(max(array.nbytes, _SHORTEST), "nnfmq-inputs") as source:
+        with Memory.create(max(array.nbytes, _MIN_BYTES), "nnfmq-inputs") as source:
             source.view[: array.nbytes] = np.ascontiguousarray(array).tobytes()
             buffer.copy_from(source, array.shape, timeout=TIMEOUT_S)
         return buffer
@@ -369,8 +374,8 @@ def _content(buffer: Buffer, expected: Array) -> bytes:
         return bytes(sink.view)
 
 
-def _config(asked: Asked) -> ExecutionConfig:
-    limit = asked.loop_timeout_ns
+def _config(execution: ExecutionRequest) -> ExecutionConfig:
+    limit = execution.loop_timeout_ns
     return ExecutionConfig() if limit is None else ExecutionConfig(loop_timeout_ns=limit)
 
 
@@ -379,9 +384,9 @@ def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], 
     places, end = [], 0
     for size in sizes:
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-        places.append(DataLocation(pool_index, offset, max(size, _SHORTEST)))
-        end = offset + max(size, _SHORTEST)
-    return places, max(end, _SHORTEST)
+        places.append(DataLocation(pool_index, offset, max(size, _MIN_BYTES)))
+        end = offset + max(size, _MIN_BYTES)
+    return places, max(end, _MIN_BYTES)
 
 
 def open_target(path: str, device: str, connect_to: str | None) -> Target:

@@ -1,9 +1,9 @@
-"""What the data leaves out because AOSP derives it when it runs: three more kinds of test from a test model.
+"""Variants: three more kinds of test that are derived from a test model, as AOSP derives them at run time.
 
-unknown_output_shapes  all extents of main's outputs 0, rank kept; the shapes have to be reported
-insufficient_output    the same, and the first output's buffer one byte short
-int8_coupling          uint8 operands made int8: 128 taken from the zero point and from each value; a device has both
-                       models or neither, and the outputs of both are the same, 128 apart
+unknown_output_shapes  all dimensions of main's outputs are 0 (unknown), with the same rank; shapes must be reported
+insufficient_output    the same, and the first output's buffer is one byte too small
+int8_coupling          uint8 operands become int8: 128 is subtracted from zero points and values; a device supports both
+                       models or neither, and their outputs differ by 128
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHAPES_STAY = {OperationType.RANK, OperationType.IF, OperationType.WHILE}
 
 
 def kinds_of(test: TestModel) -> list[str]:
-    """Return the kinds that are derived from a test model."""
+    """Return the kinds that apply to a test model."""
     return [kind for kind, applies in zip(KINDS, _applicable(test), strict=True) if applies]
 
 
@@ -36,7 +36,7 @@ def _applicable(test: TestModel) -> tuple[bool, bool, bool]:
 
 
 def with_unknown_output_shapes(model: Model) -> Model:
-    """Return the model with all extents of its outputs unknown; the rank is kept."""
+    """Return the model with all dimensions of its outputs unknown, and their rank unchanged."""
     operands = list(model.main.operands)
     for i in model.main.output_indexes:
         operands[i] = replace(operands[i], dimensions=(0,) * len(operands[i].dimensions))
@@ -44,19 +44,19 @@ def with_unknown_output_shapes(model: Model) -> Model:
 
 
 def is_unsigned(operand: Line) -> bool:
-    """Return True for an operand that `signed` moves by 128."""
+    """Return whether `signed` converts an operand."""
     return bool(operand["type"] == _UNSIGNED)
 
 
 def is_coupled(line: Line) -> bool:
-    """Return True for test models that AOSP also runs with int8 in place of uint8."""
+    """Return whether AOSP also runs a test model with int8 in place of uint8."""
     graph = line["main"]
     one = len(graph["operations"]) == 1 and graph["operations"][0]["type"] not in _NOT_COUPLED
     return one and not line["expectFailure"] and any(o["type"] == _UNSIGNED for o in graph["operands"])
 
 
 def signed(line: Line) -> Line:
-    """Return the line with int8 in place of uint8: 128 is taken from zero points and values."""
+    """Return the test model with int8 in place of uint8: 128 is subtracted from zero points and values."""
     main, *referenced = map(_signed_subgraph, (line["main"], *line["referenced"]))
     criteria = {_SIGNED if type == _UNSIGNED else type: rule for type, rule in line.get("criteria", {}).items()}
     return {**line, "main": main, "referenced": referenced, "criteria": criteria}

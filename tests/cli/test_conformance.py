@@ -129,11 +129,11 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_a_line_that_is_no_test_model_ends_with_status_2_file_and_line(
-    tmp_path: Path, second: str, complaint: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, second: str, mismatch: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = model_lines.write(tmp_path / "broken.jsonl", model_lines.add(), second)
     assert run(path) == 2
-    assert f"{path}:2: {complaint}" in error(capsys)
+    assert f"{path}:2: {mismatch}" in error(capsys)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_line_that_is_no_test_model_ends_with_status_2_file_and_line(
 )
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_operand_that_cannot_be_ends_with_status_2_file_and_line(
-    tmp_path: Path, change: dict[str, Any], complaint: str, jobs: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, change: dict[str, Any], mismatch: str, jobs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = model_lines.changed(lambda line: line["main"]["operands"][1].update(change))
     path = model_lines.write(tmp_path / "broken.jsonl", line)
@@ -155,8 +155,7 @@ def test_an_operand_that_cannot_be_ends_with_status_2_file_and_line(
     said = error(capsys)
     assert f"{path}:1: add: " in said
     assert (
-        complaint in said.replace("Only b", "b").lower().replace("tensor_float31", "TENSOR_FLOAT31")
-        or complaint in said
+        mismatch in said.replace("Only b", "b").lower().replace("tensor_float31", "TENSOR_FLOAT31") or mismatch in said
     )
 
 

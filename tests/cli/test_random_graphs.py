@@ -13,7 +13,7 @@ from support import model_lines
 
 from nnfmq.cli import main
 from nnfmq.conformance import targets
-from nnfmq.conformance.targets import Answered, Asked
+from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest
 
 CHOSEN = ("--random-graphs", "--classes", "later", "--filter", "reverse.*seed_[0-3]$")
 
@@ -33,11 +33,11 @@ def off_by_a_lot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the interpreter's outputs wrong."""
     right = targets._InProcess.execute
 
-    def wrong(self: Any, asked: Asked) -> Answered:
-        answered = right(self, asked)
-        pairs = zip(asked.expected, answered.outputs, strict=True)
+    def wrong(self: Any, execution: ExecutionRequest) -> ExecutionOutput:
+        executed = right(self, execution)
+        pairs = zip(execution.expected, executed.outputs, strict=True)
         outputs = tuple((np.frombuffer(raw, e.dtype, e.size) + e.dtype.type(7)).tobytes() for e, raw in pairs)
-        return Answered(answered.shapes, outputs)
+        return ExecutionOutput(executed.shapes, outputs)
 
     monkeypatch.setattr(targets._InProcess, "execute", wrong)
 
@@ -113,10 +113,10 @@ def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_classes_and_seeds_that_do_not_exist_are_refused(
-    words: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], mismatch: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--random-graphs", *words) == 2
-    assert complaint in capsys.readouterr().err
+    assert mismatch in capsys.readouterr().err
 
 
 def test_the_command_s_classes_are_those_that_there_are() -> None:

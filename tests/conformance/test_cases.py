@@ -20,10 +20,10 @@ from nnfmq.conformance.cases import FAILED, MODEL, PASSED, SKIPPED, Result, run_
 from nnfmq.conformance.targets import (
     INTERPRETER_LEVEL,
     PATHS,
-    Answered,
-    Asked,
     CompilingEngine,
     Driver,
+    ExecutionOutput,
+    ExecutionRequest,
     Interpreter,
     Prepared,
     Target,
@@ -34,7 +34,7 @@ from nnfmq.hal.types import Model, OperandType, OutputShape
 
 UINT8, INT8 = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 SUM = np.float32([11, 22, 33]).tobytes()
-Execute = Callable[[Asked], Answered]
+Execute = Callable[[ExecutionRequest], ExecutionOutput]
 
 
 class Fake(Interpreter):
@@ -56,15 +56,15 @@ class Fake(Interpreter):
 
 
 def answering(shapes: tuple[OutputShape, ...]) -> Execute:
-    return lambda asked: Answered(shapes, (SUM,))
+    return lambda execution: ExecutionOutput(shapes, (SUM,))
 
 
 def outcomes(result: Result) -> dict[str, str]:
-    return {verdict.kind: verdict.outcome for verdict in result.verdicts}
+    return {outcome.kind: outcome.status for outcome in result.outcomes}
 
 
 def reasons(result: Result) -> dict[str, str]:
-    return {verdict.kind: verdict.reason for verdict in result.verdicts}
+    return {outcome.kind: outcome.reason for outcome in result.outcomes}
 
 
 def judged(target: Any, **fields: Any) -> Result:
@@ -146,11 +146,11 @@ def test_a_short_buffer_must_be_refused() -> None:
         (OutputShape((0,), False), ""),
     ],
 )
-def test_the_shapes_beside_a_short_buffer_are_checked(shape: OutputShape, complaint: str) -> None:
-    def refuse(asked: Asked) -> Answered:
+def test_the_shapes_beside_a_short_buffer_are_checked(shape: OutputShape, mismatch: str) -> None:
+    def refuse(execution: ExecutionRequest) -> ExecutionOutput:
         raise OutputInsufficientSize("too small", (shape,))
 
-    assert reasons(judged(Fake(refuse)))[variants.INSUFFICIENT_OUTPUT] == complaint
+    assert reasons(judged(Fake(refuse)))[variants.INSUFFICIENT_OUTPUT] == mismatch
 
 
 def test_a_model_that_needs_a_newer_device_is_skipped_with_all_its_variants() -> None:
@@ -166,7 +166,7 @@ def test_a_model_that_the_device_declines_is_skipped() -> None:
 
 
 def test_an_exception_that_escapes_is_a_failure_that_says_where() -> None:
-    def crash(asked: Asked) -> Answered:
+    def crash(execution: ExecutionRequest) -> ExecutionOutput:
         raise ZeroDivisionError("of a kernel")
 
     result = judged(Fake(crash))
@@ -283,9 +283,9 @@ class _OneMore(Interpreter):
 class _Raised:
     prepared: Prepared
 
-    def execute(self, asked: Asked) -> Answered:
-        answered = self.prepared.execute(asked)
-        return replace(answered, outputs=tuple(bytes(code + 1 for code in raw) for raw in answered.outputs))
+    def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
+        executed = self.prepared.execute(execution)
+        return replace(executed, outputs=tuple(bytes(code + 1 for code in raw) for raw in executed.outputs))
 
 
 def test_TST_12_outputs_that_are_not_128_apart_fail_even_within_the_tolerance() -> None:
@@ -351,12 +351,12 @@ def test_a_driver_that_takes_boundaries_of_unknown_size_fails(data_dir: Path) ->
 def test_an_endless_loop_has_to_miss_its_deadline(target: Target, data_dir: Path) -> None:
     lines = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
     results = [run_test(testmodels.read(line), target) for _, line in lines]
-    assert {verdict.outcome for result in results for verdict in result.verdicts} == {PASSED}
+    assert {outcome.status for result in results for outcome in result.outcomes} == {PASSED}
 
 
 def test_an_endless_loop_that_the_device_declines_is_skipped(data_dir: Path) -> None:
     (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
     with closing(open_target("sync", "sample-minimal", "embedded")) as target:
-        (verdict,) = run_test(testmodels.read(line), target).verdicts
-    assert verdict.outcome == SKIPPED
-    assert verdict.reason.startswith("the device declines the model")
+        (outcome,) = run_test(testmodels.read(line), target).outcomes
+    assert outcome.status == SKIPPED
+    assert outcome.reason.startswith("the device declines the model")

@@ -11,7 +11,7 @@ import pytest
 from support import model_lines
 
 from nnfmq.conformance import testmodels, variants
-from nnfmq.conformance.criteria import complaints, tolerances
+from nnfmq.conformance.criteria import compare_outputs, tolerances
 from nnfmq.hal.types import OutputShape
 
 
@@ -20,7 +20,7 @@ def changed(**fields: Any) -> testmodels.TestModel:
 
 
 def judged(test: testmodels.TestModel, *values: float) -> list[str]:
-    return [found.reason for found in complaints(test, [OutputShape((3,))], [np.float32(values)])]
+    return [found.reason for found in compare_outputs(test, [OutputShape((3,))], [np.float32(values)])]
 
 
 def test_the_expected_values_pass() -> None:
@@ -63,8 +63,8 @@ def test_integers_are_compared_as_stored(name: str, operand_type: str, atol: int
 
 
 def test_a_reported_shape_has_to_be_the_expected_one() -> None:
-    found = complaints(changed(), [OutputShape((1, 3))], [np.float32([11, 22, 33])])
-    assert [complaint.reason for complaint in found] == ["operand 3 (c): expected shape [3], actual [1, 3]"]
+    found = compare_outputs(changed(), [OutputShape((1, 3))], [np.float32([11, 22, 33])])
+    assert [mismatch.reason for mismatch in found] == ["operand 3 (c): expected shape [3], actual [1, 3]"]
 
 
 def test_ignored_outputs_may_hold_anything() -> None:
@@ -80,7 +80,7 @@ def multinomial(*samples: int) -> list[str]:
     line["main"]["operands"][3].update(type="TENSOR_INT32", dimensions=[1, 4], isIgnored=True)
     line["main"]["operands"][3]["data"] = "AAAAAAAAAAAAAAAAAAAAAA=="
     test = testmodels.read(line)
-    return [found.reason for found in complaints(test, [OutputShape((1, 4))], [np.int32([samples])])]
+    return [found.reason for found in compare_outputs(test, [OutputShape((1, 4))], [np.int32([samples])])]
 
 
 def test_samples_pass_by_their_distribution() -> None:
@@ -109,7 +109,7 @@ def judged_ones(test: testmodels.TestModel, *values: float) -> list[str]:
     """Judge 12 elements, of which the first are given and the rest are 1."""
     array = np.ones(12, test.expected[0].dtype)
     array[: len(values)] = values
-    return [found.reason for found in complaints(test, [OutputShape((12,))], [array])]
+    return [found.reason for found in compare_outputs(test, [OutputShape((12,))], [array])]
 
 
 def test_TST_6_criteria_of_a_test_model_s_own_replace_the_tolerances() -> None:
@@ -142,14 +142,14 @@ def test_TST_6_means_are_limited_from_10_judged_elements_on(wanted: list[float],
     test = own({"atol": 1, "bias": 0.125, "skipAbove": 4})
     expected = np.array(wanted + [1.0] * (12 - len(wanted)), np.float32)
     test.expected[0] = expected
-    found = complaints(test, [OutputShape((12,))], [expected + np.float32(0.25)])
+    found = compare_outputs(test, [OutputShape((12,))], [expected + np.float32(0.25)])
     assert bool(found) is is_limited
 
 
 def test_TST_6_differences_of_floats_above_1_count_relative_to_them() -> None:
     test = own({"atol": 1, "bias": 0.25})
     test.expected[0] = np.full(12, 4, np.float32)
-    assert complaints(test, [OutputShape((12,))], [np.full(12, 5, np.float32)]) == []
+    assert compare_outputs(test, [OutputShape((12,))], [np.full(12, 5, np.float32)]) == []
 
 
 def test_TST_6_elements_of_which_too_much_is_expected_are_not_judged() -> None:

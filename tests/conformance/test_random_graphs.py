@@ -22,12 +22,12 @@ from support.tiers import IS_DEEP
 
 from nnfmq.conformance import testmodels
 from nnfmq.conformance.cases import PASSED, run_test
-from nnfmq.conformance.criteria import LEAST_JUDGED
-from nnfmq.conformance.drawing import Draw, Limits, Sign
+from nnfmq.conformance.criteria import MIN_COMPARED_ELEMENTS
 from nnfmq.conformance.random_classes import FAMILIES, SEEDS, Batch, batches, classes
 from nnfmq.conformance.random_graphs import GraphClass, generate, usages
-from nnfmq.conformance.random_operations import RECIPES
-from nnfmq.conformance.targets import Answered, Asked, Interpreter, Prepared, open_target
+from nnfmq.conformance.random_operations import GENERATORS
+from nnfmq.conformance.random_source import GraphLimits, RandomSource, Sign
+from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest, Interpreter, Prepared, open_target
 from nnfmq.hal.types import Model, OperandType, is_scalar
 from nnfmq.validation import validate_model
 
@@ -80,7 +80,7 @@ def test_TST_6_the_seeds_are_0_to_49() -> None:
 
 
 def test_every_recipe_is_drawn_by_a_class() -> None:
-    assert set().union(*(usages(graph_class) for graph_class in classes().values())) == set(RECIPES)
+    assert set().union(*(usages(graph_class) for graph_class in classes().values())) == set(GENERATORS)
 
 
 # ------------------------------------------------------------------------------------------------ the graphs
@@ -98,7 +98,7 @@ def test_TST_6_a_graph_is_valid_keeps_its_class_and_the_reference_passes_it(name
     assert test.inputs
     assert set(line["criteria"]) == {operand["type"] for operand in test.output_operands}
     result = run_test(test, Interpreter())
-    assert [verdict for verdict in result.verdicts if verdict.outcome != PASSED] == []
+    assert [outcome for outcome in result.outcomes if outcome.status != PASSED] == []
 
 
 @pytest.mark.parametrize("name", [c.name for c in classes().values() if c.type is not None])
@@ -123,7 +123,7 @@ def test_TST_6_every_operation_every_lifetime_and_both_layouts_occur() -> None:
     lines += [line_of("single_instance_normalization_v1_2", seed) for seed in range(8)]
     operations = {operation["type"] for line in lines for operation in line["main"]["operations"]}
     lifetimes = {operand["lifetime"] for line in lines for operand in line["main"]["operands"]}
-    assert operations == {code.name for code in RECIPES}
+    assert operations == {code.name for code in GENERATORS}
     assert lifetimes == {
         "SUBGRAPH_INPUT", "SUBGRAPH_OUTPUT", "TEMPORARY_VARIABLE", "CONSTANT_COPY", "CONSTANT_REFERENCE", "NO_VALUE",
     }  # fmt: skip
@@ -155,7 +155,7 @@ def test_TST_6_the_same_seed_gives_the_same_bytes_in_another_process() -> None:
     assert generate(classes()[names[0]], 7)["main"] != generate(classes()[names[0]], 8)["main"]
 
 
-MIXED = GraphClass("mixed", "", Limits(16, 500), classes()["large_bool_rank1"].criteria, 25, level=8)
+MIXED = GraphClass("mixed", "", GraphLimits(16, 500), classes()["large_bool_rank1"].criteria, 25, level=8)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -164,7 +164,7 @@ def test_a_class_of_one_s_own_mixes_types_ranks_and_feature_levels(seed: int) ->
 
     assert len({operand.type for operand in test.model.main.operands}) > 5
     assert max(math.prod(operand.dimensions) for operand in test.model.main.operands) <= 500
-    assert run_test(test, Interpreter()).verdicts[0].outcome == PASSED
+    assert run_test(test, Interpreter()).outcomes[0].status == PASSED
 
 
 def test_a_batch_yields_the_graphs_whose_names_are_asked_for() -> None:
@@ -179,7 +179,9 @@ def test_a_batch_yields_the_graphs_whose_names_are_asked_for() -> None:
 def seed_with(name: str, type: str) -> Line:
     """Return the first graph of a class whose first output has this type, and elements enough to judge their means."""
     outputs = ((line_of(name, seed), operands_of(line_of(name, seed), "outputIndexes")[0]) for seed in range(50))
-    return next(line for line, o in outputs if o["type"] == type and math.prod(o["dimensions"]) >= LEAST_JUDGED)
+    return next(
+        line for line, o in outputs if o["type"] == type and math.prod(o["dimensions"]) >= MIN_COMPARED_ELEMENTS
+    )
 
 
 def arguments_of(line: Line) -> list[Line]:
@@ -224,11 +226,11 @@ class _Changed:
     prepared: Prepared
     change: Callable[[Array], Array]
 
-    def execute(self, asked: Asked) -> Answered:
-        answered = self.prepared.execute(asked)
-        pairs = zip(asked.expected, answered.outputs, strict=True)
+    def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
+        executed = self.prepared.execute(execution)
+        pairs = zip(execution.expected, executed.outputs, strict=True)
         changed = (self.change(np.frombuffer(raw, e.dtype, e.size).reshape(e.shape)).tobytes() for e, raw in pairs)
-        return replace(answered, outputs=tuple(changed))
+        return replace(executed, outputs=tuple(changed))
 
 
 def at_first(more: float) -> Callable[[Array], Array]:
@@ -242,7 +244,7 @@ def at_first(more: float) -> Callable[[Array], Array]:
 
 def verdict_on(name: str, type: str, change: Callable[[Array], Array]) -> str:
     line = seed_with(name, type)
-    return run_test(testmodels.read(line), Faulty(change)).verdicts[0].reason
+    return run_test(testmodels.read(line), Faulty(change)).outcomes[0].reason
 
 
 @pytest.mark.parametrize(
@@ -258,9 +260,9 @@ def verdict_on(name: str, type: str, change: Callable[[Array], Array]) -> str:
     ],
 )
 def test_TST_6_an_engine_that_is_off_by_a_little_fails(
-    name: str, type: str, change: Callable[[Array], Array], complaint: str
+    name: str, type: str, change: Callable[[Array], Array], mismatch: str
 ) -> None:
-    assert complaint in verdict_on(name, type, change)
+    assert mismatch in verdict_on(name, type, change)
 
 
 # ------------------------------------------------------------------------------------------------ through a driver
@@ -274,27 +276,27 @@ def test_TST_6_a_driver_passes_graphs_of_every_family(path: str) -> None:
     assert {classes()[name].family for name in STRATA} == set(FAMILIES)
     with closing(open_target(path, "reference", "embedded")) as target:
         results = [run_test(testmodels.read(line_of(name)), target) for name in STRATA]
-    assert [(r.name, v) for r in results for v in r.verdicts if v.outcome != PASSED] == []
+    assert [(r.name, v) for r in results for v in r.outcomes if v.status != PASSED] == []
 
 
 # ------------------------------------------------------------------------------------------------ drawing
 
 
 def test_draws_keep_to_their_bounds_and_reach_them() -> None:
-    draw = Draw([1, 2], Limits(10))
-    assert {draw.integer(-2, 3) for _ in range(200)} == set(range(-2, 4))
-    assert {draw.extent(7) for _ in range(200)} == set(range(1, 8))
-    assert all(math.prod(draw.shape(4, 50)) <= 50 for _ in range(100))
-    assert max(max(draw.shape(3)) for _ in range(100)) == 10
-    assert sorted(draw.order(6)) == list(range(6))
+    rng = RandomSource([1, 2], GraphLimits(10))
+    assert {rng.integer(-2, 3) for _ in range(200)} == set(range(-2, 4))
+    assert {rng.extent(7) for _ in range(200)} == set(range(1, 8))
+    assert all(math.prod(rng.shape(4, 50)) <= 50 for _ in range(100))
+    assert max(max(rng.shape(3)) for _ in range(100)) == 10
+    assert sorted(rng.order(6)) == list(range(6))
 
 
 @pytest.mark.parametrize("type", [t for t in OperandType if t.name.startswith("TENSOR_") and "OEM" not in t.name])
 @pytest.mark.parametrize("sign", Sign)
 def test_values_have_the_sign_that_is_asked_for(type: OperandType, sign: Sign) -> None:
-    draw = Draw([3], Limits(10))
+    rng = RandomSource([3], GraphLimits(10))
     assert not is_scalar(type)
-    zero_point = draw.quantization(type).zero_point
-    values = draw.values(type, (500,), sign, zero_point)
+    zero_point = rng.quantization(type).zero_point
+    values = rng.values(type, (500,), sign, zero_point)
     assert type == OperandType.TENSOR_BOOL8 or sign.holds(values.astype(np.float64) - zero_point)
     assert len(np.unique(values)) > 1

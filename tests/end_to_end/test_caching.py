@@ -60,10 +60,10 @@ class Saving(DeviceBase):
     def save(self, model, program):
         if type(program) is not FunctionProgram:
             raise TypeError("this is not what `compile` made")
-        return interpreter_cache.save(model, ())
+        return interpreter_cache_format.encode_program(model, ())
 
     def restore(self, contents):
-        model, _ = interpreter_cache.restore(contents)
+        model, _ = interpreter_cache_format.decode_program(contents)
         return model, FunctionProgram(model, lambda inputs: [inputs[0] + 100])
 """
 

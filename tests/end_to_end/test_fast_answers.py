@@ -173,7 +173,7 @@ def test_what_cannot_be_compiled_stays_on_the_reference_kernels_and_the_log_says
     with held.daemon.connect() as client, client.device("compiled").prepare(NULL, preference=FAST) as model:
         held.order("fail")
         until(
-            lambda: "stays on the program that it has: as the test wants it" in held.daemon.program.errors(),
+            lambda: "stays on its baseline program: as the test wants it" in held.daemon.program.errors(),
             "a log line",
         )
         assert model.execute(one(1))[0][0] == 1

@@ -237,7 +237,8 @@ def test_of_daemons_that_start_at_the_same_time_at_one_path_one_listens(folder: 
 def test_a_path_that_is_too_long_is_rejected_with_one_line(folder: Path) -> None:
     with serve(folder / ("x" * 80)) as program:
         assert program.wait() == 1
-        assert re.fullmatch(r"nnfmq: error: a socket path has at most \d+ bytes here; .* is longer\n", program.errors())
+        text = r"nnfmq: error: the path of a driver's socket has at most \d+ bytes; .* is longer\n"
+        assert re.fullmatch(text, program.errors())
 
 
 def test_a_folder_that_does_not_exist_is_rejected_with_one_line(folder: Path) -> None:

@@ -45,8 +45,8 @@ def results(spec: str) -> tuple[Result, ...]:
 
 
 def not_passed(spec: str, kind: str) -> list[str]:
-    verdicts = [(result.name, verdict) for result in results(spec) for verdict in result.verdicts]
-    return [f"{name}: {v.reason}" for name, v in verdicts if v.kind == kind and v.outcome != PASSED]
+    outcomes = [(result.name, outcome) for result in results(spec) for outcome in result.outcomes]
+    return [f"{name}: {v.reason}" for name, v in outcomes if v.kind == kind and v.status != PASSED]
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -68,7 +68,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "llvmlite": ("engines.compiled",),
     "multiprocess": ("service.supervisor",),
     # The embedded driver; and what measures or tests in processes of its own.
-    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.running"),
+    "subprocess": ("runtime.embedded_driver", "runtime.client", "cli.queue_bench", "conformance.runner"),
     "multiprocessing": (),
     "pickle": (),
     "dill": (),

@@ -1,9 +1,9 @@
-"""What random graphs are drawn with: numbers, extents, values and scales, all from one seed.
+"""The random source of random graphs: numbers, dimensions, values and scales from one seed.
 
-Everything is made of the raw bits of a PCG64, whose stream numpy promises to keep, and not of numpy's distributions,
-which may change: the same seed gives the same graph everywhere. Ranges follow AOSP's random graph generator: floats
-in [-2, 2), so that neither sums nor products run away, int32 in [0, 255], codes over their whole range, scales in
-[0.1, 2).
+All values are derived from the raw bits of PCG64, whose stream NumPy guarantees (NEP 19), and not from NumPy's
+distributions, which may change. So a seed gives the same graph everywhere. The ranges are those of AOSP's random graph
+generator: floats in [-2, 2), so that sums and products stay small; int32 in [0, 255]; quantized values in their whole
+range; scales in [0.1, 2).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 Item = TypeVar("Item")
 
-_MOST_REAL = 2.0
-_MOST_INTEGER = 255
+_MAX_REAL = 2.0
+_MAX_INTEGER = 255
 _SCALES = (0.1, 2.0)
 
 
 class Sign(Enum):
-    """What an operation asks of the real values of an argument."""
+    """The sign that an operation requires of an argument's real values."""
 
     ANY = "any"
     NOT_NEGATIVE = "not negative"
@@ -44,13 +44,13 @@ class Sign(Enum):
         return self is Sign.ANY or bool(np.all(reals >= 0))
 
 
-class Rejected(Exception):
-    """A draw that is over the limits, or whose result is not to be judged; the caller draws again."""
+class Discard(Exception):
+    """The sample exceeds the limits, or its result cannot be evaluated. The caller generates another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How large things get: an extent, the elements of a tensor, the multiply-adds of an operation."""
+class GraphLimits:
+    """Limits of a dimension, of the elements of a tensor, and of the multiply-accumulates of an operation."""
 
     extent: int
     elements: int = 10_000
@@ -65,10 +65,10 @@ class Quantization:
     zero_point: int = 0
 
 
-class Draw:
+class RandomSource:
     """A stream of random choices."""
 
-    def __init__(self, seed: Sequence[int], limits: Limits) -> None:
+    def __init__(self, seed: Sequence[int], limits: GraphLimits) -> None:
         self._bits = np.random.PCG64(np.random.SeedSequence(list(seed)))
         self.limits = limits
 
@@ -98,14 +98,14 @@ class Draw:
         return [int(position) for position in np.argsort(self.fractions(count), kind="stable")]
 
     def extent(self, most: int) -> int:
-        """Return an extent from 1 to `most`; every other time a logarithmic one, so that small ones are not rare."""
+        """Return a dimension from 1 to `most`; in half of the cases log-uniform, so that small ones are frequent."""
         if self.chance():
             return self.integer(1, most)
         return max(1, min(most, int((most + 1) ** float(self.fractions(1)[0]))))
 
-    def shape(self, rank: int, most_elements: int | None = None) -> Shape:
-        """Return extents whose product keeps the limit; every other time none is much larger than the rest."""
-        room = self.limits.elements if most_elements is None else most_elements
+    def shape(self, rank: int, max_elements: int | None = None) -> Shape:
+        """Return dimensions whose product is within the limit; in half of the cases of similar size."""
+        room = self.limits.elements if max_elements is None else max_elements
         even = 2 * math.ceil(room ** (1 / rank))
         most = min(self.limits.extent, even) if self.chance() else self.limits.extent
         extents = [1] * rank
@@ -115,7 +115,7 @@ class Draw:
         return tuple(extents)
 
     def activation(self) -> int:
-        """Return the code of a fused activation; every other time none, since the others hide much of a result."""
+        """Return the code of a fused activation; in half of the cases none, because the others clamp results."""
         return 0 if self.chance() else self.integer(1, 3)
 
     def divisor(self, number: int, most: int | None = None) -> int:
@@ -130,11 +130,11 @@ class Draw:
         scale = self.real(*_SCALES)
         if type not in ASYMMETRIC:
             return Quantization(scale)
-        zero = 0 if self.chance(1 / 8) else self.integer(0, 254)  # HAL 1.1 pads codes only around 0
+        zero = 0 if self.chance(1 / 8) else self.integer(0, 254)  # HAL 1.1 can only pad with 0
         return Quantization(scale, zero - (128 if type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED else 0))
 
     def values(self, type: OperandType, shape: Shape, sign: Sign, zero_point: int) -> Array:
-        """Return an array of this type; the sign is that of the values less the zero point."""
+        """Return an array of this type; `sign` is that of the values minus the zero point."""
         dtype = NUMPY_TYPES[type]
         fractions = self.fractions(math.prod(shape)).reshape(shape)
         if dtype.kind == "f":
@@ -153,12 +153,12 @@ FIXED_QUANTIZATION = {
         (type for type in OperandType if "QUANT" not in type.name or "PER_CHANNEL" in type.name), Quantization()
     ),
 }
-"""Types without a scale of their own choice: boxes have theirs, the others none."""
+"""Types whose scale is fixed: 0.125 for boxes, none for the others."""
 
 
 def _reals(fractions: Array, sign: Sign) -> Array:
-    low = 0.0 if sign in (Sign.NOT_NEGATIVE, Sign.POSITIVE) else -_MOST_REAL
-    reals: Array = low + (_MOST_REAL - low) * fractions
+    low = 0.0 if sign in (Sign.NOT_NEGATIVE, Sign.POSITIVE) else -_MAX_REAL
+    reals: Array = low + (_MAX_REAL - low) * fractions
     if sign in (Sign.POSITIVE, Sign.NOT_ZERO):
         reals[np.abs(reals) < 2.0**-12] = 2.0**-12
     return reals
@@ -168,7 +168,7 @@ def _bounds(type: OperandType, dtype: np.dtype[Any], sign: Sign, zero_point: int
     if type == OperandType.TENSOR_BOOL8:
         return 0, 1
     if type == OperandType.TENSOR_INT32:
-        return int(sign in (Sign.POSITIVE, Sign.NOT_ZERO)), _MOST_INTEGER
+        return int(sign in (Sign.POSITIVE, Sign.NOT_ZERO)), _MAX_INTEGER
     info = np.iinfo(dtype)
     low = info.min + (type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL)
     least = {Sign.NOT_NEGATIVE: zero_point, Sign.POSITIVE: zero_point + 1}.get(sign, low)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from html import escape
 
-from nnfmq.conformance.cases import FAILED, PASSED, SKIPPED, Verdict
+from nnfmq.conformance.cases import FAILED, PASSED, SKIPPED, TestOutcome
 from nnfmq.conformance.results import Summary
 
 _STYLE = """
@@ -32,12 +32,12 @@ code, .diff td { font-family: ui-monospace, monospace; font-size: .85rem; }
 def render(summary: Summary, subject: str) -> str:
     """Return the page; `subject` says what ran on what."""
     parts = [*_counts(summary), *_failures(summary), *_skips(summary), *_matrix(summary)]
-    verdict = "everything passed" if summary.is_good else "something failed"
+    headline = "everything passed" if summary.is_good else "something failed"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Conformance: {verdict}</title><style>{_STYLE}</style></head><body>\n"
-        f"<h1>Conformance: {verdict}</h1>\n<p>{escape(subject)}</p>\n" + "\n".join(parts) + "\n</body></html>\n"
+        f"<title>Conformance: {headline}</title><style>{_STYLE}</style></head><body>\n"
+        f"<h1>Conformance: {headline}</h1>\n<p>{escape(subject)}</p>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
@@ -54,14 +54,14 @@ def _failures(summary: Summary) -> Iterator[str]:
     if not summary.is_good:
         yield "<h2>Failures</h2>"
     for kind, tally in summary.kinds.items():
-        for name, verdict in tally.failed:
+        for name, outcome in tally.failed:
             what = f"<b>{escape(name)}</b> ({escape(kind.replace('_', ' '))})"
-            summary_line = f"<summary>{what}: {escape(verdict.reason)}</summary>"
-            yield f"<details open>{summary_line}{''.join(_diff(verdict))}</details>"
+            summary_line = f"<summary>{what}: {escape(outcome.reason)}</summary>"
+            yield f"<details open>{summary_line}{''.join(_diff(outcome))}</details>"
 
 
-def _diff(verdict: Verdict) -> Iterator[str]:
-    found = [difference for complaint in verdict.complaints for difference in complaint.differences]
+def _diff(outcome: TestOutcome) -> Iterator[str]:
+    found = [difference for mismatch in outcome.mismatches for difference in mismatch.differences]
     if not found:
         return
     yield '<table class="diff"><thead><tr><th>operand</th><th>index</th><th>expected</th><th>actual</th></tr></thead>'

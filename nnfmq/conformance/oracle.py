@@ -1,8 +1,8 @@
-"""What an operation gives, and what it gives in float32: expected outputs that no quantization has touched.
+"""The oracle: expected outputs of a single operation, computed in float32 where possible.
 
-A single operation of float16 or of codes is judged by what the reference computes for the same numbers in float32,
-rounded to the output's type once. Where no float32 form means the same (conversions between types, and
-HASHTABLE_LOOKUP, whose misses are zero bytes), it is judged by the reference's own result.
+An operation on float16 or quantized tensors is compared with the result of the reference for the same real values in
+float32, rounded to the output's type once. If no float32 form is equivalent (conversions between types, and
+HASHTABLE_LOOKUP, whose misses are zero bytes), it is compared with the reference's own result.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NOT_CONVERTED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """An operation with its arguments (None: omitted) and its outputs, whose dimensions may be unknown."""
+class OperationCall:
+    """An operation with its arguments (None: omitted) and outputs, whose dimensions may be unknown."""
 
     code: OperationType
     operands: tuple[Operand, ...]
@@ -36,12 +36,12 @@ class Call:
     outputs: tuple[Operand, ...]
 
     def matched(self) -> Match:
-        """Return the form and variant. Raises InvalidArgument where there is none."""
+        """Return the matching overload and variant. Raises InvalidArgument if there is none."""
         return match(REGISTRY[self.code], self.operands, self.outputs)
 
 
-def computed(call: Call) -> tuple[Array, ...]:
-    """Return the outputs as the reference computes them. Raises what the operation refuses."""
+def computed(call: OperationCall) -> tuple[Array, ...]:
+    """Return the outputs as the reference computes them. Raises the operation's errors."""
     found = call.matched()
     pairs = list(zip(found.parameters, call.operands, call.arrays, strict=True))
     tensors = [None if a is None else tensor_of(o, a.shape, None if p.role is Role.DATA else a) for p, o, a in pairs]
@@ -52,13 +52,13 @@ def computed(call: Call) -> tuple[Array, ...]:
     return tuple(np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays)
 
 
-def in_float32(call: Call) -> Call | None:
-    """Return the same operation on the same numbers in float32; None where nothing means the same."""
+def in_float32(call: OperationCall) -> OperationCall | None:
+    """Return the same operation on the same real values in float32, or None if there is no equivalent."""
     if call.code in _NOT_CONVERTED:
         return None
     pairs = [_real(call, number) for number in range(len(call.operands))]
     operands, arrays = tuple(operand for operand, _ in pairs), tuple(array for _, array in pairs)
-    converted = Call(call.code, operands, arrays, tuple(_float_operand(operand) for operand in call.outputs))
+    converted = OperationCall(call.code, operands, arrays, tuple(_float_operand(operand) for operand in call.outputs))
     try:
         converted.matched()
     except InvalidArgument:
@@ -66,7 +66,7 @@ def in_float32(call: Call) -> Call | None:
     return converted
 
 
-def _real(call: Call, number: int) -> tuple[Operand, Array | None]:
+def _real(call: OperationCall, number: int) -> tuple[Operand, Array | None]:
     operand, array = call.operands[number], call.arrays[number]
     if call.code == OperationType.PAD_V2 and number == 2 and operand.type == OperandType.INT32:
         source = call.operands[0]  # the code that pads has the scale and zero point of what it pads
@@ -77,11 +77,11 @@ def _real(call: Call, number: int) -> tuple[Operand, Array | None]:
     return _float_operand(operand), None if array is None else reals(operand, array)
 
 
-def _is_channel_bias(call: Call, number: int) -> bool:
+def _is_channel_bias(call: OperationCall, number: int) -> bool:
     return call.matched().parameters[number].name == "bias" and bool(_channel_scales(call))
 
 
-def _channel_scales(call: Call) -> tuple[float, ...]:
+def _channel_scales(call: OperationCall) -> tuple[float, ...]:
     quant = call.operands[1].channel_quant
     return quant.scales if quant is not None else ()
 
@@ -99,7 +99,7 @@ def _float_operand(operand: Operand) -> Operand:
 
 
 def reals(operand: Operand, array: Array) -> Array:
-    """Return the numbers that stored values stand for, as float32; integers without a scale as they are."""
+    """Return the real values of a tensor as float32; integers without a scale unchanged."""
     if not _is_converted(operand):
         return array
     if operand.channel_quant is not None:
@@ -113,7 +113,7 @@ def reals(operand: Operand, array: Array) -> Array:
 
 
 def stored(operand: Operand, values: Array) -> Array:
-    """Return float32 results as the output's type stores them: rounded once, codes half away from 0 and clamped."""
+    """Convert float32 results to the output's type: rounded once, quantized values half away from 0 and clamped."""
     dtype = NUMPY_TYPES[operand.type]
     if not operand.scale:
         with np.errstate(over="ignore"):
@@ -124,18 +124,18 @@ def stored(operand: Operand, values: Array) -> Array:
     return np.asarray(np.clip(codes, info.min, info.max), dtype)
 
 
-def expected(call: Call) -> tuple[Array, ...]:
-    """Return what the outputs should be: by the float32 form where there is one, else by the operation itself."""
+def expected(call: OperationCall) -> tuple[Array, ...]:
+    """Return the expected outputs: from the float32 form if there is one, else from the operation itself."""
     converted = in_float32(call)
     if converted is None:
         return computed(call)
     return tuple(stored(o, array) for o, array in zip(call.outputs, computed(converted), strict=True))
 
 
-def fitted(call: Call, output: Operand) -> Operand:
-    """Return the output with the scale and zero point that just hold the results, as a quantizing tool would choose.
+def fitted(call: OperationCall, output: Operand) -> Operand:
+    """Return the output with the scale and zero point of the results' range, as a quantization tool would choose them.
 
-    The scale stays above the product of the first two arguments', which HAL 1.0 demands of products.
+    The scale is above the product of the first two arguments' scales, as HAL 1.0 requires of products.
     """
     converted = in_float32(call)
     assert converted is not None, "every product has a float32 form"

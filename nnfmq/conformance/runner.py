@@ -3,7 +3,7 @@
 A source is a file, or a batch of random graphs, which are generated where they run; one that fails is dumped there, as
 a file that is a source itself.
 With one job everything runs in this process. With more, each job is a process of its own (`python -m
-nnfmq.conformance.running`), with its own driver where there is one: it takes a source on stdin, as a line of JSON, and
+nnfmq.conformance.runner`), with its own driver where there is one: it takes a source on stdin, as a line of JSON, and
 answers with a line of JSON for each test model, then an empty line. A job ends when its stdin does, so nothing outlives
 this process. Results of sources that are not due yet wait here; they are verdicts, not models.
 """

@@ -1,0 +1,316 @@
+"""What a recipe for drawing an operation is, and the arguments of operations on arrays of any kind.
+
+A `Recipe` adds to an operation's declaration what that does not say. Its function is called with the shape of the
+operation's first array (NHWC, as shape rules see it) and returns the rest by the declaration's names: Python values
+for controls, `Wanted` for arrays. Names that the chosen form lacks are left out by the caller. All that is returned
+is legal; what is too large is `Rejected`, and drawn again. `random_operations` has the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnfmq.conformance.random_source import RandomSource, Sign
+from nnfmq.conformance.testmodels import Array
+from nnfmq.hal.types import OperandType
+from nnfmq.operations.signature import NUMPY_TYPES, Shape
+
+Arguments = dict[str, Any]
+
+_MOST_RANK = 4  # of arithmetic with a fused activation
+
+
+@dataclass(frozen=True, slots=True)
+class OperandSpec:
+    """An array that an operation needs: its shape, and the sign of its values or the stored values themselves."""
+
+    shape: Shape
+    sign: Sign = Sign.ANY
+    values: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a recipe is asked for: the shape and type of the first array, and the type of each parameter by name."""
+
+    shape: Shape
+    type: OperandType
+    types: Mapping[str, OperandType]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationGenerator:
+    """How an operation is drawn.
+
+    `arguments` returns the rest; `shape` draws the first array's (NHWC) shape where any would not do, and `accepts`
+    says whether an existing one does. `fixed_output`: scale and zero point that an output of uint8 has to have (int8:
+    128 lower). `fitted`: the output's scale is made for the values that come out; `keeps`: outputs, by number, that
+    have the input's scale and zero point.
+    """
+
+    arguments: Callable[[RandomSource, Request], Arguments] = lambda rng, request: {}
+    ranks: tuple[int, ...] = (1, 2, 3, 4)
+    sign: Sign = Sign.ANY
+    shape: Callable[[RandomSource, int], Shape] = lambda rng, rank: rng.shape(rank)
+    accepts: Callable[[Shape], bool] = lambda shape: True
+    fixed_output: tuple[float, int] | None = None
+    fitted: bool = False
+    keeps: tuple[int, ...] = ()
+
+
+def integers(values: Any) -> Array:
+    """Return an int32 array."""
+    return np.array(values, NUMPY_TYPES[OperandType.TENSOR_INT32])
+
+
+def _axis(rng: RandomSource, rank: int) -> int:
+    return rng.integer(-rank, rank - 1)
+
+
+# ------------------------------------------------------------------------------------------------ pairs
+
+
+def broadcastable(rng: RandomSource, shape: Shape) -> Shape:
+    """Return a shape that broadcasts with `shape`: of any rank up to 4, on some axes longer or 1."""
+    kept = shape[rng.integer(0, len(shape) - 1) :]
+    room = rng.limits.elements // math.prod(shape)
+    extents = []
+    for extent in kept:
+        if extent == 1 and room > 1 and rng.chance():
+            extent = rng.extent(min(room, rng.limits.extent))
+            room //= extent
+        extents.append(1 if rng.chance(0.25) else extent)
+    if len(kept) == len(shape) < _MOST_RANK and rng.chance(0.25):
+        extents.insert(0, rng.extent(max(1, min(room, rng.limits.extent))))
+    return tuple(extents)
+
+
+def pair_with(second: str, sign: Sign = Sign.ANY) -> Callable[[RandomSource, Request], Arguments]:
+    """Return what draws the other array of a pair, of values with this sign, and the activation."""
+
+    def arguments(rng: RandomSource, request: Request) -> Arguments:
+        is_integer = request.type == OperandType.TENSOR_INT32
+        activation = 0 if is_integer else rng.activation()
+        return {second: OperandSpec(broadcastable(rng, request.shape), sign), "activation": activation}
+
+    return arguments
+
+
+def select(rng: RandomSource, request: Request) -> Arguments:
+    """Draw the condition and the other array."""
+    return {"condition": OperandSpec(request.shape), "second": OperandSpec(request.shape)}
+
+
+def joined(rng: RandomSource, request: Request) -> Arguments:
+    """Draw up to four arrays more, and the axis that joins them."""
+    rank, count = len(request.shape), rng.integer(1, 5)
+    axis = _axis(rng, rank)
+    along = math.prod(request.shape) // request.shape[axis]
+    room = max(1, min(rng.limits.elements // along // count, rng.limits.extent))
+    others = []
+    for _ in range(count - 1):
+        shape = list(request.shape)
+        shape[axis] = rng.extent(room)
+        others.append(OperandSpec(tuple(shape)))
+    return {"inputs": others, "axis": axis}
+
+
+def packed(rng: RandomSource, request: Request) -> Arguments:
+    """Draw up to three arrays more of the same shape."""
+    others = [OperandSpec(request.shape)] * rng.integer(0, 3)
+    return {"inputs": others, "axis": rng.integer(0, len(request.shape))}
+
+
+def matrices(rng: RandomSource, request: Request) -> Arguments:
+    """Draw the matrices on the right."""
+    left, right = rng.chance(), rng.chance()
+    length = request.shape[-2 if left else -1]
+    rows = math.prod(request.shape) // length
+    columns = rng.extent(max(1, min(rng.limits.extent, rng.limits.elements // max(rows, length))))
+    shape = (columns, length) if right else (length, columns)
+    return {"right": OperandSpec((*request.shape[:-2], *shape)), "adjoint_left": left, "adjoint_right": right}
+
+
+# ------------------------------------------------------------------------------------------------ one array
+
+
+def elu(rng: RandomSource, request: Request) -> Arguments:
+    """Draw the slope."""
+    return {"alpha": rng.real(0.0, 10.0)}
+
+
+def one_axis(rng: RandomSource, request: Request) -> Arguments:
+    """Draw an axis."""
+    return {"axis": _axis(rng, len(request.shape))}
+
+
+def softmax(rng: RandomSource, request: Request) -> Arguments:
+    """Draw beta and axis."""
+    return {"beta": rng.real(0.1, 10.0), "axis": _axis(rng, len(request.shape))}
+
+
+def local_response(rng: RandomSource, request: Request) -> Arguments:
+    """Draw radius and factors."""
+    factors = {"bias": rng.real(0.5, 10.0), "alpha": rng.real(0.0, 10.0), "beta": rng.real(0.0, 1.0)}
+    return {"radius": rng.integer(0, 10), **factors, "axis": _axis(rng, len(request.shape))}
+
+
+def instance(rng: RandomSource, request: Request) -> Arguments:
+    """Draw gamma, beta and epsilon."""
+    return {"gamma": rng.real(-2.0, 2.0), "beta": rng.real(-2.0, 2.0), "epsilon": rng.real(0.01, 1.0)}
+
+
+def reduction(rng: RandomSource, request: Request) -> Arguments:
+    """Draw axes, some of them twice."""
+    rank = len(request.shape)
+    axes = [_axis(rng, rank) for _ in range(rng.integer(1, 10))]
+    return {"axes": integers(axes), "keep_dimensions": rng.integer(0, 1)}
+
+
+def reshape(rng: RandomSource, request: Request) -> Arguments:
+    """Draw extents of the same product."""
+    rest, extents = math.prod(request.shape), []
+    for _ in range(rng.integer(0, 3)):
+        extents.append(rng.divisor(rest))
+        rest //= extents[-1]
+    extents.append(rest)
+    if rng.chance():
+        extents[rng.integer(0, len(extents) - 1)] = -1
+    return {"shape": integers(extents)}
+
+
+def squeeze(rng: RandomSource, request: Request) -> Arguments:
+    """Draw axes among those of extent 1."""
+    ones = [axis for axis, extent in enumerate(request.shape) if extent == 1]
+    rank = len(request.shape)
+    chosen = [axis - rank * rng.integer(0, 1) for axis in ones if rng.chance()]
+    return {"axes": integers(chosen) if chosen else None}
+
+
+def with_ones(rng: RandomSource, rank: int) -> Shape:
+    """Draw a shape in which extents of 1 are frequent."""
+    return tuple(1 if rng.chance(0.4) else extent for extent in rng.shape(rank))
+
+
+def expand(rng: RandomSource, request: Request) -> Arguments:
+    """Draw where an axis is inserted."""
+    return {"axis": _axis(rng, len(request.shape) + 1)}
+
+
+def transpose(rng: RandomSource, request: Request) -> Arguments:
+    """Draw a permutation."""
+    rank = len(request.shape)
+    return {"permutation": None if rank == 2 and rng.chance(0.25) else integers(rng.order(rank))}
+
+
+def reverse(rng: RandomSource, request: Request) -> Arguments:
+    """Draw one axis."""
+    return {"axis": integers([rng.integer(0, len(request.shape) - 1)])}
+
+
+def tile(rng: RandomSource, request: Request) -> Arguments:
+    """Draw multiples."""
+    room, multiples = rng.limits.elements // math.prod(request.shape), []
+    for _ in request.shape:
+        multiples.append(rng.integer(1, min(room, 10)))
+        room //= multiples[-1]
+    return {"multiples": integers(multiples)}
+
+
+def shuffle(rng: RandomSource, request: Request) -> Arguments:
+    """Draw axis and groups."""
+    axis = _axis(rng, len(request.shape))
+    return {"groups": rng.divisor(request.shape[axis]), "axis": axis}
+
+
+def paddings(rng: RandomSource, request: Request) -> Arguments:
+    """Draw paddings, and the value of PAD_V2."""
+    low, high = -128, 127
+    if request.type == OperandType.TENSOR_QUANT8_ASYMM:
+        low, high = 0, 255
+    is_real = request.type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+    pairs = [(rng.integer(0, 5), rng.integer(0, 5)) for _ in request.shape]
+    return {"paddings": integers(pairs), "value": rng.real(-2.0, 2.0) if is_real else rng.integer(low, high)}
+
+
+def mirrored(rng: RandomSource, request: Request) -> Arguments:
+    """Draw paddings that the input can fill."""
+    mode = rng.integer(0, 1)
+    most = [min(5, extent - (mode == 0)) for extent in request.shape]
+    pairs = [(rng.integer(0, limit), rng.integer(0, limit)) for limit in most]
+    return {"paddings": integers(pairs), "mode": mode}
+
+
+def part(rng: RandomSource, request: Request) -> Arguments:
+    """Draw a box inside."""
+    begins = [rng.integer(0, extent - 1) for extent in request.shape]
+    sizes = [rng.integer(1, extent - begin) for extent, begin in zip(request.shape, begins, strict=True)]
+    sizes = [-1 if rng.chance(0.1) else size for size in sizes]
+    return {"begin": integers(begins), "size": integers(sizes)}
+
+
+def strided_slice(rng: RandomSource, request: Request) -> Arguments:
+    """Draw ranges that hold at least one element, forwards and backwards."""
+    shrink, begin_mask, end_mask = 0, 0, 0
+    ranges = []
+    for axis, extent in enumerate(request.shape):
+        low, high = sorted((rng.integer(0, extent - 1), rng.integer(0, extent - 1)))
+        if rng.chance(0.1):
+            shrink |= 1 << axis
+            ranges.append((low, low + 1, 1))
+            continue
+        stride = rng.integer(1, 3)
+        begin_mask |= rng.chance(0.1) << axis
+        end_mask |= rng.chance(0.1) << axis
+        backwards = (high, low - 1 - extent, -stride)  # an end before element 0 is counted from the back
+        forwards = (low - extent * rng.integer(0, 1), high + 1, stride)
+        ranges.append(backwards if rng.chance(0.25) else forwards)
+    begins, ends, strides = (integers(column) for column in zip(*ranges, strict=True))
+    masks = {"begin_mask": begin_mask, "end_mask": end_mask, "shrink_mask": shrink}
+    return {"begin": begins, "end": ends, "strides": strides, **masks}
+
+
+def pieces(rng: RandomSource, request: Request) -> Arguments:
+    """Draw axis and count."""
+    axis = _axis(rng, len(request.shape))
+    return {"axis": axis, "count": rng.divisor(request.shape[axis], most=10)}
+
+
+def gather(rng: RandomSource, request: Request) -> Arguments:
+    """Draw axis and indices."""
+    axis = _axis(rng, len(request.shape))
+    room = rng.limits.elements // (math.prod(request.shape) // request.shape[axis])
+    shape = rng.shape(rng.integer(1, 2) if len(request.shape) < 4 else 1, max(1, room))
+    return {"axis": axis, "indices": indices(rng, shape, request.shape[axis])}
+
+
+def indices(rng: RandomSource, shape: Shape, count: int) -> Array:
+    """Return random indices into `count` things."""
+    return integers(np.floor(rng.fractions(math.prod(shape)) * count).reshape(shape))
+
+
+def lookups(rng: RandomSource, request: Request) -> Arguments:
+    """Draw row numbers, or keys and what is looked up among them."""
+    room = rng.limits.elements // (math.prod(request.shape) // request.shape[0])
+    count = rng.extent(max(1, min(room, rng.limits.extent)))
+    keys = np.cumsum(1 + np.floor(rng.fractions(request.shape[0]) * 2))  # ascending, with gaps that miss
+    if "keys" in request.types:
+        return {"lookups": indices(rng, (count,), int(keys[-1]) + 2), "keys": integers(keys)}
+    return {"lookups": indices(rng, (count,), request.shape[0])}
+
+
+def largest(rng: RandomSource, request: Request) -> Arguments:
+    """Draw k."""
+    return {"k": rng.integer(1, request.shape[-1])}
+
+
+def fill(rng: RandomSource, request: Request) -> Arguments:
+    """Draw the value; the dimensions are the shape."""
+    is_integer = request.type == OperandType.TENSOR_INT32
+    value = rng.integer(-1000, 1000) if is_integer else rng.real(-2.0, 2.0)
+    return {"dimensions": integers(request.shape), "value": value}
