@@ -120,7 +120,7 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("second", "complaint"),
+    ("second", "message"),
     [
         ("not json", "not JSON"),
         ("[]", "not a test model"),
@@ -129,15 +129,15 @@ def error(capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_a_line_that_is_no_test_model_ends_with_status_2_file_and_line(
-    tmp_path: Path, second: str, mismatch: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, second: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = model_lines.write(tmp_path / "broken.jsonl", model_lines.add(), second)
     assert run(path) == 2
-    assert f"{path}:2: {mismatch}" in error(capsys)
+    assert f"{path}:2: {message}" in error(capsys)
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         ({"type": "TENSOR_FLOAT31"}, "there is no 'TENSOR_FLOAT31'"),
         ({"data": "*"}, "base64"),
@@ -146,7 +146,7 @@ def test_a_line_that_is_no_test_model_ends_with_status_2_file_and_line(
 )
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_operand_that_cannot_be_ends_with_status_2_file_and_line(
-    tmp_path: Path, change: dict[str, Any], mismatch: str, jobs: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, change: dict[str, Any], message: str, jobs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = model_lines.changed(lambda line: line["main"]["operands"][1].update(change))
     path = model_lines.write(tmp_path / "broken.jsonl", line)
@@ -154,9 +154,7 @@ def test_an_operand_that_cannot_be_ends_with_status_2_file_and_line(
     assert run(path, other, "--jobs", jobs) == 2
     said = error(capsys)
     assert f"{path}:1: add: " in said
-    assert (
-        mismatch in said.replace("Only b", "b").lower().replace("tensor_float31", "TENSOR_FLOAT31") or mismatch in said
-    )
+    assert message in said.replace("Only b", "b").lower().replace("tensor_float31", "TENSOR_FLOAT31") or message in said
 
 
 def test_a_file_cut_short_is_not_in_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

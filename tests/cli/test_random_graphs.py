@@ -104,7 +104,7 @@ def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "message"),
     [
         (("--classes", "single,huge"), "unknown class 'huge'; the classes are single, small, large, quantized, later"),
         (("--seeds", "5-2"), "'5-2' is neither a seed nor a range A-B of seeds"),
@@ -113,10 +113,10 @@ def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_classes_and_seeds_that_do_not_exist_are_refused(
-    words: tuple[str, ...], mismatch: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--random-graphs", *words) == 2
-    assert mismatch in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_command_s_classes_are_those_that_there_are() -> None:

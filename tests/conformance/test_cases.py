@@ -139,7 +139,7 @@ def test_a_short_buffer_must_be_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "complaint"),
+    ("shape", "mismatch"),
     [
         (OutputShape((3,), True), "operand 3: expected isSufficient False, actual True"),
         (OutputShape((4,), False), "operand 3: expected shape [3], actual [4]"),

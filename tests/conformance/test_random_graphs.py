@@ -242,13 +242,13 @@ def at_first(more: float) -> Callable[[Array], Array]:
     return change
 
 
-def verdict_on(name: str, type: str, change: Callable[[Array], Array]) -> str:
+def reason_of_failure(name: str, type: str, change: Callable[[Array], Array]) -> str:
     line = seed_with(name, type)
     return run_test(testmodels.read(line), Faulty(change)).outcomes[0].reason
 
 
 @pytest.mark.parametrize(
-    ("name", "type", "change", "complaint"),
+    ("name", "type", "change", "mismatch"),
     [
         ("single_transpose_v1_1", "TENSOR_FLOAT32", at_first(1e-4), "elements are wrong"),
         ("single_transpose_v1_1", "TENSOR_FLOAT32", lambda a: a + np.float32(9e-7), "the mean difference is"),
@@ -262,7 +262,7 @@ def verdict_on(name: str, type: str, change: Callable[[Array], Array]) -> str:
 def test_TST_6_an_engine_that_is_off_by_a_little_fails(
     name: str, type: str, change: Callable[[Array], Array], mismatch: str
 ) -> None:
-    assert mismatch in verdict_on(name, type, change)
+    assert mismatch in reason_of_failure(name, type, change)
 
 
 # ------------------------------------------------------------------------------------------------ through a driver
