@@ -75,7 +75,7 @@ def test_a_queue_without_an_area_gets_private_slots() -> None:
 
 
 def test_an_area_that_is_too_short_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="256 bytes, this one 255"):
+    with pytest.raises(InvalidArgument, match="256 bytes, this area 255"):
         StatsArea.over(memoryview(bytearray(255)))
 
 
