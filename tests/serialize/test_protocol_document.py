@@ -94,7 +94,7 @@ def rows_of_records(variants: tuple[Variant, ...]) -> list[Row]:
 
 
 def test_the_table_of_messages_is_the_one_that_the_code_obeys(tables: list[list[Row]]) -> None:
-    documented = table(tables, "message", "from", "when", "then", "fds", "answered by", "fields")
+    documented = table(tables, "message", "from", "phase", "next phase", "fds", "replies", "fields")
     assert sorted(documented) == sorted(rows_of_messages())
 
 
