@@ -2,8 +2,8 @@
 """The compiled packet codec. `_pycodec` is the same in Python and specifies it; `datum` documents the records.
 
 It pays if consecutive requests of a burst differ, so that each has to be decoded: with the null model over two or eight
-memories in turn a round trip takes 54 µs instead of 80 µs (docs/explanation/performance.md). If all requests are equal,
-client and driver compare bytes and neither codec runs.
+memories in turn a round trip takes 57 µs instead of 91 µs (docs/explanation/performance.md). If all requests are
+equal, as in the bursts of `PreparedModel.burst`, client and driver compare bytes and neither codec runs.
 
 Everything out of the ordinary is left to the Python codec, so that there is one specification of it: numbers that are
 not exactly int, sequences other than tuple and list, and every error. An encoder that meets such a value calls the
@@ -78,7 +78,8 @@ cdef extern from *:
     static inline int nnfmq_is(PyObject *value, PyObject *type) {
         return value != NULL && (PyObject *)Py_TYPE(value) == type;
     }
-    static inline int nnfmq_is_list_or_tuple(PyObject *value) { /* PySequence_Fast's macros read these without running Python code */
+    /* PySequence_Fast's macros read these types without running Python code. */
+    static inline int nnfmq_is_list_or_tuple(PyObject *value) {
         return PyTuple_CheckExact(value) || PyList_CheckExact(value);
     }
     static inline int nnfmq_integer(PyObject *value, long long *number) {
@@ -332,7 +333,7 @@ cdef bint put_shapes(Writer *writer, PyObject *values) noexcept:
 
 
 cdef bint read_duration(object duration_ns, uint64_t *duration_us) except -1:
-    """Convert a duration for the wire; False if it is left to the Python codec. Runs Python code, but none of the caller's."""
+    """Convert a duration for the wire; False if it is left to the Python codec. May run Python code."""
     if type(duration_ns) is not int:
         return False
     converted = to_microseconds(duration_ns)
@@ -342,7 +343,9 @@ cdef bint read_duration(object duration_ns, uint64_t *duration_us) except -1:
     return True
 
 
-cdef bint put_result(Writer *writer, uint32_t status, PyObject *shapes, uint64_t on_device, uint64_t in_driver) noexcept:
+cdef bint put_result(
+    Writer *writer, uint32_t status, PyObject *shapes, uint64_t on_device, uint64_t in_driver
+) noexcept:
     cdef unsigned char *head = put_record(writer, PACKET)
     cdef unsigned char *last
     if head == NULL:
