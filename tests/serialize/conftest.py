@@ -17,12 +17,10 @@ import pytest
 from hypothesis import settings
 
 from nnfmq.hal.errors import ErrorStatus, ProtocolError
-from nnfmq.hal.timing import Timing
+from nnfmq.hal.timing import HIDL_NO_TIME, Timing
 from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
 from nnfmq.serialize import codec as codecs
 from nnfmq.serialize.packets import RequestPacket, ResultPacket
-
-NONE_US = 2**64 - 1
 
 CODECS = ["python"] if codecs.codec_name == "python" else list(codecs.available())
 
@@ -100,7 +98,7 @@ def result_sample(codec: ModuleType) -> Sample:
         struct.pack("<B7xI12x", 2, 5),
         struct.pack("<B7xI12x", 2, 6),
         struct.pack("<B7xB3xI8x", 1, 1, 0),
-        struct.pack("<B7xQQ", 3, 12, NONE_US),
+        struct.pack("<B7xQQ", 3, 12, HIDL_NO_TIME),
     )
     shapes = (OutputShape((5, 6), False), OutputShape((), True))
     value = ResultPacket(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, Timing(12_000, -1))
@@ -130,7 +128,7 @@ def _golden_request(entry: dict[str, Any]) -> RequestPacket:
 
 def _golden_result(entry: dict[str, Any]) -> ResultPacket:
     shapes = tuple(OutputShape(tuple(shape["dims"]), shape["isSufficient"]) for shape in entry["shapes"])
-    times = (-1 if time_us == NONE_US else time_us * 1000 for time_us in entry["timing"])
+    times = (-1 if time_us == HIDL_NO_TIME else time_us * 1000 for time_us in entry["timing"])
     return ResultPacket(ErrorStatus(entry["status"]), shapes, Timing(*times))
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support import bursts, models
-from support.bursts import BAD_RECORDS, NO_TIME_US, RECORD_BYTES, BurstClient, packet_for, server_end, split
+from support.bursts import BAD_RECORDS, RECORD_BYTES, BurstClient, packet_for, server_end, split
 from support.executors import LIMIT_S, Held, Summing, floats, prepared, until
 
 from nnfmq import watcher
 from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, QueueCorrupted, error_for_status
-from nnfmq.hal.timing import NO_TIME, NO_TIMING
+from nnfmq.hal.timing import HIDL_NO_TIME, NO_TIME, NO_TIMING
 from nnfmq.hal.types import DataLocation, MeasureTiming, OutputShape, RequestArgument
 from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue
@@ -147,7 +147,7 @@ def test_BUR_8_a_result_is_byte_for_byte_what_the_specification_says(
         struct.pack("<B7xIiI4x", 0, 4, 0, 1),
         struct.pack("<B7xB3xI8x", 1, 1, 1),
         struct.pack("<B7xI12x", 2, 4),
-        struct.pack("<B7xQQ", 3, NO_TIME_US, NO_TIME_US),
+        struct.pack("<B7xQQ", 3, HIDL_NO_TIME, HIDL_NO_TIME),
     ]
 
 
@@ -155,7 +155,7 @@ def test_BUR_8_an_error_is_two_records(client: BurstClient, serve: Serve, form: 
     serve(client, form(prepared(ADD)))
     assert split(client.call(BAD_RECORDS[6])) == [
         struct.pack("<B7xIiI4x", 0, 2, 2, 0),
-        struct.pack("<B7xQQ", 3, NO_TIME_US, NO_TIME_US),
+        struct.pack("<B7xQQ", 3, HIDL_NO_TIME, HIDL_NO_TIME),
     ]
 
 

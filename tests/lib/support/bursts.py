@@ -23,7 +23,6 @@ from support import models
 
 RECORD_BYTES = 24
 LIMIT_NS = 20_000_000_000
-NO_TIME_US = 2**64 - 1
 
 # One bad record of each kind, as VTS' ValidateBurst makes them (FMQ_FACTS 3.9), by the specification's layout.
 BAD_RECORDS = (
