@@ -1,7 +1,7 @@
-"""Targets: the instruction sets that code is generated for, and which of them this machine has.
+"""Targets: the instruction sets that code is generated for, and which of them this machine can run.
 
-A target says how wide vectors are, how many registers hold them, and which LLVM features may be used. Results do not
-depend on it: quantized ones are exact integers everywhere. `$NNFMQ_TARGET` forces one that this machine can run.
+A target has a vector width, a number of vector registers and LLVM features. Quantized results are exact integers and so
+equal on all targets. `$NNFMQ_TARGET` forces one that this machine can run.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TARGET_VARIABLE = "NNFMQ_TARGET"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One instruction set. `lanes` are of 32 bits. LLVM's names of what an instruction does for all of them:
+    """One instruction set.
 
-    `pmaddwd` is the sum of two products of 16 bits; `vpdpwssd` adds it to another sum; `pmaddubsw` are sums of
-    two products of bytes in 16 bits, of which the first are without sign; `vpdpbusd` adds four of these to another sum.
-    Products of codes are made in `quads`, or in octets where there are `pmaddubsw`, or in pairs. `tuning` are what
-    LLVM chooses between instructions that `features` have anyhow.
+    `lanes` are 32-bit lanes of a vector, `registers` vector registers. pmaddwd, pmaddubsw, vpdpwssd and vpdpbusd are
+    the names of LLVM's intrinsics on whole vectors, None if the target has no such instruction. 8-bit values are
+    multiplied by dot4 if `has_dot4`, else by acc16 if there is pmaddubsw, else by dot2. `tuning` are LLVM features that
+    only influence its choice between instructions.
     """
 
     name: str
@@ -40,9 +40,10 @@ class Target:
     tuning: tuple[str, ...] = ()
 
     def feature_flags(self, others: Iterable[str] = ()) -> str:
-        """Return the features as LLVM is told of them, and that it must not use any of `others` that are not among
-        them: those that LLVM knows of a processor by its name may be switched off in a virtual machine, or not be those
-        of the machine that takes the code from a cache.
+        """Return LLVM's feature string: the target's features switched on, all of `others` that it lacks switched off.
+
+        `others` are the features of the CPU that LLVM tunes for. The target must not use them, because a virtual
+        machine may mask some, and because a cache may bring the code to another machine.
         """
         without = sorted(set(others).difference(self.features, _EVERYWHERE))
         with_these = (*self.features, *self.tuning)
@@ -50,13 +51,13 @@ class Target:
 
 
 _EVERYWHERE = ("64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt")
-"""What comes with AVX2."""
+"""Features that every CPU with AVX2 has."""
 
 _X86 = "x86_64-unknown-linux-gnu"
 _AVX2 = ("avx", "avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
 
-_AVX512_PAIRS, _AVX512_BYTES = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
+_AVX512_PMADDWD, _AVX512_PMADDUBSW = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.pmaddubs.w.512"
 
 TARGETS = {
     target.name: target
@@ -67,37 +68,41 @@ TARGETS = {
             (*_AVX512, "avx512vnni"),
             lanes=16,
             registers=32,
-            pmaddwd=_AVX512_PAIRS,
-            pmaddubsw=_AVX512_BYTES,
+            pmaddwd=_AVX512_PMADDWD,
+            pmaddubsw=_AVX512_PMADDUBSW,
             vpdpwssd="llvm.x86.avx512.vpdpwssd.512",
             vpdpbusd="llvm.x86.avx512.vpdpbusd.512",
             has_dot4=True,
-            tuning=("fast-dpwssd",),  # or sums would be added separately: sooner each, but here are many side by side
+            tuning=("fast-dpwssd",),  # else LLVM adds separately, which has less latency but also less throughput
         ),
-        Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PAIRS, _AVX512_BYTES),
+        Target("avx512", _X86, _AVX512, 16, 32, _AVX512_PMADDWD, _AVX512_PMADDUBSW),
         Target("avx2", _X86, _AVX2, 8, 16, "llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.pmadd.ub.sw"),
         Target("sse4.1", _X86, ("sse4.1", "ssse3"), 4, 16, "llvm.x86.sse2.pmadd.wd", "llvm.x86.ssse3.pmadd.ub.sw.128"),
         Target("neon", "aarch64-unknown-linux-gnu", ("neon",), 4, 32, None, None),
     )
 }
-"""By name, the best first."""
+"""All targets by name, the best first."""
 
 
 def runnable(target: Target, host: str, features: Mapping[str, bool]) -> bool:
-    """Return True where a machine of LLVM's triple `host` with these `features` runs `target`'s code."""
+    """Return whether a machine with LLVM's triple `host` and these features can run code for `target`."""
     return host.split("-")[0] == target.triple.split("-")[0] and all(features.get(name) for name in target.features)
 
 
 def chosen_target(host: str, features: Mapping[str, bool]) -> Target:
-    """Return the best target of a machine, or the one that `$NNFMQ_TARGET` names. Raises InvalidArgument."""
+    """Return the best target that a machine can run, or the one that `$NNFMQ_TARGET` names.
+
+    Raises:
+        InvalidArgument: If the machine can run none, or not the named one.
+    """
     here = [target for target in TARGETS.values() if runnable(target, host, features)]
     known = ", ".join(target.name for target in here) or "none"
     forced = os.environ.get(TARGET_VARIABLE)
     if forced:
         found = TARGETS.get(forced)
         if found not in here:
-            raise InvalidArgument(f"{TARGET_VARIABLE} is {forced!r}; this machine runs: {known}")
+            raise InvalidArgument(f"{TARGET_VARIABLE} is {forced!r}, but this machine can run: {known}")
         return found
     if not here:
-        raise InvalidArgument(f"no code is generated for machines like {host}")
+        raise InvalidArgument(f"no code can be generated for {host}")
     return here[0]

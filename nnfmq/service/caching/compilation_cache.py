@@ -152,7 +152,7 @@ def build_identity() -> bytes:
 def _sources() -> Iterator[Path]:
     for part in _BUILD_PARTS:
         path = _PACKAGE / part
-        yield from [path] if path.is_file() else sorted(path.rglob("*.py"))
+        yield from [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in (".py", ".ll"))
 
 
 def _cpu_features() -> set[str]:

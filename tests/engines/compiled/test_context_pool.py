@@ -1,4 +1,4 @@
-"""Arenas from one execution to the next: used again, never by two at once, given back when asked, no input kept."""
+"""Execution contexts: pooled between executions, never shared by two, freed by a trim, without references to inputs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ ONES = np.ones(SHAPE, np.float32)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the states that were made, weakly."""
-    found: list[Any] = []
+def contexts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Weak references to all contexts that have been created."""
+    created: list[Any] = []
     real = executor.ExecutionContext
 
-    def noted(*arguments: Any) -> Any:
-        state = real(*arguments)
-        found.append(weakref.ref(state))
-        return state
+    def recorded(*arguments: Any) -> Any:
+        context = real(*arguments)
+        created.append(weakref.ref(context))
+        return context
 
-    monkeypatch.setattr(executor, "ExecutionContext", noted)
-    return found
+    monkeypatch.setattr(executor, "ExecutionContext", recorded)
+    return created
 
 
-def adding() -> Program:
+def add_one() -> Program:
     """Return a program that adds 1 to its input."""
     tensor = Operand(F32, SHAPE)
     return prepare(one_operation(OperationType.ADD, [tensor, (tensor, ONES.tobytes()), 0], tensor))
@@ -45,7 +45,7 @@ def adding() -> Program:
 
 @pytest.fixture
 def program() -> Program:
-    return adding()
+    return add_one()
 
 
 def run(program: Program, value: float) -> tuple[BoundSteps, float]:
@@ -56,63 +56,65 @@ def run(program: Program, value: float) -> tuple[BoundSteps, float]:
     return execution, float(output[0])
 
 
-def test_one_execution_after_the_other_has_the_same_arena(program: Program, made: list[Any]) -> None:
+def test_consecutive_executions_use_one_context(program: Program, contexts: list[Any]) -> None:
     assert [run(program, value)[1] for value in range(5)] == [1, 2, 3, 4, 5]
-    assert len(made) == 1
+    assert len(contexts) == 1
 
 
-def test_executions_that_are_bound_at_once_have_arenas_of_their_own(program: Program, made: list[Any]) -> None:
+def test_executions_bound_at_the_same_time_have_separate_contexts(program: Program, contexts: list[Any]) -> None:
     first, second = run(program, 1), run(program, 2)
-    assert (first[1], second[1], len(made)) == (2, 3, 2)
+    assert (first[1], second[1], len(contexts)) == (2, 3, 2)
 
 
-def test_what_no_execution_has_is_given_back_when_asked_and_comes_again(program: Program, made: list[Any]) -> None:
-    kept, _ = run(program, 1)
+def test_a_trim_frees_pooled_contexts(program: Program, contexts: list[Any]) -> None:
+    owner, _ = run(program, 1)
     run(program, 2)
     idle_trim.trim_memory()
-    assert [state() is None for state in made] == [False, True]
+    assert [context() is None for context in contexts] == [False, True]
     assert run(program, 3)[1] == 4
-    assert len(made) == 3
-    kept.run()
+    assert len(contexts) == 3
+    owner.run()
 
 
-def test_no_more_are_kept_than_a_few(program: Program, made: list[Any]) -> None:
-    held = [run(program, value) for value in range(executor._MAX_POOLED_CONTEXTS + 3)]
-    held.clear()
-    assert sum(state() is not None for state in made) == executor._MAX_POOLED_CONTEXTS
+def test_the_pool_is_limited(program: Program, contexts: list[Any]) -> None:
+    executions = [run(program, value) for value in range(executor._MAX_POOLED_CONTEXTS + 3)]
+    executions.clear()
+    assert sum(context() is not None for context in contexts) == executor._MAX_POOLED_CONTEXTS
 
 
-def test_a_state_that_waits_keeps_no_input(program: Program) -> None:
+def test_a_pooled_context_has_no_reference_to_an_input(program: Program) -> None:
     gc.collect()
     gc.disable()
     try:
-        given, output = ONES * 3, np.zeros(SHAPE, np.float32)
-        gone = weakref.ref(given)
-        execution = program.bind([given], [output])
+        input, output = ONES * 3, np.zeros(SHAPE, np.float32)
+        reference = weakref.ref(input)
+        execution = program.bind([input], [output])
         execution.run()
-        del execution, given
-        assert gone() is None
+        del execution, input
+        assert reference() is None
     finally:
         gc.enable()
 
 
-def test_a_program_s_states_go_with_it(made: list[Any]) -> None:
-    run(adding(), 1)
+def test_a_program_s_contexts_are_freed_with_it(contexts: list[Any]) -> None:
+    run(add_one(), 1)
     gc.collect()
-    (state,) = made
-    assert state() is None
+    (context,) = contexts
+    assert context() is None
 
 
-def test_an_arena_made_while_fewer_threads_helped_serves_all(program: Program, made: list[Any]) -> None:
-    team = default_thread_pool()
-    usual = team.worker_count
-    team.set_worker_count(0)
+def test_a_context_has_scratch_for_all_threads_even_if_created_with_fewer(
+    program: Program, contexts: list[Any]
+) -> None:
+    pool = default_thread_pool()
+    worker_count = pool.worker_count
+    pool.set_worker_count(0)
     try:
         execution, _ = run(program, 1)
     finally:
-        team.set_worker_count(usual)
-    state = made[0]()
-    memory = state._arena.base
-    areas = memory.ctypes.data + memory.nbytes - state.scratch
-    assert areas >= (usual + 1) * state._plan.scratch_bytes
+        pool.set_worker_count(worker_count)
+    context = contexts[0]()
+    memory = context._arena.base
+    scratch_bytes = memory.ctypes.data + memory.nbytes - context.scratch
+    assert scratch_bytes >= (worker_count + 1) * context._plan.scratch_bytes
     del execution

@@ -1,4 +1,4 @@
-"""Convolutions and FULLY_CONNECTED by generated kernels, against the interpreter, over shapes that cut work oddly."""
+"""GEMM and depthwise kernels compared with the interpreter, for shapes with remainders in every dimension."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.instruction_sets
 F32, Q8, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 PC, I32 = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, OperandType.TENSOR_INT32
 SAME, VALID = 1, 2
-FLOAT, CODES = np.dtype("<f4"), np.dtype("u1")
+FLOAT, UINT8 = np.dtype("<f4"), np.dtype("u1")
 KINDS = ("float", "uint8", "int8", "uint8 per channel", "int8 per channel")
-IMAGES = [  # batch, height, width, channels, filters
+IMAGES = [  # batch, height, width, channels, output channels
     (1, 8, 8, 8, 16),
     (2, 7, 5, 3, 1),
     (1, 13, 11, 17, 33),
@@ -48,34 +48,35 @@ def weights(kind: str, shape: tuple[int, ...], channels: int, axis: int, random:
     bias = random.integers(-2000, 2000, channels).astype("<i4")
     if "per channel" in kind:
         scales = tuple(map(float, random.uniform(0.001, 0.02, channels).astype(np.float32)))
-        codes = random.integers(-127, 128, shape).astype(np.int8)
+        values = random.integers(-127, 128, shape).astype(np.int8)
         filter = Operand(PC, shape, channel_quant=ChannelQuant(scales, axis))
-        return [(filter, codes.tobytes()), (Operand(I32, (channels,)), bias.tobytes())]
+        return [(filter, values.tobytes()), (Operand(I32, (channels,)), bias.tobytes())]
     signed = kind == "int8"
-    codes = random.integers(-128 if signed else 0, 128 if signed else 256, shape).astype("i1" if signed else "u1")
+    values = random.integers(-128 if signed else 0, 128 if signed else 256, shape).astype("i1" if signed else "u1")
     filter = Operand(Q8S if signed else Q8, shape, 0.0078125, -3 if signed else 131)
-    return [(filter, codes.tobytes()), (Operand(I32, (channels,), 0.5 * 0.0078125), bias.tobytes())]
+    return [(filter, values.tobytes()), (Operand(I32, (channels,), 0.5 * 0.0078125), bias.tobytes())]
 
 
 def image(kind: str, shape: tuple[int, ...], scale: float, zero_point: int) -> Operand:
+    """Return an input or output; `zero_point` is that of uint8."""
     if kind == "float":
         return Operand(F32, shape)
     signed = kind.startswith("int8")
     return Operand(Q8S if signed else Q8, shape, scale, zero_point - 128 * signed)
 
 
-def extents(size: tuple[int, int], filter: tuple[int, ...]) -> tuple[int, int]:
+def output_size(size: tuple[int, int], filter: tuple[int, ...]) -> tuple[int, int]:
     rows, columns, stride, dilation, padding, _ = filter
-    reaches = ((rows - 1) * dilation + 1, (columns - 1) * dilation + 1)
-    vector_loop = [s if padding == SAME else s - reach + 1 for s, reach in zip(size, reaches, strict=True)]
-    return -(-vector_loop[0] // stride), -(-vector_loop[1] // stride)
+    kernel_sizes = ((rows - 1) * dilation + 1, (columns - 1) * dilation + 1)
+    starts = [s if padding == SAME else s - kernel + 1 for s, kernel in zip(size, kernel_sizes, strict=True)]
+    return -(-starts[0] // stride), -(-starts[1] // stride)
 
 
 def convolution(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> Model:
     batch, height, width, channels, filters = size
     rows, columns, stride, dilation, padding, activation = filter
     constants = weights(kind, (filters, rows, columns, channels), filters, 0, np.random.default_rng(1))
-    out = image(kind, (batch, *extents((height, width), filter), filters), 2.0, 120)
+    out = image(kind, (batch, *output_size((height, width), filter), filters), 2.0, 120)
     source = image(kind, (batch, height, width, channels), 0.5, 115)
     arguments = [source, *constants, padding, stride, stride, activation, False, dilation, dilation]
     return one_operation(OperationType.CONV_2D, arguments, out)
@@ -84,20 +85,20 @@ def convolution(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> Mo
 @pytest.mark.parametrize("filter", FILTERS)
 @pytest.mark.parametrize("size", IMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_convolutions_are_the_interpreter_s(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
+def test_convolutions_match_the_interpreter(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
     assert_kernels_agree(convolution(kind, size, filter))
 
 
 @pytest.mark.parametrize("filter", [*FILTERS, (5, 7, 1, 1, SAME, 0)])
 @pytest.mark.parametrize("size", IMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_depthwise_convolutions_are_the_interpreter_s(
+def test_depthwise_convolutions_match_the_interpreter(
     kind: str, size: tuple[int, ...], filter: tuple[int, ...]
 ) -> None:
     batch, height, width, channels, _ = size
     rows, columns, stride, dilation, padding, activation = filter
     constants = weights(kind, (1, rows, columns, channels), channels, 3, np.random.default_rng(2))
-    out = image(kind, (batch, *extents((height, width), filter), channels), 0.25, 110)
+    out = image(kind, (batch, *output_size((height, width), filter), channels), 0.25, 110)
     source = image(kind, (batch, height, width, channels), 0.5, 115)
     arguments = [source, *constants, padding, stride, stride, 1, activation, False, dilation, dilation]
 
@@ -107,18 +108,18 @@ def test_depthwise_convolutions_are_the_interpreter_s(
 @pytest.mark.parametrize("size", [(1, 8, 8, 8, 16, 2), (2, 7, 5, 9, 3, 3), (1, 13, 11, 14, 66, 2), (1, 4, 6, 5, 85, 5)])
 @pytest.mark.parametrize("filter", [filter for filter in FILTERS if filter[3] == 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_grouped_convolutions_are_the_interpreter_s(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
+def test_grouped_convolutions_match_the_interpreter(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
     batch, height, width, channels, filters, groups = size
     rows, columns, stride, _, padding, activation = filter
     constants = weights(kind, (filters, rows, columns, channels // groups), filters, 0, np.random.default_rng(1))
-    out = image(kind, (batch, *extents((height, width), filter), filters), 2.0, 120)
+    out = image(kind, (batch, *output_size((height, width), filter), filters), 2.0, 120)
     source = image(kind, (batch, height, width, channels), 0.5, 115)
     arguments = [source, *constants, padding, stride, stride, groups, activation, False]
 
     assert_kernels_agree(one_operation(OperationType.GROUPED_CONV_2D, arguments, out))
 
 
-SPREADS = [  # filter height and width, stride, paddings left, right, top, bottom, activation
+TRANSPOSED = [  # filter height and width, stride, paddings left, right, top, bottom, activation
     (2, 2, 2, (0, 0, 0, 0), 0),
     (3, 3, 2, (0, 1, 0, 1), 1),
     (3, 4, 1, (1, 1, 0, 2), 3),
@@ -129,13 +130,13 @@ SPREADS = [  # filter height and width, stride, paddings left, right, top, botto
 
 
 @pytest.mark.parametrize("size", [(1, 8, 8, 8, 16), (2, 4, 5, 3, 1), (1, 5, 3, 17, 13)])
-@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("params", TRANSPOSED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_transposed_convolutions_are_the_interpreter_s(
-    kind: str, size: tuple[int, ...], spread: tuple[int, int, int, tuple[int, int, int, int], int]
+def test_transposed_convolutions_match_the_interpreter(
+    kind: str, size: tuple[int, ...], params: tuple[int, int, int, tuple[int, int, int, int], int]
 ) -> None:
     batch, height, width, channels, filters = size
-    rows, columns, stride, (left, right, top, bottom), activation = spread
+    rows, columns, stride, (left, right, top, bottom), activation = params
     constants = weights(kind, (filters, rows, columns, channels), filters, 0, np.random.default_rng(1))
     tall, wide = (height - 1) * stride + rows - top - bottom, (width - 1) * stride + columns - left - right
     source, out = image(kind, (batch, height, width, channels), 0.5, 115), (batch, tall, wide, filters)
@@ -147,12 +148,12 @@ def test_transposed_convolutions_are_the_interpreter_s(
 @pytest.mark.parametrize("size", [(1, 9, 8, 1, 8), (2, 7, 5, 3, 2), (1, 13, 11, 5, 9), (1, 4, 5, 16, 3)])
 @pytest.mark.parametrize("filter", [FILTERS[1], FILTERS[2]])
 @pytest.mark.parametrize("kind", KINDS)
-def test_depth_multipliers_are_the_interpreter_s(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
+def test_depth_multipliers_match_the_interpreter(kind: str, size: tuple[int, ...], filter: tuple[int, ...]) -> None:
     batch, height, width, channels, multiplier = size
     rows, columns, stride, dilation, padding, activation = filter
     filters = channels * multiplier
     constants = weights(kind, (1, rows, columns, filters), filters, 3, np.random.default_rng(4))
-    out = image(kind, (batch, *extents((height, width), filter), filters), 0.25, 110)
+    out = image(kind, (batch, *output_size((height, width), filter), filters), 0.25, 110)
     source = image(kind, (batch, height, width, channels), 0.5, 115)
     arguments = [source, *constants, padding, stride, stride, multiplier, activation, False, dilation, dilation]
 
@@ -161,7 +162,7 @@ def test_depth_multipliers_are_the_interpreter_s(kind: str, size: tuple[int, ...
 
 @pytest.mark.parametrize("size", [(1, 16, 8), (1, 1000, 1001), (5, 3, 17), (7, 64, 1)])
 @pytest.mark.parametrize("kind", KINDS[:3])
-def test_fully_connected_is_the_interpreter_s(kind: str, size: tuple[int, int, int]) -> None:
+def test_fully_connected_matches_the_interpreter(kind: str, size: tuple[int, int, int]) -> None:
     batch, length, units = size
     constants = weights(kind, (units, length), units, 0, np.random.default_rng(3))
     arguments = [image(kind, (batch, length), 0.5, 115), *constants, 0]
@@ -173,16 +174,16 @@ def test_fully_connected_is_the_interpreter_s(kind: str, size: tuple[int, int, i
 
 @pytest.mark.parametrize("multiplier", [1, 3])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_every_place_of_a_panel_has_its_numbers(target: Target, multiplier: int) -> None:
+def test_every_packed_channel_has_epilogue_constants(target: Target, multiplier: int) -> None:
     for channels in range(multiplier, 70, multiplier):
         shape, window = (1, 5, 5, channels // multiplier), (1, 3, 3, channels)
         bias = np.arange(channels, dtype=np.int32)
         tensors = {
             "float": (Tensor(shape, FLOAT), Tensor(window, FLOAT, value=np.ones(window, FLOAT)), FLOAT),
-            "codes": (
-                Tensor(shape, CODES, 0.5, 1),
-                Tensor(window, CODES, 0.25, 2, value=np.ones(window, CODES)),
-                CODES,
+            "uint8": (
+                Tensor(shape, UINT8, 0.5, 1),
+                Tensor(window, UINT8, 0.25, 2, value=np.ones(window, UINT8)),
+                UINT8,
             ),
         }
         for kind, (input, filter, dtype) in tensors.items():
@@ -200,6 +201,6 @@ def test_every_place_of_a_panel_has_its_numbers(target: Target, multiplier: int)
             )
             assert isinstance(lowered, KernelLaunch)
             assert isinstance(lowered.kernel, DwConvKernel)
-            places = lowered.kernel.panels * lowered.kernel.nr
-            rows, head = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 5 * 64)  # those of each channel, of all
-            assert len(lowered.constants[1]) == head + 4 * rows * places
+            packed_channels = lowered.kernel.panels * lowered.kernel.nr
+            rows, header = (1, 0) if kind == "float" else (REQUANT_ROWS + 1, 5 * 64)
+            assert len(lowered.constants[1]) == header + 4 * rows * packed_channels

@@ -1,4 +1,4 @@
-"""Products and depthwise convolutions of different shapes share code: what their names tell is all that decides it."""
+"""GEMM and depthwise kernels of different shapes share code: kernels with one symbol name emit equal IR."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from nnfmq.engines.compiled.target import TARGETS, Target
 from nnfmq.operations.shapes import WindowDimension, window_dimension
 
 VALID, SAME = 2, 1
-FLOATS, CODES = Float32(0.0, 6.0), DotS16x2(False, NO_REQUANTIZATION)
+FLOAT32, DOT2 = Float32(0.0, 6.0), DotS16x2(False, NO_REQUANTIZATION)
 
 
 def window(extent: int, size: int, stride: int) -> WindowDimension:
     return window_dimension(extent, size, stride, 1, SAME)
 
 
-def products(arithmetic: MicroKernel, target: Target, widths: Sequence[int] = range(1, 9)) -> Iterator[GemmKernel]:
-    for extent, channels, filters in itertools.product((8, 36), (8, 30, 384), (16, 100)):
+def gemms(micro_kernel: MicroKernel, target: Target, widths: Sequence[int] = range(1, 9)) -> Iterator[GemmKernel]:
+    for extent, channels, output_channels in itertools.product((8, 36), (8, 30, 384), (16, 100)):
         for size, stride in ((1, 1), (3, 1), (5, 2)):
             along = window(extent, size, stride)
-            for parts, own in ((1, False), (2, False), (1, size == 1)):
-                shape = ConvShape(2, extent, extent, channels, along, along, filters, parts, own)
-                yield plan_gemm(shape, arithmetic, target, widths)
+            for groups, has_batched_rhs in ((1, False), (2, False), (1, size == 1)):
+                shape = ConvShape(2, extent, extent, channels, along, along, output_channels, groups, has_batched_rhs)
+                yield plan_gemm(shape, micro_kernel, target, widths)
 
 
-def depthwises(arithmetic: Float32 | Q8ViaFloat32, target: Target) -> Iterator[DwConvKernel]:
+def dwconvs(micro_kernel: Float32 | Q8ViaFloat32, target: Target) -> Iterator[DwConvKernel]:
     for extent, channels, multiplier in itertools.product((12, 36), (32, 128), (1, 3)):
         for size, stride in ((3, 1), (3, 2), (9, 1)):
             along = window(extent, size, stride)
-            yield plan_dwconv((2, extent, extent, channels), multiplier, along, along, arithmetic, target)
+            yield plan_dwconv((2, extent, extent, channels), multiplier, along, along, micro_kernel, target)
 
 
 def emitted(kernel: Kernel, target: Target) -> str:
@@ -57,42 +57,41 @@ def emitted(kernel: Kernel, target: Target) -> str:
     return str(module)
 
 
-def assert_names_tell_all(kernels: Iterable[Kernel], target: Target) -> None:
-    """Assert that of kernels with one name the first and the last have the same instructions."""
-    named = defaultdict(list)
+def assert_names_decide_code(kernels: Iterable[Kernel], target: Target) -> None:
+    """Assert that of kernels with one symbol name the first and the last emit equal IR."""
+    by_name = defaultdict(list)
     for kernel in kernels:
-        named[symbol_name(kernel)].append(kernel)
-    assert any(len(alike) > 1 for alike in named.values())
-    for alike in (alike for alike in named.values() if len(alike) > 1):
-        assert len({emitted(kernel, target) for kernel in (alike[0], alike[-1])}) == 1
+        by_name[symbol_name(kernel)].append(kernel)
+    assert any(len(same_name) > 1 for same_name in by_name.values())
+    for same_name in (same_name for same_name in by_name.values() if len(same_name) > 1):
+        assert len({emitted(kernel, target) for kernel in (same_name[0], same_name[-1])}) == 1
 
 
 @pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["avx512"]], ids=["avx2", "avx512"])
-@pytest.mark.parametrize("arithmetic", [FLOATS, CODES], ids=["floats", "codes"])
-def test_products_of_one_name_have_the_same_instructions(arithmetic: MicroKernel, target: Target) -> None:
-    assert_names_tell_all(products(arithmetic, target), target)
+@pytest.mark.parametrize("micro_kernel", [FLOAT32, DOT2], ids=["float32", "dot2"])
+def test_gemms_of_one_name_have_equal_code(micro_kernel: MicroKernel, target: Target) -> None:
+    assert_names_decide_code(gemms(micro_kernel, target), target)
 
 
-@pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("has_excess", [False, True])
-def test_products_of_quads_of_one_name_have_the_same_instructions(signed: bool, has_excess: bool) -> None:
-    quads, target = DotU8S8x4(signed, NO_REQUANTIZATION, has_excess), TARGETS["avx512vnni"]
-    every = products(quads, target)
-    assert_names_tell_all((product for product in every if product.shape.groups == 1 or not has_excess), target)
+@pytest.mark.parametrize("is_signed", [False, True])
+@pytest.mark.parametrize("has_weight_zero_point", [False, True])
+def test_dot4_gemms_of_one_name_have_equal_code(is_signed: bool, has_weight_zero_point: bool) -> None:
+    dot4, target = DotU8S8x4(is_signed, NO_REQUANTIZATION, has_weight_zero_point), TARGETS["avx512vnni"]
+    kernels = (kernel for kernel in gemms(dot4, target) if kernel.shape.groups == 1 or not has_weight_zero_point)
+    assert_names_decide_code(kernels, target)
 
 
 @pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["sse4.1"]], ids=["avx2", "sse4.1"])
-@pytest.mark.parametrize("signed", [False, True])
-def test_products_of_octets_of_one_name_have_the_same_instructions(signed: bool, target: Target) -> None:
-    every = products(MaddU8S8Acc16(signed, NO_REQUANTIZATION), target, [2, 4])
-    assert_names_tell_all(
-        (product for product in every if not product.has_batched_rhs), target
-    )  # own weights have no lists
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_acc16_gemms_of_one_name_have_equal_code(is_signed: bool, target: Target) -> None:
+    kernels = gemms(MaddU8S8Acc16(is_signed, NO_REQUANTIZATION), target, [2, 4])
+    # A batched RHS is packed at run time, and never as group lists.
+    assert_names_decide_code((kernel for kernel in kernels if not kernel.has_batched_rhs), target)
 
 
 @pytest.mark.parametrize("target", [TARGETS["avx2"], TARGETS["avx512"]], ids=["avx2", "avx512"])
-@pytest.mark.parametrize("arithmetic", [FLOATS, Q8ViaFloat32(True, NO_REQUANTIZATION)], ids=["floats", "codes"])
-def test_depthwise_convolutions_of_one_name_have_the_same_instructions(
-    arithmetic: Float32 | Q8ViaFloat32, target: Target
+@pytest.mark.parametrize("micro_kernel", [FLOAT32, Q8ViaFloat32(True, NO_REQUANTIZATION)], ids=["float32", "q8"])
+def test_depthwise_convolutions_of_one_name_have_equal_code(
+    micro_kernel: Float32 | Q8ViaFloat32, target: Target
 ) -> None:
-    assert_names_tell_all(depthwises(arithmetic, target), target)
+    assert_names_decide_code(dwconvs(micro_kernel, target), target)

@@ -1,4 +1,4 @@
-"""BATCH_MATMUL by generated kernels, against the interpreter."""
+"""BATCH_MATMUL kernels compared with the interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nnfmq.hal.types import Operand, OperandType, OperationType
 pytestmark = pytest.mark.instruction_sets
 
 F32, Q8S = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
-SIZES = [  # batch, rows, length, columns
+SIZES = [  # batch, rows, k, columns
     ((2,), 9, 16, 24),
     ((3, 2), 1, 7, 5),
     ((1,), 33, 31, 70),
@@ -24,11 +24,11 @@ SIZES = [  # batch, rows, length, columns
 @pytest.mark.parametrize("adjoint_left", [False, True])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
-def test_products_of_matrices_are_the_interpreter_s(
+def test_batch_matmul_matches_the_interpreter(
     kind: str, size: tuple[tuple[int, ...], int, int, int], adjoint_left: bool, adjoint_right: bool
 ) -> None:
-    batch, rows, length, columns = size
-    left, right = (length, rows) if adjoint_left else (rows, length), (length, columns)
+    batch, rows, k, columns = size
+    left, right = (k, rows) if adjoint_left else (rows, k), (k, columns)
     right = right[::-1] if adjoint_right else right
 
     def matrices(shape: tuple[int, ...], scale: float, zero_point: int) -> Operand:

@@ -14,7 +14,7 @@ import pytest
 from llvmlite import binding as llvm
 from llvmlite import ir
 from support.emulated import Call, Machine, Memory
-from support.instruction_sets import all_processors
+from support.instruction_sets import initialize_all_targets
 from support.linked import undefined_symbols
 
 from nnfmq.engines.compiled import jit, thread_pool
@@ -77,7 +77,7 @@ MACHINES = [
 
 @pytest.fixture(params=MACHINES)
 def emulated(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    all_processors()
+    initialize_all_targets()
     with request.param() as machine:
         yield machine
 
@@ -112,7 +112,7 @@ def test_an_emulator_knows_no_later_instructions() -> None:
         pytest.skip("bochs or nasm is not installed")
     from support.bochs import Bochs
 
-    all_processors()
+    initialize_all_targets()
     code = jit.compile_ir(_COPY, TARGETS["avx512"])  # its moves have names that only AVX has
     with Bochs(TARGETS["sse4.1"]) as machine:
         memory = Memory()
@@ -124,7 +124,7 @@ def test_an_emulator_knows_no_later_instructions() -> None:
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_team_s_code_is_generated_for_every_processor(machine: str) -> None:
-    all_processors()
+    initialize_all_targets()
     target = next(t for t in TARGETS.values() if t.triple.startswith(machine))
     code = jit.compile_ir(thread_pool.pool_ir(machine), target)
     assert undefined_symbols(code) <= {"syscall"}
@@ -171,7 +171,7 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
     """Whatever processor it is tuned to: a virtual machine may lack some of it, a cache may come from another one."""
     target, parsed = TARGETS["avx2"], llvm.parse_assembly(_WIDE)
     parsed.triple = target.triple
-    all_processors()
+    initialize_all_targets()
     assembly = jit.create_target_machine(target, processor, llvm.get_host_cpu_features()).emit_assembly(parsed)
     assert "ymm" in assembly
     assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
@@ -191,7 +191,7 @@ def assembly_of(product: GemmKernel, target: Target) -> str:
     product.emit(KernelBuilder(module, "kernel", target))
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = target.triple
-    all_processors()
+    initialize_all_targets()
     return jit.create_target_machine(target, "", ()).emit_assembly(parsed)
 
 

@@ -1,4 +1,4 @@
-"""One of the engine's instruction sets for a test: this machine's code, or an emulator's where it cannot run here."""
+"""Instruction sets for tests of kernels: code for this machine, or for an emulator if this machine cannot run it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,35 @@ from nnfmq.engines.compiled.jit import Kernel, compile_kernels, host_target
 from nnfmq.engines.compiled.target import TARGETS, Target, runnable
 from support.linked import undefined_symbols
 
-__all__ = ["ACC16", "DOT4", "OUTSIDE", "all_processors", "default_sets", "emulator", "known_symbols_only", "using"]
+__all__ = [
+    "ACC16",
+    "DOT4",
+    "LIBRARY_FUNCTIONS",
+    "default_sets",
+    "emulator",
+    "initialize_all_targets",
+    "known_symbols_only",
+    "using",
+]
 
 DOT4 = "dot4"
-"""Not a set of its own: this machine's, with products of quads made of those of pairs."""
+"""This machine's set, with dot4 emulated by dot2."""
 
 ACC16 = "acc16"
-"""This machine's, with products of octets even where it has quads."""
+"""This machine's set, with acc16 even if it has dot4."""
 
-OUTSIDE = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
-"""All that kernels may call. Nothing that is an instruction elsewhere is among it, such as fmaf: it would be slow."""
+LIBRARY_FUNCTIONS = frozenset(("memcpy", "memset", "logf", "powf", "sinf"))
+"""All functions that kernels may call. fmaf and the like are missing: LLVM calls them if an instruction lacks."""
 
 
-def all_processors() -> None:
-    """Let LLVM generate code for all that it knows."""
+def initialize_all_targets() -> None:
+    """Initialize LLVM's code generators for all architectures."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
 
 
 def default_sets() -> tuple[str, ...]:
-    """Return what the tests of kernels run for: this machine's best, and in part others that run fast here."""
+    """Return the sets that tests of kernels run for: this machine's best, and others that run fast here."""
     return ("host", *(("sse4.1", "neon") if platform.machine() == "x86_64" else ()))
 
 
@@ -48,14 +57,14 @@ def _named(name: str) -> Target:
         return replace(host_target(), name=DOT4, has_dot4=True, vpdpbusd=None)
     if name == ACC16:
         if host_target().pmaddubsw is None:
-            pytest.skip("this machine has no instruction that products of octets are made with")
+            pytest.skip("this machine has no pmaddubsw")
         return replace(host_target(), name=ACC16, has_dot4=False)
     return TARGETS[name]
 
 
 @contextmanager
 def emulator(name: str | None, always: bool) -> Iterator[Any]:
-    """Start the emulator that outlives a test, if `name` needs it; `always` also for what runs here."""
+    """Start an emulator for the whole session if the set `name` needs one; if `always`, also for sets that run here."""
     target = TARGETS.get(name or "")
     if target is None or target.name == "neon" or (_runs_here(target) and not always):
         yield None
@@ -68,12 +77,12 @@ def emulator(name: str | None, always: bool) -> Iterator[Any]:
 
 @contextmanager
 def known_symbols_only() -> Iterator[None]:
-    """Refuse kernels that call anything but what is in OUTSIDE."""
-    generate = compile_kernels
+    """Assert that kernels call no function that is not in LIBRARY_FUNCTIONS."""
+    real_compile = compile_kernels
 
     def checked(kernels: Iterable[Kernel], target: Target) -> bytes:
-        code = generate(kernels, target)
-        assert undefined_symbols(code) <= OUTSIDE
+        code = real_compile(kernels, target)
+        assert undefined_symbols(code) <= LIBRARY_FUNCTIONS
         return code
 
     with pytest.MonkeyPatch.context() as patch:
@@ -98,6 +107,6 @@ def using(name: str, machine: Any = None) -> Iterator[None]:
         machine = Arm()
     from support.emulated import elsewhere
 
-    all_processors()
+    initialize_all_targets()
     with elsewhere(machine):
         yield

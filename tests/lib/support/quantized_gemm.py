@@ -1,4 +1,4 @@
-"""Models of one product of codes, with weights that a test chooses: zero points, signs and sums at their ends."""
+"""Models of one quantized CONV_2D or FULLY_CONNECTED, with types, zero points and weights that a test chooses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Q8, Q8S = OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNE
 PC, I32 = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, OperandType.TENSOR_INT32
 SAME, VALID = 1, 2
 SCALE, WEIGHT_SCALE = 0.5, 0.0078125
-"""Of images, and of the weights of filters without scales per channel."""
+"""Scales of inputs, and of filters with one scale."""
 
 PER_CHANNEL = None
-SIZES = [  # batch, height, width, channels, filters
+SIZES = [  # batch, height, width, channels, output channels
     (1, 5, 5, 8, 16),
     (2, 7, 3, 3, 1),
     (1, 9, 11, 66, 33),
@@ -35,50 +35,50 @@ WINDOWS = [(1, 1, 1, 1, SAME), (3, 3, 1, 1, SAME), (3, 2, 2, 1, SAME), (2, 3, 1,
 """Rows, columns, stride, dilation, padding."""
 
 
-class Codified(NamedTuple):
-    """Whether codes have a sign, and their zero point; that of a filter is None where it has scales per channel."""
+class QuantType(NamedTuple):
+    """uint8 or int8, and the zero point; None for a filter with a scale per channel."""
 
     signed: bool
     zero_point: int | None
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The least code and the largest."""
+        """The minimum and maximum of the type."""
         return (-128, 127) if self.signed else (0, 255)
 
     @property
     def weights(self) -> tuple[int, int]:
-        """The least weight and the largest: codes less their zero point."""
+        """The minimum and maximum of value - zero point."""
         low, high = self.ends
         return low - (self.zero_point or 0), high - (self.zero_point or 0)
 
 
-INPUTS = [Codified(False, 0), Codified(False, 117), Codified(False, 255), Codified(True, -128), Codified(True, 4)]
+INPUTS = [QuantType(False, 0), QuantType(False, 117), QuantType(False, 255), QuantType(True, -128), QuantType(True, 4)]
 PATTERNS = ("random", "low", "high", "ends")
 
 
-def filter_kind(input: Codified, zero_point: int | None) -> Codified:
-    """Return the kind of a filter for `input`, with a `zero_point` as of codes without sign, or PER_CHANNEL."""
-    return Codified(True, None) if zero_point is None else Codified(input.signed, zero_point - 128 * input.signed)
+def filter_kind(input: QuantType, zero_point: int | None) -> QuantType:
+    """Return the type of a filter for `input`; `zero_point` is that of uint8, or PER_CHANNEL."""
+    return QuantType(True, None) if zero_point is None else QuantType(input.signed, zero_point - 128 * input.signed)
 
 
-def codes(kind: Codified, shape: Sequence[int], pattern: str, random: np.random.Generator) -> Array:
-    """Return codes of any kind, of one end, or of both ends."""
+def quantized_values(kind: QuantType, shape: Sequence[int], pattern: str, random: np.random.Generator) -> Array:
+    """Return random values, or only the minimum, the maximum or both."""
     low, high = kind.ends
     ends = {"low": [low], "high": [high], "ends": [low, high]}.get(pattern)
     made = random.integers(low, high + 1, shape) if ends is None else random.choice(ends, shape)
     return made.astype("i1" if kind.signed else "u1")
 
 
-def weight_codes(kind: Codified, weights: Array) -> Array:
-    """Return the codes of `weights`, all of which the kind must be able to have."""
+def quantized_weights(kind: QuantType, weights: Array) -> Array:
+    """Return the stored values of `weights`, which must be in the type's range."""
     low, high = kind.weights
     assert low <= weights.min() and weights.max() <= high
     return (weights + (kind.zero_point or 0)).astype("i1" if kind.signed else "u1")
 
 
-def constants_of(kind: Codified, data: Array) -> list[Any]:
-    """Return a filter of these codes (channels first) and a bias, as constants."""
+def constants_of(kind: QuantType, data: Array) -> list[Any]:
+    """Return a filter with these stored values (output channels first) and a bias, as constants."""
     random, channels = np.random.default_rng(1), data.shape[:1]
     bias = random.integers(-20000, 20000, channels).astype("<i4")
     if kind.zero_point is None:
@@ -89,45 +89,45 @@ def constants_of(kind: Codified, data: Array) -> list[Any]:
     return [(filter, data.tobytes()), (Operand(I32, channels, SCALE * WEIGHT_SCALE), bias.tobytes())]
 
 
-def image(kind: Codified, shape: tuple[int, ...], scale: float) -> Operand:
-    """Return an operand of codes of this kind."""
+def input_operand(kind: QuantType, shape: tuple[int, ...], scale: float) -> Operand:
+    """Return an operand of this type."""
     assert kind.zero_point is not None
     return Operand(Q8S if kind.signed else Q8, shape, scale, kind.zero_point)
 
 
-def result_of(input: Codified, shape: tuple[int, ...], scale: float) -> Operand:
-    """Return what codes like `input` become, with a zero point in the middle."""
-    return image(Codified(input.signed, 120 - 128 * input.signed), shape, scale)
+def output_operand(input: QuantType, shape: tuple[int, ...], scale: float) -> Operand:
+    """Return an output operand of the type of `input`, with a zero point in the middle."""
+    return input_operand(QuantType(input.signed, 120 - 128 * input.signed), shape, scale)
 
 
 def convolution(
-    input: Codified, constants: Sequence[Any], size: tuple[int, ...], moves: tuple[int, int, int], scale: float
+    input: QuantType, constants: Sequence[Any], size: tuple[int, ...], moves: tuple[int, int, int], scale: float
 ) -> Model:
-    """Return a CONV_2D over images of `size`; `moves` are stride, dilation and padding, `scale` is the result's."""
+    """Return a CONV_2D of inputs of `size`; `moves` are stride, dilation and padding, `scale` the output's."""
     (batch, height, width, _), (stride, dilation, padding) = size, moves
     out = (batch, -(-height // stride), -(-width // stride), constants[0][0].dimensions[0])
-    arguments = [image(input, size, SCALE), *constants, padding, stride, stride, 0, False, dilation, dilation]
-    return one_operation(OperationType.CONV_2D, arguments, result_of(input, out, scale))
+    arguments = [input_operand(input, size, SCALE), *constants, padding, stride, stride, 0, False, dilation, dilation]
+    return one_operation(OperationType.CONV_2D, arguments, output_operand(input, out, scale))
 
 
-def connected(input: Codified, constants: Sequence[Any], batch: int, scale: float) -> Model:
+def fully_connected(input: QuantType, constants: Sequence[Any], batch: int, scale: float) -> Model:
     """Return a FULLY_CONNECTED over `batch` rows."""
     units, length = constants[0][0].dimensions
-    arguments = [image(input, (batch, length), SCALE), *constants, 0]
-    return one_operation(OperationType.FULLY_CONNECTED, arguments, result_of(input, (batch, units), scale))
+    arguments = [input_operand(input, (batch, length), SCALE), *constants, 0]
+    return one_operation(OperationType.FULLY_CONNECTED, arguments, output_operand(input, (batch, units), scale))
 
 
-def inputs_of(model: Model, kind: Codified, patterns: Sequence[str]) -> list[list[Array]]:
-    """Return inputs of each of the PATTERNS that are asked for."""
+def inputs_of(model: Model, kind: QuantType, patterns: Sequence[str]) -> list[list[Array]]:
+    """Return inputs with each of `patterns`."""
     shape = model.main.operands[model.main.input_indexes[0]].dimensions
-    return [[codes(kind, shape, pattern, np.random.default_rng(7))] for pattern in patterns]
+    return [[quantized_values(kind, shape, pattern, np.random.default_rng(7))] for pattern in patterns]
 
 
-def assert_weights_are_restored(model: Model) -> None:
-    """Assert that packed weights, and biases that depend on them, come back from a cache: nothing looks at weights."""
+def assert_packed_weights_are_restored(model: Model) -> None:
+    """Assert that a program from a cache has packed weights and corrected biases, and that no weights are read."""
     first = prepare(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv_matmul_rules, "_without_zero_point", lambda filter: pytest.fail("weights are looked at"))
+        patch.setattr(conv_matmul_rules, "_without_zero_point", lambda filter: pytest.fail("weights are read"))
         second = prepare(model, first.prepacked)
     assert second.compiled_ops == first.compiled_ops == {0}
     inputs = random_inputs(model, 3)
