@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from support.code_products import (
+from support.compiled import assert_kernels_agree_on
+from support.quantized_gemm import (
     INPUTS,
     PATTERNS,
     PER_CHANNEL,
@@ -30,7 +31,6 @@ from support.code_products import (
     output_operand,
     quantized_weights,
 )
-from support.compiled import assert_kernels_agree_on
 from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, MaddU8S8Acc16

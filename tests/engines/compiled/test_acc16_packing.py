@@ -67,7 +67,7 @@ def test_terms_of_many_weights_are_exact(deviation: int) -> None:
     assert_terms_are_exact(np.rint(random.normal(0, deviation, (16, 500, 8))).clip(-255, 255).astype(np.int16))
 
 
-def test_what_is_multiply_in_int16_can_be_too_much() -> None:
+def test_weights_that_break_the_bound_overflow_int16() -> None:
     """Two weights of one pmaddubsw, or of two, may sum to 128 at most: the tests above detect an overflow."""
     inputs = np.full((1, 8), 255)
     for pair, fits in itertools.product(((0, 1), (0, 4)), (True, False)):

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.code_products import (
+from support.compiled import assert_kernels_agree_on, random_inputs
+from support.quantized_gemm import (
     INPUTS,
     PATTERNS,
     PER_CHANNEL,
@@ -29,7 +30,6 @@ from support.code_products import (
     inputs_of,
     quantized_values,
 )
-from support.compiled import assert_kernels_agree_on, random_inputs
 from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, DotU8S8x4
