@@ -1,13 +1,16 @@
-"""The control channel: one AF_UNIX SEQPACKET connection. A frame is a message and its fds. The only door to sockets.
+"""The control channel: AF_UNIX SEQPACKET connections. The only module that uses sockets.
 
-SEQPACKET keeps a message and its fds together, so a frame arrives whole or not at all. A body over the socket buffer
-travels in a memfd that the receiver reads into private memory. Hang-up is seen only when every copy of the peer's end
-is closed: all fds here are close-on-exec, received ones too (`socket.recv_fds` would leave them inheritable), and a
-forked child closes its copies of all channels and listeners at once.
+A frame is a message and its file descriptors. SEQPACKET keeps message boundaries, and fds with their message, so a
+frame arrives completely or not at all. A body that is larger than the socket buffer is passed in a memfd, which the
+receiver reads into private memory.
 
-    frame: u8 kind (0 inline, 1 body in the last fd), then inline: the message; else u64 length of the body
+    frame: u8 kind (0 = inline, 1 = body in the last fd), then inline: the message; else u64 length of the body
 
-What the bytes mean is `serialize.control_protocol`'s business; who waits for what, `runtime`'s and `service`'s.
+A hang-up is reported only after every copy of the peer's socket is closed. Therefore all fds are close-on-exec, also
+received ones (`socket.recv_fds` would leave them inheritable), and a forked child immediately closes its copies of all
+channels and listeners.
+
+`serialize.control_protocol` encodes the messages; `runtime` and `service` match calls with replies.
 """
 
 from __future__ import annotations
@@ -23,12 +26,12 @@ import socket
 import stat
 import struct
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
+from nnfmq.deadlines import has_passed, remaining_ms
 from nnfmq.hal.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -39,15 +42,15 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.memory import read_from_memfd, write_to_memfd
 
-INLINE_BYTES = 32 * 1024  # comfortably under the default socket buffer, with room for several frames
+INLINE_BYTES = 32 * 1024  # the default socket buffer (212992 bytes) has space for several such frames
 BODY_BYTES_MAX = 256 << 20  # as `serialize.control_protocol`: no larger message exists; a test compares these two
-FDS_MAX = 250  # Linux passes 253 at a time (SCM_MAX_FD), and a body may travel in one more
+FDS_MAX = 250  # of the 253 that Linux passes with a message (SCM_MAX_FD); a body needs another one
 SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 
-NO_WAIT = 0  # a deadline that has passed: one try, never block
+NO_WAIT = 0
+"""A deadline that has passed: try once, do not block."""
 
 _INLINE, _IN_FILE = 0, 1
-_POLL_MS_MAX = 2**31 - 1  # poll(2) takes an int: 24 days
 _BODY_LENGTH = struct.Struct("<BQ")
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _TIMEVAL = struct.Struct("ll")
@@ -57,7 +60,7 @@ _GONE = frozenset((errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN))
 
 
 class Credentials(NamedTuple):
-    """Who is at the other end, as the kernel recorded it when the connection was made (pid 0: another namespace)."""
+    """The peer process, as the kernel recorded it when the connection was made (pid 0: in another PID namespace)."""
 
     pid: int
     uid: int
@@ -65,9 +68,9 @@ class Credentials(NamedTuple):
 
 
 class Frame:
-    """A received message and the fds that came with it. The receiver owns the fds: take them, or close the frame.
+    """A received message and its fds. The frame owns the fds until `detach_fds`; close it, or use `with`.
 
-    Where this process had no room for all of them (ulimit -n) `fds_truncated` is True, and the frame has none.
+    If this process had no free fds for all of them (ulimit -n), `fds_truncated` is True and the frame has none.
     """
 
     __slots__ = ("data", "fds", "fds_truncated")
@@ -78,12 +81,12 @@ class Frame:
         self.fds_truncated = fds_truncated
 
     def detach_fds(self) -> list[int]:
-        """Hand over all fds; the frame forgets them."""
+        """Return all fds; the caller owns them."""
         fds, self.fds = self.fds, []
         return fds
 
     def close(self) -> None:
-        """Close the fds that nobody took."""
+        """Close the fds that were not detached. Idempotent."""
         close_all(self.detach_fds())
 
     def __enter__(self) -> Self:
@@ -94,41 +97,32 @@ class Frame:
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Close received fds."""
+    """Close file descriptors."""
     for fd in fds:
         os.close(fd)
 
 
-_CopiedT = TypeVar("_CopiedT", socket.socket, io.FileIO)
-_copied: weakref.WeakSet[socket.socket | io.FileIO] = weakref.WeakSet()  # what a fork copies, open or closed
-_creating = threading.RLock()  # held while one of them is made; fork waits for it
+_FileT = TypeVar("_FileT", socket.socket, io.FileIO)
+_inherited: weakref.WeakSet[socket.socket | io.FileIO] = weakref.WeakSet()  # what a forked child has to close
+# Held while a file is opened and added to the set, and during a fork. So a child never inherits an fd that is not in
+# it.
+_fork_lock = threading.RLock()
 
 
-def _close_copies() -> None:
-    for copy in list(_copied):
+def _close_inherited() -> None:
+    for file in list(_inherited):
         with contextlib.suppress(OSError):
-            copy.close()
-    _creating.release()
+            file.close()
+    _fork_lock.release()
 
 
-os.register_at_fork(before=_creating.acquire, after_in_parent=_creating.release, after_in_child=_close_copies)
+os.register_at_fork(before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_close_inherited)
 
 
-def _remembered(made: _CopiedT) -> _CopiedT:
-    """Note for a fork what was just made (with `_creating` held)."""
-    _copied.add(made)
-    return made
-
-
-def _milliseconds_left(deadline_ns: int | None) -> int | None:
-    if deadline_ns is None:
-        return None
-    left = -(-(deadline_ns - time.monotonic_ns()) // 1_000_000)
-    return min(max(0, left), _POLL_MS_MAX)
-
-
-def _has_passed(deadline_ns: int | None) -> bool:
-    return deadline_ns is not None and time.monotonic_ns() >= deadline_ns
+def _close_after_fork(file: _FileT) -> _FileT:
+    """Make forked children close `file`. `_fork_lock` is held since it was opened."""
+    _inherited.add(file)
+    return file
 
 
 def _received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -141,13 +135,14 @@ def _received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 def _connect(sock: socket.socket, path: Path, deadline_ns: int | None) -> None:
     while not _is_connected(sock):
-        # Blocking, with the kernel's own limit: a socket with a Python timeout fails at once at a full backlog.
-        left = _milliseconds_left(deadline_ns)
-        if left is not None:
-            limit = _TIMEVAL.pack(left // 1000, left % 1000 * 1000 or 1)
+        # A blocking socket with SO_SNDTIMEO. A non-blocking one, which Python uses for timeouts, fails immediately if
+        # the backlog is full, with EAGAIN instead of EINPROGRESS.
+        left_ms = remaining_ms(deadline_ns)
+        if left_ms >= 0:
+            limit = _TIMEVAL.pack(left_ms // 1000, left_ms % 1000 * 1000 or 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
-            sock.connect(os.fspath(path))  # returns as if all were well when a signal interrupts it
+            sock.connect(os.fspath(path))  # after EINTR Python only polls, and returns without a connection
         except BlockingIOError:
             raise MissedDeadlineTransient(f"the driver at {path} took no new client before the deadline") from None
         except OSError as error:
@@ -163,7 +158,7 @@ def _is_connected(sock: socket.socket) -> bool:
 
 
 class Channel:
-    """One end of a connection. Any thread may send; one thread receives. Close it, or use `with`."""
+    """One end of a connection. Any thread may send; one thread may receive. Close it, or use `with`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -171,9 +166,13 @@ class Channel:
 
     @classmethod
     def adopt(cls, fd: int) -> Self:
-        """Take over a connected SEQPACKET socket by its fd."""
-        with _creating:
-            sock = _remembered(socket.socket(fileno=fd))
+        """Return a channel over a connected SEQPACKET socket. Takes ownership of `fd`.
+
+        Raises:
+            InvalidArgument: If the socket is of another kind.
+        """
+        with _fork_lock:
+            sock = _close_after_fork(socket.socket(fileno=fd))
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             sock.close()
             raise InvalidArgument("a control channel needs an AF_UNIX SEQPACKET socket")
@@ -183,19 +182,21 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Self, Self]:
-        """Return two connected ends, for an embedded driver and for tests."""
-        with _creating:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            return cls.adopt(ours.detach()), cls.adopt(theirs.detach())
+        """Return two connected channels, for an embedded driver and for tests."""
+        with _fork_lock:
+            first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            return cls.adopt(first.detach()), cls.adopt(second.detach())
 
     @classmethod
     def connect(cls, path: Path, deadline_ns: int | None = None) -> Self:
-        """Connect to a listening driver; blocks while its backlog is full.
+        """Connect to the driver that listens at `path`. Blocks while its backlog is full.
 
-        Raises DeviceUnavailable where none listens at `path`, MissedDeadlineTransient at the deadline.
+        Raises:
+            DeviceUnavailable: If no driver listens there.
+            MissedDeadlineTransient: At the deadline.
         """
-        with _creating:
-            sock = _remembered(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        with _fork_lock:
+            sock = _close_after_fork(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         try:
             _connect(sock, path, deadline_ns)
             sock.setblocking(False)
@@ -205,22 +206,22 @@ class Channel:
         return cls(sock)
 
     def fileno(self) -> int:
-        """Lend the socket's fd, for polling; -1 once closed."""
+        """Return the socket's fd, which stays owned by the channel; -1 if closed."""
         return self._socket.fileno()
 
     def detach(self) -> int:
-        """Give up the socket's fd: the caller owns it."""
+        """Return the socket's fd; the caller owns it, and the channel is closed."""
         return self._socket.detach()
 
     def peer(self) -> Credentials:
-        """Return who is at the other end (SO_PEERCRED)."""
+        """Return the credentials of the peer (SO_PEERCRED)."""
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return Credentials(*_CREDENTIALS.unpack(raw))
 
     def open_peer_pidfd(self) -> int | None:
-        """Return a pidfd of the peer (the caller owns it), or None where the kernel cannot say who it is.
+        """Return a pidfd of the peer, or None if the kernel cannot identify it. The caller owns the fd.
 
-        SO_PEERPIDFD names the very process; pidfd_open by pid, before Linux 6.5, can race with a reused pid.
+        Before Linux 6.5, which added SO_PEERPIDFD, pidfd_open(2) is used; the pid may have been reused by then.
         """
         try:
             return self._peer_pidfd()
@@ -231,7 +232,7 @@ class Channel:
         try:
             return os.pidfd_open(pid) if pid > 0 else None
         except ProcessLookupError:
-            return None  # gone already: the hang-up says so
+            return None  # it has exited; the hang-up reports that
 
     def _peer_pidfd(self) -> int:
         fd = self._socket.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
@@ -239,10 +240,12 @@ class Channel:
         return fd
 
     def send(self, data: bytes, fds: Sequence[int] = (), deadline_ns: int | None = None) -> None:
-        """Send one frame; blocks while the peer does not read. The fds stay the caller's.
+        """Send one frame. Blocks while the socket buffer is full. Borrows `fds`. Thread-safe.
 
-        Raises DeadObject where the peer is gone, MissedDeadlineTransient at the deadline, InvalidArgument for fds that
-        are not open.
+        Raises:
+            DeadObject: If the peer has closed the connection, or the channel is closed.
+            MissedDeadlineTransient: At the deadline.
+            InvalidArgument: If an fd is not open, or there are more than `FDS_MAX`.
         """
         if len(fds) > FDS_MAX:
             raise InvalidArgument(f"a frame carries at most {FDS_MAX} fds, not {len(fds)}")
@@ -259,22 +262,26 @@ class Channel:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         while True:
             try:
-                # No lock: a frame goes whole, and nobody must wait for another thread's longer than his own deadline.
+                # No lock is needed, because a frame is sent completely or not at all. It would make a thread wait for
+                # another thread's deadline.
                 self._socket.sendmsg(parts, ancillary, socket.MSG_NOSIGNAL)
                 return
             except BlockingIOError:
                 self._wait(select.POLLOUT, deadline_ns)
             except OSError as error:
                 if error.errno == errno.EBADF and self._socket.fileno() >= 0:
-                    raise InvalidArgument(f"N-VAL-13: of the fds {list(fds)} one is no open descriptor") from error
+                    raise InvalidArgument(f"one of the fds {list(fds)} is not open (N-VAL-13)") from error
                 raise self._gone(error) from error
 
     def receive(self, deadline_ns: int | None = None, *, body_bytes_max: int = BODY_BYTES_MAX) -> Frame:
-        """Return the next frame; blocks until one is there. The caller owns its fds.
+        """Block until the next frame has arrived, and return it. The frame owns its fds.
 
-        A body in a file, whose reading takes time, has at most `body_bytes_max` bytes; 0 refuses all of them.
-        Raises DeadObject on hang-up, ProtocolError for a truncated or malformed frame (its fds are closed),
-        MissedDeadlineTransient at the deadline.
+        `body_bytes_max` limits bodies in memfds, because reading them takes time; 0 rejects all of them.
+
+        Raises:
+            DeadObject: If the peer hung up, or the channel is closed.
+            ProtocolError: If the frame is truncated or malformed. Its fds are closed.
+            MissedDeadlineTransient: At the deadline.
         """
         while True:
             try:
@@ -285,14 +292,14 @@ class Channel:
                 self._wait(select.POLLIN, deadline_ns)
                 continue
             except ConnectionResetError:
-                continue  # said once, of a peer that closed without reading everything: what it sent comes next
+                continue  # reported once if the peer closed with unread data; what it sent comes next
             except OSError as error:
                 raise self._gone(error) from error
             return self._frame(size, _received_fds(ancillary), flags, body_bytes_max)
 
     def _frame(self, size: int, fds: list[int], flags: int, body_bytes_max: int) -> Frame:
         try:
-            if self._lacks_fds(size, fds, flags):
+            if self._is_fds_truncated(size, fds, flags):
                 close_all(fds)
                 return Frame(self._buffer[1:size], [], fds_truncated=True)
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
@@ -304,8 +311,8 @@ class Channel:
             close_all(fds)
             raise
 
-    def _lacks_fds(self, size: int, fds: list[int], flags: int) -> bool:
-        """Return True where the message is whole, and fds are missing that no fault of the peer's can have cut off."""
+    def _is_fds_truncated(self, size: int, fds: list[int], flags: int) -> bool:
+        """Return whether the kernel dropped fds because this process has no free ones; the message is complete."""
         is_cut = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC
         return bool(is_cut) and len(fds) <= FDS_MAX and size > 0 and self._buffer[0] == _INLINE
 
@@ -331,22 +338,22 @@ class Channel:
             raise DeadObject("this channel is closed")
         poll = select.poll()
         poll.register(fd, events)
-        if not poll.poll(_milliseconds_left(deadline_ns)) and _has_passed(deadline_ns):
+        if not poll.poll(remaining_ms(deadline_ns)) and has_passed(deadline_ns):
             raise MissedDeadlineTransient("the deadline passed while waiting for the peer's control channel")
 
     @staticmethod
     def _gone(error: OSError) -> Exception:
         if error.errno == errno.EBADF:
-            return DeadObject("this channel is closed")  # here, by us: it says nothing of the peer
+            return DeadObject("this channel is closed")  # by this process
         return DeadObject(f"the peer is gone: {error.strerror}") if error.errno in _GONE else error
 
     def close(self) -> None:
-        """Close the socket: the peer sees the hang-up once no copy of it is left."""
+        """Close the socket. Idempotent. The peer sees a hang-up after every copy of it is closed."""
         self._socket.close()
 
     def hang_up(self) -> None:
-        """End the connection in all its copies, and wake our own threads that wait in it; then close."""
-        with contextlib.suppress(OSError):  # the peer was faster, or it is closed already
+        """Shut down the connection, which ends it in all copies and wakes blocked threads; then close. Idempotent."""
+        with contextlib.suppress(OSError):  # the peer has hung up, or the channel is closed
             self._socket.shutdown(socket.SHUT_RDWR)
         self.close()
 
@@ -358,43 +365,48 @@ class Channel:
 
 
 class FenceSignaler:
-    """The sending end of a fence: one byte, once; closed without it, the other end sees the end of the connection.
+    """The signaling end of a fence. If it is closed without a byte, the other end sees the end of the connection.
 
-    A forked child closes its copy at once, so that the end of the process that has the sender is seen.
+    A forked child closes its copy, so the exit of the process that owns it is seen.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
 
     def send(self, state: int) -> None:
-        """Send the state and close; harmless once closed."""
-        with contextlib.suppress(OSError):  # closed already, or nobody is left to see it
+        """Send the state and close. Only the first call has an effect."""
+        with contextlib.suppress(OSError):  # closed already, or the other end is
             self._socket.send(bytes([state]), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         self.close()
 
     def close(self) -> None:
-        """Close it. Harmless when repeated."""
+        """Close the socket. Idempotent."""
         self._socket.close()
 
 
 def open_fence_pair() -> tuple[FenceSignaler, int]:
-    """Return a sender and the fd of the end where its state is seen, by any number of holders; the caller owns both.
+    """Return both ends of a new fence: the signaler, and the fd on which it is waited for. The caller owns both.
 
-    Raises ResourceExhaustedTransient where there is no room for them.
+    Raises:
+        ResourceExhaustedTransient: If no fds are left.
     """
-    with _creating:
+    with _fork_lock:
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            signaler, waiter = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise ResourceExhaustedTransient(f"no descriptors for a fence (ulimit -n): {error.strerror}") from error
-        ours.shutdown(socket.SHUT_RD)  # what is written into the other end goes nowhere
-        return FenceSignaler(_remembered(ours)), theirs.detach()
+        signaler.shutdown(socket.SHUT_RD)  # nothing can be sent from the other end
+        return FenceSignaler(_close_after_fork(signaler)), waiter.detach()
 
 
 def peek_fence_byte(fd: int) -> bytes | None:
-    """Return what lies in a SEQPACKET socket, at most two bytes, and leave it there: b"" at the end, None for nothing.
+    """Return up to two bytes of a SEQPACKET socket's next message, and leave it there. Borrows `fd`. Does not block.
 
-    The fd stays the caller's. Raises InvalidArgument for anything else than such a socket.
+    Returns:
+        None if there is no message; b"" at the end of the connection.
+
+    Raises:
+        InvalidArgument: If `fd` is not a connected AF_UNIX SEQPACKET socket.
     """
     try:
         sock = socket.socket(fileno=fd)
@@ -415,7 +427,7 @@ def peek_fence_byte(fd: int) -> bytes | None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of a driver that is gone, and nothing else."""
+    """Remove the socket of a driver that has exited; raise DeviceUnavailable if the path is anything else."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise DeviceUnavailable(f"{path} exists and is no socket; it is not replaced")
@@ -425,7 +437,7 @@ def _remove_stale(path: Path) -> None:
 
 
 class Listener:
-    """A listening socket at a path, and the lock that says whose path it is."""
+    """A listening socket at a path, and the lock file that protects the path. Close it, or use `with`."""
 
     def __init__(self, sock: socket.socket, path: Path, lock: io.FileIO) -> None:
         self._socket = sock
@@ -434,14 +446,16 @@ class Listener:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """Listen at `path` (mode 0600), replacing what a killed driver left there.
+        """Listen at `path` (mode 0600). Replaces the socket of a driver that was killed.
 
-        Raises DeviceUnavailable where a living driver holds the path.
+        Raises:
+            DeviceUnavailable: If another driver listens there, or the path is not a socket.
         """
         with contextlib.ExitStack() as undo:
-            with _creating:
-                lock = undo.enter_context(_remembered(io.FileIO(os.open(f"{path}.lock", _LOCK_FLAGS, 0o600), "r+")))
-                sock = undo.enter_context(_remembered(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)))
+            with _fork_lock:
+                lock_fd = os.open(f"{path}.lock", _LOCK_FLAGS, 0o600)
+                lock = undo.enter_context(_close_after_fork(io.FileIO(lock_fd, "r+")))
+                sock = undo.enter_context(_close_after_fork(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)))
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -455,12 +469,12 @@ class Listener:
         return cls(sock, path, lock)
 
     def fileno(self) -> int:
-        """Lend the listening fd, for polling."""
+        """Return the listening fd, which stays owned by this object."""
         return self._socket.fileno()
 
     def accept(self) -> Channel | None:
-        """Return the next connection, or None where none is waiting (any more)."""
-        with _creating:
+        """Return the next connection, or None if there is none. Does not block."""
+        with _fork_lock:
             try:
                 accepted, _ = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -468,7 +482,10 @@ class Listener:
             return Channel.adopt(accepted.detach())
 
     def close(self) -> None:
-        """Stop listening and remove the path. The lock file stays: removing it would let two drivers lock two files."""
+        """Stop listening and remove the path. Idempotent.
+
+        The lock file stays: if it were removed, two drivers could lock two files of that name.
+        """
         if self._socket.fileno() < 0:
             return
         self._path.unlink(missing_ok=True)

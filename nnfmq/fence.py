@@ -1,15 +1,14 @@
-"""Fences: a descriptor that says whether work is under way, done, or failed, to whoever holds it, in any process.
+"""Fences: file descriptors that indicate whether work is in progress, done, or failed, to any process that has one.
 
-A fence of ours is the reading end of a SEQPACKET socketpair. Its signaller sends one state byte; a holder peeks:
+An nnfmq fence is one end of a SEQPACKET socketpair. Its creator sends one state byte through the other end:
 
-    nothing there           ACTIVE
+    no message              ACTIVE
     one byte, 1 or 2        SIGNALED, ERROR
-    the end, without one    ERROR: a signaller that dies is an error at once, since the kernel closes its end
+    end of the connection   ERROR: the creator has exited, and the kernel has closed its end
 
-Nobody takes the byte out, so any number may look, and the descriptor can be polled, duplicated and passed on. Two other
-kinds are taken, to wait for only: an eventfd (readable = SIGNALED, never ERROR) and, where a kernel driver makes them,
-a sync_file. Whatever else a descriptor may be is no fence. What waits for fences, and what signals them, is elsewhere.
-(REQUIREMENTS FEN-11)
+The byte is peeked, never removed, so any number of processes may wait; the fd can be polled, duplicated and passed on.
+Two other kinds of fence are accepted for waiting: an eventfd (readable = SIGNALED, never ERROR) and a sync_file, which
+kernel drivers create (linux/sync_file.h). (FEN-11)
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import os
 import select
 import stat
 import struct
-import time
 import warnings
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
 from nnfmq.channel import FenceSignaler, open_fence_pair, peek_fence_byte
+from nnfmq.deadlines import deadline_after, has_passed, remaining_ms
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import FenceState
 
@@ -33,19 +32,18 @@ _STATES = {bytes([state]): state for state in (FenceState.SIGNALED, FenceState.E
 _EVENTFD, _SYNC_FILE = "anon_inode:[eventfd]", "anon_inode:sync_file"
 _SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info), linux/sync_file.h
 _SYNC_FILE_INFO = struct.Struct("32siIII8x")  # name, status, flags, num_fences, pad, sync_fence_info
-_POLL_MS_MAX = 2**31 - 1
 
 
 class HasFileno(Protocol):
-    """A fence, a file, a socket: what lends a descriptor."""
+    """An object with a file descriptor: a fence, a file, a socket."""
 
     def fileno(self) -> int:
-        """Lend the descriptor."""
+        """Return the fd, which stays owned by the object."""
         ...
 
 
 def fence_state(fd: int) -> FenceState:
-    """Return the state of any kind of fence; UNKNOWN where `fd` is none. Never blocks; the fd stays the caller's."""
+    """Return the state of a fence of any kind; UNKNOWN if `fd` is not a fence. Borrows `fd`. Does not block."""
     try:
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             return _socket_state(fd)
@@ -60,108 +58,134 @@ def fence_state(fd: int) -> FenceState:
 
 
 def sync_wait(fd: int, timeout: float | None = None) -> FenceState:
-    """Wait until the fence is no longer ACTIVE and return its state (the HAL's syncWait).
+    """Block until the fence is not ACTIVE, and return its state (the HAL's syncWait). Borrows `fd`.
 
-    `timeout` in seconds: None = no limit, 0 = never block; ACTIVE at its end, UNKNOWN at once for what is no fence.
+    Args:
+        fd: The fence. If it is not one, the result is UNKNOWN.
+        timeout: Seconds after which the result is ACTIVE; None = no limit, 0 = do not block.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline_ns = deadline_after(None if timeout is None else max(timeout, 0))
     while True:
         state = fence_state(fd)
-        left = None if deadline is None else deadline - time.monotonic()
-        if state is not FenceState.ACTIVE or (left is not None and left <= 0):
+        if state is not FenceState.ACTIVE or has_passed(deadline_ns):
             return state
-        _is_readable(fd, left)
+        _is_readable(fd, remaining_ms(deadline_ns))
 
 
 def _socket_state(fd: int) -> FenceState:
     try:
-        seen = peek_fence_byte(fd)
+        message = peek_fence_byte(fd)
     except InvalidArgument:
         return FenceState.UNKNOWN
-    if seen is None:
+    if message is None:
         return FenceState.ACTIVE
-    return _STATES.get(seen, FenceState.ERROR if not seen else FenceState.UNKNOWN)
+    return _STATES.get(message, FenceState.ERROR if not message else FenceState.UNKNOWN)
 
 
 def _sync_file_state(fd: int) -> FenceState:
-    """Return what became of a sync_file that is readable: its status is 1, or a negative errno."""
+    """Return the state of a sync_file that is readable: its status is 1, or a negative errno."""
     info = bytearray(_SYNC_FILE_INFO.size)
     try:
         fcntl.ioctl(fd, _SYNC_IOC_FILE_INFO, info)
     except OSError:
-        return FenceState.SIGNALED  # poll(2) alone must do
+        return FenceState.SIGNALED  # all that poll(2) reports
     return FenceState.ERROR if _SYNC_FILE_INFO.unpack(info)[1] < 0 else FenceState.SIGNALED
 
 
-def _is_readable(fd: int, seconds: float | None) -> bool:
+def _is_readable(fd: int, timeout_ms: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else min(-(-seconds * 1000 // 1), _POLL_MS_MAX)))
+    return bool(poll.poll(timeout_ms))
 
 
 class Fence:
-    """A fence. Close it, or use `with`; one that was created and is closed without a signal is an ERROR to its holders.
+    """A fence: its fd and, for the creator, the signaling end. Close it, or use `with`.
 
-    `fileno()` can be polled (readable = no longer ACTIVE), duplicated, and passed to another process.
+    If the creator closes it without a signal, other holders see ERROR. `fileno()` can be polled (readable = not
+    ACTIVE), duplicated, and passed to another process.
     """
 
-    def __init__(self, fd: int, sender: FenceSignaler | None) -> None:
-        self._fds = [fd]  # its pop gives it to one closer only
-        self._sender = sender
+    def __init__(self, fd: int, signaler: FenceSignaler | None) -> None:
+        self._fds = [fd]  # at most one; list.pop is atomic, so only one thread closes it
+        self._signaler = signaler
 
     @classmethod
     def create(cls) -> Self:
-        """Return a new fence, ACTIVE until its creator calls `signal` or `fail`, or is gone.
+        """Return a new fence. It is ACTIVE until `signal`, `fail`, or the exit of this process.
 
-        Raises ResourceExhaustedTransient where there are no descriptors for it.
+        Raises:
+            ResourceExhaustedTransient: If no fds are left.
         """
-        sender, fd = open_fence_pair()
-        return cls(fd, sender)
+        signaler, fd = open_fence_pair()
+        return cls(fd, signaler)
 
     @classmethod
     def adopt(cls, fd: int) -> Self:
-        """Take over somebody else's fence, to wait for only. Raises InvalidArgument for what is none, and closes it."""
+        """Return a fence that another process signals. Takes ownership of `fd`, also if it raises.
+
+        Raises:
+            InvalidArgument: If `fd` is not a fence.
+        """
         if fence_state(fd) is FenceState.UNKNOWN:
-            with suppress(OSError, OverflowError):  # a number that is no open descriptor is refused like any other
+            with suppress(OSError, OverflowError):  # the integer may not be an open fd at all
                 os.close(fd)
             raise InvalidArgument(f"descriptor {fd} is no fence: it is one of nnfmq's, an eventfd or a sync_file")
         return cls(fd, None)
 
     def signal(self) -> None:
-        """Say that the work is done. The first `signal` or `fail` counts. Raises InvalidArgument for an adopted one."""
+        """Report that the work is done. Only the first call of `signal` or `fail` has an effect.
+
+        Raises:
+            InvalidArgument: If the fence was adopted.
+        """
         self._send(FenceState.SIGNALED)
 
     def fail(self) -> None:
-        """Say that the work has failed. The first `signal` or `fail` counts. Raises InvalidArgument as `signal`."""
+        """Report that the work has failed. Only the first call of `signal` or `fail` has an effect.
+
+        Raises:
+            InvalidArgument: If the fence was adopted.
+        """
         self._send(FenceState.ERROR)
 
     def _send(self, state: FenceState) -> None:
-        if self._sender is None:
-            raise InvalidArgument("a fence is signalled by whoever created it; this one was adopted")
-        self._sender.send(state)
+        if self._signaler is None:
+            raise InvalidArgument("only its creator signals a fence; this one was adopted")
+        self._signaler.send(state)
 
     @property
     def state(self) -> FenceState:
-        """The state of this moment. Raises InvalidArgument once closed."""
+        """The current state.
+
+        Raises:
+            InvalidArgument: If the fence is closed.
+        """
         return fence_state(self.fileno())
 
     def wait(self, timeout: float | None = None) -> FenceState:
-        """Wait until it is SIGNALED or ERROR, and return that; ACTIVE where `timeout` (seconds, None = no limit) ends.
+        """Block until the fence is SIGNALED or ERROR, and return that; ACTIVE after `timeout` seconds.
 
-        Raises InvalidArgument once closed.
+        None means no limit.
+
+        Raises:
+            InvalidArgument: If the fence is closed.
         """
         return sync_wait(self.fileno(), timeout)
 
     def fileno(self) -> int:
-        """Lend the descriptor. Raises InvalidArgument once closed."""
+        """Return the fd, which stays owned by this object.
+
+        Raises:
+            InvalidArgument: If the fence is closed.
+        """
         for fd in self._fds:
             return fd
         raise InvalidArgument("this fence is closed")
 
     def close(self) -> None:
-        """Let go of it. Harmless when repeated."""
-        if self._sender is not None:
-            self._sender.close()
+        """Close the fd and the signaling end. Idempotent. Thread-safe."""
+        if self._signaler is not None:
+            self._signaler.close()
         try:
             fd = self._fds.pop()
         except IndexError:

@@ -1,9 +1,10 @@
-"""FileMemory: bytes of a file that is never mapped, but read by pread and written by pwrite.
+"""FileMemory: memory in a file that is read by pread(2) and written by pwrite(2), never mapped.
 
-Whoever may shrink a file kills by SIGBUS those who have mapped it, so `memory` maps only what is sealed. An ordinary
-file (weights on disk, an unsealed memfd) cannot be: its bytes are copied, and one that became short in the meantime is
-an error with a status. A FileMemory owns its descriptor, and so does each FileRange that was taken of it: it is closed
-when the last of them is gone, as a mapping goes with the last array over it. (REQUIREMENTS MEM-1, N-RQX-16)
+A process that may shrink a file makes all processes that have it mapped die by SIGBUS, so `memory` maps only sealed
+memfds. Ordinary files (weights on disk, unsealed memfds) are copied instead, and a file that has become too short is an
+error with a HAL status. (MEM-1, N-RQX-16)
+
+A FileMemory and the FileRanges made from it share one fd, which is closed with the last of them.
 """
 
 from __future__ import annotations
@@ -22,43 +23,44 @@ _READABLE = (os.O_RDONLY, os.O_RDWR)
 _WRITABLE = (os.O_WRONLY, os.O_RDWR)
 
 
-class _Descriptor:
-    """A file descriptor that is closed when nobody refers to it any more."""
+class _SharedFd:
+    """A file descriptor that is closed with the last reference to it."""
 
-    __slots__ = ("number",)
+    __slots__ = ("fd",)
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
 
     def close(self) -> None:
-        """Close it now, for one that nobody was given."""
-        number, self.number = self.number, -1
-        if number >= 0:
-            os.close(number)
+        """Close it now. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
         self.close()
 
 
 class FileRange:
-    """Some bytes of a file, which this keeps open."""
+    """A byte range of a file, which stays open as long as this object exists."""
 
-    __slots__ = ("_descriptor", "size_bytes", "start")
+    __slots__ = ("_file", "size_bytes", "start")
 
-    def __init__(self, descriptor: _Descriptor, start: int, size_bytes: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, file: _SharedFd, start: int, size_bytes: int) -> None:
+        self._file = file
         self.start = start
         self.size_bytes = size_bytes
 
     def read_into(self, target: memoryview) -> None:
-        """Fill `target` ("B", not larger than the range) from the range's beginning; blocks as long as the file does.
+        """Fill `target` (format "B", not larger than the range) with bytes from the start of the range. Blocks.
 
-        Raises InvalidArgument where the file ends early or cannot be read.
+        Raises:
+            InvalidArgument: If the file is too short, or cannot be read.
         """
         done = 0
         while done < len(target):
             try:
-                count = os.preadv(self._descriptor.number, [target[done:]], self.start + done)
+                count = os.preadv(self._file.fd, [target[done:]], self.start + done)
             except OSError as error:
                 raise InvalidArgument(f"memory in a file cannot be read: {error.strerror}") from error
             if count == 0:
@@ -66,17 +68,19 @@ class FileRange:
             done += count
 
     def write_from(self, source: memoryview) -> None:
-        """Write `source` ("B", not larger than the range) to the range's beginning; blocks as long as the file does.
+        """Write `source` (format "B", not larger than the range) to the start of the range. Blocks.
 
-        Raises InvalidArgument where the file has become too short, GeneralFailure where it takes no more.
+        Raises:
+            InvalidArgument: If the file has become too short.
+            GeneralFailure: If the write fails.
         """
-        have, wanted = os.fstat(self._descriptor.number).st_size, self.start + len(source)
-        if have < wanted:  # pwrite would make it longer
+        have, wanted = os.fstat(self._file.fd).st_size, self.start + len(source)
+        if have < wanted:  # pwrite(2) would extend the file
             raise InvalidArgument(f"memory in a file ends at byte {have}; a result would reach to {wanted}")
         done = 0
         while done < len(source):
             try:
-                done += os.pwrite(self._descriptor.number, source[done:], self.start + done)
+                done += os.pwrite(self._file.fd, source[done:], self.start + done)
             except OSError as error:
                 raise GeneralFailure(f"a result cannot be written into memory in a file: {error.strerror}") from error
 
@@ -84,11 +88,11 @@ class FileRange:
 class FileMemory:
     """`size_bytes` of a regular file from `offset` on. Satisfies `hal.types.Pool`. Close it, or use `with`.
 
-    `protection` says what may be done with it, which is less where the descriptor allows less.
+    `protection` is what the creator asked for, limited to what the fd was opened for.
     """
 
-    def __init__(self, descriptor: _Descriptor, size_bytes: int, offset: int, protection: Protection) -> None:
-        self._held = [descriptor]
+    def __init__(self, file: _SharedFd, size_bytes: int, offset: int, protection: Protection) -> None:
+        self._files = [file]  # empty once closed
         self.size_bytes = size_bytes
         self.offset = offset
         self.protection = protection
@@ -97,67 +101,84 @@ class FileMemory:
     def from_fd(
         cls, fd: int, size_bytes: int, *, offset: int = 0, protection: Protection = Protection.READ_WRITE
     ) -> Self:
-        """Return memory over a descriptor, which stays the caller's: this keeps a duplicate.
+        """Return memory over a file. Borrows `fd`, of which it makes a duplicate.
 
-        Raises InvalidArgument where the file is none that has bytes in places, or is shorter than that.
+        Raises:
+            InvalidArgument: If `fd` is not open, or the file is not a regular file or is too short.
         """
         try:
             duplicate = os.dup(fd)
         except OSError as error:
-            raise InvalidArgument(f"N-VAL-13: {fd} is no open descriptor: {error.strerror}") from error
+            raise InvalidArgument(f"{fd} is not an open fd: {error.strerror} (N-VAL-13)") from error
         return cls.adopt(duplicate, size_bytes, offset, protection)
 
     @classmethod
     def adopt(cls, fd: int, size_bytes: int, offset: int, protection: Protection) -> Self:
-        """Take over a received descriptor; it is closed whatever happens. Raises as `from_fd`."""
-        descriptor = _Descriptor(fd)
+        """Return memory over a received file. Takes ownership of `fd`, also if it raises.
+
+        Raises:
+            InvalidArgument: If the file is not a regular file, or is too short.
+        """
+        file = _SharedFd(fd)
         try:
             _check_file(fd, size_bytes, offset)
-            return cls(descriptor, size_bytes, offset, protection & _allowed(fd))
+            return cls(file, size_bytes, offset, protection & _opened_for(fd))
         except BaseException:
-            descriptor.close()
+            file.close()
             raise
 
     @property
     def closed(self) -> bool:
-        """True once `close` was called."""
-        return not self._held
+        """Whether `close` was called."""
+        return not self._files
 
     def fileno(self) -> int:
-        """Lend the descriptor, for passing it to a peer; it stays ours. Raises InvalidArgument once closed."""
-        return self._descriptor().number
+        """Return the fd, which stays owned by this object.
+
+        Raises:
+            InvalidArgument: If the memory is closed.
+        """
+        return self._file().fd
 
     def range(self, start: int, size_bytes: int) -> FileRange:
-        """Return a part of the memory, which keeps the file open for itself. Raises InvalidArgument once closed."""
-        return FileRange(self._descriptor(), self.offset + start, size_bytes)
+        """Return a part of the memory, which stays usable after `close`.
+
+        Raises:
+            InvalidArgument: If the memory is closed.
+        """
+        return FileRange(self._file(), self.offset + start, size_bytes)
 
     @property
     def is_readable(self) -> bool:
-        """Whether inputs may lie in it."""
+        """Whether inputs may be in it."""
         return Protection.READ in self.protection
 
     @property
     def is_writable(self) -> bool:
-        """Whether outputs may."""
+        """Whether outputs may be in it."""
         return Protection.WRITE in self.protection
 
     @property
     def view(self) -> memoryview:
-        """A private, read-only copy of the bytes as they are now. Raises as `FileRange.read_into`."""
+        """A private, read-only copy of the current bytes.
+
+        Raises:
+            InvalidArgument: If the memory may not be read or is closed, or the file is too short.
+        """
         if not self.is_readable:
-            raise InvalidArgument("N-RQX-12: this memory in a file may not be read")
+            raise InvalidArgument("this memory in a file may not be read (N-RQX-12)")
         copy = bytearray(self.size_bytes)
         self.range(0, self.size_bytes).read_into(memoryview(copy))
         return memoryview(copy).toreadonly()
 
-    def _descriptor(self) -> _Descriptor:
-        for descriptor in self._held:
-            return descriptor
+    def _file(self) -> _SharedFd:
+        for file in self._files:
+            return file
         raise InvalidArgument("this memory is closed")
 
     def close(self) -> None:
-        """Let go of the descriptor; ranges that were taken keep theirs. Thread-safe, harmless when repeated."""
-        self._held = []
+        """Release the file; ranges keep it open. Idempotent. Thread-safe."""
+        self._files = []
 
     def __enter__(self) -> Self:
         return self
@@ -166,24 +187,24 @@ class FileMemory:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_held", None):
+        if getattr(self, "_files", None):
             warnings.warn(f"memory of {self.size_bytes} bytes was never closed", ResourceWarning, stacklevel=2)
 
 
 def _check_file(fd: int, size_bytes: int, offset: int) -> None:
-    kept = os.fstat(fd)
-    if not stat.S_ISREG(kept.st_mode):
-        raise InvalidArgument("N-RQX-16: received memory is no file that has bytes in places, such as a memfd")
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidArgument("received memory is not a regular file or memfd (N-RQX-16)")
     if size_bytes < 1:
-        raise InvalidArgument(f"N-VAL-13: received memory has {size_bytes} bytes, it needs at least 1")
-    if offset < 0 or offset + size_bytes > kept.st_size:
+        raise InvalidArgument(f"received memory has {size_bytes} bytes, it needs at least 1 (N-VAL-13)")
+    if offset < 0 or offset + size_bytes > status.st_size:
         raise InvalidArgument(
-            f"N-RQX-16: received memory has {kept.st_size} bytes, announced are {size_bytes} from byte {offset} on"
+            f"received memory has {status.st_size} bytes, announced are {size_bytes} from byte {offset} on (N-RQX-16)"
         )
 
 
-def _allowed(fd: int) -> Protection:
-    """Return what a descriptor was opened for. One that appends writes at the end, wherever it is told to."""
+def _opened_for(fd: int) -> Protection:
+    """Return what an fd was opened for. With O_APPEND, pwrite(2) ignores the offset, so it is not for writing."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     mode = flags & os.O_ACCMODE
     reads = Protection.READ if mode in _READABLE and not flags & os.O_PATH else Protection.NONE

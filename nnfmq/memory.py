@@ -224,7 +224,7 @@ def is_mappable(fd: int) -> bool:
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError as error:
-        raise InvalidArgument(f"N-VAL-13: {fd} is no open descriptor: {error.strerror}") from error
+        raise InvalidArgument(f"{fd} is not an open fd: {error.strerror} (N-VAL-13)") from error
     is_readable = flags & os.O_ACCMODE != os.O_WRONLY and not flags & os.O_PATH
     return is_readable and _seals(fd) & SHARED_SEALS == SHARED_SEALS and os.fstatvfs(fd).f_bsize == _PAGE
 

@@ -1,10 +1,12 @@
-"""Places in the file system: the runtime directory, with the socket, the state, and a cache. A leaf; no sockets here.
+"""Paths of nnfmq's files: the runtime directory with the socket, the state directory, the cache directory.
 
-`$NNFMQ_SOCKET` names the socket outright. Else it is `nnfmq.sock` in `$XDG_RUNTIME_DIR/nnfmq`, in
-`/run/user/UID/nnfmq`, or in a per-uid directory under the system's temporary one. A directory that is not ours, or
-that others can enter, is refused: whoever can create files there could stand in for the driver. What a driver keeps
-from one run to the next is in `$XDG_STATE_HOME/nnfmq`, or `~/.local/state/nnfmq`, by the same rule; what it could make
-again is in `$XDG_CACHE_HOME/nnfmq`, or `~/.cache/nnfmq`.
+* Socket: `$NNFMQ_SOCKET`, else `nnfmq.sock` in the runtime directory.
+* Runtime directory: `$XDG_RUNTIME_DIR/nnfmq`, else `/run/user/UID/nnfmq`, else `nnfmq-UID` in `$TMPDIR` or /tmp.
+* State, which a driver keeps between runs: `$XDG_STATE_HOME/nnfmq`, else `~/.local/state/nnfmq`.
+* Cache, which a driver can recreate: `$XDG_CACHE_HOME/nnfmq`, else `~/.cache/nnfmq`.
+
+A directory that belongs to another user, or that others may enter, is rejected: a process that can create files there
+could pretend to be the driver.
 """
 
 from __future__ import annotations
@@ -19,18 +21,24 @@ SOCKET_NAME = "nnfmq.sock"
 
 
 def runtime_directory() -> Path:
-    """Return the runtime directory of this user; it need not exist yet."""
+    """Return this user's runtime directory, which may not exist yet."""
     xdg = os.environ.get("XDG_RUNTIME_DIR")
     if xdg:
         return Path(xdg) / "nnfmq"
     run_user = Path(f"/run/user/{os.getuid()}")
     if run_user.is_dir():
         return run_user / "nnfmq"
-    return Path(os.environ.get("TMPDIR") or "/tmp") / f"nnfmq-{os.getuid()}"  # `tempfile` costs 4 ms to import
+    # Not tempfile.gettempdir, because the module takes 4 ms to import.
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"nnfmq-{os.getuid()}"
 
 
 def check_directory(directory: Path) -> None:
-    """Raise DeviceUnavailable unless `directory` is a real directory of ours with mode 0700."""
+    """Check that `directory` is a directory of this user with mode 0700, not a symbolic link.
+
+    Raises:
+        DeviceUnavailable: If it is not.
+        OSError: If it does not exist or cannot be examined.
+    """
     info = directory.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) != 0o700:
         raise DeviceUnavailable(
@@ -41,7 +49,12 @@ def check_directory(directory: Path) -> None:
 
 
 def make_runtime_directory() -> Path:
-    """Create the runtime directory if need be, and check it. Raises DeviceUnavailable, OSError."""
+    """Return the runtime directory; create it if it does not exist.
+
+    Raises:
+        DeviceUnavailable: If `check_directory` rejects it.
+        OSError: If it cannot be created.
+    """
     directory = runtime_directory()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_directory(directory)
@@ -49,28 +62,42 @@ def make_runtime_directory() -> Path:
 
 
 def state_directory() -> Path:
-    """Return the directory of what drivers of this user keep; it need not exist yet.
+    """Return this user's state directory, which may not exist yet.
 
-    Raises RuntimeError for a user without a home.
+    Raises:
+        RuntimeError: If the user has no home directory.
     """
     return _home_of("XDG_STATE_HOME", ".local/state")
 
 
 def make_state_directory() -> Path:
-    """Create the state directory if need be, and check it. Raises DeviceUnavailable, OSError, RuntimeError."""
+    """Return the state directory; create it if it does not exist.
+
+    Raises:
+        DeviceUnavailable: If `check_directory` rejects it.
+        OSError: If it cannot be created.
+        RuntimeError: If the user has no home directory.
+    """
     return _make(state_directory())
 
 
 def cache_directory() -> Path:
-    """Return the directory of what drivers of this user could make again; it need not exist yet.
+    """Return this user's cache directory, which may not exist yet.
 
-    Raises RuntimeError for a user without a home.
+    Raises:
+        RuntimeError: If the user has no home directory.
     """
     return _home_of("XDG_CACHE_HOME", ".cache")
 
 
 def make_cache_directory() -> Path:
-    """Create the cache directory if need be, and check it. Raises DeviceUnavailable, OSError, RuntimeError."""
+    """Return the cache directory; create it if it does not exist.
+
+    Raises:
+        DeviceUnavailable: If `check_directory` rejects it.
+        OSError: If it cannot be created.
+        RuntimeError: If the user has no home directory.
+    """
     return _make(cache_directory())
 
 
@@ -87,6 +114,6 @@ def _make(directory: Path) -> Path:
 
 
 def default_socket() -> Path:
-    """Return the path at which the user's driver listens, whether or not one does."""
+    """Return the path at which this user's driver listens. There may be no driver."""
     named = os.environ.get("NNFMQ_SOCKET")
     return Path(named) if named else runtime_directory() / SOCKET_NAME

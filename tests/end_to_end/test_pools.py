@@ -183,7 +183,7 @@ def test_MEM_5_a_handle_that_is_closed_is_refused_before_it_is_sent(client: nnfm
     memory.close()
     with pytest.raises(nnfmq.InvalidArgument, match="closed"):
         client.device("reference").prepare(weighted(memory))
-    with pytest.raises(nnfmq.InvalidArgument, match=r"N-VAL-13: of the fds .* is no open descriptor"):
+    with pytest.raises(nnfmq.InvalidArgument, match=r"of the fds .* is not open \(N-VAL-13\)"):
         client.device("reference").prepare(weighted(Lent(1 << 20)))
     assert still_serves(client)
 

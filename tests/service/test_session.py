@@ -891,7 +891,7 @@ def test_N_BUX_5_memory_that_has_no_bytes_is_a_failure(
     os.close(fd)
     assert status_of(queues.receive()) == ErrorStatus.GENERAL_FAILURE
     client.say(messages.GetBurstError(60, burst_id))
-    assert "no file that has bytes in places" in client.hear(messages.BurstError).message
+    assert "not a regular file or memfd" in client.hear(messages.BurstError).message
 
 
 def test_N_BUX_5_fewer_memories_than_slots_are_a_failure(
