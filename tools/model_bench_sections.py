@@ -322,7 +322,7 @@ def _peaks(limit_s: int) -> Mapping[str, float | None]:
 
 PEAKS = {
     "float32_operations": "float32",
-    "code_operations": "codes",
+    "code_operations": "quantized",
     "memory_bytes": "memory",
     "cache_bytes": "cache",
 }

@@ -101,8 +101,8 @@ def _ticks(size: int) -> list[int]:
 def roofline(operations: Sequence[Mapping[str, Any]], peaks: Mapping[str, Any], colours: Mapping[str, int]) -> str:
     """Return operations by what they compute for each byte and how fast, under what the machine can do at most."""
     points = [(one["multiply_adds"] * 2 / one["bytes"], one["giga_operations_per_s"], one) for one in operations]
-    roofs = {kind: peaks[kind]["team"] for kind in dict.fromkeys(one["arithmetic"] for one in operations)}
-    slopes = {name: peaks[key]["team"] for key, name in _ROOFS.items()}
+    roofs = {kind: peaks[kind]["all_threads"] for kind in dict.fromkeys(one["arithmetic"] for one in operations)}
+    slopes = {name: peaks[key]["all_threads"] for key, name in _ROOFS.items()}
     x_range = _powers([x for x, *_ in points] + [roof / slope for roof in roofs.values() for slope in slopes.values()])
     y_range = _powers([y for _, y, _ in points] + list(roofs.values()))
 

@@ -138,7 +138,7 @@ def _operation(
     counts = None if work is None else work.arithmetic_operations
     rate = None if counts is None or not p50_ns else counts / p50_ns
     arithmetic = _arithmetic(subgraph.operands[operation.outputs[0]])
-    peak = None if peaks is None else peaks[arithmetic].team
+    peak = None if peaks is None else peaks[arithmetic].all_threads
     return {
         "number": number,
         "operation": operation.type.name,
@@ -160,7 +160,7 @@ def _operation(
 
 
 def _arithmetic(output: Operand) -> str:
-    return "float32" if output.type in _FLOATS else "codes"
+    return "float32" if output.type in _FLOATS else "quantized"
 
 
 def _work(subgraph: Subgraph, operation: Operation, shapes: Mapping[int, Shape]) -> OpCost | None:

@@ -10,7 +10,7 @@ from nnfmq.cli.console import microseconds, table
 
 __all__ = ["arena_table", "computed_by", "figure", "kilobytes", "operations_table", "percent", "summary", "value_name"]
 
-_PEAKS = {"float32": "GFLOP/s", "codes": "GOP/s", "memory": "GB/s", "cache": "GB/s"}
+_PEAKS = {"float32": "GFLOP/s", "quantized": "GOP/s", "memory": "GB/s", "cache": "GB/s"}
 
 
 def operations_table(report: Mapping[str, Any], sort: str, *, wide: bool) -> Any:
@@ -113,7 +113,7 @@ def _peaks(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _pair(peak: Mapping[str, float]) -> str:
-    alone, team = f"{peak['one_thread']:.0f}", f"{peak['team']:.0f}"
+    alone, team = f"{peak['one_thread']:.0f}", f"{peak['all_threads']:.0f}"
     return alone if alone == team else f"{alone} / {team}"
 
 

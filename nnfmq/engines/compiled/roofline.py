@@ -1,7 +1,8 @@
-"""What this machine can do at most, measured in a fraction of a second: multiply-adds, and copies of memory.
+"""Roofline ceilings: peak multiply-add rates and copy bandwidths of this machine, measured by generated kernels.
 
-Each peak is the best of many short runs, by one thread and by the whole team. They are what generated code reaches,
-with this target's instructions: another one may do more a cycle.
+A ceiling is the best of many short runs, by one thread and by the whole thread pool. It is what generated code can reach
+with the target's instructions; other instructions of the CPU may reach more. The kernels are compiled in this process:
+they are not among the `kernels` that compile processes know.
 """
 
 from __future__ import annotations
@@ -9,94 +10,193 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from enum import Enum
+from typing import Any
 
 import numpy as np
 
 from nnfmq.engines.compiled.executor import CompiledPartition
+from nnfmq.engines.compiled.ir_builder import F32, I8, I16, I32, KernelBuilder, Value, vector
 from nnfmq.engines.compiled.jit import Kernel, LoadedCode, compile_kernels, host_target
-from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth, FmaThroughput
+from nnfmq.engines.compiled.kernels.dot_product import Float32, dot2, dot4, madd_acc16
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.target import Target
 from nnfmq.engines.compiled.thread_pool import ThreadPool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 
-__all__ = ["Ceiling", "measure_ceilings", "roofline_kernels"]
+__all__ = ["Ceiling", "CopyBandwidth", "FmaThroughput", "MultiplyAdd", "measure_ceilings", "roofline_kernels"]
 
-_ROUNDS, _UNITS = 1 << 12, 64
-_MEMORY_PART, _MEMORY_PARTS = 1 << 20, 32
-_CACHE_PART, _CACHE_ROUNDS = 1 << 17, 32
-_LIMITS_NS = 20_000_000, 40_000_000  # of one thread, and of all, which seldom have all processors to themselves
-_LEAST_RUNS = 4
-_SHARED_NS = 1 << 30
+_FMA_ITERATIONS, _FMA_WORK_ITEMS = 1 << 12, 64
+_MEMORY_CHUNK, _MEMORY_CHUNKS = 1 << 20, 32
+_CACHE_CHUNK, _CACHE_ITERATIONS = 1 << 17, 32
+_LIMITS_NS = 20_000_000, 40_000_000  # one thread; all threads, which rarely have all CPUs to themselves
+_MIN_RUNS = 4
+_PARALLEL_NS = 1 << 30  # an estimate at which a launch runs on all threads
+_NO_CLAMP = Float32(-np.inf, np.inf)
+
+
+class MultiplyAdd(Enum):
+    """A multiply-add instruction, with the multiplications that it does for each 32-bit lane."""
+
+    FLOAT32 = 1
+    DOT2 = 2
+    DOT4 = 4
+    ACC16 = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FmaThroughput:
+    """Multiply-adds on registers only.
+
+    Each accumulator depends on itself alone: with 12 of them, two execution units with a latency of 5 or 6 cycles are
+    never idle. The other factor is the accumulator itself, because LLVM computes a product of constants once. From a
+    first element of 0.25, float32 accumulators converge to 1/3: never infinite, never subnormal.
+    """
+
+    instruction: MultiplyAdd
+    accumulators: int
+    lanes: int
+    iterations: int
+    work_items: int
+
+    compile_cost = 1
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions of all work items."""
+        multiplications = self.lanes * self.instruction.value
+        return 2 * multiplications * self.accumulators * self.iterations * self.work_items
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Return 0: no scratch is used."""
+        return 0
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: a vector of factors (for ACC16 two), 4 bytes for each lane; output, as many bytes for each work item."""
+        factors, out = map(kb.argument, range(2))
+        is_float, is_acc16 = self.instruction is MultiplyAdd.FLOAT32, self.instruction is MultiplyAdd.ACC16
+        kind = {
+            MultiplyAdd.FLOAT32: vector(F32, self.lanes),
+            MultiplyAdd.DOT2: vector(I16, 2 * self.lanes),
+        }.get(self.instruction) or vector(I8, 4 * self.lanes)
+        first = kb.load(vector(F32 if is_float else I32, self.lanes), factors)
+        factor = kb.load(kind, factors)
+        second_factor = kb.load(kind, factors, 4 * self.lanes) if is_acc16 else factor
+
+        def multiply_add(_: Value, accs: Sequence[Value]) -> Sequence[Value]:
+            if is_float:
+                return [_NO_CLAMP.multiply_add(kb, first, acc, factor) for acc in accs]
+            lhs = [kb.ir.bitcast(acc, kind) for acc in accs]
+            if is_acc16:
+                both = (factor, second_factor)
+                return [madd_acc16(kb, acc, (x, x), both) for acc, x in zip(accs, lhs, strict=True)]
+            dot = dot4 if self.instruction is MultiplyAdd.DOT4 else dot2
+            return [dot(kb, acc, x, factor) for acc, x in zip(accs, lhs, strict=True)]
+
+        with kb.loop(kb.begin, kb.end) as work_item:
+            total, *others = kb.for_loop(self.iterations, [first] * self.accumulators, multiply_add)
+            for acc in others:
+                total = (kb.ir.fadd if is_float else kb.ir.add)(total, acc)
+            kb.store(total, out, kb.mul(work_item, 4 * self.lanes))
+        kb.return_void()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBandwidth:
+    """Copies a chunk per work item, `iterations` times."""
+
+    chunk_bytes: int
+    iterations: int
+    work_items: int
+
+    compile_cost = 1
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that all work items read and write."""
+        return 2 * self.chunk_bytes * self.iterations * self.work_items
+
+    def scratch_bytes(self, target: Target) -> int:
+        """Return 0: no scratch is used."""
+        return 0
+
+    def emit(self, kb: KernelBuilder) -> None:
+        """Args: input, output."""
+        source, out = map(kb.argument, range(2))
+        with kb.loop(kb.begin, kb.end) as work_item:
+            offset = kb.mul(work_item, self.chunk_bytes)
+            with kb.loop(0, self.iterations):
+                kb.memcpy(kb.at(out, offset), kb.at(source, offset), self.chunk_bytes)
+        kb.return_void()
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Billions a second, of operations or of bytes: by one thread, and by all."""
+    """A peak rate in 10^9 operations or bytes per second, of one thread and of all."""
 
     one_thread: float
-    team: float
+    all_threads: float
 
 
-def measure_ceilings(team: ThreadPool) -> dict[str, Ceiling]:
-    """Return the peaks: `float32` and `codes` in operations, `memory` and `cache` in bytes read and written.
+def measure_ceilings(pool: ThreadPool) -> dict[str, Ceiling]:
+    """Return the ceilings: `float32` and `quantized` in operations, `memory` and `cache` in bytes read and written.
 
-    Blocks for about a third of a second. Memory is copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB for each
-    thread. Runs on `team`, whose helpers stay.
+    Blocks for about a third of a second. Memory is copied from 32 MiB to 32 MiB, cache from 128 KiB to 128 KiB in each
+    thread. Uses the threads of `pool`, which keep running.
     """
     target = host_target()
-    kernels = roofline_kernels(target, team.worker_count + 1)
-    segment, scope = _bound(list(kernels.values()), team, target)
-    segment(scope)
-    run = segment.range_runner(scope)
-    peaks = {}
+    kernels = roofline_kernels(target, pool.worker_count + 1)
+    partition, frame = _bind(list(kernels.values()), pool, target)
+    partition(frame)
+    run = partition.range_runner(frame)
+    ceilings = {}
     for number, (name, kernel) in enumerate(kernels.items()):
         amount = kernel.operations if isinstance(kernel, FmaThroughput) else kernel.moved_bytes
-        alone = amount / _best_ns(run, 2 * number, _LIMITS_NS[0])
-        shared = amount / _best_ns(run, 2 * number + 1, _LIMITS_NS[1]) if team.worker_count else alone
-        peaks[name] = Ceiling(alone, max(alone, shared))
-    return peaks
+        one_thread = amount / _best_ns(run, 2 * number, _LIMITS_NS[0])
+        all_threads = amount / _best_ns(run, 2 * number + 1, _LIMITS_NS[1]) if pool.worker_count else one_thread
+        ceilings[name] = Ceiling(one_thread, max(one_thread, all_threads))
+    return ceilings
 
 
 def roofline_kernels(target: Target, threads: int) -> dict[str, FmaThroughput | CopyBandwidth]:
-    """Return the kernel of each peak."""
-    sums = 12 if target.registers == 16 else 24
-    codes: Literal["pairs", "quads", "octets"] = (
-        "quads" if target.has_dot4 else "octets" if target.pmaddubsw else "pairs"
-    )
+    """Return the kernel that measures each ceiling."""
+    accumulators = 12 if target.registers == 16 else 24
+    quantized = MultiplyAdd.DOT4 if target.has_dot4 else MultiplyAdd.ACC16 if target.pmaddubsw else MultiplyAdd.DOT2
+    shape = accumulators, target.lanes, _FMA_ITERATIONS, _FMA_WORK_ITEMS
     return {
-        "float32": FmaThroughput("float32", sums, target.lanes, _ROUNDS, _UNITS),
-        "codes": FmaThroughput(codes, sums, target.lanes, _ROUNDS, _UNITS),
-        "memory": CopyBandwidth(_MEMORY_PART, 1, _MEMORY_PARTS),
-        "cache": CopyBandwidth(_CACHE_PART, _CACHE_ROUNDS, threads),
+        "float32": FmaThroughput(MultiplyAdd.FLOAT32, *shape),
+        "quantized": FmaThroughput(quantized, *shape),
+        "memory": CopyBandwidth(_MEMORY_CHUNK, 1, _MEMORY_CHUNKS),
+        "cache": CopyBandwidth(_CACHE_CHUNK, _CACHE_ITERATIONS, threads),
     }
 
 
-def _bound(kernels: Sequence[Kernel], team: ThreadPool, target: Target) -> tuple[CompiledPartition, list[Any]]:
-    """Return a segment with two steps for each kernel, for one thread and for the team, and its scope."""
-    source, made = 0, 1 + len(kernels)
-    size = max(_MEMORY_PART * _MEMORY_PARTS, _CACHE_PART * (team.worker_count + 1))
-    values = {made + number: ArraySpec(np.dtype(np.uint8), (size,)) for number in range(len(kernels))}
-    calls = [
-        PartitionLaunch(kernel, (source,), (made + number,), (), work)
+def _bind(kernels: Sequence[Kernel], pool: ThreadPool, target: Target) -> tuple[CompiledPartition, list[Any]]:
+    """Return a partition with two launches of each kernel, serial and parallel, and its frame."""
+    source, first_output = 0, 1 + len(kernels)
+    size = max(_MEMORY_CHUNK * _MEMORY_CHUNKS, _CACHE_CHUNK * (pool.worker_count + 1))
+    specs = {first_output + number: ArraySpec(np.dtype(np.uint8), (size,)) for number in range(len(kernels))}
+    launches = [
+        PartitionLaunch(kernel, (source,), (first_output + number,), (), estimated_ns)
         for number, kernel in enumerate(kernels)
-        for work in (0, _SHARED_NS)
+        for estimated_ns in (0, _PARALLEL_NS)
     ]
-    plan = plan_partition(calls, values, {}, [source], [], target)
-    slot = made + len(kernels)
-    segment = CompiledPartition(
-        plan, np.zeros(1, np.uint8), LoadedCode([compile_kernels(kernels, target)], target), team, slot
-    )
-    scope: list[Any] = [None] * (slot + 1)
-    scope[source] = np.full(size // 4, 0.25, np.float32).view(np.uint8)
-    return segment, [*scope, DEFAULT_RUN_OPTIONS]
+    plan = plan_partition(launches, specs, {}, [source], [], target)
+    slot = first_output + len(kernels)
+    code = LoadedCode([compile_kernels(kernels, target)], target)
+    partition = CompiledPartition(plan, np.zeros(1, np.uint8), code, pool, slot)
+    frame: list[Any] = [None] * (slot + 1)
+    frame[source] = np.full(size // 4, 0.25, np.float32).view(np.uint8)
+    return partition, [*frame, DEFAULT_RUN_OPTIONS]
 
 
 def _best_ns(run: Callable[[int, int], None], number: int, limit_ns: int) -> int:
-    """Return how long the step took when nothing was in its way."""
+    """Run a launch for `limit_ns`, and return its shortest time."""
     times: list[int] = []
-    while sum(times) < limit_ns or len(times) < _LEAST_RUNS:
+    while sum(times) < limit_ns or len(times) < _MIN_RUNS:
         begin_ns = time.perf_counter_ns()
         run(number, number + 1)
         times.append(time.perf_counter_ns() - begin_ns)

@@ -15,10 +15,15 @@ from support.small_models import one_operation
 from nnfmq import example_path
 from nnfmq.engines.compiled.executor import CompiledPartition
 from nnfmq.engines.compiled.jit import Kernel, LoadedCode, compile_kernels, host_target
-from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth, FmaThroughput
 from nnfmq.engines.compiled.memory_plan import Allocation, ArraySpec, PartitionLaunch, plan_partition
 from nnfmq.engines.compiled.partition import prepare
-from nnfmq.engines.compiled.roofline import measure_ceilings, roofline_kernels
+from nnfmq.engines.compiled.roofline import (
+    CopyBandwidth,
+    FmaThroughput,
+    MultiplyAdd,
+    measure_ceilings,
+    roofline_kernels,
+)
 from nnfmq.engines.compiled.thread_pool import ThreadPool, default_thread_pool
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS
 from nnfmq.engines.interpreter import Program
@@ -106,7 +111,7 @@ def test_a_team_can_be_limited_and_has_all_again() -> None:
     assert (alone, team.worker_count) == (0, 1)
 
 
-# -- peaks ------------------------------------------------------------------------------------------------------------
+# -- ceilings ------------------------------------------------------------------------------------------------------------
 
 
 def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) -> np.ndarray[Any, Any]:
@@ -124,56 +129,58 @@ def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) ->
 
 
 def test_float_multiply_adds_compute_what_they_count() -> None:
-    lanes, sums, rounds = host_target().lanes, 5, 40
+    lanes, accumulators, iterations = host_target().lanes, 5, 40
     source = np.linspace(-0.5, 0.5, lanes, dtype=np.float32)
     expected = source.astype(np.float64)
-    for _ in range(rounds):
+    for _ in range(iterations):
         expected = expected * source + source
 
-    made = run_once(FmaThroughput("float32", sums, lanes, rounds, 2), source, 2 * 4 * lanes)
+    made = run_once(FmaThroughput(MultiplyAdd.FLOAT32, accumulators, lanes, iterations, 2), source, 2 * 4 * lanes)
 
-    np.testing.assert_allclose(made.view(np.float32).reshape(2, lanes), [sums * expected] * 2, rtol=1e-5)
+    np.testing.assert_allclose(made.view(np.float32).reshape(2, lanes), [accumulators * expected] * 2, rtol=1e-5)
 
 
-def test_multiply_adds_of_pairs_compute_what_they_count() -> None:
-    lanes, sums, rounds = host_target().lanes, 3, 11
+def test_dot2_multiply_adds_compute_what_they_count() -> None:
+    lanes, accumulators, iterations = host_target().lanes, 3, 11
     source = np.arange(1, 2 * lanes + 1, dtype=np.int16)
     value = source.view(np.int32).astype(np.int64)
-    for _ in range(rounds):
+    for _ in range(iterations):
         pairs = (value & 0xFFFFFFFF).astype(np.uint32).view(np.int16).astype(np.int64) * source
         value = value + pairs.reshape(lanes, 2).sum(axis=1)
 
-    made = run_once(FmaThroughput("pairs", sums, lanes, rounds, 1), source, 4 * lanes)
+    made = run_once(FmaThroughput(MultiplyAdd.DOT2, accumulators, lanes, iterations, 1), source, 4 * lanes)
 
-    np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
+    np.testing.assert_array_equal(made.view(np.uint32), (accumulators * value & 0xFFFFFFFF).astype(np.uint32))
 
 
-def test_multiply_adds_of_quads_compute_what_they_count() -> None:
-    lanes, sums, rounds = host_target().lanes, 3, 11
+def test_dot4_multiply_adds_compute_what_they_count() -> None:
+    lanes, accumulators, iterations = host_target().lanes, 3, 11
     source = np.arange(1, 4 * lanes + 1, dtype=np.int64).astype(np.int8)
     value = source.view(np.int32).astype(np.int64)
-    for _ in range(rounds):
+    for _ in range(iterations):
         quads = (value & 0xFFFFFFFF).astype(np.uint32).view(np.uint8).astype(np.int64) * source
         value = value + quads.reshape(lanes, 4).sum(axis=1)
 
-    made = run_once(FmaThroughput("quads", sums, lanes, rounds, 1), source, 4 * lanes)
+    made = run_once(FmaThroughput(MultiplyAdd.DOT4, accumulators, lanes, iterations, 1), source, 4 * lanes)
 
-    np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
+    np.testing.assert_array_equal(made.view(np.uint32), (accumulators * value & 0xFFFFFFFF).astype(np.uint32))
 
 
-@pytest.mark.skipif(host_target().pmaddubsw is None, reason="this machine's code has no octets")
-def test_multiply_adds_of_octets_compute_what_they_count() -> None:
-    lanes, sums, rounds = host_target().lanes, 3, 11
-    source = (np.arange(8 * lanes, dtype=np.int64) % 17 - 8).astype(np.int8)  # no four of them leave 16 bits
+@pytest.mark.skipif(host_target().pmaddubsw is None, reason="the target has no pmaddubsw")
+def test_acc16_multiply_adds_compute_what_they_count() -> None:
+    lanes, accumulators, iterations = host_target().lanes, 3, 11
+    source = (np.arange(8 * lanes, dtype=np.int64) % 17 - 8).astype(
+        np.int8
+    )  # the sum of any four products fits 16 bits
     factors = source.reshape(2, lanes, 4).sum(axis=0, dtype=np.int64)
     value = source[: 4 * lanes].view(np.int32).astype(np.int64)
-    for _ in range(rounds):
+    for _ in range(iterations):
         quads = (value & 0xFFFFFFFF).astype(np.uint32).view(np.uint8).astype(np.int64).reshape(lanes, 4)
         value = value + (quads * factors).sum(axis=1)
 
-    made = run_once(FmaThroughput("octets", sums, lanes, rounds, 1), source, 4 * lanes)
+    made = run_once(FmaThroughput(MultiplyAdd.ACC16, accumulators, lanes, iterations, 1), source, 4 * lanes)
 
-    np.testing.assert_array_equal(made.view(np.uint32), (sums * value & 0xFFFFFFFF).astype(np.uint32))
+    np.testing.assert_array_equal(made.view(np.uint32), (accumulators * value & 0xFFFFFFFF).astype(np.uint32))
 
 
 def test_a_copy_copies() -> None:
@@ -182,25 +189,24 @@ def test_a_copy_copies() -> None:
     np.testing.assert_array_equal(run_once(CopyBandwidth(1000, 2, 3), source, 3000), source)
 
 
-def test_what_peaks_count_is_what_their_loops_do() -> None:
-    kinds = "float32", "pairs", "quads", "octets"
-    floats, pairs, quads, octets = (FmaThroughput(kind, 12, 8, 100, 4) for kind in kinds)
+def test_the_counted_operations_and_bytes_are_those_of_the_loops() -> None:
+    float32, dot2, dot4, acc16 = (FmaThroughput(instruction, 12, 8, 100, 4) for instruction in MultiplyAdd)
 
-    assert floats.operations == 2 * 8 * 12 * 100 * 4
-    assert pairs.operations == 2 * 16 * 12 * 100 * 4
-    assert quads.operations == 2 * 32 * 12 * 100 * 4
-    assert octets.operations == 2 * 64 * 12 * 100 * 4
+    assert float32.operations == 2 * 8 * 12 * 100 * 4
+    assert dot2.operations == 2 * 16 * 12 * 100 * 4
+    assert dot4.operations == 2 * 32 * 12 * 100 * 4
+    assert acc16.operations == 2 * 64 * 12 * 100 * 4
     assert CopyBandwidth(1000, 5, 3).moved_bytes == 2 * 1000 * 5 * 3
 
 
-def test_there_are_enough_sums_for_two_units_with_a_latency_of_5_and_no_more_than_registers() -> None:
+def test_accumulators_hide_the_latency_of_two_fma_units_and_fit_the_registers() -> None:
     for kernel in roofline_kernels(host_target(), 1).values():
         if isinstance(kernel, FmaThroughput):
-            assert 10 <= kernel.sums <= host_target().registers - 4
+            assert 10 <= kernel.accumulators <= host_target().registers - 4
 
 
-def test_peaks_are_measured_by_one_thread_and_by_the_team() -> None:
-    peaks = measure_ceilings(default_thread_pool())
+def test_ceilings_are_measured_with_one_thread_and_with_all_threads() -> None:
+    ceilings = measure_ceilings(default_thread_pool())
 
-    assert list(peaks) == ["float32", "codes", "memory", "cache"]
-    assert all(0 < peak.one_thread <= peak.team for peak in peaks.values())
+    assert list(ceilings) == ["float32", "quantized", "memory", "cache"]
+    assert all(0 < ceiling.one_thread <= ceiling.all_threads for ceiling in ceilings.values())

@@ -10,8 +10,8 @@ import pytest
 from support.drivers import until
 
 from nnfmq.engines.compiled.jit import LoadedCode, compile_ir, host_target
-from nnfmq.engines.compiled.kernels.peaks import CopyBandwidth
 from nnfmq.engines.compiled.memory_plan import ArraySpec, PartitionLaunch, plan_partition
+from nnfmq.engines.compiled.roofline import CopyBandwidth
 from nnfmq.engines.compiled.thread_pool import RECORD_WORDS, Parallelism, ThreadPool
 from nnfmq.operations.signature import Array
 
