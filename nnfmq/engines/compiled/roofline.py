@@ -1,8 +1,8 @@
 """Roofline ceilings: peak multiply-add rates and copy bandwidths of this machine, measured by generated kernels.
 
-A ceiling is the best of many short runs, by one thread and by the whole thread pool. It is what generated code can reach
-with the target's instructions; other instructions of the CPU may reach more. The kernels are compiled in this process:
-they are not among the `kernels` that compile processes know.
+A ceiling is the best of many short runs, by one thread and by the whole thread pool. It is what generated code can
+reach with the target's instructions; other instructions of the CPU may reach more. The kernels are compiled in this
+process: they are not among the `kernels` that compile processes know.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FmaThroughput:
         return 0
 
     def emit(self, kb: KernelBuilder) -> None:
-        """Args: a vector of factors (for ACC16 two), 4 bytes for each lane; output, as many bytes for each work item."""
+        """Args: a vector of factors (for ACC16 two), 4 bytes per lane; output, as many bytes for each work item."""
         factors, out = map(kb.argument, range(2))
         is_float, is_acc16 = self.instruction is MultiplyAdd.FLOAT32, self.instruction is MultiplyAdd.ACC16
         kind = {
