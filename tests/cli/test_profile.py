@@ -134,7 +134,7 @@ def test_quantized_products_are_compared_with_the_peak_of_codes(report: Any) -> 
 def test_kernels_are_named_with_their_tiles_and_threads(report: Any) -> None:
     kernels = report(DIGITS)["operations"][0]["kernels"]
 
-    assert [(kernel["kind"], len(kernel["tile"]), kernel["threads"]) for kernel in kernels] == [("Product", 2, 1)]
+    assert [(kernel["kind"], len(kernel["tile"]), kernel["threads"]) for kernel in kernels] == [("GemmKernel", 2, 1)]
     assert kernels[0]["name"].startswith("Product_")
 
 
@@ -439,10 +439,10 @@ def test_long_times_do_not_break_a_row() -> None:
         "bytes": 10**9,
         "computed_by": "kernel",
         "threads": 16,
-        "kernels": [{"kind": "Depthwise", "tile": [12, 1]}],
+        "kernels": [{"kind": "DwConvKernel", "tile": [12, 1]}],
     }
     screen = Console(width=80, record=True, file=io.StringIO())
     screen.print(operations_table({"operations": [row]}, "order", wide=False))
     (line,) = [line.split() for line in screen.export_text().splitlines() if "CONV" in line]
 
-    assert line == ["100", "DEPTHWISE_CONV_2D", "987,654", "100.0%", "123.4", "100.0%", "123.4", "Depthwise", "12×1"]
+    assert line == ["100", "DEPTHWISE_CONV_2D", "987,654", "100.0%", "123.4", "100.0%", "123.4", "DwConvKernel", "12×1"]

@@ -111,7 +111,7 @@ def test_a_team_can_be_limited_and_has_all_again() -> None:
     assert (alone, team.worker_count) == (0, 1)
 
 
-# -- ceilings ------------------------------------------------------------------------------------------------------------
+# -- ceilings ---------------------------------------------------------------------------------------------------------
 
 
 def run_once(kernel: Kernel, source: np.ndarray[Any, Any], output_bytes: int) -> np.ndarray[Any, Any]:
@@ -169,9 +169,7 @@ def test_dot4_multiply_adds_compute_what_they_count() -> None:
 @pytest.mark.skipif(host_target().pmaddubsw is None, reason="the target has no pmaddubsw")
 def test_acc16_multiply_adds_compute_what_they_count() -> None:
     lanes, accumulators, iterations = host_target().lanes, 3, 11
-    source = (np.arange(8 * lanes, dtype=np.int64) % 17 - 8).astype(
-        np.int8
-    )  # the sum of any four products fits 16 bits
+    source = (np.arange(8 * lanes, dtype=np.int64) % 17 - 8).astype(np.int8)  # four products fit 16 bits
     factors = source.reshape(2, lanes, 4).sum(axis=0, dtype=np.int64)
     value = source[: 4 * lanes].view(np.int32).astype(np.int64)
     for _ in range(iterations):
