@@ -76,29 +76,32 @@ class HalError(NnfmqError):
 
 
 class InvalidArgument(HalError, ValueError):
-    """An argument is invalid; nothing was changed."""
+    """INVALID_ARGUMENT: an argument is invalid. Nothing was changed."""
 
     status = ErrorStatus.INVALID_ARGUMENT
 
 
 class BadState(InvalidArgument):
-    """The object is in a state that does not allow this call (NNAPI's BAD_STATE); nothing was sent to the driver."""
+    """INVALID_ARGUMENT: the object's state does not allow this call (NNAPI: BAD_STATE). The driver was not called."""
 
 
 class DeviceUnavailable(HalError):
-    """The device is offline or busy, or no driver can be reached."""
+    """DEVICE_UNAVAILABLE: the device is offline or busy, or no driver can be reached."""
 
     status = ErrorStatus.DEVICE_UNAVAILABLE
 
 
 class GeneralFailure(HalError):
-    """A failure for which the HAL has no more specific status."""
+    """GENERAL_FAILURE: a failure for which the HAL has no more specific status."""
 
     status = ErrorStatus.GENERAL_FAILURE
 
 
 class OutputInsufficientSize(HalError):
-    """An output buffer is too small; `output_shapes` has one shape for each output, as far as they are known."""
+    """OUTPUT_INSUFFICIENT_SIZE: an output buffer is too small.
+
+    `output_shapes` has one shape for each output, as far as they are known.
+    """
 
     status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 
@@ -108,33 +111,33 @@ class OutputInsufficientSize(HalError):
 
 
 class MissedDeadline(HalError, TimeoutError):
-    """The deadline passed before the work was finished."""
+    """The deadline passed before the work was finished. Base class of the two below."""
 
     status = ErrorStatus.MISSED_DEADLINE_TRANSIENT
 
 
 class MissedDeadlineTransient(MissedDeadline):
-    """The deadline was missed; the same call may succeed later."""
+    """MISSED_DEADLINE_TRANSIENT: the same call may succeed later."""
 
 
 class MissedDeadlinePersistent(MissedDeadline):
-    """The deadline was missed, and the same call with the same limit will miss it again."""
+    """MISSED_DEADLINE_PERSISTENT: the same call with the same limit will miss its deadline again."""
 
     status = ErrorStatus.MISSED_DEADLINE_PERSISTENT
 
 
 class ResourceExhausted(HalError):
-    """The driver lacks memory or another resource."""
+    """The driver lacks memory or another resource. Base class of the two below."""
 
     status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 
 class ResourceExhaustedTransient(ResourceExhausted):
-    """The driver lacks a resource; the same call may succeed later."""
+    """RESOURCE_EXHAUSTED_TRANSIENT: the same call may succeed later."""
 
 
 class ResourceExhaustedPersistent(ResourceExhausted):
-    """The driver lacks a resource, and the same call will fail again."""
+    """RESOURCE_EXHAUSTED_PERSISTENT: the same call will fail again."""
 
     status = ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
 
