@@ -34,7 +34,7 @@ from support.quantized_gemm import (
 from support.small_models import one_operation
 
 from nnfmq.engines.compiled.kernels.dot_product import DotS16x2, MaddU8S8Acc16
-from nnfmq.engines.compiled.kernels.gemm import GemmKernel
+from nnfmq.engines.compiled.kernels.gemm import GemmKernel, LhsLayout
 from nnfmq.engines.compiled.kernels.gemm_plan import estimate_cycles
 from nnfmq.engines.compiled.lowering import conv_matmul_rules
 from nnfmq.hal.types import Model, OperationType
@@ -135,8 +135,8 @@ def test_extreme_accumulators_match_the_interpreter(
     """Zero points and values at both ends of their ranges, and in between; padding is the zero point."""
     model = conv_with_weights(input, 128, (1, 5, 6, depth, 70), window, make)
     kernel = assert_acc16_matches(model, input, planned, PATTERNS)
-    is_direct = not input.signed and depth % 8 == 0
-    assert kernel.lhs_layout == ("row_buffer" if window == WINDOWS[1] else "direct" if is_direct else "packed")
+    pixel_layout = LhsLayout.DIRECT if not input.signed and depth % 8 == 0 else LhsLayout.PACKED
+    assert kernel.lhs_layout == (LhsLayout.ROW_BUFFER if window == WINDOWS[1] else pixel_layout)
 
 
 @pytest.mark.parametrize("filter", [PER_CHANNEL, 0, 122, 255])

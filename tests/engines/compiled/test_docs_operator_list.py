@@ -1,4 +1,4 @@
-"""The document of the compiling engine says which operations have no kernels."""
+"""The page about the compiling engine lists the operations without kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nnfmq.engines.compiled.partition import LOWERING_RULES
 from nnfmq.operations import REGISTRY
 
 
-def test_the_operations_without_a_rule_are_those_that_the_document_lists() -> None:
+def test_the_page_lists_the_operations_without_a_lowering_rule() -> None:
     text = (ROOT / "docs" / "explanation" / "compiling-engine.md").read_text()
     listed = re.search(r"no kernel in any form: ([^.]+)\.", text)
     assert listed is not None

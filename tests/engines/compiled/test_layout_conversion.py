@@ -1,4 +1,4 @@
-"""NCHW forms: kernels only know NHWC, and images are turned around them, within the same segment."""
+"""NCHW operations: kernels compute in NHWC, with conversions around them in the same partition."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def tensor(kind: str, *shape: int) -> Operand:
 def weights(kind: str, shape: tuple[int, ...], channels: int) -> list[tuple[Operand, bytes]]:
     random = np.random.default_rng(5)
     if kind == "float32":
-        values, bias = random.normal(size=shape).astype("<f4"), random.normal(size=channels).astype("<f4")
-        return [(Operand(F32, shape), values.tobytes()), (Operand(F32, (channels,)), bias.tobytes())]
+        floats, bias = random.normal(size=shape).astype("<f4"), random.normal(size=channels).astype("<f4")
+        return [(Operand(F32, shape), floats.tobytes()), (Operand(F32, (channels,)), bias.tobytes())]
     type = TYPES[kind][0]
-    codes = random.integers(0, 256, shape).astype("u1")
+    values = random.integers(0, 256, shape).astype("u1")
     bias = random.integers(-500, 500, channels).astype("<i4")
     bias_operand = Operand(OperandType.TENSOR_INT32, (channels,), 0.5 * 0.015625)
-    return [(Operand(type, shape, 0.015625, 3), codes.tobytes()), (bias_operand, bias.tobytes())]
+    return [(Operand(type, shape, 0.015625, 3), values.tobytes()), (bias_operand, bias.tobytes())]
 
 
 @pytest.mark.parametrize("channels", [1, 3, 12])
 @pytest.mark.parametrize("kind", TYPES)
-def test_convolutions_in_nchw_are_the_interpreter_s(kind: str, channels: int) -> None:
+def test_convolutions_in_nchw_match_the_interpreter(kind: str, channels: int) -> None:
     constants = weights(kind, (17, 3, 3, channels), 17)
     arguments = [tensor(kind, 2, channels, 9, 7), *constants, SAME, 1, 1, 0, True]
 
@@ -48,7 +48,7 @@ def test_convolutions_in_nchw_are_the_interpreter_s(kind: str, channels: int) ->
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_depthwise_convolutions_in_nchw_are_the_interpreter_s(kind: str) -> None:
+def test_depthwise_convolutions_in_nchw_match_the_interpreter(kind: str) -> None:
     arguments = [tensor(kind, 1, 12, 9, 7), *weights(kind, (1, 3, 3, 12), 12), SAME, 2, 2, 1, 0, True]
 
     assert_kernels_agree(one_operation(OperationType.DEPTHWISE_CONV_2D, arguments, tensor(kind, 1, 12, 5, 4)))
@@ -56,21 +56,21 @@ def test_depthwise_convolutions_in_nchw_are_the_interpreter_s(kind: str) -> None
 
 @pytest.mark.parametrize("code", [OperationType.RESIZE_BILINEAR, OperationType.RESIZE_NEAREST_NEIGHBOR])
 @pytest.mark.parametrize("kind", TYPES)
-def test_resizing_in_nchw_is_the_interpreter_s(kind: str, code: OperationType) -> None:
+def test_resizing_in_nchw_matches_the_interpreter(kind: str, code: OperationType) -> None:
     arguments = [tensor(kind, 2, 5, 6, 8), 11, 9, True]
 
     assert_kernels_agree(one_operation(code, arguments, tensor(kind, 2, 5, 9, 11)), tolerance=0)
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_blocks_in_nchw_are_the_interpreter_s(kind: str) -> None:
+def test_depth_to_space_in_nchw_matches_the_interpreter(kind: str) -> None:
     arguments = [tensor(kind, 1, 8, 5, 6), 2, True]
 
     assert_kernels_agree(one_operation(OperationType.DEPTH_TO_SPACE, arguments, tensor(kind, 1, 2, 10, 12)))
 
 
 def two_convolutions(kind: str, *, between_is_read: bool) -> Model:
-    """Return a model of two pointwise convolutions, the first one's result an output as well or not."""
+    """Return a model of two pointwise convolutions; the first one's result is an output, too, if `between_is_read`."""
     image = tensor(kind, 1, 8, 6, 6)
     filter, bias = weights(kind, (8, 1, 1, 8), 8)
     (zero, zero_bytes), (one, one_bytes), (yes, yes_bytes) = scalar(0), scalar(1), scalar(True)
@@ -88,20 +88,20 @@ def two_convolutions(kind: str, *, between_is_read: bool) -> Model:
     return graph(operands, operations, constants)
 
 
-@pytest.mark.parametrize(("between_is_read", "turns"), [(False, 2), (True, 3)])
+@pytest.mark.parametrize(("between_is_read", "conversions"), [(False, 2), (True, 3)])
 @pytest.mark.parametrize("kind", TYPES)
-def test_images_between_operations_in_nchw_are_not_turned_unless_read(
-    monkeypatch: pytest.MonkeyPatch, kind: str, between_is_read: bool, turns: int
+def test_intermediates_stay_nhwc_unless_they_are_read_in_nchw(
+    monkeypatch: pytest.MonkeyPatch, kind: str, between_is_read: bool, conversions: int
 ) -> None:
     plans: list[PartitionPlan] = []
 
-    def spied(*arguments: Any) -> PartitionPlan:
+    def recorded(*arguments: Any) -> PartitionPlan:
         plans.append(plan_partition(*arguments))
         return plans[-1]
 
-    monkeypatch.setattr(partition, "plan_partition", spied)
+    monkeypatch.setattr(partition, "plan_partition", recorded)
     assert_kernels_agree(two_convolutions(kind, between_is_read=between_is_read), tolerance=1e-4)
     (plan,) = plans
 
-    assert sum(step.function.startswith("TransposeKernel_") for step in plan.launches) == turns
+    assert sum(launch.function.startswith("TransposeKernel_") for launch in plan.launches) == conversions
     assert len(plan.outputs) == 1 + between_is_read

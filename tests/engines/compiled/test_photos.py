@@ -1,7 +1,7 @@
-"""Photos through the MobileNets, prepared as MLTS does: the compiling engine recognizes what LiteRT does.
+"""MobileNets on photos that are prepared as MLTS does: the compiling engine classifies them as LiteRT does.
 
-Some photos for each model; `pytest --all-photos` takes all 300, and some ten minutes, most of them LiteRT's. Scores of
-codes are equal to those of LiteRT's reference kernels; for the one in NCHW to the interpreter's.
+Some photos for each model; `pytest --all-photos` runs all 300, which takes about ten minutes, most of them LiteRT's.
+Quantized scores are equal to those of LiteRT's reference kernels, and for the NCHW model to the interpreter's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLASSIFIERS = {
     "mobilenet_v1_0.75_192_quant": 50,
     "mobilenet_v2_1.0_224_quant": 60,
 }
-"""How far apart the photos are that each model sees in a usual run."""
+"""The step between the photos of a usual run, for each model."""
 IN_NCHW = "micro/mobilenet_v2_int8_per_channel_224"
 
 
@@ -59,7 +59,7 @@ def scores(program: Any, loaded: LoadedModel, inputs: list[Array]) -> Array:
 
 
 def hits(scores: Array, truth: Array, count: int) -> int:
-    """Return in how many photos the class is among the `count` best; of equal ones the first are better."""
+    """Return the number of photos whose class is among the `count` best; of equal scores the first is better."""
     best = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :count]
     return int((best == truth[:, np.newaxis]).any(axis=1).sum())
 
@@ -71,29 +71,29 @@ def classes(folder: Path, wanted: range) -> Array:
 
 
 @pytest.mark.parametrize("model", CLASSIFIERS)
-def test_photos_are_recognized_as_by_litert(model: str, folder: Path, request: pytest.FixtureRequest) -> None:
+def test_photos_are_classified_as_by_litert(model: str, folder: Path, request: pytest.FixtureRequest) -> None:
     content = (folder.parent / f"{model}.tflite").read_bytes()
-    loaded, theirs = load(content), Theirs(content)
+    loaded, litert = load(content), Theirs(content)
     validate_model(loaded.model)
     program, wanted = prepare(loaded.model), numbers(request, CLASSIFIERS[model])
     assert program.compiled_ops == every_operation(loaded.model)
     inputs = photos(folder, loaded.inputs[0].shape, loaded.inputs[0].dtype, wanted)
-    found, expected = scores(program, loaded, inputs), np.concatenate([theirs([one])[0] for one in inputs])
+    found, expected = scores(program, loaded, inputs), np.concatenate([litert([one])[0] for one in inputs])
 
     truth = classes(folder, wanted)
     counts = [(hits(found, truth, count), hits(expected, truth, count)) for count in (1, 5)]
-    print(f"{model}: {len(wanted)} photos, top 1 and top 5 of ours and theirs: {counts}")  # -rP shows it
+    print(f"{model}: {len(wanted)} photos, top 1 and top 5 of this engine and LiteRT: {counts}")  # -rP shows it
     if found.dtype == np.float32:
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-        assert all(abs(ours - theirs) <= 1 for ours, theirs in counts)
+        assert all(abs(compiled - reference) <= 1 for compiled, reference in counts)
     else:
         np.testing.assert_array_equal(found, expected)
-        assert all(ours == theirs for ours, theirs in counts)
+        assert all(compiled == reference for compiled, reference in counts)
     assert counts[1][0] > len(wanted) / 3  # of 1,001 classes: the photos were prepared as the model expects
 
 
-def test_scores_of_photos_in_nchw_are_the_interpreter_s(folder: Path, request: pytest.FixtureRequest) -> None:
-    """LiteRT rounds codes with weights per channel otherwise: see test_micro_models.py."""
+def test_scores_of_photos_in_nchw_match_the_interpreter(folder: Path, request: pytest.FixtureRequest) -> None:
+    """LiteRT rounds differently with scales per channel: see test_micro_models.py."""
     loaded = load((folder.parent / f"{IN_NCHW}.tflite").read_bytes())
     program, wanted = prepare(loaded.model), numbers(request, 60)
     assert program.compiled_ops == every_operation(loaded.model)

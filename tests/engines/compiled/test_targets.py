@@ -1,4 +1,4 @@
-"""Code for each instruction set: the instructions that it may have, and the emulators that run it."""
+"""Code for each instruction set: which instructions it contains, and the emulators that run it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from nnfmq.hal.types import OperationType
 from nnfmq.operations.shapes import window_dimension
 from nnfmq.operations.signature import Tensor
 
-# Reads and writes what it is told to: the first word of a table is an address to read from, the second one to write to.
+# Copies 16 bytes from args[0] + begin to args[1] + end.
 _COPY = """
-define void @copy(ptr %table, i64 %begin, i64 %end, ptr %scratch) {
-  %source = load ptr, ptr %table, align 8
-  %at = getelementptr i8, ptr %table, i64 8
+define void @copy(ptr %args, i64 %begin, i64 %end, ptr %scratch) {
+  %source = load ptr, ptr %args, align 8
+  %at = getelementptr i8, ptr %args, i64 8
   %target = load ptr, ptr %at, align 8
   %from = getelementptr i8, ptr %source, i64 %begin
   %to = getelementptr i8, ptr %target, i64 %end
@@ -85,65 +85,65 @@ def emulated(request: pytest.FixtureRequest) -> Iterator[Machine]:
 def copied(machine: Machine, begin: int, end: int, to_input: bool = False) -> np.ndarray:
     memory = Memory()
     source, target = memory.add(np.arange(33, dtype=np.uint8)), memory.add(np.zeros(33, np.uint8), writable=True)
-    table = memory.add(np.array([source.address, (source if to_input else target).address], np.int64))
+    args = memory.add(np.array([source.address, (source if to_input else target).address], np.int64))
     image = machine.load(jit.compile_ir(_COPY, machine.target))
-    machine.run(image, memory.regions, [Call(image.functions["copy"], (table.address, begin, end, 0))])
+    machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, begin, end, 0))])
     return target.data
 
 
-def test_an_emulator_gives_what_was_computed(emulated: Machine) -> None:
+def test_an_emulator_returns_what_was_computed(emulated: Machine) -> None:
     expected = np.zeros(33, np.uint8)
     expected[17:] = np.arange(5, 21)
     np.testing.assert_array_equal(copied(emulated, 5, 17), expected)
 
 
 @pytest.mark.parametrize(("begin", "end", "to_input"), [(18, 0, False), (0, 18, False), (0, 0, True)])
-def test_an_emulator_finds_what_is_touched_beside_operands(
+def test_an_emulator_detects_accesses_outside_of_operands(
     emulated: Machine, begin: int, end: int, to_input: bool
 ) -> None:
     with pytest.raises(AssertionError, match="of the function"):
         copied(emulated, begin, end, to_input)
-    copied(emulated, 0, 0)  # and is there for the next
+    copied(emulated, 0, 0)  # the emulator works after an error
 
 
-def test_an_emulator_knows_no_later_instructions() -> None:
-    """Code of one set on a processor that only has another is found out."""
+def test_an_emulator_rejects_instructions_of_other_sets() -> None:
+    """Code for one set on a CPU that only has another raises an exception."""
     if not (shutil.which("bochs") and shutil.which("nasm")):
         pytest.skip("bochs or nasm is not installed")
     from support.bochs import Bochs
 
     initialize_all_targets()
-    code = jit.compile_ir(_COPY, TARGETS["avx512"])  # its moves have names that only AVX has
+    code = jit.compile_ir(_COPY, TARGETS["avx512"])  # its moves have VEX encodings
     with Bochs(TARGETS["sse4.1"]) as machine:
         memory = Memory()
         image = machine.load(code)
-        table = memory.add(np.array([0, 0], np.int64))
+        args = memory.add(np.array([0, 0], np.int64))
         with pytest.raises(AssertionError, match="exception 6 "):
-            machine.run(image, memory.regions, [Call(image.functions["copy"], (table.address, 0, 0, 0))])
+            machine.run(image, memory.regions, [Call(image.functions["copy"], (args.address, 0, 0, 0))])
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_a_team_s_code_is_generated_for_every_processor(machine: str) -> None:
+def test_the_thread_pool_s_code_is_generated_for_every_machine(machine: str) -> None:
     initialize_all_targets()
     target = next(t for t in TARGETS.values() if t.triple.startswith(machine))
     code = jit.compile_ir(thread_pool.pool_ir(machine), target)
     assert undefined_symbols(code) <= {"syscall"}
 
 
-def test_a_team_without_helpers_makes_every_step(emulated: Machine) -> None:
+def test_a_pool_without_workers_runs_every_launch(emulated: Machine) -> None:
     memory, data = Memory(), np.arange(16, dtype=np.uint8)
     source, target = memory.add(data), memory.add(np.zeros(33, np.uint8), writable=True)
-    table = memory.add(np.array([source.address, target.address], np.int64))
-    nobody = memory.add(np.zeros(48, np.int64), writable=True)
+    args = memory.add(np.array([source.address, target.address], np.int64))
+    no_workers = memory.add(np.zeros(48, np.int64), writable=True)
     text = thread_pool.pool_ir(emulated.target.triple.split("-")[0]) + _COPY
     image = emulated.load(jit.compile_ir(text, emulated.target))
     copy = image.functions["copy"]
-    steps = memory.add(np.array([[copy, table.address, units, 1] for units in (17, 0, 3, 1)], np.int64))
+    records = memory.add(np.array([[copy, args.address, work_items, 1] for work_items in (17, 0, 3, 1)], np.int64))
 
     emulated.run(
         image,
         memory.regions,
-        [Call(image.functions["run_launches"], (steps.address, 0, 2, nobody.address, target.address, 0))],
+        [Call(image.functions["run_launches"], (records.address, 0, 2, no_workers.address, target.address, 0))],
     )
 
     np.testing.assert_array_equal(target.data, [*data, 0, *data])
@@ -156,9 +156,9 @@ define void @wide(ptr %a, ptr %b) {
   store <32 x i8> %shifted, ptr %b, align 1
   %x = load <8 x i64>, ptr %a, align 1
   %y = load <8 x i64>, ptr %b, align 1
-  %product = mul <8 x i64> %x, %y
-  %more = icmp sgt <8 x i64> %x, %product
-  %chosen = select <8 x i1> %more, <8 x i64> %y, <8 x i64> %product
+  %kernel = mul <8 x i64> %x, %y
+  %more = icmp sgt <8 x i64> %x, %kernel
+  %chosen = select <8 x i1> %more, <8 x i64> %y, <8 x i64> %kernel
   store <8 x i64> %chosen, ptr %b, align 1
   ret void
 }
@@ -167,8 +167,8 @@ define void @wide(ptr %a, ptr %b) {
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs the features of x86-64 by name")
 @pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "alderlake", "znver4", "graniterapids"])
-def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
-    """Whatever processor it is tuned to: a virtual machine may lack some of it, a cache may come from another one."""
+def test_code_has_only_instructions_of_its_set(processor: str) -> None:
+    """For any CPU that it is tuned to: a virtual machine may mask features, and a cache may come from elsewhere."""
     target, parsed = TARGETS["avx2"], llvm.parse_assembly(_WIDE)
     parsed.triple = target.triple
     initialize_all_targets()
@@ -177,52 +177,54 @@ def test_code_has_the_instructions_of_its_set_alone(processor: str) -> None:
     assert not re.search(r"gf2p8|vpmullq|zmm|%k[0-7]|[xy]mm(1[6-9]|2\d|3[01])", assembly)
 
 
-def planned_product(
-    arithmetic: MicroKernel, size: int, target: Target, widths: Sequence[int] = range(1, 9)
+def planned_gemm(
+    micro_kernel: MicroKernel, size: int, target: Target, widths: Sequence[int] = range(1, 9)
 ) -> GemmKernel:
-    """Return a convolution by filters of `size` squared."""
+    """Return a convolution with `size` x `size` filters."""
     along = window_dimension(28, size, 1, 1, 1)
-    return plan_gemm(ConvShape(1, 28, 28, 128, along, along, 256), arithmetic, target, widths)
+    return plan_gemm(ConvShape(1, 28, 28, 128, along, along, 256), micro_kernel, target, widths)
 
 
-def assembly_of(product: GemmKernel, target: Target) -> str:
-    """Return a product's instructions."""
+def assembly_of(kernel: GemmKernel, target: Target) -> str:
+    """Return the assembly of a kernel."""
     module = ir.Module("kernels")
-    product.emit(KernelBuilder(module, "kernel", target))
+    kernel.emit(KernelBuilder(module, "kernel", target))
     parsed = llvm.parse_assembly(str(module))
     parsed.triple = target.triple
     initialize_all_targets()
     return jit.create_target_machine(target, "", ()).emit_assembly(parsed)
 
 
-def product_assembly(arithmetic: MicroKernel, size: int) -> str:
-    """Return the instructions of a convolution for the target that adds at once."""
+def vnni_assembly(micro_kernel: MicroKernel, size: int) -> str:
+    """Return the assembly of a convolution for avx512vnni."""
     target = TARGETS["avx512vnni"]
-    return assembly_of(planned_product(arithmetic, size, target), target)
+    return assembly_of(planned_gemm(micro_kernel, size, target), target)
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_sums_of_pairs_are_added_at_once(size: int) -> None:
-    """LLVM would rather add separately: a single sum would have to wait less. A round has two pairs."""
-    assembly = product_assembly(DotS16x2(False, NO_REQUANTIZATION), size)
-    rows, vectors = (6, 4) if size == 1 else (7, 2)
-    assert assembly.count("vpdpwssd") == 2 * rows * vectors
+def test_dot2_is_one_instruction(size: int) -> None:
+    """Without tuning LLVM would add separately, because that has less latency. An iteration has two K groups."""
+    assembly = vnni_assembly(DotS16x2(False, NO_REQUANTIZATION), size)
+    mr, nr_vectors = (6, 4) if size == 1 else (7, 2)
+    assert assembly.count("vpdpwssd") == 2 * mr * nr_vectors
     assert "vpmaddwd" not in assembly
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
 
 
-@pytest.mark.parametrize("has_excess", [False, True])
+@pytest.mark.parametrize("has_weight_zero_point", [False, True])
 @pytest.mark.parametrize("size", [1, 3])
-def test_quads_of_bytes_are_added_at_once(size: int, has_excess: bool) -> None:
-    """A round has two quads. Sums of cells take one instruction for each position of a tile in their loop, and one for
-    its last vector."""
-    assembly = product_assembly(DotU8S8x4(False, NO_REQUANTIZATION, has_excess), size)
-    rows, vectors = (6, 4) if size == 1 else (7, 2)
-    assert assembly.count("vpdpbusd") == 2 * rows * vectors + 2 * rows * has_excess
+def test_dot4_is_one_instruction(size: int, has_weight_zero_point: bool) -> None:
+    """An iteration has two K groups.
+
+    Row sums take one instruction for each position of a tile in their loop, and one for the tail.
+    """
+    assembly = vnni_assembly(DotU8S8x4(False, NO_REQUANTIZATION, has_weight_zero_point), size)
+    mr, nr_vectors = (6, 4) if size == 1 else (7, 2)
+    assert assembly.count("vpdpbusd") == 2 * mr * nr_vectors + 2 * mr * has_weight_zero_point
     assert not re.search(r"zmm.*(Spill|Reload)", assembly)
 
 
-def test_what_makes_products_of_quads_has_an_instruction_for_them() -> None:
+def test_targets_with_dot4_have_an_instruction_for_it() -> None:
     assert {target.name for target in TARGETS.values() if target.has_dot4} == {"avx512vnni"}
     assert TARGETS["avx512vnni"].vpdpbusd
 
@@ -230,40 +232,40 @@ def test_what_makes_products_of_quads_has_an_instruction_for_them() -> None:
 @pytest.mark.parametrize("name", ["avx512", "avx2", "sse4.1"])
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("size", [1, 3])
-def test_octets_of_bytes_have_their_weights_from_memory(size: int, width: int, name: str) -> None:
-    """No register is left for them beside the sums of several rows.
+def test_acc16_takes_weights_from_memory(size: int, width: int, name: str) -> None:
+    """No register is free for them beside the accumulators of several rows.
 
-    What SSE has takes operands in memory only where these are aligned: there they go through a register each.
+    SSE instructions need aligned memory operands, so there each weight vector is loaded into a register.
     """
     target = TARGETS[name]
-    product = planned_product(MaddU8S8Acc16(False, NO_REQUANTIZATION), size, target, [width])
-    assembly = assembly_of(product, target)
-    rows, vectors = product.tile
-    of_bytes = re.findall(r"pmaddubsw\s+(\S+),", assembly)
-    assert rows > 1 and vectors == width
-    assert len(of_bytes) == 2 * rows * vectors == 2 * len(re.findall(r"pmaddwd\s", assembly))
-    assert all(operand.endswith(")") for operand in of_bytes) or name == "sse4.1"
+    kernel = planned_gemm(MaddU8S8Acc16(False, NO_REQUANTIZATION), size, target, [width])
+    assembly = assembly_of(kernel, target)
+    mr, nr_vectors = kernel.tile
+    operands = re.findall(r"pmaddubsw\s+(\S+),", assembly)
+    assert mr > 1 and nr_vectors == width
+    assert len(operands) == 2 * mr * nr_vectors == 2 * len(re.findall(r"pmaddwd\s", assembly))
+    assert all(operand.endswith(")") for operand in operands) or name == "sse4.1"
     assert not re.search(r"[xyz]mm.*(Spill|Reload)", assembly)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_octets_are_for_targets_that_add_bytes_in_16_bits(target: Target) -> None:
-    codes, weights = np.dtype("u1"), np.random.default_rng(1).integers(118, 139, (64, 256), np.uint8)
+def test_each_target_has_its_micro_kernel(target: Target) -> None:
+    uint8, weights = np.dtype("u1"), np.random.default_rng(1).integers(118, 139, (64, 256), np.uint8)
     lowered = LOWERING_RULES[OperationType.FULLY_CONNECTED](
-        Tensor((8, 256), codes, 0.5, 117),
-        Tensor(weights.shape, codes, 0.0078125, 128, value=weights),
+        Tensor((8, 256), uint8, 0.5, 117),
+        Tensor(weights.shape, uint8, 0.0078125, 128, value=weights),
         Tensor((64,), np.dtype("<i4"), 0.5 * 0.0078125, value=np.zeros(64, np.int32)),
-        output=Tensor((8, 64), codes, 1.0, 120),
+        output=Tensor((8, 64), uint8, 1.0, 120),
         target=target,
         activation=0,
     )
     assert isinstance(lowered, KernelLaunch)
     assert isinstance(lowered.kernel, GemmKernel)
-    made = {
+    expected = {
         "avx512vnni": DotU8S8x4,
         "avx512": MaddU8S8Acc16,
         "avx2": MaddU8S8Acc16,
         "sse4.1": MaddU8S8Acc16,
         "neon": DotS16x2,
     }
-    assert type(lowered.kernel.micro_kernel) is made[target.name]
+    assert type(lowered.kernel.micro_kernel) is expected[target.name]

@@ -1,6 +1,6 @@
-"""The HAL's own test models through the compiling engine: one of every eighth spec, with its variants.
+"""The HAL's test models with the compiling engine: one of every eighth spec, with its variants.
 
-All of them take long: `nnfmq conformance TESTS --path compiled`, or `--path burst --device compiled`.
+`nnfmq conformance TESTS --path compiled` (or `--path burst --device compiled`) runs all of them, which takes long.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from enum import Enum
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from llvmlite import ir
@@ -37,8 +38,13 @@ from nnfmq.engines.compiled.target import Target
 
 __all__ = ["GemmKernel", "LhsLayout", "row_buffer_of"]
 
-LhsLayout: TypeAlias = Literal["direct", "packed", "row_buffer"]
-"""Where the LHS is: the input itself, converted pixels in scratch, or converted rows with padding in scratch."""
+
+class LhsLayout(Enum):
+    """Where the LHS is: the input itself, converted pixels in scratch, or converted rows with padding in scratch."""
+
+    DIRECT = "direct"
+    PACKED = "packed"
+    ROW_BUFFER = "row buffer"
 
 
 class GemmParams(NamedTuple):
@@ -78,7 +84,7 @@ class GemmParams(NamedTuple):
 class GemmKernel:
     """A planned GEMM. Fields with repr=False only size the work; the others specialize the code and name the function.
 
-    mc: positions of a work item, or output rows if the LHS layout is "row_buffer". n_splits: slices of N. mr,
+    mc: positions of a work item, or output rows if the LHS is a row buffer. n_splits: slices of N. mr,
     nr_vectors: register tile. nr_remainder: channels of a group's last panel, 0 if it is full. k_unroll: K groups per
     iteration.
     """
@@ -153,14 +159,14 @@ class GemmKernel:
         """Return the size of a block's LHS, and of an int32 row sum for each of its positions if there are any."""
         if not self.micro_kernel.has_weight_zero_point:
             return self._lhs_bytes
-        rows = self.shape.columns.count if self.lhs_layout == "row_buffer" else 1
+        rows = self.shape.columns.count if self.lhs_layout == LhsLayout.ROW_BUFFER else 1
         return self._lhs_bytes + 4 * self.mc * rows
 
     @property
     def _lhs_bytes(self) -> int:
-        if self.lhs_layout == "direct":
+        if self.lhs_layout == LhsLayout.DIRECT:
             return 0
-        if self.lhs_layout == "row_buffer":
+        if self.lhs_layout == LhsLayout.ROW_BUFFER:
             return self._row_buffer.bytes
         return self.mc * self.shape.channels * self.micro_kernel.lhs_bytes + OVERREAD_BYTES
 
@@ -205,7 +211,7 @@ class GemmKernel:
             n_splits=self.n_splits,
             panels=self.panels,
             panel_bytes=panel_bytes,
-            positions=s.columns.count if self.lhs_layout == "row_buffer" else self.mc,
+            positions=s.columns.count if self.lhs_layout == LhsLayout.ROW_BUFFER else self.mc,
             lhs_stride=s.columns.stride * s.channels * mk.lhs_bytes,
             out_stride=out_stride,
             tap_rows=tap_rows,
@@ -274,7 +280,7 @@ class _GemmEmitter:
         """Emit one slice of N for one block of positions."""
         kb, n = self.kb, self.n
         n_split, block = kb.ir.udiv(work_item, n.blocks), kb.ir.urem(work_item, n.blocks)
-        if self.kernel.lhs_layout == "row_buffer":
+        if self.kernel.lhs_layout == LhsLayout.ROW_BUFFER:
             self._emit_row_block(image, out, n_split, block)
         else:
             self._emit_pixel_block(image, out, n_split, block)
@@ -291,7 +297,7 @@ class _GemmEmitter:
         if self.kernel.has_batched_rhs:
             first = kb.ir.add(first, kb.ir.mul(number, n.pixels))
         lhs, target = kb.at(image, kb.ir.mul(first, n.input_pixel_stride)), kb.at(out, kb.ir.mul(first, n.out_stride))
-        if self.kernel.lhs_layout == "packed":
+        if self.kernel.lhs_layout == LhsLayout.PACKED:
             pack_lhs_row(kb, self._mk.input_converter(kb, self.epilogue), lhs, kb.scratch, n.block_elements)
             lhs = kb.scratch
         row_sums = kb.at(kb.scratch, n.row_sums)
@@ -396,7 +402,7 @@ class _GemmEmitter:
     def _over_taps(self, lhs: Value, accs: Sequence[Value], emit_tap: _EmitTap) -> Sequence[Value]:
         """Emit the loops over the taps of a window; pixel blocks have one tap."""
         kb, n = self.kb, self.n
-        if self.kernel.lhs_layout != "row_buffer":
+        if self.kernel.lhs_layout != LhsLayout.ROW_BUFFER:
             return emit_tap(kb.i64(0), lhs, accs)
 
         def emit_tap_row(i: Value, accs: Sequence[Value]) -> Sequence[Value]:

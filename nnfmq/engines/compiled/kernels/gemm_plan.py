@@ -31,9 +31,10 @@ def plan_gemm(
     positions = shape.pixels if shape.is_pointwise else shape.columns.count
     channels = shape.output_channels_per_group
     mr, width = _choose_tile(positions, channels, micro_kernel, target, nr_vectors)
-    lhs_layout: LhsLayout = "row_buffer"
+    lhs_layout = LhsLayout.ROW_BUFFER
     if shape.is_pointwise:
-        lhs_layout = "direct" if micro_kernel.can_read_lhs_directly(shape.channels_per_group) else "packed"
+        is_direct = micro_kernel.can_read_lhs_directly(shape.channels_per_group)
+        lhs_layout = LhsLayout.DIRECT if is_direct else LhsLayout.PACKED
     k_groups = 1 if micro_kernel.is_group_sparse else math.ceil(shape.taps[2] / micro_kernel.kr)
     candidate = GemmKernel(
         shape,
