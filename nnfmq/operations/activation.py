@@ -1,9 +1,10 @@
 """RELU, RELU1, RELU6, LOGISTIC, TANH, ELU, HARD_SWISH and PRELU.
 
-A function of one 8-bit code is a table of 256, computed once by the reference's fixed-point formulas: int32 for
-LOGISTIC and TANH, int16 for HARD_SWISH. PRELU of codes has a table for what passes and a multiplier for what is sloped.
+A function of one 8-bit value is a table of 256 entries, computed at preparation with TFLite's fixed-point formulas:
+int32 for LOGISTIC and TANH, int16 for HARD_SWISH. Quantized PRELU uses a table for inputs from 0 up and a requantizer
+for the products with alpha.
 
-HARD_SWISH  C1 the output's scale is above the input's / 128
+HARD_SWISH  C1 the output's scale is greater than the input's / 128
 """
 
 from __future__ import annotations
@@ -50,18 +51,23 @@ from nnfmq.operations.signature import (
 
 
 def clamp(input: Array, *, low: float, high: float) -> Array:
-    """Return the input held within [low, high]."""
+    """Return the input clamped to [low, high]."""
     return np.clip(input, input.dtype.type(low), input.dtype.type(high))
 
 
-def _clamped_codes(codes: Array, input: Tensor, output: Tensor, *, activation: int) -> Array:
+def _clamp_lut(quantized: Array, input: Tensor, output: Tensor, *, activation: int) -> Array:
     low, high = quantized_activation_range(activation, output)
-    clamped: Array = np.clip(codes, low, high).astype(output.dtype)
+    clamped: Array = np.clip(quantized, low, high).astype(output.dtype)
     return clamped
 
 
 def _unary(
-    code: OperationType, in_float: Plan, in_integers: Plan, *, codes_since: int = V1_0, same_quantization: bool = False
+    code: OperationType,
+    in_float: Plan,
+    in_integers: Plan,
+    *,
+    quantized_since: int = V1_0,
+    same_quantization: bool = False,
 ) -> Declaration:
     return Declaration(
         code,
@@ -69,7 +75,7 @@ def _unary(
         overloads=(overload(data("input")),),
         variants=(
             Variant({"T": F32}, V1_0, in_float),
-            Variant({"T": Q8}, codes_since, in_integers),
+            Variant({"T": Q8}, quantized_since, in_integers),
             Variant({"T": F16}, V1_2, fp16_via_fp32(in_float)),
             Variant({"T": Q8S}, V1_3, in_integers),
         ),
@@ -82,7 +88,7 @@ def _unary(
 def _rectifier(code: OperationType, activation: FusedActivationFunc) -> Declaration:
     low, high = float_activation_range(activation)
     in_float = stateless(partial(clamp, low=low, high=high))
-    return _unary(code, in_float, via_lut8(partial(_clamped_codes, activation=activation)), same_quantization=True)
+    return _unary(code, in_float, via_lut8(partial(_clamp_lut, activation=activation)), same_quantization=True)
 
 
 def logistic(input: Array) -> Array:
@@ -91,28 +97,30 @@ def logistic(input: Array) -> Array:
     return result
 
 
-def _logistic_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
+def _logistic_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:
     lowest = dtype_range(output)[0]
     require_quantization(output, 1 / 256, lowest)
-    return (_in_q4(fixed_point.logistic, 23, 0, codes, input) + lowest).astype(output.dtype)
+    return (_in_q4(fixed_point.logistic, 23, 0, quantized, input) + lowest).astype(output.dtype)
 
 
-def _tanh_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
+def _tanh_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:
     lowest = dtype_range(output)[0]
     require_quantization(output, 1 / 128, lowest + 128)
-    return (_in_q4(fixed_point.tanh, 24, 128, codes, input) + lowest).astype(output.dtype)
+    return (_in_q4(fixed_point.tanh, 24, 128, quantized, input) + lowest).astype(output.dtype)
 
 
-def _in_q4(function: Callable[[Ints, int], Ints], shift_right: int, offset: int, codes: Array, input: Tensor) -> Ints:
-    """Return 0 to 255: a function of Q4 to Q0 of the codes' values; beyond the radius its limits."""
-    real = min(input.scale * (1 << 27), float((1 << 30) - 1))  # above, a step of one code is beyond the radius anyway
+def _in_q4(
+    function: Callable[[Ints, int], Ints], shift_right: int, offset: int, quantized: Array, input: Tensor
+) -> Ints:
+    """Return 0 to 255: a Q4 to Q0 function of the dequantized values; its limits for inputs beyond the radius."""
+    real = min(input.scale * (1 << 27), float((1 << 30) - 1))  # larger: every value other than 0 is beyond the radius
     multiplier, shift = fixed_point.quantize_multiplier_above_one(real)
     radius = fixed_point.input_radius(4, shift)
-    centred = ints(codes) - input.zero_point
-    inside = np.clip(centred, -radius, radius)
+    minus_zero_point = ints(quantized) - input.zero_point
+    inside = np.clip(minus_zero_point, -radius, radius)
     value = function(fixed_point.high_mul(inside << shift, multiplier), 4)
     result = np.clip(fixed_point.rounding_shift(value, shift_right) + offset, 0, 255)
-    return np.where(centred < -radius, 0, np.where(centred > radius, 255, result))
+    return np.where(minus_zero_point < -radius, 0, np.where(minus_zero_point > radius, 255, result))
 
 
 def elu(input: Array, *, alpha: float) -> Array:
@@ -125,16 +133,16 @@ def hard_swish(input: Array) -> Array:
     return input * np.clip(input + np.float32(3), np.float32(0), np.float32(6)) * np.float32(1 / 6)
 
 
-def _hard_swish_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
-    """HARD_SWISH in int16: the codes times 2^7 are scaled to the output, and to [0, 1] for the other factor."""
+def _hard_swish_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:
+    """HARD_SWISH in int16: the inputs times 2^7 are scaled to the output, and to [0, 1] for the other factor."""
     low, high = dtype_range(output)
     hires_scale = np.float32(input.scale) / np.float32(128)
     multiplier, exponent = fixed_point.quantize_multiplier(float(hires_scale / np.float32(output.scale)))
-    require(exponent <= 0, "C1", f"output scale {output.scale} is not above input scale {input.scale} / 128")
-    hires = (ints(codes) - input.zero_point) << 7
+    require(exponent <= 0, "C1", f"output scale {output.scale} must be greater than input scale {input.scale} / 128")
+    hires = (ints(quantized) - input.zero_point) << 7
     scaled = fixed_point16.high_mul(hires, _in_15_bits(multiplier))
     product = _relu_of_shifted(hires, float(hires_scale / np.float32(3 / 32768))) * scaled
-    # Toward zero, as two roundings to nearest would add up to a bias.
+    # Truncated toward zero, because two roundings to nearest would add a bias.
     halves = np.sign(product) * (np.abs(product) >> 15)
     result: Array = np.clip(fixed_point.rounding_shift(halves, -exponent) + output.zero_point, low, high)
     return result.astype(output.dtype)
@@ -143,7 +151,7 @@ def _hard_swish_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
 def _relu_of_shifted(hires: Ints, real: float) -> Ints:
     """Return relu6(x + 3) / 6 in units of 2^-15; `real` turns `hires` into x / 3 in units of 2^-15.
 
-    Of a left shift the last bit comes after the multiplication, so that it saturates what is out of range and no more.
+    The last bit of a left shift is applied after the multiplication, so that only values out of range saturate.
     """
     multiplier, exponent = fixed_point.quantize_multiplier(real)
     before, after = max(exponent - 1, 0), 1 if exponent > 0 else 0
@@ -163,19 +171,19 @@ def prelu(input: Array, alpha: Array) -> Array:
 
 
 def plan_quantized_prelu(input: Tensor, alpha: Tensor, *, output: Tensor) -> Run:
-    """Plan PRELU of codes."""
+    """Plan PRELU of quantized values."""
     scales = np.float32(input.scale), np.float32(alpha.scale), np.float32(output.scale)
     passed = np.empty(256, output.dtype)
-    centred_codes = all_quantized_values(input).astype(np.int32) - np.int32(input.zero_point)
-    _scaler(float(scales[0] / scales[2]), output)(centred_codes, passed)
+    all_minus_zero_point = all_quantized_values(input).astype(np.int32) - np.int32(input.zero_point)
+    _scaler(float(scales[0] / scales[2]), output)(all_minus_zero_point, passed)
     scale_product = _scaler(float(scales[0] * scales[1]) / float(scales[2]), output)
 
-    def run(codes: Array, slopes: Array) -> Array:
-        centred = np.subtract(codes, input.zero_point, dtype=np.int32)
-        products = centred * np.subtract(slopes, alpha.zero_point, dtype=np.int32)
+    def run(quantized: Array, slopes: Array) -> Array:
+        minus_zero_point = np.subtract(quantized, input.zero_point, dtype=np.int32)
+        products = minus_zero_point * np.subtract(slopes, alpha.zero_point, dtype=np.int32)
         sloped = np.empty(products.shape, output.dtype)
         scale_product(products, sloped)
-        return np.where(centred >= 0, lut8(passed, codes), sloped)
+        return np.where(minus_zero_point >= 0, lut8(passed, quantized), sloped)
 
     return run
 
@@ -188,8 +196,8 @@ DECLARATIONS = (
     _rectifier(OperationType.RELU, FusedActivationFunc.RELU),
     _rectifier(OperationType.RELU1, FusedActivationFunc.RELU1),
     _rectifier(OperationType.RELU6, FusedActivationFunc.RELU6),
-    _unary(OperationType.LOGISTIC, stateless(logistic), via_lut8(_logistic_codes)),
-    _unary(OperationType.TANH, stateless(np.tanh), via_lut8(_tanh_codes), codes_since=V1_2),
+    _unary(OperationType.LOGISTIC, stateless(logistic), via_lut8(_logistic_lut)),
+    _unary(OperationType.TANH, stateless(np.tanh), via_lut8(_tanh_lut), quantized_since=V1_2),
     Declaration(
         OperationType.ELU,
         since=V1_3,
@@ -207,8 +215,8 @@ DECLARATIONS = (
         variants=(
             Variant({"T": F32}, V1_3, stateless(hard_swish)),
             Variant({"T": F16}, V1_3, fp16_via_fp32(stateless(hard_swish))),
-            Variant({"T": Q8}, V1_3, via_lut8(_hard_swish_codes)),
-            Variant({"T": Q8S}, V1_3, via_lut8(_hard_swish_codes)),
+            Variant({"T": Q8}, V1_3, via_lut8(_hard_swish_lut)),
+            Variant({"T": Q8S}, V1_3, via_lut8(_hard_swish_lut)),
         ),
         shape=same_shape,
         zero_sized=True,

@@ -1,6 +1,6 @@
-"""BATCH_MATMUL: products of the matrices of two batches, either side transposed first if its flag says so.
+"""BATCH_MATMUL: matrix products of two batches; a flag for each side transposes its matrices first.
 
-INT32 wraps around; codes (int8 only) are summed exactly in float64 and requantized.
+INT32 wraps around. Quantized values (int8 only) are accumulated exactly in float64 and requantized.
 
     R1 ranks are 2 to 4           C1 ranks are equal
     C2 the batches are equal      C3 columns of the left matrices = rows of the right ones
@@ -34,32 +34,32 @@ from nnfmq.operations.signature import (
 )
 
 
-def product_shape(left: Shape, right: Shape, *, adjoint_left: bool, adjoint_right: bool) -> Shape:
-    """Return the batch's extents, the rows of the left matrices and the columns of the right ones."""
+def batch_matmul_shape(left: Shape, right: Shape, *, adjoint_left: bool, adjoint_right: bool) -> Shape:
+    """Return the batch dimensions, the rows of the left matrices and the columns of the right ones."""
     require_rank(left, range(2, 5), "left")
     require(len(left) == len(right), "C1", f"shapes {left} and {right} have different ranks")
     require(left[:-2] == right[:-2], "C2", f"batches {left[:-2]} and {right[:-2]} differ")
     rows, length = left[:-3:-1] if adjoint_left else left[-2:]
     length_right, columns = right[:-3:-1] if adjoint_right else right[-2:]
-    require(length == length_right, "C3", f"matrices of {left} and {right} do not fit")
+    require(length == length_right, "C3", f"{length} columns of the left and {length_right} rows of the right matrices")
     return *left[:-2], rows, columns
 
 
-def _turned(matrices: Array, adjoint: bool) -> Array:
+def _maybe_transposed(matrices: Array, adjoint: bool) -> Array:
     return np.swapaxes(matrices, -1, -2) if adjoint else matrices
 
 
-def plan_product(left: Tensor, right: Tensor, *, output: Tensor, adjoint_left: bool, adjoint_right: bool) -> Run:
+def plan_matmul(left: Tensor, right: Tensor, *, output: Tensor, adjoint_left: bool, adjoint_right: bool) -> Run:
     """Plan products in the type of the matrices."""
 
     def run(a: Array, b: Array) -> Array:
-        product: Array = np.matmul(_turned(a, adjoint_left), _turned(b, adjoint_right))
+        product: Array = np.matmul(_maybe_transposed(a, adjoint_left), _maybe_transposed(b, adjoint_right))
         return product
 
     return run
 
 
-def plan_quantized_product(
+def plan_quantized_matmul(
     left: Tensor, right: Tensor, *, output: Tensor, adjoint_left: bool, adjoint_right: bool
 ) -> Run:
     """Plan exact integer products and their requantization."""
@@ -68,8 +68,8 @@ def plan_quantized_product(
     epilogue = requantizer(OutputMultipliers.of([real]), ints([0]), length << 16, output, 0)
 
     def run(a: Array, b: Array) -> Array:
-        rows = np.subtract(_turned(a, adjoint_left), left.zero_point, dtype=np.float64)
-        columns = np.subtract(_turned(b, adjoint_right), right.zero_point, dtype=np.float64)
+        rows = np.subtract(_maybe_transposed(a, adjoint_left), left.zero_point, dtype=np.float64)
+        columns = np.subtract(_maybe_transposed(b, adjoint_right), right.zero_point, dtype=np.float64)
         out = np.empty(output.shape, output.dtype)
         epilogue(np.matmul(rows, columns), out)
         return out
@@ -91,11 +91,11 @@ DECLARATIONS = (
             ),
         ),
         variants=(
-            Variant({"T": F32}, AIDL_V2, plan_product),
-            Variant({"T": F16}, AIDL_V2, fp16_via_fp32(plan_product)),
-            Variant({"T": I32}, AIDL_V2, plan_product),
-            Variant({"T": Q8S}, AIDL_V2, plan_quantized_product),
+            Variant({"T": F32}, AIDL_V2, plan_matmul),
+            Variant({"T": F16}, AIDL_V2, fp16_via_fp32(plan_matmul)),
+            Variant({"T": I32}, AIDL_V2, plan_matmul),
+            Variant({"T": Q8S}, AIDL_V2, plan_quantized_matmul),
         ),
-        shape=product_shape,
+        shape=batch_matmul_shape,
     ),
 )

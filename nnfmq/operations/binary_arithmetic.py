@@ -1,8 +1,8 @@
-"""ADD, SUB, MUL, DIV and POW: broadcast arithmetic, but for POW with a fused activation.
+"""ADD, SUB, MUL, DIV and POW: broadcast arithmetic, except POW with a fused activation.
 
-ADD and SUB of codes bring both inputs to a common scale with 20 extra bits (a table of 256 for each), add, and scale
-the sum; SUB negates the second multiplier. MUL scales the product of the centred codes. INT32 wraps around and has no
-activation; its DIV rounds down, and what is divided by 0 becomes 0. There is no DIV of codes.
+Quantized ADD and SUB rescale both inputs to a common scale with 20 extra bits (a 256-entry table each), add, and
+requantize the sum; SUB negates the second multiplier. MUL requantizes the product of the inputs minus zero point. INT32
+wraps around and has no activation; its DIV rounds down, and division by 0 gives 0. There is no quantized DIV.
 
     C1 INT32 has activation NONE
 """
@@ -47,7 +47,7 @@ from nnfmq.operations.signature import (
     overload,
 )
 
-Multiplier: TypeAlias = tuple[int, int]  # mantissa and shift
+Multiplier: TypeAlias = tuple[int, int]  # output multiplier and shift
 
 
 def plan_float(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
@@ -63,40 +63,40 @@ def plan_float(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor
 
 def plan_int32(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
     """Plan wrapping INT32 arithmetic."""
-    require(activation == 0, "C1", f"activation {activation} with INT32, only NONE is allowed")
+    require(activation == 0, "C1", f"activation {activation} with INT32, only 0 (NONE) is allowed")
     return ufunc
 
 
 def plan_quantized_sum(sign: int, first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
-    """Plan first + sign · second of codes."""
+    """Plan first + sign · second of quantized values."""
     low, high = quantized_activation_range(activation, output)
     (one, other), (multiplier, shift) = sum_multipliers(first, second, output)
     addends, others = rescaled_values(first, one, 1), rescaled_values(second, other, sign)
 
     def run(a: Array, b: Array) -> Array:
         sums = np.add(addends.take(a.view(np.uint8)), others.take(b.view(np.uint8)))
-        codes = fixed_point.multiply(sums, multiplier, shift)
-        codes += output.zero_point
-        return np.clip(codes, low, high, out=codes).astype(output.dtype)
+        variants = fixed_point.multiply(sums, multiplier, shift)
+        variants += output.zero_point
+        return np.clip(variants, low, high, out=variants).astype(output.dtype)
 
     return run
 
 
 def sum_multipliers(first: Tensor, second: Tensor, output: Tensor) -> tuple[tuple[Multiplier, Multiplier], Multiplier]:
-    """Return the multipliers of both operands, to units of a common scale / 2^20, and of their sum."""
+    """Return the multipliers of both operands, to a common scale / 2^20, and that of their sum."""
     common = 2.0 * max(first.scale, second.scale)
     one, other = (fixed_point.quantize_multiplier_below_one(tensor.scale / common) for tensor in (first, second))
     return (one, other), fixed_point.quantize_multiplier_below_one(common / ((1 << 20) * output.scale))
 
 
 def rescaled_values(tensor: Tensor, multiplier: Multiplier, sign: int) -> Ints:
-    """Return each code's value in the units of the sum, by the bits of the code."""
+    """Return all 256 values in the scale of the sum, ordered by the bits of the quantized values."""
     mantissa, shift = multiplier
     return fixed_point.multiply((ints(all_quantized_values(tensor)) - tensor.zero_point) << 20, sign * mantissa, shift)
 
 
 def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activation: int) -> Run:
-    """Plan MUL of codes."""
+    """Plan MUL of quantized values."""
     real = float(np.float32(first.scale) * np.float32(second.scale)) / output.scale
     fixed_point.quantize_multiplier_below_one(real)
     epilogue = requantizer(OutputMultipliers.of([real]), ints([0]), 1 << 16, output, activation)
@@ -111,7 +111,7 @@ def plan_quantized_mul(first: Tensor, second: Tensor, *, output: Tensor, activat
 
 
 def _arithmetic(
-    code: OperationType, since: int, ufunc: np.ufunc, in_int32: np.ufunc, codes: tuple[Variant, ...] = ()
+    code: OperationType, since: int, ufunc: np.ufunc, in_int32: np.ufunc, variants: tuple[Variant, ...] = ()
 ) -> Declaration:
     return Declaration(
         code,
@@ -121,21 +121,23 @@ def _arithmetic(
             Variant({"T": F32}, since, partial(plan_float, ufunc)),
             Variant({"T": F16}, V1_2, fp16_via_fp32(partial(plan_float, ufunc))),
             Variant({"T": I32}, V1_3, partial(plan_int32, in_int32)),
-            *codes,
+            *variants,
         ),
         shape=broadcast_shapes_up_to_rank_4,
         zero_sized=True,
     )
 
 
-def _of_codes(since: int, plan: Plan) -> tuple[Variant, ...]:
+def _quantized_variants(since: int, plan: Plan) -> tuple[Variant, ...]:
     return Variant({"T": Q8}, since, plan), Variant({"T": Q8S}, V1_3, plan)
 
 
 DECLARATIONS = (
-    _arithmetic(OperationType.ADD, V1_0, np.add, np.add, _of_codes(V1_0, partial(plan_quantized_sum, 1))),
-    _arithmetic(OperationType.SUB, V1_1, np.subtract, np.subtract, _of_codes(V1_2, partial(plan_quantized_sum, -1))),
-    _arithmetic(OperationType.MUL, V1_0, np.multiply, np.multiply, _of_codes(V1_0, plan_quantized_mul)),
+    _arithmetic(OperationType.ADD, V1_0, np.add, np.add, _quantized_variants(V1_0, partial(plan_quantized_sum, 1))),
+    _arithmetic(
+        OperationType.SUB, V1_1, np.subtract, np.subtract, _quantized_variants(V1_2, partial(plan_quantized_sum, -1))
+    ),
+    _arithmetic(OperationType.MUL, V1_0, np.multiply, np.multiply, _quantized_variants(V1_0, plan_quantized_mul)),
     _arithmetic(OperationType.DIV, V1_1, np.divide, np.floor_divide),
     Declaration(
         OperationType.POW,

@@ -1,11 +1,11 @@
-"""AXIS_ALIGNED_BBOX_TRANSFORM, GENERATE_PROPOSALS, and the geometry of boxes that detection shares.
+"""AXIS_ALIGNED_BBOX_TRANSFORM, GENERATE_PROPOSALS, and the geometry of boxes shared with `detection`.
 
-A box is (x1, y1, x2, y2). All is computed in float32 on private copies (`kernel_adapters.dequantized`), in the order of
-the reference's sums, so that 16-bit box codes agree. Boxes of equal score keep their order, where the reference leaves
-it open. Ids starting with X are shared by the operations on boxes:
+A box is (x1, y1, x2, y2). Everything is computed in float32 on private copies (`kernel_adapters.dequantized`), with
+sums in TFLite's order, so that 16-bit box coordinates are bit-exact. Boxes of equal score keep their order, which
+TFLite leaves undefined. Ids starting with X are shared by the operations on boxes:
 
     X1 quantized boxes and image sizes have scale 0.125 and zero point 0
-    X2 x1 ≤ x2 and y1 ≤ y2                     X3 a batch index names an image
+    X2 x1 ≤ x2 and y1 ≤ y2                     X3 a batch index is that of an image
     X4 scores keep their scale and zero point  X5 shapes agree on the number of boxes, classes and images
 """
 
@@ -49,7 +49,7 @@ BOXES, SIGNED_BOXES = OperandType.TENSOR_QUANT16_ASYMM, OperandType.TENSOR_QUANT
 def plan_boxes(
     kernel: Callable[..., Any], *, boxes: tuple[int, ...], box_outputs: tuple[int, ...] = (), keeps_scores: bool = False
 ) -> Plan:
-    """Plan `kernel` in float32; the numbers are positions of arrays that hold boxes (X1)."""
+    """Plan `kernel` in float32; `boxes` and `box_outputs` are the positions of arrays of boxes (X1)."""
 
     def plan(*tensors: Tensor, output: Any, **attributes: Any) -> Run:
         outputs = output if isinstance(output, tuple) else (output,)
@@ -57,7 +57,7 @@ def plan_boxes(
             require_box_scale(tensor)
         if keeps_scores:
             first, given = (tensors[0].scale, tensors[0].zero_point), (outputs[0].scale, outputs[0].zero_point)
-            require(first == given, "X4", f"output scores have scale and zero point {given}, the input's are {first}")
+            require(first == given, "X4", f"output scores have scale and zero point {given}, input scores {first}")
         return partial(kernel, **attributes)
 
     return dequantized(plan)
@@ -66,11 +66,11 @@ def plan_boxes(
 def require_box_scale(tensor: Tensor) -> None:
     """Require that boxes are floats or have scale 0.125 and zero point 0 (X1)."""
     given = (tensor.scale, tensor.zero_point)
-    require(given in ((0, 0), (0.125, 0)), "X1", f"boxes have scale and zero point {given}, needed is (0.125, 0)")
+    require(given in ((0, 0), (0.125, 0)), "X1", f"boxes have scale and zero point {given}, required is (0.125, 0)")
 
 
 def require_ordered(boxes: Array) -> None:
-    """Require that boxes (..., 4) have x1 ≤ x2 and y1 ≤ y2 (X2; also refuses NaN)."""
+    """Require that boxes (..., 4) have x1 ≤ x2 and y1 ≤ y2 (X2). NaN is rejected too."""
     ordered = bool(np.all(boxes[..., :2] <= boxes[..., 2:]))
     require(ordered, "X2", "a box has x2 < x1 or y2 < y1")
 
@@ -95,7 +95,7 @@ def transformed(boxes: Array, deltas: Array, heights: Array, widths: Array) -> A
 
 
 def overlaps(box: Array, others: Array) -> Array:
-    """Return intersection over union of `box` with each of `others`; NaN where neither has an area."""
+    """Return intersection over union of `box` with each of `others`; NaN if neither has an area."""
     low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     common = np.prod(np.maximum(high - low, np.float32(0)), axis=1)
     result: Array = common / (np.prod(box[2:] - box[:2]) + np.prod(others[:, 2:] - others[:, :2], axis=1) - common)
@@ -103,7 +103,7 @@ def overlaps(box: Array, others: Array) -> Array:
 
 
 def hard_suppression(scores: Array, boxes: Array, threshold: float, limit: int | None) -> Array:
-    """Return the indices of boxes, best first, that overlap no better one by `threshold` or more; up to `limit`."""
+    """Return the indices of boxes, best first, that overlap no better box by `threshold` or more; at most `limit`."""
     left, chosen = np.argsort(-scores, kind="stable"), list[np.int64]()
     while len(left) and (limit is None or len(chosen) < limit):
         best, left = left[0], left[1:]
@@ -115,7 +115,7 @@ def hard_suppression(scores: Array, boxes: Array, threshold: float, limit: int |
 def transform_shape(boxes: Shape, deltas: Shape, batches: Shape, image_info: Shape) -> Shape:
     """Return the deltas' shape, (boxes, 4 · classes)."""
     ranks = (len(boxes), len(deltas), len(batches), len(image_info))
-    require(ranks == (2, 2, 1, 2), "X5", f"ranks are {ranks}, needed are (2, 2, 1, 2)")
+    require(ranks == (2, 2, 1, 2), "X5", f"ranks are {ranks}, required are (2, 2, 1, 2)")
     whole = deltas[1] > 0 and deltas[1] % 4 == 0 and boxes[1] == 4 and image_info[1] == 2 and image_info[0] > 0
     agree = boxes[0] == deltas[0] == batches[0]
     require(whole and agree, "X5", f"boxes {boxes}, deltas {deltas}, batches {batches}, image info {image_info}")
@@ -134,8 +134,8 @@ def box_transform(boxes: Array, deltas: Array, batches: Array, image_info: Array
 
 
 def proposals_shape(scores: Shape, deltas: Shape, anchors: Shape, image_info: Shape, **_: object) -> tuple[Shape, ...]:
-    """Return the shapes of scores, boxes and batch indices, whose count comes with the data."""
-    require(len(scores) == 4, "X5", f"scores have shape {scores}, needed is rank 4")
+    """Return the shapes of scores, boxes and batch indices; their count depends on the data."""
+    require(len(scores) == 4, "X5", f"scores have shape {scores}, rank 4 is required")
     count = scores[3]
     agree = deltas == (*scores[:3], 4 * count) and anchors == (count, 4) and image_info == (scores[0], 2)
     require(agree, "X5", f"scores {scores}, deltas {deltas}, anchors {anchors}, image info {image_info}")
@@ -155,9 +155,9 @@ def generate_proposals(
     iou_threshold: float,
     min_size: float,
 ) -> tuple[Array, Array, Array]:
-    """Return scores, boxes and batch indices of what is left of the anchors at each cell, best first in each image."""
+    """Return scores, boxes and batch indices of the remaining anchors of all pixels, best first in each image."""
     require_ordered(anchors)
-    regions = anchors_at_cells(anchors, scores.shape[1:3], height_stride, width_stride)
+    regions = anchors_at_pixels(anchors, scores.shape[1:3], height_stride, width_stride)
     found = []
     for image, (height, width) in enumerate(image_info):
         moved = transformed(regions, deltas[image].reshape(-1, 4), height, width)
@@ -169,10 +169,10 @@ def generate_proposals(
     return rated, boxes, batches
 
 
-def anchors_at_cells(anchors: Array, extents: Shape, height_stride: float, width_stride: float) -> Array:
-    """Return the anchors moved to each cell of an image, (height · width · anchors, 4)."""
-    down = np.arange(extents[0], dtype=np.float32) * np.float32(height_stride)
-    across = np.arange(extents[1], dtype=np.float32) * np.float32(width_stride)
+def anchors_at_pixels(anchors: Array, dimensions: Shape, height_stride: float, width_stride: float) -> Array:
+    """Return the anchors shifted to each pixel of an image, (height · width · anchors, 4)."""
+    down = np.arange(dimensions[0], dtype=np.float32) * np.float32(height_stride)
+    across = np.arange(dimensions[1], dtype=np.float32) * np.float32(width_stride)
     grid = np.broadcast_arrays(across, down[:, None])
     shifts = np.stack([*grid, *grid], axis=-1)
     result: Array = (shifts[:, :, None] + anchors).reshape(-1, 4)
@@ -180,7 +180,7 @@ def anchors_at_cells(anchors: Array, extents: Shape, height_stride: float, width
 
 
 def _candidates(scores: Array, boxes: Array, limit: int, min_size: float, height: float, width: float) -> Array:
-    """Return the indices of the best `limit` boxes (≤ 0: all), without the small and those centred off the image."""
+    """Return the indices of the best `limit` boxes (≤ 0: all), without small ones and those centered off the image."""
     chosen = np.arange(len(scores))
     if 0 < limit < len(scores):
         chosen = np.argsort(-scores, kind="stable")[:limit]

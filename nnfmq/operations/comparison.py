@@ -1,7 +1,7 @@
 """EQUAL, GREATER, GREATER_EQUAL, LESS, LESS_EQUAL, NOT_EQUAL, LOGICAL_AND, LOGICAL_OR and LOGICAL_NOT.
 
-Operands are broadcast, of any rank; the result is TENSOR_BOOL8, 0 or 1. Codes are compared as the float32 values that
-they stand for, which may have different scales. Any byte but 0 of a TENSOR_BOOL8 is true.
+Operands of any rank are broadcast; the result is TENSOR_BOOL8, 0 or 1. Quantized values are dequantized to float32, so
+the operands may have different scales. Every byte of a TENSOR_BOOL8 except 0 is true.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ from nnfmq.operations.signature import (
 
 
 def compare(ufunc: np.ufunc, first: Array, second: Array) -> Array:
-    """Return `ufunc`'s truth values as bytes."""
+    """Return `ufunc`'s results as bytes."""
     result: Array = ufunc(first, second).view(np.uint8)
     return result
 
 
 def compare_truth(ufunc: np.ufunc, first: Array, second: Array) -> Array:
-    """Return the comparison of two arrays of truth values."""
+    """Return the comparison of two TENSOR_BOOL8 arrays."""
     return compare(ufunc, first != 0, second != 0)
 
 
 def plan_quantized_comparison(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
-    """Plan the comparison of the values of codes, from a table for each operand."""
+    """Plan the comparison of quantized values, with a dequantization table for each operand."""
     values, others = dequantized_values(first), dequantized_values(second)
     return lambda a, b: compare(ufunc, values.take(a.view(np.uint8)), others.take(b.view(np.uint8)))
 
 
 def logical_not(input: Array) -> Array:
-    """Return 1 where the input is 0, else 0."""
+    """Return 1 if the input is 0, else 0, for each element."""
     result: Array = np.logical_not(input).view(np.uint8)
     return result
 
 
 def _comparison(code: OperationType, ufunc: np.ufunc) -> Declaration:
-    in_own_type = stateless(partial(compare, ufunc))
-    of_codes = partial(plan_quantized_comparison, ufunc)
+    in_any_dtype = stateless(partial(compare, ufunc))
+    in_quantized = partial(plan_quantized_comparison, ufunc)
     return Declaration(
         code,
         since=V1_2,
         overloads=(overload(data("first"), data("second"), level=V1_2),),
         variants=(
-            Variant({"T": F32}, V1_2, in_own_type),
-            Variant({"T": F16}, V1_2, in_own_type),
-            Variant({"T": I32}, V1_2, in_own_type),
+            Variant({"T": F32}, V1_2, in_any_dtype),
+            Variant({"T": F16}, V1_2, in_any_dtype),
+            Variant({"T": I32}, V1_2, in_any_dtype),
             Variant({"T": B8}, V1_2, stateless(partial(compare_truth, ufunc))),
-            Variant({"T": Q8}, V1_2, of_codes),
-            Variant({"T": Q8S}, V1_3, of_codes),
+            Variant({"T": Q8}, V1_2, in_quantized),
+            Variant({"T": Q8S}, V1_3, in_quantized),
         ),
         shape=broadcast_shapes,
         outputs=(B8,),

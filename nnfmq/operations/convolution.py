@@ -1,13 +1,13 @@
 """CONV_2D and DEPTHWISE_CONV_2D.
 
-A convolution is a product of patches and the packed filter (1x1: of the image itself); a depthwise convolution is
-one multiply-add per filter tap over whole rows. Both go over the image in *bands* of output rows small enough for
-the cache, which also bounds the scratch memory whatever the shapes. Kernels see NHWC only.
+A convolution is a matrix product of image patches (im2col, as a view) and the packed filter; if the filter is 1x1, of
+the image itself. A depthwise convolution is one multiply-add over whole rows for each filter tap. Both process *bands*
+of output rows that fit the L2 cache, which bounds the scratch memory for all shapes. Kernels see NHWC only.
 
     C1 input and filter have rank 4     C2 channels agree (depth, multiplier, bias)
-    C3 per-channel scales run along the output channels
-    C4 depthwise: the filter's first extent is 1, the depth multiplier positive
-    C5 nothing but the batch is empty
+    C3 per-channel scales are along the output channels
+    C4 depthwise: the filter's first dimension is 1, the depth multiplier positive
+    C5 no dimension other than the batch is 0
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from nnfmq.operations.signature import (
     weight,
 )
 
-_BAND_BYTES = 1 << 19  # of patches or sums: about half of a core's second-level cache, with the results beside them
+_BAND_BYTES = 1 << 19  # of patches or accumulators: with the results about half of a CPU's L2 cache
 
 
 def convolution_shape(input: Shape, filter: Shape, bias: Shape, *, activation: int, **conv_params: int) -> Shape:
     """Return (batch, height, width, output channels)."""
-    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} must have rank 4")
     require_filled(input, filter)
     depth, channels = filter[3], filter[0]
     require(input[3] == depth and bias == (channels,), "C2", f"input {input}, filter {filter}, bias {bias}")
@@ -70,7 +70,7 @@ def convolution_shape(input: Shape, filter: Shape, bias: Shape, *, activation: i
 
 
 def require_filled(input: Shape, filter: Shape) -> None:
-    """Require that no extent but the batch is 0 (C5)."""
+    """Require that no dimension other than the batch is 0 (C5)."""
     require(0 not in (*input[1:], *filter), "C5", f"input {input} and filter {filter}, only the batch may be 0")
 
 
@@ -94,10 +94,10 @@ def plan_quantized_convolution(
     return _convolve(matmul, input, rows, columns, filter.shape[0], input.zero_point)
 
 
-def require_channel_dim(filter: Tensor, needed: int) -> None:
-    """Require that per-channel scales run along dimension `needed` (C3)."""
-    found = needed if filter.channel_quant is None else filter.channel_quant.channel_dim
-    require(found == needed, "C3", f"per-channel scales run along dimension {found}, needed is {needed}")
+def require_channel_dim(filter: Tensor, required: int) -> None:
+    """Require that per-channel scales are along dimension `required` (C3)."""
+    found = required if filter.channel_quant is None else filter.channel_quant.channel_dim
+    require(found == required, "C3", f"per-channel scales are along dimension {found}, required is {required}")
 
 
 def _convolve(
@@ -111,19 +111,20 @@ def _convolve(
     )
 
     def run(image: Array) -> Array:
-        cells = _pixels(image, rows, columns) if pointwise else patches(image, rows, columns, padding, dtype)
+        pixels = _pixels(image, rows, columns) if pointwise else patches(image, rows, columns, padding, dtype)
         out = np.empty(shape, matmul.dtype)
         for band in bands(shape[0], rows.count, row_bytes):
-            matmul.store(cells[band].reshape(-1, matmul.matrix.shape[0]), out[band])
+            matmul.store(pixels[band].reshape(-1, matmul.matrix.shape[0]), out[band])
         return out
 
     return run
 
 
 def bands(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
-    """Cut (batch, rows) into contiguous pieces of about _BAND_BYTES; one piece if all fits.
+    """Split (batch, rows) into contiguous slices of about _BAND_BYTES; one slice if everything fits.
 
-    Made anew for each execution: a list would let a model of a few hundred bytes fill the memory at its preparation.
+    A generator, called at each execution: a list made at preparation could fill the memory for a model of a few
+    hundred bytes.
     """
     if batch * rows * row_bytes <= _BAND_BYTES:
         yield slice(None), slice(None)
@@ -135,7 +136,7 @@ def bands(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]
 
 
 def _pixels(image: Array, rows: WindowDimension, columns: WindowDimension) -> Array:
-    """Return the pixels under a 1x1 filter."""
+    """Return the pixels that a 1x1 filter reads."""
     if rows.stride == columns.stride == 1:
         return image
     return image[:, :: rows.stride, :: columns.stride]
@@ -169,7 +170,7 @@ def depthwise_shape(
     input: Shape, filter: Shape, bias: Shape, *, depth_multiplier: int, activation: int, **conv_params: int
 ) -> Shape:
     """Return (batch, height, width, input channels · multiplier)."""
-    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} must have rank 4")
     require_filled(input, filter)
     require(filter[0] == 1 and depth_multiplier > 0, "C4", f"filter {filter}, depth multiplier {depth_multiplier}")
     agree = input[3] * depth_multiplier == filter[3] and bias == (filter[3],)
@@ -225,7 +226,7 @@ def _accumulate_taps(
     depth_multiplier: int,
     padding: int,
 ) -> Run:
-    """Return what adds, tap by tap, rows of the image times rows of the filter's values."""
+    """Return a Run that adds, for each tap, rows of the image times the tap's weights repeated along the row."""
     channels = taps.shape[2]
     length = columns.count * channels
     shape = (input.shape[0], rows.count, length)
@@ -249,7 +250,7 @@ def _phased_lines(
 ) -> Array:
     """Return the padded image as (batch, row, phase, columns of that phase · channels).
 
-    Column c lies at phase c % stride, place c // stride, so that what one tap reads along a row is contiguous.
+    Column c is at phase c % stride, position c // stride, so that the elements that one tap reads are contiguous.
     """
     padded = pad_image(image, rows, columns, padding, dtype)
     batch, height, width, channels = padded.shape
@@ -289,7 +290,7 @@ def _sum_taps(
 
 
 def variants(since: int, in_float: Plan, in_integers: Plan) -> tuple[Variant, ...]:
-    """Return the combinations of input, filter and bias that all convolutions take."""
+    """Return the combinations of input, filter and bias types that all convolutions accept."""
     return (
         Variant({"T": F32, "F": F32, "B": F32}, since, in_float),
         Variant({"T": Q8, "F": Q8, "B": I32}, since, in_integers),
@@ -310,7 +311,7 @@ _DILATION = (attribute("dilation_width"), attribute("dilation_height"))
 
 
 def _overloads(*own: Parameter) -> tuple[Any, ...]:
-    """Both padding forms, each also with the layout, and also with layout and dilation."""
+    """Return overloads with implicit and explicit padding; layout, then also dilation may be omitted."""
     lists = ((*OPERANDS, *padding, *own, *LAYOUT, *_DILATION) for padding in (IMPLICIT, EXPLICIT))
     return tuple(overload(*p, level=V1_2, also={len(p) - 3: V1_0, len(p) - 2: V1_2}) for p in lists)
 

@@ -1,9 +1,9 @@
-"""BOX_WITH_NMS_LIMIT and DETECTION_POSTPROCESSING: from scored boxes to the few that are kept.
+"""BOX_WITH_NMS_LIMIT and DETECTION_POSTPROCESSING: non-maximum suppression (NMS) of scored boxes.
 
-Class 0 is the background and never detected. Of boxes with equal scores the first goes before, where the reference
-leaves it open. What X1 to X5 say is in `bounding_boxes`.
+Class 0 is the background and never detected. Of boxes with equal scores the first one comes first; TFLite leaves that
+undefined. X1 to X5 are explained in `bounding_boxes`.
 
-BOX_WITH_NMS_LIMIT         C1 the kernel is 0 (hard), 1 (linear) or 2 (gaussian)   C2 batch indices ascend from 0 up
+BOX_WITH_NMS_LIMIT         C1 the kernel is 0 (hard), 1 (linear) or 2 (gaussian)   C2 batch indices ascend from 0
 DETECTION_POSTPROCESSING   C3 scales are positive   C4 thresholds are not negative   C5 limits are positive
 """
 
@@ -43,10 +43,10 @@ Suppression: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]  # scores
 
 
 def nms_shape(scores: Shape, boxes: Shape, batches: Shape, *, kernel: int, **_: object) -> tuple[Shape, ...]:
-    """Return the shapes of scores, boxes, classes and batch indices, whose count comes with the data."""
-    require(kernel in _DECAYS, "C1", f"kernel {kernel} is not 0, 1 or 2")
+    """Return the shapes of scores, boxes, classes and batch indices; their count depends on the data."""
+    require(kernel in _DECAYS, "C1", f"kernel {kernel}, allowed are 0, 1 and 2")
     ranks = (len(scores), len(boxes), len(batches))
-    require(ranks == (2, 2, 1), "X5", f"ranks are {ranks}, needed are (2, 2, 1)")
+    require(ranks == (2, 2, 1), "X5", f"ranks are {ranks}, required are (2, 2, 1)")
     agree = boxes == (scores[0], 4 * scores[1]) and batches[0] == scores[0] and scores[1] > 1
     require(agree, "X5", f"scores {scores} (of 2 classes or more), boxes {boxes}, batches {batches}")
     return (DATA_DEPENDENT,), (DATA_DEPENDENT, 4), (DATA_DEPENDENT,), (DATA_DEPENDENT,)
@@ -64,7 +64,7 @@ def box_with_nms_limit(
     sigma: float,
     nms_score_threshold: float,
 ) -> tuple[Array, Array, Array, Array]:
-    """Return scores (as lowered by better boxes), boxes, classes and batch indices, by image, class and score."""
+    """Return scores (decayed by better boxes), boxes, classes and batch indices, ordered by image, class and score."""
     boxes = boxes.reshape(*scores.shape, 4)
     require_ordered(boxes)
     require(bool(np.all(np.diff(batches, prepend=0) >= 0)), "C2", "batch indices are negative or do not ascend")
@@ -86,7 +86,7 @@ def detected(
 ) -> tuple[Array, Array, Array]:
     """Return scores, rows and classes of the best `limit` (< 0: all) of scores (rows, classes) above `threshold`.
 
-    `suppress` is asked for each class but the first; boxes are (rows, classes, 4).
+    `suppress` is called for each class except the background; boxes are (rows, classes, 4).
     """
     found = []
     for number in range(1, scores.shape[1]):
@@ -99,9 +99,9 @@ def detected(
 
 
 def soft_suppression(decay: Decay, threshold: float, limit: int, scores: Array, boxes: Array) -> tuple[Array, Array]:
-    """Take the best box, lower the scores of the rest, drop those below `threshold`, and so on up to `limit` times.
+    """Return the decayed scores and the indices of at most `limit` boxes (< 0: all), best first.
 
-    Return the scores as lowered and the indices, in the order in which they were taken; `limit` < 0 takes all.
+    In each step, take the best box, decay the scores of the others and drop those below `threshold`.
     """
     scores, left, chosen = scores.copy(), np.arange(len(scores)), list[np.int64]()
     while len(left) and (limit < 0 or len(chosen) < limit):
@@ -144,16 +144,16 @@ def postprocessing_shape(
     background_in_label: bool,
     **scales: float,
 ) -> tuple[Shape, ...]:
-    """Return the shapes of scores, boxes, classes and counts; what is not detected is filled with 0."""
+    """Return the shapes of scores, boxes, classes and counts; unused entries are 0."""
     ranks = (len(scores), len(deltas), len(anchors))
-    require(ranks == (3, 3, 2), "X5", f"ranks are {ranks}, needed are (3, 3, 2)")
+    require(ranks == (3, 3, 2), "X5", f"ranks are {ranks}, required are (3, 3, 2)")
     agree = deltas[:2] == scores[:2] and anchors == (scores[1], 4) and deltas[2] >= 4 and scores[2] > 1
     require(agree, "X5", f"scores {scores} (of 2 classes or more), deltas {deltas}, anchors {anchors}")
-    require(all(scale > 0 for scale in scales.values()), "C3", f"scales are {scales}")
+    require(all(scale > 0 for scale in scales.values()), "C3", f"scales are {scales}, all must be positive")
     thresholds = (score_threshold, iou_threshold)
-    require(min(thresholds) >= 0, "C4", f"score and overlap thresholds are {thresholds}")
+    require(min(thresholds) >= 0, "C4", f"score and overlap thresholds are {thresholds}, they must not be negative")
     per = limit_per_class if regular_nms else classes_per_detection
-    require(limit > 0 and per > 0, "C5", f"the limit is {limit}, that per class or detection is {per}")
+    require(limit > 0 and per > 0, "C5", f"limit {limit}, limit per class or detection {per}; both must be positive")
     count = limit if regular_nms else limit * classes_per_detection
     return (scores[0], count), (scores[0], count, 4), (scores[0], count), (scores[0],)
 
@@ -190,7 +190,7 @@ def decoded(anchors: Array, deltas: Array, scales: Array) -> Array:
 def _one_by_one(
     scores: Array, boxes: Array, score_threshold: float, iou_threshold: float, limit: int, limit_per_class: int
 ) -> tuple[Array, Array, Array]:
-    """Suppress each class alone."""
+    """Suppress each class by itself."""
 
     def suppress(rated: Array, places: Array) -> tuple[Array, Array]:
         kept = hard_suppression(rated, places, iou_threshold, limit_per_class)
@@ -203,7 +203,7 @@ def _one_by_one(
 def _together(
     scores: Array, boxes: Array, score_threshold: float, iou_threshold: float, limit: int, classes_per_detection: int
 ) -> tuple[Array, Array, Array]:
-    """Suppress by the best score of each box, and give each box that is left its best classes."""
+    """Suppress by the best score of each box; return the best classes of each remaining box."""
     best = scores[:, 1:].max(axis=1)
     candidates = np.flatnonzero(best > score_threshold)
     rows = candidates[hard_suppression(best[candidates], boxes[candidates], iou_threshold, limit)]

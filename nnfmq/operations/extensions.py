@@ -1,11 +1,11 @@
-"""Operations of vendors: how a plug-in declares an extension, and the extensions that this process computes.
+"""Vendor extensions: declaring one in a plug-in, and installing it in this process.
 
-A plug-in declares its operations as `operations` itself does; only the codes are its own: `define_type` and
-`define_operation` make them. `install` gives the extension a prefix of this process and puts its types and operations
-into the tables of the built-in ones, so that validation, planning and engines treat them alike. Models have prefixes of
-their own: `translated` puts this process's numbers in their place, at the door, before a model is looked at.
+A plug-in declares its operations like the modules of `operations`, with codes from `define_type` and
+`define_operation`. `install` assigns the extension a prefix of this process and adds its types and operations to the
+tables of the built-in ones, so that validation, preparation and engines need no special case. A model declares prefixes
+of its own; `to_local_prefixes` replaces them by this process's before the model is validated.
 
-Which plug-ins a driver installs is the service's affair. Spec: HAL 1.2, extensions; EXT, MOD-15.
+The service decides which plug-ins a driver installs. Source: HAL 1.2, extensions (EXT, MOD-15).
 """
 
 from __future__ import annotations
@@ -32,28 +32,36 @@ from nnfmq.hal.types import EXTENSION_TYPES, ExtensionNameAndPrefix, Model, Oper
 from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import NUMPY_TYPES, Declaration, Overload, ParameterType
 
-__all__ = ["INSTALLED", "ExtensionType", "VendorExtension", "define_operation", "define_type", "install", "translated"]
+__all__ = [
+    "INSTALLED",
+    "ExtensionType",
+    "VendorExtension",
+    "define_operation",
+    "define_type",
+    "install",
+    "to_local_prefixes",
+]
 
-_OWN_PREFIX = 1  # of an extension's codes in its own file
+_OWN_PREFIX = 1  # prefix of an extension's codes in the module that declares it
 _PREFIX_MAX = (1 << HIDL_PREFIX_BITS) - 1
-_NUMBERS = "biufc"  # numpy's kinds of elements that are a number
+_NUMERIC_KINDS = "biufc"  # dtype.kind of bool, int, unsigned int, float, complex
 
 
-def define_type(number: int, name: str) -> OperandType:
-    """Return operand type `number` of the extension that the calling file declares."""
-    return with_name(OperandType(extension_code(_OWN_PREFIX, number)), name)
+def define_type(code: int, name: str) -> OperandType:
+    """Return operand type `code` of the extension that the calling module declares."""
+    return with_name(OperandType(extension_code(_OWN_PREFIX, code)), name)
 
 
-def define_operation(number: int, name: str) -> OperationType:
-    """Return operation `number` of the extension that the calling file declares."""
-    return with_name(OperationType(extension_code(_OWN_PREFIX, number)), name)
+def define_operation(code: int, name: str) -> OperationType:
+    """Return operation `code` of the extension that the calling module declares."""
+    return with_name(OperationType(extension_code(_OWN_PREFIX, code)), name)
 
 
 @dataclass(frozen=True, slots=True)
 class ExtensionType:
-    """An operand type of an extension: its code from `define_type`, and numpy's name of its elements, e.g. "int64".
+    """An operand type of an extension: its code from `define_type`, and the NumPy dtype of its elements, e.g. "int64".
 
-    Elements that are no numbers of numpy's are made of such: a tensor of bytes, say.
+    Elements that NumPy has no numeric dtype for are declared as tensors of one that it has, such as bytes.
     """
 
     type: OperandType
@@ -62,16 +70,15 @@ class ExtensionType:
 
     @property
     def information(self) -> ExtensionOperandTypeInformation:
-        """What the HAL says of it."""
+        """The type as the HAL reports it."""
         return ExtensionOperandTypeInformation(extension_type(self.type), self.is_tensor, np.dtype(self.dtype).itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class VendorExtension:
-    """An extension, whole: what a plug-in's entry point names.
+    """A complete extension: the object that a plug-in's entry point refers to.
 
-    Declarations are those of `signature`; where they speak of the extension's own types and operations, the codes are
-    from `define_type` and `define_operation`.
+    `declarations` use codes from `define_type` and `define_operation` for the extension's own types and operations.
     """
 
     name: str
@@ -80,31 +87,32 @@ class VendorExtension:
 
     @property
     def described(self) -> Extension:
-        """What a device says of it."""
+        """The extension as a device reports it."""
         return Extension(self.name, tuple(element.information for element in self.types))
 
 
-INSTALLED: dict[str, VendorExtension] = {}  # what this process computes, by name
+INSTALLED: dict[str, VendorExtension] = {}  # by name
 _numbers = ExtensionCodes()
-_names: dict[tuple[type, int], str] = {}  # of the codes of INSTALLED
+_names: dict[tuple[type, int], str] = {}  # of the codes of installed extensions
 
 
 def install(extension: VendorExtension) -> None:
-    """Let this process compute `extension` from now on.
+    """Add an extension's types and operations to the tables of this process.
 
-    Raises InvalidArgument for a code that is not the extension's own, or declared twice, for a malformed name, and for
-    one that is installed already.
+    Raises:
+        InvalidArgument: If a code is not the extension's own or is declared twice, if the name is malformed, or if an
+            extension of that name is already installed. The tables are unchanged then.
     """
     if extension.name in INSTALLED:
-        raise InvalidArgument(f"extension {extension.name} is installed already")
+        raise InvalidArgument(f"extension {extension.name} is already installed")
     _require_own(extension)
-    place = _Place(extension.name, _numbers.prefix(extension.name))
-    types = {place.learn(element.type): element for element in extension.types}
-    operations = {place.learn(declaration.code): declaration for declaration in extension.declarations}
+    local = _LocalPrefix(extension.name, _numbers.prefix(extension.name))
+    types = {local.register(element.type): element for element in extension.types}
+    operations = {local.register(declaration.code): declaration for declaration in extension.declarations}
     elements = {code: element.information for code, element in types.items()}
     dtypes = {code: np.dtype(element.dtype) for code, element in types.items()}
-    declarations = {code: place.declaration(declaration) for code, declaration in operations.items()}
-    EXTENSION_TYPES.update(elements)  # all of it, or nothing where something above raised
+    declarations = {code: local.declaration(declaration) for code, declaration in operations.items()}
+    EXTENSION_TYPES.update(elements)  # everything that can raise is above
     NUMPY_TYPES.update(dtypes)
     REGISTRY.update(declarations)
     INSTALLED[extension.name] = extension
@@ -114,102 +122,109 @@ def _require_own(extension: VendorExtension) -> None:
     types, operations = ([e.type for e in extension.types], [d.code for d in extension.declarations])
     for codes in (types, operations):
         if len(set(codes)) < len(codes):
-            raise InvalidArgument(f"{extension.name}: declared twice: {sorted(code.name for code in codes)}")
+            raise InvalidArgument(f"{extension.name}: a code is declared twice: {sorted(code.name for code in codes)}")
     foreign = [code for code in (*types, *operations) if extension_prefix(code) != _OWN_PREFIX]
     used = {code for declaration in extension.declarations for code in _types_of(declaration) if is_extension(code)}
     foreign += sorted(used - set(types))
     if foreign:
-        raise InvalidArgument(f"{extension.name}: {foreign[0]!r} is no code of its own")
+        raise InvalidArgument(f"{extension.name}: {foreign[0]!r} is not a code of this extension")
     for element in extension.types:
-        if np.dtype(element.dtype).kind not in _NUMBERS:
-            raise InvalidArgument(f"{extension.name}: {element.type.name} has elements that are no numbers")
+        if np.dtype(element.dtype).kind not in _NUMERIC_KINDS:
+            raise InvalidArgument(f"{extension.name}: {element.type.name} has elements of {element.dtype}, not numeric")
 
 
 def _types_of(declaration: Declaration) -> Iterator[OperandType]:
-    columns = [p.type for overload in declaration.overloads for p in overload.parameters] + list(declaration.outputs)
-    yield from (column for column in columns if isinstance(column, OperandType))
+    types = [p.type for overload in declaration.overloads for p in overload.parameters] + list(declaration.outputs)
+    yield from (type for type in types if isinstance(type, OperandType))
     for variant in declaration.variants:
         yield from variant.types.values()
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where an extension is in this process, whatever prefix its codes have elsewhere."""
+class _LocalPrefix:
+    """An extension's prefix in this process; its codes have other prefixes in models and in its own module."""
 
     name: str
     prefix: int
 
     def code(self, code: Code) -> Code:
-        """Return the code that stands here for the extension's `code`; one of the HAL's as it is."""
+        """Return an extension code with this process's prefix; a code of the HAL unchanged."""
         if not is_extension(code):
             return code
         number = extension_type(code)
         here = extension_code(self.prefix, number, prefix_bits=HIDL_PREFIX_BITS)
         return with_name(type(code)(here), _names.get((type(code), here), f"{self.name}.{number}"))
 
-    def learn(self, own: Code) -> Code:
-        """Note the name of a code that the extension declares, and return the code that stands here for it."""
+    def register(self, own: Code) -> Code:
+        """Register the name of a code that the extension declares; return the code with this process's prefix."""
         _names[type(own), int(self.code(own))] = f"{self.name}.{own.name}"
         return self.code(own)
 
     def declaration(self, declaration: Declaration) -> Declaration:
-        """Return a declaration with all its codes in their places."""
+        """Return a declaration with this process's prefix in all its codes."""
         return replace(
             declaration,
             code=self.code(declaration.code),
             overloads=tuple(self._overload(overload) for overload in declaration.overloads),
             variants=tuple(
-                replace(variant, types={column: self.code(type) for column, type in variant.types.items()})
+                replace(variant, types={variable: self.code(type) for variable, type in variant.types.items()})
                 for variant in declaration.variants
             ),
-            outputs=tuple(self._column(column) for column in declaration.outputs),
+            outputs=tuple(self._type(type) for type in declaration.outputs),
         )
 
     def _overload(self, overload: Overload) -> Overload:
-        return replace(overload, parameters=tuple(replace(p, type=self._column(p.type)) for p in overload.parameters))
+        return replace(overload, parameters=tuple(replace(p, type=self._type(p.type)) for p in overload.parameters))
 
-    def _column(self, column: ParameterType) -> ParameterType:
-        return self.code(column) if isinstance(column, OperandType) else column
+    def _type(self, type: ParameterType) -> ParameterType:
+        return self.code(type) if isinstance(type, OperandType) else type
 
 
-def translated(model: Model) -> Model:
-    """Return `model` with this process's numbers of extensions instead of its own; itself where it names none.
+def to_local_prefixes(model: Model) -> Model:
+    """Return `model` with this process's extension prefixes instead of its own; `model` itself if it declares none.
 
-    The names must be valid (`validation.values.validate_extensions`). Those that are not installed get prefixes that no
-    installed one has. Raises InvalidArgument for a code whose prefix the model does not name.
+    The extensions must have passed `validation.values.validate_extensions`. Extensions that are not installed get
+    prefixes that no installed one has.
+
+    Raises:
+        InvalidArgument: If the model uses a code whose prefix it does not declare.
     """
     if not model.extensions:
         return model
-    places = {}
-    for number, entry in enumerate(model.extensions):
-        prefix = _numbers.prefix(entry.name) if entry.name in INSTALLED else _PREFIX_MAX - number
-        places[entry.prefix] = _Place(entry.name, prefix)
+    local_prefixes = {}
+    for index, entry in enumerate(model.extensions):
+        prefix = _numbers.prefix(entry.name) if entry.name in INSTALLED else _PREFIX_MAX - index
+        local_prefixes[entry.prefix] = _LocalPrefix(entry.name, prefix)
     return replace(
         model,
-        main=_translated_subgraph(model.main, places),
-        referenced=tuple(_translated_subgraph(subgraph, places) for subgraph in model.referenced),
-        extensions=tuple(ExtensionNameAndPrefix(place.name, place.prefix) for place in places.values()),
+        main=_subgraph_to_local_prefixes(model.main, local_prefixes),
+        referenced=tuple(_subgraph_to_local_prefixes(subgraph, local_prefixes) for subgraph in model.referenced),
+        extensions=tuple(ExtensionNameAndPrefix(local.name, local.prefix) for local in local_prefixes.values()),
     )
 
 
-def _translated_subgraph(subgraph: Subgraph, places: dict[int, _Place]) -> Subgraph:
+def _subgraph_to_local_prefixes(subgraph: Subgraph, local_prefixes: dict[int, _LocalPrefix]) -> Subgraph:
     return replace(
         subgraph,
         operands=tuple(
-            replace(operand, type=_translated(operand.type, places)) if is_extension(operand.type) else operand
+            replace(operand, type=_to_local_code(operand.type, local_prefixes))
+            if is_extension(operand.type)
+            else operand
             for operand in subgraph.operands
         ),
         operations=tuple(
-            replace(operation, type=_translated(operation.type, places)) if is_extension(operation.type) else operation
+            replace(operation, type=_to_local_code(operation.type, local_prefixes))
+            if is_extension(operation.type)
+            else operation
             for operation in subgraph.operations
         ),
     )
 
 
-def _translated(code: Code, places: dict[int, _Place]) -> Code:
-    place = places.get(extension_prefix(code))
-    if place is None:
+def _to_local_code(code: Code, local_prefixes: dict[int, _LocalPrefix]) -> Code:
+    local = local_prefixes.get(extension_prefix(code))
+    if local is None:
         raise InvalidArgument(
-            f"{code!r} has prefix {extension_prefix(code)}, the model declares {list(places)} (N-VAL-11)"
+            f"{code!r} has prefix {extension_prefix(code)}, the model declares {list(local_prefixes)} (N-VAL-11)"
         )
-    return place.code(code)
+    return local.code(code)

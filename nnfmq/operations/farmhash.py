@@ -1,8 +1,8 @@
-"""FarmHash's Fingerprint64 of many byte strings of one length: a hash that never changes, whatever the machine.
+"""FarmHash's Fingerprint64 of many byte strings of one length; it is the same on every machine.
 
-Rows of a uint8 array in, a uint64 each out; every step is arithmetic modulo 2^64 on whole columns, so that a thousand
-keys cost little more than one. Which steps depends on the length only: up to 7, 16, 32, 64 bytes, and more.
-Strings below 4 bytes, seeds and the other members of the family are left out: nothing here needs them.
+Takes the rows of a uint8 array and returns a uint64 for each. Every step is arithmetic modulo 2^64 on whole columns, so
+that a thousand keys cost little more than one. The length selects the algorithm: up to 7, 16, 32, 64 bytes, or more.
+Strings of less than 4 bytes, seeds and other FarmHash functions are not implemented.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEED = np.uint64(81)
 
 
 def fingerprint64(keys: Bytes) -> Words:
-    """Return the hash of each row of `keys`, which has 4 bytes or more."""
+    """Return the hash of each row of `keys`, of 4 bytes or more."""
     length = keys.shape[1]
     if length <= 7:
         return _hash_4_to_7(keys, length)
@@ -109,7 +109,7 @@ def _weak_hash(keys: Bytes, at: int, a: Words, b: Words) -> Pair:
 
 
 def _long(keys: Bytes, length: int) -> Words:
-    """Mix blocks of 64 bytes; the last one overlaps the one before so that it is whole."""
+    """Hash strings of more than 64 bytes, in blocks of 64; the last block overlaps the one before to be complete."""
     start = np.full(len(keys), _SEED)
     y = start * _K1 + np.uint64(113)
     z = _shift_mixed(y * _K2 + np.uint64(113)) * _K2
@@ -142,7 +142,7 @@ def _mixed_block(
     multiplier: Words | np.uint64,
     factor: np.uint64,
 ) -> tuple[Words, Words, Words, Pair, Pair]:
-    """Mix 64 bytes; the last block of a string has a multiplier and a factor of its own."""
+    """Mix 64 bytes; the last block of a string uses another multiplier and factor."""
     x = _rotated(x + y + v[0] + _fetch64(keys, at + 8), 37) * multiplier
     y = _rotated(y + v[1] + _fetch64(keys, at + 48), 42) * multiplier
     x = x ^ w[1] * factor

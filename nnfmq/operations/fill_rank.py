@@ -1,6 +1,6 @@
-"""FILL and RANK: results that are known once controls and shapes are; nothing is computed at an execution.
+"""FILL and RANK: results that depend on attributes and shapes only.
 
-C1 dimensions are a vector of one or more extents, none negative
+C1 dimensions are a vector with at least one element, none negative
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from nnfmq.operations.signature import (
 
 def fill_shape(*, dimensions: Array, value: float) -> Shape:
     """Return `dimensions`."""
-    extents = tuple(int(extent) for extent in dimensions.ravel())
-    is_vector = dimensions.ndim == 1 and len(extents) > 0
-    require(is_vector and min(extents) >= 0, "C1", f"dimensions {dimensions.tolist()}")
-    return extents
+    shape = tuple(int(dimension) for dimension in dimensions.ravel())
+    is_vector = dimensions.ndim == 1 and len(shape) > 0
+    require(is_vector and min(shape) >= 0, "C1", f"dimensions {dimensions.tolist()}, each must be 0 or more")
+    return shape
 
 
 def plan_fill(*, output: Tensor, dimensions: Array, value: float) -> Run:
-    """Plan an array made anew at each execution: a prepared model keeps no memory for it."""
+    """Plan a new array for each execution, so that a prepared model keeps no memory for it."""
     return partial(np.full, output.shape, value, output.dtype)
 
 
@@ -55,7 +55,7 @@ def rank_shape(input: Shape) -> Shape:
 
 
 def plan_rank(input: Tensor, *, output: Tensor) -> Run:
-    """Plan the number of the input's dimensions."""
+    """Plan the count of the input's dimensions."""
     rank = np.array(len(input.shape), np.int32)
     return lambda array: rank
 

@@ -1,10 +1,8 @@
-"""Fixed-point arithmetic, bit for bit that of the reference kernels (gemmlowp's), over numpy int64 arrays.
+"""Fixed-point arithmetic, bit-exact with gemmlowp, over NumPy int64 arrays.
 
-Every value is an int32 held in an int64, so that products need no care; saturation is explicit where the
-reference saturates. "Qn" below means n integer bits and 31 - n fractional ones. Nothing here knows operands
-or operations: `quantization` builds requantization on it, `activation` builds its tables.
-Two roundings (a doubling high multiplication, then a rounding shift) are the contract; the single-rounding form
-of later TFLite builds gives different last bits.
+Every value is an int32 in an int64, so that products do not overflow; saturation is explicit where gemmlowp saturates.
+"Qn" below means n integer bits and 31 - n fractional ones. Requantization has two roundings (a doubling high
+multiplication, then a rounding shift); TFLite built with single rounding gives different last bits.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ def ints(values: Any) -> Ints:
 
 def high_mul(a: Ints, b: Ints | int) -> Ints:
     """SaturatingRoundingDoublingHighMul: a * b / 2^31, rounded half up."""
-    # Truncating (p + nudge) / 2^31 with the sign-dependent nudge of the reference is a floor of p / 2^31 + 1/2.
+    # gemmlowp truncates (p + nudge) / 2^31, with a nudge that depends on the sign: that is floor(p / 2^31 + 1/2).
     result: Ints = np.minimum((a * b + (1 << 30)) >> 31, INT32_MAX)
     return result
 
@@ -41,44 +39,46 @@ def rounding_shift(x: Ints, exponent: Ints | int) -> Ints:
     """RoundingDivideByPOT: x / 2^exponent, ties away from zero. `exponent` is not negative."""
     exponent = ints(exponent)
     fp16_via_fp32 = (np.int64(1) << exponent) >> 1
-    tie = np.where(exponent > 0, x >> 63, 0)  # a negative value needs one unit less to round a tie away from zero
+    tie = np.where(exponent > 0, x >> 63, 0)  # -1 for negative values, so that their ties round away from zero
     return (x + fp16_via_fp32 + tie) >> exponent
 
 
 def saturating_shift_left(x: Ints, exponent: int) -> Ints:
-    """X * 2^exponent, held within int32."""
+    """Return x * 2^exponent, saturated to int32."""
     result: Ints = np.clip(x << exponent, INT32_MIN, INT32_MAX)
     return result
 
 
 def multiply(x: Ints, multiplier: Ints | int, shift: Ints | int) -> Ints:
-    """MultiplyByQuantizedMultiplier: x * multiplier / 2^31 * 2^shift with the reference's two roundings."""
+    """MultiplyByQuantizedMultiplier: x * multiplier / 2^31 * 2^shift with two roundings."""
     shift = ints(shift)
     return rounding_shift(high_mul(x << np.maximum(shift, 0), multiplier), np.maximum(-shift, 0))
 
 
 def quantize_multiplier(real: float) -> tuple[int, int]:
     """QuantizeMultiplier: return (multiplier in [2^30, 2^31), shift) with real ≈ multiplier / 2^31 * 2^shift."""
-    require(math.isfinite(real) and real >= 0, "Q1", f"multiplier {real} is not a finite number from 0 up")
+    finite = math.isfinite(real) and real >= 0
+    require(finite, "Q1", f"requantization scale {real}, it must be finite and not negative")
     fraction, exponent = math.frexp(real)
     multiplier = math.floor(fraction * (1 << 31) + 0.5)
     if multiplier == 1 << 31:
         multiplier, exponent = multiplier // 2, exponent + 1
-    require(exponent <= 30, "Q1", f"multiplier {real} is too large")
+    require(exponent <= 30, "Q1", f"requantization scale {real}, at most 2^30 is allowed")
     return (0, 0) if multiplier == 0 or exponent < -31 else (multiplier, exponent)
 
 
 def quantize_multiplier_below_one(real: float) -> tuple[int, int]:
     """QuantizeMultiplierSmallerThanOneExp: as `quantize_multiplier`, for 0 < real < 1 only (Q2)."""
-    require(0 < real < 1, "Q2", f"multiplier {real} is not between 0 and 1")
+    require(0 < real < 1, "Q2", f"requantization scale {real}, it must be in (0, 1)")
     multiplier, shift = quantize_multiplier(real)
-    require(shift <= 0, "Q2", f"multiplier {real} rounds to 1")
+    require(shift <= 0, "Q2", f"requantization scale {real} rounds to 1, it must be in (0, 1)")
     return multiplier, shift
 
 
 def quantize_multiplier_above_one(real: float) -> tuple[int, int]:
     """QuantizeMultiplierGreaterThanOne: for real > 1 only (Q3); the shift is a left shift."""
-    require(math.isfinite(real) and real > 1, "Q3", f"multiplier {real} is not above 1")
+    above = math.isfinite(real) and real > 1
+    require(above, "Q3", f"requantization scale {real}, it must be greater than 1")
     return quantize_multiplier(real)
 
 

@@ -1,7 +1,7 @@
-"""logistic and tanh of int16 in fixed point, bit for bit the reference kernels', as tables of all 65,536 inputs.
+"""Fixed-point logistic and tanh of int16, bit-exact with gemmlowp, as tables of all 65,536 inputs.
 
-The formulas are `fixed_point`'s with constants and products of 16 bits: "Qn" means n integer bits and 15 - n fractional
-ones here. Values are int64 arrays within int16. The results are in Q0, where 32767 stands for one.
+The formulas are those of `fixed_point` with 16-bit constants and products: "Qn" means n integer bits and 15 - n
+fractional ones here. Values are int64 arrays within int16. Results are in Q0, where 32767 represents 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ONE_Q0 = INT16_MAX
 
 
 def saturated(x: Ints) -> Ints:
-    """Hold x within int16."""
+    """Return x saturated to int16."""
     result: Ints = np.clip(x, INT16_MIN, INT16_MAX)
     return result
 

@@ -1,6 +1,6 @@
 """FULLY_CONNECTED: a matrix product with bias and fused activation.
 
-C1 weights are a matrix, not empty   C2 the input's elements divide into rows of the weights' length
+C1 weights are a matrix, not empty   C2 the count of input elements is a multiple of the input size
 C3 bias has one value per unit
 """
 
@@ -40,11 +40,11 @@ from nnfmq.operations.signature import (
 def fully_connected_shape(input: Shape, weights: Shape, bias: Shape, *, activation: int) -> Shape:
     """Return (batch, units); the input is flattened to rows as long as those of `weights`."""
     filled = len(weights) == 2 and 0 not in weights
-    require(filled, "C1", f"weights have shape {weights}, needed is (units, input size)")
+    require(filled, "C1", f"weights have shape {weights}, required is (units, input size)")
     units, length = weights
     count = math.prod(input)
     require(len(input) >= 2 and count % length == 0, "C2", f"input {input} does not divide into rows of {length}")
-    require(bias == (units,), "C3", f"bias has shape {bias}, needed is ({units},)")
+    require(bias == (units,), "C3", f"bias has shape {bias}, required is ({units},)")
     return count // length, units
 
 

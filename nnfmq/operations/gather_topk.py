@@ -1,11 +1,11 @@
-"""GATHER, EMBEDDING_LOOKUP, HASHTABLE_LOOKUP and TOPK_V2: elements found by index, by key or by size.
+"""GATHER, EMBEDDING_LOOKUP, HASHTABLE_LOOKUP and TOPK_V2: elements selected by index, key or size.
 
-Indices and keys are controls: they are checked when the operation is bound, and no kernel can reach outside its array.
+Indices and keys are attributes: they are validated at preparation, so that no kernel can read outside its array.
 
-GATHER            C1 an index is in [0, extent)
-EMBEDDING_LOOKUP  C1 an index is in [0, extent)   C2 lookups are a vector, values have rank 2 or more
+GATHER            C1 an index is in [0, dimension)
+EMBEDDING_LOOKUP  C1 an index is in [0, dimension)   C2 lookups are a vector, values have rank 2 or more
 HASHTABLE_LOOKUP  C2 lookups and keys are vectors    C3 there are as many keys as values
-TOPK_V2           C4 k is in [1, extent of the last axis]
+TOPK_V2           C4 k is in [1, last dimension]
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from nnfmq.operations.signature import (
     overload,
 )
 
-_BAND_ELEMENTS = 1 << 18  # sorted at once: numpy's indices have 8 bytes, where codes have one
+_BAND_ELEMENTS = 1 << 18  # sorted at a time: NumPy's indices take 8 bytes, quantized values only one
 
 
 def _require_any(indices: Array) -> None:
-    require(indices.size > 0, "R3", "an input has an extent of 0")
+    require(indices.size > 0, "R3", "an input has a dimension of 0")
 
 
-def _require_inside(indices: Array, extent: int) -> None:
+def _require_inside(indices: Array, dimension: int) -> None:
     _require_any(indices)
-    inside = int(indices.min()) >= 0 and int(indices.max()) < extent
-    require(inside, "C1", f"an index is outside [0, {extent})")
+    inside = int(indices.min()) >= 0 and int(indices.max()) < dimension
+    require(inside, "C1", f"an index is outside [0, {dimension})")
 
 
 def _require_same(input: Tensor, output: Tensor) -> None:
     same = (input.scale, input.zero_point) == (output.scale, output.zero_point)
-    require(same, "Q7", f"scale and zero point are not the input's ({input.scale}, {input.zero_point})")
+    require(same, "Q7", f"scale and zero point differ from the input's ({input.scale}, {input.zero_point})")
 
 
 def gather_shape(input: Shape, *, axis: int, indices: Array) -> Shape:
@@ -63,24 +63,25 @@ def gather_shape(input: Shape, *, axis: int, indices: Array) -> Shape:
 
 
 def gather(input: Array, *, axis: int, indices: Array) -> Array:
-    """Return the slices of `input` that the indices name."""
+    """Return the slices of `input` at the indices."""
     return input.take(indices, axis=axis)
 
 
 def embedding_lookup_shape(values: Shape, *, lookups: Array) -> Shape:
     """Return the shape of as many rows as there are lookups."""
-    require(lookups.ndim == 1 and len(values) >= 2, "C2", f"lookups {lookups.shape}, values {values}")
+    message = f"lookups {lookups.shape} and values {values} must have rank 1 and at least 2"
+    require(lookups.ndim == 1 and len(values) >= 2, "C2", message)
     _require_inside(lookups, values[0])
     return lookups.shape + values[1:]
 
 
 def embedding_lookup(values: Array, *, lookups: Array) -> Array:
-    """Return the rows that the lookups name."""
+    """Return the rows at the lookups."""
     return values.take(lookups, axis=0)
 
 
 def hashtable_lookup_shape(values: Shape, *, lookups: Array, keys: Array) -> tuple[Shape, Shape]:
-    """Return the shapes of the rows that are found, and of the hits."""
+    """Return the shapes of the selected rows and of the hits."""
     require(lookups.ndim == keys.ndim == 1, "C2", f"lookups {lookups.shape} and keys {keys.shape} are not vectors")
     _require_any(lookups)
     require(keys.shape == values[:1], "C3", f"{len(keys)} keys for values of shape {values}")
@@ -88,7 +89,7 @@ def hashtable_lookup_shape(values: Shape, *, lookups: Array, keys: Array) -> tup
 
 
 def plan_hashtable_lookup(values: Tensor, *, output: tuple[Tensor, Tensor], lookups: Array, keys: Array) -> Run:
-    """Plan rows by key (keys ascend); where there is none, zero bytes and no hit."""
+    """Plan rows selected by key (keys ascend); a missing key gives zero bytes and no hit."""
     found, hits = output
     _require_same(values, found)
     require_quantization(hits, 1.0, 0)
@@ -105,7 +106,7 @@ def plan_hashtable_lookup(values: Tensor, *, output: tuple[Tensor, Tensor], look
 
 
 def topk_shape(input: Shape, *, k: int) -> tuple[Shape, Shape]:
-    """Return the input's shape with `k` as the last extent, twice."""
+    """Return the input's shape with `k` as the last dimension, for values and indices."""
     require(bool(input), "R1", "the input has no dimensions")
     require(0 < k <= input[-1], "C4", f"k is {k}, allowed is 1 to {input[-1]}")
     shape = (*input[:-1], k)
@@ -119,8 +120,8 @@ def plan_topk(input: Tensor, *, output: tuple[Tensor, Tensor], k: int) -> Run:
 
 
 def topk(array: Array, k: int) -> tuple[Array, Array]:
-    """Return the `k` largest values of each row, descending, and their indices; of equal ones the last comes first."""
-    rows = array.copy().reshape(-1, array.shape[-1])  # sorted and then read again: it must not change between
+    """Return the `k` largest values of each row, descending, and their indices. Of equal values, the last is first."""
+    rows = array.copy().reshape(-1, array.shape[-1])  # read twice: a client must not change it in between
     values, indices = np.empty((len(rows), k), rows.dtype), np.empty((len(rows), k), np.int32)
     count = max(1, _BAND_ELEMENTS // rows.shape[1])
     for start in range(0, len(rows), count):

@@ -1,10 +1,10 @@
-"""GROUPED_CONV_2D: a convolution whose channels are cut into groups that do not see each other.
+"""GROUPED_CONV_2D: a convolution whose channels are split into independent groups.
 
-One batched matrix product over all groups: the patches of a band as (group, position, length) times the filter as
-(group, length, channels). Windows, bands, packing and requantization are those of CONV_2D.
+One batched matrix product over all groups: the patches of a band as (group, position, K) times the filter as
+(group, K, channels). Windows, bands, packing and requantization are those of CONV_2D.
 
     C1 input and filter have rank 4     C2 input channels = filter depth · groups; bias has one value per channel
-    C3 per-channel scales run along dimension 0
+    C3 per-channel scales are along dimension 0
     C4 the group count is positive and divides the output channels
 """
 
@@ -32,7 +32,7 @@ def grouped_shape(
     input: Shape, filter: Shape, bias: Shape, *, groups: int, activation: int, **conv_params: int
 ) -> Shape:
     """Return (batch, height, width, output channels)."""
-    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} need rank 4")
+    require(len(input) == 4 and len(filter) == 4, "C1", f"input {input} and filter {filter} must have rank 4")
     channels = filter[0]
     require(groups > 0 and channels % groups == 0, "C4", f"{groups} groups of {channels} output channels")
     agree = input[3] == filter[3] * groups and bias == (channels,)
@@ -71,21 +71,21 @@ def _convolve(
     row_bytes = columns.count * length * groups * packed.itemsize
 
     def run(image: Array) -> Array:
-        cells = patches(image, rows, columns, padding, packed.dtype)
+        pixels = patches(image, rows, columns, padding, packed.dtype)
         out = np.empty(shape, matmul.dtype)
         for band in bands(shape[0], rows.count, row_bytes):
-            sums = np.matmul(_by_group(cells[band], groups), matrices).transpose(1, 0, 2)
+            sums = np.matmul(_by_group(pixels[band], groups), matrices).transpose(1, 0, 2)
             matmul.epilogue(sums.reshape(-1, matmul.row * channels), out[band].reshape(-1, matmul.row * channels))
         return out
 
     return run
 
 
-def _by_group(cells: Array, groups: int) -> Array:
+def _by_group(pixels: Array, groups: int) -> Array:
     """Return patches (batch, rows, columns, filter height, filter width, channels) as (group, position, length)."""
-    split = cells.reshape(*cells.shape[:5], groups, cells.shape[5] // groups)
-    positions = cells.shape[0] * cells.shape[1] * cells.shape[2]
-    length = cells.shape[3] * cells.shape[4] * split.shape[6]
+    split = pixels.reshape(*pixels.shape[:5], groups, pixels.shape[5] // groups)
+    positions = pixels.shape[0] * pixels.shape[1] * pixels.shape[2]
+    length = pixels.shape[3] * pixels.shape[4] * split.shape[6]
     return split.transpose(5, 0, 1, 2, 3, 4, 6).reshape(groups, positions, length)
 
 

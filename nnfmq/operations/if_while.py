@@ -1,9 +1,9 @@
-"""IF and WHILE: what their argument lists look like. They have no kernel: engines call the subgraphs they name.
+"""IF and WHILE: their argument lists. They have no kernel; engines execute the subgraphs.
 
     IF     condition (BOOL8, one element), then-model, else-model, inputs of the branches → outputs of the branches
-    WHILE  condition model, body model, m input-outputs, k states, n inputs → the m, as the last round left them
+    WHILE  condition model, body model, m input-outputs, k states, n inputs → the m after the last iteration
 
-Which operands of outer graph and subgraphs go together, and that they match, is `validation.subgraph_boundaries`'s.
+`validation.subgraph_boundaries` checks that the operands match those of the subgraphs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from nnfmq.hal.types import OperandType, OperationType
 from nnfmq.operations.signature import ANY, B8, V1_3, Declaration, Overload, Parameter, Variant, data
 
 FIRST_OUTER_INPUT = {OperationType.IF: 3, OperationType.WHILE: 2}
-"""Where the operands begin that are handed to the subgraphs; also: the operations that call subgraphs."""
+"""Position of the first argument that is passed to the subgraphs. The keys are all operations that call subgraphs."""
 
 
 def no_shape_rule(*shapes: Any, **attributes: Any) -> NoReturn:
-    """Raise AssertionError: the shapes are those that a subgraph gives."""
+    """Raise AssertionError: the shapes are those of a subgraph's outputs."""
     raise AssertionError("control flow has no shape rule")
 
 
@@ -26,12 +26,12 @@ def _model(name: str) -> Parameter:
     return data(name, OperandType.SUBGRAPH)
 
 
-def _declared(code: OperationType, *parameters: Parameter) -> Declaration:
-    handed_on = data("outer_inputs", ANY, optional=True, repeated=True)
+def _control_flow_declaration(code: OperationType, *parameters: Parameter) -> Declaration:
+    outer_inputs = data("outer_inputs", ANY, optional=True, repeated=True)
     return Declaration(
         code,
         since=V1_3,
-        overloads=(Overload((*parameters, handed_on), {3: V1_3}),),
+        overloads=(Overload((*parameters, outer_inputs), {3: V1_3}),),
         variants=(Variant({}, V1_3),),
         shape=no_shape_rule,
         outputs=(ANY,),
@@ -40,6 +40,6 @@ def _declared(code: OperationType, *parameters: Parameter) -> Declaration:
 
 
 DECLARATIONS = (
-    _declared(OperationType.IF, data("condition", B8), _model("then_model"), _model("else_model")),
-    _declared(OperationType.WHILE, _model("condition_model"), _model("body_model")),
+    _control_flow_declaration(OperationType.IF, data("condition", B8), _model("then_model"), _model("else_model")),
+    _control_flow_declaration(OperationType.WHILE, _model("condition_model"), _model("body_model")),
 )

@@ -1,8 +1,13 @@
-"""How a plain kernel becomes the plan of a variant: as it is, through a 256-entry table, or through float32.
+"""Kernel adapters: turn a NumPy kernel into the plan of a variant.
 
-A *kernel* is a pure function of arrays and named scalars. A *plan* is called once per preparation with what is known
-then (Tensors of DATA and WEIGHT parameters, `output=`, controls by name) and returns the function that runs.
-Kernels that have nothing to prepare become plans here; the others (convolutions, ...) are written as plans.
+A *kernel* is a pure function of arrays and named scalars. A *plan* is called once for each preparation, with the
+Tensors of DATA and WEIGHT parameters, `output=` and the attributes by name, and returns the Run for executions. Kernels
+without preparation become plans here; others, such as convolutions, are written as plans.
+
+    stateless       the kernel computes in the type of its arrays
+    fp16_via_fp32   float16 is computed in float32 and rounded once
+    dequantized     every type is computed in float32 and rounded once, on private copies
+    via_lut8        a function of one 8-bit value becomes a 256-entry table
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def stateless(kernel: Callable[..., Any]) -> Plan:
-    """Plan a kernel that computes in the type of its arrays and needs only the controls."""
+    """Return a plan for a kernel that takes only arrays and attributes and computes in the arrays' type."""
 
     def plan(*tensors: Tensor, output: Tensor, **attributes: Any) -> Run:
         return partial(kernel, **attributes)
@@ -29,54 +34,54 @@ def stateless(kernel: Callable[..., Any]) -> Plan:
 
 
 def fp16_via_fp32(plan: Plan) -> Plan:
-    """Plan float16 by converting to float32, computing there, and rounding once."""
+    """Return a plan for float16 that converts to float32, runs `plan` there and rounds the results once."""
 
-    def planned(*tensors: Tensor | None, output: Tensor | tuple[Tensor, ...], **attributes: Any) -> Run:
-        wide_output = tuple(map(_widened, output)) if isinstance(output, tuple) else _widened(output)
-        run = plan(*map(_widened, tensors), output=wide_output, **attributes)
+    def fp16_plan(*tensors: Tensor | None, output: Tensor | tuple[Tensor, ...], **attributes: Any) -> Run:
+        fp32_output = tuple(map(_tensor_to_fp32, output)) if isinstance(output, tuple) else _tensor_to_fp32(output)
+        run = plan(*map(_tensor_to_fp32, tensors), output=fp32_output, **attributes)
 
-        def widened_run(*arrays: Array | None) -> Any:
+        def fp16_run(*arrays: Array | None) -> Any:
             result = run(*(a if a is None or a.dtype != np.float16 else a.astype(_FLOAT32) for a in arrays))
-            return tuple(map(_narrowed, result)) if isinstance(result, tuple) else _narrowed(result)
+            return tuple(map(_to_fp16, result)) if isinstance(result, tuple) else _to_fp16(result)
 
-        return widened_run
+        return fp16_run
 
-    return planned
+    return fp16_plan
 
 
-def _narrowed(result: Array) -> Array:
+def _to_fp16(result: Array) -> Array:
     return result.astype(np.float16) if result.dtype == np.float32 else result
 
 
-def _widened(tensor: Tensor | None) -> Tensor | None:
+def _tensor_to_fp32(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or tensor.dtype != np.float16:
         return tensor
     return replace(tensor, dtype=_FLOAT32, value=None if tensor.value is None else tensor.value.astype(_FLOAT32))
 
 
 def dequantized(plan: Plan) -> Plan:
-    """Plan any type by converting each array to float32 (INT32 stays), computing there, and rounding once.
+    """Return a plan that converts each array to float32 (INT32 stays), runs `plan` there and rounds the results once.
 
-    The plan's function gets private copies of everything: what they say may become addresses. Codes are rounded half
-    away from the type's least code, so that int8 results are the uint8 ones less 128.
+    The Run of `plan` gets private copies of all arrays, so that it may use their contents as addresses. Quantized
+    results are rounded half away from the dtype's minimum, which makes int8 results equal to uint8 results - 128.
     """
 
-    def planned(*tensors: Tensor | None, output: Any, **attributes: Any) -> Run:
+    def real_plan(*tensors: Tensor | None, output: Any, **attributes: Any) -> Run:
         several = isinstance(output, tuple)
         outputs = output if several else (output,)
-        described = tuple(replace(o, dtype=_real_dtype(o)) for o in outputs)
-        inner = plan(*map(_as_real, tensors), output=described if several else described[0], **attributes)
+        real_outputs = tuple(replace(o, dtype=_real_dtype(o)) for o in outputs)
+        inner = plan(*map(_real_tensor, tensors), output=real_outputs if several else real_outputs[0], **attributes)
 
         def run(*arrays: Array | None) -> Any:
             pairs = zip(arrays, tensors, strict=True)
             results = inner(*(None if a is None or t is None else dequantize_array(a, t) for a, t in pairs))
-            stored = zip(results if several else (results,), outputs, strict=True)
-            written = tuple(quantize_array(values, tensor) for values, tensor in stored)
-            return written if several else written[0]
+            computed = zip(results if several else (results,), outputs, strict=True)
+            quantized = tuple(quantize_array(values, tensor) for values, tensor in computed)
+            return quantized if several else quantized[0]
 
         return run
 
-    return planned
+    return real_plan
 
 
 def _is_quantized(tensor: Tensor) -> bool:
@@ -87,7 +92,7 @@ def _real_dtype(tensor: Tensor) -> np.dtype[Any]:
     return _FLOAT32 if tensor.dtype == np.float16 or _is_quantized(tensor) else tensor.dtype
 
 
-def _as_real(tensor: Tensor | None) -> Tensor | None:
+def _real_tensor(tensor: Tensor | None) -> Tensor | None:
     if tensor is None:
         return None
     value = None if tensor.value is None else dequantize_array(tensor.value, tensor)
@@ -95,33 +100,36 @@ def _as_real(tensor: Tensor | None) -> Tensor | None:
 
 
 def dequantize_array(array: Array, tensor: Tensor) -> Array:
-    """Return a private copy of `array`: floats and codes as float32, anything else as it is."""
+    """Return a copy of `array`: floats and quantized values as float32, other types unchanged."""
     if _is_quantized(tensor):
         return (array.astype(_FLOAT32) - np.float32(tensor.zero_point)) * np.float32(tensor.scale)
     return array.astype(_real_dtype(tensor))
 
 
 def quantize_array(values: Array, tensor: Tensor) -> Array:
-    """Return float32 `values` in the type of `tensor`; NaN becomes the zero point."""
+    """Return float32 `values` in the type of `tensor`, saturated; NaN becomes the zero point."""
     if not _is_quantized(tensor):
         return values.astype(tensor.dtype, copy=False)
     info = np.iinfo(tensor.dtype)
-    codes = values / np.float32(tensor.scale) + np.float32(tensor.zero_point - info.min)
-    rounded = np.copysign(np.floor(np.abs(codes.astype(np.float64)) + 0.5), codes)
+    above_min = values / np.float32(tensor.scale) + np.float32(tensor.zero_point - info.min)
+    rounded = np.copysign(np.floor(np.abs(above_min.astype(np.float64)) + 0.5), above_min)
     known = np.where(np.isnan(rounded), tensor.zero_point - info.min, rounded)
     return (np.clip(known, 0, info.max - info.min) + info.min).astype(tensor.dtype)
 
 
 def via_lut8(entries: Callable[..., Array]) -> Plan:
-    """Plan a function of one 8-bit code: `entries(codes, input, output, **controls)` is computed for all 256 once."""
+    """Return a plan for a function of one 8-bit value, tabulated once.
+
+    `entries(quantized, input, output, **attributes)` gets all 256 values of the input's dtype, ordered by their bits.
+    """
 
     def plan(input: Tensor, *, output: Tensor, **attributes: Any) -> Run:
-        codes = np.arange(256, dtype=np.uint8).view(input.dtype)
-        return partial(lut8, np.ascontiguousarray(entries(codes, input, output, **attributes)))
+        quantized = np.arange(256, dtype=np.uint8).view(input.dtype)
+        return partial(lut8, np.ascontiguousarray(entries(quantized, input, output, **attributes)))
 
     return plan
 
 
-def lut8(values: Array, codes: Array) -> Array:
-    """Return values[code] for 8-bit codes, signed ones by their bits."""
-    return values.take(codes.view(np.uint8))
+def lut8(table: Array, quantized: Array) -> Array:
+    """Return the table entries of 8-bit values, which index it by their bits."""
+    return table.take(quantized.view(np.uint8))

@@ -1,7 +1,7 @@
-"""HEATMAP_MAX_KEYPOINT: where in each box each heatmap is highest, to a fraction of a cell.
+"""HEATMAP_MAX_KEYPOINT: the subpixel position of each heatmap's maximum in its box.
 
-The maximum is refined by a quadratic Taylor polynomial around it, from the 3 x 3 cells (mirrored at the borders).
-All is computed in float32. What X1 and X2 say is in `bounding_boxes`.
+A quadratic Taylor polynomial around the maximum, from its 3 x 3 pixels (mirrored at the borders), refines the position.
+Everything is computed in float32. X1 and X2 are explained in `bounding_boxes`.
 
     C1 heatmaps (boxes, size, size, keypoints) are square, of size 2 or more     C2 boxes have shape (boxes, 4)
 """
@@ -32,14 +32,14 @@ from nnfmq.operations.signature import (
     overload,
 )
 
-_REACH = np.float32(1.5)
+_MAX_SHIFT = np.float32(1.5)
 
 
 def keypoints_shape(heatmap: Shape, boxes: Shape) -> tuple[Shape, Shape]:
     """Return the shapes of scores and of keypoints (x, y)."""
     square = len(heatmap) == 4 and heatmap[1] == heatmap[2] >= 2
-    require(square, "C1", f"heatmap {heatmap} needs rank 4 and is square, of 2 cells or more")
-    require(boxes == (heatmap[0], 4), "C2", f"boxes have shape {boxes}, needed is ({heatmap[0]}, 4)")
+    require(square, "C1", f"heatmap {heatmap} must have rank 4 and be square, of at least 2 x 2 pixels")
+    require(boxes == (heatmap[0], 4), "C2", f"boxes have shape {boxes}, required is ({heatmap[0]}, 4)")
     return (heatmap[0], heatmap[3]), (heatmap[0], heatmap[3], 2)
 
 
@@ -49,20 +49,20 @@ def max_keypoints(heatmap: Array, boxes: Array, *, tolerance: float) -> tuple[Ar
     count, size, _, keypoints = heatmap.shape
     highest = np.argmax(heatmap.reshape(count, size * size, keypoints), axis=1)
     row, column = np.divmod(highest, size)
-    shift, score = refined(_neighbourhood(heatmap, row, column), np.float32(tolerance))
+    shift, score = refine_maximum(_neighbourhood(heatmap, row, column), np.float32(tolerance))
     place = np.stack([column, row], axis=-1).astype(np.float32) + shift + np.float32(0.5)
     low, high = boxes[:, None, :2], boxes[:, None, 2:]
     return score, place / np.float32(size) * (high - low) + low
 
 
 def _neighbourhood(heatmap: Array, row: Array, column: Array) -> Array:
-    """Return the 3 x 3 cells around (row, column) of each box and keypoint, (3, 3, boxes, keypoints)."""
+    """Return the 3 x 3 pixels around (row, column) of each box and keypoint, (3, 3, boxes, keypoints)."""
     count, size, _, keypoints = heatmap.shape
     around = np.arange(-1, 2)[:, None, None]
     rows, columns = (_mirrored(place + around, size) for place in (row, column))
     box, keypoint = np.ogrid[:count, :keypoints]
-    cells: Array = heatmap[box, rows[:, None], columns[None], keypoint]
-    return cells
+    pixels: Array = heatmap[box, rows[:, None], columns[None], keypoint]
+    return pixels
 
 
 def _mirrored(places: Array, size: int) -> Array:
@@ -70,10 +70,10 @@ def _mirrored(places: Array, size: int) -> Array:
     return np.where(inside >= size, size - 2, inside)
 
 
-def refined(grid: Array, tolerance: np.float32) -> tuple[Array, Array]:
-    """Return the shift (..., (x, y)) from the middle of `grid` to the polynomial's extremum, and the value there.
+def refine_maximum(grid: Array, tolerance: np.float32) -> tuple[Array, Array]:
+    """Return the shift (..., (x, y)) from the middle of `grid` to the polynomial's extremum, and its value there.
 
-    Where the Hessian is nearly singular there is no shift; a shift is cut to 1.5 cells.
+    The shift is 0 if the Hessian is nearly singular, and at most 1.5 pixels.
     """
     two, middle = np.float32(2), grid[1, 1]
     b = -np.stack([grid[1, 2] - grid[1, 0], grid[2, 1] - grid[0, 1]]) / two
@@ -91,7 +91,7 @@ def refined(grid: Array, tolerance: np.float32) -> tuple[Array, Array]:
 
 def _cut(shift: Array) -> Array:
     longest = np.abs(shift).max(axis=0)
-    return np.where(longest > _REACH, shift * (_REACH / longest), shift)
+    return np.where(longest > _MAX_SHIFT, shift * (_MAX_SHIFT / longest), shift)
 
 
 _plan = plan_boxes(partial(max_keypoints, tolerance=1e-5), boxes=(1,), box_outputs=(1,))

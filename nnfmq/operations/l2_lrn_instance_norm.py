@@ -1,8 +1,8 @@
 """L2_NORMALIZATION, LOCAL_RESPONSE_NORMALIZATION and INSTANCE_NORMALIZATION.
 
-The first two go along one axis, by default the last; the third goes over the height and width of an image. The norm
-of codes is taken in integers: 1/sqrt by five Newton steps in fixed point, as the reference does. INSTANCE_NORMALIZATION
-in float16 is computed in float32 and rounded once; the reference rounds each step.
+The first two normalize along one axis, by default the last; the third over the height and width of an image. The
+quantized norm is computed in integers as in TFLite: 1/sqrt by five Newton steps in fixed point. float16
+INSTANCE_NORMALIZATION is computed in float32 and rounded once; TFLite rounds each step.
 
 L2_NORMALIZATION               R1 rank 1 to 4   A1 axis   Q6 output scale 1/128, zero point 128 (uint8) or 0 (int8)
 LOCAL_RESPONSE_NORMALIZATION   R1 rank 1 to 4   A1 axis   C1 the radius is not negative
@@ -42,7 +42,7 @@ from nnfmq.operations.signature import (
     overload,
 )
 
-_LEAST_NORM = np.float32(1e-6)
+_MIN_NORM = np.float32(1e-6)
 ONE_Q3, HALF_SQRT_2_Q0 = 1 << 28, 1518500250
 
 
@@ -65,19 +65,19 @@ def l2_normalization_shape(input: Shape, *, axis: int = -1) -> Shape:
 def l2_normalization(input: Array, *, axis: int = -1) -> Array:
     """Divide by the norm along `axis`, at least 1e-6."""
     norms = np.sqrt(np.sum(np.square(input), axis=axis, keepdims=True))
-    result: Array = input / np.maximum(norms, _LEAST_NORM)
+    result: Array = input / np.maximum(norms, _MIN_NORM)
     return result
 
 
 def plan_quantized_l2_normalization(input: Tensor, *, output: Tensor, axis: int = -1) -> Run:
-    """Plan the normalization of codes."""
+    """Plan the normalization of quantized values."""
     low, high = dtype_range(output)
     require_quantization(output, 1 / 128, low + 128)
 
-    def run(codes: Array) -> Array:
-        centred = ints(codes) - input.zero_point
-        multiplier, shift = inverse_square_root(np.sum(np.square(centred), axis=axis, keepdims=True))
-        scaled = rounding_shift(high_mul(centred * 128, multiplier), shift)
+    def run(quantized: Array) -> Array:
+        centered = ints(quantized) - input.zero_point
+        multiplier, shift = inverse_square_root(np.sum(np.square(centered), axis=axis, keepdims=True))
+        scaled = rounding_shift(high_mul(centered * 128, multiplier), shift)
         return np.clip(scaled + output.zero_point, low, high).astype(output.dtype)
 
     return run
@@ -88,7 +88,9 @@ def inverse_square_root(sums: Ints) -> tuple[Ints, Ints]:
     inputs, shift = ints(np.maximum(sums, 2)), np.full(sums.shape, 11, np.int64)
     while (large := inputs >= 1 << 29).any():
         inputs, shift = np.where(large, inputs >> 2, inputs), shift + large
-    free_bits = 31 - np.frexp(inputs.astype(np.float64))[1].astype(np.int64)  # frexp's exponent is the bit length
+    free_bits = 31 - np.frexp(inputs.astype(np.float64))[1].astype(
+        np.int64
+    )  # frexp's exponent is the bit length of an integer
     pairs = free_bits // 2 - 1
     shift -= pairs
     x = high_mul(_newton_steps(inputs << 2 * pairs), HALF_SQRT_2_Q0)
@@ -108,12 +110,12 @@ def _newton_steps(inputs: Ints) -> Ints:
 
 def local_response_shape(input: Shape, *, radius: int, bias: float, alpha: float, beta: float, axis: int = -1) -> Shape:
     """Return the input's shape."""
-    require(radius >= 0, "C1", f"radius {radius} is negative")
+    require(radius >= 0, "C1", f"radius {radius}, it must not be negative")
     return _axis_shape(input, axis)
 
 
 def local_response(input: Array, *, radius: int, bias: float, alpha: float, beta: float, axis: int = -1) -> Array:
-    """Multiply by (bias + alpha · Σ x²)^-beta; the sum is over the cells up to `radius` away along `axis`."""
+    """Multiply by (bias + alpha · Σ x²)^-beta; the sum is over the elements up to `radius` away along `axis`."""
     squares = np.moveaxis(np.square(input), axis, 0)
     sums = squares.copy()
     for distance in range(1, min(radius, len(squares) - 1) + 1):
@@ -126,15 +128,15 @@ def local_response(input: Array, *, radius: int, bias: float, alpha: float, beta
 
 def instance_shape(input: Shape, *, gamma: float, beta: float, epsilon: float) -> Shape:
     """Return the input's shape."""
-    require(len(input) == 4, "C2", f"input {input} needs rank 4")
+    require(len(input) == 4, "C2", f"input {input} must have rank 4")
     return input
 
 
 def instance_normalization(input: Array, *, gamma: float, beta: float, epsilon: float) -> Array:
     """Return gamma · (x - mean) / sqrt(variance + epsilon) + beta for each image and channel."""
-    centred = input - np.mean(input, axis=(1, 2), keepdims=True)
-    sigma = np.sqrt(np.mean(np.square(centred), axis=(1, 2), keepdims=True) + np.float32(epsilon))
-    result: Array = centred * np.float32(gamma) / sigma + np.float32(beta)
+    centered = input - np.mean(input, axis=(1, 2), keepdims=True)
+    sigma = np.sqrt(np.mean(np.square(centered), axis=(1, 2), keepdims=True) + np.float32(epsilon))
+    result: Array = centered * np.float32(gamma) / sigma + np.float32(beta)
     return result
 
 

@@ -1,7 +1,7 @@
-"""LSTM and its sequence forms: LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM, BIDIRECTIONAL_SEQUENCE_LSTM.
+"""LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM and BIDIRECTIONAL_SEQUENCE_LSTM.
 
-`lstm_cell` has the cell, its constraints (C1-C11) and its arithmetic, `recurrent_sequences` what a sequence adds (C12);
-here are the parameter lists, and which tensor of them goes where. float16 is computed in float32 and rounded once.
+This module has the parameter lists and distributes their tensors; `lstm_cell` has the cell, its constraints (C1 to C11)
+and its arithmetic, `recurrent_sequences` has C12. float16 is computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Tensors: TypeAlias = tuple[Tensor, ...]
 
 def lstm_shape(input: Shape, *rest: Shape, activation: int, cell_clip: float, projection_clip: float) -> Shapes:
     """Return the shapes of the scratch buffer, both states and the output."""
-    require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
+    require(len(input) == 2, "C1", f"the input has shape {input}, required is (batch, input size)")
     check_attributes(activation, cell_clip, projection_clip)
     cell, states = one_cell(rest)
     check_cell(cell, input, states)
@@ -70,7 +70,7 @@ def lstm_shape(input: Shape, *rest: Shape, activation: int, cell_clip: float, pr
 
 
 def one_cell(rest: Sequence[T]) -> tuple[LstmTensors[T], Sequence[T]]:
-    """Return the cell and the two states among all arguments after the input."""
+    """Return the cell and the two states from all arguments after the input."""
     cell = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
     return cell, rest[TENSOR_COUNT : TENSOR_COUNT + 2]
 
@@ -78,7 +78,7 @@ def one_cell(rest: Sequence[T]) -> tuple[LstmTensors[T], Sequence[T]]:
 def plan_lstm(
     input: Tensor, *rest: Tensor, output: Tensors, activation: int, cell_clip: float, projection_clip: float
 ) -> Run:
-    """Plan one step. What the scratch buffer holds is not defined by the HAL: it is zero here."""
+    """Plan one step. The scratch buffer's contents are undefined in the HAL; they are zeros here."""
     packed = pack(one_cell(rest)[0], activation, cell_clip, projection_clip)
     scratch_shape = output[0].shape
 
@@ -92,7 +92,7 @@ def plan_lstm(
 def unidirectional_shape(
     input: Shape, *rest: Shape, time_major: bool, output_count: int, **cell_attributes: Any
 ) -> Shapes:
-    """Return the shapes of the output, and of both states where they are wanted."""
+    """Return the shapes of the output and, if there are three outputs, of both states."""
     check_attributes(**cell_attributes)
     steps = time_major_shape(input, time_major)
     cell, states = one_cell(rest)
@@ -119,7 +119,7 @@ _NORMS = AUX + 9
 
 
 def two_cells(rest: Sequence[T]) -> tuple[LstmTensors[T], LstmTensors[T]]:
-    """Return the forward and the backward cell among all arguments after the input."""
+    """Return the forward and the backward cell from all arguments after the input."""
     fw_aux, bw_aux = rest[AUX + 1 : AUX + 5], rest[AUX + 5 : _NORMS]
     forward = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[_NORMS : _NORMS + 4], aux=fw_aux)
     return forward, LstmTensors.of(rest[TENSOR_COUNT:_STATES], norm=rest[_NORMS + 4 :], aux=bw_aux)
@@ -128,7 +128,7 @@ def two_cells(rest: Sequence[T]) -> tuple[LstmTensors[T], LstmTensors[T]]:
 def bidirectional_shape(
     input: Shape, *rest: Shape, merge_outputs: bool, time_major: bool, output_count: int, **cell_attributes: Any
 ) -> Shapes:
-    """Return the shapes of the outputs, two or merged to one, and of the four states where they are wanted."""
+    """Return the shapes of the outputs, two or merged to one, and of the four states if they are outputs."""
     check_attributes(**cell_attributes)
     forward, backward = two_cells(rest)
     linking = Linking.of(input, rest[AUX], (forward.aux != NO_GATES, backward.aux != NO_GATES))

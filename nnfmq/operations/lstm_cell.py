@@ -1,18 +1,18 @@
-"""One LSTM cell in float32, the same for LSTM and its sequence forms: its tensors, their constraints, its steps.
+"""The float32 LSTM cell shared by LSTM and its sequence operations: tensors, constraints, computation.
 
-The products of all time steps with the input weights are one matrix product; what remains for each step is one
-product with the recurrent weights, and elementwise work. Variants are data: an input gate that is omitted is one
-minus the forget gate (CIFG), and peepholes, layer normalization and projection are None where omitted.
+One matrix product computes all time steps' products with the input weights; each step then has one product with the
+recurrent weights and elementwise work. An omitted input gate is one minus the forget gate (CIFG); omitted peepholes,
+layer normalization and projection are None.
 
-    C1  the input's rank                         C7  layer norm weights are all or none, (cells,)
-    C2  weights: (cells, input or output size)   C8  states: (batch, output size) and (batch, cells)
-    C3  the input gate is whole or absent        C9  clips are not negative
-    C4  peepholes are all or none, (cells,)      C10 activation code 0, 1, 3, 4 or 6
-    C5  biases: (cells,)                         C11 auxiliary input and weights go together
-    C6  projection: (output size, cells), bias only with weights; without it output size = cells
+    C1  the input's rank                         C7  layer norm weights are all or none, (units,)
+    C2  weights: (units, input or output size)   C8  states: (batch, output size) and (batch, units)
+    C3  the input gate is complete or absent     C9  clips are not negative
+    C4  peepholes are all or none, (units,)      C10 activation code 0, 1, 3, 4 or 6
+    C5  biases: (units,)                         C11 auxiliary input and weights are both given or both omitted
+    C6  projection: (output size, units), bias only with weights; without it output size = units
 
-What differs from the reference: forward and backward cells of one operation need not have the same variants, and
-auxiliary weights are as wide as the auxiliary input, not as the input.
+Unlike in TFLite, the forward and backward cells of one operation may have different variants, and auxiliary weights
+have the size of the auxiliary input, not of the input.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ACTIVATIONS: Mapping[int, Callable[[Array], Array]] = {
     4: np.tanh,
     6: logistic,
 }
-"""Activations of the recurrent operations by their code; LSTM itself has no 2 (RELU1)."""
+"""Activations of the recurrent operations by code; LSTM does not allow 2 (RELU1)."""
 
 _LSTM_CODES = frozenset(ACTIVATIONS) - {2}
 
@@ -51,7 +51,7 @@ _LSTM_CODES = frozenset(ACTIVATIONS) - {2}
 def cell_parameters(
     prefix: str = "", *, weights: ParameterType = "T", peepholes: ParameterType = "T", biases: ParameterType = "T"
 ) -> tuple[Parameter, ...]:
-    """Return the parameters of one cell from its input weights to its projection, in the HAL's order."""
+    """Return the parameters of one cell, from input weights to projection bias, in the HAL's order."""
     cell_to = ("input", "forget", "output")
     return (
         *gate_parameters(prefix + "input_to_{}_weights", weights),
@@ -66,13 +66,13 @@ def cell_parameters(
 def gate_parameters(
     name: str, type: ParameterType = "T", *, optional: tuple[str, ...] = ("input",)
 ) -> tuple[Parameter, ...]:
-    """Return a weight for each gate, of which `optional` may be omitted."""
+    """Return a weight for each gate; those of the gates in `optional` may be omitted."""
     return tuple(weight(name.format(gate), type, optional=gate in optional) for gate in GATES)
 
 
 @dataclass(frozen=True, slots=True)
 class LstmTensors(Generic[T]):
-    """What one cell is made of: tensors, or their shapes; None where omitted."""
+    """The tensors of one cell, or their shapes; None if omitted."""
 
     input: Gates[T]
     recurrent: Gates[T]
@@ -94,7 +94,7 @@ class LstmTensors(Generic[T]):
 
     @property
     def gates(self) -> tuple[int, ...]:
-        """The gates that are computed: without 0, the input gate, where that is coupled to the forget gate."""
+        """The gates that are computed: without 0, the input gate, if it is coupled to the forget gate (CIFG)."""
         return (0, 1, 2, 3) if self.input[0] is not None else (1, 2, 3)
 
 
@@ -108,11 +108,11 @@ def _gates(tensors: Sequence[T | None]) -> Gates[T]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The extents that a cell's tensors agree on."""
+    """The sizes of a cell's tensors."""
 
     batch: int
     input: int
-    cells: int
+    units: int
     output: int
 
 
@@ -124,25 +124,25 @@ def check_cell(cell: LstmTensors[Shape], rows: Shape, states: Sequence[Shape], a
     sizes = Sizes(rows[0], rows[1], first[0], recurrent[1])
     _check_gates(cell, sizes, aux)
     _check_projection(cell, sizes)
-    wanted = [(sizes.batch, sizes.output), (sizes.batch, sizes.cells)]
-    require(list(states) == wanted, "C8", f"states have shapes {list(states)}, needed are {wanted}")
+    wanted = [(sizes.batch, sizes.output), (sizes.batch, sizes.units)]
+    require(list(states) == wanted, "C8", f"states have shapes {list(states)}, required are {wanted}")
 
 
 def _check_gates(cell: LstmTensors[Shape], sizes: Sizes, aux: Shape | None) -> None:
-    cells = sizes.cells
-    _check_group("C2", "input weights", cell.input, (cells, sizes.input), cell.gates)
-    _check_group("C2", "recurrent weights", cell.recurrent, (cells, sizes.output), cell.gates)
-    _check_group("C5", "biases", cell.bias, (cells,), cell.gates)
-    _check_optional("C4", "peepholes", cell.peephole, (cells,), tuple(gate for gate in cell.gates if gate != 2))
-    _check_optional("C7", "layer norm weights", cell.norm, (cells,), cell.gates)
-    if aux is not None:  # without an auxiliary input `Linking` has refused weights for it
-        _check_optional("C11", "auxiliary weights", cell.aux, (cells, aux[-1]), cell.gates)
+    units = sizes.units
+    _check_group("C2", "input weights", cell.input, (units, sizes.input), cell.gates)
+    _check_group("C2", "recurrent weights", cell.recurrent, (units, sizes.output), cell.gates)
+    _check_group("C5", "biases", cell.bias, (units,), cell.gates)
+    _check_optional("C4", "peepholes", cell.peephole, (units,), tuple(gate for gate in cell.gates if gate != 2))
+    _check_optional("C7", "layer norm weights", cell.norm, (units,), cell.gates)
+    if aux is not None:  # `Linking.of` has rejected auxiliary weights without an auxiliary input
+        _check_optional("C11", "auxiliary weights", cell.aux, (units, aux[-1]), cell.gates)
 
 
 def _check_optional(rule: str, name: str, shapes: Gates[Shape], wanted: Shape, gates: tuple[int, ...]) -> None:
     if shapes != NO_GATES:
-        given = [GATES[gate] for gate in gates if shapes[gate] is None]
-        require(not given, rule, f"{name} of some gates only; missing: {given}")
+        missing = [GATES[gate] for gate in gates if shapes[gate] is None]
+        require(not missing, rule, f"{name} are given for some gates only, missing are {missing}")
         _check_group(rule, name, shapes, wanted, gates)
 
 
@@ -150,20 +150,20 @@ def _check_group(rule: str, name: str, shapes: Gates[Shape], wanted: Shape, gate
     for gate in range(4):
         if gate in gates:
             require(shapes[gate] is not None, "C3", f"{name} of the {GATES[gate]} gate are missing, others are given")
-            require(shapes[gate] == wanted, rule, f"{name} ({GATES[gate]} gate): {shapes[gate]}, needed: {wanted}")
+            require(shapes[gate] == wanted, rule, f"{name} ({GATES[gate]} gate): {shapes[gate]}, required: {wanted}")
         else:
             require(shapes[gate] is None, "C3", f"{name} of the {GATES[gate]} gate without its input weights")
 
 
 def _check_projection(cell: LstmTensors[Shape], sizes: Sizes) -> None:
-    wanted = (sizes.output, sizes.cells)
+    wanted = (sizes.output, sizes.units)
     if cell.projection is None:
         require(cell.projection_bias is None, "C6", "a projection bias without projection weights")
-        require(sizes.output == sizes.cells, "C6", f"{wanted} outputs and cells without a projection")
+        require(sizes.output == sizes.units, "C6", f"{wanted} outputs and cells without a projection")
         return
-    require(cell.projection == wanted, "C6", f"projection weights have shape {cell.projection}, needed is {wanted}")
+    require(cell.projection == wanted, "C6", f"projection weights have shape {cell.projection}, required is {wanted}")
     bias = cell.projection_bias
-    require(bias in (None, wanted[:1]), "C6", f"the projection bias has shape {bias}, needed is {wanted[:1]}")
+    require(bias in (None, wanted[:1]), "C6", f"the projection bias has shape {bias}, required is {wanted[:1]}")
 
 
 def check_attributes(activation: int, cell_clip: float, projection_clip: float) -> None:
@@ -178,14 +178,14 @@ def check_attributes(activation: int, cell_clip: float, projection_clip: float) 
 
 @dataclass(frozen=True, slots=True)
 class GateParams:
-    """What is added to one gate's products."""
+    """A gate's bias, peephole weights and layer norm weights."""
 
     bias: Array
     peephole: Array | None
     norm: Array | None
 
     def apply(self, products: Array, state: Array) -> Array:
-        """Add peephole, normalize, add bias."""
+        """Add the peephole's product, normalize, add the bias."""
         if self.peephole is not None:
             products = products + self.peephole * state
         if self.norm is not None:
@@ -194,16 +194,16 @@ class GateParams:
 
 
 def _normalized(rows: Array) -> Array:
-    centred = rows - rows.mean(axis=-1, keepdims=True)
-    variance = np.square(centred).mean(axis=-1, keepdims=True)
-    return centred / np.sqrt(variance + _NORMALIZATION_EPSILON)  # type: ignore[no-any-return]
+    centered = rows - rows.mean(axis=-1, keepdims=True)
+    variance = np.square(centered).mean(axis=-1, keepdims=True)
+    return centered / np.sqrt(variance + _NORMALIZATION_EPSILON)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLstmCell:
-    """A cell ready to run: matrices that make all gates' products at once, and each gate's rest.
+    """A cell with packed weights: matrices that compute all gates' products together, and each gate's other parameters.
 
-    `gates` are input, forget, cell and output; without the first where it is coupled to the forget gate.
+    `gates` are input, forget, cell and output, without the first if it is coupled to the forget gate.
     """
 
     weights: Array
@@ -233,12 +233,12 @@ class PreparedLstmCell:
         state = forget * state + entrance * self.activation(sums[-1])
         if self.cell_clip > 0:
             state = np.clip(state, -self.cell_clip, self.cell_clip)
-        opened = logistic(self.gates[-1].apply(output, state))  # its peephole sees the new state
+        opened = logistic(self.gates[-1].apply(output, state))  # the output gate's peephole reads the new state
         return self.projection(opened * self.activation(state)), state
 
 
 def pack(cell: LstmTensors[Tensor], activation: int, cell_clip: float, projection_clip: float) -> PreparedLstmCell:
-    """Prepare a cell that has passed `check_cell` and `check_attributes`."""
+    """Copy and pack the weights of a cell that `check_cell` and `check_attributes` accepted."""
     return PreparedLstmCell(
         _stacked(cell.input, cell.gates),
         None if cell.aux == NO_GATES else _stacked(cell.aux, cell.gates),
@@ -253,8 +253,8 @@ def pack(cell: LstmTensors[Tensor], activation: int, cell_clip: float, projectio
 
 
 def _value(tensor: Tensor | None) -> Array:
-    assert tensor is not None, "check_cell asked for it"
-    return tensor.array.copy()  # a weight that comes with the request may lie in another process's memory
+    assert tensor is not None, "check_cell requires it"
+    return tensor.array.copy()  # a weight that comes with the request may be in another process's memory
 
 
 def _optional(tensor: Tensor | None) -> Array | None:

@@ -1,7 +1,7 @@
-"""MAXIMUM, MINIMUM and SELECT: of each pair of elements one goes on.
+"""MAXIMUM, MINIMUM and SELECT: one element of each pair.
 
-Codes are brought to the output's scale and zero point first (through a table, where they differ) and compared then.
-SELECT takes the first operand where the condition's byte is not 0, and does not broadcast.
+Quantized inputs are requantized to the output's scale and zero point first, through a table if they differ. SELECT
+takes the first operand if the condition's byte is not 0, and does not broadcast.
 
     C1 condition and operands of SELECT have one shape
 """
@@ -48,38 +48,38 @@ def select_shape(condition: Shape, first: Shape, second: Shape) -> Shape:
 
 
 def select(condition: Array, first: Array, second: Array) -> Array:
-    """Return elements of `first` where the condition is true, else of `second`."""
+    """Return the element of `first` if the condition is true, else of `second`, at each position."""
     return np.where(condition, first, second)
 
 
 def plan_quantized_choice(ufunc: np.ufunc, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
-    """Plan MAXIMUM or MINIMUM of codes."""
+    """Plan MAXIMUM or MINIMUM of quantized values."""
     adapt_first, adapt_second = _adapter(first, output), _adapter(second, output)
     return lambda a, b: ufunc(adapt_first(a), adapt_second(b))
 
 
 def plan_quantized_select(condition: Tensor, first: Tensor, second: Tensor, *, output: Tensor) -> Run:
-    """Plan SELECT of codes."""
+    """Plan SELECT of quantized values."""
     adapt_first, adapt_second = _adapter(first, output), _adapter(second, output)
     return lambda mask, a, b: select(mask, adapt_first(a), adapt_second(b))
 
 
 def _adapter(tensor: Tensor, output: Tensor) -> Adapt:
-    codes = requantized_values(tensor, output)
-    return _unchanged if codes is None else partial(lut8, codes)
+    quantized = requantized_values(tensor, output)
+    return _unchanged if quantized is None else partial(lut8, quantized)
 
 
-def _unchanged(codes: Array) -> Array:
-    return codes
+def _unchanged(quantized: Array) -> Array:
+    return quantized
 
 
-def _variants(in_own_type: Plan, of_codes: Plan) -> tuple[Variant, ...]:
+def _variants(in_any_dtype: Plan, in_quantized: Plan) -> tuple[Variant, ...]:
     return (
-        Variant({"T": F32}, V1_2, in_own_type),
-        Variant({"T": F16}, V1_2, in_own_type),
-        Variant({"T": I32}, V1_2, in_own_type),
-        Variant({"T": Q8}, V1_2, of_codes),
-        Variant({"T": Q8S}, V1_3, of_codes),
+        Variant({"T": F32}, V1_2, in_any_dtype),
+        Variant({"T": F16}, V1_2, in_any_dtype),
+        Variant({"T": I32}, V1_2, in_any_dtype),
+        Variant({"T": Q8}, V1_2, in_quantized),
+        Variant({"T": Q8S}, V1_3, in_quantized),
     )
 
 

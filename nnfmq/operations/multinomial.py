@@ -1,9 +1,9 @@
-"""RANDOM_MULTINOMIAL: draws from classes whose unnormalized log-probabilities are given.
+"""RANDOM_MULTINOMIAL: random classes, from unnormalized log-probabilities.
 
-The stream is the reference's: Philox 4x32-10, keyed with the first seed, its counter starting at the second in the
-upper half; two 32-bit results make a double of 52 bits. The same seeds give the same draws; seeds of 0 and 0 stand for
-two that nobody knows, new in each execution. A class of probability 0 or of a log-probability that is not finite is
-never drawn, unless there is no other.
+The random numbers are TFLite's: Philox 4x32-10 with the first seed as key and the second as the upper half of the
+counter; two 32-bit results make a double of 52 bits. Equal seeds give equal samples; seeds 0 and 0 are replaced by
+random ones in each execution. A class whose probability is 0 or whose log-probability is not finite is never sampled,
+unless there is no other.
 
     C1 the input has shape (batch, classes), the seeds are two
     C2 the number of samples is positive
@@ -41,11 +41,11 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = np.uint64(0xFFFFFFFF)
 _WORD = np.uint64(32)
-_PIECE = 1 << 16
+_CHUNK = 1 << 16
 
 
 def philox(count: int, key: int, counter: int, first: int = 0) -> npt.NDArray[np.uint32]:
-    """Return `count` groups of four words from group `first` on; `key` and `counter`, its upper half, have 64 bits."""
+    """Return `count` groups of four words from group `first`. `counter` is the upper half; it and `key` have 64 bits."""
     low = np.arange(first, first + count, dtype=np.uint64)
     upper = np.full(count, counter % (1 << 64), np.uint64)
     words = [low & _LOW, low >> _WORD, upper & _LOW, upper >> _WORD]
@@ -61,7 +61,7 @@ def _philox_round(words: list[npt.NDArray[np.uint64]], keys: list[np.uint64]) ->
 
 
 def uniform(count: int, seeds: tuple[int, int], first: int = 0) -> npt.NDArray[np.float64]:
-    """Return `count` doubles in [0, 1), from number `first` of the stream on."""
+    """Return `count` doubles in [0, 1), starting at position `first` of the stream."""
     key, counter = (seed % (1 << 64) for seed in seeds)
     odd = first % 2
     pairs = philox((odd + count + 1) // 2, key, counter, first // 2).reshape(-1, 2)[odd : odd + count].astype(np.uint64)
@@ -71,13 +71,14 @@ def uniform(count: int, seeds: tuple[int, int], first: int = 0) -> npt.NDArray[n
 
 def multinomial_shape(input: Shape, *, samples: int, seeds: Array) -> Shape:
     """Return (batch, samples)."""
-    require(len(input) == 2 and seeds.shape == (2,), "C1", f"an input of shape {input}, seeds of shape {seeds.shape}")
-    require(samples > 0, "C2", f"{samples} samples")
+    message = f"input {input} and seeds {seeds.shape}, required are rank 2 and shape (2,)"
+    require(len(input) == 2 and seeds.shape == (2,), "C1", message)
+    require(samples > 0, "C2", f"{samples} samples, at least 1 is required")
     return input[0], samples
 
 
 def plan_multinomial(input: Tensor, *, output: Tensor, samples: int, seeds: Array) -> Run:
-    """Plan draws; seeds of 0 are replaced at each execution."""
+    """Plan the samples; seeds 0 and 0 are replaced at each execution."""
     pair = int(seeds[0]), int(seeds[1])
     if pair == (0, 0):
         return lambda logits: multinomial(logits, samples, (secrets.randbits(64), secrets.randbits(64)))
@@ -85,27 +86,27 @@ def plan_multinomial(input: Tensor, *, output: Tensor, samples: int, seeds: Arra
 
 
 def multinomial(logits: Array, samples: int, seeds: tuple[int, int]) -> Array:
-    """Return `samples` classes for each row, made piece by piece: draws take many times the memory of classes."""
+    """Return `samples` classes for each row, in chunks: random doubles take much more memory than classes."""
     sums = cumulative(logits)
     chosen = np.empty((len(logits), samples), np.int32)
     for number, row in enumerate(sums):
-        for start in range(0, samples, _PIECE):
-            count = min(_PIECE, samples - start)
+        for start in range(0, samples, _CHUNK):
+            count = min(_CHUNK, samples - start)
             chosen[number, start : start + count] = classes_of(row, uniform(count, seeds, number * samples + start))
     return chosen
 
 
 def cumulative(logits: Array) -> npt.NDArray[np.float64]:
-    """Return for each class its probability and those of all before it, times a number that all share."""
+    """Return the cumulative probabilities of each row's classes, times a common factor."""
     private = logits.astype(np.float64)
     known = np.isfinite(private)
     largest = np.max(private, axis=1, keepdims=True, initial=float(np.finfo(np.float32).min), where=known)
     return np.add.accumulate(np.where(known, np.exp(private - largest), 0.0), axis=1)
 
 
-def classes_of(sums: Array, draws: Array) -> Array:
-    """Return the class that each of `draws` (in [0, 1)) falls into."""
-    above: Array = np.searchsorted(sums, draws * sums[-1], side="right")
+def classes_of(sums: Array, samples: Array) -> Array:
+    """Return the class that each of `samples` (in [0, 1)) falls into."""
+    above: Array = np.searchsorted(sums, samples * sums[-1], side="right")
     return np.minimum(above, len(sums) - 1, out=above)
 
 

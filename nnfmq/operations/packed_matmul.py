@@ -1,10 +1,11 @@
-"""Matrix products with a bias and a fused activation: the inner part of convolutions and FULLY_CONNECTED.
+"""Matrix products with prepacked weights, bias and fused activation, for convolutions and FULLY_CONNECTED.
 
-A quantized product is summed by a float32 BLAS product, which is exact while every partial sum stays within 2^24;
-Σ|w|·max|x| bounds them, known per output channel at preparation. Otherwise the product is in float64 (2^53).
-The input's zero point is not subtracted from the data: Σ(x - z)·w = Σx·w - z·Σw, and the second term joins the bias.
+A quantized product is computed by a float32 BLAS product, which is exact while every partial sum is at most 2^24 in
+magnitude. Σ|w|·max|x| bounds the sums of each output channel at preparation; beyond 2^24 the product is in float64
+(exact to 2^53). The input's zero point is not subtracted from the data: Σ(x - z)·w = Σx·w - z·Σw, and the second term
+is added to the bias.
 
-Per-channel values are repeated to *rows* of several positions, since numpy is slow on short inner loops.
+Per-channel values are repeated to *rows* of several positions, because NumPy is slow on short inner loops.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nnfmq.operations.signature import Array, Tensor
 
 @dataclass(frozen=True, slots=True)
 class PackedMatmul:
-    """A packed matrix (length, channels), what finishes its sums, and the dtype of the results."""
+    """A packed matrix (K, channels), its epilogue, the results' dtype, and the positions of a row."""
 
     matrix: Array
     epilogue: Epilogue
@@ -38,14 +39,14 @@ class PackedMatmul:
     row: int
 
     def store(self, rows: Array, out: Array) -> None:
-        """Multiply `rows` (positions, length) and fill `out`, contiguous, of positions · channels elements."""
+        """Multiply `rows` (positions, K) into `out`, contiguous, of positions · channels elements."""
         sums = np.matmul(rows.astype(self.matrix.dtype, copy=False), self.matrix)
         length = self.row * self.matrix.shape[1]
         self.epilogue(sums.reshape(-1, length), out.reshape(-1, length))
 
 
 def float_epilogue(bias: Array, activation: int) -> Epilogue:
-    """Return what adds `bias` (a row) and clamps."""
+    """Return an epilogue that adds `bias` (one row) and clamps."""
     low, high = float_activation_range(activation)
 
     def epilogue(sums: Array, out: Array) -> None:
@@ -59,7 +60,7 @@ def float_epilogue(bias: Array, activation: int) -> Epilogue:
 
 
 def float_matmul(matrix: Array, bias: Array, output: Tensor, activation: int, row: int = 1) -> PackedMatmul:
-    """Pack a float32 product whose results are stored `row` positions at a time."""
+    """Pack a float32 matrix (K, channels); the epilogue handles `row` positions at a time."""
     packed = np.ascontiguousarray(matrix, dtype=np.float32)
     return PackedMatmul(packed, float_epilogue(np.tile(bias, row), activation), output.dtype, row)
 
@@ -67,26 +68,26 @@ def float_matmul(matrix: Array, bias: Array, output: Tensor, activation: int, ro
 def quantized_matmul(
     input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int = 1
 ) -> PackedMatmul:
-    """Pack an exact integer product with `filter`, whose first dimension are the channels."""
+    """Pack `filter`, whose first dimension is the output channels, for an exact integer product."""
     matrix, sums, bound = pack_exact_matrix(filter.array.reshape(filter.shape[0], -1).T, filter.zero_point, input)
     epilogue = quantized_epilogue(sums, bound, input, filter, bias, output, activation, row)
     return PackedMatmul(matrix, epilogue, output.dtype, row)
 
 
-def pack_exact_matrix(codes: Array, zero_point: int, input: Tensor) -> tuple[Array, Ints, int]:
-    """Return codes (length, channels) less their zero point, the sum of each channel, and a bound on |Σ x·w|.
+def pack_exact_matrix(quantized: Array, zero_point: int, input: Tensor) -> tuple[Array, Ints, int]:
+    """Return the weights (K, channels) minus zero point, their sum for each channel, and a bound on |Σ x·w|.
 
-    The matrix is of the float type that holds the sums exactly. The bound and the sums take longer than the rest, and
-    little room in a cache.
+    The matrix has the float type that represents the sums exactly. Only the bound and the sums are prepacked: they take
+    most of the time and little memory.
     """
 
     def sum_up() -> tuple[Array, ...]:
-        weights = codes.astype(np.int64) - zero_point
+        weights = quantized.astype(np.int64) - zero_point
         bound, _ = bound_accumulator(weights, max(map(abs, dtype_range(input))))
         return weights.sum(axis=0), np.array(bound)
 
     sums, bound = cached_prepack(sum_up)
-    matrix = np.subtract(codes, zero_point, dtype=_exact_type(int(bound)), order="C")
+    matrix = np.subtract(quantized, zero_point, dtype=_exact_type(int(bound)), order="C")
     return matrix, ints(sums), int(bound)
 
 
@@ -95,7 +96,7 @@ def _exact_type(bound: int) -> type[np.floating[Any]]:
 
 
 def bound_accumulator(matrix: Ints, largest: int) -> tuple[int, type[np.floating[Any]]]:
-    """Return a bound on |Σ x·w| for |x| ≤ `largest`, and the float type that holds it exactly."""
+    """Return a bound on |Σ x·w| for |x| ≤ `largest`, and the float type that represents it exactly."""
     bound = int(np.abs(matrix).sum(axis=0).max(initial=0)) * largest
     return bound, _exact_type(bound)
 
@@ -103,10 +104,10 @@ def bound_accumulator(matrix: Ints, largest: int) -> tuple[int, type[np.floating
 def quantized_epilogue(
     sums: Ints, bound: int, input: Tensor, filter: Tensor, bias: Tensor, output: Tensor, activation: int, row: int
 ) -> Epilogue:
-    """Return what adds the bias and the zero point's part to raw sums, and requantizes them.
+    """Return an epilogue that adds the zero-point-corrected bias to accumulators and requantizes them.
 
-    `sums` are the filter's, less its zero point, of each channel.
+    `sums` are the sums of the filter minus zero point, one for each channel.
     """
     multipliers = OutputMultipliers.of(requantization_scales(input, filter, bias, output)).rows(row)
-    whole_bias = ints(bias.array) - input.zero_point * sums
-    return requantizer(multipliers, np.tile(whole_bias, row), bound, output, activation)
+    corrected_bias = ints(bias.array) - input.zero_point * sums
+    return requantizer(multipliers, np.tile(corrected_bias, row), bound, output, activation)

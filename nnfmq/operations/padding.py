@@ -1,12 +1,12 @@
-"""PAD, PAD_V2 and MIRROR_PAD: an array with a border of a constant, or of itself mirrored.
+"""PAD, PAD_V2 and MIRROR_PAD: an array with a border of a constant, or of its mirrored elements.
 
-The constant of PAD is 0, which is the zero point in codes; that of PAD_V2 is a code where the array holds codes, and
-the same code for int8: it is the one value that does not move by 128 with the type.
+PAD pads with the real value 0, which is the zero point of a quantized tensor. PAD_V2 pads quantized tensors with a
+quantized value, which is the same number for uint8 and int8: unlike zero points, it is not shifted by 128.
 
     C1 paddings have shape (rank, 2) and are not negative
-    C2 mirrored paddings are at most the extent (SYMMETRIC), or one less (REFLECT)
+    C2 mirrored padding is at most the dimension (SYMMETRIC), or one less (REFLECT)
     C3 mode is REFLECT (0) or SYMMETRIC (1)
-    C4 the padding code fits the type
+    C4 the padding value fits the type
 """
 
 from __future__ import annotations
@@ -47,27 +47,28 @@ from nnfmq.operations.signature import (
 
 
 class MirrorMode(IntEnum):
-    """Whether the border repeats the outermost element."""
+    """SYMMETRIC repeats the outermost element in the border, REFLECT does not."""
 
     REFLECT = 0
     SYMMETRIC = 1
 
 
 def padded(input: Shape, paddings: Array) -> Shape:
-    """Return a shape grown by `paddings` of shape (rank, 2)."""
+    """Return `input` plus `paddings` of shape (rank, 2)."""
     fits = paddings.shape == (len(input), 2) and int(paddings.min()) >= 0
-    require(fits, "C1", f"paddings {paddings.tolist()} for rank {len(input)}")
-    return tuple(extent + head + tail for extent, (head, tail) in zip(input, paddings.tolist(), strict=True))
+    message = f"paddings {paddings.tolist()}, required are ({len(input)}, 2) values of 0 or more"
+    require(fits, "C1", message)
+    return tuple(dimension + low + high for dimension, (low, high) in zip(input, paddings.tolist(), strict=True))
 
 
 def pad_shape(input: Shape, *, paddings: Array, value: float = 0) -> Shape:
-    """Return the input's shape grown by the paddings."""
+    """Return the input's shape plus the paddings."""
     require_rank(input, range(1, 5), "input")
     return padded(input, paddings)
 
 
 def plan_pad(input: Tensor, *, output: Tensor, paddings: Array) -> Run:
-    """Plan padding with 0, which is the zero point in codes."""
+    """Plan padding with the real value 0: the zero point of a quantized tensor."""
     return plan_pad_v2(input, output=output, paddings=paddings, value=output.zero_point)
 
 
@@ -75,9 +76,9 @@ def plan_pad_v2(input: Tensor, *, output: Tensor, paddings: Array, value: float)
     """Plan padding with a value of the array's type."""
     if output.dtype.kind != "f":
         low, high = dtype_range(output)
-        require(low <= value <= high, "C4", f"padding code {value}, {output.dtype} allows {low} to {high}")
+        require(low <= value <= high, "C4", f"padding value {value}, {output.dtype} allows {low} to {high}")
     pairs = zip(input.shape, paddings.tolist(), strict=True)
-    inner = tuple(slice(head, head + extent) for extent, (head, _) in pairs)
+    inner = tuple(slice(before, before + dimension) for dimension, (before, _) in pairs)
 
     def run(array: Array) -> Array:
         padded = np.full(output.shape, value, output.dtype)
@@ -93,22 +94,22 @@ def _pad_level(inputs: Mapping[str, Operand], output: Operand) -> int:
 
 
 def mirror_pad_shape(input: Shape, *, paddings: Array, mode: int) -> Shape:
-    """Return the input's shape grown by paddings that the input can fill."""
-    require(mode in (MirrorMode.REFLECT, MirrorMode.SYMMETRIC), "C3", f"mode {mode} is not 0 or 1")
+    """Return the input's shape plus the paddings."""
+    known = mode in (MirrorMode.REFLECT, MirrorMode.SYMMETRIC)
+    require(known, "C3", f"mode {mode}, allowed are 0 (REFLECT) and 1 (SYMMETRIC)")
     shape = padded(input, paddings)
-    for extent, pair in zip(input, paddings.tolist(), strict=True):
-        limit = extent - (mode == MirrorMode.REFLECT)
-        require(
-            max(pair) <= limit, "C2", f"padding {max(pair)} of an extent of {extent}, at most {limit} in mode {mode}"
-        )
+    for dimension, pair in zip(input, paddings.tolist(), strict=True):
+        limit = dimension - (mode == MirrorMode.REFLECT)
+        message = f"padding {max(pair)} of a dimension of {dimension}, at most {limit} is allowed in mode {mode}"
+        require(max(pair) <= limit, "C2", message)
     return shape
 
 
 def plan_mirror_pad(input: Tensor, *, output: Tensor, paddings: Array, mode: int) -> Run:
-    """Plan a mirrored border: one vector of input positions for each axis that has any."""
+    """Plan a gather along each padded axis, from a vector of input positions."""
     style: Any = "reflect" if mode == MirrorMode.REFLECT else "symmetric"
     pairs = enumerate(zip(input.shape, paddings.tolist(), strict=True))
-    positions = {axis: np.pad(np.arange(extent), pair, style) for axis, (extent, pair) in pairs if any(pair)}
+    positions = {axis: np.pad(np.arange(dimension), pair, style) for axis, (dimension, pair) in pairs if any(pair)}
 
     def run(array: Array) -> Array:
         for axis, chosen in positions.items():

@@ -1,6 +1,6 @@
-"""TRANSPOSE, REVERSE, TILE and CHANNEL_SHUFFLE: the elements of an array in another order, or several times.
+"""TRANSPOSE, REVERSE, TILE and CHANNEL_SHUFFLE: an array's elements reordered or repeated.
 
-TRANSPOSE        C1 the permutation is one of the axes; it is omitted only for a matrix
+TRANSPOSE        C1 the permutation has each axis once; it is omitted only for a matrix
 REVERSE          C2 the axis is a vector of one element in [0, rank)
 TILE             C3 multiples are a vector of the rank, and not negative
 CHANNEL_SHUFFLE  C4 the number of groups is positive and divides the axis
@@ -32,11 +32,11 @@ def transpose_shape(input: Shape, *, permutation: Array | None = None) -> Shape:
     """Return the permuted shape; without a permutation, that of a transposed matrix."""
     require_rank(input, range(1, 5), "input")
     if permutation is None:
-        require(len(input) == 2, "C1", f"the permutation of {len(input)} axes is omitted")
+        require(len(input) == 2, "C1", f"the permutation of {len(input)} axes is omitted, allowed for 2 axes only")
         return input[::-1]
     order = permutation.tolist()
     fits = permutation.ndim == 1 and sorted(order) == list(range(len(input)))
-    require(fits, "C1", f"{order} is no permutation of {len(input)} axes")
+    require(fits, "C1", f"{order} is not a permutation of {len(input)} axes")
     return tuple(input[axis] for axis in order)
 
 
@@ -49,7 +49,7 @@ def reverse_shape(input: Shape, *, axis: Array) -> Shape:
     """Return the input's shape."""
     require_rank(input, range(1, 9), "input")
     fits = axis.shape == (1,) and 0 <= int(axis[0]) < len(input)
-    require(fits, "C2", f"axis {axis.tolist()} for rank {len(input)}")
+    require(fits, "C2", f"axis {axis.tolist()}, one value in [0, {len(input)}) is required")
     return input
 
 
@@ -59,30 +59,32 @@ def reverse(input: Array, *, axis: Array) -> Array:
 
 
 def tile_shape(input: Shape, *, multiples: Array) -> Shape:
-    """Return each extent times its multiple."""
+    """Return each dimension times its multiple."""
     fits = multiples.shape == (len(input),) and int(multiples.min()) >= 0
-    require(fits, "C3", f"multiples {multiples.tolist()} for rank {len(input)}")
-    return tuple(extent * times for extent, times in zip(input, multiples.tolist(), strict=True))
+    require(fits, "C3", f"multiples {multiples.tolist()}, {len(input)} values of 0 or more are required")
+    return tuple(dimension * times for dimension, times in zip(input, multiples.tolist(), strict=True))
 
 
 def tile(input: Array, *, multiples: Array) -> Array:
     """Return the array repeated along each axis."""
-    return np.tile(input, multiples.tolist())  # extents times int32 would wrap around
+    return np.tile(input, multiples.tolist())  # Python ints: NumPy would multiply dimensions in int32 and wrap around
 
 
 def channel_shuffle_shape(input: Shape, *, groups: int, axis: int) -> Shape:
     """Return the input's shape."""
     require_rank(input, range(1, 5), "input")
-    extent = input[normalize_axis(axis, len(input))]
-    require(groups > 0 and extent % groups == 0, "C4", f"{groups} groups of an extent of {extent}")
+    dimension = input[normalize_axis(axis, len(input))]
+    require(
+        groups > 0 and dimension % groups == 0, "C4", f"a dimension of {dimension} does not split into {groups} groups"
+    )
     return input
 
 
 def channel_shuffle(input: Array, *, groups: int, axis: int) -> Array:
-    """Return the array with the first channel of each group first, then the second of each, and so on."""
+    """Return the array with the channels of the groups interleaved: the first of each group, then the second, ..."""
     axis %= input.ndim
-    before, extent, after = input.shape[:axis], input.shape[axis], input.shape[axis + 1 :]
-    split = input.reshape(*before, groups, extent // groups, *after)
+    before, dimension, after = input.shape[:axis], input.shape[axis], input.shape[axis + 1 :]
+    split = input.reshape(*before, groups, dimension // groups, *after)
     return np.ascontiguousarray(split.swapaxes(axis, axis + 1)).reshape(input.shape)
 
 

@@ -1,9 +1,9 @@
 """AVERAGE_POOL_2D, L2_POOL_2D and MAX_POOL_2D: windows clipped to the image.
 
-Sum and maximum are separable, so a window of h·w taps costs h + w passes. An average divides by the count of cells
-that lie inside the image. Input and output share scale and zero point. int8 averages are the uint8 ones less 128.
+Sum and maximum are separable, so a window of h·w taps takes h + w passes. An average divides by the count of pixels
+inside the image. Input and output have the same scale and zero point. int8 averages are equal to uint8 averages - 128.
 
-    C1 the input has rank 4     C2 nothing but the batch is empty
+    C1 the input has rank 4     C2 no dimension other than the batch is 0
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from nnfmq.operations.signature import (
 
 def pool_shape(input: Shape, *, filter_width: int, filter_height: int, activation: int, **conv_params: int) -> Shape:
     """Return (batch, height, width, channels)."""
-    require(len(input) == 4, "C1", f"input {input} needs rank 4")
+    require(len(input) == 4, "C1", f"input {input} must have rank 4")
     require(0 not in input[1:], "C2", f"input {input}, only the batch may be 0")
     rows, columns = windows(input[1:3], (filter_height, filter_width), **conv_params)
     padded_shape(input, rows, columns)
@@ -56,7 +56,7 @@ def _pool_windows(
 def reduce_windows(
     image: Array, rows: WindowDimension, columns: WindowDimension, ufunc: np.ufunc, padding: Any, dtype: Any
 ) -> Array:
-    """Combine the cells of each window with `ufunc`, whose neutral element is `padding`."""
+    """Reduce each window with `ufunc`, whose identity is `padding`."""
     padded = pad_image(image, rows, columns, padding, np.dtype(dtype))
     across = _reduce_axis(padded, columns, ufunc, 2)
     return _reduce_axis(across, rows, ufunc, 1)
@@ -73,21 +73,21 @@ def _reduce_axis(values: Array, window: WindowDimension, ufunc: np.ufunc, axis: 
     return np.moveaxis(result, 0, axis)
 
 
-def cell_counts(rows: WindowDimension, columns: WindowDimension, extents: tuple[int, int]) -> Array:
-    """Return (1, height, width, 1): how many cells of each window lie inside the image."""
-    vertical, horizontal = _inside(rows, extents[0]), _inside(columns, extents[1])
+def pixel_counts(rows: WindowDimension, columns: WindowDimension, dimensions: tuple[int, int]) -> Array:
+    """Return (1, height, width, 1): the count of pixels of each window that are inside the image."""
+    vertical, horizontal = _inside(rows, dimensions[0]), _inside(columns, dimensions[1])
     return (vertical[:, None] * horizontal)[None, :, :, None]
 
 
-def _inside(window: WindowDimension, extent: int) -> Array:
+def _inside(window: WindowDimension, dimension: int) -> Array:
     start = np.arange(window.count, dtype=np.int64) * window.stride - window.padding_low
-    return np.minimum(start + window.size, extent) - np.maximum(start, 0)
+    return np.minimum(start + window.size, dimension) - np.maximum(start, 0)
 
 
 def plan_average(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
     """Plan an average in float32."""
     rows, columns = _pool_windows(input, **conv_params)
-    counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.float32)
+    counts = pixel_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.float32)
     low, high = float_activation_range(activation)
 
     def run(image: Array) -> Array:
@@ -98,18 +98,18 @@ def plan_average(input: Tensor, *, output: Tensor, activation: int, **conv_param
 
 
 def plan_quantized_average(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
-    """Plan an average of codes, counted from the type's least: int32 sums, rounded half up."""
+    """Plan an average of quantized values minus the dtype's minimum: int32 sums, rounded half up."""
     rows, columns = _pool_windows(input, **conv_params)
-    counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.int32)
+    counts = pixel_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.int32)
     low, high = quantized_activation_range(activation, output)
-    least = dtype_range(input)[0]
-    rounding = counts // 2 - least * counts
+    minimum = dtype_range(input)[0]
+    rounding = counts // 2 - minimum * counts
 
     def run(image: Array) -> Array:
         sums = reduce_windows(image, rows, columns, np.add, 0, np.int32)
-        means = (sums + rounding) // counts + least
-        codes: Array = np.clip(means, low, high).astype(output.dtype)
-        return codes
+        means = (sums + rounding) // counts + minimum
+        quantized: Array = np.clip(means, low, high).astype(output.dtype)
+        return quantized
 
     return run
 
@@ -117,7 +117,7 @@ def plan_quantized_average(input: Tensor, *, output: Tensor, activation: int, **
 def plan_l2(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
     """Plan the square root of the mean of squares in float32."""
     rows, columns = _pool_windows(input, **conv_params)
-    counts = cell_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.float32)
+    counts = pixel_counts(rows, columns, (input.shape[1], input.shape[2])).astype(np.float32)
     low, high = float_activation_range(activation)
 
     def run(image: Array) -> Array:
@@ -128,26 +128,26 @@ def plan_l2(input: Tensor, *, output: Tensor, activation: int, **conv_params: in
 
 
 def plan_max(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
-    """Plan a maximum of floats; padding never wins."""
+    """Plan a maximum of floats; padding is -infinity."""
     rows, columns = _pool_windows(input, **conv_params)
     low, high = float_activation_range(activation)
 
     def run(image: Array) -> Array:
-        most = reduce_windows(image, rows, columns, np.maximum, -np.inf, np.float32)
-        return np.clip(most, np.float32(low), np.float32(high))
+        maximum = reduce_windows(image, rows, columns, np.maximum, -np.inf, np.float32)
+        return np.clip(maximum, np.float32(low), np.float32(high))
 
     return run
 
 
 def plan_quantized_max(input: Tensor, *, output: Tensor, activation: int, **conv_params: int) -> Run:
-    """Plan a maximum of codes."""
+    """Plan a maximum of quantized values."""
     rows, columns = _pool_windows(input, **conv_params)
     low, high = quantized_activation_range(activation, output)
-    least = np.iinfo(input.dtype).min
+    minimum = np.iinfo(input.dtype).min
 
     def run(image: Array) -> Array:
-        most = reduce_windows(image, rows, columns, np.maximum, least, input.dtype)
-        return np.clip(most, low, high).astype(output.dtype, copy=False)
+        maximum = reduce_windows(image, rows, columns, np.maximum, minimum, input.dtype)
+        return np.clip(maximum, low, high).astype(output.dtype, copy=False)
 
     return run
 

@@ -1,8 +1,8 @@
-"""LSH_PROJECTION: bits that two inputs share more of the more alike they are (locality-sensitive hashing).
+"""LSH_PROJECTION: locality-sensitive hashing; similar inputs share many bits.
 
-Each seed gives a bit: the sign of a weighted sum, over the rows of the input, of the fingerprint of seed and row. The
-fingerprint is taken as a signed number and widened to float64; the sum is taken row after row, as in the reference,
-since its sign may hang on the order. A float16 seed is widened to float32 first, and the row's bytes are what they are.
+Each seed gives one bit: the sign of a weighted sum, over the rows of the input, of the fingerprint of seed and row. The
+fingerprint is converted from int64 to float64. The sum is taken in the order of the rows, as in TFLite, because its
+sign may depend on the order. A float16 seed is converted to float32; the row's bytes are hashed unchanged.
 
     C1 the seeds have shape (hashes, bits), bits at most 32      C2 the type is 1, 2 or 3
     C3 DENSE has a weight for each row, the sparse types have no weights
@@ -38,7 +38,7 @@ from nnfmq.operations.signature import (
 
 
 class ProjectionType(IntEnum):
-    """How bits become outputs: one number a hash (with its own range since 1.2), or one output a bit."""
+    """SPARSE types return one number for each hash (offset by its index in SPARSE), DENSE one output for each bit."""
 
     SPARSE_DEPRECATED = 1
     DENSE = 2
@@ -46,19 +46,19 @@ class ProjectionType(IntEnum):
 
 
 def projection_shape(seeds: Shape, input: Shape, weights: Shape | None, *, type: int) -> Shape:
-    """Return (hashes,), or (hashes times bits,) for DENSE."""
-    require(len(seeds) == 2 and seeds[1] <= 32, "C1", f"seeds of shape {seeds}")
+    """Return (hashes,), or (hashes · bits,) for DENSE."""
+    require(len(seeds) == 2 and seeds[1] <= 32, "C1", f"seeds of shape {seeds}, (hashes, at most 32) is required")
     require(bool(input), "R1", "the input has no rows")
-    require(type in tuple(ProjectionType), "C2", f"type {type} is not 1, 2 or 3")
+    require(type in tuple(ProjectionType), "C2", f"type {type}, allowed are 1, 2 and 3")
     if type != ProjectionType.DENSE:
-        require(weights is None, "C3", f"weights are given for a type of {type}")
+        require(weights is None, "C3", f"weights are given for type {type}, which has none")
         return seeds[:1]
     require(weights == input[:1], "C3", f"weights of shape {weights} for {input[0]} rows")
     return (seeds[0] * seeds[1],)
 
 
 def plan_projection(seeds: Tensor, input: Tensor, weights: Tensor | None, *, output: Tensor, type: int) -> Run:
-    """Plan dense bits, or numbers made of them."""
+    """Plan dense bits, or sparse numbers made of them."""
     return dense_projection if type == ProjectionType.DENSE else partial(sparse_projection, type=type)
 
 
@@ -77,7 +77,7 @@ def dense_projection(seeds: Array, input: Array, weights: Array | None) -> Array
 
 
 def sparse_projection(seeds: Array, input: Array, weights: Array | None, *, type: int) -> Array:
-    """Return the bits of each hash as a number, the first bit highest; not deprecated: i times 2^bits more."""
+    """Return the bits of each hash as a number, the first bit highest; for SPARSE plus the hash's index · 2^bits."""
     hashes, count = seeds.shape
     bits = dense_projection(seeds, input, weights).reshape(hashes, count)
     numbers = bits.astype(np.int64) @ (1 << np.arange(count - 1, -1, -1, dtype=np.int64))

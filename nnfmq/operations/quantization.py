@@ -1,17 +1,17 @@
-"""Requantization and activation ranges: from exact integer sums to 8-bit codes, as fast as numpy allows.
+"""Requantization and activation ranges: from exact integer accumulators to 8-bit quantized values in NumPy.
 
-The reference computes clamp(zero_point + shift(high_mul(sum, multiplier))) in int64 with two roundings. For codes
-of 8 bits that is a floor of an affine function, which float64 computes exactly and several times faster:
+TFLite computes clamp(zero_point + shift(high_mul(sum, multiplier))) in int64 with two roundings. For 8-bit results that
+is a floor of an affine function, which float64 computes exactly and several times faster:
 
     floor(floor(s·m / 2^31 + 1/2) / 2^e, ties away from zero) = floor(s·m / 2^(31+e) + 1/2 ± 2^-(1+e))
 
 with + for sums ≥ 0 and - below; e = 0 has no second term. Between -2^9 and 2^9 the right side is a multiple of
-2^-(31+e) and has at most 53 bits while e ≤ 12; beyond, it is clamped anyway. `requantizer` decides at preparation.
+2^-(31+e) and has at most 53 bits if e ≤ 12; outside, the result is clamped. `requantizer` chooses at preparation.
 
-    Q1 a multiplier made of scales is from 0 to 2^30     Q2 one that must shrink is in (0, 1)
-    Q3 one that must grow is above 1                     Q4 bias scale = input scale · filter scale
-    Q5 activation code 0-3                               Q6 the output has the operation's fixed scale and zero point
-    Q7 output scale and zero point equal the input's
+    Q1 a requantization scale is from 0 to 2^30          Q2 a requantization scale is in (0, 1)
+    Q3 a requantization scale is greater than 1          Q4 bias scale = input scale · filter scale
+    Q5 activation code 0 to 3                            Q6 the output has the operation's fixed scale and zero point
+    Q7 output scale and zero point are the input's
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from nnfmq.operations.fixed_point import Ints
 from nnfmq.operations.shapes import require
 from nnfmq.operations.signature import Q8, V1_0, V1_2, Array, Tensor
 
-Epilogue: TypeAlias = Callable[[Array, Array], None]  # (sums or products, output): fills the output
+Epilogue: TypeAlias = Callable[[Array, Array], None]  # (accumulators, output): fills the output
 
-EXACT_FLOAT32 = 1 << 24  # integers up to here are exact in float32
-_LARGEST_EXACT_SHIFT = 12
+EXACT_FLOAT32 = 1 << 24  # float32 represents all integers up to this one
+_MAX_EXACT_SHIFT = 12
 
 _FLOAT_RANGES = {
     FusedActivationFunc.NONE: (-np.inf, np.inf),
@@ -44,79 +44,79 @@ _FLOAT_RANGES = {
 
 def require_activation(activation: int) -> None:
     """Require a FusedActivationFunc (Q5)."""
-    require(activation in (0, 1, 2, 3), "Q5", f"activation code {activation} is not 0 to 3")
+    require(activation in (0, 1, 2, 3), "Q5", f"activation code {activation}, allowed are 0 to 3")
 
 
 def float_activation_range(activation: int) -> tuple[float, float]:
-    """Return the bounds that a fused activation puts on float results."""
+    """Return the minimum and maximum of a fused activation."""
     require_activation(activation)
     return _FLOAT_RANGES[FusedActivationFunc(activation)]
 
 
 def dtype_range(tensor: Tensor) -> tuple[int, int]:
-    """Return the least and largest code of an integer tensor."""
+    """Return the minimum and maximum of an integer tensor's dtype."""
     info = np.iinfo(tensor.dtype)
     return int(info.min), int(info.max)
 
 
 def quantized_activation_range(activation: int, tensor: Tensor) -> tuple[int, int]:
-    """Return the bounds that a fused activation puts on the codes of `tensor`."""
+    """Return the quantized minimum and maximum of a fused activation (TFLite's CalculateActivationRangeQuantized)."""
     low, high = float_activation_range(activation)
-    least, most = dtype_range(tensor)
-    lower = least if low == -np.inf else max(least, quantized(low, tensor))
-    upper = most if high == np.inf else min(most, quantized(high, tensor))
-    return min(lower, most), max(upper, least)
+    minimum, maximum = dtype_range(tensor)
+    lower = minimum if low == -np.inf else max(minimum, quantize(low, tensor))
+    upper = maximum if high == np.inf else min(maximum, quantize(high, tensor))
+    return min(lower, maximum), max(upper, minimum)
 
 
-def quantized(real: float, tensor: Tensor) -> int:
-    """Return zero point + round(real / scale), divided in float32 as the reference does; not clamped."""
+def quantize(real: float, tensor: Tensor) -> int:
+    """Return zero point + round(real / scale), divided in float32 as in TFLite; not clamped."""
     quotient = float(np.float32(real) / np.float32(tensor.scale))
-    steps = math.floor(min(abs(quotient), 2.0**31) + 0.5)  # infinite where the scale is next to nothing
+    steps = math.floor(min(abs(quotient), 2.0**31) + 0.5)  # infinite if the scale is denormal
     return tensor.zero_point + (steps if quotient >= 0 else -steps)
 
 
 def all_quantized_values(tensor: Tensor) -> Array:
-    """Return the 256 codes of an 8-bit tensor in the order of their bits, as tables are indexed."""
+    """Return the 256 values of an 8-bit tensor, ordered by their bits, which index lookup tables."""
     return np.arange(256, dtype=np.uint8).view(tensor.dtype)
 
 
 def dequantized_values(tensor: Tensor) -> Array:
-    """Return the float32 value of each 8-bit code, by the bits of the code."""
-    centred = all_quantized_values(tensor).astype(np.int32) - tensor.zero_point
-    result: Array = centred.astype(np.float32) * np.float32(tensor.scale)
+    """Return the float32 value of each 8-bit quantized value, indexed by its bits."""
+    minus_zero_point = all_quantized_values(tensor).astype(np.int32) - tensor.zero_point
+    result: Array = minus_zero_point.astype(np.float32) * np.float32(tensor.scale)
     return result
 
 
 def requantized_values(tensor: Tensor, output: Tensor) -> Array | None:
-    """Return the output's nearest code for each code of `tensor`, by its bits; None where both mean the same.
+    """Return a table from the quantized values of `tensor` to those of `output`; None if the quantization is equal.
 
-    Values are float32, their quotient float64, ties go up in unsigned arithmetic (signed codes plus 128).
+    Values are float32, their quotient float64; ties are rounded up in unsigned arithmetic (int8 values plus 128).
     """
     if (tensor.scale, tensor.zero_point) == (output.scale, output.zero_point):
         return None
     lowest = dtype_range(output)[0]
     quotients = dequantized_values(tensor).astype(np.float64) / float(np.float32(output.scale))
     clamped = np.clip(quotients + (output.zero_point - lowest), 0, 255)
-    whole = np.floor(clamped)
-    result: Array = (whole + (clamped - whole >= 0.5) + lowest).astype(output.dtype)
+    floored = np.floor(clamped)
+    result: Array = (floored + (clamped - floored >= 0.5) + lowest).astype(output.dtype)
     return result
 
 
 def require_quantization(tensor: Tensor, scale: float, zero_point: int) -> None:
-    """Require the one scale and zero point that the operation's output has (Q6)."""
+    """Require the fixed scale and zero point of the operation's output (Q6)."""
     matches = tensor.scale == scale and tensor.zero_point == zero_point
     given = f"scale {tensor.scale} and zero point {tensor.zero_point}"
-    require(matches, "Q6", f"output has {given}, required are {scale} and {zero_point}")
+    require(matches, "Q6", f"the output has {given}, required are {scale} and {zero_point}")
 
 
 def output_scale_level(inputs: Mapping[str, Operand], output: Operand) -> int:
-    """Return 1.2 where a uint8 output scale does not exceed input scale · filter scale, as 1.0 and 1.1 demanded."""
+    """Return HAL 1.2 if a uint8 output scale is not greater than input scale · filter scale, as 1.0 and 1.1 require."""
     source, filter = inputs["input"], inputs.get("filter") or inputs["weights"]
     return V1_2 if source.type == Q8 and output.scale <= source.scale * filter.scale else V1_0
 
 
 def requantization_scales(input: Tensor, filter: Tensor, bias: Tensor, output: Tensor) -> list[float]:
-    """GetQuantizedConvolutionMultiplier: one real multiplier, or one for each output channel."""
+    """Return one requantization scale, or one for each output channel (TFLite's GetQuantizedConvolutionMultiplier)."""
     if filter.channel_quant is None:
         product = float(np.float32(input.scale) * np.float32(filter.scale))
         tolerance = 1e-6 * min(product, bias.scale)
@@ -128,7 +128,7 @@ def requantization_scales(input: Tensor, filter: Tensor, bias: Tensor, output: T
 
 @dataclass(frozen=True, slots=True)
 class OutputMultipliers:
-    """Quantized multipliers, one or one for each channel: real ≈ mantissas / 2^31 * 2^shifts."""
+    """Output multipliers and shifts, one or one for each channel: scale ≈ multiplier / 2^31 · 2^shift."""
 
     multipliers: Ints
     shifts: Ints
@@ -140,19 +140,19 @@ class OutputMultipliers:
         return cls(fixed_point.ints([m for m, _ in pairs]), fixed_point.ints([s for _, s in pairs]))
 
     def rows(self, repeat: int) -> OutputMultipliers:
-        """Repeat per-channel multipliers to the length of a row; one for all stays one."""
+        """Return per-channel multipliers repeated to the length of a row; a single one stays single."""
         if len(self.multipliers) == 1:
             return self
         return OutputMultipliers(np.tile(self.multipliers, repeat), np.tile(self.shifts, repeat))
 
 
 def requantizer(multipliers: OutputMultipliers, bias: Ints, bound: int, output: Tensor, activation: int) -> Epilogue:
-    """Return a function that turns sums (rows of the length of `bias`, added here) into codes of `output`.
+    """Return an epilogue that adds `bias` to rows of accumulators and requantizes them to `output`.
 
-    `bound` is the largest absolute sum before the bias; sums are exact integers in any numeric dtype.
+    `bound` is the largest absolute accumulator before the bias. Accumulators are exact integers of any numeric dtype.
     """
     low, high = quantized_activation_range(activation, output)
-    if int(np.max(-multipliers.shifts, initial=0)) > _LARGEST_EXACT_SHIFT:
+    if int(np.max(-multipliers.shifts, initial=0)) > _MAX_EXACT_SHIFT:
         return _integer_requantizer(multipliers, bias, low, high, output.zero_point)
     right = np.maximum(-multipliers.shifts, 0)
     scales = np.ldexp(multipliers.multipliers.astype(np.float64), (multipliers.shifts - 31).astype(np.int32))
@@ -167,7 +167,7 @@ def requantizer(multipliers: OutputMultipliers, bias: Ints, bound: int, output: 
 
 
 def _folded_bias(multipliers: OutputMultipliers, bias: Ints, bound: int, offset: Array) -> Array | None:
-    """Return bias·scale + offset if adding it to sum·scale is exact in float64, else None."""
+    """Return bias · scale + offset if adding it to sum · scale is exact in float64, else None."""
     right = np.maximum(-multipliers.shifts, 0)
     left = np.maximum(multipliers.shifts, 0)
     units = np.ldexp(offset, (right + 31).astype(np.int32)).astype(np.int64)
@@ -220,7 +220,7 @@ def _signed(scales: Array, bias: Ints, nudges: Array, offset: float, low: int, h
 
 
 def _store(y: Array, out: Array, low: int, high: int) -> None:
-    """Clamp, floor and narrow. The cast truncates, which floors only what is not negative."""
+    """Clamp, floor and convert. The cast truncates, which is a floor for values that are not negative."""
     np.maximum(y, low, out=y)
     np.minimum(y, high, out=y)
     if low < 0:
@@ -229,7 +229,7 @@ def _store(y: Array, out: Array, low: int, high: int) -> None:
 
 
 def _integer_requantizer(multipliers: OutputMultipliers, bias: Ints, low: int, high: int, zero_point: int) -> Epilogue:
-    """The definition itself, for multipliers below 2^-12."""
+    """Return the definition in int64, for multipliers below 2^-12."""
 
     def epilogue(sums: Array, out: Array) -> None:
         scaled = fixed_point.multiply(sums.astype(np.int64) + bias, multipliers.multipliers, multipliers.shifts)

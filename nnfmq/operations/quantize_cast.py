@@ -1,7 +1,7 @@
-"""QUANTIZE and DEQUANTIZE, between real values and 8-bit codes, and CAST, which takes codes for plain numbers.
+"""QUANTIZE, DEQUANTIZE and CAST. CAST ignores scale and zero point of quantized values.
 
-CAST from floats rounds toward zero. What the result's type cannot hold becomes its nearest value and NaN becomes 0;
-the HAL demands that of TENSOR_QUANT8_ASYMM only and leaves the rest open.
+CAST from floats rounds toward zero, saturates, and converts NaN to 0. The HAL requires that of TENSOR_QUANT8_ASYMM only
+and leaves the other types undefined.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ def plan_quantize(input: Tensor, *, output: Tensor) -> Run:
 
     def run(values: Array) -> Array:
         quotients = (values.astype(np.float32, copy=False) / scale).astype(np.float64)
-        codes = np.copysign(np.floor(np.abs(quotients) + 0.5), quotients) + output.zero_point
-        return np.clip(np.where(np.isnan(codes), output.zero_point, codes), low, high).astype(output.dtype)
+        quantized = np.copysign(np.floor(np.abs(quotients) + 0.5), quotients) + output.zero_point
+        return np.clip(np.where(np.isnan(quantized), output.zero_point, quantized), low, high).astype(output.dtype)
 
     return run
 
 
-def _real_values(codes: Array, input: Tensor, output: Tensor) -> Array:
+def _real_values(quantized: Array, input: Tensor, output: Tensor) -> Array:
     return dequantized_values(input).astype(output.dtype)
 
 
 def plan_dequantize_per_channel(input: Tensor, *, output: Tensor) -> Run:
-    """Plan code · scale of its channel."""
+    """Plan value · scale of its channel."""
     quant = input.channel_quant
     assert quant is not None, "validated: a per-channel operand has its scales"
     shape = [1] * len(input.shape)
     shape[quant.channel_dim] = len(quant.scales)
     scales = np.asarray(quant.scales, np.float32).reshape(shape)
 
-    def run(codes: Array) -> Array:
-        return (codes.astype(np.float32) * scales).astype(output.dtype)
+    def run(quantized: Array) -> Array:
+        return (quantized.astype(np.float32) * scales).astype(output.dtype)
 
     return run
 
 
 def plan_cast(input: Tensor, *, output: Tensor) -> Run:
-    """Plan a conversion that only a change of type to integers can saturate."""
+    """Plan a conversion that saturates if the result's integer type does not have all values."""
     if output.dtype.kind == "f" or np.can_cast(input.dtype, output.dtype):
         return lambda values: values.astype(output.dtype)
     return partial(saturated, dtype=output.dtype)
@@ -82,7 +82,7 @@ def plan_identity(input: Tensor, *, output: Tensor) -> Run:
 
 
 def saturated(values: Array, *, dtype: np.dtype[Any]) -> Array:
-    """Return numbers rounded toward zero and held within the range of an integer `dtype`; NaN becomes 0."""
+    """Return numbers rounded toward zero and clamped to the range of an integer `dtype`; NaN becomes 0."""
     info = np.iinfo(dtype)
     wide = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=info.max, neginf=info.min)  # exact for int32 too
     result: Array = np.clip(wide, info.min, info.max).astype(dtype)

@@ -1,8 +1,9 @@
-"""QUANTIZED_16BIT_LSTM: one LSTM step of uint8 codes with fixed scales.
+"""QUANTIZED_16BIT_LSTM: one LSTM step of uint8 values with fixed scales.
 
-Gates are sums in Q3.12, the state is in Q4.11, logistic and tanh are tables of int16 (`fixed_point16`). The reference
-puts the recurrent weights before the input weights, but the input before the previous output, so that weights meet
-other values than in the HAL's formulas. The HAL's test vectors have its results; this does the same.
+Gates are accumulated in Q3.12, the state is in Q4.11, logistic and tanh are int16 tables (`fixed_point16`). Android's
+kernel concatenates recurrent weights before input weights, but the input before the previous output, so that weights
+are multiplied by other values than in the HAL's formulas. The HAL's test vectors have its results, so this does the
+same.
 
     C1 input and states: (batch, size)                 C4 all weights have one scale and zero point
     C2 weights: (output size, input or output size)    C5 bias scale = weight scale / 128
@@ -43,15 +44,15 @@ _ROWS = (0, 2, 1, 3)  # the gates' order in the matrix: input, cell, forget, out
 _STATE_BITS = 4
 
 
-def quantized_lstm_shape(input: Shape, *rest: Shape) -> tuple[Shape, Shape]:
+def quantized_16bit_lstm_shape(input: Shape, *rest: Shape) -> tuple[Shape, Shape]:
     """Return the shapes of the state and the output."""
     weights, biases, (state, previous) = rest[:8], rest[8:12], rest[12:]
     matched = len(input) == 2 and len(previous) == 2 and previous[0] == input[0] and state == previous
     require(matched, "C1", f"input, state and previous output have shapes {(input, state, previous)}")
     size = previous[1]
     wanted = ((size, input[1]),) * 4 + ((size, size),) * 4
-    require(weights == wanted, "C2", f"weights have shapes {weights}, needed are {wanted}")
-    require(biases == ((size,),) * 4, "C3", f"biases have shapes {biases}, needed is ({size},)")
+    require(weights == wanted, "C2", f"weights have shapes {weights}, required are {wanted}")
+    require(biases == ((size,),) * 4, "C3", f"biases have shapes {biases}, required is ({size},)")
     return state, previous
 
 
@@ -64,21 +65,21 @@ def check_quantization(input: Tensor, rest: Sequence[Tensor], output: tuple[Tens
         same = (tensor.scale, tensor.zero_point) == (first.scale, first.zero_point)
         require(same, "C4", f"weights have scales and zero points {tensor.scale, tensor.zero_point}, not the first's")
     for tensor in rest[8:12]:
-        require(tensor.scale == first.scale / 128, "C5", f"bias scale {tensor.scale}, needed is {first.scale / 128}")
+        require(tensor.scale == first.scale / 128, "C5", f"bias scale {tensor.scale}, required is {first.scale / 128}")
     for tensor in (state, output[0]):
         fits = abs(math.log2(tensor.scale) + 15 - _STATE_BITS) < 1e-3
-        require(fits, "C6", f"the state has scale {tensor.scale}, needed is {2.0 ** (_STATE_BITS - 15)}")
+        require(fits, "C6", f"the state has scale {tensor.scale}, required is {2.0 ** (_STATE_BITS - 15)}")
 
 
-def plan_quantized_lstm(input: Tensor, *rest: Tensor, output: tuple[Tensor, Tensor]) -> Run:
+def plan_quantized_16bit_lstm(input: Tensor, *rest: Tensor, output: tuple[Tensor, Tensor]) -> Run:
     """Plan one step."""
     check_quantization(input, rest, output)
     matrix, bias = _packed(rest)
     multiplier, shift = fixed_point.quantize_multiplier(4096 * rest[8].scale)
 
     def run(input: Array, state: Array, previous: Array) -> tuple[Array, Array]:
-        codes = np.concatenate([input, previous], axis=1).astype(np.float64) - 128
-        sums = ints((codes @ matrix + bias).astype(np.int64).astype(np.int32))  # the accumulator wraps
+        quantized = np.concatenate([input, previous], axis=1).astype(np.float64) - 128
+        sums = ints((quantized @ matrix + bias).astype(np.int64).astype(np.int32))  # the accumulator wraps
         gates = saturated(fixed_point.multiply(sums, multiplier, shift))
         new_state, activations = _step(gates, ints(state))
         return new_state.astype(np.int16), activations.astype(np.uint8)
@@ -94,7 +95,7 @@ def _packed(rest: Sequence[Tensor]) -> tuple[Array, Array]:
 
 
 def _step(gates: Ints, state: Ints) -> tuple[Ints, Ints]:
-    """Return the new state in Q4.11 and the output codes, from gates in Q3.12."""
+    """Return the new state in Q4.11 and the quantized output, from gates in Q3.12."""
     entrance, modulation, forget, opened = np.split(gates, 4, axis=1)
     tanh, logistic = tanh_table(3), logistic_table()
     entered = high_mul(lut16(logistic, entrance), lut16(tanh, modulation))
@@ -120,8 +121,8 @@ DECLARATIONS = (
                 level=V1_2,
             ),
         ),
-        variants=(Variant({"T": Q8, "B": I32}, V1_2, plan_quantized_lstm),),
-        shape=quantized_lstm_shape,
+        variants=(Variant({"T": Q8, "B": I32}, V1_2, plan_quantized_16bit_lstm),),
+        shape=quantized_16bit_lstm_shape,
         outputs=(Q16S, "T"),
     ),
 )

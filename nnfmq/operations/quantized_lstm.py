@@ -1,13 +1,13 @@
-"""QUANTIZED_LSTM: one step of an LSTM cell in integers: int8 weights, int16 gates and state, any scales.
+"""QUANTIZED_LSTM: one step of an LSTM cell in integers, with int8 weights, int16 gates and state, and any scales.
 
-The cell's tensors, variants and constraints C2-C9 are those of `lstm_cell`. Each gate is summed in Q3.12, held within
-int16 after every addend. Where the reference departs from the operation's definition, this follows the definition:
-peepholes of the input and forget gates see the previous state (the reference reads its output buffer before it is
-written), biases count without layer normalization too, the projection's clip is in units of the output's scale (not of
-the weights'), and the guard of a variance of 0 is at least 1, as in the reference's model.
+The cell's tensors, variants and constraints C2 to C9 are those of `lstm_cell`. Each gate is accumulated in Q3.12,
+saturated to int16 after every addend. TFLite's kernel departs from the operation's definition in four places; this
+follows the definition: peepholes of the input and forget gates read the previous state (TFLite reads its output buffer
+before writing it), biases are added without layer normalization too, the projection's clip is in the output's scale
+(not the weights'), and the minimum variance is at least 1.
 
     C1  the input has rank 2                        C14 the hidden state's zero point fits int8
-    C13 the state's scale is 2^-15 to 2^-9          Q1  every effective scale is a multiplier
+    C13 the state's scale is 2^-15 to 2^-9          Q1  every effective scale is a requantization scale
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Multiplier: TypeAlias = tuple[int, int]
 
 def quantized_lstm_shape(input: Shape, *rest: Shape, cell_clip: float, projection_clip: float, **_: Any) -> Shapes:
     """Return the shapes of the output state, the cell state and the output."""
-    require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
+    require(len(input) == 2, "C1", f"the input has shape {input}, required is (batch, input size)")
     require(cell_clip >= 0 and projection_clip >= 0, "C9", f"clips are {cell_clip} and {projection_clip}")
     hidden, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
     check_cell(LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :]), input, (hidden, state))
@@ -63,7 +63,7 @@ def quantized_lstm_shape(input: Shape, *rest: Shape, cell_clip: float, projectio
 
 
 def _multiplier(real: float) -> Multiplier:
-    """Quantize a scale that the reference holds in float32."""
+    """Return multiplier and shift of a scale, which TFLite stores in float32."""
     return fixed_point.quantize_multiplier(float(np.float32(real)))
 
 
@@ -76,7 +76,7 @@ def _quotient(*factors: float, by: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScaledMatmul:
-    """Exact products of codes with a matrix, scaled."""
+    """An exact product of quantized rows with a matrix, requantized."""
 
     matrix: Array
     bias: Array
@@ -84,41 +84,41 @@ class ScaledMatmul:
 
     @classmethod
     def of(cls, weights: Tensor, zero_point: int, bias: Tensor | None, multiplier: Multiplier) -> ScaledMatmul:
-        """Fold the codes' zero point into the bias."""
+        """Fold the input's zero point into the bias."""
         matrix = weights.array.astype(np.float64).T.copy()
         folded = -zero_point * matrix.sum(axis=0)
         return cls(matrix, folded if bias is None else folded + bias.array, multiplier)
 
-    def apply(self, codes: Array) -> Ints:
-        """Return the scaled products of rows of codes."""
-        sums = codes.astype(np.float64) @ self.matrix + self.bias
+    def apply(self, quantized: Array) -> Ints:
+        """Return the requantized products of quantized rows."""
+        sums = quantized.astype(np.float64) @ self.matrix + self.bias
         wrapped = ints(sums.astype(np.int64).astype(np.int32))  # the accumulator wraps
         return fixed_point.multiply(wrapped, *self.multiplier)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayerNorm:
-    """Layer normalization of int16 values: mean in Q10, inverse deviation as a multiplier."""
+    """Layer normalization of int16 values, with the mean in Q10 and the inverse deviation as multiplier and shift."""
 
     weights: Ints
     bias: Ints
     multiplier: Multiplier
-    least_variance: int
+    min_variance: int
 
     @classmethod
     def of(cls, weights: Tensor, bias: Tensor) -> QuantizedLayerNorm:
-        """Prepare the weights, their scale and the gate's bias, which has 10 bits more."""
+        """Prepare the weights, their scale and the gate's bias, whose scale has 10 more bits."""
         multiplier, shift = _multiplier(weights.scale)
         guard = max(1, int(np.float32(10000) * np.float32(weights.scale)))
         return cls(ints(weights.array), ints(bias.array), (multiplier, shift + 12), guard)
 
     def apply(self, values: Ints) -> Ints:
-        """Normalize each row, weigh it and add the bias."""
+        """Normalize each row, multiply by the weights and add the bias."""
         count = values.shape[1]
         mean = _toward_zero(values.sum(axis=1, keepdims=True) * 1024, count)
         squares = np.square(values).sum(axis=1, keepdims=True)
         variance = _toward_zero(squares * ((1 << 20) // count) - mean * mean, 1 << 20)
-        inverse, shift = inverse_square_root(np.where(variance < 1, self.least_variance, variance))
+        inverse, shift = inverse_square_root(np.where(variance < 1, self.min_variance, variance))
         rescaled = fixed_point.multiply(1024 * values - mean, inverse, -shift)
         weighted = rescaled * self.weights + self.bias
         rounded = _toward_zero(weighted + np.where(weighted > 0, 512, -512), 1024)
@@ -132,7 +132,7 @@ def _toward_zero(values: Ints, divisor: int) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedGate:
-    """Everything of one gate; `table` is its activation."""
+    """The products, peephole, layer norm and activation table of one gate."""
 
     input: ScaledMatmul
     recurrent: ScaledMatmul
@@ -140,9 +140,9 @@ class QuantizedGate:
     norm: QuantizedLayerNorm | None
     table: Ints
 
-    def apply(self, codes: Array, hidden: Array, state: Ints) -> Ints:
+    def apply(self, quantized: Array, hidden: Array, state: Ints) -> Ints:
         """Return the activated gate in Q0."""
-        sums = saturated(self.input.apply(codes))
+        sums = saturated(self.input.apply(quantized))
         sums = saturated(sums + self.recurrent.apply(hidden))
         if self.peephole is not None:
             weights, multiplier = self.peephole
@@ -155,7 +155,7 @@ class QuantizedGate:
 
 @dataclass(frozen=True, slots=True)
 class PreparedQuantizedLstmCell:
-    """A cell ready to run; `gates` are input, forget, cell and output, without the first where it is coupled."""
+    """A cell with packed weights; `gates` are input, forget, cell and output, without the first if it is coupled."""
 
     gates: tuple[QuantizedGate, ...]
     shift: int
@@ -164,15 +164,15 @@ class PreparedQuantizedLstmCell:
     hidden: tuple[Multiplier, int]
     project: Callable[[Ints], Ints]
 
-    def step(self, codes: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
+    def step(self, quantized: Array, hidden: Array, state: Array) -> tuple[Array, ...]:
         """Return the output state, the cell state and the output."""
         old = ints(state)
-        *entry, forget, candidate = [gate.apply(codes, hidden, old) for gate in self.gates[:-1]]
+        *entry, forget, candidate = [gate.apply(quantized, hidden, old) for gate in self.gates[:-1]]
         entrance = entry[0] if entry else ONE_Q0 - forget
         new = saturated(rounding_shift(forget * old, 15) + rounding_shift(entrance * candidate, 30 + self.shift))
         if self.clip > 0:
             new = np.clip(new, -self.clip, self.clip)
-        opened = self.gates[-1].apply(codes, hidden, new)
+        opened = self.gates[-1].apply(quantized, hidden, new)
         multiplier, zero_point = self.hidden
         scaled = fixed_point.multiply(opened * lut16(self.tanh, new), *multiplier) - zero_point
         output = self.project(_int8(scaled)).astype(np.int8)
@@ -198,12 +198,16 @@ def plan_quantized_lstm(
     cell = LstmTensors.of(rest[:TENSOR_COUNT], norm=rest[TENSOR_COUNT + 2 :])
     previous, state = rest[TENSOR_COUNT : TENSOR_COUNT + 2]
     shift = _state_shift(state.scale)
-    require(-128 <= hidden_state_zero_point <= 127, "C14", f"hidden state's zero point {hidden_state_zero_point}")
+    require(
+        -128 <= hidden_state_zero_point <= 127,
+        "C14",
+        f"hidden state's zero point {hidden_state_zero_point}, -128 to 127 is required",
+    )
     scales = tuple(intermediate_scales[f"{gate}_intermediate_scale"] for gate in GATES)
     packed = PreparedQuantizedLstmCell(
         tuple(_gate(cell, gate, input, previous, shift, scales[gate]) for gate in cell.gates),
         shift,
-        _clip_codes(cell_clip, state.scale, 32767),
+        _quantized_clip(cell_clip, state.scale, 32767),
         tanh_table(15 + shift),
         (_multiplier(2.0**-30 / hidden_state_scale if hidden_state_scale else np.inf), hidden_state_zero_point),
         _projection(cell, previous, hidden_state_scale, hidden_state_zero_point, projection_clip),
@@ -211,15 +215,16 @@ def plan_quantized_lstm(
     return packed.step
 
 
-def _clip_codes(clip: float, scale: float, most: int) -> int:
-    return int(min(float(np.float32(clip) / np.float32(scale)), most))
+def _quantized_clip(clip: float, scale: float, maximum: int) -> int:
+    return int(min(float(np.float32(clip) / np.float32(scale)), maximum))
 
 
 def _state_shift(scale: float) -> int:
     """Return log2 of the cell state's scale (C13)."""
     exact = math.log2(scale)
     shift = round(exact)
-    require(abs(exact - shift) < 1e-3 and -15 <= shift <= -9, "C13", f"the cell state has scale {scale}")
+    valid = abs(exact - shift) < 1e-3 and -15 <= shift <= -9
+    require(valid, "C13", f"the cell state has scale {scale}, a power of 2 from 2^-15 to 2^-9 is required")
     return shift
 
 
@@ -228,7 +233,7 @@ def _gate(
 ) -> QuantizedGate:
     weights, recurrent, bias = cell.input[gate], cell.recurrent[gate], cell.bias[gate]
     peephole, norm = cell.peephole[gate], cell.norm[gate]
-    assert weights is not None and recurrent is not None and bias is not None, "check_cell asked for them"
+    assert weights is not None and recurrent is not None and bias is not None, "check_cell requires them"
     of_input = _multiplier(_quotient(weights.scale, input.scale, by=scale))
     of_previous = _multiplier(_quotient(recurrent.scale, previous.scale, by=scale))
     looked_at = None
@@ -246,12 +251,15 @@ def _gate(
 def _projection(
     cell: LstmTensors[Tensor], previous: Tensor, hidden_scale: float, hidden_zero_point: int, clip: float
 ) -> Callable[[Ints], Ints]:
-    """Return what makes the output of hidden codes; their zero point was subtracted, so that it counts negative."""
+    """Return the projection of hidden values to outputs.
+
+    `PreparedQuantizedLstmCell.step` subtracts the hidden zero point instead of adding it, hence the negative sign.
+    """
     if cell.projection is None:
         return lambda hidden: hidden
     multiplier = _multiplier(_quotient(cell.projection.scale, hidden_scale, by=previous.scale))
     product = ScaledMatmul.of(cell.projection, -hidden_zero_point, cell.projection_bias, multiplier)
-    limit = _clip_codes(clip, previous.scale, 255) if clip > 0 else 255
+    limit = _quantized_clip(clip, previous.scale, 255) if clip > 0 else 255
 
     def project(hidden: Ints) -> Ints:
         return _int8(np.clip(product.apply(hidden), -limit, limit) + previous.zero_point)

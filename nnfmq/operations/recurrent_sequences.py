@@ -1,12 +1,12 @@
-"""What the sequence forms of RNN and LSTM share: the order of time and batch, linking of two directions, merging.
+"""Shared by the sequence operations of RNN and LSTM: time and batch order, bidirectional linking, merged outputs.
 
-Cells only see time-major sequences (time, batch, size), forward in time. Batch-major ones are turned here, and the
-backward direction gets its sequence reversed and its results reversed back. An auxiliary input without weights is what
-the backward cell reads instead of the input (parallel linking); with weights it is added to both (cross linking).
+Cells only process time-major sequences (time, batch, size), forward in time. This module transposes batch-major
+sequences, and reverses the backward direction's sequence and results. The backward cell reads an auxiliary input
+without weights instead of the input (parallel linking); one with weights is added to both cells (cross linking).
 
     C1  the input has rank 3
     C11 auxiliary weights are given for both directions or none; the auxiliary input has the input's time and batch
-    C12 merged outputs are one output, others two; all states may follow
+    C12 there is one merged output, or two; all states may follow
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ RunSequence: TypeAlias = Callable[..., tuple[Array, ...]]  # (steps, auxiliary s
 
 
 def time_major_shape(shape: Shape, time_major: bool) -> Shape:
-    """Return the time-major form of a sequence's shape; applied to that, the model's form again."""
-    require(len(shape) == 3, "C1", f"a sequence has shape {shape}, needed are time, batch and size")
+    """Return a sequence's shape with time and batch swapped if it is batch-major. Its own inverse."""
+    require(len(shape) == 3, "C1", f"a sequence has shape {shape}, required are time, batch and size")
     return shape if time_major else (shape[1], shape[0], shape[2])
 
 
 def swap_time_batch(array: Array, time_major: bool) -> Array:
-    """Return a sequence time-major; applied to that, in the model's form again."""
+    """Return a sequence with time and batch swapped if it is batch-major. Its own inverse."""
     return array if time_major else np.ascontiguousarray(array.swapaxes(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Linking:
-    """Which shapes the two directions read: the backward cell's input, and what goes with auxiliary weights."""
+    """Shapes of the backward cell's input, and of the auxiliary input if it has weights."""
 
     backward: Shape
     aux: Shape | None
 
     @classmethod
     def of(cls, input: Shape, aux: Shape | None, has_weights: tuple[bool, bool]) -> Linking:
-        """Decide between no, parallel and cross linking from what is given (C11)."""
-        require(has_weights[0] == has_weights[1], "C11", "auxiliary weights of one direction only")
+        """Return the linking of a bidirectional operation: none, parallel or cross (C11)."""
+        require(has_weights[0] == has_weights[1], "C11", "auxiliary weights are given for one direction only")
         if aux is None:
-            require(not has_weights[0], "C11", "auxiliary weights without an auxiliary input")
+            require(not has_weights[0], "C11", "auxiliary weights are given without an auxiliary input")
             return cls(input, None)
         fits = len(aux) == 3 and aux[:2] == input[:2]
         require(fits, "C11", f"the auxiliary input has shape {aux}, the input {input}")
@@ -56,10 +56,10 @@ class Linking:
 def bidirectional_shapes(
     steps: Shape, sizes: tuple[int, int], states: Sequence[Shape], time_major: bool, merged: bool, count: int
 ) -> tuple[Shape, ...]:
-    """Return the output shapes of two directions over `steps`, and those of the states if `count` has room (C12)."""
+    """Return the output shapes of two directions over `steps`, and of the states if `count` includes them (C12)."""
     widths = (sum(sizes),) if merged else sizes
     allowed = (len(widths), len(widths) + len(states))
-    require(count in allowed, "C12", f"{count} outputs given, allowed are {allowed} where merged is {bool(merged)}")
+    require(count in allowed, "C12", f"{count} outputs given, allowed are {allowed} if merged is {bool(merged)}")
     outputs = (time_major_shape((*steps[:2], width), time_major) for width in widths)
     return (*outputs, *states)[:count]
 
@@ -73,7 +73,7 @@ def run_bidirectional(
     time_major: bool,
     merged: bool,
 ) -> tuple[Array, ...]:
-    """Run the forward and the backward cell, each with half of `states`; `linked`: auxiliary input without weights."""
+    """Run the forward and the backward cell, each with half of `states`. `linked`: auxiliary input without weights."""
     steps = swap_time_batch(inputs[0], time_major)
     aux = None if inputs[1] is None else swap_time_batch(inputs[1], time_major)
     mine, theirs = (aux, None) if linked and aux is not None else (steps, aux)

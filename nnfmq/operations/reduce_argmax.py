@@ -1,7 +1,7 @@
 """MEAN, REDUCE_ALL, REDUCE_ANY, REDUCE_MAX, REDUCE_MIN, REDUCE_PROD, REDUCE_SUM, ARGMAX and ARGMIN.
 
-What is left of a shape with nothing left is (1,). The first of equal elements is the greatest and the least; so is a
-NaN, of which the HAL says nothing. Codes keep scale and zero point.
+A shape without remaining dimensions becomes (1,). ARGMAX and ARGMIN return the first of equal elements, or the first
+NaN, which the HAL leaves undefined. Quantized values keep scale and zero point.
 
     C1 axes are a vector
 """
@@ -42,26 +42,26 @@ from nnfmq.operations.signature import (
 )
 
 Axes: TypeAlias = tuple[int, ...]
-Kernel: TypeAlias = Callable[[Array, Axes], Any]  # reduces over the axes; the shape is settled by the plan
+Kernel: TypeAlias = Callable[[Array, Axes], Any]  # reduces over the axes; the plan reshapes the result
 
 
 def reduced_axes(axes: Array, rank: int) -> Axes:
-    """Return the axes counted from the front, each once."""
-    require(axes.ndim == 1, "C1", f"axes have shape {axes.shape}, a vector is needed")
+    """Return the axes as sorted non-negative indexes without duplicates."""
+    require(axes.ndim == 1, "C1", f"axes have shape {axes.shape}, a vector is required")
     return tuple(sorted({normalize_axis(int(axis), rank) for axis in axes}))
 
 
 def reduction_shape(input: Shape, *, axes: Array, keep_dimensions: int) -> Shape:
-    """Return the input's shape with the axes gone, or 1 where dimensions are kept; (1,) if nothing is left."""
+    """Return the input's shape without the axes, or with 1 in their place if dimensions are kept; at least (1,)."""
     require_rank(input, range(1, 5), "input")
-    gone = reduced_axes(axes, len(input))
+    reduced = reduced_axes(axes, len(input))
     if keep_dimensions > 0:
-        return tuple(1 if axis in gone else extent for axis, extent in enumerate(input))
-    return tuple(extent for axis, extent in enumerate(input) if axis not in gone) or (1,)
+        return tuple(1 if axis in reduced else dimension for axis, dimension in enumerate(input))
+    return tuple(dimension for axis, dimension in enumerate(input) if axis not in reduced) or (1,)
 
 
 def index_shape(input: Shape, *, axis: int) -> Shape:
-    """Return the input's shape without the axis; (1,) if nothing is left."""
+    """Return the input's shape without the axis; (1,) if no dimension remains."""
     axis = normalize_axis(axis, len(input))
     return input[:axis] + input[axis + 1 :] or (1,)
 
@@ -72,31 +72,31 @@ def mean(input: Array, axes: Axes) -> Any:
 
 
 def quantized_mean(input: Array, axes: Axes) -> Any:
-    """Return the sum of codes divided by their count, rounded down.
+    """Return the sum of quantized values divided by their count, rounded down.
 
-    For uint8 that truncates, as the reference does; int8 gives the same less 128.
+    For uint8 that truncates, as TFLite does; int8 results are equal to uint8 results - 128.
     """
     count = math.prod(input.shape[axis] for axis in axes)
     return (np.sum(input, axis=axes, dtype=np.int64) // count).astype(input.dtype)
 
 
 def reduce_all(input: Array, axes: Axes) -> Any:
-    """Return 1 where no byte is 0, else 0."""
+    """Return 1 if no byte is 0, else 0."""
     return np.all(input, axis=axes).astype(np.uint8)
 
 
 def reduce_any(input: Array, axes: Axes) -> Any:
-    """Return 1 where a byte is not 0, else 0."""
+    """Return 1 if any byte is not 0, else 0."""
     return np.any(input, axis=axes).astype(np.uint8)
 
 
 def reduce_max(input: Array, axes: Axes) -> Any:
-    """Return the greatest element."""
+    """Return the maximum."""
     return np.maximum.reduce(input, axis=axes)
 
 
 def reduce_min(input: Array, axes: Axes) -> Any:
-    """Return the least element."""
+    """Return the minimum."""
     return np.minimum.reduce(input, axis=axes)
 
 
@@ -106,7 +106,7 @@ def reduce_sum(input: Array, axes: Axes) -> Any:
 
 
 def reduce_prod(input: Array, axes: Axes) -> Any:
-    """Return the product of floats; a factor of 0 makes it 0, whatever the others are."""
+    """Return the product of floats; a factor of 0 makes it 0, even if others overflow to infinity."""
     result = np.multiply.reduce(input, axis=axes, dtype=input.dtype)
     if np.isnan(result).any():
         vanishes = np.any(input == 0, axis=axes) | ~np.any(np.isnan(input), axis=axes)
@@ -115,17 +115,17 @@ def reduce_prod(input: Array, axes: Axes) -> Any:
 
 
 def reduction_plan(kernel: Kernel) -> Plan:
-    """Plan a reduction."""
+    """Return the plan of a reduction by `kernel`."""
 
     def plan(input: Tensor, *, output: Tensor, axes: Array, keep_dimensions: int) -> Run:
-        gone, shape = reduced_axes(axes, len(input.shape)), output.shape
-        return lambda array: kernel(array, gone).reshape(shape)
+        reduced, shape = reduced_axes(axes, len(input.shape)), output.shape
+        return lambda array: kernel(array, reduced).reshape(shape)
 
     return plan
 
 
 def arg_index_plan(function: Callable[..., Any]) -> Plan:
-    """Plan ARGMAX or ARGMIN."""
+    """Return the plan of ARGMAX or ARGMIN."""
 
     def plan(input: Tensor, *, output: Tensor, axis: int) -> Run:
         shape = output.shape

@@ -1,11 +1,11 @@
-"""RESHAPE, SQUEEZE, EXPAND_DIMS, CONCATENATION and PACK: the same elements in another shape, and arrays joined.
+"""RESHAPE, SQUEEZE, EXPAND_DIMS, CONCATENATION and PACK: arrays reshaped or concatenated.
 
-Reshaping returns a view. Joining computes only where an input of CONCATENATION has another scale or zero point than
-the output; then each of its codes goes through a table.
+The first three return views. CONCATENATION requantizes, through a table, an input with another scale or zero point than
+the output.
 
-RESHAPE        C1 the counts of elements agree   C2 at most one extent is -1, none is below
-SQUEEZE        C3 a removed extent is 1          C4 axes are a vector
-CONCATENATION  C5 all extents but the axis's agree
+RESHAPE        C1 the counts of elements agree   C2 at most one dimension is -1, none is less
+SQUEEZE        C3 a removed dimension is 1       C4 axes are a vector
+CONCATENATION  C5 all dimensions except the axis agree
 PACK           C6 all shapes agree               C7 axis in [0, rank]
 """
 
@@ -46,7 +46,7 @@ from nnfmq.operations.signature import (
 
 
 def data_movement_variants(plan: Plan, since: int, int32: int | None = None) -> tuple[Variant, ...]:
-    """Return the variants of an operation that computes nothing: one plan for all types, INT32 from level `int32`."""
+    """Return the variants of an operation that only moves data: one plan for all types, INT32 since level `int32`."""
     levels = [(F32, since), (Q8, since), (F16, max(since, V1_2)), (Q8S, max(since, V1_3))]
     if int32 is not None:
         levels.append((I32, int32))
@@ -54,34 +54,38 @@ def data_movement_variants(plan: Plan, since: int, int32: int | None = None) -> 
 
 
 def reshape_shape(input: Shape, *, shape: Array) -> Shape:
-    """Return `shape` with its -1 replaced."""
+    """Return `shape` with a -1 replaced by the remaining count of elements."""
     require_rank(input, range(1, 5), "input")
-    require(shape.ndim == 1 and len(shape) > 0, "C2", f"the new shape has shape {shape.shape}, a vector is needed")
-    extents = [int(extent) for extent in shape]
-    require(min(extents) >= -1 and extents.count(-1) <= 1, "C2", f"new shape {extents}")
-    count, known = math.prod(input), math.prod(e for e in extents if e != -1)
-    if -1 in extents:
-        require(known > 0, "C1", f"{count} elements do not go into {extents}")
-        extents[extents.index(-1)] = count // known
-    require(math.prod(extents) == count, "C1", f"{count} elements do not go into {extents}")
-    return tuple(extents)
+    require(shape.ndim == 1 and len(shape) > 0, "C2", f"the new shape has shape {shape.shape}, a vector is required")
+    dimensions = [int(dimension) for dimension in shape]
+    require(
+        min(dimensions) >= -1 and dimensions.count(-1) <= 1,
+        "C2",
+        f"new shape {dimensions}, at most one -1 and no smaller value is allowed",
+    )
+    count, known = math.prod(input), math.prod(e for e in dimensions if e != -1)
+    if -1 in dimensions:
+        require(known > 0, "C1", f"{count} elements do not fit shape {dimensions}")
+        dimensions[dimensions.index(-1)] = count // known
+    require(math.prod(dimensions) == count, "C1", f"{count} elements do not fit shape {dimensions}")
+    return tuple(dimensions)
 
 
 def squeeze_shape(input: Shape, *, axes: Array | None = None) -> Shape:
-    """Return the input's shape without the axes (all extents of 1 if omitted); (1,) if nothing is left."""
+    """Return the input's shape without the axes (if omitted, without all dimensions of 1); at least (1,)."""
     require_rank(input, range(1, 5), "input")
     if axes is None or axes.size == 0:
-        gone = {axis for axis, extent in enumerate(input) if extent == 1}
+        removed = {axis for axis, dimension in enumerate(input) if dimension == 1}
     else:
-        require(axes.ndim == 1, "C4", f"axes have shape {axes.shape}, a vector is needed")
-        gone = {normalize_axis(int(axis), len(input)) for axis in axes}
-    for axis in gone:
-        require(input[axis] == 1, "C3", f"extent {input[axis]} of axis {axis} cannot be removed")
-    return tuple(extent for axis, extent in enumerate(input) if axis not in gone) or (1,)
+        require(axes.ndim == 1, "C4", f"axes have shape {axes.shape}, a vector is required")
+        removed = {normalize_axis(int(axis), len(input)) for axis in axes}
+    for axis in removed:
+        require(input[axis] == 1, "C3", f"axis {axis} has dimension {input[axis]}, only 1 can be removed")
+    return tuple(dimension for axis, dimension in enumerate(input) if axis not in removed) or (1,)
 
 
 def expand_dims_shape(input: Shape, *, axis: int) -> Shape:
-    """Return the input's shape with an extent of 1 inserted before `axis` (counted in the output)."""
+    """Return the input's shape with a dimension of 1 inserted at `axis` of the output."""
     position = normalize_axis(axis, len(input) + 1)
     return (*input[:position], 1, *input[position:])
 
@@ -93,23 +97,23 @@ def plan_reshape(input: Tensor, *, output: Tensor, **_: Any) -> Run:
 
 
 def concatenation_shape(*inputs: Shape, axis: int) -> Shape:
-    """Return the first shape with the extents along `axis` summed."""
+    """Return the first shape with the sum of the dimensions along `axis`."""
     first = inputs[0]
     require_rank(first, range(1, 5), "input")
     axis = normalize_axis(axis, len(first))
     for other in inputs[1:]:
         agree = len(other) == len(first) and all(a == b for i, (a, b) in enumerate(zip(first, other)) if i != axis)  # noqa: B905
-        require(agree, "C5", f"shapes {first} and {other} differ beside axis {axis}")
+        require(agree, "C5", f"shapes {first} and {other} differ in another axis than {axis}")
     return first[:axis] + (sum(shape[axis] for shape in inputs),) + first[axis + 1 :]
 
 
 def concatenation(*inputs: Array, axis: int) -> Array:
-    """Return the inputs one after the other along `axis`."""
+    """Return the inputs concatenated along `axis`."""
     return np.concatenate(inputs, axis=axis)
 
 
 def plan_quantized_concatenation(*inputs: Tensor, output: Tensor, axis: int) -> Run:
-    """Plan a concatenation in which inputs of another scale or zero point are requantized, through a table each."""
+    """Plan a concatenation that requantizes inputs of another scale or zero point through a table."""
     tables = [concat_requant_lut(tensor, output) for tensor in inputs]
 
     def run(*arrays: Array) -> Array:
@@ -120,21 +124,24 @@ def plan_quantized_concatenation(*inputs: Tensor, output: Tensor, axis: int) -> 
 
 
 def concat_requant_lut(tensor: Tensor, output: Tensor) -> Array | None:
-    """Return the output's code for each code (in uint8 arithmetic also for int8, as the reference); None if equal."""
+    """Return a table from the quantized values of `tensor` to those of `output`; None if the quantization is equal.
+
+    As in TFLite, int8 is computed like uint8.
+    """
     if (tensor.scale, tensor.zero_point) == (output.scale, output.zero_point):
         return None
     lowest = dtype_range(tensor)[0]
-    codes = np.arange(256, dtype=np.uint8).view(tensor.dtype).astype(np.float32) - np.float32(lowest)
+    quantized = np.arange(256, dtype=np.uint8).view(tensor.dtype).astype(np.float32) - np.float32(lowest)
     scale = np.float32(tensor.scale) * (np.float32(1) / np.float32(output.scale))
     bias = np.float32(-(tensor.zero_point - lowest)) * scale
-    reals = (codes * scale + bias).astype(np.float64)
+    reals = (quantized * scale + bias).astype(np.float64)
     rounded = np.copysign(np.floor(np.abs(reals) + 0.5), reals) + (output.zero_point - lowest)
     result: Array = (np.clip(rounded, 0, 255) + lowest).astype(output.dtype)
     return result
 
 
 def pack_shape(*inputs: Shape, axis: int) -> Shape:
-    """Return the inputs' shape with their number inserted before `axis`."""
+    """Return the inputs' shape with their count inserted at `axis`."""
     first = inputs[0]
     for other in inputs[1:]:
         require(other == first, "C6", f"shapes {first} and {other} differ")
@@ -143,7 +150,7 @@ def pack_shape(*inputs: Shape, axis: int) -> Shape:
 
 
 def pack(*inputs: Array, axis: int) -> Array:
-    """Return the inputs side by side along a new axis."""
+    """Return the inputs stacked along a new axis."""
     return np.stack(inputs, axis=axis)
 
 

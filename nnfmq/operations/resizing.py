@@ -1,12 +1,12 @@
-"""RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR: an image at another height and width.
+"""RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR: an image scaled to another height and width.
 
-Which pixels are read, and with which weights, is computed in float32 when the operation is bound. Products and sums
-of a bilinear pixel are then taken in the order of the reference, so that floats and codes are its own; codes are
-rounded by adding a half and cutting off, and int8 ones go through uint8, since cutting off is not the same there.
+The positions and weights of the input pixels are computed in float32 at preparation. The products of a bilinear pixel
+are added in TFLite's order, so that results are bit-exact. Quantized results are rounded by adding 0.5 and truncating;
+int8 is computed as uint8, because truncation rounds negative numbers the other way.
 
     C1 the image has rank 4; only its batch may be 0      C2 height and width are positive
-    C3 corners are not aligned and pixels half-centred at once
-    C4 an axis has at most 2^24 pixels: float32 counts no further
+    C3 align_corners and half_pixel_centers are not both set
+    C4 an axis has at most 2^24 pixels, the integers that float32 represents exactly
 """
 
 from __future__ import annotations
@@ -51,22 +51,24 @@ _ONE, _HALF = np.float32(1), np.float32(0.5)
 def resize_shape(
     input: Shape, *, width: float, height: float, align_corners: bool = False, half_pixel_centers: bool = False
 ) -> Shape:
-    """Return the shape with height and width as given (int), or times what is given (float)."""
-    require(len(input) == 4 and 0 not in input[1:], "C1", f"an image of shape {input}")
+    """Return the shape with the given height and width: sizes if int, scale factors if float."""
+    message = f"image shape {input}, rank 4 without dimensions of 0 other than the batch is required"
+    require(len(input) == 4 and 0 not in input[1:], "C1", message)
     require(not (align_corners and half_pixel_centers), "C3", "align_corners and half_pixel_centers are both set")
     batch, rows, columns, channels = input
-    return batch, _new_extent(rows, height), _new_extent(columns, width), channels
+    return batch, _new_size(rows, height), _new_size(columns, width), channels
 
 
-def _new_extent(extent: int, given: float) -> int:
-    scaled = given if isinstance(given, int) else float(np.float32(extent) * np.float32(given))
-    require(scaled >= 1, "C2", f"an extent of {extent} becomes {scaled}")
-    require(max(scaled, extent) <= EXACT_FLOAT32, "C4", f"an extent of {extent} becomes {scaled}")
+def _new_size(dimension: int, given: float) -> int:
+    scaled = given if isinstance(given, int) else float(np.float32(dimension) * np.float32(given))
+    require(scaled >= 1, "C2", f"a size of {dimension} becomes {scaled}, at least 1 is required")
+    message = f"a size of {dimension} becomes {scaled}, at most {EXACT_FLOAT32} is allowed"
+    require(max(scaled, dimension) <= EXACT_FLOAT32, "C4", message)
     return math.floor(scaled)
 
 
 def _scale(size: int, new_size: int, align_corners: bool) -> np.float32:
-    """Return how far one step in the output goes in the input."""
+    """Return the step in input pixels for one output pixel."""
     if align_corners and new_size > 1:
         return np.float32(size - 1) / np.float32(new_size - 1)
     return np.float32(size) / np.float32(new_size)
@@ -74,7 +76,7 @@ def _scale(size: int, new_size: int, align_corners: bool) -> np.float32:
 
 @dataclass(frozen=True, slots=True)
 class InterpolationTaps:
-    """For each output position along one axis: the input positions before and after it, and their weights."""
+    """Linear interpolation along one axis: for each output position two input positions and their weights."""
 
     lower: Array
     upper: Array
@@ -83,12 +85,12 @@ class InterpolationTaps:
 
     @classmethod
     def of(cls, size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> InterpolationTaps:
-        """Compute the taps for an extent of `size` that becomes `new_size`."""
+        """Return the taps that scale an axis from `size` to `new_size`."""
         positions, scale = np.arange(new_size, dtype=np.float32), _scale(size, new_size, align_corners)
-        centres = (positions + _HALF) * scale - _HALF if half_pixel_centers else positions * scale
-        lower = np.clip(np.floor(centres), 0, size - 1).astype(np.intp)
-        upper = np.minimum(np.ceil(centres), size - 1).astype(np.intp)
-        fraction = centres - lower.astype(np.float32)
+        positions_in_input = (positions + _HALF) * scale - _HALF if half_pixel_centers else positions * scale
+        lower = np.clip(np.floor(positions_in_input), 0, size - 1).astype(np.intp)
+        upper = np.minimum(np.ceil(positions_in_input), size - 1).astype(np.intp)
+        fraction = positions_in_input - lower.astype(np.float32)
         return cls(lower, upper, _ONE - fraction, fraction)
 
 
@@ -101,7 +103,7 @@ def plan_bilinear(
     align_corners: bool = False,
     half_pixel_centers: bool = False,
 ) -> Run:
-    """Plan a weighted sum of four pixels for each new one."""
+    """Plan a weighted sum of four input pixels for each output pixel."""
     (_, old_rows, old_columns, _), (_, rows, columns, _) = input.shape, output.shape
     vertical = InterpolationTaps.of(old_rows, rows, align_corners, half_pixel_centers)
     horizontal = InterpolationTaps.of(old_columns, columns, align_corners, half_pixel_centers)
@@ -121,13 +123,13 @@ def bilinear(image: Array, *, vertical: InterpolationTaps, horizontal: Interpola
 
 
 def plan_quantized_bilinear(input: Tensor, *, output: Tensor, **attributes: float) -> Run:
-    """Plan the same on codes, rounded up from a half; int8 as uint8."""
+    """Plan the same on quantized values, rounded half up; int8 as uint8."""
     run, flip = plan_bilinear(input, output=output, **attributes), np.uint8(0x80 if input.dtype == np.int8 else 0)  # type: ignore[arg-type]
 
     def rounded(image: Array) -> Array:
         reals = run((image.view(np.uint8) ^ flip).astype(np.float32)) + _HALF
-        codes: Array = reals.astype(np.uint8) ^ flip
-        return codes.view(output.dtype)
+        quantized: Array = reals.astype(np.uint8) ^ flip
+        return quantized.view(output.dtype)
 
     return rounded
 
@@ -141,14 +143,14 @@ def plan_nearest(
     align_corners: bool = False,
     half_pixel_centers: bool = False,
 ) -> Run:
-    """Plan one pixel for each new one."""
+    """Plan one input pixel for each output pixel."""
     pairs = zip(input.shape[1:3], output.shape[1:3], strict=True)
     rows, columns = (nearest_positions(*pair, align_corners, half_pixel_centers) for pair in pairs)
     return lambda image: image.take(rows, axis=1).take(columns, axis=2)
 
 
 def nearest_positions(size: int, new_size: int, align_corners: bool, half_pixel_centers: bool) -> Array:
-    """Return the input position for each output position along one axis; aligned ones are rounded half up."""
+    """Return the input position of each output position along one axis: rounded if `align_corners`, else floored."""
     scale = _scale(size, new_size, align_corners)
     positions = np.arange(new_size, dtype=np.float32) + (_HALF if half_pixel_centers else np.float32(0))
     scaled = positions * scale
@@ -159,7 +161,7 @@ def nearest_positions(size: int, new_size: int, align_corners: bool, half_pixel_
 
 
 def _overloads(arities: dict[int, int]) -> tuple[Overload, ...]:
-    """Return the form by size, and that by scale, which needs 1.2 at least."""
+    """Return the overloads by size and by scale; the second needs HAL 1.2 at least."""
     flags = (attribute("nchw", BOOL), attribute("align_corners", BOOL), attribute("half_pixel_centers", BOOL))
     return (
         overload(data("input"), attribute("width"), attribute("height"), *flags, level=V1_3, also=arities),
@@ -174,12 +176,12 @@ def _overloads(arities: dict[int, int]) -> tuple[Overload, ...]:
     )
 
 
-def _variants(plan: Plan, halves: Plan, codes: Plan, since: int) -> tuple[Variant, ...]:
+def _variants(plan: Plan, halves: Plan, quantized: Plan, since: int) -> tuple[Variant, ...]:
     return (
         Variant({"T": F32, "S": FLOAT32}, since, plan),
         Variant({"T": F16, "S": FLOAT16}, V1_2, halves),
-        Variant({"T": Q8, "S": FLOAT32}, V1_2, codes),
-        Variant({"T": Q8S, "S": FLOAT32}, V1_3, codes),
+        Variant({"T": Q8, "S": FLOAT32}, V1_2, quantized),
+        Variant({"T": Q8S, "S": FLOAT32}, V1_3, quantized),
     )
 
 

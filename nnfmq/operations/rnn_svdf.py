@@ -1,15 +1,16 @@
-"""The simple recurrent operations: RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN, SVDF.
+"""RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN and SVDF.
 
-A basic cell is activation(input · W + hidden · R + bias); its output is its next hidden state. SVDF keeps the last
-inputs' features: it writes the newest into the last column of its memory, weighs the columns, and shifts them by one.
+An RNN cell computes activation(input · W + hidden · R + bias); its output is its next hidden state. SVDF stores the
+features of the last inputs: it writes the newest into the last column of its memory, computes the weighted sum of the
+columns, and shifts them by one.
 `recurrent_sequences` has what a sequence adds. float16 is computed in float32 and rounded once, where the reference
 rounds at each addition: the HAL's tolerance covers both.
 
     C1 the input's rank            C3 states: (batch, units), SVDF's (batch, memory size · filters)
-    C2 weights and biases go with the input and with each other
+    C2 weights and biases match the input and each other
     C4 activation code 0-4 or 6    C5 time major is 0 or 1         C6 SVDF's rank divides the count of filters
 
-What C11 and C12 say is in `recurrent_sequences`.
+C11 and C12 are explained in `recurrent_sequences`.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ def check_cell(rows: Shape, weights: Shape, recurrent: Shape, bias: Shape, hidde
     units = bias[0] if len(bias) == 1 else -1
     given, wanted = (weights, recurrent, bias), ((units, rows[1]), (units, units), (units,))
     require(given == wanted, "C2", f"weights, recurrent weights and bias have shapes {given}")
-    require(hidden == (rows[0], units), "C3", f"the hidden state has shape {hidden}, needed is {(rows[0], units)}")
+    require(hidden == (rows[0], units), "C3", f"the hidden state has shape {hidden}, required is {(rows[0], units)}")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRnnCell:
-    """A basic cell ready to run."""
+    """An RNN cell with copied weights."""
 
     weights: Array
     aux_weights: Array | None
@@ -84,7 +85,7 @@ class PreparedRnnCell:
     def of(
         cls, weights: Tensor, recurrent: Tensor, bias: Tensor, activation: int, aux_weights: Tensor | None = None
     ) -> PreparedRnnCell:
-        """Copy the weights: those that come with the request may lie in another process's memory."""
+        """Copy the weights: those that come with the request may be in another process's memory."""
         aux = None if aux_weights is None else _matrix(aux_weights)
         return cls(_matrix(weights), aux, _matrix(recurrent), bias.array.copy(), activation_function(activation))
 
@@ -111,7 +112,7 @@ def rnn_shape(
     input: Shape, weights: Shape, recurrent_weights: Shape, bias: Shape, hidden: Shape, *, activation: int
 ) -> Shapes:
     """Return the shapes of the hidden state and the output."""
-    require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
+    require(len(input) == 2, "C1", f"the input has shape {input}, required is (batch, input size)")
     activation_function(activation)
     check_cell(input, weights, recurrent_weights, bias, hidden)
     return hidden, hidden
@@ -148,8 +149,8 @@ def unidirectional_shape(
     time_major: int,
     output_count: int,
 ) -> Shapes:
-    """Return the shapes of the output, and of the hidden state where that is wanted."""
-    require(time_major in (0, 1), "C5", f"time major is {time_major}")
+    """Return the shapes of the output and, if there are two outputs, of the hidden state."""
+    require(time_major in (0, 1), "C5", f"time major is {time_major}, allowed are 0 and 1")
     steps = time_major_shape(input, bool(time_major))
     activation_function(activation)
     check_cell(steps[1:], weights, recurrent_weights, bias, hidden)
@@ -186,7 +187,7 @@ def bidirectional_shape(
     merge_outputs: bool,
     output_count: int,
 ) -> Shapes:
-    """Return the shapes of the outputs, two or merged to one, and of the hidden states where they are wanted."""
+    """Return the shapes of the outputs, two or merged to one, and of the hidden states if they are outputs."""
     *cells, aux, fw_aux, bw_aux = rest
     linking = Linking.of(input, aux, (fw_aux is not None, bw_aux is not None))
     activation_function(activation)
@@ -242,16 +243,16 @@ def svdf_shape(
     activation: int,
 ) -> Shapes:
     """Return the shapes of the state and the output (batch, units), where units = filters / rank."""
-    require(len(input) == 2, "C1", f"the input has shape {input}, needed is (batch, input size)")
+    require(len(input) == 2, "C1", f"the input has shape {input}, required is (batch, input size)")
     activation_function(activation)
-    require(len(weights_time) == 2, "C2", f"time weights have shape {weights_time}, needed is (filters, memory)")
+    require(len(weights_time) == 2, "C2", f"time weights have shape {weights_time}, required is (filters, memory)")
     filters, memory = weights_time
     require(weights_feature == (filters, input[1]), "C2", f"feature weights {weights_feature} for input {input}")
     require(rank > 0 and filters % rank == 0, "C6", f"rank {rank} does not divide {filters} filters")
     units = filters // rank
-    require(bias in (None, (units,)), "C2", f"bias has shape {bias}, needed is ({units},)")
+    require(bias in (None, (units,)), "C2", f"bias has shape {bias}, required is ({units},)")
     wanted = (input[0], memory * filters)
-    require(state == wanted, "C3", f"the state has shape {state}, needed is {wanted}")
+    require(state == wanted, "C3", f"the state has shape {state}, required is {wanted}")
     return state, (input[0], units)
 
 

@@ -1,13 +1,13 @@
-"""ROI_ALIGN and ROI_POOLING: a grid of cells out of each region of interest of an image.
+"""ROI_ALIGN and ROI_POOLING: a grid of bins from each region of interest of an image.
 
-Regions and batch indices are copied and checked, since they decide what is read. ROI_ALIGN averages bilinear samples;
-their places are summed up in float32 step by step, as in the reference, so that codes agree. Of codes it takes the
-weights in 1/255 and sums integers. float16 is computed in float32 and rounded once; the reference rounds each step.
-What X1 to X3 say is in `bounding_boxes`.
+Regions and batch indices are copied and validated, because they decide what is read. ROI_ALIGN averages bilinear
+samples in each bin. Sample positions are accumulated in float32, as in TFLite, so that quantized results are bit-exact;
+for quantized images the weights are multiples of 1/255 and sums are integers. float16 is computed in float32 and
+rounded once; TFLite rounds each step. X1 to X3 are explained in `bounding_boxes`.
 
-    C1 the image has rank 4 and no extent of 0     C2 regions have shape (count, 4), batch indices (count,)
-    C3 output extents, strides are positive        C4 sampling ratios are not negative
-    C5 a region lies inside its image              C6 a region's samples fit 32 bits     Q7 ROI_POOLING
+    C1 the image has rank 4 and no dimension of 0  C2 regions have shape (count, 4), batch indices (count,)
+    C3 output sizes and strides are positive       C4 sampling ratios are not negative
+    C5 a region is inside its image                C6 a region's samples fit 32 bits     Q7 ROI_POOLING
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from nnfmq.operations.signature import (
     overload,
 )
 
-_BLOCK_ELEMENTS = 1 << 18  # of samples times channels: what is gathered at once
+_BLOCK_ELEMENTS = 1 << 18  # samples times channels that are gathered at a time
 _WEIGHT_UNIT = np.float32(1) / np.float32(255)
 
-Pooled: TypeAlias = Callable[[Array, Array], Array]  # image (height, width, channels), scaled region -> cells
+Pooled: TypeAlias = Callable[[Array, Array], Array]  # image (height, width, channels), scaled region -> bins
 
 
-def regions_shape(
+def roi_shape(
     input: Shape,
     regions: Shape,
     batches: Shape,
@@ -66,32 +66,36 @@ def regions_shape(
     width_ratio: int = 0,
 ) -> Shape:
     """Return (regions, height, width, channels)."""
-    require(len(input) == 4 and 0 not in input, "C1", f"image {input} needs rank 4 and no extent of 0")
+    require(len(input) == 4 and 0 not in input, "C1", f"image {input} must have rank 4 and no dimension of 0")
     fits = len(regions) == 2 and regions[1] == 4 and batches == (regions[0],)
-    require(fits, "C2", f"regions {regions} and batch indices {batches}, needed are (count, 4) and (count,)")
+    require(fits, "C2", f"regions {regions} and batch indices {batches}, required are (count, 4) and (count,)")
     sizes = (height, width, height_stride, width_stride)
-    require(all(size > 0 for size in sizes), "C3", f"output extents and strides are {sizes}")
-    require(min(height_ratio, width_ratio) >= 0, "C4", f"sampling ratios are {height_ratio} and {width_ratio}")
+    require(all(size > 0 for size in sizes), "C3", f"output sizes and strides are {sizes}, all must be positive")
+    require(
+        min(height_ratio, width_ratio) >= 0,
+        "C4",
+        f"sampling ratios {height_ratio} and {width_ratio} must not be negative",
+    )
     return regions[0], height, width, input[3]
 
 
-def _plan_regions(
+def _plan_roi(
     pooled: Pooled, input: Tensor, regions: Tensor, output: Tensor, height_stride: float, width_stride: float
 ) -> Run:
-    """Return what pools each region of its image, after all were copied and checked."""
+    """Return a Run that copies and validates the regions, then pools each of them."""
     require_box_scale(regions)
     scale = np.float32(1) / np.array([width_stride, height_stride] * 2, np.float32)
-    extents = np.array([input.shape[2], input.shape[1]] * 2)
+    dimensions = np.array([input.shape[2], input.shape[1]] * 2)
 
     def run(images: Array, boxes: Array, batches: Array) -> Array:
         scaled, indices = dequantize_array(boxes, regions) * scale, batches.copy()
         require_batches(indices, len(images))
         require_ordered(scaled)
-        inside = bool(np.all((scaled >= 0) & (scaled <= extents)))
-        require(inside, "C5", f"a region is not inside its image, whose extents are {input.shape[1:3]}")
+        inside = bool(np.all((scaled >= 0) & (scaled <= dimensions)))
+        require(inside, "C5", f"a region is not inside its image of {input.shape[1]} x {input.shape[2]}")
         out = np.empty(output.shape, output.dtype)
-        for cells, image, region in zip(out, indices, scaled, strict=True):
-            cells[...] = pooled(images[image], region)
+        for bins, image, region in zip(out, indices, scaled, strict=True):
+            bins[...] = pooled(images[image], region)
         return out
 
     return run
@@ -99,7 +103,7 @@ def _plan_regions(
 
 @dataclass(frozen=True, slots=True)
 class SamplePoints:
-    """The places along one axis where cells are sampled, (cells, samples): between `low` and `high` by `fraction`."""
+    """Sample positions along one axis, (bins, samples): between pixels `low` and `high`, at `fraction`."""
 
     low: Array
     high: Array
@@ -108,36 +112,36 @@ class SamplePoints:
     ratio: int
 
     def taps(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        """Return the two places that each sample reads, with their weights."""
+        """Return the two pixels that each sample reads, with their weights."""
         return (self.low, np.float32(1) - self.fraction), (self.high, self.fraction)
 
     def block(self, start: int, stop: int) -> SamplePoints:
-        """Return some of the cells."""
+        """Return the samples of bins `start` to `stop`."""
         part = slice(start, stop)
         return SamplePoints(self.low[part], self.high[part], self.fraction[part], self.inside[part], self.ratio)
 
 
-def axis_samples(start: np.float32, end: np.float32, count: int, extent: int, ratio: int) -> SamplePoints:
-    """Place `ratio` samples (0: as many as cells are long) in each of `count` cells from `start` to `end`."""
+def sample_points(start: np.float32, end: np.float32, count: int, dimension: int, ratio: int) -> SamplePoints:
+    """Return `ratio` samples (0: one for each pixel of its length) in each of `count` bins from `start` to `end`."""
     step = np.maximum(end - start, np.float32(1)) / np.float32(count)
     ratio = ratio or int(np.ceil(step))
     _require_few_samples(count * (ratio + 1))
     size = step / np.float32(ratio)
     edges = step * np.arange(count + 1, dtype=np.float32) + start
-    steps = np.full((count, ratio + 1), size)  # one more: rounding may leave room for it below the cell's end
+    steps = np.full((count, ratio + 1), size)  # one more: it may be inside the bin because of rounding
     steps[:, 0] = edges[:-1] + size / np.float32(2)
     places = np.add.accumulate(steps, axis=1)
     low = np.floor(places)
-    beyond = low >= extent - 1
-    whole = np.where(beyond, extent - 1, low).astype(np.int64)
+    beyond = low >= dimension - 1
+    whole = np.where(beyond, dimension - 1, low).astype(np.int64)
     fraction = np.where(beyond, np.float32(0), places - low)
     return SamplePoints(whole, np.where(beyond, whole, whole + 1), fraction, places < edges[1:, None], ratio)
 
 
-def _sampled_cells(image: Array, rows: SamplePoints, columns: SamplePoints, zero_point: int | None) -> Array:
+def _sampled_bins(image: Array, rows: SamplePoints, columns: SamplePoints, zero_point: int | None) -> Array:
     """Return the weighted sums of the samples, (rows, columns, channels), some rows at a time.
 
-    `zero_point` None: float32 sums; else exact sums of centred codes, the weights in 1/255.
+    Sums are float32 if `zero_point` is None, else exact sums of values minus zero point, with weights in 1/255.
     """
     step = max(1, _BLOCK_ELEMENTS // (rows.low.shape[1] * columns.low.size * image.shape[2]))
     count = len(rows.low)
@@ -151,10 +155,10 @@ def _weighted(image: Array, rows: SamplePoints, columns: SamplePoints, zero_poin
     sums: Any = 0
     for ys, down in rows.taps():
         for xs, across in columns.taps():
-            weights, cells = down[:, :, None, None] * across * counted, image[ys[:, :, None, None], xs]
+            weights, bins = down[:, :, None, None] * across * counted, image[ys[:, :, None, None], xs]
             if zero_point is not None:
-                weights, cells = _quantized_weights(weights), np.subtract(cells, zero_point, dtype=np.int64)
-            sums = sums + np.einsum("iyjx,iyjxc->ijc", weights, cells)
+                weights, bins = _quantized_weights(weights), np.subtract(bins, zero_point, dtype=np.int64)
+            sums = sums + np.einsum("iyjx,iyjxc->ijc", weights, bins)
     result: Array = sums
     return result
 
@@ -163,14 +167,14 @@ def _region_samples(
     region: Array, output: Tensor, input: Tensor, ratios: tuple[int, int]
 ) -> tuple[SamplePoints, SamplePoints]:
     _, height, width, _ = output.shape
-    rows = axis_samples(region[1], region[3], height, input.shape[1], ratios[0])
-    columns = axis_samples(region[0], region[2], width, input.shape[2], ratios[1])
+    rows = sample_points(region[1], region[3], height, input.shape[1], ratios[0])
+    columns = sample_points(region[0], region[2], width, input.shape[2], ratios[1])
     _require_few_samples(rows.low.size * columns.low.size)
     return rows, columns
 
 
 def _require_few_samples(count: int) -> None:
-    require(4 * count < 1 << 32, "C6", f"{count} samples in a region are more than 2^32 bytes of float32")
+    require(4 * count < 1 << 32, "C6", f"{count} samples in a region need 2^32 bytes or more as float32")
 
 
 def plan_align(
@@ -190,10 +194,10 @@ def plan_align(
 
     def pooled(image: Array, region: Array) -> Array:
         rows, columns = _region_samples(region, output, input, (height_ratio, width_ratio))
-        sums = _sampled_cells(image, rows, columns, None)
+        sums = _sampled_bins(image, rows, columns, None)
         return sums / np.float32(rows.ratio * columns.ratio)
 
-    return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
+    return _plan_roi(pooled, input, regions, output, height_stride, width_stride)
 
 
 def plan_quantized_align(
@@ -209,17 +213,17 @@ def plan_quantized_align(
     height_ratio: int,
     width_ratio: int,
 ) -> Run:
-    """Plan the average of sampled codes: weights in 1/255, exact integer sums, requantized."""
+    """Plan the average of quantized samples: weights in 1/255, exact integer sums, requantized."""
     unit = np.float32(input.scale) * _WEIGHT_UNIT / np.float32(output.scale)
     low, high = dtype_range(output)
 
     def pooled(image: Array, region: Array) -> Array:
         rows, columns = _region_samples(region, output, input, (height_ratio, width_ratio))
         pair = fixed_point.quantize_multiplier_below_one(float(unit / np.float32(rows.ratio * columns.ratio)))
-        sums = _sampled_cells(image, rows, columns, input.zero_point)
+        sums = _sampled_bins(image, rows, columns, input.zero_point)
         return np.clip(fixed_point.multiply(sums, *pair) + output.zero_point, low, high)
 
-    return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
+    return _plan_roi(pooled, input, regions, output, height_stride, width_stride)
 
 
 def _quantized_weights(weights: Array) -> Array:
@@ -237,39 +241,39 @@ def plan_pooling(
     height_stride: float,
     width_stride: float,
 ) -> Run:
-    """Plan the maximum of the pixels under each cell, floats or codes; a cell without pixels has the zero point."""
+    """Plan the maximum of each bin's pixels, floats or quantized; a bin without pixels has the zero point."""
     same = (input.scale, input.zero_point) == (output.scale, output.zero_point)
     require(same, "Q7", f"scale and zero point are not the input's ({input.scale}, {input.zero_point})")
 
     def pooled(image: Array, region: Array) -> Array:
         corners = np.floor(region.astype(np.float64) + 0.5)
-        down = _cell_bounds(corners[1], corners[3], height, input.shape[1])
-        across = _cell_bounds(corners[0], corners[2], width, input.shape[2])
+        down = _bin_bounds(corners[1], corners[3], height, input.shape[1])
+        across = _bin_bounds(corners[0], corners[2], width, input.shape[2])
         rows = _maxima(image, down, output.zero_point)
         return _maxima(rows.swapaxes(0, 1), across, output.zero_point).swapaxes(0, 1)
 
-    return _plan_regions(pooled, input, regions, output, height_stride, width_stride)
+    return _plan_roi(pooled, input, regions, output, height_stride, width_stride)
 
 
-def _maxima(values: Array, cells: list[slice], empty: int) -> Array:
-    """Return the maximum of each of `cells` along the first axis, `empty` where there is nothing."""
-    maxima = np.full((len(cells), *values.shape[1:]), empty, values.dtype)
-    for number, cell in enumerate(cells):
-        if cell.start < cell.stop:
-            maxima[number] = values[cell].max(axis=0)
+def _maxima(values: Array, bins: list[slice], empty: int) -> Array:
+    """Return the maximum of each of `bins` along the first axis, `empty` for empty bins."""
+    maxima = np.full((len(bins), *values.shape[1:]), empty, values.dtype)
+    for index, bin in enumerate(bins):
+        if bin.start < bin.stop:
+            maxima[index] = values[bin].max(axis=0)
     return maxima
 
 
-def _cell_bounds(start: np.float64, end: np.float64, count: int, extent: int) -> list[slice]:
-    """Return the pixels of each of `count` cells from `start` to `end` inclusive, cut off at the image's end."""
+def _bin_bounds(start: np.float64, end: np.float64, count: int, dimension: int) -> list[slice]:
+    """Return the pixels of each of `count` bins from `start` to `end` inclusive, clipped to the image."""
     step = np.float32(max(end - start + 1, 1)) / np.float32(count)
     edges = step * np.arange(count + 1, dtype=np.float32) + np.float32(start)
-    first = np.minimum(np.floor(edges[:-1]), extent).astype(int)
-    stop = np.minimum(np.ceil(edges[1:]), extent).astype(int)
+    first = np.minimum(np.floor(edges[:-1]), dimension).astype(int)
+    stop = np.minimum(np.ceil(edges[1:]), dimension).astype(int)
     return list(map(slice, first.tolist(), stop.tolist()))
 
 
-def _declared(code: OperationType, ratios: tuple[str, ...], in_float: Plan, in_integers: Plan) -> Declaration:
+def _roi_declaration(code: OperationType, ratios: tuple[str, ...], in_float: Plan, in_integers: Plan) -> Declaration:
     sizes = (attribute("height"), attribute("width"), attribute("height_stride", "S"), attribute("width_stride", "S"))
     return Declaration(
         code,
@@ -287,13 +291,13 @@ def _declared(code: OperationType, ratios: tuple[str, ...], in_float: Plan, in_i
             Variant({"T": Q8, "X": BOXES, "S": FLOAT32}, V1_2, in_integers),
             Variant({"T": Q8S, "X": BOXES, "S": FLOAT32}, V1_3, in_integers),
         ),
-        shape=regions_shape,
+        shape=roi_shape,
         images=("input",),
         zero_sized=code == OperationType.ROI_ALIGN,
     )
 
 
 DECLARATIONS = (
-    _declared(OperationType.ROI_ALIGN, ("height_ratio", "width_ratio"), plan_align, plan_quantized_align),
-    _declared(OperationType.ROI_POOLING, (), plan_pooling, plan_pooling),
+    _roi_declaration(OperationType.ROI_ALIGN, ("height_ratio", "width_ratio"), plan_align, plan_quantized_align),
+    _roi_declaration(OperationType.ROI_POOLING, (), plan_pooling, plan_pooling),
 )

@@ -1,17 +1,19 @@
-"""What an operation is: one declaration that validation, shape inference and every engine read.
+"""Declarations of operations, which validation, shape inference and every engine read.
 
-A `Declaration` says under which *forms* (alternative parameter lists) an operation is called, with which
-combinations of types (*variants*, each with the feature level that brought it), what shape comes out and how
-each variant is computed. Parameters have a role that decides when their value is needed:
+A `Declaration` has an operation's *overloads* (alternative parameter lists), its *variants* (combinations of types,
+each with the feature level that introduced it and the plan that computes it) and its shape rule. The role of a
+parameter decides when its value is needed:
 
-    DATA     an array that the kernel gets at each execution; if its payload decides addresses (boxes, batch
-             indices), the kernel works on a private copy and checks that
-    WEIGHT   an array that is packed before the execution: once, where it is constant
-    CONTROL  index, axis, size, padding, code: copied privately, checked, and then used (as a Python value or array)
+    DATA       an array that the kernel reads at each execution; if its contents decide addresses (boxes, batch
+               indices), the kernel validates a private copy
+    WEIGHT     an array that is packed before the execution; once, if it is constant
+    ATTRIBUTE  an index, axis, size, padding or code that decides shapes, addresses or control flow: copied, validated,
+               then passed by name as a Python number or an array
 
-A parameter's type is a fixed OperandType, the name of a *column* ("T") that each variant fills in, or ANY. Declarations
-hold no arithmetic: shape rules are in `shapes`, kernels in the family files, kernel adapters in `kernel_adapters`.
-Types, arities and levels are those of the HAL's operation table (HAL 1.0-1.3, AIDL v1-v4).
+A parameter's type is a fixed OperandType, a type variable such as "T" that each variant binds, or ANY. Declarations
+contain no arithmetic: shape rules shared by several families are in `shapes`, kernels in the modules of the families,
+kernel adapters in `kernel_adapters`. Types, arities and levels are those of the HAL's operation table (HAL 1.0 to 1.3,
+AIDL v1 to v4).
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from nnfmq.hal.types import ChannelQuant, LifeTime, Operand, OperandType, Operat
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
-ParameterType: TypeAlias = str | OperandType | None  # a column of the variants, a fixed type, or ANY
-Run: TypeAlias = Callable[..., Any]  # DATA arrays in order (None where omitted) -> the output array, or a tuple of them
-Plan: TypeAlias = Callable[..., Run]  # Tensors of DATA and WEIGHT in order, output=, controls by name -> Run
+ParameterType: TypeAlias = str | OperandType | None  # a type variable, a fixed type, or ANY
+Run: TypeAlias = Callable[..., Any]  # DATA arrays in order (None if omitted) -> the output array, or a tuple of them
+Plan: TypeAlias = Callable[..., Run]  # Tensors of DATA and WEIGHT in order, output=, attributes by name -> Run
 
 V1_0, V1_1, V1_2, V1_3, AIDL_V1, AIDL_V2, AIDL_V3, AIDL_V4 = range(1, 9)  # feature levels
 
@@ -45,7 +47,7 @@ S8, B8 = OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_BOOL8
 Q16S = OperandType.TENSOR_QUANT16_SYMM
 FLOAT32, FLOAT16, INT32, BOOL = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32, OperandType.BOOL
 
-NUMPY_TYPES: dict[OperandType, np.dtype[Any]] = {  # and those of extensions, see `extensions`
+NUMPY_TYPES: dict[OperandType, np.dtype[Any]] = {  # `extensions.install` adds the types of extensions
     OperandType.FLOAT32: np.dtype("<f4"),
     OperandType.INT32: np.dtype("<i4"),
     OperandType.UINT32: np.dtype("<u4"),
@@ -63,11 +65,11 @@ NUMPY_TYPES: dict[OperandType, np.dtype[Any]] = {  # and those of extensions, se
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: np.dtype("i1"),
 }
 
-ANY = None  # IF and WHILE hand on operands of every type
+ANY = None  # IF and WHILE pass operands of every type to their subgraphs
 
 
 class Role(Enum):
-    """When a parameter's value is needed, and how it is protected."""
+    """When a parameter's value is needed, and whether it is copied first."""
 
     DATA = "data"
     WEIGHT = "weight"
@@ -76,7 +78,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One argument of a form. `repeated` stands for one or more arguments; `optional` may be given as NO_VALUE."""
+    """One parameter of an overload. `repeated`: takes one or more arguments. `optional`: may be NO_VALUE."""
 
     name: str
     type: ParameterType
@@ -85,12 +87,12 @@ class Parameter:
     repeated: bool = False
 
     def accepts(self, operand: Operand, types: Mapping[str, OperandType]) -> bool:
-        """Return True if `operand` has the type that `types` gives this parameter."""
+        """Return True if `operand` has this parameter's type; `types` binds the type variables."""
         return _has_type(operand, self.type, types)
 
 
-def _has_type(operand: Operand, column: ParameterType, types: Mapping[str, OperandType]) -> bool:
-    return column is ANY or operand.type == (types[column] if isinstance(column, str) else column)
+def _has_type(operand: Operand, type: ParameterType, types: Mapping[str, OperandType]) -> bool:
+    return type is ANY or operand.type == (types[type] if isinstance(type, str) else type)
 
 
 def data(name: str, type: ParameterType = "T", *, optional: bool = False, repeated: bool = False) -> Parameter:
@@ -99,7 +101,7 @@ def data(name: str, type: ParameterType = "T", *, optional: bool = False, repeat
 
 
 def weight(name: str, type: ParameterType = "T", *, optional: bool = False) -> Parameter:
-    """Declare an array that is packed before the execution."""
+    """Declare an array that the plan packs before the execution."""
     return Parameter(name, type, Role.WEIGHT, optional)
 
 
@@ -110,21 +112,21 @@ def attribute(name: str, type: ParameterType = INT32, *, optional: bool = False)
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """One parameter list. `arities`: accepted argument counts → feature level (of a repeated form: the least one)."""
+    """One parameter list. `arities`: accepted argument count (the minimum if a parameter repeats) → feature level."""
 
     parameters: tuple[Parameter, ...]
     arities: Mapping[int, int]
 
     def expand(self, count: int) -> tuple[tuple[Parameter, ...], int] | None:
-        """Return a parameter for each of `count` arguments, and the level of that arity; None if not accepted."""
+        """Return a parameter for each of `count` arguments and the feature level; None if the count is not accepted."""
         for position, parameter in enumerate(self.parameters):
             if parameter.repeated:
                 return self._expand_repeated(position, count)
         return (self.parameters[:count], self.arities[count]) if count in self.arities else None
 
     def _expand_repeated(self, position: int, count: int) -> tuple[tuple[Parameter, ...], int] | None:
-        least, level = next(iter(self.arities.items()))
-        if count < least:
+        min_count, level = next(iter(self.arities.items()))
+        if count < min_count:
             return None
         times = count - len(self.parameters) + 1
         before, after = self.parameters[:position], self.parameters[position + 1 :]
@@ -132,13 +134,13 @@ class Overload:
 
 
 def overload(*parameters: Parameter, level: int = V1_0, also: Mapping[int, int] | None = None) -> Overload:
-    """Declare a form: all parameters at `level`, and the shorter arities of `also` at theirs."""
+    """Declare an overload: all parameters since `level`, and the shorter lists of `also` (count → level)."""
     return Overload(parameters, {len(parameters): level, **(also or {})})
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One combination of types, since when, and how it is computed (None: it is not)."""
+    """One binding of the type variables, its feature level, and its plan (None: no engine computes it)."""
 
     types: Mapping[str, OperandType]
     level: int
@@ -147,9 +149,9 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What is known of one array before an execution; `value` only for WEIGHT and CONTROL parameters.
+    """An array's description before an execution; `value` is set for WEIGHT and ATTRIBUTE parameters only.
 
-    `extension_data` are the bytes that an operand of an extension's type carries, unchecked: the client's.
+    `extension_data` are the client's bytes on an operand of an extension type, not validated.
     """
 
     shape: Shape
@@ -162,25 +164,30 @@ class Tensor:
 
     @property
     def array(self) -> Array:
-        """The value of a weight. A plan that asks for one of DATA is wrong: AssertionError."""
-        assert self.value is not None, "only WEIGHT and CONTROL parameters have a value before the execution"
+        """The value of a WEIGHT or ATTRIBUTE parameter."""
+        assert self.value is not None, "only WEIGHT and ATTRIBUTE parameters have a value before the execution"
         return self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One operation, whole.
+    """Everything that nnfmq knows about one operation.
 
-    `shape(*shapes, **controls)` takes DATA and WEIGHT shapes in order (None where omitted) and returns the output's
-    shape (a tuple of shapes where there are several outputs); it and the plans raise GeneralFailure with the
-    constraint's number. `images` are the parameters that change between NHWC and NCHW where the control `nchw` is
-    set (a control among them is a shape): shape rules and kernels only ever see NHWC. `image_outputs`: the outputs
-    change with them. `level(operands by name)` gives the level that values need.
-    `same_quantization`: every quantized DATA parameter and output has the scale and zero point of the first.
-
-    `output_counts`: accepted output counts → feature level, where some of `outputs` may be left out at the end;
-    `repeated_outputs`: the last of them stands for one or more. With either, shape rules get the control
-    `output_count`, and they, the plans' `output` and the Runs have tuples whatever the count is.
+    Attributes:
+        since: Feature level that introduced the operation.
+        shape: Shape rule `shape(*shapes, **attributes)`: takes the shapes of DATA and WEIGHT parameters in order (None
+            if omitted) and returns the output's shape, or a tuple of shapes for several outputs. The rule and the plans
+            raise GeneralFailure with the id of a violated constraint.
+        outputs: Types of the outputs.
+        output_counts: Accepted output count → feature level, if the last outputs may be omitted.
+        repeated_outputs: The last output stands for one or more. With this or `output_counts`, shape rules and plans
+            get the attribute `output_count`, and shapes, `output` and results are always tuples.
+        images: Parameters that are NCHW if the attribute `nchw` is set (an attribute among them is a shape). Shape
+            rules and kernels only see NHWC.
+        image_outputs: The outputs have the layout of the images.
+        zero_sized: Inputs may have a dimension of 0.
+        same_quantization: Every quantized DATA parameter and output has the first input's scale and zero point.
+        level: `level(operands by name, output)` returns the feature level that the operands' values need.
     """
 
     code: OperationType
@@ -204,11 +211,11 @@ class Declaration:
 
     @property
     def is_variadic(self) -> bool:
-        """Whether the number of outputs differs from use to use."""
+        """Whether the operation accepts different counts of outputs."""
         return self.repeated_outputs or bool(self.output_counts)
 
     def expand_outputs(self, count: int) -> tuple[tuple[ParameterType, ...], int] | None:
-        """Return a type for each of `count` outputs, and the level of that count; None if not accepted."""
+        """Return a type for each of `count` outputs and the feature level; None if that count is not accepted."""
         if self.repeated_outputs:
             missing = count - len(self.outputs)
             return (self.outputs + self.outputs[-1:] * missing, self.since) if missing >= 0 else None
@@ -218,7 +225,7 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A declaration applied to operands: a parameter for each argument, the variant, the level it all needs."""
+    """A declaration resolved for operands: a parameter for each argument, the variant, the feature level needed."""
 
     declaration: Declaration
     parameters: tuple[Parameter, ...]
@@ -227,10 +234,11 @@ class Match:
 
 
 def match(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Match:
-    """Find the form and variant under which the operands are legal.
+    """Return the overload and variant that accept the operands.
 
-    Raises InvalidArgument with the number of the rule: S1 argument count, S2 argument types, S3 output count,
-    S4 output types, S5 an omitted argument that is not optional.
+    Raises:
+        InvalidArgument: With the id of the violated rule: S1 argument count, S2 argument types, S3 output count,
+            S4 output types, S5 an omitted argument that is not optional.
     """
     if declaration.expand_outputs(len(outputs)) is None:
         allowed = sorted(declaration.output_counts) or len(declaration.outputs)
@@ -252,8 +260,8 @@ def _inputs_fit(parameters: Sequence[Parameter], inputs: Sequence[Operand], vari
 
 
 def _outputs_fit(declaration: Declaration, outputs: Sequence[Operand], variant: Variant) -> bool:
-    columns, _ = declaration.expand_outputs(len(outputs)) or ((), V1_0)
-    return all(_has_type(operand, column, variant.types) for operand, column in zip(outputs, columns, strict=True))
+    types, _ = declaration.expand_outputs(len(outputs)) or ((), V1_0)
+    return all(_has_type(operand, type, variant.types) for operand, type in zip(outputs, types, strict=True))
 
 
 def _check_omitted(parameters: Sequence[Parameter], inputs: Sequence[Operand]) -> None:
@@ -279,7 +287,7 @@ def _matched(
 
 
 def _mismatch(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> str:
-    """Say which rule no candidate passed, with what was given and what would have been allowed."""
+    """Return the message for operands that no overload and variant accept."""
     given = ", ".join(operand.type.name for operand in inputs)
     candidates = list(_candidates(declaration, len(inputs)))
     if not candidates:
@@ -290,7 +298,6 @@ def _mismatch(declaration: Declaration, inputs: Sequence[Operand], outputs: Sequ
     return f"argument types ({given}) match no overload, the first one is ({_describe(*candidates[0])}) (S2)"
 
 
-def _describe(parameters: Sequence[Parameter], level: int, variant: Variant) -> str:
-    del level
+def _describe(parameters: Sequence[Parameter], _level: int, variant: Variant) -> str:
     types = (variant.types[p.type] if isinstance(p.type, str) else p.type for p in parameters)
     return ", ".join("any" if t is ANY else t.name for t in types)

@@ -1,12 +1,13 @@
-"""SLICE, STRIDED_SLICE and SPLIT: parts of an array, copied.
+"""SLICE, STRIDED_SLICE and SPLIT: copies of parts of an array.
 
-Begins, ends and strides become Python slices when the operation is bound; a kernel is one subscript. A slice may be
-empty, and the result then has an extent of 0.
+Begins, ends and strides become Python slices at preparation; a kernel is one subscript. A slice may be empty: the
+result then has a dimension of 0.
 
-SLICE          C1 begins and sizes are vectors of the rank   C2 the slice lies inside (size -1: to the end)
-STRIDED_SLICE  C1 begins, ends and strides are vectors, too  C3 a stride is not 0
-               C4 an axis that is shrunk has a positive stride and an extent of 1 left
-SPLIT          C5 the count is positive and that of the outputs   C6 the axis is a multiple of it
+SLICE          C1 begins and sizes are vectors with an element for each axis
+               C2 the slice is inside the input (size -1: to the end)
+STRIDED_SLICE  C1 begins, ends and strides are such vectors   C3 a stride is not 0
+               C4 an axis that is shrunk has a positive stride and one element
+SPLIT          C5 the count is positive and that of the outputs   C6 the dimension is a multiple of the count
 """
 
 from __future__ import annotations
@@ -37,60 +38,62 @@ from nnfmq.operations.signature import (
 def _require_vectors(input: Shape, **vectors: Array) -> None:
     for name, vector in vectors.items():
         fits = vector.shape == (len(input),)
-        require(fits, "C1", f"{name} has shape {vector.shape}, needed is ({len(input)},)")
+        require(fits, "C1", f"{name} has shape {vector.shape}, required is ({len(input)},)")
 
 
 def slice_shape(input: Shape, *, begin: Array, size: Array) -> Shape:
-    """Return the sizes, -1 replaced by what is left."""
+    """Return the sizes, with -1 replaced by the remaining size."""
     _require_vectors(input, begin=begin, size=size)
-    return tuple(_slice_extent(*triple) for triple in zip(input, begin.tolist(), size.tolist(), strict=True))
+    return tuple(_slice_dimension(*triple) for triple in zip(input, begin.tolist(), size.tolist(), strict=True))
 
 
-def _slice_extent(extent: int, begin: int, size: int) -> int:
-    count = extent - begin if size == -1 else size
-    inside = begin >= 0 and 0 <= count <= extent - begin
-    require(inside, "C2", f"a slice from {begin} of size {size} is not inside an extent of {extent}")
+def _slice_dimension(dimension: int, begin: int, size: int) -> int:
+    count = dimension - begin if size == -1 else size
+    inside = begin >= 0 and 0 <= count <= dimension - begin
+    require(inside, "C2", f"a slice from {begin} of size {size} is not inside a dimension of {dimension}")
     return count
 
 
 def plan_slice(input: Tensor, *, output: Tensor, begin: Array, size: Array) -> Run:
-    """Plan a box."""
+    """Plan a subscript of one slice for each axis."""
     pairs = zip(begin.tolist(), output.shape, strict=True)
-    box = tuple(slice(first, first + extent) for first, extent in pairs)
+    box = tuple(slice(first, first + dimension) for first, dimension in pairs)
     return lambda array: np.ascontiguousarray(array[box])
 
 
 def strided_slice_shape(
     input: Shape, *, begin: Array, end: Array, strides: Array, begin_mask: int, end_mask: int, shrink_mask: int
 ) -> Shape:
-    """Return the extents of the ranges without those that are shrunk; (1,) if nothing is left."""
+    """Return the lengths of the slices without those that are shrunk; (1,) if none remains."""
     require_rank(input, range(1, 5), "input")
     _require_vectors(input, begin=begin, end=end, strides=strides)
-    extents = [len(r) for r in taken_ranges(input, begin, end, strides, begin_mask, end_mask)]
+    dimensions = [len(r) for r in slice_ranges(input, begin, end, strides, begin_mask, end_mask)]
     kept = [axis for axis in range(len(input)) if not shrink_mask >> axis & 1]
     for axis in set(range(len(input))) - set(kept):
-        single = int(strides[axis]) > 0 and extents[axis] == 1
-        require(single, "C4", f"axis {axis} has extent {extents[axis]} and stride {strides[axis]}, and is to be shrunk")
-    return tuple(extents[axis] for axis in kept) or (1,)
+        single = int(strides[axis]) > 0 and dimensions[axis] == 1
+        require(
+            single, "C4", f"axis {axis} has extent {dimensions[axis]} and stride {strides[axis]}, and is to be shrunk"
+        )
+    return tuple(dimensions[axis] for axis in kept) or (1,)
 
 
-def taken_ranges(
+def slice_ranges(
     input: Shape, begin: Array, end: Array, strides: Array, begin_mask: int, end_mask: int
 ) -> Iterator[range]:
-    """Yield the positions that are taken along each axis."""
+    """Yield the positions that the slice selects along each axis."""
     triples = zip(input, begin.tolist(), end.tolist(), strides.tolist(), strict=True)
-    for axis, (extent, first, last, stride) in enumerate(triples):
-        require(stride != 0, "C3", f"the stride of axis {axis} is 0")
-        start = (0 if stride > 0 else extent - 1) if begin_mask >> axis & 1 else _clamped(first, extent, stride)
-        stop = (extent if stride > 0 else -1) if end_mask >> axis & 1 else _clamped(last, extent, stride)
+    for axis, (dimension, first, last, stride) in enumerate(triples):
+        require(stride != 0, "C3", f"the stride of axis {axis} is 0, it must not be")
+        start = (0 if stride > 0 else dimension - 1) if begin_mask >> axis & 1 else _clamped(first, dimension, stride)
+        stop = (dimension if stride > 0 else -1) if end_mask >> axis & 1 else _clamped(last, dimension, stride)
         yield range(start, stop, stride)
 
 
-def _clamped(index: int, extent: int, stride: int) -> int:
-    """Return an index counted from the front, in [0, extent] for positive strides and in [-1, extent) for others."""
+def _clamped(index: int, dimension: int, stride: int) -> int:
+    """Return a clamped index from the front: in [0, dimension] for positive strides, in [-1, dimension) for others."""
     if stride > 0:
-        return extent if index >= extent else max(index, -extent) % extent
-    return -1 if index < -extent else min(index, extent - 1) % extent
+        return dimension if index >= dimension else max(index, -dimension) % dimension
+    return -1 if index < -dimension else min(index, dimension - 1) % dimension
 
 
 def plan_strided_slice(
@@ -105,13 +108,13 @@ def plan_strided_slice(
     shrink_mask: int,
 ) -> Run:
     """Plan a subscript of one slice for each axis."""
-    taken = tuple(map(_as_slice, taken_ranges(input.shape, begin, end, strides, begin_mask, end_mask)))
+    taken = tuple(map(_as_slice, slice_ranges(input.shape, begin, end, strides, begin_mask, end_mask)))
     shape = output.shape
     return lambda array: np.ascontiguousarray(array[taken]).reshape(shape)
 
 
 def _as_slice(positions: range) -> slice:
-    """Return a slice that takes `positions`; a stop of -1 would mean the last element there."""
+    """Return a slice that selects `positions`; a stop of -1 would mean the last element there."""
     if len(positions) == 0:
         return slice(0, 0)
     stop = positions.stop if positions.step > 0 or positions.stop >= 0 else None
@@ -121,8 +124,8 @@ def _as_slice(positions: range) -> slice:
 def split_shape(input: Shape, *, axis: int, count: int, output_count: int) -> tuple[Shape, ...]:
     """Return the shape of each of `count` equal parts."""
     axis = normalize_axis(axis, len(input))
-    require(count == output_count, "C5", f"{count} parts and {output_count} outputs")
-    require(input[axis] % count == 0, "C6", f"an extent of {input[axis]} does not split into {count}")
+    require(count == output_count, "C5", f"{count} parts for {output_count} outputs")
+    require(input[axis] % count == 0, "C6", f"a dimension of {input[axis]} does not split into {count} equal parts")
     return ((*input[:axis], input[axis] // count, *input[axis + 1 :]),) * count
 
 

@@ -1,6 +1,7 @@
 """SOFTMAX and LOG_SOFTMAX: e^(beta·x) over its sum along an axis, and the logarithm of that.
 
-SOFTMAX of codes needs a table of exponentials, a sum and one reciprocal for each row; there is no LOG_SOFTMAX of codes.
+Quantized SOFTMAX uses a table of exponentials, a sum and one reciprocal for each row; there is no quantized
+LOG_SOFTMAX.
 
     C1 beta is positive
 """
@@ -47,7 +48,7 @@ def softmax_shape(input: Shape, *, beta: float, axis: int = -1) -> Shape:
 
 def log_softmax_shape(input: Shape, *, beta: float, axis: int) -> Shape:
     """Return the input's shape."""
-    require(beta > 0, "C1", f"beta {beta} is not positive")
+    require(beta > 0, "C1", f"beta {beta}, it must be positive")
     normalize_axis(axis, len(input))
     return input
 
@@ -61,21 +62,21 @@ def softmax(input: Array, *, beta: float, axis: int = -1) -> Array:
 
 
 def log_softmax(input: Array, *, beta: float, axis: int) -> Array:
-    """Return beta·(x - max) less the logarithm of the sum of its exponentials along `axis`."""
+    """Return beta·(x - max) minus the logarithm of the sum of its exponentials along `axis`."""
     scaled = (input - input.max(axis=axis, keepdims=True)) * np.float32(beta)
     return scaled - np.log(np.exp(scaled).sum(axis=axis, keepdims=True))  # type: ignore[no-any-return]
 
 
 def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: int = -1) -> Run:
-    """Plan SOFTMAX of codes: Q5 differences, exponentials in Q0, their sum in Q12."""
+    """Plan quantized SOFTMAX: Q5 differences, exponentials in Q0, their sum in Q12."""
     lowest = dtype_range(output)[0]
     require_quantization(output, 1 / 256, lowest)
     exponentials, summands = exponential_tables(input.scale, beta)
     if 0 in input.shape:
-        return lambda codes: codes.copy()
+        return lambda quantized: quantized.copy()
 
-    def run(codes: Array) -> Array:
-        wide = codes.astype(np.int64)
+    def run(quantized: Array) -> Array:
+        wide = quantized.astype(np.int64)
         below = wide.max(axis=axis, keepdims=True) - wide
         scale, bits = _reciprocal(summands.take(below).sum(axis=axis, keepdims=True))
         shares = fixed_point.rounding_shift(fixed_point.high_mul(exponentials.take(below), scale), bits + 23)
@@ -86,7 +87,7 @@ def plan_quantized_softmax(input: Tensor, *, output: Tensor, beta: float, axis: 
 
 def exponential_tables(scale: float, beta: float) -> tuple[Ints, Ints]:
     """Return e^(-beta·scale·d) for d = 0..255, in Q0 and in Q12; 0 beyond the radius."""
-    real = min(beta * scale * (1 << 26), float((1 << 30) - 1))  # above, e^-16 and less is 0 among codes anyway
+    real = min(beta * scale * (1 << 26), float((1 << 30) - 1))  # larger: every exponential but e^0 rounds to 0
     multiplier, shift = fixed_point.quantize_multiplier_above_one(real)
     differences = -np.arange(256, dtype=np.int64)
     inside = differences >= -fixed_point.input_radius(5, shift)
@@ -96,7 +97,7 @@ def exponential_tables(scale: float, beta: float) -> tuple[Ints, Ints]:
 
 
 def _reciprocal(sums: Ints) -> tuple[Ints, Ints]:
-    """GetReciprocal of sums in Q12: return a Q0 mantissa, and the bits by which it exceeds one."""
+    """GetReciprocal of sums in Q12: return a Q0 mantissa and the number of bits by which it exceeds one."""
     _, exponents = np.frexp(sums.astype(np.float64))
     leading_zeros = 32 - ints(exponents)
     return fixed_point.reciprocal_of_one_plus((sums << leading_zeros) - (1 << 31)), 12 - leading_zeros

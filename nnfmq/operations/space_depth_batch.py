@@ -1,9 +1,9 @@
-"""DEPTH_TO_SPACE, SPACE_TO_DEPTH, BATCH_TO_SPACE_ND, SPACE_TO_BATCH_ND: blocks of an image moved to or from an axis.
+"""DEPTH_TO_SPACE, SPACE_TO_DEPTH, BATCH_TO_SPACE_ND and SPACE_TO_BATCH_ND: blocks of pixels to or from another axis.
 
-A block of pixels becomes part of the channels or of the batch, or the other way round; each is a reshape to rank 6, a
-transposition and a reshape. The block's row is the slower index, before the channel or before the batch.
+Each is a reshape to rank 6, a transposition and a reshape that move the positions within a block to or from the
+channels or the batch. The block's row is the slower index, before the channel or before the batch.
 
-    C1 the image has rank 4                     C2 block sizes are positive, and as many as the operation has
+    C1 the image has rank 4                     C2 block sizes are positive; the ND operations have two
     C3 channels are a multiple of the block     C4 height and width (padded) are multiples of the block
     C5 the batch is a multiple of the block     C6 paddings have shape (2, 2) and are not negative
 """
@@ -37,48 +37,48 @@ from nnfmq.operations.signature import (
 
 
 def _require_image(input: Shape) -> None:
-    require(len(input) == 4, "C1", f"an image of rank {len(input)}")
+    require(len(input) == 4, "C1", f"an image of rank {len(input)}, rank 4 is required")
 
 
 def _require_block(block: int) -> None:
-    require(block > 0, "C2", f"block size {block}")
+    require(block > 0, "C2", f"block size {block}, it must be positive")
 
 
 def _block_pair(block: Array) -> tuple[int, int]:
-    """Return height and width of a block that is given as a vector."""
+    """Return the height and width of a block that is an array."""
     fits = block.shape == (2,) and int(block.min()) > 0
-    require(fits, "C2", f"block sizes {block.tolist()}, needed are two positive ones")
+    require(fits, "C2", f"block sizes {block.tolist()}, two positive values are required")
     return int(block[0]), int(block[1])
 
 
 def _require_multiples(height: int, width: int, block: tuple[int, int]) -> None:
     divides = height % block[0] == 0 and width % block[1] == 0
-    require(divides, "C4", f"an image of {height} x {width} is not made of blocks of {block[0]} x {block[1]}")
+    require(divides, "C4", f"an image of {height} x {width} is not a multiple of blocks of {block[0]} x {block[1]}")
 
 
 def _joined(split: Array, order: Shape, shape: Shape) -> Array:
-    """Return the permuted array in another shape, its elements in order (reshape alone may return a strided view)."""
+    """Return the permuted array, contiguous, in another shape (reshape alone might return a strided view)."""
     return np.ascontiguousarray(split.transpose(order)).reshape(shape)
 
 
 def depth_to_space_shape(input: Shape, *, block: int) -> Shape:
-    """Return the shape with the image `block` times as high and wide."""
+    """Return the shape with height and width multiplied by `block`."""
     _require_image(input)
     _require_block(block)
     batch, height, width, channels = input
-    require(channels % (block * block) == 0, "C3", f"{channels} channels are not blocks of {block} x {block}")
+    require(channels % (block * block) == 0, "C3", f"{channels} channels are not a multiple of {block} x {block}")
     return batch, height * block, width * block, channels // (block * block)
 
 
 def depth_to_space(input: Array, *, block: int) -> Array:
-    """Return the image in which the channels of a pixel are a block of pixels."""
+    """Return the image in which each pixel's channels have become a block of pixels."""
     batch, height, width, channels = input.shape
     split = input.reshape(batch, height, width, block, block, channels // (block * block))
     return _joined(split, (0, 1, 3, 2, 4, 5), (batch, height * block, width * block, -1))
 
 
 def space_to_depth_shape(input: Shape, *, block: int) -> Shape:
-    """Return the shape with the image a `block`-th as high and wide."""
+    """Return the shape with height and width divided by `block`."""
     _require_image(input)
     _require_block(block)
     batch, height, width, channels = input
@@ -87,23 +87,23 @@ def space_to_depth_shape(input: Shape, *, block: int) -> Shape:
 
 
 def space_to_depth(input: Array, *, block: int) -> Array:
-    """Return the image in which a block of pixels is the channels of one."""
+    """Return the image in which each block of pixels has become the channels of one pixel."""
     batch, height, width, channels = input.shape
     split = input.reshape(batch, height // block, block, width // block, block, channels)
     return _joined(split, (0, 1, 3, 2, 4, 5), (batch, height // block, width // block, -1))
 
 
 def batch_to_space_shape(input: Shape, *, block: Array) -> Shape:
-    """Return the shape with the image as many times as high and wide as the block is."""
+    """Return the shape with height and width multiplied by those of the block."""
     _require_image(input)
     rows, columns = _block_pair(block)
     batch, height, width, channels = input
-    require(batch % (rows * columns) == 0, "C5", f"a batch of {batch} is not blocks of {rows} x {columns}")
+    require(batch % (rows * columns) == 0, "C5", f"a batch of {batch} is not a multiple of {rows} x {columns}")
     return batch // (rows * columns), height * rows, width * columns, channels
 
 
 def batch_to_space(input: Array, *, block: Array) -> Array:
-    """Return images whose blocks of pixels come from one pixel of several images each."""
+    """Return images in which each block of pixels is made of one pixel of several images."""
     rows, columns = _block_pair(block)
     batch, height, width, channels = input.shape
     split = input.reshape(rows, columns, batch // (rows * columns), height, width, channels)
@@ -111,11 +111,11 @@ def batch_to_space(input: Array, *, block: Array) -> Array:
 
 
 def space_to_batch_shape(input: Shape, *, block: Array, paddings: Array) -> Shape:
-    """Return the shape with each block's pixels, after padding, in as many images."""
+    """Return the shape with each block's pixels, after padding, in separate images."""
     _require_image(input)
     rows, columns = _block_pair(block)
     fits = paddings.shape == (2, 2) and int(paddings.min()) >= 0
-    require(fits, "C6", f"paddings {paddings.tolist()}")
+    require(fits, "C6", f"paddings {paddings.tolist()}, (2, 2) values of 0 or more are required")
     batch, height, width, channels = input
     (top, bottom), (left, right) = paddings.tolist()
     height, width = top + height + bottom, left + width + right
@@ -124,7 +124,7 @@ def space_to_batch_shape(input: Shape, *, block: Array, paddings: Array) -> Shap
 
 
 def plan_space_to_batch(input: Tensor, *, output: Tensor, block: Array, paddings: Array) -> Run:
-    """Plan the inverse of `batch_to_space` of an image padded with 0, which is the zero point in codes."""
+    """Plan the inverse of `batch_to_space` on an image padded with the real value 0."""
     rows, columns = _block_pair(block)
     batch, height, width, channels = input.shape
     (top, _), (left, _) = paddings.tolist()

@@ -1,8 +1,8 @@
-"""ABS, EXP, FLOOR, LOG, NEG, RSQRT, SIN and SQRT: a function of one element, by numpy's own.
+"""ABS, EXP, FLOOR, LOG, NEG, RSQRT, SIN and SQRT, as NumPy's functions.
 
-Functions that are exact in any type compute in it; the others take float16 through float32. INT32 wraps around: its
-least value has no opposite. RSQRT of codes is a table; what has no real root becomes the largest code, as there is
-no other code for infinity.
+Functions that are exact in every type are computed in that type; the others compute float16 in float32. INT32 wraps
+around: the negative of its minimum is its minimum. Quantized RSQRT is a table; inputs without a real root give the
+maximum, because there is no quantized infinity.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rsqrt(input: Array) -> Array:
     return result
 
 
-def _rsqrt_codes(codes: Array, input: Tensor, output: Tensor) -> Array:
+def _rsqrt_lut(quantized: Array, input: Tensor, output: Tensor) -> Array:
     """RSQRT through float32; the quotient by the output's scale is rounded half away, then clamped."""
     low, high = dtype_range(output)
     quotients = (rsqrt(dequantized_values(input)) / np.float32(output.scale)).astype(np.float64)
@@ -64,7 +64,7 @@ def _exact(code: OperationType, function: Callable[..., Any], int32_since: int) 
     )
 
 
-def _rounded(code: OperationType, function: Callable[..., Any], codes: tuple[Variant, ...] = ()) -> Declaration:
+def _rounded(code: OperationType, function: Callable[..., Any], quantized: tuple[Variant, ...] = ()) -> Declaration:
     return Declaration(
         code,
         since=V1_2,
@@ -72,7 +72,7 @@ def _rounded(code: OperationType, function: Callable[..., Any], codes: tuple[Var
         variants=(
             Variant({"T": F32}, V1_2, stateless(function)),
             Variant({"T": F16}, V1_2, fp16_via_fp32(stateless(function))),
-            *codes,
+            *quantized,
         ),
         shape=same_shape,
     )
@@ -88,7 +88,7 @@ DECLARATIONS = (
     _rounded(
         OperationType.RSQRT,
         rsqrt,
-        (Variant({"T": Q8}, AIDL_V3, via_lut8(_rsqrt_codes)), Variant({"T": Q8S}, AIDL_V3, via_lut8(_rsqrt_codes))),
+        (Variant({"T": Q8}, AIDL_V3, via_lut8(_rsqrt_lut)), Variant({"T": Q8S}, AIDL_V3, via_lut8(_rsqrt_lut))),
     ),
     Declaration(
         OperationType.FLOOR,

@@ -32,7 +32,7 @@ from nnfmq.hal.types import (
     Subgraph,
     TokenValuePair,
 )
-from nnfmq.operations.extensions import VendorExtension, translated
+from nnfmq.operations.extensions import VendorExtension, to_local_prefixes
 from nnfmq.serialize import messages
 from nnfmq.service.caching.cache_key import is_key_available
 from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles, DeviceIdentity, read_files, save_files
@@ -304,7 +304,7 @@ def _validated(model: Model, level: FeatureLevel) -> Model:
     """Return `model` with this process's extension prefixes. Raises InvalidArgument if it is not valid at `level`."""
     validate_extensions(model.extensions)
     require_prefixes(model, level)
-    model = translated(model)
+    model = to_local_prefixes(model)
     require_level(validate_model(model), level)
     return model
 

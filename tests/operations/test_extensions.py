@@ -30,7 +30,7 @@ from nnfmq.operations.extensions import (
     define_operation,
     define_type,
     install,
-    translated,
+    to_local_prefixes,
 )
 from nnfmq.operations.kernel_adapters import stateless
 from nnfmq.operations.shapes import require
@@ -99,7 +99,7 @@ def shift(by: bytes = b"\x10\0", byte: bytes = b"\x03") -> Model:
 
 
 def test_EXT_4_a_plan_finds_the_bytes_of_its_operands() -> None:
-    model = translated(shift())
+    model = to_local_prefixes(shift())
     assert validate_model(model) == 3
     out = np.zeros(2, np.int64)
     interpreter.prepare(model).execute([np.int64([1, 2**40])], [out])
@@ -107,14 +107,14 @@ def test_EXT_4_a_plan_finds_the_bytes_of_its_operands() -> None:
 
 
 def test_EXT_4_a_plan_refuses_bytes_that_it_does_not_like() -> None:
-    model = translated(shift(byte=b""))
+    model = to_local_prefixes(shift(byte=b""))
     assert load_devices()["reference"]._supported(model) == [True]
     with pytest.raises(GeneralFailure, match=r"operation 0 \(com\.example\.wide\.SHIFT\): one byte \(C1\)$"):
         interpreter.prepare(model)
 
 
 def test_EXT_1_types_of_an_extension_have_sizes_where_it_is_installed() -> None:
-    kinds = [operand.type for operand in translated(shift()).main.operands]
+    kinds = [operand.type for operand in to_local_prefixes(shift()).main.operands]
     assert [kind.name for kind in kinds] == [f"{NAME}.WIDE", f"{NAME}.SCALAR", f"{NAME}.WIDE"]
     assert [(element_bytes(kind), is_scalar(kind)) for kind in kinds] == [(8, False), (2, True), (8, False)]
     assert operand_bytes(Operand(kinds[1])) == 2
@@ -123,7 +123,7 @@ def test_EXT_1_types_of_an_extension_have_sizes_where_it_is_installed() -> None:
 def test_VAL_5_a_constant_scalar_of_another_size_is_refused_by_its_owner() -> None:
     assert validate_model(shift(by=b"\x10\0\0")) == 3  # as the generic validator has it
     with pytest.raises(InvalidArgument, match="N-VAL-3"):
-        validate_model(translated(shift(by=b"\x10\0\0")))
+        validate_model(to_local_prefixes(shift(by=b"\x10\0\0")))
 
 
 def test_an_operation_of_a_plug_in_takes_types_of_the_hal_too() -> None:
@@ -131,7 +131,7 @@ def test_an_operation_of_a_plug_in_takes_types_of_the_hal_too() -> None:
     code = numbers.operation_type(NAME, 5)
     model = replace(one_operation(code, [Operand(F32, (2,))], Operand(F32, (2,))), extensions=numbers.extensions)
     out = np.zeros(2, np.float32)
-    interpreter.prepare(translated(model)).execute([np.float32([1.5, -2])], [out])
+    interpreter.prepare(to_local_prefixes(model)).execute([np.float32([1.5, -2])], [out])
     assert out.tolist() == [3, -4]
 
 
@@ -140,30 +140,30 @@ def test_an_operation_of_the_hal_takes_no_type_of_an_extension() -> None:
     wide = Operand(numbers.operand_type(NAME, 7), (2,))
     model = one_operation(OperationType.ABS, [wide], wide)
     with pytest.raises(InvalidArgument, match=rf"argument types \({NAME}\.WIDE\) .*\(S2\)$"):
-        validate_model(translated(replace(model, extensions=numbers.extensions)))
+        validate_model(to_local_prefixes(replace(model, extensions=numbers.extensions)))
 
 
 def test_MOD_15_a_model_without_names_stays_as_it_is() -> None:
     model = two_adds()
-    assert translated(model) is model
+    assert to_local_prefixes(model) is model
 
 
 def test_MOD_15_names_stay_one_to_one() -> None:
     """Those that are not installed get prefixes that no installed one has."""
-    model = translated(shift())
+    model = to_local_prefixes(shift())
     assert validate_extensions(model.extensions) == 3
     assert [entry.name for entry in model.extensions] == ["com.example.a", "com.example.b", "com.example.c", NAME]
 
 
 def test_MOD_15_an_unknown_extension_is_never_taken_for_an_installed_one() -> None:
     model = Fibonacci().model(FLOAT_N, FLOATS)  # prefix 1 here, as the installed extension's may be
-    assert load_devices()["reference"]._supported(translated(model)) == [False]
-    assert translated(model).main.operations[0].type.name == "com.example.fibonacci.0"
+    assert load_devices()["reference"]._supported(to_local_prefixes(model)) == [False]
+    assert to_local_prefixes(model).main.operations[0].type.name == "com.example.fibonacci.0"
 
 
 def test_MOD_15_names_that_clients_make_up_fill_no_table() -> None:
     named = [(ExtensionNameAndPrefix(f"com.example.made_up_{number}", 1),) for number in range(2)]
-    first, second = (translated(replace(two_adds(), extensions=names)).extensions[0] for names in named)
+    first, second = (to_local_prefixes(replace(two_adds(), extensions=names)).extensions[0] for names in named)
     assert first.prefix == second.prefix
 
 
@@ -174,18 +174,18 @@ def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) 
     named = ExtensionNameAndPrefix(NAME, 3)
     model = replace(one_operation(OperationType.ABS, [foreign], foreign), extensions=(named,))
     with pytest.raises(InvalidArgument, match=rf"has prefix {prefix}, the model declares \[3\] \(N-VAL-11\)$"):
-        translated(model)
+        to_local_prefixes(model)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"name": NAME}, rf"extension {NAME} is installed already"),
+        ({"name": NAME}, rf"extension {NAME} is already installed"),
         (
             {"types": (ExtensionType(OperandType(extension_code(7, 1)), "int16"),), "declarations": ()},
-            "is no code of its own",
+            "is not a code of this extension",
         ),
-        ({"types": ()}, "SCALAR.* is no code of its own"),
+        ({"types": ()}, "SCALAR.* is not a code of this extension"),
         ({"types": (ExtensionType(WIDE, "U4"),), "declarations": ()}, "WIDE has elements that are no numbers"),
     ],
 )
@@ -200,4 +200,6 @@ def test_EXT_2_an_extension_that_fails_to_install_leaves_nothing() -> None:
         install(broken)
     numbers = ExtensionCodes()
     model = one_operation(numbers.operation_type("com.example.broken", 2), [FLOAT_N], FLOATS)
-    assert load_devices()["reference"]._supported(translated(replace(model, extensions=numbers.extensions))) == [False]
+    assert load_devices()["reference"]._supported(to_local_prefixes(replace(model, extensions=numbers.extensions))) == [
+        False
+    ]

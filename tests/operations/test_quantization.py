@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nnfmq.hal.errors import GeneralFailure
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.quantization import OutputMultipliers, quantized, quantized_activation_range, requantizer
+from nnfmq.operations.quantization import OutputMultipliers, quantize, quantized_activation_range, requantizer
 from nnfmq.operations.signature import Tensor
 
 UINT8, INT8 = np.dtype("u1"), np.dtype("i1")
@@ -87,9 +87,9 @@ def test_activation_bounds_stay_within_the_type() -> None:
 
 
 def test_halves_round_away_from_zero() -> None:
-    assert [quantized(real, tensor(INT8, 1.0, 0)) for real in (0.5, 1.5, -0.5, -1.5)] == [1, 2, -1, -2]
+    assert [quantize(real, tensor(INT8, 1.0, 0)) for real in (0.5, 1.5, -0.5, -1.5)] == [1, 2, -1, -2]
 
 
 def test_q5_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(GeneralFailure, match="Q5"):
+    with pytest.raises(GeneralFailure, match=r"\(Q5\)$"):
         quantized_activation_range(4, tensor(UINT8, 1.0, 0))

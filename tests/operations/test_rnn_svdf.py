@@ -277,5 +277,5 @@ def test_recurrent_c1_to_c12_a_violated_constraint_is_named(
 def test_S5_nothing_of_a_simple_cell_may_be_omitted(code: OperationType) -> None:
     values = (RNN_VALUES if code == RNN else UNI_VALUES) | {"bias": None}
 
-    with pytest.raises(InvalidArgument, match="S5"):
+    with pytest.raises(InvalidArgument, match=r"\(S5\)$"):
         Use(code, values, 2).run()

@@ -15,7 +15,7 @@ from nnfmq.hal.errors import GeneralFailure
 from nnfmq.hal.types import Operand, OperandType, OperationType
 from nnfmq.operations import fixed_point
 from nnfmq.operations.fixed_point import ints
-from nnfmq.operations.keypoints import refined
+from nnfmq.operations.keypoints import refine_maximum
 
 Array = npt.NDArray[Any]
 
@@ -219,7 +219,7 @@ def test_N_OPF_7_a_malformed_box_of_a_heatmap_is_refused() -> None:
 
 def test_a_flat_heatmap_is_not_refined() -> None:
     with np.errstate(all="ignore"):  # as the interpreter does
-        shift, value = refined(np.full((3, 3, 1), 2, np.float32), np.float32(1e-5))
+        shift, value = refine_maximum(np.full((3, 3, 1), 2, np.float32), np.float32(1e-5))
 
     assert (shift.tolist(), value.tolist()) == ([[0, 0]], [2])
 
@@ -227,6 +227,6 @@ def test_a_flat_heatmap_is_not_refined() -> None:
 def test_a_shift_is_cut_to_one_and_a_half_cells() -> None:
     grid = np.array([[0, 0, 0], [0.9, 1, 1.099], [0, 0, 0]], np.float32)[..., None]  # almost a slope along x
 
-    shift, _ = refined(grid, np.float32(1e-5))
+    shift, _ = refine_maximum(grid, np.float32(1e-5))
 
     assert abs(shift).max() == pytest.approx(1.5)

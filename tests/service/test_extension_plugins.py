@@ -175,6 +175,6 @@ def test_EXT_2_an_extension_is_installed_once(site: Path, loaded: Loaded) -> Non
     add_fibonacci(site)
     assert loaded() == ([NAME], [])
     first = INSTALLED[NAME]
-    told = f"extension {NAME} is left out: InvalidArgument: extension {NAME} is installed already"
+    told = f"extension {NAME} is left out: InvalidArgument: extension {NAME} is already installed"
     assert loaded() == ([NAME], [told])
     assert INSTALLED[NAME] is first

@@ -45,7 +45,7 @@ from nnfmq.engines.execution import StepFunction
 from nnfmq.engines.interpreter import Program, ResolvedOp, SubgraphPreparation, prepare_with
 from nnfmq.hal.types import LifeTime, Model, OperationType, Subgraph
 from nnfmq.operations.prepacked import no_prepack_recording
-from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, ShapedOp, permuted, split_arguments, tensor_of
+from nnfmq.operations.prepare import TO_NCHW, TO_NHWC, ShapedOp, permute_shape, split_arguments, tensor_of
 from nnfmq.operations.shapes import DATA_DEPENDENT
 from nnfmq.operations.signature import NUMPY_TYPES, Array, Role, Tensor
 
@@ -172,7 +172,7 @@ class CompiledPreparation(SubgraphPreparation):
         tensors, attributes, is_nchw = split_arguments(resolved.match, arguments)
         declaration = resolved.match.declaration
         outputs_nchw = is_nchw and declaration.image_outputs
-        shapes = [permuted(shape, TO_NHWC) if outputs_nchw else shape for shape in shaped.shapes]
+        shapes = [permute_shape(shape, TO_NHWC) if outputs_nchw else shape for shape in shaped.shapes]
         outputs = tuple(tensor_of(o, shape) for o, shape in zip(resolved.outputs, shapes, strict=True))
         if any(0 in output.shape or DATA_DEPENDENT in output.shape for output in outputs):
             return None

@@ -29,7 +29,7 @@ from nnfmq.operations.padding import MirrorMode
 from nnfmq.operations.reshape_concat import concat_requant_lut
 from nnfmq.operations.resizing import InterpolationTaps, nearest_positions
 from nnfmq.operations.signature import Array, Shape, Tensor
-from nnfmq.operations.slicing import taken_ranges
+from nnfmq.operations.slicing import slice_ranges
 
 __all__ = ["RULES", "interleave_subconvolutions", "lower_concatenation", "permute_axes"]
 
@@ -169,7 +169,7 @@ def _strided_slice(
 ) -> KernelLaunch | None:
     """Lower STRIDED_SLICE."""
     view = StridedView.of(input)
-    for axis, positions in enumerate(taken_ranges(input.shape, begin, end, strides, begin_mask, end_mask)):
+    for axis, positions in enumerate(slice_ranges(input.shape, begin, end, strides, begin_mask, end_mask)):
         view = view.slice(axis, positions)
     return _launch_view(view, output, target)
 
