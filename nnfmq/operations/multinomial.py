@@ -45,7 +45,7 @@ _CHUNK = 1 << 16
 
 
 def philox(count: int, key: int, counter: int, first: int = 0) -> npt.NDArray[np.uint32]:
-    """Return `count` groups of four words from group `first`. `counter` is the upper half; it and `key` have 64 bits."""
+    """Return `count` groups of four words, from group `first`. `key` and `counter` (its upper half) have 64 bits."""
     low = np.arange(first, first + count, dtype=np.uint64)
     upper = np.full(count, counter % (1 << 64), np.uint64)
     words = [low & _LOW, low >> _WORD, upper & _LOW, upper >> _WORD]

@@ -186,7 +186,7 @@ def test_N_VAL_11_a_prefix_that_the_model_does_not_name_is_refused(prefix: int) 
             "is not a code of this extension",
         ),
         ({"types": ()}, "SCALAR.* is not a code of this extension"),
-        ({"types": (ExtensionType(WIDE, "U4"),), "declarations": ()}, "WIDE has elements that are no numbers"),
+        ({"types": (ExtensionType(WIDE, "U4"),), "declarations": ()}, "WIDE has elements of .*, not numeric"),
     ],
 )
 def test_EXT_1_a_plug_in_that_is_not_sound_is_refused(changes: dict[str, Any], said: str) -> None:

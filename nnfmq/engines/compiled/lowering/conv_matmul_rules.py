@@ -152,7 +152,7 @@ def _subconvolution_window(dimension: TransposedConvDimension) -> WindowDimensio
     """Return the windows of the subconvolutions along one axis."""
     size = math.ceil(dimension.size / dimension.stride)
     count = (dimension.count - 1 + dimension.padding_low) // dimension.stride + 1
-    return WindowDimension(size, 1, 1, size - 1, count - dimension.extent, count)
+    return WindowDimension(size, 1, 1, size - 1, count - dimension.input_size, count)
 
 
 def depthwise(
