@@ -131,7 +131,8 @@ def test_what_is_off_refuses_nothing(names: dict[str, Any], function: str, value
 
 def test_a_sample_of_checks_is_missed_by_their_tests_and_by_no_others() -> None:
     tests = [f"tests/validation/test_{name}.py" for name in ("buffer_desc", "request")]
-    done = run("--only", "^validation/(buffer_desc|subgraph_boundaries|request)", "--every", "6", "--json", "--tests", *tests)
+    only = "^validation/(buffer_desc|subgraph_boundaries|request)"
+    done = run("--only", only, "--every", "6", "--json", "--tests", *tests)
     missed = {verdict["place"]: verdict["missed_by"] for verdict in json.loads(done.stdout)}
     other = {place: test for place, test in missed.items() if "subgraph_boundaries" in place}
 
