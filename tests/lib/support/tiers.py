@@ -42,7 +42,6 @@ SLOW = (
     "tests/runtime/test_interfaces.py",
     "tests/service/test_compilation_cache.py",
     "tests/service/test_managed_buffers.py",
-    "tests/test_documents.py",
     "tests/tools/test_constraint_mutants.py",
     "tests/tools/test_driver_stress.py",
     "tests/tools/test_latency_stress.py",
