@@ -1,8 +1,8 @@
-"""AIDL's burst (IBurst): executions as messages, each with its memories, and tokens by which they are known again.
+"""Driver's end of an AIDL burst (`IBurst`): synchronous executions whose memory is identified by tokens.
 
-A token from 0 on is a memory's identity within one burst: the first memory seen for it is kept, mapped, and used for it
-whatever comes later, until the token is released. -1 is a memory without identity, used once. (REQUIREMENTS BUR-19,
-BUR-20, BUR-21)
+A token of 0 or more identifies a memory within one burst: the first memory received with it is mapped and kept, and is
+used for this token whatever memory comes later, until the token is released. -1 marks a memory without identity, which
+is used once. (BUR-19, BUR-20, BUR-21)
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import ExecutionConfig
 from nnfmq.serialize.messages import MemoryData, RequestData, request_from_data
 from nnfmq.service.driver_prepared_model import DriverPreparedModel, ExecutionReply
-from nnfmq.service.memory_quota import MemoryQuota, Received
+from nnfmq.service.memory_quota import MemoryQuota, ReceivedMemory
 
-NO_TOKEN = -1
+NO_IDENTITY = -1
 
 
 class AidlBurstServer:
-    """One burst of a client's. One execution at a time; tokens may be released while it runs. Close it."""
+    """One AIDL burst. Thread-safe; a second concurrent execution is rejected. Close it."""
 
     def __init__(self, prepared: DriverPreparedModel, quota: MemoryQuota) -> None:
         self._prepared = prepared
         self._quota = quota
         self._running = threading.Lock()
         self._lock = threading.Lock()
-        self._memories: dict[int, Received] = {}  # by token
-        self._released: list[Received] = []  # that the running execution may use (BUR-21)
+        self._memories: dict[int, ReceivedMemory] = {}  # by token
+        self._released: list[ReceivedMemory] = []  # may still be in use by the running execution (BUR-21)
 
     def execute_synchronously(
         self,
@@ -40,35 +40,44 @@ class AidlBurstServer:
         fds: Sequence[int],
         config: ExecutionConfig,
         deadline_ns: int | None,
-        begin_ns: int,
+        received_ns: int,
     ) -> ExecutionReply:
-        """Execute a request over the memories behind `fds`, or those known for their tokens. Blocks.
+        """Execute a request and return the reply. Blocks.
 
-        Takes over the fds. Raises InvalidArgument for what is no token, no memory, or not one token for each pool;
-        GeneralFailure while another execution runs. What the execution itself answers is in the result.
+        Takes ownership of `fds`, which are the memories of the pools that are not managed buffers, in order. For a
+        known token the fd is closed and the kept memory is used.
+
+        Raises:
+            InvalidArgument: If there is not one valid token for each pool, or a memory is invalid.
+            GeneralFailure: If another execution of this burst is running.
         """
-        rest = list(fds)
+        remaining = list(fds)
         with ExitStack() as stack:
-            stack.callback(lambda: close_all(rest))
-            _check_tokens(tokens, len(data.pools))
+            stack.callback(lambda: close_all(remaining))
+            if len(tokens) != len(data.pools):
+                raise InvalidArgument(
+                    f"a request of {len(data.pools)} pools came with {len(tokens)} memory tokens (N-REQ-7)"
+                )
+            for token in tokens:
+                _check_token(token)
             if not self._running.acquire(blocking=False):
                 raise GeneralFailure("this burst is executing already; make one burst for each thread")
             stack.callback(self._end_execution)
             memories = [
-                self._memory(token, rest.pop(0), pool, stack)
+                self._memory(token, remaining.pop(0), pool, stack)
                 for token, pool in zip(tokens, data.pools, strict=True)
-                if isinstance(pool, MemoryData)  # a buffer of the driver's needs no token
+                if isinstance(pool, MemoryData)
             ]
             request = request_from_data(data, memories)
-            return self._prepared.execute_synchronously(request, config, deadline_ns, begin_ns)
+            return self._prepared.execute_synchronously(request, config, deadline_ns, received_ns)
 
-    def _memory(self, token: int, fd: int, lent: MemoryData, stack: ExitStack) -> Received:
+    def _memory(self, token: int, fd: int, data: MemoryData, stack: ExitStack) -> ReceivedMemory:
         known = self._memories.get(token)
         if known is not None:
             os.close(fd)
             return known
-        (memory,) = self._quota.adopt_all([fd], [lent])
-        if token == NO_TOKEN:
+        (memory,) = self._quota.adopt_all([fd], [data])
+        if token == NO_IDENTITY:
             stack.callback(memory.close)
         else:
             with self._lock:
@@ -83,7 +92,11 @@ class AidlBurstServer:
             memory.close()
 
     def release_memory_resource(self, token: int) -> None:
-        """Forget what `token` stands for; nothing, for most. Raises InvalidArgument below -1 (N-REQ-8)."""
+        """Forget the memory of `token`. Does nothing if the token is unknown.
+
+        Raises:
+            InvalidArgument: If the token is below -1 (N-REQ-8).
+        """
         _check_token(token)
         with self._lock:
             memory = self._memories.pop(token, None)
@@ -94,20 +107,13 @@ class AidlBurstServer:
             memory.close()
 
     def close(self) -> None:
-        """Give every memory back. Blocks until a running execution is done."""
+        """Close all memory. Blocks until a running execution has ended. Idempotent."""
         with self._running:
             memories, self._memories = self._memories, {}
         for memory in memories.values():
             memory.close()
 
 
-def _check_tokens(tokens: Sequence[int], pools: int) -> None:
-    if len(tokens) != pools:
-        raise InvalidArgument(f"N-REQ-7: a request of {pools} pools came with {len(tokens)} memory tokens")
-    for token in tokens:
-        _check_token(token)
-
-
 def _check_token(token: int) -> None:
-    if token < NO_TOKEN:
-        raise InvalidArgument(f"N-REQ-6: a memory token is 0 or more, or {NO_TOKEN} for none; got {token}")
+    if token < NO_IDENTITY:
+        raise InvalidArgument(f"a memory token is 0 or more, or {NO_IDENTITY} for none; got {token} (N-REQ-6)")

@@ -1,12 +1,16 @@
-"""The driver's end of a burst: a listener thread between two queues (HAL 1.2 IBurstContext, ExecutionBurstServer).
+"""Driver's end of a burst: a listener thread between two queues (HAL 1.2 `IBurstContext`, NNAPI's burst server).
 
-    request queue → decode → fetch unknown slots from the client, once → execute → result queue, until the peer is gone
+    request queue → decode → fetch unknown slots from the client → bind → run → encode → result queue
 
-`BurstServer.create` takes a prepared model, or any executor with a cache of its own. The listener survives whatever a
-client sends: a malformed packet, or a request ring whose counters are impossible, is answered with GENERAL_FAILURE and
-the loop goes on; a result that does not fit is replaced by an error of two records. Where the result ring itself is
-impossible no answer can be given: the client is woken, and finds that out by itself. A packet carries no text and no
-late status, so the last failure is kept here for whoever asks. (REQUIREMENTS BUR-1..14, TIM-6)
+A packet equal to the last one skips everything but the run, as long as no slot has changed: see `CachedExecution`.
+
+The listener survives whatever a client sends. It replies with GENERAL_FAILURE to a malformed packet and to invalid
+counters of the request ring, and with an error of two records instead of a result that does not fit into the result
+ring. If the counters of the result ring are invalid, no reply is possible: the server wakes the client, which then
+detects the corruption itself.
+
+A packet carries no text and only the statuses that HIDL 1.2 has, so `last_failure` keeps what the packet could not
+carry. (BUR-1..14, TIM-6)
 """
 
 from __future__ import annotations
@@ -23,151 +27,46 @@ from typing import Protocol, Self
 import numpy as np
 
 from nnfmq import watcher
-from nnfmq.hal.errors import (
-    DeadObject,
-    ErrorStatus,
-    GeneralFailure,
-    InvalidArgument,
-    NnfmqError,
-    QueueCorrupted,
-    status_for_error,
-)
-from nnfmq.hal.timing import NO_TIMING
-from nnfmq.hal.types import ExecutionConfig, OutputShape, Request
+from nnfmq.hal.errors import DeadObject, ErrorStatus, GeneralFailure, NnfmqError, QueueCorrupted
+from nnfmq.hal.timing import NO_TIMING, Timing
+from nnfmq.hal.types import MeasureTiming
 from nnfmq.queue import NOT_EMPTY, MessageQueue, PeerDeathFlag, PollingWindow
-from nnfmq.serialize.codec import Decoder, decode_request, encode_result
+from nnfmq.serialize.codec import decode_request, encode_result
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packets import RequestPacket
-from nnfmq.service.driver_prepared_model import (
-    BoundExecution,
-    DriverPreparedModel,
-    ExecutionReply,
-    StagedExecution,
-    error_reply,
+from nnfmq.service.burst_executor import (
+    CACHED_PACKET_BYTES_MAX,
+    BurstExecutor,
+    CachedExecution,
+    CachingBurstExecutor,
 )
+from nnfmq.service.driver_prepared_model import DriverPreparedModel, error_reply
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS
-from nnfmq.service.memory_cache import MemoryCache
-from nnfmq.service.memory_quota import Received
+from nnfmq.service.memory_quota import ReceivedMemory
 
-RING_BYTES_MAX = 1 << 20  # a packet is the ring's length at most, and is copied and decoded
-_NONE = ErrorStatus.NONE  # an attribute of an enum costs more than a record through the ring
-_NOW = 0  # a deadline that has passed: never block
+RING_BYTES_MAX = 1 << 20  # limits what is copied and decoded: a packet can fill the ring
+_NONE = ErrorStatus.NONE  # an enum's attribute costs more than a record through the ring
+_DO_NOT_BLOCK = 0  # a deadline in the past
 _log = logging.getLogger("nnfmq.burst")
 
 
 class BurstCallback(Protocol):
-    """The client as the burst needs it (IBurstCallback)."""
+    """The client, as the burst calls it back (`IBurstCallback`)."""
 
-    def get_memories(self, slots: Sequence[int]) -> list[Received]:
-        """Return one memory per slot, in order; the caller owns them. Blocks. Raises NnfmqError with the status."""
+    def get_memories(self, slots: Sequence[int]) -> list[ReceivedMemory]:
+        """Return one memory for each slot, in order; the caller owns them. Blocks.
+
+        Raises:
+            DeadObject: If the client has exited, or the burst is being closed.
+            NnfmqError: With the status that the client replied.
+        """
         ...
-
-
-class BurstExecutorWithCache(Protocol):
-    """What executes a burst's requests and keeps what its slots stand for (IBurstExecutorWithCache)."""
-
-    def unknown_slots(self, slots: Sequence[int]) -> list[int]:
-        """Return those of `slots` for which there is no cache entry."""
-        ...
-
-    def add_cache_entry(self, memory: Received, slot: int) -> None:
-        """Take over `memory` as `slot`."""
-        ...
-
-    def remove_cache_entry(self, slot: int) -> None:
-        """Forget `slot`; an unknown one is no error."""
-        ...
-
-    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionReply:
-        """Execute a request whose slots are all known. `begin_ns`: when it was dequeued. Never raises NnfmqError."""
-        ...
-
-    def close(self) -> None:
-        """Give back every cached resource."""
-        ...
-
-
-class _CachingSlots:
-    """The slot half of both executors below."""
-
-    def __init__(self) -> None:
-        self._cache = MemoryCache()
-
-    def unknown_slots(self, slots: Sequence[int]) -> list[int]:
-        return self._cache.unknown(slots)
-
-    def add_cache_entry(self, memory: Received, slot: int) -> None:
-        self._cache.add(slot, memory)
-
-    def remove_cache_entry(self, slot: int) -> None:
-        self._cache.remove(slot)
-
-    def close(self) -> None:
-        self._cache.close()
-
-
-class PreparedModelExecutor(_CachingSlots):
-    """Executes each request afresh through `execute_synchronously`: simple, and the yardstick for the one below."""
-
-    def __init__(self, prepared_model: DriverPreparedModel) -> None:
-        super().__init__()
-        self._prepared_model = prepared_model
-
-    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionReply:
-        """See `BurstExecutorWithCache.execute`."""
-        try:
-            _, memories = self._cache.memories(packet.slots)
-        except InvalidArgument as error:
-            return error_reply(error)
-        request = Request(packet.inputs, packet.outputs, memories)
-        return self._prepared_model.execute_synchronously(request, ExecutionConfig(packet.measure), begin_ns=begin_ns)
-
-
-class BindingExecutor(_CachingSlots):
-    """Binds a request to its memory once and runs it again while neither the packet nor any slot has changed."""
-
-    def __init__(self, prepared_model: DriverPreparedModel) -> None:
-        super().__init__()
-        self._prepared_model = prepared_model
-        self._packet: RequestPacket | None = None
-        self._generation = -1
-        self._bound: BoundExecution | StagedExecution | None = None
-
-    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionReply:
-        """See `BurstExecutorWithCache.execute`."""
-        bound = self._bound
-        if packet is not self._packet or self._generation != self._cache.generation or bound is None:
-            try:
-                bound = self._bind(packet)
-            except NnfmqError as error:
-                return error_reply(error)
-        return bound.run(packet.measure, begin_ns)
-
-    def _bind(self, packet: RequestPacket) -> BoundExecution | StagedExecution:
-        self._forget()
-        generation, memories = self._cache.memories(packet.slots)
-        bound = self._prepared_model.bind(Request(packet.inputs, packet.outputs, memories))
-        self._packet, self._generation, self._bound = packet, generation, bound
-        return bound
-
-    def remove_cache_entry(self, slot: int) -> None:
-        """Forget `slot`, and what was bound to its mapping: the number may come back with smaller memory behind it."""
-        super().remove_cache_entry(slot)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._packet, self._generation, self._bound = None, -1, None
-
-    def close(self) -> None:
-        """See `BurstExecutorWithCache.close`."""
-        self._forget()
-        super().close()
 
 
 @dataclass(frozen=True, slots=True)
 class LastFailure:
-    """The text and the exact status of the last failed execution: what the packet could not carry."""
+    """Text and exact status of the last failed execution; `sequence` is the number of its packet, 0 if none failed."""
 
     status: ErrorStatus = ErrorStatus.NONE
     message: str = ""
@@ -175,14 +74,14 @@ class LastFailure:
 
 
 class BurstServer:
-    """A running burst (IBurstContext): owns its listener thread, both queues and the executor. Close it."""
+    """A running burst. Owns its listener thread, both queues and the executor. Close it, or use `with`."""
 
     def __init__(
         self,
         callback: BurstCallback,
         requests: MessageQueue,
         results: MessageQueue,
-        executor: BurstExecutorWithCache,
+        executor: BurstExecutor,
         window_ns: int,
     ) -> None:
         self._callback = callback
@@ -190,12 +89,9 @@ class BurstServer:
         self._results = results
         self._executor = executor
         self._window_ns = window_ns
-        self._stages = StatsArea.over(results.stats_view)
+        self._stats = StatsArea.over(results.stats_view)
         self._sequence = 0
-        self._decoder = Decoder(decode_request)
-        self._fetched: RequestPacket | None = None  # the last request whose slots are all known: most are the same one
-        self._answered_shapes: tuple[OutputShape, ...] | None = None  # of the packet beside it
-        self._answered = b""
+        self._cached: CachedExecution | None = None
         self.last_failure = LastFailure()
         self._peer_death = PeerDeathFlag()
         self.peer = watcher.DeathRecipients(self._peer_death)
@@ -207,26 +103,37 @@ class BurstServer:
         callback: BurstCallback,
         requests: MessageQueue,
         results: MessageQueue,
-        executor: BurstExecutorWithCache | DriverPreparedModel,
+        executor: BurstExecutor | DriverPreparedModel,
         *,
         polling_window_us: float | None = None,
     ) -> BurstServer:
-        """Serve `requests` into `results` on a thread of its own, until `close` or until the peer is buried.
+        """Start a listener thread that serves `requests` until `close`, or until the peer dies.
 
-        `executor` is a prepared model (each request goes through `execute_synchronously`) or an executor with a cache.
-        The server owns all four, unless this raises. The window defaults to $NNFMQ_BURST_SERVER_POLLING_WINDOW. Raises
-        GeneralFailure for queues that are no burst's.
+        Takes ownership of the queues and the executor, unless it raises.
+
+        Args:
+            callback: The client.
+            requests: The queue of request packets.
+            results: The queue of result packets.
+            executor: A prepared model, or an object that executes the requests in its place (BUR-13).
+            polling_window_us: How long the listener polls before it sleeps; by default
+                $NNFMQ_BURST_SERVER_POLLING_WINDOW.
+
+        Raises:
+            GeneralFailure: If a queue does not have the quantum, the event flag or the size of a burst's queue.
         """
         for queue in (requests, results):
             if queue.quantum != DATUM_BYTES:
                 raise GeneralFailure(f"a burst's records have {DATUM_BYTES} bytes, not {queue.quantum}")
             if queue.event_flag is None:
-                raise GeneralFailure("a burst's queues need an event word: without one nobody can wait (BUR-6)")
+                raise GeneralFailure("a burst's queues need an event flag word, without which nobody can wait (BUR-6)")
             if queue.count * queue.quantum > RING_BYTES_MAX:
-                text = f"a burst's queue has a ring of {RING_BYTES_MAX} bytes at most"
-                raise GeneralFailure(f"{text}; this one has {queue.count * queue.quantum}")
+                raise GeneralFailure(
+                    f"a burst's queue has a ring of {RING_BYTES_MAX} bytes at most; this one has "
+                    f"{queue.count * queue.quantum}"
+                )
         if isinstance(executor, DriverPreparedModel):
-            executor = PreparedModelExecutor(executor)
+            executor = CachingBurstExecutor(executor)
         server = cls(callback, requests, results, executor, PollingWindow.server(polling_window_us).ns)
         requests.peer_death = results.peer_death = server._peer_death
         server.peer.add(requests, results)
@@ -234,22 +141,23 @@ class BurstServer:
         return server
 
     def free_memory(self, slot: int) -> None:
-        """Forget a slot (IBurstContext.freeMemory); an unknown one is no error."""
+        """Forget a slot (`IBurstContext.freeMemory`). Does nothing if it is unknown. Thread-safe."""
         self._executor.remove_cache_entry(slot)
-        self._fetched = None
+        self._cached = None  # after the version was incremented; see `_bind`
 
     @property
     def request_count(self) -> int:
-        """How many requests came so far, whatever they were."""
+        """How many packets were received so far, malformed ones included."""
         return self._sequence
 
     def close(self) -> None:
-        """End the listener and give everything back. Blocks until a running execution is done."""
+        """End the listener thread and release everything. Blocks until a running execution has ended. Idempotent."""
         watcher.notify_peer_death(self.peer)
         self._thread.join()
         self.peer.discard(self._requests, self._results)
+        self._cached = None
         self._executor.close()
-        self._stages.close()
+        self._stats.close()
         self._requests.close()
         self._results.close()
 
@@ -259,115 +167,151 @@ class BurstServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    # -- the listener thread ------------------------------------------------------------------------------------------
+
     def _listen(self) -> None:
         try:
-            with np.errstate(all="ignore"):  # here once, not in every execution
+            with np.errstate(all="ignore"):  # once for the thread: it costs more than a small model's execution
                 while True:
-                    self._listen_once()
+                    self._receive_and_handle()
         except DeadObject:
-            _log.debug("burst ended: its peer is gone or has closed it")
+            _log.debug("burst ended: the client has exited, or has closed it")
 
-    def _listen_once(self) -> None:
+    def _receive_and_handle(self) -> None:
+        # A function of its own, so that while the next `receive` blocks no local variable keeps a freed slot mapped.
         try:
             packet = self._requests.receive(None, self._window_ns)
         except QueueCorrupted as error:
-            self._answer_impossible(error)
+            self._reply_to_corrupted_ring(error)
             return
         if packet is not None:
-            self._serve(packet, monotonic_ns())
+            self._handle(packet, monotonic_ns())
 
-    def _answer_impossible(self, error: QueueCorrupted) -> None:
-        """Answer a request that cannot be found, since the client wrote impossible counters; wait for the next one.
+    def _handle(self, packet: bytes, received_ns: int) -> None:
+        """Execute one request and send its reply. This is the hot path; everything else is called from it.
 
-        Waking is all that is left of the request ring: each time is a request. It may be put right by the client.
+        Raises:
+            DeadObject: If the client does not send its memory because it has exited, or the burst is being closed.
         """
-        _log.info("request refused: %s", error)
-        requested = self._requests.event_flag
-        assert requested is not None  # `create` has looked
-        requested.wait(NOT_EMPTY, _NOW)  # what woke us must not count again
         self._sequence += 1
-        self._note(status_for_error(error), str(error))
-        self._put(encode_result(status_for_error(error), ()))
-        requested.wait(NOT_EMPTY)
-
-    def _put(self, packet: bytes) -> bool:
-        """Send a result; False where there is no room.
-
-        A client whose result ring is impossible is woken: there, too, no wait can go on with it.
-        """
+        memory_ready_ns = received_ns
         try:
-            return self._results.send(packet)
-        except QueueCorrupted as error:
-            _log.info("a result is lost: %s", error)
-            self._note(status_for_error(error), str(error))
-            self._results.wake_all()
-            return True
-
-    def _note(self, status: ErrorStatus, message: str) -> None:
-        self.last_failure = LastFailure(status, message, self._sequence)
-
-    def _serve(self, packet: bytes, taken_ns: int) -> None:
-        self._sequence += 1
-        ready_ns = taken_ns
-        try:
-            request = self._decoder.decode(packet)
-            if request is not self._fetched:
-                self._fetched = request  # first: a slot that is freed meanwhile sets it back
-                self._fetch(self._executor.unknown_slots(request.slots))
-                ready_ns = monotonic_ns()
-            result = self._executor.execute(request, taken_ns)
-        except DeadObject:
+            execution = self._cached
+            if (
+                execution is None
+                or packet != execution.packet  # compares the bytes
+                or execution.version != self._executor.version
+            ):
+                memory_ready_ns = 0  # in the statistics: not reached
+                request = self._decode(packet)
+                memory_ready_ns = monotonic_ns()
+                execution = self._bind(packet, request)
+            bound = execution.bound
+            shapes = bound.run()
+            timing = NO_TIMING
+            if execution.is_measured:
+                timing = Timing(bound.engine_end_ns - bound.engine_begin_ns, monotonic_ns() - received_ns)
+                reply = encode_result(_NONE, shapes, timing)
+            else:
+                if shapes is not execution.shapes:  # the first run, or an output whose shape is not known
+                    execution.shapes, execution.reply = shapes, encode_result(_NONE, shapes, NO_TIMING)
+                reply = execution.reply
+        except DeadObject:  # only `get_memories` raises it: `bind` and `run` translate a plug-in's
             raise
         except NnfmqError as error:
-            self._fetched, ready_ns = None, 0
-            result = error_reply(error)
+            self._reply_with_error(error, received_ns, memory_ready_ns)
         except RECOVERABLE_ERRORS as error:
             _log.exception("an executor failed")
-            self._fetched = None
-            result = error_reply(GeneralFailure(f"the executor failed: {error!r}"))
-        self._answer(result, taken_ns, ready_ns)
+            failure = GeneralFailure(f"the executor failed: {error!r}")
+            self._reply_with_error(failure, received_ns, memory_ready_ns)
+        else:
+            self._stats.record(
+                self._sequence, received_ns, memory_ready_ns, bound.engine_begin_ns, bound.engine_end_ns, timing
+            )
+            if not self._send(reply):
+                self._stats.count_failure()
+                self._reply_too_large(reply, received_ns, memory_ready_ns)
 
-    def _fetch(self, slots: Sequence[int]) -> None:
-        """Ask the client once for all unknown slots; a wrong number of answers caches nothing (N-BUX-5)."""
+    def _decode(self, packet: bytes) -> RequestPacket:
+        """Decode a packet and fetch its unknown slots from the client, all with one call.
+
+        Raises:
+            ProtocolError: If the packet is malformed.
+            GeneralFailure: If the client does not return one memory for each slot; none is cached then (N-BUX-5).
+            NnfmqError: What the client replied.
+        """
+        request = decode_request(packet)
+        slots = self._executor.unknown_slots(request.slots)
         if not slots:
-            return
+            return request
         memories = self._callback.get_memories(slots)
         with ExitStack() as unused:
             for memory in memories:
                 unused.callback(memory.close)
             if len(memories) != len(slots):
-                raise GeneralFailure(f"asked for {len(slots)} memories, the client gave {len(memories)}")
+                raise GeneralFailure(f"the driver asked for {len(slots)} memories, the client gave {len(memories)}")
             unused.pop_all()
         for slot, memory in zip(slots, memories, strict=True):
             self._executor.add_cache_entry(memory, slot)
+        return request
 
-    def _encoded(self, result: ExecutionReply) -> bytes:
-        """Return the result's packet, and remember it where a program of known shapes will give the same again."""
-        packet = encode_result(result.status, result.output_shapes, result.timing)
-        if result.status is ErrorStatus.NONE and result.timing is NO_TIMING:
-            self._answered_shapes, self._answered = result.output_shapes, packet
-        return packet
+    def _bind(self, packet: bytes, request: RequestPacket) -> CachedExecution:
+        version, bound = self._executor.bind(request)
+        execution = CachedExecution(packet, version, request.measure is MeasureTiming.YES, bound)
+        if len(packet) <= CACHED_PACKET_BYTES_MAX:
+            self._cached = execution
+            # `free_memory` in another thread increments the version, then clears `_cached`. If it cleared `_cached`
+            # before the store above, the new version is visible here; so no freed memory stays mapped (BUR-12).
+            if version != self._executor.version:
+                self._cached = None
+        return execution
 
-    def _answer(self, result: ExecutionReply, taken_ns: int, ready_ns: int) -> None:
-        is_good = result.status is _NONE
-        if is_good and result.output_shapes is self._answered_shapes and result.timing is NO_TIMING:
-            packet = self._answered
-        else:
-            packet = self._encoded(result)
-        if not is_good:
-            self._note(result.status, result.message)
-            self._stages.count_failure()
-        self._stages.record(
-            self._sequence, taken_ns, ready_ns, result.engine_begin_ns, result.engine_end_ns, result.timing
-        )
-        if not self._put(packet):
-            self._answer_too_large(packet, is_good, taken_ns, ready_ns)
+    def _reply_with_error(self, error: NnfmqError, received_ns: int, memory_ready_ns: int) -> None:
+        reply = error_reply(error)
+        self._note_failure(reply.status, reply.message)
+        self._stats.count_failure()
+        self._stats.record(self._sequence, received_ns, memory_ready_ns, 0, 0)
+        packet = encode_result(reply.status, reply.output_shapes, NO_TIMING)
+        if not self._send(packet):
+            self._reply_too_large(packet, received_ns, memory_ready_ns)
 
-    def _answer_too_large(self, packet: bytes, was_good: bool, taken_ns: int, ready_ns: int) -> None:
+    def _reply_too_large(self, packet: bytes, received_ns: int, memory_ready_ns: int) -> None:
+        """Send an error of two records instead of `packet`. If the client reads no results, that is lost, too."""
         records = len(packet) // DATUM_BYTES
-        text = f"the result of {records} records does not fit into the result queue of {self._results.count}"
-        self._note(ErrorStatus.GENERAL_FAILURE, text)
-        if was_good:
-            self._stages.count_failure()
-        self._stages.record(self._sequence, taken_ns, ready_ns, 0, 0)
-        self._put(encode_result(ErrorStatus.GENERAL_FAILURE, ()))
+        self._note_failure(
+            ErrorStatus.GENERAL_FAILURE,
+            f"the result of {records} records does not fit into the result queue of {self._results.count}",
+        )
+        self._stats.record(self._sequence, received_ns, memory_ready_ns, 0, 0)
+        self._send(encode_result(ErrorStatus.GENERAL_FAILURE, ()))
+
+    def _reply_to_corrupted_ring(self, error: QueueCorrupted) -> None:
+        """Reply to a request that cannot be read because the ring's counters are invalid, and wait for the next one.
+
+        The client may restore the counters. Until then every wake-up of the request ring counts as a request.
+        """
+        _log.info("request rejected: %s", error)
+        event_flag = self._requests.event_flag
+        assert event_flag is not None  # checked by `create`
+        event_flag.wait(NOT_EMPTY, _DO_NOT_BLOCK)  # consume the wake-up that is being handled
+        self._sequence += 1
+        self._note_failure(ErrorStatus.GENERAL_FAILURE, str(error))
+        self._send(encode_result(ErrorStatus.GENERAL_FAILURE, ()))
+        event_flag.wait(NOT_EMPTY)
+
+    def _send(self, packet: bytes) -> bool:
+        """Send a result packet. Return False if there is not enough space in the ring. Does not block.
+
+        If the ring's counters are invalid, the packet is lost; the client is woken, because its wait cannot end
+        otherwise.
+        """
+        try:
+            return self._results.send(packet)
+        except QueueCorrupted as error:
+            _log.info("a result is lost: %s", error)
+            self._note_failure(ErrorStatus.GENERAL_FAILURE, str(error))
+            self._results.wake_all()
+            return True
+
+    def _note_failure(self, status: ErrorStatus, message: str) -> None:
+        self.last_failure = LastFailure(status, message, self._sequence)

@@ -1,7 +1,7 @@
-"""A reusable execution: a request that was checked and bound to its memory once, to be run any number of times.
+"""Driver's end of a reusable execution (AIDL `IExecution`): a request that was bound once, to run any number of times.
 
-It keeps its model and its memories for as long as it lives, so both may be released meanwhile (LIFE-2). One run at a
-time is the caller's duty; a second one is refused, from the launch of the first to its end. (REQUIREMENTS RUX)
+It keeps its model and its memory until it is released, so the client may release both earlier (LIFE-2). The client must
+run it once at a time: a second run is rejected between the launch and the end of the first. (RUX)
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from contextlib import ExitStack, contextmanager
 
 from nnfmq.hal.errors import InvalidArgument, NnfmqError
 from nnfmq.hal.types import ExecutionConfig, Request
-from nnfmq.service.driver_prepared_model import BoundExecution, DriverPreparedModel, StagedExecution, execution_limits
+from nnfmq.service.driver_prepared_model import BoundExecution, DriverPreparedModel, execution_options
 from nnfmq.validation import validate_request
 
 
 class DriverExecution:
-    """One of them (IExecution). `bound` runs it, inside `exclusive_run`."""
+    """A reusable execution. Thread-safe. Call `bound.run` only inside `exclusive_run`."""
 
     def __init__(
         self,
         prepared: DriverPreparedModel,
         request: Request,
         config: ExecutionConfig,
-        bound: BoundExecution | StagedExecution,
-        held: ExitStack,
+        bound: BoundExecution,
+        resources: ExitStack,
     ) -> None:
         self._prepared = prepared
         self._request = request
-        self._held = held
+        self._resources = resources
         self._lock = threading.Lock()
         self._is_busy = False
         self._is_released = False
@@ -40,49 +40,63 @@ class DriverExecution:
     def create(
         cls, prepared: DriverPreparedModel, request: Request, config: ExecutionConfig, undo: ExitStack
     ) -> DriverExecution:
-        """Check and bind a request; takes over what it refers to, which `undo` has. Raises InvalidArgument."""
-        execution_limits(config, None)
+        """Validate and bind a request.
+
+        Takes ownership of the request's memory, which `undo` would close, unless it raises.
+
+        Raises:
+            InvalidArgument: If the request or the configuration is invalid.
+        """
+        execution_options(config, None)
         bound = prepared.bind(request)
         return cls(prepared, request, config, bound, undo.pop_all())
 
     @property
     def priority(self) -> int:
-        """The model's."""
+        """The priority of its model."""
         return self._prepared.priority
 
     def require_fenceable(self) -> None:
-        """Raise InvalidArgument unless all outputs are fully specified (FEN-7)."""
+        """Check that all outputs are fully specified, as a fenced run requires (FEN-7).
+
+        Raises:
+            InvalidArgument: If an output is not.
+        """
         validate_request(self._prepared.model, self._request, allow_unspecified_output=False)
 
     @contextmanager
     def exclusive_run(self) -> Iterator[None]:
-        """Keep it for one run. Raises InvalidArgument while another has it (RUX-3)."""
+        """Reserve the execution for one run.
+
+        Raises:
+            InvalidArgument: If it is running.
+        """
         with self._lock:
             if self._is_busy:
-                raise InvalidArgument("RUX-3: this execution is running; one run at a time")
+                raise InvalidArgument("this execution is running; one run at a time (RUX-3)")
             self._is_busy = True
         try:
             yield
         finally:
             with self._lock:
                 self._is_busy = False
-                is_last = self._is_released
-            if is_last:
-                self._held.close()
+                is_released = self._is_released
+            if is_released:
+                self._resources.close()
 
     @contextmanager
     def uninitialize_outputs_on_error(self) -> Iterator[None]:
-        """Lose the outputs in the driver's buffers where an error keeps a run from its beginning (DOM-7)."""
+        """If the block raises NnfmqError, mark the outputs in managed buffers as uninitialized (DOM-7)."""
         try:
             yield
         except NnfmqError:
-            self.bound.fail()
+            self.bound.abort()
             raise
 
     def release(self) -> None:
-        """Give back its memories, once a run that was begun has ended."""
+        """Close the request's memory, after a current run has ended. Does not block."""
         with self._lock:
             self._is_released = True
             is_idle = not self._is_busy
         if is_idle:
-            self._held.close()
+            self._resources.close()

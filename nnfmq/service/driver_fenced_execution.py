@@ -1,11 +1,11 @@
-"""A fenced execution: it begins when all the fences that it waits for are signalled, and signals one of its own.
+"""Driver's end of a fenced execution: it begins when all fences that it waits for are signaled, and signals another.
 
-    waiting ── all signalled ──> queued ──> running ──> over: its fence is SIGNALED, or ERROR
-       └─── one fails, the deadline passes (also in the queue), the client is gone ──> over: ERROR, at once
+    waiting ── all signaled ──> queued ──> running ──> complete: its fence is SIGNALED, or ERROR
+       └─── a fence fails, the deadline passes (also while queued), the client exits ──> complete: ERROR, immediately
 
-Waiting takes no thread: the watcher sees the fences, and an alarm the deadline. Nothing that the request refers to is
-touched any more when the fence is signalled, and how it went is known by then (FEN-8, FEN-9). A fence of a driver that
-dies is in error because its sender closes. (REQUIREMENTS FEN, TIM-7)
+Waiting needs no thread: the watcher polls the fences, and a timer of the watcher ends the wait at the deadline. When
+the fence is signaled, the driver no longer touches anything that the request refers to, and the status is available
+(FEN-8, FEN-9). If the driver dies, the kernel closes its end of the fence, which the client sees as ERROR. (FEN, TIM-7)
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
-
-import numpy as np
 
 from nnfmq import watcher
 from nnfmq.channel import FenceSignaler
@@ -34,14 +32,17 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.timing import NO_TIMING, Timing
 from nnfmq.hal.types import ExecutionConfig, FenceState, MeasureTiming
-from nnfmq.service.driver_prepared_model import BoundExecution, StagedExecution, execution_limits
+from nnfmq.service.driver_prepared_model import BoundExecution, execution_options, run_bound
 
 
 @dataclass(frozen=True, slots=True)
 class FencedRequest:
-    """What is to be executed, and within which time; `duration_ns` counts from the last fence on, None = no limit."""
+    """A bound request with its limits.
 
-    bound: BoundExecution | StagedExecution
+    `duration_ns` counts from the time at which the last fence is signaled; None means no limit.
+    """
+
+    bound: BoundExecution
     config: ExecutionConfig
     deadline_ns: int | None
     duration_ns: int | None
@@ -50,7 +51,10 @@ class FencedRequest:
 
 @dataclass(frozen=True, slots=True)
 class FencedInfo:
-    """How it went, and the times from the call on and from the last fence on (getExecutionInfo)."""
+    """Status and times of a fenced execution (`getExecutionInfo`).
+
+    `launched` counts from the call, `fenced` from the time at which the last fence was signaled.
+    """
 
     status: ErrorStatus
     message: str = ""
@@ -58,67 +62,84 @@ class FencedInfo:
     fenced: Timing = NO_TIMING
 
 
-_TOO_EARLY = FencedInfo(ErrorStatus.GENERAL_FAILURE, "the execution is not over; its fence says when it is (FEN-9)")
+_INCOMPLETE = FencedInfo(
+    ErrorStatus.GENERAL_FAILURE, "the execution is not complete; its fence is signaled when it is (FEN-9)"
+)
 
 
 def check_fences(fds: Sequence[int]) -> list[int]:
-    """Return those that are not signalled yet.
+    """Return those fences that are not signaled yet.
 
-    Raises InvalidArgument for what is no fence, and for one that is in error already (N-RQX-15).
+    Raises:
+        InvalidArgument: If an fd is not a fence, or a fence is in the state ERROR (N-RQX-15).
     """
     states = [fence_state(fd) for fd in fds]
-    for number, state in enumerate(states):
+    for index, state in enumerate(states):
         if state is FenceState.UNKNOWN:
-            raise InvalidArgument(f"N-RQX-15: descriptor {number} to wait for is no fence")
+            raise InvalidArgument(f"fd {index} to wait for is no fence (N-RQX-15)")
         if state is FenceState.ERROR:
-            raise InvalidArgument(f"N-RQX-15: fence {number} to wait for is in error already")
+            raise InvalidArgument(f"fence {index} to wait for is in error (N-RQX-15)")
     return [fd for fd, state in zip(fds, states, strict=True) if state is FenceState.ACTIVE]
 
 
 class DriverFencedExecution:
-    """One of them, from its launch on (IFencedExecutionCallback). `info` is how it went; any thread may look."""
+    """A fenced execution, from its launch (`IFencedExecutionCallback`). Thread-safe.
+
+    Exactly one thread completes it: the one that gets the request from `_claim`.
+
+    Args:
+        request: What to execute.
+        sender: The driver's end of the execution's fence.
+        resources: The request's memory and the fences; closed before the execution's fence is signaled.
+        submit: Runs a function on the session's thread pool.
+        on_complete: Called when the execution is complete.
+
+    Attributes:
+        info: The status and times, a failure until the execution is complete.
+    """
 
     def __init__(
         self,
-        plan: FencedRequest,
+        request: FencedRequest,
         sender: FenceSignaler,
-        held: ExitStack,
+        resources: ExitStack,
         submit: Callable[[Callable[[], None]], None],
-        on_end: Callable[[DriverFencedExecution], None],
+        on_complete: Callable[[DriverFencedExecution], None],
     ) -> None:
-        self._plan: FencedRequest | None = plan  # None once it is over: arrays over a client's memory keep that alive
+        # None once claimed, so that its arrays do not keep the client's memory mapped.
+        self._request: FencedRequest | None = request
         self._submit = submit
-        self._on_end = on_end
+        self._on_complete = on_complete
         self._sender = sender
-        self._held = held  # what the request refers to, and the fences: given back before the fence is signalled
+        self._resources = resources
         self._lock = threading.Lock()
-        self._watches: dict[int, watcher.ReaderHandle] = {}
-        self._waiting: set[int] = set()
-        self._alarm: watcher.TimerHandle | None = None
+        self._readers: dict[int, watcher.ReaderHandle] = {}
+        self._unsignaled: set[int] = set()
+        self._timer: watcher.TimerHandle | None = None
         self._fenced_ns = 0
-        self._deadline_ns, self._duration_ns = plan.deadline_ns, plan.duration_ns
-        self.info = _TOO_EARLY
+        self._deadline_ns, self._duration_ns = request.deadline_ns, request.duration_ns
+        self.info = _INCOMPLETE
 
     def launch(self, fences: Sequence[int]) -> None:
-        """Wait for `fences`, then submit `run`; `on_end` is called when it is over. Never blocks."""
+        """Wait for `fences`, then submit `run`. Does not block."""
         try:
             self._watch(fences)
         except OSError as error:
             self.fail(ResourceExhaustedTransient(f"the fences cannot be watched: {error}"))
         if not fences:
-            self._begin()
+            self._enqueue()
 
     def _watch(self, fences: Sequence[int]) -> None:
         with self._lock:
-            if self._plan is None:
-                return  # the client was gone before there was anything to wait for
-            self._waiting = set(fences)
-            self._set_alarm()
+            if self._request is None:
+                return  # the client exited first
+            self._unsignaled = set(fences)
+            self._set_timer()
             for fd in fences:
-                self._watches[fd] = watcher.add_reader(fd, partial(self._look, fd), self._on_bug)
+                self._readers[fd] = watcher.add_reader(fd, partial(self._on_fence_event, fd), self._on_internal_error)
 
-    def _look(self, fd: int) -> None:
-        """The watcher saw something of a fence."""
+    def _on_fence_event(self, fd: int) -> None:
+        """Handle a change of a fence. Runs on the watcher's thread."""
         state = fence_state(fd)
         if state is FenceState.ACTIVE:
             return
@@ -126,77 +147,76 @@ class DriverFencedExecution:
             self.fail(GeneralFailure("a fence that the execution waited for is in error"))
             return
         with self._lock:
-            watch = self._watches.pop(fd, None)
-            if watch is None:
+            reader = self._readers.pop(fd, None)
+            if reader is None:
                 return
-            watcher.remove_reader(watch)
-            self._waiting.discard(fd)
-            is_last = not self._waiting
+            watcher.remove_reader(reader)
+            self._unsignaled.discard(fd)
+            is_last = not self._unsignaled
         if is_last:
-            self._begin()
+            self._enqueue()
 
-    def _begin(self) -> None:
-        """All fences are signalled."""
+    def _enqueue(self) -> None:
+        """Submit `run`: all fences are signaled."""
         self._fenced_ns = monotonic_ns()
         with self._lock:
-            if self._plan is None:
+            if self._request is None:
                 return
             if self._duration_ns is not None:
                 end_ns = deadline_in(self._duration_ns)
                 self._deadline_ns = end_ns if self._deadline_ns is None else min(self._deadline_ns, end_ns)
-                self._set_alarm()  # it may have to wait for its turn
+                self._set_timer()  # it may expire while `run` is queued
         self._submit(self.run)
 
-    def _set_alarm(self) -> None:
-        """Let the deadline end the wait; with the lock."""
-        if self._alarm is not None:
-            watcher.cancel_timer(self._alarm)
-        self._alarm = None if self._deadline_ns is None else watcher.call_at(self._deadline_ns, self._expire)
+    def _set_timer(self) -> None:
+        """Let the deadline fail the execution. The caller holds the lock."""
+        if self._timer is not None:
+            watcher.cancel_timer(self._timer)
+        self._timer = None if self._deadline_ns is None else watcher.call_at(self._deadline_ns, self._on_timeout)
 
-    def _expire(self) -> None:
+    def _on_timeout(self) -> None:
         self.fail(MissedDeadlineTransient("the deadline passed before the execution began"))
 
-    def _on_bug(self, error: Exception) -> None:
+    def _on_internal_error(self, error: Exception) -> None:
         self.fail(GeneralFailure(f"waiting for a fence failed: {error!r}"))
 
     def run(self) -> None:
-        """Execute and signal; does nothing where it is over already. On a thread of the pool."""
-        plan = self._take()
-        if plan is None:
+        """Execute and signal the fence. Does nothing if the execution failed before. Runs on the thread pool."""
+        request = self._claim()
+        if request is None:
             return
-        limits = execution_limits(plan.config, self._deadline_ns)
-        with np.errstate(all="ignore"):
-            result = plan.bound.run(plan.config.measure, plan.received_ns, limits)
+        options = execution_options(request.config, self._deadline_ns)
+        reply = run_bound(request.bound, request.config.measure, request.received_ns, options)
         launched = fenced = NO_TIMING
-        if result.status is ErrorStatus.NONE and plan.config.measure is MeasureTiming.YES:
-            end_ns, device_ns = monotonic_ns(), result.timing.time_on_device_ns
-            launched = Timing(device_ns, end_ns - plan.received_ns)
+        if reply.status is ErrorStatus.NONE and request.config.measure is MeasureTiming.YES:
+            end_ns, device_ns = monotonic_ns(), reply.timing.time_on_device_ns
+            launched = Timing(device_ns, end_ns - request.received_ns)
             fenced = Timing(device_ns, end_ns - self._fenced_ns)
-        self._end(FencedInfo(result.status, result.message, launched, fenced))
+        self._complete(FencedInfo(reply.status, reply.message, launched, fenced))
 
     def fail(self, error: NnfmqError) -> None:
-        """Put the fence in error, unless it runs or is over. Any thread may call it."""
-        plan = self._take()
-        if plan is not None:
-            plan.bound.fail()
-            self._end(FencedInfo(status_for_error(error), str(error)))
+        """Put the fence into the state ERROR, unless the execution is running or complete."""
+        request = self._claim()
+        if request is not None:
+            request.bound.abort()
+            self._complete(FencedInfo(status_for_error(error), str(error)))
 
-    def _take(self) -> FencedRequest | None:
-        """Return the plan to the one who may end it, None to all others; nothing is waited for any more."""
+    def _claim(self) -> FencedRequest | None:
+        """Return the request to the first caller, who must call `_complete`, and None to all others. Ends all waits."""
         with self._lock:
-            plan, self._plan = self._plan, None
-            if plan is None:
+            request, self._request = self._request, None
+            if request is None:
                 return None
-            for watch in self._watches.values():
-                watcher.remove_reader(watch)
-            self._watches = {}
-            alarm, self._alarm = self._alarm, None
-        if alarm is not None:
-            watcher.cancel_timer(alarm)
-        return plan
+            for reader in self._readers.values():
+                watcher.remove_reader(reader)
+            self._readers = {}
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            watcher.cancel_timer(timer)
+        return request
 
-    def _end(self, info: FencedInfo) -> None:
-        self._held.close()
-        self._on_end(self)
+    def _complete(self, info: FencedInfo) -> None:
+        self._resources.close()
+        self._on_complete(self)
         self.info = info
         self._sender.send(FenceState.SIGNALED if info.status is ErrorStatus.NONE else FenceState.ERROR)

@@ -1,9 +1,8 @@
-"""A prepared model: a program, the model it was made from, and the ways to execute it.
+"""The driver's prepared model: a compiled program, the model that it was compiled from, and how requests run on it.
 
-An execution has two halves. `bind` checks a request against the model and makes arrays over its memory, once; `run`
-executes what was bound, any number of times. The ordinary path does both for each call; a burst binds a packet once.
-Arrays keep the mappings that they look at alive, so memory may be freed while an execution uses it (BUR-21, LIFE-2).
-What lies in files or in buffers of the driver's is staged, for each run anew: `arguments`.
+An execution has two steps. `DriverPreparedModel.bind` validates a request and creates arrays over its memory; `run`
+executes what was bound, any number of times. A synchronous call does both; a burst binds each distinct packet once.
+Arrays keep their mappings alive, so memory may be freed while an execution uses it (BUR-21, LIFE-2).
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nnfmq.engines.execution import DEFAULT_RUN_OPTIONS, BoundProgram, PreparedProgram, RunOptions, run_options
 from nnfmq.hal.errors import (
+    DeadObject,
+    DeviceUnavailable,
     ErrorStatus,
     GeneralFailure,
     MissedDeadlinePersistent,
@@ -29,173 +29,237 @@ from nnfmq.hal.errors import (
 )
 from nnfmq.hal.timing import NO_TIMING, Timing, from_limit_field
 from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Model, OutputShape, Priority, Request
-from nnfmq.service.device_status import ALWAYS, UNAVAILABLE, require_available
+from nnfmq.service.constant_overlap import ConstantRange, require_no_constant_overlap
+from nnfmq.service.device_status import ALWAYS_AVAILABLE, UNAVAILABLE_MESSAGE, require_available
 from nnfmq.service.error_translation import RECOVERABLE_ERRORS, errors_to_status
 from nnfmq.service.io_binding import (
-    ConstantRange,
     InputBinding,
     OutputBinding,
-    Staging,
+    RequestBinder,
     input_array,
     needs_staging,
     output_buffer,
-    require_no_constant_overlap,
 )
 from nnfmq.service.managed_buffers import ManagedBuffers
 from nnfmq.service.memory_quota import QuotaCharge
 from nnfmq.validation import validate_request
 
-Array = NDArray[np.generic]
-
-_YES = MeasureTiming.YES  # an attribute of an enum costs more than a record through the ring
 _log = logging.getLogger("nnfmq.execution")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ExecutionReply:
-    """What an execution answers: shapes with NONE or OUTPUT_INSUFFICIENT_SIZE only, timing with NONE and if asked."""
+    """Result of an execution, as sent to the client.
+
+    Attributes:
+        status: The HAL status.
+        output_shapes: One shape for each output if the status is NONE or OUTPUT_INSUFFICIENT_SIZE, else empty.
+        timing: The measured times if the status is NONE and the client asked for them, else NO_TIMING.
+        message: The text of the error.
+    """
 
     status: ErrorStatus
     output_shapes: tuple[OutputShape, ...] = ()
     timing: Timing = NO_TIMING
     message: str = ""
-    engine_begin_ns: int = 0
-    engine_end_ns: int = 0
 
 
 def error_reply(error: NnfmqError) -> ExecutionReply:
-    """Return the answer that stands for an error: its status and text, shapes only for an insufficient output.
-
-    DEAD_OBJECT, which a plug-in's code may raise as well, is no status of an execution (EXE-9): this driver lives.
-    """
+    """Return the reply that reports `error`, with the output shapes of an OutputInsufficientSize."""
     shapes = error.output_shapes if isinstance(error, OutputInsufficientSize) else ()
-    status = status_for_error(error)
-    if status is ErrorStatus.DEAD_OBJECT:
-        status = ErrorStatus.GENERAL_FAILURE
-    return ExecutionReply(status, tuple(shapes), message=str(error))
+    return ExecutionReply(status_for_error(error), tuple(shapes), message=str(error))
 
 
-def _unavailable() -> ExecutionReply:
-    return ExecutionReply(ErrorStatus.DEVICE_UNAVAILABLE, message=UNAVAILABLE)
+def execution_options(config: ExecutionConfig, deadline_ns: int | None) -> RunOptions:
+    """Return the engine's options for one run.
 
-
-def execution_limits(config: ExecutionConfig, deadline_ns: int | None) -> RunOptions:
-    """Return what ends an execution early. Raises InvalidArgument for a loop timeout that is out of range."""
-    # -1 stands for none in a loop timeout, as it does in a deadline.
+    Raises:
+        InvalidArgument: If the loop timeout is out of range.
+    """
+    # On the wire, -1 stands for "none" in a loop timeout as it does in a deadline.
     return run_options(deadline_ns, loop_timeout_ns=from_limit_field(config.loop_timeout_ns))
 
 
 def raise_if_deadline_passed(deadline_ns: int | None) -> None:
-    """Raise MissedDeadlinePersistent where the deadline has passed before anything was done (QOS-2)."""
+    """Check the deadline before an execution begins (QOS-2).
+
+    Raises:
+        MissedDeadlinePersistent: If the deadline has passed.
+    """
     if deadline_ns is not None and monotonic_ns() >= deadline_ns:
         raise MissedDeadlinePersistent("the deadline had passed before the execution began")
 
 
-class BoundExecution:
-    """A request that was checked and bound to memory. `run` may be called again and again, one call at a time."""
+class BoundExecution(Protocol):
+    """A validated request, bound to its memory. Can run any number of times, one run at a time.
 
-    __slots__ = ("_execution", "_result", "_status_byte")
+    `engine_begin_ns` and `engine_end_ns` are the times at which the engine began and ended the last successful run.
+    """
 
-    def __init__(self, execution: BoundProgram, status_byte: memoryview) -> None:
-        self._execution = execution
-        self._status_byte = status_byte
-        self._result = ExecutionReply(ErrorStatus.NONE)
+    @property
+    def engine_begin_ns(self) -> int: ...  # noqa: D102  documented above
 
-    def run(self, measure: MeasureTiming, begin_ns: int, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> ExecutionReply:
-        """Execute once; `begin_ns` is when the driver saw the request (time in driver). Never raises NnfmqError.
+    @property
+    def engine_end_ns(self) -> int: ...  # noqa: D102
 
-        The caller has silenced NumPy's warnings, which costs more than a small model; for the same reason the result of
-        a success is the same object each time.
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """Execute once and return one shape for each output.
+
+        The caller must have silenced NumPy's warnings (`np.errstate(all="ignore")`): silencing them for each run costs
+        more than a small model.
+
+        Raises:
+            NnfmqError: If the execution fails.
         """
-        if self._status_byte[0]:
-            return _unavailable()
-        engine_begin = monotonic_ns()
+        ...
+
+    def abort(self) -> None:
+        """Mark the outputs in managed buffers as uninitialized: the request will not run (DOM-7)."""
+        ...
+
+
+class MappedExecution:
+    """A `BoundExecution` whose arguments are all in mapped memory: it reads and writes there without copies."""
+
+    __slots__ = ("_program", "_status_byte", "engine_begin_ns", "engine_end_ns")
+
+    def __init__(self, program: BoundProgram, status_byte: memoryview) -> None:
+        self._program = program
+        self._status_byte = status_byte
+        self.engine_begin_ns = self.engine_end_ns = 0
+
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """See `BoundExecution.run`."""
+        if self._status_byte[0]:  # `require_available`, inlined: this is the hot path
+            raise DeviceUnavailable(UNAVAILABLE_MESSAGE)
+        self.engine_begin_ns = monotonic_ns()
         try:
-            shapes = self._execution.run(limits)
-        except NnfmqError as error:
-            return error_reply(error)
+            shapes = self._program.run(options)
+        except DeadObject as error:  # of another driver, whose client a plug-in is: this driver lives (EXE-9)
+            raise GeneralFailure(str(error)) from error
+        except NnfmqError:  # before the next clause: InvalidArgument is a ValueError
+            raise
         except RECOVERABLE_ERRORS as error:
             _log.exception("a kernel failed")
-            return error_reply(GeneralFailure(f"a kernel failed: {error!r}"))
-        result = self._result
-        result.engine_begin_ns, result.engine_end_ns = engine_begin, monotonic_ns()
-        result.output_shapes, result.timing = shapes, NO_TIMING
-        if measure is _YES:
-            result.timing = Timing(result.engine_end_ns - engine_begin, monotonic_ns() - begin_ns)
-        return result
+            raise GeneralFailure(f"a kernel failed: {error!r}") from error
+        self.engine_end_ns = monotonic_ns()
+        return shapes
 
-    def fail(self) -> None:
-        """It will not be run: nothing is lost by that."""
+    def abort(self) -> None:
+        """Do nothing: no argument is in a managed buffer."""
 
 
 class StagedExecution:
-    """As a BoundExecution, of a request with arguments in files or in buffers of the driver's."""
+    """A `BoundExecution` with arguments in files or managed buffers, which it loads and stores in each run.
 
-    __slots__ = ("_bound", "_given", "_program", "_sinks", "_sources", "_status_byte")
+    The program is bound again only if a binding supplies another object than in the last run, as a managed buffer does
+    after its shape has changed.
+    """
+
+    __slots__ = ("_bound", "_bound_to", "_inputs", "_outputs", "_program", "_status_byte")
 
     def __init__(
         self,
         program: PreparedProgram,
-        sources: Sequence[InputBinding],
-        sinks: Sequence[OutputBinding],
+        inputs: Sequence[InputBinding],
+        outputs: Sequence[OutputBinding],
         status_byte: memoryview,
     ) -> None:
         self._program = program
         self._status_byte = status_byte
-        self._sources = sources
-        self._sinks = sinks
-        self._given: list[Any] = []  # what is bound
-        self._bound: BoundExecution | None = None
+        self._inputs = inputs
+        self._outputs = outputs
+        self._bound_to: list[Any] = []
+        self._bound: MappedExecution | None = None
 
-    def run(self, measure: MeasureTiming, begin_ns: int, limits: RunOptions = DEFAULT_RUN_OPTIONS) -> ExecutionReply:
-        """As `BoundExecution.run`; may block for a file as long as that does."""
+    @property
+    def engine_begin_ns(self) -> int:
+        """See `BoundExecution`."""
+        return self._bound.engine_begin_ns if self._bound is not None else 0
+
+    @property
+    def engine_end_ns(self) -> int:
+        """See `BoundExecution`."""
+        return self._bound.engine_end_ns if self._bound is not None else 0
+
+    def run(self, options: RunOptions = DEFAULT_RUN_OPTIONS) -> tuple[OutputShape, ...]:
+        """See `BoundExecution.run`. Blocks while files are read and written."""
         try:
-            result = self._run(measure, begin_ns, limits)
-        except NnfmqError as error:
-            result = error_reply(error)
-        if result.status is not ErrorStatus.NONE:
-            self.fail()
-        return result
+            inputs = [binding.load() for binding in self._inputs]
+            outputs = [binding.begin() for binding in self._outputs]
+            shapes = self._bind(inputs, outputs).run(options)
+            for binding, shape in zip(self._outputs, shapes, strict=True):
+                binding.commit(shape.dimensions)
+        except NnfmqError:
+            self.abort()
+            raise
+        return shapes
 
-    def fail(self) -> None:
-        """It has failed, or will not be run: its outputs in buffers of the driver's are lost (DOM-7)."""
-        for sink in self._sinks:
-            sink.fail()
+    def abort(self) -> None:
+        """See `BoundExecution.abort`."""
+        for binding in self._outputs:
+            binding.abort()
 
-    def _run(self, measure: MeasureTiming, begin_ns: int, limits: RunOptions) -> ExecutionReply:
-        inputs = [source.array() for source in self._sources]
-        outputs = [sink.begin() for sink in self._sinks]
-        result = self._bound_to(inputs, outputs).run(measure, begin_ns, limits)
-        if result.status is ErrorStatus.NONE:
-            for sink, shape in zip(self._sinks, result.output_shapes, strict=True):
-                sink.end(shape.dimensions)
-            if measure is _YES:
-                result.timing = Timing(result.timing.time_on_device_ns, monotonic_ns() - begin_ns)
-        return result
-
-    def _bound_to(self, inputs: list[Any], outputs: list[Any]) -> BoundExecution:
-        given = inputs + outputs
-        is_same = len(given) == len(self._given) and all(a is b for a, b in zip(given, self._given, strict=True))
+    def _bind(self, inputs: list[Any], outputs: list[Any]) -> MappedExecution:
+        values = inputs + outputs
+        is_same = len(values) == len(self._bound_to) and all(map(_is, values, self._bound_to))
         if self._bound is None or not is_same:
-            self._bound = BoundExecution(self._program.bind(inputs, outputs), self._status_byte)
-            self._given = given
+            self._bound = MappedExecution(self._program.bind(inputs, outputs), self._status_byte)
+            self._bound_to = values
         return self._bound
+
+
+def _is(value: object, other: object) -> bool:
+    return value is other
+
+
+def run_bound(
+    execution: BoundExecution,
+    measure: MeasureTiming,
+    received_ns: int,
+    options: RunOptions = DEFAULT_RUN_OPTIONS,
+) -> ExecutionReply:
+    """Run a bound request and return the reply. Never raises NnfmqError.
+
+    Args:
+        execution: The bound request.
+        measure: Whether the reply has times.
+        received_ns: When the driver received the request: the beginning of the time in the driver.
+        options: The engine's options.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            shapes = execution.run(options)
+    except NnfmqError as error:
+        return error_reply(error)
+    if measure is not MeasureTiming.YES:
+        return ExecutionReply(ErrorStatus.NONE, shapes)
+    timing = Timing(execution.engine_end_ns - execution.engine_begin_ns, monotonic_ns() - received_ns)
+    return ExecutionReply(ErrorStatus.NONE, shapes, timing)
 
 
 @dataclass(frozen=True, slots=True)
 class DriverPreparedModel:
-    """A model that is ready to run. Any number of threads may execute it at once.
+    """A model that is ready to execute. Thread-safe.
 
-    `charge` is what it costs its client: off the quota when the last burst or execution has dropped the model. While
-    the device is BUSY or OFFLINE, which `status_byte` says, every execution is DEVICE_UNAVAILABLE (DEV-14). Before HAL
-    1.2 outputs must be fully specified: `takes_unspecified` is False. `buffers` are its client's, `device` is what
-    prepared it, and `key` stands for it in the roles of buffers.
+    Attributes:
+        model: The model.
+        program: What the engine prepared.
+        charge: The cost of the model, which the client is charged until the last burst or execution has dropped it.
+        status_byte: The status of its device. While that is BUSY or OFFLINE, every execution fails with
+            DEVICE_UNAVAILABLE (DEV-14).
+        takes_unspecified: Whether requests may leave output dimensions open: from HAL 1.2 on (VAL-3).
+        device: The name of the device that prepared it.
+        buffers: The client's managed buffers.
+        constants: The ranges of client memory that outputs must not overlap (EXE-10).
+        key: Names the model in the roles of managed buffers.
+        priority: The priority of its executions in this session.
     """
 
     model: Model
     program: PreparedProgram
     charge: QuotaCharge | None = None
-    status_byte: memoryview = ALWAYS
+    status_byte: memoryview = ALWAYS_AVAILABLE
     takes_unspecified: bool = True
     device: str = ""
     buffers: ManagedBuffers | None = None
@@ -204,71 +268,75 @@ class DriverPreparedModel:
     priority: int = Priority.MEDIUM
 
     def require_available(self) -> None:
-        """Raise DeviceUnavailable while the device is BUSY or OFFLINE."""
+        """Check the device's status.
+
+        Raises:
+            DeviceUnavailable: If the device is BUSY or OFFLINE.
+        """
         require_available(self.status_byte)
 
-    def bind(self, request: Request, *, is_fenced: bool = False) -> BoundExecution | StagedExecution:
-        """Check `request` and make arrays over its pools. Raises InvalidArgument that names the argument.
+    def bind(self, request: Request, *, is_fenced: bool = False) -> BoundExecution:
+        """Validate `request` and bind it to its memory. On failure its outputs in managed buffers are uninitialized.
 
-        Where that fails, the buffers of the driver's that are outputs of the request are uninitialized (DOM-7). The
-        outputs of a fenced execution must be fully specified (FEN-7).
+        Args:
+            request: The request.
+            is_fenced: Whether it is for a fenced execution, whose outputs must be fully specified (FEN-7).
+
+        Raises:
+            InvalidArgument: If the request is invalid; the message names the argument.
+            DeviceUnavailable: If the device is BUSY or OFFLINE.
+            NnfmqError: If the engine cannot bind the request.
         """
-        try:
-            with errors_to_status("binding the request"):
-                return self._bind(request, is_fenced)
-        except NnfmqError:
-            self.mark_outputs_uninitialized(request)
-            raise
-
-    def _bind(self, request: Request, is_fenced: bool) -> BoundExecution | StagedExecution:
-        self.require_available()  # before anything that the request may have wrong
-        allows_unspecified = self.takes_unspecified and not is_fenced
-        validate_request(self.model, request, allow_unspecified_output=allows_unspecified)
-        if self.constants:
-            require_no_constant_overlap(self.constants, request)
-        main = self.model.main
-        taken = [main.operands[index] for index in main.input_indexes]
-        made = [main.operands[index] for index in main.output_indexes]
-        if needs_staging(request):
-            staging = Staging(self.key, request, self.buffers)
-            return StagedExecution(self.program, staging.sources(taken), staging.sinks(made), self.status_byte)
-        sources, sinks = zip(taken, request.inputs, strict=True), zip(made, request.outputs, strict=True)
-        inputs = tuple(input_array(operand, argument, request.pools) for operand, argument in sources)
-        outputs = tuple(output_buffer(i, *sink, request.pools) for i, sink in enumerate(sinks))
-        return BoundExecution(self.program.bind(inputs, outputs), self.status_byte)
+        with self.uninitialize_outputs_on_error(request), errors_to_status("binding the request"):
+            self.require_available()  # comes before errors of the request
+            allow_unspecified = self.takes_unspecified and not is_fenced
+            validate_request(self.model, request, allow_unspecified_output=allow_unspecified)
+            if self.constants:
+                require_no_constant_overlap(self.constants, request)
+            main = self.model.main
+            input_operands = [main.operands[index] for index in main.input_indexes]
+            output_operands = [main.operands[index] for index in main.output_indexes]
+            if needs_staging(request):
+                binder = RequestBinder(self.key, request, self.buffers)
+                inputs = binder.bind_inputs(input_operands)
+                return StagedExecution(self.program, inputs, binder.bind_outputs(output_operands), self.status_byte)
+            arrays = tuple(
+                input_array(operand, argument, request.pools)
+                for operand, argument in zip(input_operands, request.inputs, strict=True)
+            )
+            outputs = tuple(
+                output_buffer(index, operand, argument, request.pools)
+                for index, (operand, argument) in enumerate(zip(output_operands, request.outputs, strict=True))
+            )
+            return MappedExecution(self.program.bind(arrays, outputs), self.status_byte)
 
     @contextmanager
     def uninitialize_outputs_on_error(self, request: Request) -> Iterator[None]:
-        """Lose the outputs of `request` in the driver's buffers where an error keeps it from being executed (DOM-7)."""
+        """If the block raises NnfmqError, mark the outputs of `request` in managed buffers as uninitialized (DOM-7)."""
         try:
             yield
         except NnfmqError:
-            self.mark_outputs_uninitialized(request)
+            if self.buffers is not None:
+                self.buffers.mark_outputs_uninitialized(request)
             raise
-
-    def mark_outputs_uninitialized(self, request: Request) -> None:
-        """An execution of `request` failed before it was bound: its outputs in buffers of the driver's are lost."""
-        if self.buffers is not None:
-            self.buffers.mark_outputs_uninitialized(request)
 
     def execute_synchronously(
         self,
         request: Request,
         config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         deadline_ns: int | None = None,
-        begin_ns: int | None = None,
+        received_ns: int | None = None,
     ) -> ExecutionReply:
-        """Execute `request` and return when it is done (executeSynchronously). Never raises NnfmqError.
+        """Execute `request` and return the reply (`executeSynchronously`). Blocks. Never raises NnfmqError.
 
-        `begin_ns` is when the driver saw the request, where that was before the call (TIM-6).
+        `received_ns` is when the driver received the request, by default now (TIM-6).
         """
-        begin_ns = monotonic_ns() if begin_ns is None else begin_ns
+        received_ns = monotonic_ns() if received_ns is None else received_ns
         try:
-            limits = execution_limits(config, deadline_ns)
-            bound = self.bind(request)
-            raise_if_deadline_passed(deadline_ns)
+            with self.uninitialize_outputs_on_error(request):
+                options = execution_options(config, deadline_ns)
+                bound = self.bind(request)
+                raise_if_deadline_passed(deadline_ns)
         except NnfmqError as error:
-            self.mark_outputs_uninitialized(request)
             return error_reply(error)
-        with np.errstate(all="ignore"):
-            return bound.run(config.measure, begin_ns, limits)
+        return run_bound(bound, config.measure, received_ns, options)

@@ -1,8 +1,11 @@
-"""What a client's data can make fail in ways that no check foresaw, and the status that it gets for it.
+"""Translation of exceptions that a client's data can cause into errors with a HAL status.
 
-A model of impossible size, or a kernel that meets numbers which numpy refuses, fails one call and not the driver: the
-error is logged, since it may be a bug, and answered. Errors of other kinds end the worker, visibly; but what a plug-in
-raises, whatever it is, fails the call alone. (LIFE-8)
+NumPy and the kernels raise Python's own exceptions for values that no earlier check rejected, for example for a model
+of impossible size. Such an exception fails one call and not the driver: it is logged, because it may be a bug, and
+reported to the client (LIFE-8). Exceptions of other types terminate the worker; see
+`session_context.abort_on_internal_error`. Any exception that a plug-in raises fails only the call.
+
+`hal.errors` translates between errors and statuses.
 """
 
 from __future__ import annotations
@@ -14,36 +17,53 @@ from typing import Any
 
 from nnfmq.hal.errors import DeadObject, GeneralFailure, NnfmqError, ResourceExhaustedTransient
 
-RECOVERABLE_ERRORS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)  # what numpy raises
-_log = logging.getLogger("nnfmq.faults")
+RECOVERABLE_ERRORS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
+"""The exceptions that NumPy raises for bad data."""
+
+_log = logging.getLogger("nnfmq.errors")
 
 
 @contextmanager
-def errors_to_status(what: str) -> Iterator[None]:
-    """Raise a fault in the block as ResourceExhaustedTransient (no memory) or GeneralFailure, which says `what` failed.
+def errors_to_status(action: str) -> Iterator[None]:
+    """Translate the recoverable exceptions of the block; `action` is the subject of the message, "reading the model".
 
-    Errors with a status pass.
+    Other NnfmqErrors pass unchanged, except DeadObject: no peer takes part in what the blocks do, so it can only be the
+    death of another driver, whose client a plug-in is (EXE-9).
+
+    Raises:
+        ResourceExhaustedTransient: If the block raises MemoryError.
+        GeneralFailure: If the block raises DeadObject, or another one of RECOVERABLE_ERRORS.
     """
     try:
         yield
+    except DeadObject as error:
+        raise GeneralFailure(str(error)) from error
     except NnfmqError:
         raise
     except MemoryError as error:
-        raise ResourceExhaustedTransient(f"{what} failed: there is not enough memory") from error
+        raise ResourceExhaustedTransient(f"{action} failed: there is not enough memory") from error
     except RECOVERABLE_ERRORS as error:
-        _log.exception("%s failed", what)
-        raise GeneralFailure(f"{what} failed: {error!r}") from error
+        _log.exception("%s failed", action)
+        raise GeneralFailure(f"{action} failed: {error!r}") from error
 
 
 def wrap_plugin_call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a plug-in that fails in the HAL's way, whatever it raises; `name` says whose it is."""
+    """Return `function` wrapped so that every exception becomes GeneralFailure.
 
-    def call(*arguments: Any, **named: Any) -> Any:
+    HAL errors and MemoryError pass unchanged. DeadObject does not: a plug-in may be the client of another driver, and
+    the death of that driver is not the death of this client.
+
+    Args:
+        name: The plug-in's name in messages.
+        function: A function of the plug-in.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*arguments, **named)
+            return function(*args, **kwargs)
         except Exception as error:
             if isinstance(error, NnfmqError | MemoryError) and not isinstance(error, DeadObject):
-                raise  # a DeadObject is not this client's: of another driver that the plug-in asks, say
+                raise
             _log.exception("the plug-in of %s failed", name)
             raise GeneralFailure(f"the plug-in of {name} failed: {error!r}") from error
 

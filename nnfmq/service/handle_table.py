@@ -1,6 +1,7 @@
-"""HandleTable: the objects that a client made in this driver, by the numbers that it knows them by.
+"""Table of the objects that a client created in this driver, by id.
 
-Each costs the driver something that no quota counts, so a client may have so many of a kind, and no more.
+An object costs the driver memory that the memory quota does not count, so the number of objects of each kind is
+limited for each client.
 """
 
 from __future__ import annotations
@@ -14,66 +15,89 @@ from nnfmq.hal.errors import InvalidArgument, ResourceExhaustedTransient
 
 T = TypeVar("T")
 
-NO_ID = 0  # stands for no object: in the answer to a call that failed
-OBJECTS_MAX = 10_000  # of one kind, of one client
+NO_ID = 0  # in the reply to a call that created no object
+OBJECTS_MAX = 10_000  # of one kind, for each client
 
 
 class HandleTable(Generic[T]):
-    """Objects of one kind, which `what` names. Numbers go up from 1, and no number comes back. Thread-safe."""
+    """The objects of one kind. Thread-safe.
 
-    def __init__(self, what: str, numbers: Iterator[int] | None = None, limit: int = OBJECTS_MAX) -> None:
-        self._what = what
+    Ids start at 1 and are never reused, so a stale id is not found instead of naming another object.
+
+    Args:
+        kind: The kind of object in error messages, in the singular.
+        ids: The source of new ids, which several tables may share; by default the table counts from 1.
+        limit: How many objects the client may have.
+    """
+
+    def __init__(self, kind: str, ids: Iterator[int] | None = None, limit: int = OBJECTS_MAX) -> None:
+        self._kind = kind
         self._limit = limit
-        self._numbers = itertools.count(1) if numbers is None else numbers
+        self._ids = itertools.count(1) if ids is None else ids
         self._objects: dict[int, T] = {}
         self._lock = threading.Lock()
 
     def next_id(self) -> int:
-        """Return a number for an object that must know it before it is added."""
-        return next(self._numbers)  # a count is atomic
+        """Return a new id, for an object that has to know its id before it is inserted."""
+        return next(self._ids)  # atomic in CPython: itertools.count is implemented in C
 
     def require_capacity(self) -> None:
-        """Raise ResourceExhaustedTransient where there are as many as may be, give or take what is being made now."""
+        """Check the limit before an object is created.
+
+        Objects that other threads create between this check and their `insert` may exceed the limit by a few.
+
+        Raises:
+            ResourceExhaustedTransient: If the client has as many objects as it may have.
+        """
         if len(self._objects) >= self._limit:
-            raise ResourceExhaustedTransient(f"this client has {self._limit} {self._what}s already; release some")
+            raise ResourceExhaustedTransient(f"this client has {self._limit} {self._kind}s already; release some")
 
-    def add(self, value: T, number: int | None = None) -> int:
-        """Add an object and return its number."""
-        number = self.next_id() if number is None else number
+    def insert(self, value: T, object_id: int | None = None) -> int:
+        """Insert an object under `object_id`, by default a new id, and return the id."""
+        object_id = self.next_id() if object_id is None else object_id
         with self._lock:
-            self._objects[number] = value
-        return number
+            self._objects[object_id] = value
+        return object_id
 
-    def get(self, number: int) -> T | None:
-        """Return the object, or None."""
-        return self._objects.get(number)
+    def get(self, object_id: int) -> T | None:
+        """Return the object, or None if the id is unknown."""
+        return self._objects.get(object_id)
 
-    def find(self, number: int) -> T:
-        """Return the object. Raises InvalidArgument where there is none."""
-        found = self._objects.get(number)
+    def lookup(self, object_id: int) -> T:
+        """Return the object.
+
+        Raises:
+            InvalidArgument: If the id is unknown.
+        """
+        found = self._objects.get(object_id)
         if found is None:
-            raise self.unknown(number)
+            raise self._unknown(object_id)
         return found
 
-    def take(self, number: int) -> T:
-        """Remove the object and return it. Raises InvalidArgument where there is none."""
+    def pop(self, object_id: int) -> T:
+        """Remove the object and return it.
+
+        Raises:
+            InvalidArgument: If the id is unknown.
+        """
         with self._lock:
-            found = self._objects.pop(number, None)
+            found = self._objects.pop(object_id, None)
         if found is None:
-            raise self.unknown(number)
+            raise self._unknown(object_id)
         return found
 
-    def take_all(self) -> list[T]:
-        """Remove the objects of this moment and return them."""
+    def pop_all(self) -> list[T]:
+        """Remove all objects and return them."""
         with self._lock:
             objects, self._objects = self._objects, {}
         return list(objects.values())
 
-    def all(self) -> list[T]:
-        """Return the objects of this moment."""
+    def values(self) -> list[T]:
+        """Return a copy of the list of objects."""
         with self._lock:
             return list(self._objects.values())
 
-    def unknown(self, number: int) -> InvalidArgument:
-        """Return the error that says that there is no such object."""
-        return InvalidArgument(f"there is no {self._what} {number} on this connection; it was released, or never made")
+    def _unknown(self, object_id: int) -> InvalidArgument:
+        return InvalidArgument(
+            f"there is no {self._kind} {object_id} on this connection; it was released, or never created"
+        )

@@ -1,9 +1,9 @@
-"""The eight interfaces that a client may speak, HIDL 1.0 to 1.3 and AIDL v1 to v4, where they meet the driver's form.
+"""Rules of the eight HAL versions that a client may use: HIDL 1.0 to 1.3 and AIDL v1 to v4.
 
-Inside there is one form, AIDL's (ns, -1 = none). Here, at the edge, a call that the client's interface has not is
-refused, and so is an argument that it could not have said; an answer loses what the interface cannot say. Everything is
-in CALLS and VALUES, and in `validation.interface_conversion`. docs/reference/hal-versions.md shows the same.
-(REQUIREMENTS 0: two dialects of one contract; DEV-9, DEV-13, EXE-15)
+The driver works with one set of types, AIDL v4's (times in ns, -1 for none). This module is the boundary: it rejects
+calls and argument values that the client's version does not have, and removes from replies what it cannot express. All
+rules are in CALLS, ARGUMENTS and `validation.interface_conversion`; docs/dialects.md presents them to users.
+(DEV-9, DEV-13, EXE-15)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
+from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name, is_aidl
 from nnfmq.hal.timing import NO_TIME, Timing
 from nnfmq.hal.types import ExecutionPreference, LoopTimeoutDurationNs, MeasureTiming, Model, Priority
@@ -47,15 +47,15 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 class CallVersions(NamedTuple):
-    """Which interfaces have a call, and what the HAL names it."""
+    """A call's name in the HAL, and the first and last version that has it."""
 
     name: str
     first: FeatureLevel
     last: FeatureLevel = AIDL_V4
 
 
-# Calls that not every interface has. FMQ bursts are HIDL's; here AIDL has them too, as its own are slower. So has it
-# ExecuteAsynchronously, which came with HIDL 1.0 and went with it.
+# The calls that not every version has. Bursts over FMQ are HIDL's; nnfmq offers them in AIDL as well, because IBurst's
+# executions are slower. It also offers ExecuteAsynchronously in AIDL, although HIDL 1.3 was the last version with it.
 CALLS: dict[type[Message], CallVersions] = {
     ExecuteFenced: CallVersions("executeFenced", V1_3),
     CreateExecution: CallVersions("createReusableExecution", AIDL_V4),
@@ -70,6 +70,14 @@ CALLS: dict[type[Message], CallVersions] = {
 }
 
 
+class ArgumentVersion(NamedTuple):
+    """A kind of argument value, the first version that has it, and a function that finds it in a message."""
+
+    description: str
+    first: FeatureLevel
+    is_used: Callable[[Any], bool]
+
+
 def _config(message: Any) -> ConfigData | None:
     return getattr(message, "config", None)
 
@@ -80,8 +88,9 @@ def _has_loop_timeout(message: Any) -> bool:
 
 
 def _has_hints(message: Any) -> bool:
-    said = _config(message) or message  # of an execution, or of a preparation
-    return bool(getattr(said, "hints", ()) or (_config(message) is not None and said.extensions))
+    config = _config(message)
+    owner = config or message  # hints of an execution, or of a preparation
+    return bool(getattr(owner, "hints", ()) or (config is not None and config.extensions))
 
 
 def _is_measured(message: Any) -> bool:
@@ -91,27 +100,29 @@ def _is_measured(message: Any) -> bool:
 
 def _has_padding(message: Any) -> bool:
     request: RequestData | None = getattr(message, "request", None)
-    if not isinstance(request, RequestData):  # a burst's `request` is a queue
+    if not isinstance(request, RequestData):  # in ConfigureBurst, `request` is a queue descriptor
         return False
     return any(argument.location.padding for argument in (*request.inputs, *request.outputs))
 
 
-class ArgumentVersion(NamedTuple):
-    """Something that an argument can say, since which interface, and whether a message says it."""
-
-    what: str
-    first: FeatureLevel
-    is_said: Callable[[Any], bool]
+def _has_preference(message: Any) -> bool:
+    default = ExecutionPreference.FAST_SINGLE_ANSWER
+    return getattr(message, "preference", default) != default
 
 
-_USUAL = ExecutionPreference.FAST_SINGLE_ANSWER
-VALUES: tuple[ArgumentVersion, ...] = (
-    ArgumentVersion("a preference", V1_1, lambda message: getattr(message, "preference", _USUAL) != _USUAL),
+def _has_priority(message: Any) -> bool:
+    return getattr(message, "priority", Priority.MEDIUM) != Priority.MEDIUM
+
+
+def _has_deadline(message: Any) -> bool:
+    return getattr(message, "deadline_ns", NO_TIME) != NO_TIME
+
+
+ARGUMENTS: tuple[ArgumentVersion, ...] = (
+    ArgumentVersion("a preference", V1_1, _has_preference),
     ArgumentVersion("measured times", V1_2, _is_measured),
-    ArgumentVersion(
-        "a priority", V1_3, lambda message: getattr(message, "priority", Priority.MEDIUM) != Priority.MEDIUM
-    ),
-    ArgumentVersion("a deadline", V1_3, lambda message: getattr(message, "deadline_ns", NO_TIME) != NO_TIME),
+    ArgumentVersion("a priority", V1_3, _has_priority),
+    ArgumentVersion("a deadline", V1_3, _has_deadline),
     ArgumentVersion("a loop timeout", V1_3, _has_loop_timeout),
     ArgumentVersion("padding of an argument", AIDL_V1, _has_padding),
     ArgumentVersion("hints", AIDL_V4, _has_hints),
@@ -119,43 +130,59 @@ VALUES: tuple[ArgumentVersion, ...] = (
 
 
 class InterfaceVersion:
-    """The interface of one connection; `level` is its feature level."""
+    """The HAL version that one client uses.
+
+    Attributes:
+        level: The version as a feature level.
+        name: The version's name, such as "HIDL 1.2".
+        takes_unspecified: Whether a request may have outputs that neither the model nor the request specifies (VAL-3).
+    """
 
     def __init__(self, level: FeatureLevel) -> None:
         self.level = level
         self.name = interface_name(level)
-        self.takes_unspecified = level >= V1_2  # outputs that neither the model nor the request specifies (VAL-3)
-        self._values = tuple(value for value in VALUES if value.first > level)
+        self.takes_unspecified = level >= V1_2
+        self._later_arguments = tuple(argument for argument in ARGUMENTS if argument.first > level)
 
-    def refusal(self, message: Message) -> NnfmqError | None:
-        """Return why this interface does not have `message`, or None: GENERAL_FAILURE for a call, else the argument."""
-        span = CALLS.get(type(message))
-        if span is not None and not span.first <= self.level <= span.last:
-            return GeneralFailure(f"{self.name} has no {span.name}: {_where(span)}")
-        for value in self._values:
-            if value.is_said(message):
-                return InvalidArgument(
-                    f"{self.name} has not {value.what}, which is since {interface_name(value.first)}"
+    def check_request(self, message: Message) -> None:
+        """Check that this version has a call and its arguments.
+
+        Raises:
+            GeneralFailure: If it does not have the call.
+            InvalidArgument: If it does not have an argument's value, or the hints are invalid.
+        """
+        call = CALLS.get(type(message))
+        if call is not None and not call.first <= self.level <= call.last:
+            raise GeneralFailure(
+                f"{self.name} does not have {call.name}, which {interface_name(call.first)} to "
+                f"{interface_name(call.last)} have"
+            )
+        for argument in self._later_arguments:
+            if argument.is_used(message):
+                raise InvalidArgument(
+                    f"{self.name} does not have {argument.description}, introduced in {interface_name(argument.first)}"
                 )
         config = _config(message)
         if config is not None and (config.hints or config.extensions):
-            try:
-                validate_hints(*_hints(config))
-            except InvalidArgument as error:
-                return error
-        return None
+            converted = config_from_data(config)
+            validate_hints(converted.hints, converted.extensions)
 
     def check_consumers(self, model: Model, consumers: Sequence[Sequence[int]]) -> None:
-        """Judge the numberOfConsumers of a valid model: exact in HIDL, absent in AIDL (N-MOD-8)."""
+        """Check the numberOfConsumers of a valid model, which HIDL requires to be exact and AIDL does not have.
+
+        Raises:
+            InvalidArgument: If they are wrong (N-MOD-8).
+        """
         graphs = () if is_aidl(self.level) else (model.main, *model.referenced)
         if len(consumers) != len(graphs):
-            text = f"numberOfConsumers of {len(consumers)} subgraphs; with {self.name} they come for {len(graphs)}"
-            raise InvalidArgument(f"N-MOD-8: {text}")
+            raise InvalidArgument(
+                f"numberOfConsumers of {len(consumers)} subgraphs; {self.name} has them for {len(graphs)} (N-MOD-8)"
+            )
         for graph, counts in zip(graphs, consumers, strict=True):
             validate_consumers(graph, counts)
 
-    def spoken(self, message: MessageT) -> MessageT:
-        """Return what the interface can say of a message of the driver's."""
+    def downgrade_reply(self, message: MessageT) -> MessageT:
+        """Return a message of the driver without what this version cannot express: fields are dropped or rounded."""
         if self.level is AIDL_V4:
             return message
         changes: dict[str, Any] = {}
@@ -171,24 +198,15 @@ class InterfaceVersion:
             changes["status"] = convert_to(message.status, self.level).value
         if not self.takes_unspecified and hasattr(message, "shapes"):
             changes["shapes"] = ()
-        for device, driver in _times(type(message)):
+        for device, driver in _timing_fields(type(message)):
             timing = Timing(getattr(message, device), getattr(message, driver))
             timing = convert_to(timing, self.level).value
             changes |= {device: timing.time_on_device_ns, driver: timing.time_in_driver_ns}
         return msgspec.structs.replace(message, **changes) if changes else message
 
 
-def _where(span: CallVersions) -> str:
-    return f"it is in {interface_name(span.first)} to {interface_name(span.last)}"
-
-
-def _hints(config: ConfigData) -> tuple[Any, Any]:
-    converted = config_from_data(config)
-    return converted.hints, converted.extensions
-
-
 @cache
-def _times(kind: type[Message]) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of fields of a message that are a Timing."""
+def _timing_fields(kind: type[Message]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of fields of a message that form a Timing."""
     names = [name for name in kind.__struct_fields__ if name.endswith("_on_device_ns")]
     return tuple((name, name.replace("_on_device_ns", "_in_driver_ns")) for name in names)

@@ -22,8 +22,6 @@ from nnfmq.hal.errors import GeneralFailure, InvalidArgument
 from nnfmq.hal.types import (
     BufferToken,
     DataLocation,
-    LifeTime,
-    Model,
     Operand,
     Pool,
     Request,
@@ -31,111 +29,128 @@ from nnfmq.hal.types import (
     merge_dimensions,
     operand_bytes,
 )
-from nnfmq.memory import Memory, file_identity
 from nnfmq.operations.shapes import require_max_rank
 from nnfmq.operations.signature import NUMPY_TYPES
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.managed_buffers import ManagedBuffer, ManagedBuffers, TensorStorage
 from nnfmq.service.memory_quota import QuotaCharge
-from nnfmq.service.private_memory import ConstantPool
 
 Array = NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 
 
 class InputBinding(Protocol):
-    """Where an input comes from."""
+    """One input of a staged request."""
 
-    def array(self) -> Array | None:
-        """Return the input as it is now, None where it is omitted. Blocks for a file. Raises what is wrong with it."""
+    def load(self) -> Array | None:
+        """Return the input's current value, or None if it is omitted. Blocks while a file is read.
+
+        Raises:
+            NnfmqError: If the value cannot be read.
+        """
         ...
 
 
 class OutputBinding(Protocol):
-    """Where an output goes."""
+    """One output of a staged request. After each `begin`, either `commit` or `abort` is called."""
 
     def begin(self) -> Any:
-        """Return what the engine fills."""
+        """Return what the engine fills in this run: an array, bytes, a `DynamicOutput`, or None if it is omitted."""
         ...
 
-    def end(self, shape: Shape) -> None:
-        """The engine has filled it with a result of `shape`. Raises what keeps that from its place."""
+    def commit(self, shape: Shape) -> None:
+        """Store the result of `shape` that the engine has produced.
+
+        Raises:
+            NnfmqError: If the result cannot be stored.
+        """
         ...
 
-    def fail(self) -> None:
-        """The execution has failed."""
+    def abort(self) -> None:
+        """Discard the output: the execution failed, or will not run."""
         ...
 
 
 # -- mapped memory ----------------------------------------------------------------------------------------------------
 
 
-def dimensions_of(operand: Operand, argument: RequestArgument) -> Shape:
-    """Return the request's dimensions, with the model's where the request leaves them open.
+def argument_dimensions(operand: Operand, argument: RequestArgument) -> Shape:
+    """Return the request's dimensions, with the model's for those that the request leaves open.
 
-    Raises GeneralFailure where they are more than an array can have.
+    Raises:
+        GeneralFailure: If the rank is larger than NumPy supports.
     """
     require_max_rank(argument.dimensions or operand.dimensions, "an argument")
     if not argument.dimensions or not operand.dimensions:
         return argument.dimensions or operand.dimensions
-    return tuple(given or known for given, known in zip(argument.dimensions, operand.dimensions, strict=True))
+    return tuple(requested or known for requested, known in zip(argument.dimensions, operand.dimensions, strict=True))
+
+
+def input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Any]) -> Array | None:
+    """Return an array over an input in mapped memory, or None if it is omitted.
+
+    Raises:
+        InvalidArgument: If the client does not allow reading this memory.
+    """
+    if argument.has_no_value:
+        return None
+    pool = pools[argument.location.pool_index]
+    _require_readable(pool, argument)
+    array = np.frombuffer(_bytes_at(pool, argument.location), NUMPY_TYPES[operand.type])
+    return array.reshape(argument_dimensions(operand, argument))
+
+
+def output_buffer(index: int, operand: Operand, argument: RequestArgument, pools: Sequence[Any]) -> Any:
+    """Return where the engine writes an output in mapped memory, or None if it is omitted.
+
+    That is an array if the shape is known, which the engine fills in place; otherwise the bytes.
+
+    Raises:
+        InvalidArgument: If this memory is read-only.
+    """
+    if argument.has_no_value:
+        return None
+    data = _bytes_at(pools[argument.location.pool_index], argument.location)
+    if data.readonly:
+        raise InvalidArgument(
+            f"output {index} is in pool {argument.location.pool_index}, which is read-only (N-RQX-12)"
+        )
+    return _array_if_shape_known(operand, argument, data)
 
 
 def _bytes_at(pool: Pool, location: DataLocation) -> memoryview:
     return pool.view[location.offset : location.offset + location.length]
 
 
-def input_array(operand: Operand, argument: RequestArgument, pools: Sequence[Any]) -> Array | None:
-    """Return an input in mapped memory. Raises InvalidArgument where the memory may not be read."""
-    if argument.has_no_value:
-        return None
-    pool = pools[argument.location.pool_index]
-    _require_readable(pool, argument)
-    array = np.frombuffer(_bytes_at(pool, argument.location), NUMPY_TYPES[operand.type])
-    return array.reshape(dimensions_of(operand, argument))
-
-
-def output_buffer(index: int, operand: Operand, argument: RequestArgument, pools: Sequence[Any]) -> Any:
-    """Return where an output goes: an array where its shape is known, which is the engine's short way; else bytes."""
-    if argument.has_no_value:
-        return None
-    data = _bytes_at(pools[argument.location.pool_index], argument.location)
-    if data.readonly:
-        raise InvalidArgument(
-            f"N-RQX-12: output {index} lies in pool {argument.location.pool_index}, which may only be read"
-        )
-    return _shaped(operand, argument, data)
-
-
-def _shaped(operand: Operand, argument: RequestArgument, data: Any) -> Any:
-    dimensions = dimensions_of(operand, argument)
+def _array_if_shape_known(operand: Operand, argument: RequestArgument, data: Any) -> Any:
+    dimensions = argument_dimensions(operand, argument)
     if operand_bytes(operand, dimensions) != len(data) or not dimensions:
         return data
     return np.frombuffer(data, NUMPY_TYPES[operand.type]).reshape(dimensions)
 
 
 def _require_readable(pool: Any, argument: RequestArgument) -> None:
-    if not getattr(pool, "is_readable", True):  # what is no shared memory is private, and always is
-        raise InvalidArgument(f"N-RQX-12: pool {argument.location.pool_index} has an input, but may only be written")
+    if not getattr(pool, "is_readable", True):  # private memory has no protection and is always readable
+        raise InvalidArgument(f"pool {argument.location.pool_index} contains an input, but is write-only (N-RQX-12)")
 
 
 @dataclass(slots=True)
-class _InPlace:
-    """An argument that lies in mapped memory, or is omitted."""
+class _MappedArgument:
+    """Binding of an input or output in mapped memory, or of an omitted one."""
 
     value: Any
 
-    def array(self) -> Array | None:
+    def load(self) -> Array | None:
         return self.value  # type: ignore[no-any-return]
 
     def begin(self) -> Any:
         return self.value
 
-    def end(self, shape: Shape) -> None:
-        """Do nothing: it is where it should be."""
+    def commit(self, shape: Shape) -> None:
+        """Do nothing: the engine wrote into the client's memory."""
 
-    def fail(self) -> None:
-        """Do nothing."""
+    def abort(self) -> None:
+        """Do nothing: the contents of an output are unspecified after a failure."""
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -143,7 +158,7 @@ class _InPlace:
 
 @dataclass(frozen=True, slots=True)
 class _FileCopy:
-    """Private memory for an argument that lies in a file."""
+    """Private memory for an argument that is stored in a file, charged to the client."""
 
     range: FileRange
     raw: NDArray[np.uint8]
@@ -151,18 +166,18 @@ class _FileCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class _FromFile:
+class _FileInput:
     copy: _FileCopy
     dtype: np.dtype[Any]
     dimensions: Shape
 
-    def array(self) -> Array:
+    def load(self) -> Array:
         self.copy.range.read_into(self.copy.raw.data)
         return self.copy.raw.view(self.dtype).reshape(self.dimensions)
 
 
 @dataclass(frozen=True, slots=True)
-class _ToFile:
+class _FileOutput:
     copy: _FileCopy
     value: Any
     item_bytes: int
@@ -170,175 +185,150 @@ class _ToFile:
     def begin(self) -> Any:
         return self.value
 
-    def end(self, shape: Shape) -> None:
+    def commit(self, shape: Shape) -> None:
         self.copy.range.write_from(self.copy.raw.data[: math.prod(shape) * self.item_bytes])
 
-    def fail(self) -> None:
-        """Do nothing: the file is as it was."""
+    def abort(self) -> None:
+        """Do nothing: the file is unchanged."""
 
 
-# -- buffers ----------------------------------------------------------------------------------------------------------
+# -- managed buffers --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _FromBuffer:
+class _BufferInput:
     buffer: ManagedBuffer
     dimensions: Shape
-    room: TensorStorage | None = None  # held for as long as its array may be used
+    storage: TensorStorage | None = None  # keeps the memory of the array that `load` returned last
 
-    def array(self) -> Array:
-        room = self.room = self.buffer.content()
-        if merge_dimensions(self.dimensions, room.shape) != room.shape:
+    def load(self) -> Array:
+        storage = self.storage = self.buffer.content()
+        if merge_dimensions(self.dimensions, storage.shape) != storage.shape:
             raise InvalidArgument(
-                f"DOM-8: buffer {self.buffer.token} holds the shape {room.shape}; the input has {self.dimensions}"
+                f"buffer {self.buffer.token} has the shape {storage.shape}; the input has {self.dimensions} (DOM-8)"
             )
-        return room.array
+        return storage.array
 
 
 @dataclass(slots=True)
-class _ToBuffer:
+class _BufferOutput:
     buffer: ManagedBuffer
     dimensions: Shape  # of the model, of the request and of the buffer
-    is_fixed: bool  # by the model: the engine then makes nothing else, and may fill the room in place
-    room: TensorStorage | None = None
+    is_fixed: bool  # the model specifies the shape, so the engine can fill the storage in place
+    storage: TensorStorage | None = None
 
     def begin(self) -> Any:
         if self.is_fixed:
-            return self._room_for(self.dimensions)
-        self.room = None
+            return self._allocate(self.dimensions)
+        self.storage = None
         self.buffer.mark_uninitialized()
-        return DynamicOutput(self._room_for)
+        return DynamicOutput(self._allocate)
 
-    def _room_for(self, shape: Shape) -> Array:
+    def _allocate(self, shape: Shape) -> Array:
         if merge_dimensions(self.dimensions, shape) != shape:
             raise GeneralFailure(
-                f"DOM-14: a result of shape {shape} for buffer {self.buffer.token}, which takes {self.dimensions}"
+                f"a result of shape {shape} for buffer {self.buffer.token}, which takes {self.dimensions} (DOM-14)"
             )
-        self.room = self.buffer.begin_write(shape)
-        return self.room.array
+        self.storage = self.buffer.begin_write(shape)
+        return self.storage.array
 
-    def end(self, shape: Shape) -> None:
-        assert self.room is not None  # the engine has asked for it
-        self.buffer.end_write(self.room)
+    def commit(self, shape: Shape) -> None:
+        assert self.storage is not None  # the engine called `_allocate`
+        self.buffer.end_write(self.storage)
 
-    def fail(self) -> None:
+    def abort(self) -> None:
         self.buffer.mark_uninitialized()
 
 
-# -- all of a request -------------------------------------------------------------------------------------------------
+# -- all arguments of a request ---------------------------------------------------------------------------------------
 
 
 def needs_staging(request: Request) -> bool:
-    """Return whether some of a request's pools are no mapped memory."""
+    """Return whether any of a request's pools is a file or a managed buffer."""
     return any(isinstance(pool, FileMemory | BufferToken) for pool in request.pools)
 
 
-class Staging:
-    """Makes the sources and sinks of one request, which fits its model. `key` is the prepared model's."""
+class RequestBinder:
+    """Creates the bindings of one request, which has been validated against its model.
 
-    def __init__(self, key: object, request: Request, buffers: ManagedBuffers | None) -> None:
-        self._key = key
+    Args:
+        model_key: The prepared model's `key`, which names it in the roles of managed buffers.
+        request: The request.
+        buffers: The client's managed buffers, or None if there are none.
+    """
+
+    def __init__(self, model_key: object, request: Request, buffers: ManagedBuffers | None) -> None:
+        self._model_key = model_key
         self._request = request
         self._buffers = buffers
-        self._used: set[int] = set()  # tokens
+        self._used_tokens: set[int] = set()
 
-    def sources(self, operands: Iterable[Operand]) -> list[InputBinding]:
-        """Return where the inputs come from; call it before `sinks`. Raises InvalidArgument that names the argument."""
-        return [self._source(i, *pair) for i, pair in enumerate(zip(operands, self._request.inputs, strict=True))]
+    def bind_inputs(self, operands: Iterable[Operand]) -> list[InputBinding]:
+        """Return the bindings of all inputs. Call this before `bind_outputs`, which checks that no buffer is both.
 
-    def sinks(self, operands: Iterable[Operand]) -> list[OutputBinding]:
-        """Return where the outputs go. Raises as `sources`."""
-        return [self._sink(i, *pair) for i, pair in enumerate(zip(operands, self._request.outputs, strict=True))]
+        Raises:
+            InvalidArgument: If an argument cannot be bound; the message names it.
+        """
+        return [self._input(i, *pair) for i, pair in enumerate(zip(operands, self._request.inputs, strict=True))]
 
-    def _pool(self, argument: RequestArgument) -> Any:
-        return None if argument.has_no_value else self._request.pools[argument.location.pool_index]
+    def bind_outputs(self, operands: Iterable[Operand]) -> list[OutputBinding]:
+        """Return the bindings of all outputs.
 
-    def _source(self, index: int, operand: Operand, argument: RequestArgument) -> InputBinding:
-        pool = self._pool(argument)
+        Raises:
+            InvalidArgument: If an argument cannot be bound; the message names it.
+        """
+        return [self._output(i, *pair) for i, pair in enumerate(zip(operands, self._request.outputs, strict=True))]
+
+    def _input(self, index: int, operand: Operand, argument: RequestArgument) -> InputBinding:
+        pool = self._pool_of(argument)
         if isinstance(pool, BufferToken):
             buffer = self._buffer(pool)
-            buffer.check_role(self._key, index, is_output=False)
-            self._used.add(buffer.token)
-            return _FromBuffer(buffer, self._joined(operand, argument, buffer))
+            buffer.check_role(self._model_key, index, is_output=False)
+            self._used_tokens.add(buffer.token)
+            return _BufferInput(buffer, self._merged_dimensions(operand, argument, buffer))
         if isinstance(pool, FileMemory):
             _require_readable(pool, argument)
-            return _FromFile(self._copy_of(pool, argument), NUMPY_TYPES[operand.type], dimensions_of(operand, argument))
-        return _InPlace(input_array(operand, argument, self._request.pools))
+            dimensions = argument_dimensions(operand, argument)
+            return _FileInput(self._file_copy(pool, argument), NUMPY_TYPES[operand.type], dimensions)
+        return _MappedArgument(input_array(operand, argument, self._request.pools))
 
-    def _sink(self, index: int, operand: Operand, argument: RequestArgument) -> OutputBinding:
-        pool = self._pool(argument)
+    def _output(self, index: int, operand: Operand, argument: RequestArgument) -> OutputBinding:
+        pool = self._pool_of(argument)
         if isinstance(pool, BufferToken):
-            return self._to_buffer(index, operand, argument, self._buffer(pool))
+            buffer = self._buffer(pool)
+            buffer.check_role(self._model_key, index, is_output=True)
+            if buffer.token in self._used_tokens:
+                raise InvalidArgument(f"output {index} is buffer {buffer.token}, which another argument uses (N-DEX-6)")
+            self._used_tokens.add(buffer.token)
+            dimensions = self._merged_dimensions(operand, argument, buffer)
+            return _BufferOutput(buffer, dimensions, is_fixed=buffer.has_fixed_shape and operand_bytes(operand) > 0)
         if isinstance(pool, FileMemory):
             if not pool.is_writable:
-                raise InvalidArgument(f"N-RQX-12: output {index} lies in a file that may only be read")
-            copy = self._copy_of(pool, argument)
-            return _ToFile(copy, _shaped(operand, argument, copy.raw.data), NUMPY_TYPES[operand.type].itemsize)
-        return _InPlace(output_buffer(index, operand, argument, self._request.pools))
+                raise InvalidArgument(f"output {index} is in a file that is read-only (N-RQX-12)")
+            copy = self._file_copy(pool, argument)
+            value = _array_if_shape_known(operand, argument, copy.raw.data)
+            return _FileOutput(copy, value, NUMPY_TYPES[operand.type].itemsize)
+        return _MappedArgument(output_buffer(index, operand, argument, self._request.pools))
 
-    def _to_buffer(
-        self, index: int, operand: Operand, argument: RequestArgument, buffer: ManagedBuffer
-    ) -> OutputBinding:
-        buffer.check_role(self._key, index, is_output=True)
-        if buffer.token in self._used:
-            raise InvalidArgument(f"N-DEX-6: output {index} is buffer {buffer.token}, which has another argument")
-        self._used.add(buffer.token)
-        dimensions = self._joined(operand, argument, buffer)
-        is_fixed = buffer.is_known and operand_bytes(operand) > 0
-        return _ToBuffer(buffer, dimensions, is_fixed)
-
-    def _joined(self, operand: Operand, argument: RequestArgument, buffer: ManagedBuffer) -> Shape:
-        dimensions = merge_dimensions(dimensions_of(operand, argument), buffer.dimensions)
-        if dimensions is None:
-            raise InvalidArgument(
-                f"N-DEX-7: an argument of the dimensions {argument.dimensions} in buffer {buffer.token}, "
-                f"which has {buffer.dimensions}"
-            )
-        return dimensions
+    def _pool_of(self, argument: RequestArgument) -> Any:
+        return None if argument.has_no_value else self._request.pools[argument.location.pool_index]
 
     def _buffer(self, token: BufferToken) -> ManagedBuffer:
         if self._buffers is None:
-            raise InvalidArgument(f"N-RQX-9: token {token.token} stands for no buffer")
-        return self._buffers.of(token)
+            raise InvalidArgument(f"there is no buffer with token {token.token} (N-RQX-9)")
+        return self._buffers.lookup_token(token)
 
-    def _copy_of(self, pool: FileMemory, argument: RequestArgument) -> _FileCopy:
-        place = argument.location
-        charge = None if self._buffers is None else self._buffers.quota.charge(place.length)
+    def _merged_dimensions(self, operand: Operand, argument: RequestArgument, buffer: ManagedBuffer) -> Shape:
+        dimensions = merge_dimensions(argument_dimensions(operand, argument), buffer.dimensions)
+        if dimensions is None:
+            raise InvalidArgument(
+                f"an argument of the dimensions {argument.dimensions} in buffer {buffer.token}, "
+                f"which has {buffer.dimensions} (N-DEX-7)"
+            )
+        return dimensions
+
+    def _file_copy(self, pool: FileMemory, argument: RequestArgument) -> _FileCopy:
+        location = argument.location
+        charge = None if self._buffers is None else self._buffers.quota.charge(location.length)
         with errors_to_status("copying memory in a file"):
-            return _FileCopy(pool.range(place.offset, place.length), np.empty(place.length, np.uint8), charge)
-
-
-# -- constants --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ConstantRange:
-    """Bytes of a client's memfd that were a model's constant."""
-
-    identity: tuple[int, int]
-    begin: int
-    end: int
-
-
-def find_constant_ranges(model: Model) -> tuple[ConstantRange, ...]:
-    """Return where the model's constants came from, as far as that can be told from other memory."""
-    found = []
-    for operand in (operand for graph in (model.main, *model.referenced) for operand in graph.operands):
-        if operand.lifetime is LifeTime.CONSTANT_REFERENCE:
-            pool, place = model.pools[operand.location.pool_index], operand.location
-            if isinstance(pool, ConstantPool) and pool.identity is not None:
-                begin = pool.offset + place.offset
-                found.append(ConstantRange(pool.identity, begin, begin + place.length))
-    return tuple(found)
-
-
-def require_no_constant_overlap(constants: Sequence[ConstantRange], request: Request) -> None:
-    """Raise InvalidArgument where an output lies over one of the model's constants (EXE-10)."""
-    for index, argument in enumerate(request.outputs):
-        pool = None if argument.has_no_value else request.pools[argument.location.pool_index]
-        if not isinstance(pool, Memory | FileMemory):
-            continue
-        identity, begin = file_identity(pool.fileno()), pool.offset + argument.location.offset
-        end = begin + argument.location.length
-        if any(c.identity == identity and begin < c.end and c.begin < end for c in constants):
-            raise InvalidArgument(f"N-RQX-13: output {index} lies over a constant of the model")
+            return _FileCopy(pool.range(location.offset, location.length), np.empty(location.length, np.uint8), charge)

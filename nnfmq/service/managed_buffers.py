@@ -1,14 +1,16 @@
-"""Buffers that the driver manages for a client: a tensor that stays here between executions (IBuffer, memory domains).
+"""Buffers that the driver manages for a client: tensors that stay in the driver between executions (`IBuffer`).
 
-A buffer has a room, the array that it was given, and a content, which is that room once it was written as a whole:
+A buffer has storage, the memory for a tensor, and content, which is that storage once it was written completely:
 
-    uninitialized ── begin_write ─> room, no content ── end_write ─> content = room ── begin_write ─> ...
+    uninitialized ── begin_write ─> storage, no content ── end_write ─> content = storage ── begin_write ─> ...
 
-Whoever fails between the two leaves it uninitialized (DOM-7), and two that write at once leave it as the last of them
-ends. Where the shape is known the room is there from the beginning and always the same, so results are made in place;
-where it is not, each new shape gets a new one (DOM-11). Executions hold the rooms that they use, so a buffer that is
-released, or that takes another shape, harms none of them (DOM-13). A buffer belongs to one client, whose mistake it is
-to read it while something writes; nothing here depends on what it holds.
+A write that fails between the two leaves the buffer uninitialized (DOM-7). After two concurrent writes its content is
+that of the write which ended last. If the shape is fixed, the storage is allocated with the buffer and never changes,
+so the engine writes in place; otherwise each new shape gets new storage (DOM-11).
+
+An execution keeps references to the storage that it uses, so releasing a buffer or changing its shape does not affect
+running executions (DOM-13). Two executions of one client that read and write a buffer concurrently get unspecified
+data; the driver takes no decision from the contents.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,33 +28,43 @@ from numpy.typing import NDArray
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.capabilities import BufferDesc, BufferRole
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument
-from nnfmq.hal.types import BufferToken, Operand, Request, is_scalar, merge_dimensions
+from nnfmq.hal.types import BufferToken, Model, Operand, Request, is_scalar, merge_dimensions
 from nnfmq.operations.signature import NUMPY_TYPES
-from nnfmq.service.device_status import ALWAYS
+from nnfmq.service.device_status import ALWAYS_AVAILABLE
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.handle_table import HandleTable
-from nnfmq.service.memory_quota import MemoryQuota, Received
+from nnfmq.service.memory_quota import MemoryQuota, ReceivedMemory
 from nnfmq.validation.buffer_desc import validate_buffer
 from nnfmq.validation.model import operand_size
-
-if TYPE_CHECKING:
-    from nnfmq.service.driver_prepared_model import DriverPreparedModel
 
 Shape: TypeAlias = tuple[int, ...]
 RoleKey: TypeAlias = tuple[object, int, bool]
 """A prepared model's key, the index of an input or output, and whether it is an output."""
-MAX_TOKEN = 2**31 - 1  # of the HAL's type
+
+MAX_TOKEN = 2**31 - 1  # the HAL's token is an int32
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOwner:
+    """A prepared model for whose inputs and outputs a buffer is allocated.
+
+    `key` names the model in roles; `status_byte` is that of the model's device (see `device_status`).
+    """
+
+    model: Model
+    key: object
+    status_byte: memoryview
 
 
 class TensorStorage:
-    """Memory for one tensor, as its bytes and as an array, charged to the client while anybody refers to this."""
+    """Memory of one tensor, as bytes and as an array; charged to the client until the last reference is dropped."""
 
     __slots__ = ("_charge", "array", "raw")
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], quota: MemoryQuota) -> None:
         size = math.prod(shape) * dtype.itemsize
         self._charge = quota.charge(size)
-        with errors_to_status("allocating a buffer"):  # of more dimensions than arrays can have, too
+        with errors_to_status("allocating a buffer"):  # NumPy also raises if the rank is too large
             self.raw: NDArray[np.uint8] = np.empty(size, np.uint8)
             self.array: NDArray[Any] = self.raw.view(dtype).reshape(shape)
 
@@ -62,9 +75,15 @@ class TensorStorage:
 
 
 class ManagedBuffer:
-    """One buffer. Thread-safe; `begin_write` and `end_write` belong together, and who fails in between says `spoil`.
+    """One buffer. Thread-safe.
 
-    `dimensions` are what all its shapes have in common: 0 for an extent, () for a rank that changes.
+    After a `begin_write`, call `end_write` or, on failure, `mark_uninitialized`.
+
+    Attributes:
+        token: The integer that names the buffer in requests.
+        dimensions: The dimensions common to all shapes that the buffer can take: 0 for an unknown extent, () for an
+            unknown rank.
+        status_byte: That of the device on which the buffer was allocated.
     """
 
     def __init__(
@@ -73,10 +92,10 @@ class ManagedBuffer:
         roles: frozenset[RoleKey],
         token: int,
         quota: MemoryQuota,
-        status_byte: memoryview = ALWAYS,
+        status_byte: memoryview = ALWAYS_AVAILABLE,
     ) -> None:
         self.token = token
-        self.status_byte = status_byte  # of the device that it belongs to
+        self.status_byte = status_byte
         self.dimensions = operand.dimensions
         self._dtype = NUMPY_TYPES[operand.type]
         self._is_scalar = is_scalar(operand.type)
@@ -85,120 +104,146 @@ class ManagedBuffer:
         self._lock = threading.Lock()
         self._content: TensorStorage | None = None
         self._is_released = False
-        self._room = TensorStorage(self.dimensions, self._dtype, quota) if self.is_known else None
+        self._storage = TensorStorage(self.dimensions, self._dtype, quota) if self.has_fixed_shape else None
 
     @property
-    def is_known(self) -> bool:
-        """Whether it takes one shape only."""
+    def has_fixed_shape(self) -> bool:
+        """Whether the buffer can take only one shape."""
         return self._is_scalar or (bool(self.dimensions) and 0 not in self.dimensions)
 
-    def check_role(self, key: object, index: int, is_output: bool) -> None:
-        """Raise InvalidArgument unless it was allocated for this role (DOM-9)."""
-        if (key, index, is_output) not in self._roles:
+    def check_role(self, model_key: object, index: int, is_output: bool) -> None:
+        """Check that the buffer may be this input or output.
+
+        Raises:
+            InvalidArgument: If it was not allocated for this role.
+        """
+        if (model_key, index, is_output) not in self._roles:
             kind = "output" if is_output else "input"
-            raise InvalidArgument(f"DOM-9: buffer {self.token} was not allocated for {kind} {index} of this model")
+            raise InvalidArgument(f"buffer {self.token} was not allocated for {kind} {index} of this model (DOM-9)")
 
     def content(self) -> TensorStorage:
-        """Return what was written last. Raises GeneralFailure while it is uninitialized, InvalidArgument once freed."""
+        """Return what was written last.
+
+        Raises:
+            GeneralFailure: If the buffer is uninitialized.
+            InvalidArgument: If the buffer was released.
+        """
         with self._lock:
             self._require_live()
             if self._content is None:
-                raise GeneralFailure(f"DOM-5: buffer {self.token} is uninitialized: nothing was written into it")
+                raise GeneralFailure(f"buffer {self.token} is uninitialized: nothing was written into it (DOM-5)")
             return self._content
 
     def begin_write(self, shape: Shape) -> TensorStorage:
-        """Return room for a tensor of `shape`, one that the buffer can take; it is uninitialized from now on.
+        """Return storage for a tensor of `shape`; the buffer is uninitialized until `end_write`.
 
-        Raises InvalidArgument once freed, ResourceExhaustedTransient where there is no room.
+        Args:
+            shape: A shape that is compatible with `dimensions`.
+
+        Raises:
+            InvalidArgument: If the buffer was released.
+            ResourceExhaustedTransient: If there is not enough memory, or the client's quota is exhausted.
         """
         with self._lock:
             self._require_live()
             self._content = None
-            if self._room is None or self._room.shape != shape:
-                self._room = None  # the old one first: nothing is held twice
-                self._room = TensorStorage(shape, self._dtype, self._quota)
-            return self._room
+            if self._storage is None or self._storage.shape != shape:
+                self._storage = None  # released first, so that the quota is not charged for both
+                self._storage = TensorStorage(shape, self._dtype, self._quota)
+            return self._storage
 
-    def end_write(self, room: TensorStorage) -> None:
-        """All of `room` was written: it is the buffer's content."""
+    def end_write(self, storage: TensorStorage) -> None:
+        """Make `storage` the content; it has been written completely. Does nothing if the buffer was released."""
         with self._lock:
             if not self._is_released:
-                self._content = room
+                self._content = storage
 
     def mark_uninitialized(self) -> None:
-        """Something that should have written it failed: it is uninitialized (DOM-7)."""
+        """Discard the content, because an operation that should have written it failed (DOM-7)."""
         with self._lock:
             self._content = None
 
     def release(self) -> None:
-        """Forget the memory. Executions that hold it finish; nothing begins with it any more."""
+        """Drop the memory. Running executions keep theirs and finish; no further execution can use the buffer."""
         with self._lock:
             self._is_released = True
-            self._content = self._room = None
+            self._content = self._storage = None
 
     def _require_live(self) -> None:
         if self._is_released:
-            raise InvalidArgument(f"N-DXX-2: buffer {self.token} was freed")
+            raise InvalidArgument(f"buffer {self.token} was released (N-DXX-2)")
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
-    def copy_from(self, memory: Received, dimensions: Shape) -> None:
-        """Fill it from all of `memory`; () = the only shape that it takes. Raises InvalidArgument (DOM-12), and then
-        it is uninitialized.
+    def copy_from(self, memory: ReceivedMemory, dimensions: Shape) -> None:
+        """Fill the buffer from all of `memory`. If that fails, the buffer is uninitialized.
+
+        Args:
+            memory: The source. Borrowed.
+            dimensions: The tensor's shape; () stands for the buffer's own, if that is fixed.
+
+        Raises:
+            InvalidArgument: If the shape is not one of the buffer's, or the memory has another size (DOM-12).
         """
         try:
-            shape = self._copied_shape(dimensions)
+            shape = self._copy_shape(dimensions)
             _require_size(memory, math.prod(shape) * self._dtype.itemsize, shape)
-            room = self.begin_write(shape)
-            _read(memory, room)
+            storage = self.begin_write(shape)
+            _read(memory, storage)
         except BaseException:
             self.mark_uninitialized()
             raise
-        self.end_write(room)
+        self.end_write(storage)
 
-    def copy_to(self, memory: Received) -> None:
-        """Copy it into `memory`, which has just its size. Raises GeneralFailure while it is uninitialized,
-        InvalidArgument for another size, or memory that may not be written.
+    def copy_to(self, memory: ReceivedMemory) -> None:
+        """Copy the content into `memory`, which is borrowed.
+
+        Raises:
+            GeneralFailure: If the buffer is uninitialized.
+            InvalidArgument: If the memory has another size than the content, or is read-only.
         """
-        room = self.content()
-        _require_size(memory, room.raw.size, room.shape)
+        storage = self.content()
+        _require_size(memory, storage.raw.size, storage.shape)
         if not memory.is_writable:
-            raise InvalidArgument("N-RQX-12: the memory that a buffer should be copied to may not be written")
+            raise InvalidArgument("the memory to which a buffer should be copied is read-only (N-RQX-12)")
         if isinstance(memory, FileMemory):
-            memory.range(0, memory.size_bytes).write_from(room.raw.data)
+            memory.range(0, memory.size_bytes).write_from(storage.raw.data)
         else:
-            np.frombuffer(memory.view, np.uint8)[:] = room.raw
+            np.frombuffer(memory.view, np.uint8)[:] = storage.raw
 
-    def _copied_shape(self, dimensions: Shape) -> Shape:
-        if not dimensions and not self.is_known:
-            raise InvalidArgument(f"N-DCP-4: the shape must be said: the buffer has the dimensions {self.dimensions}")
+    def _copy_shape(self, dimensions: Shape) -> Shape:
+        if not dimensions and not self.has_fixed_shape:
+            raise InvalidArgument(
+                f"the copy must specify a shape: the buffer has the dimensions {self.dimensions} (N-DCP-4)"
+            )
         shape = None if self._is_scalar and dimensions else merge_dimensions(self.dimensions, dimensions)
         if shape is None or 0 in dimensions:
-            raise InvalidArgument(f"N-DCP-3: dimensions {dimensions}, the buffer has {self.dimensions}")
+            raise InvalidArgument(f"dimensions {dimensions}, the buffer has {self.dimensions} (N-DCP-3)")
         return shape
 
 
-def _require_size(memory: Received, size: int, shape: Shape) -> None:
+def _require_size(memory: ReceivedMemory, size: int, shape: Shape) -> None:
     if memory.size_bytes != size:
-        # Without `size`, which a client can make too long for a text.
-        raise InvalidArgument(f"DOM-12: a memory of {memory.size_bytes} bytes is not what the shape {shape} has")
+        # The message omits `size`, and the shape comes last: the client may send thousands of dimensions, the control
+        # protocol truncates long messages.
+        raise InvalidArgument(f"a memory of {memory.size_bytes} bytes does not fit (DOM-12) the shape {shape}")
 
 
-def _read(memory: Received, room: TensorStorage) -> None:
+def _read(memory: ReceivedMemory, storage: TensorStorage) -> None:
     if not memory.is_readable:
-        raise InvalidArgument("N-RQX-12: the memory that a buffer should be filled from may not be read")
+        raise InvalidArgument("the memory from which a buffer should be filled is write-only (N-RQX-12)")
     if isinstance(memory, FileMemory):
-        memory.range(0, memory.size_bytes).read_into(room.raw.data)
+        memory.range(0, memory.size_bytes).read_into(storage.raw.data)
     else:
-        room.raw[:] = np.frombuffer(memory.view, np.uint8)
+        storage.raw[:] = np.frombuffer(memory.view, np.uint8)
 
 
 class ManagedBuffers:
-    """The buffers of one client, by number for its calls and by token for its requests. Thread-safe."""
+    """The buffers of one client, by id for its calls and by token for its requests. Thread-safe."""
 
-    def __init__(self, quota: MemoryQuota, numbers: Iterator[int] | None = None) -> None:
+    def __init__(self, quota: MemoryQuota, ids: Iterator[int] | None = None) -> None:
         self.quota = quota
-        self._handles: HandleTable[ManagedBuffer] = HandleTable("buffer", numbers)
+        self._handles: HandleTable[ManagedBuffer] = HandleTable("buffer", ids)
         self._by_token: dict[int, ManagedBuffer] = {}
         self._tokens = (number % MAX_TOKEN + 1 for number in itertools.count())
         self._lock = threading.Lock()
@@ -206,50 +251,72 @@ class ManagedBuffers:
     def allocate(
         self,
         desc: BufferDesc,
-        models: Sequence[DriverPreparedModel],
+        owners: Sequence[RoleOwner],
         inputs: Sequence[BufferRole],
         outputs: Sequence[BufferRole],
     ) -> tuple[int, int]:
-        """Make a buffer for some roles and return its number and its token.
+        """Allocate a buffer and return its id and its token.
 
-        Raises InvalidArgument for roles that are wrong or disagree, GeneralFailure for a type that has no arrays,
-        ResourceExhaustedTransient beyond the client's limit.
+        Args:
+            desc: The dimensions that the client requests.
+            owners: The prepared models to which the roles refer, all of one device.
+            inputs: The inputs for which the buffer will be used.
+            outputs: The outputs for which it will be used.
+
+        Raises:
+            InvalidArgument: If the roles are invalid or contradict each other.
+            GeneralFailure: If the roles' operand type has no NumPy type.
+            ResourceExhaustedTransient: If the client's quota is exhausted.
         """
         self._handles.require_capacity()
-        operand = validate_buffer(desc, [model.model for model in models], inputs, outputs)
-        keys = [(models[role.model_index].key, role.io_index, False) for role in inputs]
-        keys += [(models[role.model_index].key, role.io_index, True) for role in outputs]
-        if len(set(keys)) != len(keys):  # one model, listed under two indexes
-            raise InvalidArgument("N-DOM-7: a role is given twice")
+        operand = validate_buffer(desc, [owner.model for owner in owners], inputs, outputs)
+        keys = [(owners[role.model_index].key, role.io_index, False) for role in inputs]
+        keys += [(owners[role.model_index].key, role.io_index, True) for role in outputs]
+        if len(set(keys)) != len(keys):  # possible if the client lists one model twice
+            raise InvalidArgument("a role is listed twice (N-DOM-7)")
         if operand.type not in NUMPY_TYPES:
-            raise GeneralFailure(f"DOM-4: there are no buffers of type {operand.type.name}")
+            raise GeneralFailure(f"buffers of type {operand.type.name} are not supported (DOM-4)")
         operand_size(operand.type, operand.dimensions, "buffer")
         with self._lock:
             token = next(token for token in self._tokens if token not in self._by_token)
-            status_byte = models[0].status_byte
+            status_byte = owners[0].status_byte
             buffer = self._by_token[token] = ManagedBuffer(operand, frozenset(keys), token, self.quota, status_byte)
-        return self._handles.add(buffer), token
+        return self._handles.insert(buffer), token
 
-    def find(self, number: int) -> ManagedBuffer:
-        """Return a buffer by its number. Raises InvalidArgument where there is none."""
-        return self._handles.find(number)
+    def lookup(self, buffer_id: int) -> ManagedBuffer:
+        """Return a buffer by its id.
 
-    def of(self, token: BufferToken) -> ManagedBuffer:
-        """Return the buffer that a token stands for. Raises InvalidArgument where there is none."""
+        Raises:
+            InvalidArgument: If the id is unknown.
+        """
+        return self._handles.lookup(buffer_id)
+
+    def lookup_token(self, token: BufferToken) -> ManagedBuffer:
+        """Return a buffer by its token.
+
+        Raises:
+            InvalidArgument: If the token is unknown.
+        """
         found = self._by_token.get(token.token)
         if found is None:
-            raise InvalidArgument(f"N-RQX-9: token {token.token} stands for no buffer; it was freed, or never given")
+            raise InvalidArgument(
+                f"there is no buffer with token {token.token}; it was released, or never allocated (N-RQX-9)"
+            )
         return found
 
-    def release(self, number: int) -> None:
-        """Free a buffer: its token is worth nothing any more. Raises InvalidArgument where there is none."""
-        buffer = self._handles.take(number)
+    def release(self, buffer_id: int) -> None:
+        """Release a buffer and its token.
+
+        Raises:
+            InvalidArgument: If the id is unknown.
+        """
+        buffer = self._handles.pop(buffer_id)
         with self._lock:
             del self._by_token[buffer.token]
         buffer.release()
 
     def mark_outputs_uninitialized(self, request: Request) -> None:
-        """An execution of `request` failed before it began: what should have been its outputs is uninitialized."""
+        """Discard the content of all buffers that are outputs of `request`, whose execution failed before it began."""
         for argument in request.outputs:
             index = argument.location.pool_index
             pool = request.pools[index] if not argument.has_no_value and index < len(request.pools) else None

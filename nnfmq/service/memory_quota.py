@@ -1,13 +1,17 @@
-"""What a client's memory costs: what the driver holds for a client is charged to it by size, as long as it is held.
+"""Per-client quota of memory that the driver holds.
 
-Received regions are, the private copies that a model is made of, until the model is dropped (not only released, but
-used by no burst any more), the copies of what lies in files, the buffers that it had allocated, and large messages
-while they wait for their turn. What a device makes of a model is not, whether it is this worker's own or shared with
-others (`service.caching`): the model, which it grows with, is charged to each client that has it.
+Without a limit, a client could make the driver map, and so keep alive, as much memory as the machine has. The quota is
+charged with
 
-A client could otherwise make the driver map, and so keep alive, as much memory as the machine has. The limit is
-$NNFMQ_CLIENT_MEMORY_MIB, by default half of the machine's memory. One quota per session. (ARCHITECTURE: Shared
-memory from a peer)
+* received memory, by the size of its file, until it is closed;
+* the private copies of a model's constants, until the last user of the model (a burst, an execution) has dropped it;
+* copies of data in files, and managed buffers;
+* large messages while they wait to be handled.
+
+It is not charged with what a device compiles, whether that is private to this worker or shared: the size of a compiled
+program grows with its model, which is charged to each client that has it.
+
+The limit is $NNFMQ_CLIENT_MEMORY_MIB, by default half of the machine's memory. Each session has one quota.
 """
 
 from __future__ import annotations
@@ -29,20 +33,20 @@ from nnfmq.serialize.messages import MemoryData
 LIMIT_VARIABLE = "NNFMQ_CLIENT_MEMORY_MIB"
 _MIB = 1 << 20
 
-Received: TypeAlias = Memory | FileMemory
-ReceivedT = TypeVar("ReceivedT", Memory, FileMemory, Received)
+ReceivedMemory: TypeAlias = Memory | FileMemory
+MemoryT = TypeVar("MemoryT", Memory, FileMemory, ReceivedMemory)
 
 
 def quota_limit_bytes() -> int:
-    """Return how much memory of one client this driver holds at most."""
-    given = os.environ.get(LIMIT_VARIABLE, "")
-    if given.isdecimal():
-        return int(given) * _MIB
+    """Return the limit for one client, in bytes."""
+    value = os.environ.get(LIMIT_VARIABLE, "")
+    if value.isdecimal():
+        return int(value) * _MIB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 class QuotaCharge:
-    """Some bytes on an quota, until `close`, or until nobody refers to this any more."""
+    """Bytes charged against a quota until `close`, or until this object is garbage-collected."""
 
     __slots__ = ("_quota", "_size")
 
@@ -51,58 +55,67 @@ class QuotaCharge:
         self._size = size
 
     def close(self) -> None:
-        """Take them off the quota. Harmless when repeated."""
+        """Return the bytes to the quota. Idempotent."""
         size, self._size = self._size, 0
-        self._quota._release(size)
+        self._quota._uncharge(size)
 
     def __del__(self) -> None:
         self.close()
 
 
 class MemoryQuota:
-    """The memory that is held for one client. Thread-safe."""
+    """The quota of one client. Thread-safe. `charged_bytes` is the sum of all charges."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = quota_limit_bytes() if limit is None else limit
-        self._lock = threading.RLock()  # the collector may drop a memory in the thread that holds it
+        # Reentrant: the garbage collector may close a charge in a thread that holds the lock.
+        self._lock = threading.RLock()
         self.charged_bytes = 0
 
     @property
     def free_bytes(self) -> int:
-        """How much more may be charged, at this moment."""
+        """How many bytes can be charged now."""
         return max(self._limit - self.charged_bytes, 0)
 
     def adopt_mapped(self, fds: Sequence[int]) -> list[Memory]:
-        """Take over what must be mapped, a queue's memory, as `Memory.adopt` does; charge it until it is closed.
+        """Map received memory that must be mapped, such as a queue's; it is charged until it is closed.
 
-        Where one is refused all are closed. Raises InvalidArgument for memory that must not be mapped,
-        ResourceExhaustedTransient beyond the limit.
+        Takes ownership of `fds`: all of them are closed if one cannot be mapped.
+
+        Raises:
+            InvalidArgument: If a file must not be mapped (see `Memory.adopt`).
+            ResourceExhaustedTransient: If the quota is exhausted.
         """
         return _adopt_each(fds, [self._adopt_mapped for _ in fds])
 
-    def adopt_all(self, fds: Sequence[int], lent: Iterable[MemoryData]) -> list[Received]:
-        """Take over one fd for each of `lent`, as it says: mapped where it is sealed, otherwise as a file.
+    def adopt_all(self, fds: Sequence[int], memories: Iterable[MemoryData]) -> list[ReceivedMemory]:
+        """Take ownership of one fd for each of `memories`: sealed memory is mapped, other files are not.
 
-        What is mapped is charged until it is closed; of a file, what is copied will be. Raises as `adopt_mapped`.
+        Mapped memory is charged until it is closed; of a file, only later copies are charged.
+
+        Raises:
+            InvalidArgument: If a memory's description is invalid.
+            ResourceExhaustedTransient: If the quota is exhausted.
         """
-        return _adopt_each(fds, [partial(self._adopt, lent=each) for each in lent])
+        return _adopt_each(fds, [partial(self._adopt, data=data) for data in memories])
 
-    def _adopt(self, fd: int, lent: MemoryData) -> Received:
+    def _adopt(self, fd: int, data: MemoryData) -> ReceivedMemory:
         try:
-            protection = _protection(lent.protection)
+            protection = _protection(data.protection)
             is_mapped = is_mappable(fd)
         except BaseException:
             close_all([fd])
             raise
         if is_mapped:
-            return self._adopt_mapped(fd, lent.size_bytes, lent.offset, protection)
-        return FileMemory.adopt(fd, lent.size_bytes, lent.offset, protection)
+            return self._adopt_mapped(fd, data.size_bytes, data.offset, protection)
+        return FileMemory.adopt(fd, data.size_bytes, data.offset, protection)
 
     def _adopt_mapped(
         self, fd: int, size_bytes: int | None = None, offset: int = 0, protection: Protection = Protection.READ_WRITE
     ) -> Memory:
         memory = Memory.adopt(fd, size_bytes, offset, protection)
-        size = os.fstat(memory.fileno()).st_size  # what the peer can make it hold, however little of it is mapped
+        # The whole file is charged: the peer can allocate all of its pages, however little of it is mapped here.
+        size = os.fstat(memory.fileno()).st_size
         try:
             memory.on_close = self.charge(size).close
         except BaseException:
@@ -111,37 +124,41 @@ class MemoryQuota:
         return memory
 
     def charge(self, size: int) -> QuotaCharge:
-        """QuotaCharge what is no received memory. Raises ResourceExhaustedTransient beyond the limit."""
+        """Charge `size` bytes.
+
+        Raises:
+            ResourceExhaustedTransient: If that would exceed the limit.
+        """
         with self._lock:
             self.charged_bytes += size
-            held = self.charged_bytes
-            if held <= self._limit:
+            charged = self.charged_bytes
+            if charged <= self._limit:
                 return QuotaCharge(self, size)
             self.charged_bytes -= size
         raise ResourceExhaustedTransient(
-            f"{size} bytes more would make {held} of this client's in the driver; the limit is {self._limit} "
+            f"{size} bytes more would make {charged} of this client's in the driver; the limit is {self._limit} "
             f"(${LIMIT_VARIABLE})"
         )
 
-    def _release(self, size: int) -> None:
+    def _uncharge(self, size: int) -> None:
         with self._lock:
             self.charged_bytes -= size
 
 
 def _protection(bits: int) -> Protection:
     if bits & ~Protection.READ_WRITE.value:
-        raise InvalidArgument(f"N-VAL-13: protection {bits:#x} of a memory; 1 (read) and 2 (write) are known")
+        raise InvalidArgument(f"protection {bits:#x} of a memory; 1 (read) and 2 (write) are known (N-VAL-13)")
     return Protection(bits)
 
 
-def _adopt_each(fds: Sequence[int], adopt: Sequence[Callable[[int], ReceivedT]]) -> list[ReceivedT]:
-    """Take over each fd by its function; where one is refused all are closed, and its error is raised."""
+def _adopt_each(fds: Sequence[int], adopt: Sequence[Callable[[int], MemoryT]]) -> list[MemoryT]:
+    """Call each function with its fd, of which it takes ownership. If one raises, close everything and re-raise."""
     with ExitStack() as undo:
-        rest = list(fds)
-        undo.callback(lambda: close_all(rest))
+        remaining = list(fds)
+        undo.callback(lambda: close_all(remaining))
         memories = []
         for function in adopt:
-            memories.append(function(rest.pop(0)))
+            memories.append(function(remaining.pop(0)))
             undo.callback(memories[-1].close)
         undo.pop_all()
         return memories

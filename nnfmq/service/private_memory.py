@@ -1,4 +1,8 @@
-"""What the session makes of received values before it uses them: private copies, absolute deadlines, descriptors."""
+"""Private copies of client memory.
+
+The client can write to its memory at any time. What decides addresses or control flow in the driver, such as a model's
+constants, must therefore not be read from it twice (TOCTOU): it is copied once, then validated and used from the copy.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,17 @@ from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.memory import file_identity
 from nnfmq.service.error_translation import errors_to_status
-from nnfmq.service.memory_quota import MemoryQuota, Received
+from nnfmq.service.memory_quota import MemoryQuota, ReceivedMemory
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantPool:
-    """A pool's bytes where no peer can change them.
+    """A private copy of a memory pool with a model's constants.
 
-    They were copied from byte `offset` on of the file that has this identity, where it can be told from others.
+    Attributes:
+        data: The copy.
+        identity: The file from which it was copied (see `memory.file_identity`), None if that cannot be identified.
+        offset: Where in the file the copied bytes begin.
     """
 
     data: bytes | memoryview
@@ -35,22 +42,24 @@ class ConstantPool:
         return memoryview(self.data).toreadonly()
 
 
-def copy_to_private_pools(memories: Sequence[Received], quota: MemoryQuota) -> tuple[ConstantPool, ...]:
-    """Copy the memories and close them: what decides addresses or control flow is never read twice from a peer.
+def copy_to_private_pools(memories: Sequence[ReceivedMemory], quota: MemoryQuota) -> tuple[ConstantPool, ...]:
+    """Copy the memories and close them.
 
-    Raises InvalidArgument for what may not be read, ResourceExhaustedTransient where there is no room: a sparse file is
-    larger than what it cost its sender.
+    Raises:
+        InvalidArgument: If a memory is write-only.
+        ResourceExhaustedTransient: If the quota or the memory is exhausted: a sparse file can be larger than what it
+            cost the client.
     """
     pools = []
     with ExitStack() as stack, errors_to_status("copying the model's memory"):
         for memory in memories:
             stack.callback(memory.close)
-        # What is mapped is on the quota as long as it is.
-        files = sum(memory.size_bytes for memory in memories if isinstance(memory, FileMemory))
-        stack.callback(quota.charge(files).close)
+        # Mapped memory is charged already, as long as it is open. The caller charges the copies.
+        file_bytes = sum(memory.size_bytes for memory in memories if isinstance(memory, FileMemory))
+        stack.callback(quota.charge(file_bytes).close)
         for memory in memories:
             if not memory.is_readable:
-                raise InvalidArgument("MEM-4: a memory with constants may only be written")
+                raise InvalidArgument("a memory with constants is write-only (MEM-4)")
             pools.append(ConstantPool(bytes(memory.view), file_identity(memory.fileno()), memory.offset))
-            memory.close()  # at once: nothing is held twice for longer than needed
+            memory.close()  # before the next copy, so that at most one memory is held twice
     return tuple(pools)

@@ -262,7 +262,7 @@ def test_N_VAL_13_protection_bits_of_no_meaning_are_refused(
     client: nnfmq.Client, model: nnfmq.PreparedModel, good: Memory
 ) -> None:
     lent = Lent(good.fileno(), NEEDED_BYTES, 0, Protection(7))
-    with pytest.raises(nnfmq.InvalidArgument, match="N-VAL-13: protection 0x7"):
+    with pytest.raises(nnfmq.InvalidArgument, match=r"protection 0x7 .*\(N-VAL-13\)"):
         execute_over(client, model, lent, good)
     assert model.execute(one(2)) == (one(2),)
 
@@ -397,7 +397,7 @@ def test_freeing_slots_again_and_again_gives_the_same_results(
 def test_memory_that_the_driver_may_only_read_is_refused_for_outputs(client: nnfmq.Client, burst: nnfmq.Burst) -> None:
     with Memory.create(NEEDED_BYTES, one_writer=True) as memory:
         put_in_slot(client, burst, memory)
-        with pytest.raises(nnfmq.InvalidArgument, match="may only be read"):
+        with pytest.raises(nnfmq.InvalidArgument, match="is read-only"):
             burst.execute(one(2))
         put_in_slot(client, burst, burst._pools[1])
     assert burst.execute(one(3)) == (one(3),)

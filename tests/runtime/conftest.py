@@ -77,9 +77,12 @@ def connected(resources: ExitStack, interface: str) -> tuple[Connection, Session
     thread.start()
 
     def end() -> None:
-        session.end()
+        session.stop()
         thread.join(LIMIT_S)
-        for burst in (*session.bursts.all(), *session.aidl_bursts.all()):  # a driver process leaves them to the kernel
+        for burst in (
+            *session.bursts.values(),
+            *session.aidl_bursts.values(),
+        ):  # a driver process leaves them to the kernel
             burst.close()
         session.join()
 

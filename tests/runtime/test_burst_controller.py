@@ -62,7 +62,7 @@ def held(adding: PreparedModel, real: tuple[Connection, Session]) -> Iterator[He
     """Makes the driver's executions wait; ask for it before `burst`."""
     model = models.add_model()
     held = Held(model)
-    real[1].models.add(service.DriverPreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(service.DriverPreparedModel(model, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 
@@ -238,7 +238,7 @@ def test_a_failed_execution_raises_the_exact_status_and_text_that_the_packet_cou
         return error
 
     failing = Failing(make)
-    real[1].models.add(service.DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(service.DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     expected = type(error_for_status(status, ""))
     with adding.burst() as burst, pytest.raises(expected, match="what went wrong"):
         burst.execute(ONE, TEN)
@@ -262,7 +262,7 @@ def test_VAL_7_a_burst_does_not_believe_shapes_that_cannot_be_true(
     shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     program: Any = Lying(*shapes)
-    real[1].models.add(service.DriverPreparedModel(models.add_model(), program), adding.model_id)
+    real[1].models.insert(service.DriverPreparedModel(models.add_model(), program), adding.model_id)
     with adding.burst() as burst, pytest.raises(ProtocolError):
         burst.execute(ONE, TEN)
 
@@ -272,7 +272,7 @@ def test_VAL_7_a_burst_takes_no_shapes_at_all_where_all_are_known(
     shapes: tuple[OutputShape, ...], adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
     program: Any = Lying(*shapes)
-    real[1].models.add(service.DriverPreparedModel(models.add_model(), program), adding.model_id)
+    real[1].models.insert(service.DriverPreparedModel(models.add_model(), program), adding.model_id)
     with adding.burst() as burst:
         assert [burst.execute(ONE, TEN)[0].shape for _ in range(3)] == [(4,)] * 3
 
@@ -281,7 +281,7 @@ def test_a_kernel_that_fails_in_a_way_nobody_foresaw_fails_one_execution(
     adding: PreparedModel, real: tuple[Connection, Session], caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(lambda: ValueError("numpy's"))
-    real[1].models.add(service.DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(service.DriverPreparedModel(models.add_model(), failing), adding.model_id)  # type: ignore[arg-type]
     with adding.burst() as burst:
         for _ in range(2):
             with pytest.raises(GeneralFailure, match="a kernel failed: ValueError"):
@@ -305,7 +305,7 @@ def test_a_driver_that_goes_away_during_an_execution_is_a_dead_object_then_and_a
         assert held.begun.wait(LIMIT_S)
         until(lambda: burst._results.waiters)
         begin = time.monotonic()
-        real[1].end()
+        real[1].stop()
         assert isinstance(waiting.exception(LIMIT_S), DeadObject)
         assert time.monotonic() - begin < 5
         with pytest.raises(DeadObject):
@@ -363,11 +363,11 @@ def test_BUR_14_closing_ends_the_burst_in_the_driver_too(
     of_the_model = real[1].quota.charged_bytes
     burst = adding.burst()
     burst.execute(ONE, TEN)
-    assert len(real[1].bursts.all()) == 1
+    assert len(real[1].bursts.values()) == 1
     assert real[1].quota.charged_bytes > of_the_model
     burst.close()
     burst.close()
-    assert real[1].bursts.all() == []
+    assert real[1].bursts.values() == []
     assert real[1].quota.charged_bytes == of_the_model
     assert real[0]._peers == []
 
@@ -402,7 +402,7 @@ def test_a_burst_of_a_closed_client_is_a_dead_object_and_can_be_closed(adding: P
 def test_a_burst_that_the_driver_refuses_leaves_nothing(
     adding: PreparedModel, real: tuple[Connection, Session]
 ) -> None:
-    real[1].models.take(adding.model_id)
+    real[1].models.pop(adding.model_id)
     with pytest.raises(InvalidArgument, match="no model"):
         adding.burst()
     assert real[0]._peers == []

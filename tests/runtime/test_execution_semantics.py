@@ -106,7 +106,7 @@ def request_(pools: tuple[Memory, Memory]) -> Request:
 
 def put(session: Session, prepared: PreparedModel, model: Model, program: Any) -> None:
     """Let the driver execute `program` where it has prepared `model`."""
-    session.models.add(service.DriverPreparedModel(model, program), prepared.model_id)
+    session.models.insert(service.DriverPreparedModel(model, program), prepared.model_id)
 
 
 class Failing:
@@ -372,7 +372,7 @@ def test_PREP_9_what_can_be_done_before_the_first_execution_is_done_when_the_mod
 
 def test_LIFE_1_a_released_model_is_gone_from_the_driver(device: Device, session: Session) -> None:
     prepared = device.prepare(ADD)
-    program = weakref.ref(session.models.find(prepared.model_id).program)
+    program = weakref.ref(session.models.lookup(prepared.model_id).program)
     charged = session.quota.charged_bytes
     prepared.execute([1, 2, 3, 4], [10, 20, 30, 40])
     gc.collect()
@@ -399,5 +399,5 @@ def test_TIM_8_measuring_costs_one_more_reading_of_the_clock(
         return taken[-1]
 
     monkeypatch.setattr(service, "monotonic_ns", clock)
-    assert bound.run(measure, time.monotonic_ns()).status is ErrorStatus.NONE
+    assert service.run_bound(bound, measure, time.monotonic_ns()).status is ErrorStatus.NONE
     assert len(taken) == readings

@@ -70,7 +70,7 @@ def own(resources: ExitStack) -> Fence:
 def held(real: Real, adding: PreparedModel) -> Iterator[Held]:
     """The model's executions wait until they are let go."""
     held = Held(ADD)
-    real[1].models.add(service.DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
+    real[1].models.insert(service.DriverPreparedModel(ADD, held), adding.model_id)  # type: ignore[arg-type]
     yield held
     held.go.set()
 
@@ -167,7 +167,7 @@ def test_LIFE_4_LIFE_5_a_driver_that_goes_away_is_a_dead_object_once(
     before = len(os.listdir("/proc/self/fd"))
     pending = adding.execute_async(ONE, TEN)
     assert held.begun.wait(LIMIT_S)
-    real[1].end()
+    real[1].stop()
     with pytest.raises(DeadObject):
         pending.result(LIMIT_S)
     held.go.set()
@@ -338,7 +338,7 @@ def test_closed_early_it_goes_on_and_is_released(adding: PreparedModel, own: Fen
     launched = adding.execute_fenced(ONE, TEN, wait_for=[own])
     launched.close()
     launched.close()
-    until(lambda: not session.fenced_callbacks.all())
+    until(lambda: not session.fenced_callbacks.values())
     assert len(session.launched) == 1
     with pytest.raises(InvalidArgument, match="closed"):
         launched.result()
@@ -350,7 +350,7 @@ def test_LIFE_4_a_driver_that_goes_away_puts_the_fence_in_error(
     adding: PreparedModel, own: Fence, real: Real, resources: ExitStack
 ) -> None:
     waiting = resources.enter_context(adding.execute_fenced(ONE, TEN, wait_for=[own]))
-    real[1].end()
+    real[1].stop()
     assert waiting.wait(LIMIT_S) is ERROR
     with pytest.raises(DeadObject):
         waiting.result()
@@ -414,7 +414,7 @@ def test_RUX_1_LIFE_2_it_runs_fenced_and_outlives_its_model(adding: PreparedMode
             own.signal()
             assert launched.result(LIMIT_S)[0].tolist() == SUM
         assert execution.compute(TEN, TEN)[0].tolist() == [20, 40, 60, 80]
-    until(lambda: not real[1].executions.all())
+    until(lambda: not real[1].executions.values())
 
 
 def test_RUX_3_a_second_run_is_refused_and_disturbs_nothing(adding: PreparedModel, held: Held, start: Start) -> None:
@@ -480,7 +480,7 @@ def test_LIFE_4_a_driver_that_goes_away_ends_a_run_and_can_be_closed(
     with adding.create_reusable_execution() as execution:
         running = start(execution.compute, ONE, TEN)
         assert held.begun.wait(LIMIT_S)
-        real[1].end()
+        real[1].stop()
         assert isinstance(running.exception(LIMIT_S), DeadObject)
         held.go.set()
 
@@ -488,5 +488,5 @@ def test_LIFE_4_a_driver_that_goes_away_ends_a_run_and_can_be_closed(
 def test_QOS_1_a_model_has_the_priority_that_it_was_prepared_with(device: Device, real: Real) -> None:
     for priority in Priority:
         model = device.prepare(ADD, priority=priority)  # N-QOS-1
-        assert real[1].models.find(model.model_id).priority == priority
+        assert real[1].models.lookup(model.model_id).priority == priority
         assert model.execute(ONE, TEN)[0].tolist() == SUM

@@ -623,7 +623,7 @@ def test_BUR_15_a_wait_for_a_result_ends_with_the_driver(
     connection, session = speaking("HIDL 1.2")
     model = prepared(hidl.IDevice(Client(connection, None), "reference"), L.V1_2)
     _, context = model.configureExecutionBurst(Memories(*pools), *queues)
-    session.end()
+    session.stop()
     with pytest.raises(DeadObject):
         queues[1].receive(None, 0)
     context.close()

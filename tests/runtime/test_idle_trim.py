@@ -56,7 +56,7 @@ def device(session: Session, real: tuple[Connection, Session]) -> Device:
 
 def rested(session: Session, rests: list[int]) -> int:
     """Wait until it rests, and return how often it did."""
-    until(lambda: session._is_resting)
+    until(lambda: session._is_idle)
     return len(rests)
 
 
@@ -67,9 +67,9 @@ def await_more(rests: list[int], than: int) -> None:
 def let_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Return when the session has looked several times whether it may rest."""
     looks: list[int] = []
-    real = session._work
+    real = session._work_done
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_work", lambda: (looks.append(1), real())[1])
+        patch.setattr(session, "_work_done", lambda: (looks.append(1), real())[1])
         until(lambda: len(looks) > 8)
 
 
@@ -90,7 +90,7 @@ def test_EXE_13_while_an_execution_runs_nothing_is_given_back(
 ) -> None:
     model = device.prepare(ADD)
     held = Held(ADD)
-    session.models.add(service.DriverPreparedModel(ADD, held), model.model_id)  # type: ignore[arg-type]
+    session.models.insert(service.DriverPreparedModel(ADD, held), model.model_id)  # type: ignore[arg-type]
     before = rested(session, rests)
     running = InThread.start(lambda: model.execute(ONE, TEN))
     assert held.begun.wait(LIMIT_S)
@@ -109,7 +109,7 @@ def test_EXE_13_BUR_1_an_open_burst_lets_it_sleep_and_its_end_gives_back(
             with model.burst() as burst:
                 for _ in range(3):
                     burst.execute(ONE, TEN)
-                until(lambda: session._is_resting)
+                until(lambda: session._is_idle)
                 before = len(rests)
             await_more(rests, before)
     assert rested(session, rests)

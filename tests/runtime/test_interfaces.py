@@ -174,7 +174,9 @@ def test_what_an_interface_cannot_say_of_a_preparation_is_refused(level: L, clie
         if level >= since:
             prepare(client, ADD, **changes).close()
         else:
-            with pytest.raises(InvalidArgument, match=f"{interface_name(level)} has not .*{interface_name(since)}"):
+            with pytest.raises(
+                InvalidArgument, match=f"{interface_name(level)} does not have .*{interface_name(since)}"
+            ):
                 prepare(client, ADD, **changes)
     prepare(client, ADD, timeout=20).close()  # a deadline where there is one, else only a wait
 
@@ -233,7 +235,7 @@ def test_what_an_interface_cannot_say_of_an_execution_is_refused(
         prepared.execute_request(request, config)
         assert floats(pools[1]) == SUM
     else:
-        with pytest.raises(InvalidArgument, match=f"{interface_name(level)} has not .*{interface_name(since)}"):
+        with pytest.raises(InvalidArgument, match=f"{interface_name(level)} does not have .*{interface_name(since)}"):
             prepared.execute_request(request, config)
         assert floats(pools[1]) == [0.0] * 4
 
@@ -300,7 +302,9 @@ def test_an_interface_without_bursts_says_so(level: L, client_of: Callable[[L], 
         if level >= since:
             configure().close()
         else:
-            with pytest.raises(GeneralFailure, match=f"{interface_name(level)} has no .*{interface_name(since)}"):
+            with pytest.raises(
+                GeneralFailure, match=f"{interface_name(level)} does not have .*{interface_name(since)}"
+            ):
                 configure()
 
 
@@ -310,7 +314,7 @@ def test_BUR_20_hints_on_an_aidl_burst_are_since_v4(
     request = models.request_for(ADD, pools)
     with prepare(client_of(L.AIDL_V3), ADD).aidl_burst() as burst:
         burst.execute_synchronously(request)
-        with pytest.raises(InvalidArgument, match="AIDL v3 has not hints"):
+        with pytest.raises(InvalidArgument, match="AIDL v3 does not have hints"):
             burst.execute_synchronously(request, HINT)
     with prepare(client_of(L.AIDL_V4), ADD).aidl_burst() as burst:
         burst.execute_synchronously(request, HINT)

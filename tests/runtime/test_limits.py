@@ -49,10 +49,10 @@ def test_LIFE_8_a_client_has_so_many_of_a_kind_and_no_more(
     device = Client(connection, None).device("reference")
     model = device.prepare(ADD)
     handles = handles_of(session)
-    handles._limit = len(handles.all()) + FEW
+    handles._limit = len(handles.values()) + FEW
     made = [resources.enter_context(make(device, model)) for _ in range(FEW)]
     with pytest.raises(ResourceExhaustedTransient, match=f"has {handles._limit} .*s already"):
         make(device, model)
-    assert len(handles.all()) == handles._limit
+    assert len(handles.values()) == handles._limit
     made[0].close()
     resources.enter_context(make(device, model))

@@ -57,7 +57,7 @@ def adding(device: Device) -> PreparedModel:
 def hold(session: Session, prepared: PreparedModel, model: Model) -> Held:
     """Make the driver's executions of a model wait until they are let go."""
     held = Held(model)
-    session.models.add(service.DriverPreparedModel(model, held), prepared.model_id)  # type: ignore[arg-type]
+    session.models.insert(service.DriverPreparedModel(model, held), prepared.model_id)  # type: ignore[arg-type]
     return held
 
 
@@ -221,7 +221,7 @@ def test_a_driver_that_goes_away_during_an_execution_is_a_dead_object(
     held = hold(real[1], adding, models.add_model())
     waiting = start(adding.execute, ONE, TEN)
     assert held.begun.wait(LIMIT_S)
-    real[1].end()
+    real[1].stop()
     assert isinstance(waiting.exception(LIMIT_S), DeadObject)
     held.go.set()
 
@@ -347,7 +347,7 @@ def test_a_closed_model_is_released_in_the_driver_and_cannot_be_used(
 ) -> None:
     adding.close()
     adding.close()
-    assert real[1].models.all() == []
+    assert real[1].models.values() == []
     with pytest.raises(InvalidArgument, match="this prepared model is closed"):
         adding.execute(ONE, TEN)
     with pytest.raises(InvalidArgument, match="this prepared model is closed"):
@@ -365,5 +365,5 @@ def test_a_model_of_a_closed_client_can_still_be_closed(adding: PreparedModel, c
 
 def test_models_are_released_by_leaving_their_block(device: Device, real: tuple[Connection, Session]) -> None:
     with device.prepare(models.add_model()), device.prepare(models.relu_model()):
-        assert len(real[1].models.all()) == 2
-    assert real[1].models.all() == []
+        assert len(real[1].models.values()) == 2
+    assert real[1].models.values() == []

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support import bursts, models
+from support.executors import UncachedExecutor
 from support.protocol import Speaker
 from support.sessions import HELLO, Running
 
 from nnfmq.memory import Memory
 from nnfmq.serialize import messages
-from nnfmq.service.burst_server import BindingExecutor, BurstServer
+from nnfmq.service.burst_server import BurstServer
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 
 
@@ -67,10 +68,10 @@ def serve(resources: ExitStack) -> Serve:
     return serve
 
 
-@pytest.fixture(params=["from a prepared model", "from a binding executor"])
+@pytest.fixture(params=["of a prepared model", "that caches nothing"])
 def form(request: pytest.FixtureRequest) -> Callable[[DriverPreparedModel], Any]:
-    """The two ways in which the driver itself makes a burst's executor."""
-    return BindingExecutor if request.param == "from a binding executor" else lambda model: model
+    """Return what makes a burst's executor: the driver's, and one that executes every request synchronously."""
+    return UncachedExecutor if request.param == "that caches nothing" else lambda model: model
 
 
 @pytest.fixture

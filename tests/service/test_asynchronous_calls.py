@@ -28,7 +28,7 @@ from nnfmq.hal.errors import ErrorStatus
 from nnfmq.hal.types import DataLocation, ExecutionConfig, MeasureTiming, OutputShape, Priority, Request
 from nnfmq.serialize import messages
 from nnfmq.serialize.messages import ExecuteAsynchronously, ExecutionFinished
-from nnfmq.service import session as session_module
+from nnfmq.service import session_context
 
 INVALID = ErrorStatus.INVALID_ARGUMENT
 MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
@@ -75,7 +75,7 @@ def test_EXE_5_an_execution_is_answered_at_once_and_calls_back_once(
 def test_EXE_5_a_launch_is_answered_at_once_while_the_pool_is_busy(
     greeted: Speaker, running: Running, adding: Lent
 ) -> None:
-    held, calls = hold(running), range(30, 32 + session_module.POOL_THREADS)
+    held, calls = hold(running), range(30, 32 + session_context.POOL_THREADS)
     for call in calls:
         begin(greeted, adding, HELD_ID, call)
         assert greeted.hear(messages.Reply).call == call
@@ -87,7 +87,7 @@ def test_TIM_6_the_driver_s_time_runs_from_the_call_to_the_callback(
     greeted: Speaker, running: Running, adding: Lent
 ) -> None:
     held, model_id = hold(running), prepare(greeted)
-    for call in range(40, 40 + session_module.POOL_THREADS):
+    for call in range(40, 40 + session_context.POOL_THREADS):
         begin(greeted, adding, HELD_ID, call)
         greeted.hear(messages.Reply)
     begin(greeted, adding, model_id, config=ExecutionConfig(MeasureTiming.YES))
@@ -238,12 +238,12 @@ def test_QOS_1_executions_of_a_model_of_high_priority_go_before_those_of_a_low_o
     greeted: Speaker, running: Running, adding: Lent
 ) -> None:
     gate = hold(running)
-    for call in range(1, 1 + session_module.POOL_THREADS):
+    for call in range(1, 1 + session_context.POOL_THREADS):
         begin(greeted, adding, HELD_ID, call)
         greeted.hear(messages.Reply)
     pool = running.session._pool
-    until(lambda: (len(pool._threads), pool._idle, len(pool._waiting)) == (session_module.POOL_THREADS, 0, 0))
-    waiting = pool._waiting
+    until(lambda: (len(pool._threads), pool._idle, len(pool._queue)) == (session_context.POOL_THREADS, 0, 0))
+    waiting = pool._queue
     for call, priority in enumerate([Priority.LOW, Priority.MEDIUM, Priority.HIGH], 50):
         begin(greeted, adding, prepared_with(running, priority), call)
         assert greeted.hear(messages.Reply).call == call
@@ -259,12 +259,12 @@ def test_QOS_1_preparations_and_reusable_runs_have_their_model_s_priority_as_wel
     greeted.say(adding.call(messages.CreateExecution, 20, low), adding.fds)
     execution_id = greeted.hear(messages.ExecutionCreated).execution_id
     gate = hold(running)
-    for call in range(1, 1 + session_module.POOL_THREADS):
+    for call in range(1, 1 + session_context.POOL_THREADS):
         begin(greeted, adding, HELD_ID, call)
         greeted.hear(messages.Reply)
     pool = running.session._pool
-    until(lambda: (len(pool._threads), pool._idle, len(pool._waiting)) == (session_module.POOL_THREADS, 0, 0))
-    waiting = pool._waiting
+    until(lambda: (len(pool._threads), pool._idle, len(pool._queue)) == (session_context.POOL_THREADS, 0, 0))
+    waiting = pool._queue
     greeted.say(messages.RunExecution(60, execution_id, -1))
     greeted.say(prepare_message(61, priority=Priority.HIGH))
     greeted.say(prepare_message(62, priority=77))  # refused when it is its turn
@@ -276,7 +276,7 @@ def test_QOS_1_preparations_and_reusable_runs_have_their_model_s_priority_as_wel
 
 
 def prepared_with(running: Running, priority: Priority) -> int:
-    return running.session.models.add(replace(prepared(ADD), priority=priority))
+    return running.session.models.insert(replace(prepared(ADD), priority=priority))
 
 
 def test_EXE_8_many_executions_of_one_model_at_once(greeted: Speaker, resources: ExitStack) -> None:

@@ -30,8 +30,9 @@ from nnfmq.queue.layout import READ_COUNTER, WRITE_COUNTER
 from nnfmq.serialize.codec import decode_result, encode_request, encode_result
 from nnfmq.serialize.execution_stats import StatsArea
 from nnfmq.serialize.packets import RequestPacket, ResultPacket
-from nnfmq.service.burst_server import BindingExecutor, BurstServer
-from nnfmq.service.driver_prepared_model import DriverPreparedModel, ExecutionReply
+from nnfmq.service.burst_executor import CachingBurstExecutor
+from nnfmq.service.burst_server import BurstServer
+from nnfmq.service.driver_prepared_model import DriverPreparedModel
 
 ADD = models.add_model()
 ADD_PACKET = packet_for(ADD)
@@ -69,7 +70,7 @@ def test_BUR_13_a_burst_executes_in_both_forms(
 class Mistaken(Summing):
     """An executor that meets what it did not expect in its data."""
 
-    def execute(self, packet: RequestPacket, begin_ns: int) -> ExecutionReply:
+    def run(self, request: RequestPacket) -> tuple[OutputShape, ...]:
         raise ValueError("a mistake")
 
 
@@ -203,7 +204,7 @@ def test_BUR_6_a_queue_without_an_event_word_is_refused(
         resources.enter_context(MessageQueue.create(RECORD_BYTES, 8, event_flag=number != lacking))
         for number in range(2)
     ]
-    with pytest.raises(GeneralFailure, match="event word"):
+    with pytest.raises(GeneralFailure, match="event flag word"):
         BurstServer.create(client, *queues, Summing())
 
 
@@ -350,7 +351,7 @@ def test_N_BUR_4_the_same_result_fits_into_a_longer_queue(client: BurstClient, s
 def test_N_BUR_4_BUR_10_a_result_that_does_not_fit_beside_an_unread_one_is_an_error(serve: Serve) -> None:
     with BurstClient.create(result_records=6) as client:
         bursts.give_pools(client, ADD)
-        server = serve(client, BindingExecutor(prepared(ADD)))
+        server = serve(client, prepared(ADD))
         assert client.requests.send(ADD_PACKET)
         until(lambda: client.results.available_to_read() == 4)
         assert client.requests.send(ADD_PACKET)
@@ -362,7 +363,7 @@ def test_N_BUR_4_BUR_10_a_result_that_does_not_fit_beside_an_unread_one_is_an_er
 def test_a_client_that_reads_no_results_loses_them_and_can_go_on(serve: Serve) -> None:
     with BurstClient.create(result_records=4) as client:
         bursts.give_pools(client, ADD)
-        server = serve(client, BindingExecutor(prepared(ADD)))
+        server = serve(client, prepared(ADD))
         slots = StatsArea.over(client.results.stats_view)
         for sent in range(1, 4):
             assert client.requests.send(ADD_PACKET)
@@ -452,7 +453,7 @@ def test_TIM_6_the_driver_s_time_begins_when_the_request_is_dequeued(
 def test_the_stages_of_an_execution_are_told_in_order_beside_the_results(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
-    serve(client, BindingExecutor(prepared(ADD)))
+    serve(client, prepared(ADD))
     slots = StatsArea.over(client.results.stats_view)
     resources.callback(slots.close)
     client.execute(BAD_RECORDS[0])
@@ -520,7 +521,7 @@ def test_a_slot_that_stands_for_other_memory_now_is_read_there(
 def test_a_slot_that_is_given_other_memory_behind_its_back_is_bound_anew(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack
 ) -> None:
-    executor = BindingExecutor(prepared(ADD))
+    executor = CachingBurstExecutor(prepared(ADD))
     serve(client, executor)
     assert client.execute(ADD_PACKET).status is ErrorStatus.NONE
     other = resources.enter_context(Memory.create(models.pool_bytes(ADD)[1]))
@@ -761,7 +762,7 @@ def impossible(queue: MessageQueue, counter: int) -> None:
 def test_N_BUX_3_impossible_counters_of_the_requests_are_an_error_each_time_until_they_are_put_right(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
 ) -> None:
-    server = serve(client, BindingExecutor(prepared(ADD)))
+    server = serve(client, prepared(ADD))
     impossible(client.requests, WRITE_COUNTER)
     for number in range(1, 4):
         client.requests.wake_all()
@@ -795,7 +796,7 @@ def test_N_BUX_7_two_writers_that_meet_are_found_out_by_both_ends_and_the_burst_
     adding: tuple[Memory, Memory],
     resources: ExitStack,
 ) -> None:
-    serve(client, BindingExecutor(prepared(ADD)))
+    serve(client, prepared(ADD))
     second = resources.enter_context(server_end(client.requests))
     for queue, packet in ((client.requests, ADD_PACKET), (second, overlay)):
         begun = queue.begin_write(max(published, len(packet) // RECORD_BYTES))  # at the same place: nobody committed
@@ -812,7 +813,7 @@ def test_N_BUX_7_two_writers_that_meet_are_found_out_by_both_ends_and_the_burst_
 def test_N_BUX_7_a_write_counter_that_another_writer_sets_back_is_an_error(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory]
 ) -> None:
-    server = serve(client, BindingExecutor(prepared(ADD)))
+    server = serve(client, prepared(ADD))
     assert_usable(client, adding[1])
     until(lambda: server._requests.waiters == 1)
     client.requests.memory.view[8:16] = struct.pack("<Q", RECORD_BYTES)  # where the other's first record ended
@@ -825,7 +826,7 @@ def test_N_BUX_7_a_write_counter_that_another_writer_sets_back_is_an_error(
 def test_N_BUX_7_two_threads_that_write_without_a_lock_do_not_end_the_server(
     client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], resources: ExitStack, start: Callable[..., Any]
 ) -> None:
-    server = serve(client, BindingExecutor(prepared(ADD)))
+    server = serve(client, prepared(ADD))
     second = resources.enter_context(server_end(client.requests))
 
     def scribble(queue: MessageQueue) -> None:
@@ -846,7 +847,7 @@ def test_N_BUX_7_two_threads_that_write_without_a_lock_do_not_end_the_server(
 def test_N_BUX_3_nobody_waits_for_a_result_that_cannot_be_written(
     also: bool, client: BurstClient, serve: Serve, adding: tuple[Memory, Memory], start: Callable[..., Future[Any]]
 ) -> None:
-    server = serve(client, BindingExecutor(prepared(ADD)))
+    server = serve(client, prepared(ADD))
     waiting = start(client.receive)
     until(lambda: client.results.waiters)
     impossible(client.results, READ_COUNTER)
@@ -909,7 +910,7 @@ def test_N_BUX_7_packets_of_two_writers_in_turn_are_each_answered_or_refused(
 class Broken(Summing):
     """An executor with a bug."""
 
-    def execute(self, *_: object) -> Any:
+    def run(self, *_: object) -> Any:
         raise RuntimeError("a bug")
 
 

@@ -128,7 +128,7 @@ def test_a_cached_model_returns_the_same_bits_without_validation_or_packing(
     outputs = [np.zeros(result.shape, result.dtype) for _ in range(2)]
     for outcome, out in zip((fresh, cached), outputs, strict=True):
         assert outcome.status is NONE
-        client.session.models.find(outcome.model_id).program.bind([image], [out]).run()
+        client.session.models.lookup(outcome.model_id).program.bind([image], [out]).run()
     assert outputs[0].tobytes() == outputs[1].tobytes() and outputs[0].any()
 
 
@@ -442,7 +442,7 @@ def copying(source: Paths, target: Paths) -> threading.Thread:
 def assert_refused_or_right(client: CachingClient, loaded: Loaded) -> None:
     if loaded.status is not FAILURE:
         assert_right(client, loaded)
-        client.session.models.take(loaded.model_id)
+        client.session.models.pop(loaded.model_id)
 
 
 @every_type

@@ -27,14 +27,23 @@ from nnfmq.hal.capabilities import (
 )
 from nnfmq.hal.errors import DeadObject, DeviceUnavailable, ErrorStatus, GeneralFailure, InvalidArgument
 from nnfmq.hal.extension_codes import Extension
-from nnfmq.hal.types import DeviceStatus, DeviceType, Model, OperandType, Operation, OperationType, Subgraph
+from nnfmq.hal.types import (
+    DeviceStatus,
+    DeviceType,
+    MeasureTiming,
+    Model,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+)
 from nnfmq.service import plugin_devices
 from nnfmq.service.builtin_devices import InterpreterDevice
 from nnfmq.service.caching.compilation_cache import CacheContents, CacheFiles
 from nnfmq.service.device import DeviceBase
 from nnfmq.service.device_configuration import DEVICES_MAX, read_configuration
 from nnfmq.service.device_registry import DeviceRegistry, load_devices, make_devices
-from nnfmq.service.driver_prepared_model import BoundExecution
+from nnfmq.service.driver_prepared_model import MappedExecution, run_bound
 from nnfmq.validation.values import validate_capabilities
 
 ADD = models.add_model()
@@ -503,5 +512,5 @@ def test_DEV_14_a_bound_execution_is_unavailable_too() -> None:
     page = device.status_byte
     bound = prepared.program.bind([np.zeros(4, np.float32)] * 2, [None])
     page[0] = DeviceStatus.OFFLINE
-    result = BoundExecution(bound, page).run(0, 0)  # type: ignore[arg-type]
+    result = run_bound(MappedExecution(bound, page), MeasureTiming.NO, 0)
     assert result.status is ErrorStatus.DEVICE_UNAVAILABLE

@@ -111,7 +111,7 @@ def test_RUX_2_N_REQ_1_N_REQ_2_a_request_is_checked_when_it_is_given(
     spoilt = replace(adding.request, **{spoil: getattr(adding.request, spoil)[1:]})
     assert refused(greeted, Lent(spoilt, adding.pools), prepare(greeted)) is INVALID
     assert refused(greeted, adding, 12345) is INVALID
-    assert running.session.executions.all() == []
+    assert running.session.executions.values() == []
 
 
 @pytest.mark.parametrize("timeout_ns", [-2, 15_000_000_001])

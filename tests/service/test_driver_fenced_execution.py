@@ -28,6 +28,7 @@ from nnfmq.serialize.messages import (
     ReleaseCallback,
 )
 from nnfmq.service import session as session_module
+from nnfmq.service import session_context
 
 ACTIVE, SIGNALED, ERROR, _ = FenceState
 INVALID, TRANSIENT = ErrorStatus.INVALID_ARGUMENT, ErrorStatus.MISSED_DEADLINE_TRANSIENT
@@ -126,7 +127,7 @@ def test_FEN_3_FEN_8_work_begins_when_every_fence_is_signalled(
 
 def test_FEN_3_waiting_takes_no_thread_of_the_pool(client: Client, adding: Lent, own: Fence, running: Running) -> None:
     model_id = prepare(client.speaker)
-    waiting = [client.launch(adding, model_id, own)[0] for _ in range(session_module.POOL_THREADS + 3)]
+    waiting = [client.launch(adding, model_id, own)[0] for _ in range(session_context.POOL_THREADS + 3)]
     free, _ = client.launch(adding, model_id)
     assert free.wait(LIMIT_S) is SIGNALED
     assert len(running.session.launched) == len(waiting)
@@ -136,7 +137,7 @@ def test_FEN_3_waiting_takes_no_thread_of_the_pool(client: Client, adding: Lent,
 
 def test_FEN_3_a_launch_is_answered_while_the_pool_is_busy(client: Client, adding: Lent, running: Running) -> None:
     held = hold(running)
-    fences = [client.launch(adding, HELD_ID)[0] for _ in range(session_module.POOL_THREADS + 2)]
+    fences = [client.launch(adding, HELD_ID)[0] for _ in range(session_context.POOL_THREADS + 2)]
     held.go.set()
     assert {fence.wait(LIMIT_S) for fence in fences} == {SIGNALED}
 
@@ -232,7 +233,7 @@ def test_FEN_6_the_limit_ends_the_wait_for_a_thread_as_well(
     limit: str, client: Client, adding: Lent, running: Running
 ) -> None:
     held = hold(running)
-    busy = [client.launch(adding, HELD_ID)[0] for _ in range(session_module.POOL_THREADS)]
+    busy = [client.launch(adding, HELD_ID)[0] for _ in range(session_context.POOL_THREADS)]
     now_ns = time.monotonic_ns() if limit == "deadline_ns" else 0
     fence, callback_id = client.launch(adding, prepared_beside(running), **{limit: now_ns + 50_000_000})
     assert fence.wait(LIMIT_S) is ERROR
@@ -244,7 +245,7 @@ def test_FEN_6_the_limit_ends_the_wait_for_a_thread_as_well(
 
 def prepared_beside(running: Running) -> int:
     """Return a model that was prepared while nobody looked."""
-    return running.session.models.add(prepared(ADD))
+    return running.session.models.insert(prepared(ADD))
 
 
 def test_FEN_6_the_deadline_ends_the_execution(client: Client, adding: Lent, running: Running) -> None:
@@ -392,7 +393,7 @@ def test_a_callback_is_released_once_and_its_execution_goes_on(
     assert client.info(callback_id).status is INVALID
     own.signal()
     assert fence.wait(LIMIT_S) is SIGNALED
-    assert running.session.fenced_callbacks.all() == []
+    assert running.session.fenced_callbacks.values() == []
 
 
 # ------------------------------------------------------------------------------------------------ lifetimes
@@ -430,12 +431,12 @@ def test_launched_executions_count_among_the_open_calls(
     model_id = prepare(client.speaker)
     waiting = []
     for _ in range(3):
-        until(lambda: running.session._calls == 0)  # the call that launched it counts until it has ended
+        until(lambda: running.session._open_calls == 0)  # the call that launched it counts until it has ended
         waiting.append(client.launch(adding, model_id, own)[0])
     refused = client.refused(adding, model_id, own)
     assert refused.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     own.signal()
     assert {fence.wait(LIMIT_S) for fence in waiting} == {SIGNALED}
-    until(lambda: running.session._calls == 0)
+    until(lambda: running.session._open_calls == 0)
     fence, _ = client.launch(adding, model_id)
     assert fence.wait(LIMIT_S) is SIGNALED

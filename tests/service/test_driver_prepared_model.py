@@ -30,7 +30,7 @@ from nnfmq.hal.types import (
     RequestArgument,
 )
 from nnfmq.memory import Memory
-from nnfmq.service.driver_prepared_model import DriverPreparedModel
+from nnfmq.service.driver_prepared_model import DriverPreparedModel, run_bound
 
 ADD = models.add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
@@ -70,9 +70,11 @@ def test_an_execution_answers_with_shapes_and_when_the_engine_worked(
     request_: Request, pools: tuple[Memory, Memory]
 ) -> None:
     begin = time.monotonic_ns()
-    result = prepared(ADD).execute_synchronously(request_)
+    bound = prepared(ADD).bind(request_)
+    result = run_bound(bound, MeasureTiming.NO, begin)
     assert (result.status, result.output_shapes, result.timing) == (ErrorStatus.NONE, (OutputShape((4,)),), NO_TIMING)
-    assert begin <= result.engine_begin_ns <= result.engine_end_ns <= time.monotonic_ns()
+    assert prepared(ADD).execute_synchronously(request_) == result
+    assert begin <= bound.engine_begin_ns <= bound.engine_end_ns <= time.monotonic_ns()
     assert floats(pools[1]) == SUM
 
 
@@ -82,7 +84,7 @@ def test_what_was_bound_can_be_run_again_on_what_its_memory_holds_then(
     bound = prepared(ADD).bind(request_)
     for first in (1.0, 5.0):
         np.frombuffer(pools[0].view, np.float32, 4)[:] = first
-        assert bound.run(MeasureTiming.NO, 0).status is ErrorStatus.NONE
+        assert run_bound(bound, MeasureTiming.NO, 0).status is ErrorStatus.NONE
         assert floats(pools[1]) == [first + 10, first + 20, first + 30, first + 40]
 
 
@@ -93,7 +95,7 @@ def test_BUR_21_what_was_bound_keeps_its_memory_when_that_is_closed(
     output = np.frombuffer(pools[1].view, np.float32, 4)
     for pool in pools:
         pool.close()
-    assert bound.run(MeasureTiming.NO, 0).status is ErrorStatus.NONE
+    assert run_bound(bound, MeasureTiming.NO, 0).status is ErrorStatus.NONE
     assert output.tolist() == SUM
 
 
@@ -105,7 +107,9 @@ def test_closed_memory_cannot_be_bound(request_: Request, pools: tuple[Memory, M
 
 def test_TIM_4_the_driver_s_time_includes_what_passed_before_the_engine_began(request_: Request) -> None:
     earlier = time.monotonic_ns() - 1_000_000
-    timing = prepared(ADD).execute_synchronously(request_, ExecutionConfig(MeasureTiming.YES), begin_ns=earlier).timing
+    timing = (
+        prepared(ADD).execute_synchronously(request_, ExecutionConfig(MeasureTiming.YES), received_ns=earlier).timing
+    )
     assert timing.time_in_driver_ns >= timing.time_on_device_ns + 1_000_000
 
 
@@ -125,7 +129,7 @@ def test_N_RQX_12_an_output_in_read_only_memory_is_refused(
     theirs = resources.enter_context(Memory.adopt(os.dup(ours.fileno())))
     result = prepared(ADD).execute_synchronously(replace(request_, pools=(pools[0], theirs)))
     assert result.status is ErrorStatus.INVALID_ARGUMENT
-    assert "output 0 lies in pool 1, which may only be read" in result.message
+    assert "output 0 is in pool 1, which is read-only" in result.message
 
 
 def test_an_output_that_is_omitted_is_computed_and_dropped(request_: Request) -> None:

@@ -33,7 +33,7 @@ def test_the_document_has_the_tables() -> None:
         (kind.__name__, span.name, interface_name(span.first), interface_name(span.last))
         for kind, span in interface_versions.CALLS.items()
     ]
-    assert rows(2) == [(value.what, interface_name(value.first)) for value in interface_versions.VALUES]
+    assert rows(2) == [(value.description, interface_name(value.first)) for value in interface_versions.ARGUMENTS]
 
 
 def test_no_call_is_in_every_interface_and_in_the_table() -> None:
@@ -49,14 +49,14 @@ def test_EXE_9_an_interface_says_the_statuses_that_it_has(level: L, status: Erro
     told = status if status <= last else ErrorStatus.GENERAL_FAILURE
     if level is L.AIDL_V4 and status is ErrorStatus.DEAD_OBJECT:
         return  # no driver sends it
-    assert InterfaceVersion(level).spoken(messages.Reply(1, status, "why")) == messages.Reply(1, told, "why")
+    assert InterfaceVersion(level).downgrade_reply(messages.Reply(1, status, "why")) == messages.Reply(1, told, "why")
 
 
 @pytest.mark.parametrize("level", L, ids=interface_name)
 def test_TIM_2_times_of_every_answer_are_whole_microseconds_in_hidl(level: L) -> None:
     answer = messages.Executed(1, ErrorStatus.NONE, "", (), 1999, 5001)
     times = {L.V1_0: (-1, -1), L.V1_1: (-1, -1), L.V1_2: (1000, 5000), L.V1_3: (1000, 5000)}.get(level, (1999, 5001))
-    told = InterfaceVersion(level).spoken(answer)
+    told = InterfaceVersion(level).downgrade_reply(answer)
     assert (told.time_on_device_ns, told.time_in_driver_ns) == times
     nothing = messages.Executed(1, ErrorStatus.NONE, "")
-    assert InterfaceVersion(level).spoken(nothing) == nothing
+    assert InterfaceVersion(level).downgrade_reply(nothing) == nothing

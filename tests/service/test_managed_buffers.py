@@ -98,9 +98,9 @@ class Driver:
         self.device: Device = Client(self.connection, None).device("reference")
 
     def _end(self) -> None:
-        self.session.end()
+        self.session.stop()
         self._thread.join(LIMIT_S)
-        for burst in self.session.bursts.all():
+        for burst in self.session.bursts.values():
             burst.close()
         self.session._pool.shutdown()
 
@@ -649,10 +649,10 @@ def test_LIFE_8_more_dimensions_than_arrays_have_are_a_failure_and_no_end(
 
 def test_a_result_is_made_in_the_buffer_itself(one: Executing) -> None:
     target = one.buffer([0], [0])
-    room = one.driver.session.buffers.of(target.pool)._room
+    room = one.driver.session.buffers.lookup_token(target.pool)._storage
     for _ in range(2):
         one.model.execute_request(one.request([None], [target.token]))
-        assert one.driver.session.buffers.of(target.pool)._content is room
+        assert one.driver.session.buffers.lookup_token(target.pool)._content is room
 
 
 @pytest.mark.parametrize("inside", ["before it began", "when it was bound", "in the middle"])
@@ -720,7 +720,7 @@ def test_DOM_13_LIFE_2_a_buffer_freed_during_an_execution_lives_until_that_is_do
     held = Held(relus(given.tensor))
     number = given.model.model_id
     models = driver.session.models
-    models.add(replace(models.find(number), program=held), number)  # type: ignore[type-var]
+    models.insert(replace(models.lookup(number), program=held), number)  # type: ignore[type-var]
     quota = driver.session.quota
     request = Request((in_buffer(0),), (in_buffer(1),), (source.pool, target.pool))
     before = quota.charged_bytes

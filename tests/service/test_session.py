@@ -52,10 +52,10 @@ from nnfmq.memory import Memory
 from nnfmq.queue import MessageQueue, core_name
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.model_codec import encode_model
-from nnfmq.service import device
+from nnfmq.service import device, session_context
 from nnfmq.service import session as session_module
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
-from nnfmq.service.handlers import model_calls as model_calls
+from nnfmq.service.handlers import model_calls
 
 ADD = models.add_model()
 SUM = [11.0, 22.0, 33.0, 44.0]
@@ -201,8 +201,8 @@ def test_a_goodbye_ends_the_session(running: Running, client: Speaker) -> None:
 
 
 def test_a_session_can_be_ended_from_within_and_twice(running: Running, client: Speaker) -> None:
-    running.session.end()
-    running.session.end()
+    running.session.stop()
+    running.session.stop()
     assert client.hears_the_end()
     assert running.ends()
 
@@ -672,7 +672,7 @@ def test_a_client_that_lends_more_memory_than_it_may_is_told_so(
 
 def test_EXE_8_executions_run_at_the_same_time(client: Speaker, pools: tuple[Memory, Memory], running: Running) -> None:
     held = Held(ADD)
-    running.session.models.add(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     quick = prepare(client)
     client.say(execute_message(UNKNOWN, pools, 40), [pool.fileno() for pool in pools])
     assert held.begun.wait(LIMIT_S)
@@ -685,9 +685,9 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quick = Held(ADD), prepare(client)
-    running.session.models.add(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
-    for call in range(40, 40 + session_module.POOL_THREADS):
+    for call in range(40, 40 + session_context.POOL_THREADS):
         client.say(execute_message(UNKNOWN, pools, call), fds)
     client.say(execute_message(quick, pools, 50, measure=MeasureTiming.YES), fds)
     assert_alive(client)  # so the driver has seen it
@@ -695,7 +695,7 @@ def test_TIM_5_TIM_6_the_driver_s_time_begins_when_the_session_sees_the_request(
     while (waited := time.monotonic_ns() - begin) < 2_000_000:
         pass
     held.go.set()
-    answers = [client.hear(messages.Executed) for _ in range(session_module.POOL_THREADS + 1)]
+    answers = [client.hear(messages.Executed) for _ in range(session_context.POOL_THREADS + 1)]
     assert next(answer for answer in answers if answer.call == 50).time_in_driver_ns >= waited
 
 
@@ -704,12 +704,12 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
 ) -> None:
     monkeypatch.setattr(session_module, "CALLS_MAX", 6)
     held = Held(ADD)
-    running.session.models.add(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
     for call in range(40, 46):
         client.say(execute_message(UNKNOWN, pools, call), fds)
-    mapped_bytes = session_module.POOL_THREADS * sum(pool.size_bytes for pool in pools)
-    until(lambda: (running.session._calls, running.session.quota.charged_bytes) == (6, mapped_bytes))
+    mapped_bytes = session_context.POOL_THREADS * sum(pool.size_bytes for pool in pools)
+    until(lambda: (running.session._open_calls, running.session.quota.charged_bytes) == (6, mapped_bytes))
     before = len(os.listdir("/proc/self/fd"))
     refused = execute(client, UNKNOWN, pools, call=46)
     client.say(prepare_message(47, pools=LENT), fds[:1])
@@ -722,7 +722,7 @@ def test_calls_beyond_the_limit_are_refused_at_once_and_keep_no_descriptor(
     assert_alive(client)
     held.go.set()
     assert {client.hear(messages.Executed).status for _ in range(6)} == {NONE}
-    until(lambda: running.session._calls == 0)
+    until(lambda: running.session._open_calls == 0)
     assert execute(client, UNKNOWN, pools, call=49).status is NONE
 
 
@@ -730,11 +730,11 @@ def test_what_waits_for_its_turn_counts_as_the_client_s_memory(
     client: Speaker, pools: tuple[Memory, Memory], running: Running
 ) -> None:
     held, quota = Held(ADD), running.session.quota
-    running.session.models.add(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
+    running.session.models.insert(DriverPreparedModel(ADD, held), UNKNOWN)  # type: ignore[arg-type]
     fds = [pool.fileno() for pool in pools]
-    for call in range(40, 40 + session_module.POOL_THREADS):
+    for call in range(40, 40 + session_context.POOL_THREADS):
         client.say(execute_message(UNKNOWN, pools, call), fds)
-    mapped_bytes = session_module.POOL_THREADS * sum(pool.size_bytes for pool in pools)
+    mapped_bytes = session_context.POOL_THREADS * sum(pool.size_bytes for pool in pools)
     until(lambda: quota.charged_bytes == mapped_bytes)
     quota._limit = mapped_bytes + (2 << 20)
     for call in (50, 51):
@@ -744,7 +744,7 @@ def test_what_waits_for_its_turn_counts_as_the_client_s_memory(
     assert mapped_bytes + (1 << 20) <= quota.charged_bytes < quota._limit
     quota._limit = 1 << 40
     held.go.set()
-    answers = [client.hear_any() for _ in range(session_module.POOL_THREADS + 1)]
+    answers = [client.hear_any() for _ in range(session_context.POOL_THREADS + 1)]
     assert sorted(answer.call for answer in answers) == [40, 41, 42, 43, 50]  # type: ignore[attr-defined]
     until(lambda: quota.charged_bytes == 0)
 

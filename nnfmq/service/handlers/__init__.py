@@ -1,1 +1,1 @@
-"""What the driver does for each call of a client, one file per object: devices, models, executions, bursts."""
+"""Handlers of the client's calls, one module for each family."""

@@ -1,9 +1,8 @@
-"""Calls about the buffers that the driver manages: allocating, copying in and out, releasing (IDevice, IBuffer)."""
+"""Calls about managed buffers: allocating, copying in and out, releasing (`IDevice::allocate`, `IBuffer`)."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,73 +17,71 @@ from nnfmq.serialize.messages import (
     ReleaseBuffer,
 )
 from nnfmq.service.device_status import require_available
-from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.handle_table import NO_ID
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, error_as_reply, reply
-
-if TYPE_CHECKING:
-    from nnfmq.service.session import Session
+from nnfmq.service.managed_buffers import RoleOwner
+from nnfmq.service.session_context import SessionContext
 
 NO_TOKEN = 0
-msgspec.convert((), tuple[BufferRole, ...])  # while there is one thread, see `messages`
+msgspec.convert((), tuple[BufferRole, ...])  # builds msgspec's type information before threads exist; see `messages`
 
 
-def _allocate(session: Session, message: Allocate, _fds: list[int], _seen_ns: int) -> None:
-    device = session.devices.find(message.device)
+def _allocate(context: SessionContext, message: Allocate, _fds: list[int], _received_ns: int) -> None:
+    device = context.devices.find(message.device)
     device.require_available()
-    models = [_model_of(session, device.name, number) for number in message.model_ids]
+    owners = [_role_owner(context, device.name, model_id) for model_id in message.model_ids]
     inputs, outputs = (
         msgspec.convert(roles, tuple[BufferRole, ...], from_attributes=True)
         for roles in (message.inputs, message.outputs)
     )
-    number, token = session.buffers.allocate(BufferDesc(message.dimensions), models, inputs, outputs)
-    session.send(Allocated(message.call, ErrorStatus.NONE, "", number, token))
+    buffer_id, token = context.buffers.allocate(BufferDesc(message.dimensions), owners, inputs, outputs)
+    context.send(Allocated(message.call, ErrorStatus.NONE, "", buffer_id, token))
 
 
-def _model_of(session: Session, device: str, number: int) -> DriverPreparedModel:
-    prepared = session.models.find(number)  # N-DOM-2: no model is 0
+def _role_owner(context: SessionContext, device: str, model_id: int) -> RoleOwner:
+    prepared = context.models.lookup(model_id)  # an id of 0 is unknown, too (N-DOM-2)
     if prepared.device != device:
-        raise InvalidArgument(f"N-DOM-3: model {number} was prepared by device {prepared.device}, not by {device}")
-    return prepared
+        raise InvalidArgument(f"model {model_id} was prepared by device {prepared.device}, not by {device} (N-DOM-3)")
+    return RoleOwner(prepared.model, prepared.key, prepared.status_byte)
 
 
-def _refuse_allocate(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+def _allocate_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
     return (Allocated(call, status, text, NO_ID, NO_TOKEN),)
 
 
-def _copy_from(session: Session, message: CopyFrom, fds: list[int], _seen_ns: int) -> None:
+def _copy_from(context: SessionContext, message: CopyFrom, fds: list[int], _received_ns: int) -> None:
     try:
-        (memory,) = session.quota.adopt_all(fds, [message.memory])
+        (memory,) = context.quota.adopt_all(fds, [message.memory])
     except NnfmqError:
-        session.buffers.find(message.buffer_id).mark_uninitialized()
+        context.buffers.lookup(message.buffer_id).mark_uninitialized()
         raise
     with closing(memory):
-        buffer = session.buffers.find(message.buffer_id)
+        buffer = context.buffers.lookup(message.buffer_id)
         require_available(buffer.status_byte)
         buffer.copy_from(memory, message.dimensions)
-    session.send(reply(message.call))
+    context.send(reply(message.call))
 
 
-def _copy_to(session: Session, message: CopyTo, fds: list[int], _seen_ns: int) -> None:
-    (memory,) = session.quota.adopt_all(fds, [message.memory])
+def _copy_to(context: SessionContext, message: CopyTo, fds: list[int], _received_ns: int) -> None:
+    (memory,) = context.quota.adopt_all(fds, [message.memory])
     with closing(memory):
-        buffer = session.buffers.find(message.buffer_id)
+        buffer = context.buffers.lookup(message.buffer_id)
         require_available(buffer.status_byte)
         buffer.copy_to(memory)
-    session.send(reply(message.call))
+    context.send(reply(message.call))
 
 
-def _release_buffer(session: Session, message: ReleaseBuffer, _fds: list[int]) -> None:
+def _release_buffer(context: SessionContext, message: ReleaseBuffer, _fds: list[int]) -> None:
     try:
-        session.buffers.release(message.buffer_id)
+        context.buffers.release(message.buffer_id)
     except InvalidArgument as error:
-        session.send(reply(message.call, error))
+        context.send(reply(message.call, error))
     else:
-        session.send(reply(message.call))
+        context.send(reply(message.call))
 
 
 HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
-    Allocate: BlockingHandler(_allocate, _refuse_allocate),
+    Allocate: BlockingHandler(_allocate, _allocate_error),
     CopyFrom: BlockingHandler(_copy_from, error_as_reply),
     CopyTo: BlockingHandler(_copy_to, error_as_reply),
     ReleaseBuffer: _release_buffer,

@@ -1,11 +1,10 @@
-"""Calls about bursts: configuring, what their slots stand for, closing (IBurstContext, IBurstCallback)."""
+"""Calls about bursts: configuring, the memory of their slots, closing (`IBurstContext`, `IBurstCallback`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
 
 from nnfmq import watcher
 from nnfmq.channel import close_all
@@ -18,7 +17,7 @@ from nnfmq.hal.errors import (
     ResourceExhaustedTransient,
     error_for_status,
 )
-from nnfmq.queue import MessageQueue
+from nnfmq.queue import Grantor, MessageQueue, MQDescriptor
 from nnfmq.serialize.control_protocol import PeerRole
 from nnfmq.serialize.datum import DATUM_BYTES
 from nnfmq.serialize.messages import (
@@ -31,206 +30,205 @@ from nnfmq.serialize.messages import (
     GetBurstError,
     GetMemories,
     Memories,
-    MemoryData,
     Message,
+    MQDescriptorData,
 )
 from nnfmq.service.aidl_burst_server import AidlBurstServer
-from nnfmq.service.burst_server import BindingExecutor, BurstServer
+from nnfmq.service.burst_server import BurstServer
 from nnfmq.service.handle_table import OBJECTS_MAX
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, error_as_burst_configured, reply
-from nnfmq.service.memory_quota import Received
-from nnfmq.service.received_values import descriptor_from_wire
-
-if TYPE_CHECKING:
-    from nnfmq.service.session import Session
+from nnfmq.service.memory_quota import ReceivedMemory
+from nnfmq.service.session_context import OpenBurst, SentMemories, SessionContext
 
 
-class Given(NamedTuple):
-    """What a client has given for slots; whoever takes it owns the descriptors."""
+class _ClientCallback:
+    """A burst's calls to the client (`IBurstCallback`)."""
 
-    lent: tuple[MemoryData, ...]
-    fds: list[int]
-
-
-class _Callback:
-    """A burst's way to ask the client for memories (IBurstCallback)."""
-
-    def __init__(self, session: Session, burst_id: int) -> None:
-        self._session = session
+    def __init__(self, context: SessionContext, burst_id: int) -> None:
+        self._context = context
         self._burst_id = burst_id
-        self._waiting: Future[Given] | None = None
+        self._pending: Future[SentMemories] | None = None
         self._is_cancelled = False
 
-    def get_memories(self, slots: Sequence[int]) -> list[Received]:
-        """Ask once for all slots; only more than a message can carry take several."""
-        memories: list[Received] = []
+    def get_memories(self, slots: Sequence[int]) -> list[ReceivedMemory]:
+        """Get the memory of all slots with one call, or several if there are more than one message can carry."""
+        memories: list[ReceivedMemory] = []
         with ExitStack() as undo:
             for start in range(0, len(slots), MAX_FDS):
-                given = self._ask(slots[start : start + MAX_FDS])
-                memories += given
-                for memory in given:
+                received = self._request(slots[start : start + MAX_FDS])
+                memories += received
+                for memory in received:
                     undo.callback(memory.close)
             undo.pop_all()
         return memories
 
-    def _ask(self, slots: Sequence[int]) -> list[Received]:
-        waiting = self._waiting = _ask_for_memories(self._session, self._burst_id, slots)
-        if self._is_cancelled:  # `cancel` may have looked before there was anything to cancel
-            _settle(waiting, _closed())
+    def _request(self, slots: Sequence[int]) -> list[ReceivedMemory]:
+        pending = self._pending = _call_get_memories(self._context, self._burst_id, slots)
+        if self._is_cancelled:  # `cancel` may have run before `_pending` was set
+            _complete(pending, _closed_error())
         try:
-            given = waiting.result()
+            sent = pending.result()
         finally:
-            self._waiting = None
-        try:  # here, not where it was received: a file may take its time to say how large it is
-            return self._session.quota.adopt_all(given.fds, given.lent)
+            self._pending = None
+        try:  # in this thread, not in the watcher's: fstat of a file on a slow file system can block
+            return self._context.quota.adopt_all(sent.fds, sent.memories)
         except InvalidArgument as error:
-            raise GeneralFailure(str(error)) from error  # not the request's mistake: N-BUX-5
+            raise GeneralFailure(str(error)) from error  # the request itself is valid (N-BUX-5)
 
     def cancel(self) -> None:
-        """The burst is being closed: nobody needs the answer."""
+        """End a wait for the client's reply, because the burst is being closed."""
         self._is_cancelled = True
-        waiting = self._waiting
-        if waiting is not None:
-            _settle(waiting, _closed())
+        pending = self._pending
+        if pending is not None:
+            _complete(pending, _closed_error())
 
 
-class OpenBurst:
-    """A burst of a session: its server, and its way to ask the client."""
+class _QueueBurst:
+    """A burst over queues: its server, and its calls to the client."""
 
-    def __init__(self, server: BurstServer, callback: _Callback) -> None:
+    def __init__(self, server: BurstServer, callback: _ClientCallback) -> None:
         self.server = server
         self._callback = callback
 
     def close(self) -> None:
-        """End it. Blocks until a running execution is done."""
+        """See `OpenBurst.close`."""
         self._callback.cancel()
         self.server.close()
 
 
-def cancel_all(session: Session) -> None:
-    """Wake every burst of a session whose client is gone, and whoever waits for its answers."""
-    for question in list(session.pending_calls.values()):
-        _settle(question, DeadObject("the client is gone"))
-    for burst in session.bursts.all():
+def cancel_all(context: SessionContext) -> None:
+    """End all waits of bursts and for replies of the client, because the session ends."""
+    for pending in list(context.pending_calls.values()):
+        _complete(pending, DeadObject("the client has exited"))
+    for burst in context.bursts.values():
         watcher.notify_peer_death(burst.server.peer)
 
 
 # -- configuring and closing ------------------------------------------------------------------------------------------
 
 
-def _configure_burst(session: Session, message: ConfigureBurst, fds: list[int], _seen_ns: int) -> None:
-    burst_id = _create_burst(session, message, fds)
-    session.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
-
-
-def _create_burst(session: Session, message: ConfigureBurst, fds: list[int]) -> int:
-    memories = session.quota.adopt_mapped(fds)
+def _configure(context: SessionContext, message: ConfigureBurst, fds: list[int], _received_ns: int) -> None:
+    memories = context.quota.adopt_mapped(fds)
     with ExitStack() as undo:
         for memory in memories:
             undo.callback(memory.close)
-        session.bursts.require_capacity()
-        prepared = session.models.find(message.model_id)
+        context.bursts.require_capacity()
+        prepared = context.models.lookup(message.model_id)
         prepared.require_available()
-        requests = MessageQueue.attach(descriptor_from_wire(message.request), memories[0], quantum=DATUM_BYTES)
+        requests = MessageQueue.attach(_descriptor(message.request), memories[0], quantum=DATUM_BYTES)
         undo.callback(requests.close)
-        results = MessageQueue.attach(descriptor_from_wire(message.result), memories[1], quantum=DATUM_BYTES)
+        results = MessageQueue.attach(_descriptor(message.result), memories[1], quantum=DATUM_BYTES)
         undo.callback(results.close)
-        burst_id = session.bursts.next_id()
-        callback = _Callback(session, burst_id)
-        server = BurstServer.create(callback, requests, results, BindingExecutor(prepared))
+        burst_id = context.bursts.next_id()
+        callback = _ClientCallback(context, burst_id)
+        server = BurstServer.create(callback, requests, results, prepared)
         undo.pop_all()
-    return session.bursts.add(OpenBurst(server, callback), burst_id)
+    context.bursts.insert(_QueueBurst(server, callback), burst_id)
+    context.send(BurstConfigured(message.call, ErrorStatus.NONE, "", burst_id))
 
 
-def _close_burst(session: Session, message: CloseBurst, _fds: list[int]) -> None:
-    """Leave the closing to the pool, which may have to wait. Never refused: there are as many as bursts."""
-    is_aidl = session.aidl_bursts.get(message.burst_id) is not None
+def _descriptor(data: MQDescriptorData) -> MQDescriptor:
+    """Return a received queue descriptor in the form that `MessageQueue.attach` takes and checks."""
+    grantors = tuple(Grantor(g.fd_index, g.offset, g.extent) for g in data.grantors)
+    return MQDescriptor(grantors, data.quantum, data.flags)
+
+
+def _close_burst(context: SessionContext, message: CloseBurst, _fds: list[int]) -> None:
+    """Close a burst on the thread pool, because that may block.
+
+    The call is exempt from the limit of open calls: there cannot be more of these than bursts.
+    """
+    is_aidl = context.aidl_bursts.get(message.burst_id) is not None
     try:
-        burst: OpenBurst | AidlBurstServer = (session.aidl_bursts if is_aidl else session.bursts).take(message.burst_id)
+        burst: OpenBurst | AidlBurstServer = (context.aidl_bursts if is_aidl else context.bursts).pop(message.burst_id)
     except InvalidArgument as error:
-        session.send(reply(message.call, error))
+        context.send(reply(message.call, error))
     else:
-        session.submit(_finish_burst, message, burst)
+        context.submit(_close_and_reply, message, burst)
 
 
-def _finish_burst(session: Session, message: CloseBurst, burst: OpenBurst | AidlBurstServer) -> None:
+def _close_and_reply(context: SessionContext, message: CloseBurst, burst: OpenBurst | AidlBurstServer) -> None:
     burst.close()
-    session.send(reply(message.call))
+    context.send(reply(message.call))
 
 
-def _burst_error(session: Session, message: GetBurstError, _fds: list[int]) -> None:
+def _get_burst_error(context: SessionContext, message: GetBurstError, _fds: list[int]) -> None:
     try:
-        last = session.bursts.find(message.burst_id).server.last_failure
+        last = context.bursts.lookup(message.burst_id).server.last_failure
     except InvalidArgument as error:
-        session.send(BurstError(message.call, error.status, str(error), 0))
+        context.send(BurstError(message.call, error.status, str(error), 0))
     else:
-        session.send(BurstError(message.call, last.status, last.message, last.sequence))
+        context.send(BurstError(message.call, last.status, last.message, last.sequence))
 
 
-# -- what the slots stand for -----------------------------------------------------------------------------------------
+# -- memory of the slots ----------------------------------------------------------------------------------------------
 
 
-def _free_memory(session: Session, message: FreeMemory, _fds: list[int]) -> None:
-    burst = session.bursts.get(message.burst_id)
+def _free_memory(context: SessionContext, message: FreeMemory, _fds: list[int]) -> None:
+    burst = context.bursts.get(message.burst_id)
     if burst is not None:
         burst.server.free_memory(message.slot)
 
 
-def _ask_for_memories(session: Session, burst_id: int, slots: Sequence[int]) -> Future[Given]:
-    """Ask the client what `slots` stand for; the answer comes through the future. Raises DeadObject."""
-    if len(session.pending_calls) >= OBJECTS_MAX:
-        raise ResourceExhaustedTransient(f"the client owes {OBJECTS_MAX} answers, to bursts that it has closed since")
-    call = session.connection_state.next_call_id(PeerRole.DRIVER)
-    question: Future[Given] = Future()
-    session.pending_calls[call] = question
-    session.send(GetMemories(call, burst_id, tuple(slots)))
-    if session.is_closed:
-        raise DeadObject("the client is gone")
-    return question
+def _call_get_memories(context: SessionContext, burst_id: int, slots: Sequence[int]) -> Future[SentMemories]:
+    """Ask the client for the memory of `slots`, and return the future of its reply.
+
+    Raises:
+        DeadObject: If the client has exited.
+        ResourceExhaustedTransient: If the client owes too many replies.
+    """
+    if len(context.pending_calls) >= OBJECTS_MAX:
+        raise ResourceExhaustedTransient(f"the client owes {OBJECTS_MAX} replies, to bursts that it has closed since")
+    call = context.connection_state.next_call_id(PeerRole.DRIVER)
+    pending: Future[SentMemories] = Future()
+    context.pending_calls[call] = pending
+    context.send(GetMemories(call, burst_id, tuple(slots)))
+    if context.is_closed:  # `cancel_all` may have run before the call was in `pending_calls`
+        raise DeadObject("the client has exited")
+    return pending
 
 
-def _memories(session: Session, message: Memories, fds: list[int]) -> None:
-    question = session.pending_calls.pop(message.call, None)
-    if question is None or question.done():
-        close_all(fds)  # the burst that asked is closed
+def _memories(context: SessionContext, message: Memories, fds: list[int]) -> None:
+    pending = context.pending_calls.pop(message.call, None)
+    if pending is None or pending.done():
+        close_all(fds)  # the burst has been closed
     elif message.status is not ErrorStatus.NONE:
         close_all(fds)
-        is_dead = message.status is ErrorStatus.DEAD_OBJECT  # says one that lives: its burst goes on
+        # A client that replies DEAD_OBJECT is alive, so its burst must not end.
+        is_dead = message.status is ErrorStatus.DEAD_OBJECT
         status = ErrorStatus.GENERAL_FAILURE if is_dead else message.status
-        _settle(question, error_for_status(status, message.message))
-    else:
-        given = Given(message.memories, fds)
-        if not _settle(question, given):
-            close_all(fds)
+        _complete(pending, error_for_status(status, message.message))
+    elif not _complete(pending, SentMemories(message.memories, fds)):
+        close_all(fds)
 
 
-def fail_pending_call(session: Session, message: Memories, error: NnfmqError) -> None:
-    """The client has answered with memories that could not be received: the burst that asked is told why."""
-    question = session.pending_calls.pop(message.call, None)
-    if question is not None:
-        _settle(question, error)
+def fail_pending_call(context: SessionContext, message: Memories, error: NnfmqError) -> None:
+    """Fail the call to which `message` replies, because its fds could not be received."""
+    pending = context.pending_calls.pop(message.call, None)
+    if pending is not None:
+        _complete(pending, error)
 
 
-def _settle(question: Future[Given], answer: Given | NnfmqError) -> bool:
-    """Answer a question, unless another thread was faster: then return False, and the answer stays the caller's."""
+def _complete(pending: Future[SentMemories], result: SentMemories | NnfmqError) -> bool:
+    """Set the result of a pending call and return True. Return False, and keep nothing, if it has one already."""
     try:
-        if isinstance(answer, NnfmqError):
-            question.set_exception(answer)
+        if isinstance(result, NnfmqError):
+            pending.set_exception(result)
         else:
-            question.set_result(answer)
+            pending.set_result(result)
     except InvalidStateError:
         return False
     return True
 
 
-def _closed() -> DeadObject:
+def _closed_error() -> DeadObject:
     return DeadObject("the burst was closed")
 
 
 HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
-    ConfigureBurst: BlockingHandler(_configure_burst, error_as_burst_configured),
+    ConfigureBurst: BlockingHandler(_configure, error_as_burst_configured),
     CloseBurst: _close_burst,
-    GetBurstError: _burst_error,
+    GetBurstError: _get_burst_error,
     FreeMemory: _free_memory,
     Memories: _memories,
 }

@@ -1,9 +1,8 @@
-"""Calls about devices: which there are, how fast they are, and what an administrator makes of them."""
+"""Calls about devices: the list of devices, their capabilities, and the status that an administrator sets."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure
 from nnfmq.serialize.messages import (
@@ -16,33 +15,31 @@ from nnfmq.serialize.messages import (
     capabilities_to_data,
 )
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, error_as_reply, reply
-
-if TYPE_CHECKING:
-    from nnfmq.service.session import Session
+from nnfmq.service.session_context import SessionContext
 
 
-def _list_devices(session: Session, message: ListDevices, _fds: list[int]) -> None:
-    session.send(DeviceList(message.call, tuple(device.info for device in session.devices.values())))
+def _list_devices(context: SessionContext, message: ListDevices, _fds: list[int]) -> None:
+    context.send(DeviceList(message.call, tuple(device.info for device in context.devices.values())))
 
 
-def _get_capabilities(session: Session, message: GetCapabilities, _fds: list[int], _seen_ns: int) -> None:
-    found = capabilities_to_data(session.devices.find(message.device).get_capabilities())
-    session.send(DeviceCapabilities(message.call, ErrorStatus.NONE, "", found))
+def _get_capabilities(context: SessionContext, message: GetCapabilities, _fds: list[int], _received_ns: int) -> None:
+    capabilities = capabilities_to_data(context.devices.find(message.device).get_capabilities())
+    context.send(DeviceCapabilities(message.call, ErrorStatus.NONE, "", capabilities))
 
 
-def _refuse_capabilities(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+def _capabilities_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
     return (DeviceCapabilities(call, status, text),)
 
 
-def _set_device_status(session: Session, message: SetDeviceStatus, _fds: list[int], _seen_ns: int) -> None:
-    if session.client_uid not in (os.getuid(), 0):  # whom else a driver may serve, nobody else administers it
-        raise GeneralFailure(f"uid {session.client_uid} does not administer this driver, which runs as {os.getuid()}")
-    session.devices.set_status(message.device, message.status)
-    session.send(reply(message.call))
+def _set_device_status(context: SessionContext, message: SetDeviceStatus, _fds: list[int], _received_ns: int) -> None:
+    if context.client_uid not in (os.getuid(), 0):  # a driver may serve other users, too
+        raise GeneralFailure(f"uid {context.client_uid} does not administer this driver, which runs as {os.getuid()}")
+    context.devices.set_status(message.device, message.status)
+    context.send(reply(message.call))
 
 
 HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
     ListDevices: _list_devices,
-    GetCapabilities: BlockingHandler(_get_capabilities, _refuse_capabilities),
+    GetCapabilities: BlockingHandler(_get_capabilities, _capabilities_error),
     SetDeviceStatus: BlockingHandler(_set_device_status, error_as_reply),
 }

@@ -1,11 +1,9 @@
-"""Calls that execute a prepared model once: the ordinary one, and the one with a callback (IPreparedModel)."""
+"""Calls that execute a prepared model once, synchronously or asynchronously (`IPreparedModel`)."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from nnfmq.engines.execution import RunOptions
 from nnfmq.hal.errors import ErrorStatus
@@ -28,85 +26,96 @@ from nnfmq.service.driver_prepared_model import (
     BoundExecution,
     DriverPreparedModel,
     ExecutionReply,
-    StagedExecution,
-    execution_limits,
+    execution_options,
     raise_if_deadline_passed,
+    run_bound,
 )
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, error_as_executed, reply
-
-if TYPE_CHECKING:
-    from nnfmq.service.session import Session
+from nnfmq.service.session_context import SessionContext
 
 ResultT = TypeVar("ResultT", Executed, ExecutionFinished)
-WithRequest = Execute | ExecuteAsynchronously | ExecuteFenced | CreateExecution
+CallWithRequest = Execute | ExecuteAsynchronously | ExecuteFenced | CreateExecution
 
 
-def received(
-    session: Session, message: WithRequest, fds: list[int], held: ExitStack
+def receive_request(
+    context: SessionContext, message: CallWithRequest, fds: list[int], resources: ExitStack
 ) -> tuple[DriverPreparedModel, Request, ExecutionConfig]:
-    """Return what a call is about; the memories that came with it stay open until `held` is closed."""
-    pools = session.quota.adopt_all(fds, message.memories)
+    """Return the model, the request and the configuration of a call.
+
+    Takes ownership of `fds`; the request's memory stays open until `resources` is closed.
+
+    Raises:
+        InvalidArgument: If a memory is invalid, or the model's id is unknown.
+    """
+    pools = context.quota.adopt_all(fds, message.memories)
     for pool in pools:
-        held.callback(pool.close)
-    prepared = session.models.find(message.model_id)
+        resources.callback(pool.close)
+    prepared = context.models.lookup(message.model_id)
     return prepared, request_from_data(message.request, pools), config_from_data(message.config)
 
 
 def result_message(kind: type[ResultT], call: int, result: ExecutionReply) -> ResultT:
-    """Return the answer that says how an execution went."""
+    """Return the message that carries the result of an execution."""
     timing = result.timing
     shapes = shapes_to_data(result.output_shapes)
     return kind(call, result.status, result.message, shapes, timing.time_on_device_ns, timing.time_in_driver_ns)
 
 
-def model_priority(session: Session, message: WithRequest) -> int:
-    """Return the priority of the model that a call is about."""
-    prepared = session.models.get(message.model_id)
-    return Priority.MEDIUM if prepared is None else prepared.priority
-
-
-def _execute(session: Session, message: Execute, fds: list[int], received_ns: int) -> None:
-    with ExitStack() as held:
-        prepared, request, config = received(session, message, fds, held)
+def _execute(context: SessionContext, message: Execute, fds: list[int], received_ns: int) -> None:
+    with ExitStack() as resources:
+        prepared, request, config = receive_request(context, message, fds, resources)
         with prepared.uninitialize_outputs_on_error(request):
             deadline_ns = from_limit_field(message.deadline_ns)
         result = prepared.execute_synchronously(request, config, deadline_ns, received_ns)
-    session.send(result_message(Executed, message.call, result))
+    context.send(result_message(Executed, message.call, result))
 
 
-def _execute_asynchronously(session: Session, message: ExecuteAsynchronously, fds: list[int], received_ns: int) -> None:
-    """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
+def _model_priority(context: SessionContext, message: CallWithRequest) -> int:
+    prepared = context.models.get(message.model_id)
+    return Priority.MEDIUM if prepared is None else prepared.priority
+
+
+def _execute_asynchronously(
+    context: SessionContext, message: ExecuteAsynchronously, fds: list[int], received_ns: int
+) -> None:
+    """Launch an execution, with messages in the HAL's order.
+
+    If the arguments are invalid, the callback comes first and then a reply with the same status (`_launch_error`);
+    otherwise the reply NONE comes first and then the callback.
+    """
     with ExitStack() as undo:
-        prepared, request, config = received(session, message, fds, undo)
+        prepared, request, config = receive_request(context, message, fds, undo)
         with prepared.uninitialize_outputs_on_error(request):
             deadline_ns = from_limit_field(message.deadline_ns)
-            limits = execution_limits(config, deadline_ns)
+            options = execution_options(config, deadline_ns)
             bound = prepared.bind(request)
             raise_if_deadline_passed(deadline_ns)
-        held = undo.pop_all()
-    session.send(reply(message.call))
-    session.submit(_finish, message.call, bound, config, limits, received_ns, held, priority=prepared.priority)
+        resources = undo.pop_all()
+    context.send(reply(message.call))
+    context.submit(
+        _run_and_call_back, message.call, bound, config, options, received_ns, resources, priority=prepared.priority
+    )
 
 
-def _finish(
-    session: Session,
+def _run_and_call_back(
+    context: SessionContext,
     call: int,
-    bound: BoundExecution | StagedExecution,
+    bound: BoundExecution,
     config: ExecutionConfig,
-    limits: RunOptions,
+    options: RunOptions,
     received_ns: int,
-    held: ExitStack,
+    resources: ExitStack,
 ) -> None:
-    with held, np.errstate(all="ignore"):
-        result = bound.run(config.measure, received_ns, limits)
-    session.send(result_message(ExecutionFinished, call, result))
+    with resources:
+        result = run_bound(bound, config.measure, received_ns, options)
+    context.send(result_message(ExecutionFinished, call, result))
 
 
-def _refuse_asynchronous(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+def _launch_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
     return ExecutionFinished(call, status, text), Reply(call, status, text)
 
 
 HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
-    Execute: BlockingHandler(_execute, error_as_executed, model_priority),
-    ExecuteAsynchronously: BlockingHandler(_execute_asynchronously, _refuse_asynchronous, is_launch=True),
+    Execute: BlockingHandler(_execute, error_as_executed, _model_priority),
+    ExecuteAsynchronously: BlockingHandler(_execute_asynchronously, _launch_error, is_launch=True),
 }

@@ -1,4 +1,4 @@
-"""Calls about models: what a device supports, preparing, releasing (IDevice)."""
+"""Calls about models: which operations a device supports, preparing, releasing (`IDevice`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nnfmq.channel import close_all
 from nnfmq.engines.execution import TieredProgram
@@ -29,119 +28,134 @@ from nnfmq.serialize.messages import (
 from nnfmq.serialize.model_codec import decode_model
 from nnfmq.service.caching.compilation_cache import CacheFiles
 from nnfmq.service.compile_jobs import PrepareContext, no_progress, prepare_context
+from nnfmq.service.constant_overlap import find_constant_ranges
 from nnfmq.service.driver_prepared_model import DriverPreparedModel
 from nnfmq.service.error_translation import errors_to_status
 from nnfmq.service.handle_table import NO_ID
 from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
-from nnfmq.service.io_binding import find_constant_ranges
 from nnfmq.service.memory_quota import MemoryQuota, QuotaCharge
 from nnfmq.service.private_memory import copy_to_private_pools
-
-if TYPE_CHECKING:
-    from nnfmq.service.session import Session
+from nnfmq.service.session_context import SessionContext
 
 
-def _supported(session: Session, message: GetSupportedOperations, fds: list[int], _seen_ns: int) -> None:
-    model, charge = _received_model(session.quota, message, fds)
+def _get_supported_operations(
+    context: SessionContext, message: GetSupportedOperations, fds: list[int], _received_ns: int
+) -> None:
+    model, charge = _receive_model(context.quota, message, fds)
     with closing(charge):
-        supported = session.devices.find(message.device).supported_operations(model, session.interface.level)
-        session.interface.check_consumers(model, message.consumers)
-    session.send(SupportedOperations(message.call, tuple(supported)))
+        supported = context.devices.find(message.device).supported_operations(model, context.interface.level)
+        context.interface.check_consumers(model, message.consumers)
+    context.send(SupportedOperations(message.call, tuple(supported)))
 
 
-def _refuse_supported(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+def _supported_operations_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
     return (SupportedOperations(call, (), status, text),)
 
 
-def _prepare(session: Session, message: PrepareModel, fds: list[int], _seen_ns: int) -> None:
-    """Answer as the HAL orders it: bad arguments → callback, then the same status; else NONE, then the callback."""
+def _prepare(context: SessionContext, message: PrepareModel, fds: list[int], _received_ns: int) -> None:
+    """Prepare a model, with messages in the HAL's order.
+
+    If the arguments are invalid, the callback comes first and then a reply with the same status (`_prepare_error`);
+    otherwise the reply NONE comes first and then the callback.
+    """
     with ExitStack() as files:
-        caches = _cache_files(message.caches, fds[len(message.pools) :], files)
-        model, charge = _received_model(session.quota, message, fds[: len(message.pools)])
+        caches = _receive_caches(message.caches, fds[len(message.pools) :], files)
+        model, charge = _receive_model(context.quota, message, fds[: len(message.pools)])
         with ExitStack() as undo:
             undo.callback(charge.close)
-            session.models.require_capacity()
-            device = session.devices.find(message.device)
+            context.models.require_capacity()
+            device = context.devices.find(message.device)
             hints, extensions = hints_from_data(message.hints, message.extensions)
             deadline_ns = from_limit_field(message.deadline_ns)
-            preference, priority, dialect = message.preference, message.priority, session.interface
+            interface = context.interface
             model = device.check_prepare_arguments(
-                model, preference, priority, deadline_ns, dialect.level, hints, extensions
+                model, message.preference, message.priority, deadline_ns, interface.level, hints, extensions
             )
-            dialect.check_consumers(model, message.consumers)
+            interface.check_consumers(model, message.consumers)
             undo.pop_all()
-        session.send(reply(message.call))
-        on_progress = partial(_tell, session, message.call) if message.tells_progress else no_progress
+        context.send(reply(message.call))
+        on_progress = partial(_send_progress, context, message.call) if message.tells_progress else no_progress
         with prepare_context(PrepareContext(deadline_ns, on_progress)):
-            _finish(session, message, charge, lambda: device.prepare_model(model, caches, preference))
+            _prepare_and_call_back(
+                context, message, charge, lambda: device.prepare_model(model, caches, message.preference)
+            )
 
 
-def _tell(session: Session, call: int, done: int, total: int) -> None:
-    session.send(PreparationProgress(call, done, total))
+def _send_progress(context: SessionContext, call: int, done: int, total: int) -> None:
+    context.send(PreparationProgress(call, done, total))
 
 
-def _prepare_from_cache(session: Session, message: PrepareModelFromCache, fds: list[int], _seen_ns: int) -> None:
-    """Answer as `_prepare` does; what is wrong with a cache is a bad argument."""
+def _prepare_from_cache(
+    context: SessionContext, message: PrepareModelFromCache, fds: list[int], _received_ns: int
+) -> None:
+    """Prepare a model from cache files, with messages in the same order as `_prepare`.
+
+    Invalid caches are invalid arguments.
+    """
     with ExitStack() as files:
-        caches = _cache_files(message.caches, fds, files)
-        session.models.require_capacity()
-        device = session.devices.find(message.device)
+        caches = _receive_caches(message.caches, fds, files)
+        context.models.require_capacity()
+        device = context.devices.find(message.device)
         deadline_ns = from_limit_field(message.deadline_ns)
-        contents, size = device.load_caches(caches, deadline_ns, session.quota.free_bytes)
-    charge = session.quota.charge(size)
-    session.send(reply(message.call))
-    _finish(session, message, charge, lambda: device.restore_model(contents))
+        contents, size = device.load_caches(caches, deadline_ns, context.quota.free_bytes)
+    charge = context.quota.charge(size)
+    context.send(reply(message.call))
+    _prepare_and_call_back(context, message, charge, lambda: device.restore_model(contents))
 
 
-def _cache_files(data: CachesData, fds: list[int], stack: ExitStack) -> CacheFiles:
-    """Return the files that came with a message; `stack` closes them."""
-    stack.callback(close_all, fds)
+def _receive_caches(data: CachesData, fds: list[int], resources: ExitStack) -> CacheFiles:
+    """Return the cache files of a message. `resources` takes ownership of `fds`."""
+    resources.callback(close_all, fds)
     return CacheFiles(data.token, fds[: data.model_count], fds[data.model_count :])
 
 
-def _finish(
-    session: Session,
+def _prepare_and_call_back(
+    context: SessionContext,
     message: PrepareModel | PrepareModelFromCache,
     charge: QuotaCharge,
-    make: Callable[[], DriverPreparedModel],
+    prepare: Callable[[], DriverPreparedModel],
 ) -> None:
-    """Make a model, whose cost `charge` is, and say so, or why not: the callback."""
+    """Call `prepare` and send its result in the callback. The model takes ownership of `charge`."""
     try:
-        made = make()
+        prepared = prepare()
         prepared = replace(
-            made,
+            prepared,
             charge=charge,
-            priority=_priority(session, message),
+            priority=_priority(context, message),
             device=message.device,
-            buffers=session.buffers,
-            takes_unspecified=session.interface.takes_unspecified,
-            constants=find_constant_ranges(made.model),
+            buffers=context.buffers,
+            takes_unspecified=context.interface.takes_unspecified,
+            constants=find_constant_ranges(prepared.model),
         )
     except NnfmqError as error:
         charge.close()
-        session.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_ID))
+        context.send(PreparedModelReady(message.call, status_for_error(error), str(error), NO_ID))
         return
-    session.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", session.models.add(prepared)))
+    context.send(PreparedModelReady(message.call, ErrorStatus.NONE, "", context.models.insert(prepared)))
     if isinstance(prepared.program, TieredProgram):
-        session.improve(prepared.program, prepared.priority)
+        context.tier_up(prepared.program, prepared.priority)
 
 
-def _priority(_session: Session, message: PrepareModel | PrepareModelFromCache) -> int:
-    """Return how important a preparation is; what is no priority is refused when it is its turn."""
-    priority = message.priority if isinstance(message, PrepareModel) else Priority.MEDIUM  # a cache says none
+def _priority(_context: SessionContext, message: PrepareModel | PrepareModelFromCache) -> int:
+    """Return a preparation's priority, or MEDIUM if it is invalid, which the handler rejects; a cache has none."""
+    priority = message.priority if isinstance(message, PrepareModel) else Priority.MEDIUM
     return priority if priority in list(Priority) else Priority.MEDIUM
 
 
-def _refuse_prepare(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+def _prepare_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
     return PreparedModelReady(call, status, text, NO_ID), Reply(call, status, text)
 
 
-def _received_model(
+def _receive_model(
     quota: MemoryQuota, message: PrepareModel | GetSupportedOperations, fds: list[int]
 ) -> tuple[Model, QuotaCharge]:
-    """Return the model over private copies of its pools, as the client can write to its own, and what it costs.
+    """Return the model over private copies of its pools, and the charge for it.
 
-    Takes over the fds, whatever is wrong with the rest, so call it first.
+    Takes ownership of `fds` also if it raises, so call it before anything else that can raise.
+
+    Raises:
+        InvalidArgument: If a memory or the model's encoding is invalid.
+        ResourceExhaustedTransient: If the quota is exhausted.
     """
     pools = copy_to_private_pools(quota.adopt_all(fds, message.pools), quota)
     charge = quota.charge(len(message.model) + sum(pool.size_bytes for pool in pools))
@@ -156,18 +170,18 @@ def _received_model(
     return model, charge
 
 
-def _release_model(session: Session, message: ReleaseModel, _fds: list[int]) -> None:
+def _release_model(context: SessionContext, message: ReleaseModel, _fds: list[int]) -> None:
     try:
-        session.models.take(message.model_id)
+        context.models.pop(message.model_id)
     except InvalidArgument as error:
-        session.send(reply(message.call, error))
+        context.send(reply(message.call, error))
     else:
-        session.send(reply(message.call))
+        context.send(reply(message.call))
 
 
 HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
-    GetSupportedOperations: BlockingHandler(_supported, _refuse_supported),
-    PrepareModel: BlockingHandler(_prepare, _refuse_prepare, _priority),
-    PrepareModelFromCache: BlockingHandler(_prepare_from_cache, _refuse_prepare),
+    GetSupportedOperations: BlockingHandler(_get_supported_operations, _supported_operations_error),
+    PrepareModel: BlockingHandler(_prepare, _prepare_error, _priority),
+    PrepareModelFromCache: BlockingHandler(_prepare_from_cache, _prepare_error),
     ReleaseModel: _release_model,
 }

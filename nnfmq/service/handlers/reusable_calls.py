@@ -1,14 +1,11 @@
-"""Calls about reusable executions: creating, running, releasing (createReusableExecution, IExecution).
+"""Calls about reusable executions: creating, running, releasing (`createReusableExecution`, `IExecution`).
 
-Their fenced runs are in `fenced`, with the other fenced executions.
+Their fenced runs are in `fenced_calls`.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from nnfmq.hal.errors import ErrorStatus, InvalidArgument
 from nnfmq.hal.timing import from_limit_field
@@ -22,66 +19,60 @@ from nnfmq.serialize.messages import (
     RunExecution,
 )
 from nnfmq.service.driver_execution import DriverExecution
-from nnfmq.service.driver_prepared_model import execution_limits, raise_if_deadline_passed
+from nnfmq.service.driver_prepared_model import execution_options, raise_if_deadline_passed, run_bound
 from nnfmq.service.handle_table import NO_ID
-from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, reply
-from nnfmq.service.handlers.execution_calls import received, result_message
-
-if TYPE_CHECKING:
-    from nnfmq.service.session import Session
+from nnfmq.service.handlers.base import BlockingHandler, InlineHandler, error_as_executed, reply
+from nnfmq.service.handlers.execution_calls import receive_request, result_message
+from nnfmq.service.session_context import SessionContext
 
 
-def cancel_all(session: Session) -> None:
-    """Give back what the executions of a session hold whose client is gone."""
-    for execution in session.executions.take_all():
+def cancel_all(context: SessionContext) -> None:
+    """Release all reusable executions, because the session ends."""
+    for execution in context.executions.pop_all():
         execution.release()
 
 
-def _create(session: Session, message: CreateExecution, fds: list[int], _seen_ns: int) -> None:
+def _create(context: SessionContext, message: CreateExecution, fds: list[int], _received_ns: int) -> None:
     with ExitStack() as undo:
-        prepared, request, config = received(session, message, fds, undo)
-        session.executions.require_capacity()
+        prepared, request, config = receive_request(context, message, fds, undo)
+        context.executions.require_capacity()
         execution = DriverExecution.create(prepared, request, config, undo)
-    session.send(ExecutionCreated(message.call, ErrorStatus.NONE, "", session.executions.add(execution)))
+    context.send(ExecutionCreated(message.call, ErrorStatus.NONE, "", context.executions.insert(execution)))
 
 
-def _refuse_create(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
+def _create_error(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
     return (ExecutionCreated(call, status, text, NO_ID),)
 
 
-def _run(session: Session, message: RunExecution, _fds: list[int], received_ns: int) -> None:
-    execution = session.executions.find(message.execution_id)
-    with execution.exclusive_run(), np.errstate(all="ignore"):
+def _run(context: SessionContext, message: RunExecution, _fds: list[int], received_ns: int) -> None:
+    execution = context.executions.lookup(message.execution_id)
+    with execution.exclusive_run():
         with execution.uninitialize_outputs_on_error():
             deadline_ns = from_limit_field(message.deadline_ns)
-            limits = execution_limits(execution.config, deadline_ns)
+            options = execution_options(execution.config, deadline_ns)
             raise_if_deadline_passed(deadline_ns)
-        result = execution.bound.run(execution.config.measure, received_ns, limits)
+        result = run_bound(execution.bound, execution.config.measure, received_ns, options)
         answer = result_message(Executed, message.call, result)
-    session.send(answer)  # now that the next run may begin
+    context.send(answer)  # after `exclusive_run`: the client may run it again as soon as it gets this
 
 
-def _refuse_run(call: int, status: ErrorStatus, text: str) -> tuple[Message, ...]:
-    return (Executed(call, status, text),)
-
-
-def _priority(session: Session, message: RunExecution) -> int:
-    execution = session.executions.get(message.execution_id)
+def _priority(context: SessionContext, message: RunExecution) -> int:
+    execution = context.executions.get(message.execution_id)
     return Priority.MEDIUM if execution is None else execution.priority
 
 
-def _release(session: Session, message: ReleaseExecution, _fds: list[int]) -> None:
+def _release(context: SessionContext, message: ReleaseExecution, _fds: list[int]) -> None:
     try:
-        execution = session.executions.take(message.execution_id)
+        execution = context.executions.pop(message.execution_id)
     except InvalidArgument as error:
-        session.send(reply(message.call, error))
+        context.send(reply(message.call, error))
     else:
         execution.release()
-        session.send(reply(message.call))
+        context.send(reply(message.call))
 
 
 HANDLERS: dict[type[Message], InlineHandler | BlockingHandler] = {
-    CreateExecution: BlockingHandler(_create, _refuse_create, is_launch=True),
-    RunExecution: BlockingHandler(_run, _refuse_run, _priority),
+    CreateExecution: BlockingHandler(_create, _create_error, is_launch=True),
+    RunExecution: BlockingHandler(_run, error_as_executed, _priority),
     ReleaseExecution: _release,
 }

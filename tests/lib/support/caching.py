@@ -168,7 +168,7 @@ class CachingClient:
 
     def result(self, model_id: int, value: float = 1.0) -> float:
         """Execute one of the chains."""
-        prepared = self.session.models.find(model_id)
+        prepared = self.session.models.lookup(model_id)
         main = prepared.model.main
         dtype = NUMPY_TYPES[main.operands[main.input_indexes[0]].type]
         out = np.zeros(1, dtype)

@@ -55,7 +55,7 @@ class Running:
     def close(self) -> None:
         self.client.close()
         assert self.ends()
-        for burst in self.session.bursts.all():  # a driver process leaves them to the kernel
+        for burst in self.session.bursts.values():  # a driver process leaves them to the kernel
             burst.close()
         self.session.join()
 
@@ -169,5 +169,5 @@ def lend_endless(resources: ExitStack) -> tuple[Model, Lent]:
 def hold(running: Running, model: Model = ADD, **fields: Any) -> Held:
     """Let the session have a model, HELD_ID, whose executions wait in their middle until they are let go."""
     held = Held(model)
-    running.session.models.add(DriverPreparedModel(model, held, **fields), HELD_ID)
+    running.session.models.insert(DriverPreparedModel(model, held, **fields), HELD_ID)
     return held

@@ -1,0 +1,189 @@
+"""What one client's session offers to the call handlers: its objects, and sending, scheduling and stopping.
+
+`session.Session` adds the control channel's receiving side and the main loop. Handlers depend on this module only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from nnfmq.channel import Channel
+from nnfmq.engines.execution import TieredProgram
+from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient
+from nnfmq.hal.feature_levels import FeatureLevel
+from nnfmq.hal.types import Priority
+from nnfmq.serialize import control_protocol, messages
+from nnfmq.serialize.connection_state import ConnectionState
+from nnfmq.serialize.control_protocol import PeerRole
+from nnfmq.service.aidl_burst_server import AidlBurstServer
+from nnfmq.service.background_compile import tier_up
+from nnfmq.service.burst_server import BurstServer
+from nnfmq.service.device_registry import DeviceRegistry
+from nnfmq.service.driver_execution import DriverExecution
+from nnfmq.service.driver_fenced_execution import DriverFencedExecution
+from nnfmq.service.driver_prepared_model import DriverPreparedModel
+from nnfmq.service.handle_table import HandleTable
+from nnfmq.service.interface_versions import InterfaceVersion
+from nnfmq.service.managed_buffers import ManagedBuffers
+from nnfmq.service.memory_quota import MemoryQuota
+from nnfmq.service.priority_pool import PriorityThreadPool
+
+POOL_THREADS = 4  # one client's calls: several executions and a preparation can run concurrently
+BURSTS_MAX = 256  # for each client: each burst has a thread
+_SEND_TIMEOUT_NS = 60_000_000_000
+_log = logging.getLogger("nnfmq.session")
+
+
+class SentMemories(NamedTuple):
+    """A client's reply to GetMemories; the receiver owns `fds`."""
+
+    memories: tuple[messages.MemoryData, ...]
+    fds: list[int]
+
+
+class OpenBurst(Protocol):
+    """A burst over queues, as a session keeps it."""
+
+    server: BurstServer
+
+    def close(self) -> None:
+        """End the burst. Blocks until a running execution has ended."""
+        ...
+
+
+class SessionContext:
+    """Objects of one client, and the session's services for handlers. Thread-safe.
+
+    Attributes:
+        quota: The client's memory quota.
+        devices: The devices that this driver offers.
+        interface: The client's HAL version; AIDL v4 until its Hello is received.
+        connection_state: State of the control protocol.
+        models: Prepared models.
+        bursts: Bursts over queues.
+        aidl_bursts: AIDL bursts.
+        executions: Reusable executions.
+        fenced_callbacks: Fenced executions whose callback the client has not released.
+        launched: Fenced executions that are not complete.
+        buffers: Managed buffers.
+        pending_calls: The driver's calls to the client, by call id.
+        client_uid: The uid of the client process.
+        is_closed: Whether the session is ending.
+    """
+
+    def __init__(self, channel: Channel, devices: DeviceRegistry) -> None:
+        self.quota = MemoryQuota()
+        self.devices = devices
+        self.connection_state = ConnectionState()
+        self.interface = InterfaceVersion(FeatureLevel.AIDL_V4)
+        ids = itertools.count(1)  # shared by all tables, so that the id of one kind of object is unknown as another
+        self.models: HandleTable[DriverPreparedModel] = HandleTable("model", ids)
+        self.bursts: HandleTable[OpenBurst] = HandleTable("burst", ids, BURSTS_MAX)
+        self.aidl_bursts: HandleTable[AidlBurstServer] = HandleTable("burst", ids)
+        self.executions: HandleTable[DriverExecution] = HandleTable("execution", ids)
+        self.fenced_callbacks: HandleTable[DriverFencedExecution] = HandleTable("fenced execution", ids)
+        self.launched: set[DriverFencedExecution] = set()
+        self.buffers = ManagedBuffers(self.quota, ids)
+        self.pending_calls: dict[int, Future[SentMemories]] = {}
+        self.client_uid = channel.peer().uid
+        self.is_closed = False
+        self._channel = channel
+        self._send_lock = threading.Lock()
+        self._pool = PriorityThreadPool(POOL_THREADS, "nnfmq-session")
+        self._launch_pool = PriorityThreadPool(1, "nnfmq-launches")
+        self._tier_up_pool = PriorityThreadPool(1, "nnfmq-tier-up")
+        self._lock = threading.Lock()
+        self._open_calls = 0  # queued or running on a pool
+        self._completed = 0  # pieces of work that the pools have completed
+        self._is_idle = False  # trimmed, and no work since: the main loop sleeps without a timeout
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def send(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
+        """Send a message, without what the client's HAL version cannot express. Borrows `fds`.
+
+        Blocks for up to a minute while the client does not read and its socket is full.
+
+        Raises:
+            DeadObject: If the client has exited, or has not read for a minute.
+        """
+        message = self.interface.downgrade_reply(message)
+        data = control_protocol.encode(message)
+        deadline_ns = time.monotonic_ns() + _SEND_TIMEOUT_NS
+        with self._send_lock:  # the connection state must process messages in the order in which they are sent
+            self.connection_state.process_message(message, PeerRole.DRIVER)
+            try:
+                self._channel.send(data, fds, deadline_ns)
+            except MissedDeadlineTransient:
+                raise DeadObject("the client has not read its replies for a minute; the driver gives it up") from None
+
+    def submit(self, work: Callable[..., None], *args: Any, priority: int = Priority.MEDIUM) -> None:
+        """Call `work(context, *args)` on the thread pool.
+
+        If it raises DeadObject, the session stops. Any other exception is an internal error and ends the worker.
+        """
+        self._submit(self._pool, priority, work, *args)
+
+    def _submit(self, pool: PriorityThreadPool, priority: int, work: Callable[..., None], *args: Any) -> None:
+        with self._lock:
+            self._open_calls += 1
+        if self._is_idle:
+            self._wake_up()
+        pool.submit(partial(self._run_task, work, *args), priority)
+
+    def _run_task(self, work: Callable[..., None], *args: Any) -> None:
+        try:
+            work(self, *args)
+        except DeadObject:
+            self.stop()
+        except BaseException as error:  # noqa: BLE001  the thread pool would drop it, and the client wait forever
+            abort_on_internal_error(error)
+        finally:
+            with self._lock:
+                self._open_calls -= 1
+                self._completed += 1
+
+    def tier_up(self, program: TieredProgram, priority: int = Priority.MEDIUM) -> None:
+        """Compile `program` in the background and replace its baseline, unless the model is released before.
+
+        Does not block. The thread serves only this purpose, so that no call waits for a compilation.
+        """
+        self._tier_up_pool.submit(partial(self._tier_up, weakref.ref(program)), priority)
+
+    def _tier_up(self, program_ref: weakref.ref[TieredProgram]) -> None:
+        if not self.is_closed:
+            tier_up(program_ref)
+        with self._lock:
+            self._completed += 1
+        if self._is_idle:
+            self._wake_up()  # the compilation has left memory to trim
+
+    def stop(self) -> None:
+        """End the session. Idempotent. Takes no lock, so a signal handler may call it."""
+        self.is_closed = True
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        with suppress(OSError, ValueError):  # the fd is closed (-1) once `Session.run` has returned
+            os.eventfd_write(self._wakeup_fd, 1)
+
+    def join(self) -> None:
+        """Wait until all threads of the pools have ended. For tests: a worker process exits without waiting."""
+        self._launch_pool.shutdown()
+        self._pool.shutdown()
+        self._tier_up_pool.shutdown()  # last, because work on the other pools submits to it
+
+
+def abort_on_internal_error(error: BaseException | None) -> None:
+    """Terminate the worker because of a bug in a thread, so that its client sees its death instead of waiting."""
+    _log.critical("an internal error ends this worker", exc_info=error)
+    os._exit(70)
