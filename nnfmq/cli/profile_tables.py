@@ -44,7 +44,7 @@ def computed_by(row: Mapping[str, Any]) -> str:
 
 def _kernel(kernel: Mapping[str, Any]) -> str:
     tile = "" if kernel["tile"] is None else " " + "×".join(map(str, kernel["tile"]))
-    return f"{kernel['kind']}{tile}"
+    return f"{kernel['kind'].removesuffix('Kernel')}{tile}"
 
 
 def figure(value: float | None) -> str:
