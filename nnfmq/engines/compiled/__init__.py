@@ -1,1 +1,1 @@
-"""The compiling engine: machine code for the operations of a model, by llvmlite."""
+"""The compiling engine: machine code for the operations of a model, generated with LLVM."""

@@ -36,7 +36,7 @@ class CompiledPartition:
         idle_trim.register(self)
 
     def __call__(self, frame: ExecutionFrame) -> None:
-        """Run all launches, and publish the outputs in the frame. Raises what `RunOptions.check` raises."""
+        """Run all launches, and publish the outputs in the frame. `RunOptions.check` may raise before each launch."""
         lease: _ContextLease | None = frame[self._slot]
         if lease is None:
             lease = frame[self._slot] = _ContextLease(self, self.acquire())

@@ -434,7 +434,7 @@ def vector_loop(
 def unseen_lanes_mask(kb: KernelBuilder, length: int, lanes: int, index: Value, unmoved: Value) -> Value | None:
     """Return the mask of the lanes that no earlier vector of a `vector_loop` has had, or None if none overlap.
 
-    For bodies that are not idempotent. `index` is what the loop yielded, `unmoved` what it would have yielded without
+    For bodies that are not idempotent. `index` is the index that the loop yielded, `unmoved` the one without
     moving the last vector back.
     """
     if length % lanes == 0:

@@ -131,7 +131,7 @@ spins.exhausted:
   %goes.on = and i1 %is.active, %is.early
   br i1 %goes.on, label %idle, label %sleep
 
-; Dekker again, with sleepers and epoch: either this thread sees the new epoch, or whoever changed it sees a sleeper and
+; Dekker again, with sleepers and epoch: either this thread sees the new epoch, or the caller that changed it sees a sleeper and
 ; wakes it. A wake-up between the load of wake_seq and the futex call changes wake_seq, and the call returns EAGAIN.
 ; A thread that does not sleep after all stays counted: the next wake-up resets the count, at the price of a needless
 ; system call.

@@ -98,7 +98,7 @@ class ThreadPool:
         self._base = -(-self._memory.ctypes.data // _LINE_BYTES) * _LINE_BYTES
         self._words = self._memory[(self._base - self._memory.ctypes.data) // 8 :]
         # Callers that find the pool in use run with this memory, which has 0 workers. They may overwrite each other's
-        # fields in it: nobody reads them.
+        # fields in it, because no worker reads them.
         self._no_workers = np.zeros(_FIRST_SLOT, np.int64)
         self._no_workers_address = self._no_workers.ctypes.data
         self._in_use = threading.Lock()

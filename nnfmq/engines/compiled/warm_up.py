@@ -1,4 +1,4 @@
-"""Imports and initializes what compiling needs, ahead of a fork: the child processes then start without that delay."""
+"""Initialization of the compiler before a fork, so that compile processes start without that delay."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""AArch64 by the Unicorn emulator: for code of the target `neon`.
+"""AArch64 in the Unicorn emulator, for the target `neon`.
 
-The few functions that kernels call are computed in Python. They return at once: each is one instruction in a page of
-its own, at which the emulator stops for us.
+Library functions that kernels call are computed in Python: each is a return instruction in a separate page, with a hook
+that computes the result.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _INTEGERS = [getattr(arm, f"UC_ARM64_REG_X{number}") for number in range(6)]
 
 
 class Arm:
-    """The machine."""
+    """The emulator."""
 
     target = TARGETS["neon"]
 
@@ -90,7 +90,7 @@ class Arm:
         return link(code, CODE, _ADDRESSES)
 
     def run(self, image: Image, regions: Sequence[Region], calls: Sequence[Call]) -> None:
-        """Make the calls in a fresh machine."""
+        """Make the calls in a new emulator."""
         uc = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
         uc.ctl_set_cpu_model(arm.UC_CPU_ARM64_MAX)
         _map(uc, image.base, image.data, unicorn.UC_PROT_READ | unicorn.UC_PROT_EXEC)

@@ -1,8 +1,8 @@
-"""x86-64 by the Bochs emulator: for code of instruction sets that this machine does not have.
+"""x86-64 in the Bochs emulator, for instruction sets that this machine does not have.
 
-Bochs runs no system but the ROM of `bochs_monitor.asm`. A request goes through its disk, which is a file, results come
-back by Bochs's debugger, on whose prompt the machine waits between requests: it is of Debian's package, which has the
-debugger. The processor is the oldest that has the instruction set, so code that uses more than that fails.
+Bochs runs the ROM of `bochs_monitor.asm` without an operating system. Requests are written to its disk, which is a
+file; results are read with Bochs's debugger, at whose prompt the machine waits between requests (Debian's package has
+the debugger). The CPU is the oldest that has the instruction set, so code that uses later instructions fails.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ panic: action=fatal
 
 
 class Bochs:
-    """The machine, while this context lasts. Skips the test where it is not installed."""
+    """A running emulator, as a context manager. Skips the test if Bochs is not installed."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -143,7 +143,7 @@ def _functions_of(rom: bytes) -> Mapping[str, int]:
 
 
 class _Request:
-    """Physical memory from `_PAYLOAD` on: page tables and pages, in the order in which they are asked for."""
+    """Physical memory from `_PAYLOAD` on: page tables and pages, in the order of allocation."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -151,7 +151,7 @@ class _Request:
         self._link(self._table(self._root, 0), 0, _FIRST_GIB | _PRESENT | _WRITABLE)
 
     def map(self, region: Region, executed: bool = False) -> int:
-        """Show a region at its address, and return where it lies in physical memory."""
+        """Map a region at its address, and return its physical address."""
         skip = region.address % PAGE
         pages = -(-(skip + max(region.data.nbytes, 1)) // PAGE)
         first = _PAYLOAD + len(self._data)
@@ -162,7 +162,7 @@ class _Request:
         return first + skip
 
     def bytes(self, calls: Sequence[Call]) -> bytes:
-        """Return what is written to the disk."""
+        """Return the content of the disk."""
         place = _PAYLOAD + len(self._data)
         for call in calls:
             self._data += struct.pack("<7Q", call.function, *call.arguments, *[0] * (6 - len(call.arguments)))
@@ -176,7 +176,7 @@ class _Request:
         return _PAYLOAD + len(self._data) - PAGE
 
     def _table(self, above: int, index: int) -> int:
-        """Return the table that an entry of another one names."""
+        """Return the page table that an entry points to."""
         offset = above - _PAYLOAD + 8 * index
         (entry,) = struct.unpack_from("<Q", self._data, offset)
         if not entry:

@@ -1,9 +1,9 @@
-"""Kernels on a machine that is not this one: the same tests, with an emulator in the place of the thread team.
+"""Kernels in an emulator of another machine: it runs the launches instead of the thread pool.
 
-`elsewhere` makes the engine generate code for the emulated machine's target and run each segment there. Every region
-of memory is a copy of its own that ends where a page does, before one that is not there; inputs and constants cannot
-be written; the arena begins with bytes that are no numbers. A step's units are computed in two parts, the second one
-first: any sharing out must give the same.
+`emulated_on` makes the engine generate code for the emulator's target and run each partition there. Every memory region
+is a copy that ends at the end of a page, before an unmapped one; inputs and constants are read-only; the arena begins
+filled with NaN bytes. The work items of a launch are computed in two parts, the second one first, because any schedule
+must give equal results.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from nnfmq.engines.execution import ExecutionFrame
 from nnfmq.operations.signature import Array
 from support.linked import Image
 
-__all__ = ["PAGE", "Call", "Machine", "Memory", "Region", "elsewhere"]
+__all__ = ["PAGE", "Call", "Machine", "Memory", "Region", "emulated_on"]
 
 PAGE = 4096
 CODE = 0x4000_0000
 _DATA = 0x10_0000_0000
-_NO_NUMBERS = 0xFF
+_NAN_BYTE = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Region:
 
 @dataclass(slots=True)
 class Memory:
-    """Regions between pages that are not there."""
+    """Regions between unmapped pages."""
 
     regions: list[Region] = field(default_factory=list)
     _free: int = _DATA
 
     def add(self, array: Array, writable: bool = False) -> Region:
-        """Give a copy of `array` an address such that it ends where a page does."""
+        """Add a copy of `array` at an address with which it ends at the end of a page."""
         data = np.frombuffer(array.tobytes(), np.uint8).copy()
         pages = -(-max(data.nbytes, 1) // PAGE)
         region = Region(self._free + pages * PAGE - data.nbytes, data, writable)
@@ -61,7 +61,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function, by its address, and at most six arguments."""
+    """A function's address and at most six arguments."""
 
     function: int
     arguments: tuple[int, ...]
@@ -77,15 +77,16 @@ class Machine(Protocol):
         ...
 
     def run(self, image: Image, regions: Sequence[Region], calls: Sequence[Call]) -> None:
-        """Make the calls, one after the other; what they wrote is in the regions' data then.
+        """Make the calls, one after the other, and update the regions' data.
 
-        Raises AssertionError where a call touches what is in no region.
+        Raises:
+            AssertionError: If a call accesses memory outside of all regions, or writes to a read-only one.
         """
         ...
 
 
-class _LoadedCode:
-    """In the place of `objects.LoadedCode`."""
+class _EmulatedCode:
+    """Replaces `jit.LoadedCode`."""
 
     def __init__(self, machine: Machine, code: bytes) -> None:
         self.machine = machine
@@ -95,43 +96,43 @@ class _LoadedCode:
         return self.image.functions[name]
 
 
-class _Segment(CompiledPartition):
-    """A segment whose steps run in the emulator."""
+class _EmulatedPartition(CompiledPartition):
+    """A partition whose launches run in the emulator."""
 
-    def __init__(self, plan: PartitionPlan, constants: Array, code: _LoadedCode, pool: ThreadPool, slot: int) -> None:
+    def __init__(self, plan: PartitionPlan, constants: Array, code: _EmulatedCode, pool: ThreadPool, slot: int) -> None:
         super().__init__(plan, constants, code, pool, slot)  # type: ignore[arg-type]
-        self._there = code
+        self._emulated = code
 
-    def __call__(self, scope: ExecutionFrame) -> None:
-        scope[-1].check()
+    def __call__(self, frame: ExecutionFrame) -> None:
+        frame[-1].check()
         plan, memory = self.plan, Memory()
-        arena = memory.add(np.full(plan.arena_bytes, _NO_NUMBERS, np.uint8), writable=True)
-        scratch = memory.add(np.full(plan.scratch_bytes, _NO_NUMBERS, np.uint8), writable=True)
+        arena = memory.add(np.full(plan.arena_bytes, _NAN_BYTE, np.uint8), writable=True)
+        scratch = memory.add(np.full(plan.scratch_bytes, _NAN_BYTE, np.uint8), writable=True)
         constants = memory.add(self._constants)
-        inputs = [memory.add(np.ascontiguousarray(scope[index])) for index in plan.inputs]
+        inputs = [memory.add(np.ascontiguousarray(frame[index])) for index in plan.inputs]
         bases = [region.address for region in (arena, constants, *inputs)]
-        tables = memory.add(np.array(bases, np.int64)[plan.relocation_bases] + plan.relocation_offsets)
+        args = memory.add(np.array(bases, np.int64)[plan.relocation_bases] + plan.relocation_offsets)
         calls = [
-            Call(int(function), (int(table), begin, end, scratch.address))
-            for function, table, units, _ in self.launch_records(tables.address)
-            for begin, end in _parts(int(units))
+            Call(int(function), (int(launch_args), begin, end, scratch.address))
+            for function, launch_args, work_items, _ in self.launch_records(args.address)
+            for begin, end in _halves(int(work_items))
         ]
-        self._there.machine.run(self._there.image, memory.regions, calls)
-        for index, offset, value in plan.outputs:
-            scope[index] = arena.data[offset : offset + value.bytes].view(value.dtype).reshape(value.shape)
+        self._emulated.machine.run(self._emulated.image, memory.regions, calls)
+        for index, offset, spec in plan.outputs:
+            frame[index] = arena.data[offset : offset + spec.bytes].view(spec.dtype).reshape(spec.shape)
 
 
-def _parts(units: int) -> list[tuple[int, int]]:
-    half = units // 2
-    return [(half, units), (0, half)] if half else [(0, units)]
+def _halves(work_items: int) -> list[tuple[int, int]]:
+    half = work_items // 2
+    return [(half, work_items), (0, half)] if half else [(0, work_items)]
 
 
 @contextmanager
-def elsewhere(machine: Machine) -> Iterator[None]:
-    """Generate code for `machine`, and run it there."""
+def emulated_on(machine: Machine) -> Iterator[None]:
+    """Generate code for `machine`, and run it there, in the `with` block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partition, "host_target", lambda: machine.target)
         patch.setattr(jit, "_SHARDS_IN_PROCESS", 1)  # an emulator loads one object file
-        patch.setattr(compiled_artifact, "LoadedCode", lambda codes, target: _LoadedCode(machine, *codes))
-        patch.setattr(compiled_artifact, "CompiledPartition", _Segment)
+        patch.setattr(compiled_artifact, "LoadedCode", lambda codes, target: _EmulatedCode(machine, *codes))
+        patch.setattr(compiled_artifact, "CompiledPartition", _EmulatedPartition)
         yield

@@ -105,8 +105,8 @@ def using(name: str, machine: Any = None) -> Iterator[None]:
         from support.arm import Arm
 
         machine = Arm()
-    from support.emulated import elsewhere
+    from support.emulated import emulated_on
 
     initialize_all_targets()
-    with elsewhere(machine):
+    with emulated_on(machine):
         yield

@@ -1,6 +1,6 @@
-"""Object code made ready for an address of another machine: sections laid out, relocations applied.
+"""A linker for emulated machines: lays out the sections of an object file at an address and applies relocations.
 
-Only what kernels' objects have in them: functions, constants beside them, calls of a few functions outside.
+Supports only what kernels' object files contain: functions, their constants, and calls of a few library functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _X86_64, _AARCH64 = "EM_X86_64", "EM_AARCH64"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Bytes for the address `base`, and where the functions are."""
+    """Linked bytes for the address `base`, and the addresses of functions."""
 
     base: int
     data: bytes
@@ -30,12 +30,12 @@ class Image:
 
 
 def undefined_symbols(code: bytes) -> set[str]:
-    """Return the names that object code expects from elsewhere."""
+    """Return the undefined symbols of object code."""
     return {symbol.name for symbol in _symbols(_parsed(code)) if symbol["st_shndx"] == "SHN_UNDEF" and symbol.name}
 
 
 def link(code: bytes, base: int, outside: Mapping[str, int]) -> Image:
-    """Return `code` for the address `base`. `outside` has the addresses of what it calls."""
+    """Return `code` linked at the address `base`. `outside` has the addresses of library functions."""
     elf = _parsed(code)
     starts, data = _laid_out(elf, base)
     symbols = list(_symbols(elf))
@@ -67,7 +67,7 @@ def _symbols(elf: ELFFile) -> Iterator[Any]:
 
 
 def _laid_out(elf: ELFFile, base: int) -> tuple[dict[int, int], bytearray]:
-    """Return where each section begins that is loaded, and their bytes."""
+    """Return the offsets of the loaded sections, and their bytes."""
     starts: dict[int, int] = {}
     data = bytearray()
     for number, section in enumerate(elf.iter_sections()):
@@ -103,14 +103,14 @@ def _relative(word: int, value: int, place: int) -> int:
 
 
 def _page(word: int, value: int, place: int) -> int:
-    """ADRP: 21 bits of pages, the last two of them apart."""
+    """ADRP: 21 bits of a page number, the lowest two of them in another field."""
     pages = (value >> 12) - (place >> 12)
     assert -(1 << 20) <= pages < 1 << 20
     return word | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
 
 
 def _low(size: int) -> _Apply:
-    """The last 12 bits of an address, counted in `size` bytes."""
+    """The lowest 12 bits of an address, in units of `size` bytes."""
 
     def apply(word: int, value: int, place: int) -> int:
         assert not value % size

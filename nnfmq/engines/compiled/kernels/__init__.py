@@ -1,1 +1,1 @@
-"""Kernel generators by family. A kernel is a frozen description that can emit itself; equal ones are emitted once."""
+"""Kernel generators by family. A kernel is a frozen dataclass that emits its code; equal kernels share one function."""

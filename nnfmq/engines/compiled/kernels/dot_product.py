@@ -86,7 +86,7 @@ class MicroKernel(Protocol):
         ...
 
     def input_converter(self, kb: KernelBuilder, params: Value) -> InputConverter:
-        """Return what converts input elements to LHS elements."""
+        """Return the conversion of input elements to LHS elements."""
         ...
 
     def init_accumulators(self, kb: KernelBuilder, params: Value, channel: Value, lanes: int) -> Value:

@@ -51,7 +51,7 @@ class UnrolledTaps:
 
 
 class DwConvParams(NamedTuple):
-    """What depthwise convolutions of one kernel differ in. Strides and sizes are in bytes."""
+    """Run-time parameters of a depthwise convolution. Strides and sizes are in bytes."""
 
     row_blocks: Any
     channel_blocks: Any
@@ -153,7 +153,7 @@ class DwConvKernel:
         )
 
     def scratch_bytes(self, target: Target) -> int:
-        """Return the size of the row buffer, and of what the last vectors of channels read past its end."""
+        """Return the size of the row buffer, with the bytes that the last vectors of channels read past its end."""
         return self.row_buffer.bytes + 4 * self.nr
 
     def pack(self, weights: Array) -> bytes:

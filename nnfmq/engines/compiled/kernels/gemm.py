@@ -40,7 +40,7 @@ __all__ = ["GemmKernel", "LhsLayout", "row_buffer_of"]
 
 
 class LhsLayout(Enum):
-    """Where the LHS is: the input itself, converted pixels in scratch, or converted rows with padding in scratch."""
+    """LHS layout: the input read in place, converted pixels in scratch, or converted rows with padding in scratch."""
 
     DIRECT = "direct"
     PACKED = "packed"
@@ -48,7 +48,7 @@ class LhsLayout(Enum):
 
 
 class GemmParams(NamedTuple):
-    """What GEMMs of one kernel differ in. Strides, offsets and sizes are in bytes."""
+    """Run-time parameters of a GEMM. Strides, offsets and sizes are in bytes."""
 
     blocks: Any  # of positions, all images
     n_splits: Any

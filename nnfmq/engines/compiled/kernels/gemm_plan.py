@@ -16,7 +16,7 @@ from nnfmq.engines.compiled.target import Target
 
 __all__ = ["estimate_cycles", "plan_gemm"]
 
-_MAX_SCRATCH_BYTES = 1 << 16  # with a panel of weights beside it about half of a second-level cache
+_MAX_SCRATCH_BYTES = 1 << 16  # together with a panel of weights about half of a second-level cache
 _MIN_WORK_ITEMS = 8
 _MAX_WEIGHT_BYTES = 1 << 17  # of one slice of N
 _K_UNROLLS = (2, 3, 5)  # the first that divides the number of K groups
@@ -89,7 +89,8 @@ def _cycles_per_k_group(micro_kernel: MicroKernel, mr: int, width: int) -> float
 def _choose_mc(shape: ConvShape, micro_kernel: MicroKernel, mr: int) -> int:
     """Return the positions of a block of pixels: a multiple of mr, unless there is only one block.
 
-    The last block starts early if mc does not divide the positions. What two blocks share, both write alike.
+    The last block starts early if mc does not divide the positions. Both blocks write the same bytes for the positions
+    that they share.
     """
     max_positions = max(mr, _MAX_SCRATCH_BYTES // (shape.channels * micro_kernel.lhs_bytes))
     wanted = min(max_positions, math.ceil(shape.batch * shape.height * shape.width / _MIN_WORK_ITEMS))

@@ -349,8 +349,8 @@ def _breaks_bound(groups: Int16s) -> npt.NDArray[np.bool_]:
 
 def _sums_of_fours(groups: Int16s) -> Int16s:
     """Return the sums over inputs 0, 1, 4, 5 and 2, 3, 6, 7 of groups (..., 8)."""
-    pairs = groups[..., 0::2] + groups[..., 1::2]
-    return pairs[..., :_PAIR] + pairs[..., _PAIR:]
+    pair_sums = groups[..., 0::2] + groups[..., 1::2]
+    return pair_sums[..., :_PAIR] + pair_sums[..., _PAIR:]
 
 
 def _saturation_free_part(groups: Int16s) -> Int16s:
