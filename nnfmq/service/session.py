@@ -32,8 +32,8 @@ from nnfmq.hal.errors import (
     InvalidArgument,
     MissedDeadlineTransient,
     NnfmqError,
-    ProtocolError,
     ResourceExhaustedTransient,
+    TransportError,
     status_for_error,
 )
 from nnfmq.hal.feature_levels import interface_level
@@ -133,7 +133,7 @@ class Session(SessionContext):
             pass  # the frame that woke the watcher was received before
         except DeadObject:
             self.stop()
-        except ProtocolError as error:
+        except TransportError as error:
             _log.warning("connection closed: %s", error)
             self.stop()
 

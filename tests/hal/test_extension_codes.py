@@ -12,7 +12,7 @@ from nnfmq.validation.values import validate_extensions
 FIRST, SECOND = "com.example.fibonacci", "org.example.other"
 
 
-def test_EXT_3_numbers_are_given_by_name() -> None:
+def test_EXT_3_codes_are_assigned_by_name() -> None:
     numbers = ExtensionCodes()
     kind, operation = numbers.operand_type(FIRST, 1), numbers.operation_type(FIRST, 0)
     assert isinstance(kind, OperandType) and isinstance(operation, OperationType)
@@ -49,7 +49,7 @@ def test_EXT_1_a_malformed_name_gets_no_prefix(name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 16])
-def test_MOD_15_a_number_beyond_16_bits_is_refused(number: int) -> None:
+def test_MOD_15_a_type_beyond_16_bits_is_rejected(number: int) -> None:
     with pytest.raises(InvalidArgument, match="within an extension"):
         ExtensionCodes().operation_type(FIRST, number)
 

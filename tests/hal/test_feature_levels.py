@@ -23,11 +23,11 @@ from nnfmq.operations import REGISTRY
 L = FeatureLevel
 
 
-def test_VAL_2_every_declaration_is_since_the_level_of_its_code() -> None:
+def test_VAL_2_every_declaration_has_the_level_that_introduced_its_code() -> None:
     assert {code: int(introduced_in(code)) for code in REGISTRY} == {c: d.since for c, d in REGISTRY.items()}
 
 
-def test_DEV_9_levels_have_their_names_and_numbers() -> None:
+def test_DEV_9_levels_have_their_names_and_api_levels() -> None:
     assert [interface_name(level) for level in L] == [
         "HIDL 1.0", "HIDL 1.1", "HIDL 1.2", "HIDL 1.3", "AIDL v1", "AIDL v2", "AIDL v3", "AIDL v4",
     ]  # fmt: skip
@@ -35,13 +35,13 @@ def test_DEV_9_levels_have_their_names_and_numbers() -> None:
     assert [is_aidl(level) for level in L] == [False] * 4 + [True] * 4
 
 
-def test_MOD_3_operand_types_are_since_their_version() -> None:
+def test_MOD_3_operand_types_have_the_level_that_introduced_them() -> None:
     assert [int(introduced_in(OperandType(code))) for code in range(16)] == [1] * 6 + [3] * 8 + [4] * 2
     assert introduced_in(OperandType.OEM) == introduced_in(OperandType.TENSOR_OEM_BYTE) == L.V1_0
     assert introduced_in(OperationType.OEM_OPERATION) == L.V1_0
 
 
-def test_MOD_4_lifetimes_are_called_as_their_version_calls_them() -> None:
+def test_MOD_4_lifetimes_have_the_names_of_their_version() -> None:
     assert [lifetime_name(LifeTime(n), L.V1_2) for n in (1, 2, 4)] == [
         "MODEL_INPUT", "MODEL_OUTPUT", "CONSTANT_REFERENCE",
     ]  # fmt: skip
@@ -54,7 +54,7 @@ def test_MOD_4_lifetimes_are_called_as_their_version_calls_them() -> None:
     )
 
 
-def test_a_status_of_no_interface_is_since_none() -> None:
+def test_a_status_of_no_interface_has_no_level() -> None:
     with pytest.raises(KeyError, match="DEAD_OBJECT"):
         introduced_in(ErrorStatus.DEAD_OBJECT)
 
@@ -76,7 +76,7 @@ def test_MOD_15_codes_above_0xFFFF_are_an_extensions(kind: type[OperandType] | t
             kind(wrong)
 
 
-def test_MOD_15_an_extensions_type_has_no_size_of_its_own() -> None:
+def test_MOD_15_an_extensions_type_has_no_size() -> None:
     assert element_bytes(OperandType(1 << 16)) == 0
     assert not is_scalar(OperandType(1 << 16))
 
@@ -88,12 +88,12 @@ def test_MOD_15_prefixes_have_15_bits_in_AIDL_and_16_in_HIDL() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "number"), [(0, 0), (-1, 0), (0x8000, 0), (1, 0x10000), (1, -1)])
-def test_MOD_15_numbers_out_of_range_make_no_code(prefix: int, number: int) -> None:
+def test_MOD_15_numbers_out_of_range_are_rejected(prefix: int, number: int) -> None:
     with pytest.raises(InvalidArgument, match="allowed are"):
         extension_code(prefix, number)
 
 
-def test_result_codes_stand_for_statuses() -> None:
+def test_result_codes_become_statuses() -> None:
     assert [int(status_for_result_code(ResultCode(code))) for code in range(15)] == [
         0,
         2,

@@ -24,13 +24,13 @@ DECODERS = ["decode_request", "decode_result"]
 
 
 class Rank(IntEnum):
-    """An int that is not a plain one."""
+    """A subclass of int."""
 
     TWO = 2
 
 
 class Mutable:
-    """Has an argument's attributes, and is none."""
+    """Not a RequestArgument, but with its attributes."""
 
     has_no_value = True
     location = DataLocation(1, 2, 3)
@@ -56,7 +56,7 @@ some_arguments: st.SearchStrategy[Any] = st.one_of(
 
 
 def rows(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return tuples and lists of a few items, and things that are neither."""
+    """Return tuples and lists of a few items, and other objects."""
     few = st.lists(items, max_size=3)
     return few.map(tuple) | few | few.map(lambda found: dict(enumerate(found)).values()) | st.none()
 
@@ -88,7 +88,7 @@ def test_a_result_has_the_same_bytes(compiled: ModuleType, packet: ResultPacket)
 @given(
     rows(some_arguments), rows(some_arguments), rows(numbers), st.sampled_from([*MeasureTiming, 0, 1, 7, 2**40, None])
 )
-def test_a_request_of_whatever_kind_of_numbers_has_the_same_bytes_or_error(
+def test_a_request_of_any_kind_of_numbers_has_the_same_bytes_or_error(
     compiled: ModuleType, inputs: Any, outputs: Any, slots: Any, measure: Any
 ) -> None:
     assert agree(compiled, "encode_request", inputs, outputs, slots, measure)
@@ -101,7 +101,7 @@ statuses: st.SearchStrategy[Any] = st.sampled_from([*ErrorStatus, 0, 3, 9, -1, N
 
 
 @given(statuses, rows(some_shapes), timings)
-def test_a_result_of_whatever_kind_of_numbers_has_the_same_bytes_or_error(
+def test_a_result_of_any_kind_of_numbers_has_the_same_bytes_or_error(
     compiled: ModuleType, status: Any, found: Any, timing: Any
 ) -> None:
     assert agree(compiled, "encode_result", status, found, timing)
@@ -109,14 +109,14 @@ def test_a_result_of_whatever_kind_of_numbers_has_the_same_bytes_or_error(
 
 @pytest.mark.parametrize("number", [-1, 0, 2**32 - 1, 2**32, 2**63, -(2**63)])
 @pytest.mark.parametrize("field", ["pool_index", "offset", "length"])
-def test_each_number_of_a_location_is_held_or_refused_alike(compiled: ModuleType, field: str, number: int) -> None:
+def test_each_number_of_a_location_is_encoded_or_rejected_alike(compiled: ModuleType, field: str, number: int) -> None:
     argument = RequestArgument(location=DataLocation(**{field: number}))
     assert agree(compiled, "encode_request", (argument,), (), ())
     assert agree(compiled, "encode_request", (), [argument], ())
 
 
 @pytest.mark.parametrize("owner", [RequestArgument, DataLocation, OutputShape, Timing])
-def test_a_value_that_was_never_filled_in_is_no_crash(compiled: ModuleType, owner: type) -> None:
+def test_a_value_with_unset_slots_does_not_crash(compiled: ModuleType, owner: type) -> None:
     empty: Any = object.__new__(owner)
     inside = RequestArgument(location=empty)
     assert agree(compiled, "encode_request", (empty,), (), ())
@@ -160,7 +160,7 @@ def typed(value: Any) -> Any:
 @given(st.binary(max_size=300) | st.lists(st.binary(min_size=24, max_size=24), max_size=6).map(b"".join))
 @example(bytes(24))
 @example(b"")
-def test_random_bytes_are_answered_alike(compiled: ModuleType, name: str, data: bytes) -> None:
+def test_random_bytes_are_treated_alike(compiled: ModuleType, name: str, data: bytes) -> None:
     assert agree(compiled, name, data)
 
 
@@ -175,7 +175,7 @@ changes = st.lists(
 
 
 def changed(data: bytes, steps: Sequence[tuple[str, int, int]]) -> bytes:
-    """Return a packet after some accidents."""
+    """Return a packet with random corruptions."""
     for step, where, value in steps:
         at = where % (len(data) + 1)
         record, word = at - at % 24, at - at % 4
@@ -197,13 +197,13 @@ def changed(data: bytes, steps: Sequence[tuple[str, int, int]]) -> bytes:
 
 
 def resized(data: bytes, at: int) -> bytes:
-    """Return the packet with the packetSize that it should have, so that the damage behind it is reached."""
+    """Return the packet with a correct packetSize, so that the decoder reaches the corruption after it."""
     return data[:at] + (len(data) // 24).to_bytes(4, "little") + data[at + 4 :] if len(data) >= 24 else data
 
 
 @pytest.mark.parametrize(("name", "kind", "at"), [("decode_request", "requests", 4), ("decode_result", "results", 8)])
 @given(index=st.integers(0, 14), steps=changes)
-def test_damaged_golden_packets_are_answered_alike(
+def test_damaged_golden_packets_are_treated_alike(
     compiled: ModuleType, golden: dict[str, list[Any]], name: str, kind: str, at: int, index: int, steps: Any
 ) -> None:
     data = changed(bytes.fromhex(golden[kind][index]["hex"]), steps)
@@ -212,13 +212,13 @@ def test_damaged_golden_packets_are_answered_alike(
 
 
 @pytest.mark.parametrize("value", [0, 1, 2, 5, 255])
-def test_every_byte_of_a_packet_changed_alone_is_answered_alike(compiled: ModuleType, sample: Any, value: int) -> None:
+def test_every_byte_of_a_packet_changed_alone_is_treated_alike(compiled: ModuleType, sample: Any, value: int) -> None:
     name = sample.decode.__name__
     damaged = [sample.data[:at] + bytes([value]) + sample.data[at + 1 :] for at in range(len(sample.data))]
     assert [data for data in damaged if not agree(compiled, name, data)] == []
 
 
-def test_a_packet_cut_at_any_byte_or_with_more_behind_it_is_answered_alike(compiled: ModuleType, sample: Any) -> None:
+def test_a_packet_cut_at_any_byte_or_with_more_behind_it_is_treated_alike(compiled: ModuleType, sample: Any) -> None:
     name = sample.decode.__name__
     cut = [sample.data[:end] for end in range(len(sample.data) + 1)]
     longer = [sample.data + bytes(more) for more in range(1, 49)]
@@ -227,11 +227,11 @@ def test_a_packet_cut_at_any_byte_or_with_more_behind_it_is_answered_alike(compi
 
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("given", [bytearray(30), memoryview(bytes(48)), 48, "text", None, [1, 2]], ids=repr)
-def test_what_is_no_packet_at_all_is_answered_alike(compiled: ModuleType, name: str, given: Any) -> None:
+def test_arguments_that_are_no_packet_is_treated_alike(compiled: ModuleType, name: str, given: Any) -> None:
     assert agree(compiled, name, given)
 
 
-def test_a_packet_that_only_the_compiled_codec_refuses_is_an_internal_error(
+def test_a_packet_that_only_the_compiled_codec_rejects_is_an_internal_error(
     compiled: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pycodec, "decode_request", lambda data: None)
@@ -239,7 +239,7 @@ def test_a_packet_that_only_the_compiled_codec_refuses_is_an_internal_error(
         compiled.decode_request(b"\1\2")
 
 
-def test_the_twin_is_asked_for_the_error(compiled: ModuleType) -> None:
+def test_the_python_codec_raises_the_error(compiled: ModuleType) -> None:
     assert outcome(compiled.decode_request, bytes(24))[0] is ProtocolError
     assert outcome(compiled.encode_request, (), (), [2**31])[0] is InvalidArgument
 

@@ -1,4 +1,4 @@
-"""The order of messages: what the tables allow passes at both ends, everything else is refused and changes nothing."""
+"""The order of messages: both ends accept what the tables allow, and reject everything else without any change."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ EXECUTE = messages.Execute(4, 1, messages.RequestData((), (), ()), messages.Conf
 
 @pytest.fixture
 def opened() -> ConnectionState:
-    """Return a connection_state after both hellos."""
+    """Return the state of a connection after both hellos."""
     connection_state = ConnectionState()
     connection_state.process_message(HELLO, CLIENT)
     connection_state.process_message(HELLO_REPLY, DRIVER)
     return connection_state
 
 
-def test_a_conversation_begins_with_a_hello_from_each_side() -> None:
+def test_a_connection_begins_with_a_hello_from_each_side() -> None:
     connection_state = ConnectionState()
     states = [connection_state.phase]
     connection_state.process_message(HELLO, CLIENT)
@@ -39,7 +39,7 @@ def test_a_conversation_begins_with_a_hello_from_each_side() -> None:
     assert [*states, connection_state.phase] == [Phase.NEW, Phase.GREETED, Phase.OPEN]
 
 
-def test_a_refused_client_has_nothing_more_to_say() -> None:
+def test_a_refused_client_may_send_nothing_more() -> None:
     connection_state = ConnectionState()
     connection_state.process_message(HELLO, CLIENT)
     connection_state.process_message(messages.Refused(FAILED, ""), DRIVER)
@@ -51,13 +51,13 @@ def test_a_refused_client_has_nothing_more_to_say() -> None:
     ("sender", "message"),
     [(CLIENT, messages.ListDevices(1)), (CLIENT, messages.Goodbye()), (DRIVER, HELLO_REPLY), (DRIVER, HELLO)],
 )
-def test_nothing_goes_before_the_hello(sender: PeerRole, message: Message) -> None:
+def test_no_message_may_precede_the_hello(sender: PeerRole, message: Message) -> None:
     with pytest.raises(ProtocolError, match="while the connection is new"):
         ConnectionState().process_message(message, sender)
 
 
 @pytest.mark.parametrize(("sender", "message"), [(CLIENT, HELLO), (DRIVER, HELLO_REPLY), (DRIVER, messages.Goodbye())])
-def test_what_is_not_in_the_table_is_refused_and_changes_nothing(
+def test_a_message_outside_the_table_is_rejected_and_changes_nothing(
     opened: ConnectionState, sender: PeerRole, message: Message
 ) -> None:
     with pytest.raises(ProtocolError):
@@ -65,7 +65,7 @@ def test_what_is_not_in_the_table_is_refused_and_changes_nothing(
     assert opened.phase is Phase.OPEN
 
 
-def test_an_answer_ends_its_call(opened: ConnectionState) -> None:
+def test_a_reply_ends_its_call(opened: ConnectionState) -> None:
     opened.process_message(messages.ListDevices(1), CLIENT)
     assert opened.pending_calls(CLIENT) == (messages.ListDevices,)
     opened.process_message(messages.DeviceList(1, ()), DRIVER)
@@ -80,7 +80,7 @@ def test_a_call_s_body_is_not_kept(opened: ConnectionState) -> None:
     assert sys.getrefcount(body) == before
 
 
-def test_a_call_that_could_not_be_sent_is_forgotten(opened: ConnectionState) -> None:
+def test_a_call_that_could_not_be_sent_is_cancelled(opened: ConnectionState) -> None:
     opened.process_message(EXECUTE, CLIENT)
     opened.process_message(messages.ListDevices(5), CLIENT)
     opened.cancel_call(EXECUTE, CLIENT)
@@ -89,39 +89,39 @@ def test_a_call_that_could_not_be_sent_is_forgotten(opened: ConnectionState) -> 
         opened.process_message(messages.Executed(4, OK, ""), DRIVER)
 
 
-def test_forgetting_an_answer_or_what_was_never_noted_changes_nothing(opened: ConnectionState) -> None:
+def test_cancelling_a_reply_or_an_unknown_call_changes_nothing(opened: ConnectionState) -> None:
     opened.process_message(EXECUTE, CLIENT)
-    opened.cancel_call(messages.Memories(EXECUTE.call, OK, ""), CLIENT)  # the same number, of a call by the driver
+    opened.cancel_call(messages.Memories(EXECUTE.call, OK, ""), CLIENT)  # the same number, but of a call by the driver
     opened.cancel_call(messages.ListDevices(99), CLIENT)
     assert opened.pending_calls(CLIENT) == (messages.Execute,)
 
 
-def test_an_answer_to_an_unknown_call_is_refused(opened: ConnectionState) -> None:
+def test_a_reply_to_an_unknown_call_is_rejected(opened: ConnectionState) -> None:
     with pytest.raises(ProtocolError, match="DeviceList replies to call 1, which is not pending"):
         opened.process_message(messages.DeviceList(1, ()), DRIVER)
 
 
-def test_a_second_answer_is_refused(opened: ConnectionState) -> None:
+def test_a_second_reply_is_rejected(opened: ConnectionState) -> None:
     opened.process_message(messages.ListDevices(1), CLIENT)
     opened.process_message(messages.DeviceList(1, ()), DRIVER)
     with pytest.raises(ProtocolError, match="not pending"):
         opened.process_message(messages.DeviceList(1, ()), DRIVER)
 
 
-def test_an_answer_of_another_type_is_refused_and_the_call_stays_open(opened: ConnectionState) -> None:
+def test_a_reply_of_another_type_is_rejected_and_the_call_stays_pending(opened: ConnectionState) -> None:
     opened.process_message(EXECUTE, CLIENT)
     with pytest.raises(ProtocolError, match="DeviceList is no reply to Execute"):
         opened.process_message(messages.DeviceList(4, ()), DRIVER)
     assert opened.pending_calls(CLIENT) == (messages.Execute,)
 
 
-def test_a_call_number_in_use_is_refused(opened: ConnectionState) -> None:
+def test_a_call_id_in_use_is_rejected(opened: ConnectionState) -> None:
     opened.process_message(messages.ListDevices(4), CLIENT)
     with pytest.raises(ProtocolError, match="Execute uses call id 4"):
         opened.process_message(EXECUTE, CLIENT)
 
 
-def test_calls_of_both_sides_do_not_share_numbers(opened: ConnectionState) -> None:
+def test_call_ids_of_both_sides_are_independent(opened: ConnectionState) -> None:
     opened.process_message(messages.ListDevices(1), CLIENT)
     opened.process_message(messages.GetMemories(1, 1, ()), DRIVER)
     assert opened.pending_calls(DRIVER) == (messages.GetMemories,)
@@ -129,7 +129,7 @@ def test_calls_of_both_sides_do_not_share_numbers(opened: ConnectionState) -> No
     assert (len(opened.pending_calls(CLIENT)), opened.pending_calls(DRIVER)) == (1, ())
 
 
-def test_calls_are_answered_in_any_order(opened: ConnectionState) -> None:
+def test_replies_come_in_any_order(opened: ConnectionState) -> None:
     opened.process_message(messages.ListDevices(1), CLIENT)
     opened.process_message(EXECUTE, CLIENT)
     opened.process_message(messages.Executed(4, OK, ""), DRIVER)
@@ -149,14 +149,14 @@ def test_preparing_a_model_gets_its_reply_and_its_callback_in_either_order(
     assert opened.pending_calls(CLIENT) == ()
 
 
-def test_PREP_3_a_second_callback_is_refused(opened: ConnectionState) -> None:
+def test_PREP_3_a_second_callback_is_rejected(opened: ConnectionState) -> None:
     opened.process_message(PREPARE, CLIENT)
     opened.process_message(messages.PreparedModelReady(3, OK, "", 1), DRIVER)
     with pytest.raises(ProtocolError, match="PreparedModelReady is no reply to PrepareModel"):
         opened.process_message(messages.PreparedModelReady(3, OK, "", 1), DRIVER)
 
 
-def test_PREP_1_a_failed_reply_without_its_callback_is_refused(opened: ConnectionState) -> None:
+def test_PREP_1_a_failed_reply_without_its_callback_is_rejected(opened: ConnectionState) -> None:
     opened.process_message(PREPARE, CLIENT)
     with pytest.raises(ProtocolError, match="failed before its PreparedModelReady came"):
         opened.process_message(messages.Reply(3, FAILED, ""), DRIVER)
@@ -169,7 +169,7 @@ def test_PREP_1_a_failed_reply_after_its_callback_ends_the_call(opened: Connecti
     assert opened.pending_calls(CLIENT) == ()
 
 
-def test_progress_comes_any_number_of_times_between_the_two_answers(opened: ConnectionState) -> None:
+def test_progress_comes_any_number_of_times_between_the_two_replies(opened: ConnectionState) -> None:
     opened.process_message(PREPARE, CLIENT)
     opened.process_message(messages.Reply(3, OK, ""), DRIVER)
     opened.process_message(messages.PreparationProgress(3, 0, 2), DRIVER)
@@ -180,7 +180,7 @@ def test_progress_comes_any_number_of_times_between_the_two_answers(opened: Conn
 
 
 @pytest.mark.parametrize("answers", [[], [messages.PreparedModelReady(3, OK, "", 1)]], ids=["before", "behind"])
-def test_progress_of_a_preparation_that_has_not_begun_or_is_over_is_refused(
+def test_progress_of_a_preparation_that_has_not_begun_or_has_ended_is_rejected(
     opened: ConnectionState, answers: list[messages.Call]
 ) -> None:
     opened.process_message(PREPARE, CLIENT)
@@ -190,7 +190,7 @@ def test_progress_of_a_preparation_that_has_not_begun_or_is_over_is_refused(
         opened.process_message(messages.PreparationProgress(3, 1, 2), DRIVER)
 
 
-def test_progress_of_another_call_is_refused(opened: ConnectionState) -> None:
+def test_progress_of_another_call_is_rejected(opened: ConnectionState) -> None:
     opened.process_message(EXECUTE, CLIENT)
     with pytest.raises(ProtocolError, match="PreparationProgress is no reply to Execute"):
         opened.process_message(messages.PreparationProgress(EXECUTE.call, 1, 2), DRIVER)
@@ -201,7 +201,7 @@ def test_a_one_way_message_leaves_nothing_pending(opened: ConnectionState) -> No
     assert opened.pending_calls(CLIENT) == ()
 
 
-def test_after_goodbye_the_client_is_silent_and_answers_under_way_still_come(opened: ConnectionState) -> None:
+def test_after_goodbye_the_client_sends_nothing_and_replies_still_arrive(opened: ConnectionState) -> None:
     opened.process_message(EXECUTE, CLIENT)
     opened.process_message(messages.Goodbye(), CLIENT)
     with pytest.raises(ProtocolError, match="closed"):
@@ -211,20 +211,20 @@ def test_after_goodbye_the_client_is_silent_and_answers_under_way_still_come(ope
     assert opened.phase is Phase.CLOSED
 
 
-def test_pending_calls_are_told_oldest_first(opened: ConnectionState) -> None:
+def test_pending_calls_are_returned_oldest_first(opened: ConnectionState) -> None:
     opened.process_message(PREPARE, CLIENT)
     opened.process_message(EXECUTE, CLIENT)
     opened.process_message(messages.PreparedModelReady(3, OK, "", 1), DRIVER)
     assert opened.pending_calls(CLIENT) == (messages.PrepareModel, messages.Execute)
 
 
-def test_call_numbers_are_never_given_twice(opened: ConnectionState) -> None:
+def test_call_ids_are_never_reused(opened: ConnectionState) -> None:
     numbers = [opened.next_call_id(CLIENT) for _ in range(3)]
     assert numbers == [1, 2, 3]
     assert opened.next_call_id(DRIVER) == 1
 
 
-def test_every_call_in_the_table_has_answers_that_its_peer_may_send() -> None:
+def test_every_call_in_the_table_has_replies_that_its_peer_may_send() -> None:
     wrong = [
         (kind, answer)
         for role in PeerRole
@@ -235,7 +235,7 @@ def test_every_call_in_the_table_has_answers_that_its_peer_may_send() -> None:
     assert wrong == []
 
 
-def test_every_message_with_a_call_number_is_a_call_an_answer_or_a_notice() -> None:
+def test_every_message_with_a_call_id_is_a_call_a_reply_or_a_notification() -> None:
     numbered = {k for role in PeerRole for k in control_protocol.message_types_of(role) if issubclass(k, messages.Call)}
     answers = {answer for answers in control_protocol.REPLIES.values() for answer in answers}
     assert numbered == control_protocol.REPLIES.keys() | answers | control_protocol.NOTIFICATIONS.keys()

@@ -16,7 +16,7 @@ RESULT_FORMATS = ["<B7xIiI4x", "<B7xB3xI8x", "<B7xI12x", "<B7xQQ"]
 
 
 def offsets_of(layout: str) -> list[int]:
-    """Find where each value of a format lies, by packing ones in its place alone."""
+    """Return the bytes of each value of a format, found by packing one value of all ones at a time."""
     codes = [code for code in layout if code in "BIiQ"]
     packed = [struct.pack(layout, *(int(at == index) for at in range(len(codes)))) for index in range(len(codes))]
     return [record.index(1) for record in packed]
@@ -29,7 +29,7 @@ def offsets_of(layout: str) -> list[int]:
         *zip(datum.RESULT_VARIANTS, RESULT_FORMATS, strict=True),
     ],
 )
-def test_BUR_7_BUR_8_a_variant_lies_where_the_specification_says(variant: Variant, layout: str) -> None:
+def test_BUR_7_BUR_8_a_variant_has_the_offsets_of_the_specification(variant: Variant, layout: str) -> None:
     assert [0, *(field.offset for field in variant.fields)] == offsets_of(layout)
 
 

@@ -18,7 +18,7 @@ def test_the_area_is_as_large_as_the_queue_reserves() -> None:
     assert (execution_stats.STATS_WORDS, execution_stats.STATS_BYTES) == (layout.STATS_WORDS, layout.STATS_BYTES)
 
 
-def test_what_one_side_records_the_other_side_reads() -> None:
+def test_one_side_reads_the_words_that_the_other_wrote() -> None:
     area = bytearray(256)
     begun = time.monotonic_ns()
     StatsArea.over(memoryview(area)).record(5, 10, 20, 30, 40, Timing(7, 9))
@@ -30,20 +30,20 @@ def test_what_one_side_records_the_other_side_reads() -> None:
     assert times.driver_ns == times.result_sent_ns - 10
 
 
-def test_a_slot_is_a_native_u64_at_eight_times_its_number() -> None:
+def test_a_word_is_a_native_u64_at_eight_times_its_index() -> None:
     area = bytearray(256)
     StatsArea.over(memoryview(area)).record(2**63, 1, 0, 2, 3)
     assert struct.unpack_from("=QQQQQ", area) == (2**63, 1, 0, 2, 3)
     assert struct.unpack_from("=QQQ", area, 8 * execution_stats.TIME_ON_DEVICE_NS) == (2**64 - 1, 2**64 - 1, 0)
 
 
-def test_reserved_slots_stay_zero() -> None:
+def test_reserved_words_stay_zero() -> None:
     area = bytearray(256)
     StatsArea.over(memoryview(area)).record(1, 2, 7, 3, 4, Timing(5, 6))
     assert area[8 * execution_stats.RESERVED :] == bytes(256 - 8 * execution_stats.RESERVED)
 
 
-def test_times_that_were_not_measured_are_read_so() -> None:
+def test_durations_that_were_not_measured_are_read_as_no_time() -> None:
     slots = StatsArea.over(None)
     slots.record(1, 2, 0, 3, 4)
     assert slots.read().timing == NO_TIMING
@@ -56,7 +56,7 @@ def test_executions_and_failures_are_counted() -> None:
     assert (slots.read().executions, slots.read().failures) == (2, 1)
 
 
-def test_the_count_of_failures_is_the_driver_s_own_whatever_the_peer_writes() -> None:
+def test_the_driver_counts_failures_privately_whatever_the_peer_writes() -> None:
     slots = StatsArea.over(memoryview(bytearray(b"\xff" * 256)))
     slots.count_failure()
     slots.count_failure()
@@ -70,16 +70,16 @@ def test_durations_are_written_again_when_they_change() -> None:
         assert slots.read().timing == timing
 
 
-def test_a_queue_without_an_area_gets_private_slots() -> None:
+def test_a_queue_without_an_area_gets_private_words() -> None:
     assert StatsArea.over(None).read().sequence == 0
 
 
-def test_an_area_that_is_too_short_is_refused() -> None:
+def test_an_area_that_is_too_short_is_rejected() -> None:
     with pytest.raises(InvalidArgument, match="256 bytes, this area 255"):
         StatsArea.over(memoryview(bytearray(255)))
 
 
-def test_closing_twice_does_no_harm_and_frees_the_memory() -> None:
+def test_close_is_idempotent_and_releases_the_memory() -> None:
     area = bytearray(256)
     with memoryview(area) as view:
         slots = StatsArea.over(view)

@@ -53,17 +53,17 @@ def test_BUR_8_a_result_written_by_hand_is_what_the_encoder_writes(codec: Any, r
     assert encoded_result(codec, result_sample.value) == result_sample.data
 
 
-def test_a_packet_written_by_hand_is_read_whole(sample: Any) -> None:
+def test_a_packet_written_by_hand_is_decoded(sample: Any) -> None:
     assert sample.decode(sample.data) == sample.value
 
 
 @given(requests)
-def test_any_request_comes_back_as_it_went(codec: Any, packet: RequestPacket) -> None:
+def test_any_request_decodes_to_what_was_encoded(codec: Any, packet: RequestPacket) -> None:
     assert codec.decode_request(encoded_request(codec, packet)) == packet
 
 
 @given(results)
-def test_any_result_comes_back_as_it_went(codec: Any, packet: ResultPacket) -> None:
+def test_any_result_decodes_to_what_was_encoded(codec: Any, packet: ResultPacket) -> None:
     assert codec.decode_result(encoded_result(codec, packet)) == packet
 
 
@@ -84,7 +84,7 @@ def _record(kind: int) -> bytes:
 
 
 def outcome(decode: Any, data: bytes) -> type:
-    """Return the type of what `decode` makes of `data`: its value's, or that of the error it may raise."""
+    """Return the type of the decoded value, or of the error that `decode` may raise."""
     try:
         return type(decode(data))
     except ProtocolError:
@@ -143,7 +143,7 @@ def test_a_time_that_is_not_available_is_all_ones_on_the_wire(codec: Any) -> Non
     assert struct.unpack_from("<QQ", data, 32) == (2**64 - 1, 5)
 
 
-def test_the_padding_of_a_location_does_not_travel(codec: Any) -> None:
+def test_the_padding_of_a_location_is_not_sent(codec: Any) -> None:
     data = codec.encode_request((RequestArgument(location=DataLocation(0, 0, 4, padding=4)),), (), (0,))
     assert codec.decode_request(data).inputs[0].location == DataLocation(0, 0, 4)
 
@@ -157,7 +157,7 @@ def test_the_padding_of_a_location_does_not_travel(codec: Any) -> None:
         (RequestArgument(), (2**31,)),
     ],
 )
-def test_numbers_that_no_field_holds_are_the_callers_mistake(
+def test_numbers_that_do_not_fit_their_field_are_invalid_arguments(
     codec: Any, argument: RequestArgument, slots: tuple[int, ...]
 ) -> None:
     with pytest.raises(InvalidArgument, match="does not fit"):
@@ -165,12 +165,14 @@ def test_numbers_that_no_field_holds_are_the_callers_mistake(
 
 
 @pytest.mark.parametrize(("shape", "timing"), [(OutputShape((2**32,)), Timing()), (OutputShape(()), Timing(-2, 0))])
-def test_a_result_that_no_field_holds_is_the_callers_mistake(codec: Any, shape: OutputShape, timing: Timing) -> None:
+def test_results_that_do_not_fit_their_field_are_invalid_arguments(
+    codec: Any, shape: OutputShape, timing: Timing
+) -> None:
     with pytest.raises(InvalidArgument, match="does not fit"):
         codec.encode_result(ErrorStatus.NONE, (shape,), timing)
 
 
-def test_what_was_decoded_does_not_change_with_the_memory_it_came_from(sample: Any) -> None:
+def test_a_decoded_packet_does_not_change_with_its_source_memory(sample: Any) -> None:
     shared = bytearray(sample.data)
     packet = sample.decode(memoryview(shared))
     shared[:] = bytes(len(shared))

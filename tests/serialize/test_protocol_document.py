@@ -1,4 +1,4 @@
-"""docs/reference/protocol.md says what the code does: its tables are compared with those that drive the code."""
+"""The tables of docs/reference/protocol.md are those of the code."""
 
 from __future__ import annotations
 
@@ -64,24 +64,24 @@ def fields_of(kind: type[msgspec.Struct]) -> str:
 
 
 def rows_of_messages() -> Iterator[Row]:
-    """Return the table as the code has it; what may still come after a goodbye is told in words."""
+    """Return the rows of the code, except those of the closed phase, which the document describes in its text."""
     for sender in PeerRole:
-        for state, allowed in TRANSITIONS[sender].items():
-            for kind, then in allowed.items():
-                if state is not Phase.CLOSED:
-                    yield _row(kind, sender, state, then)
+        for phase, allowed in TRANSITIONS[sender].items():
+            for kind, next_phase in allowed.items():
+                if phase is not Phase.CLOSED:
+                    yield _row(kind, sender, phase, next_phase)
 
 
-def _row(kind: type[Message], sender: PeerRole, state: Phase, then: Phase) -> Row:
+def _row(kind: type[Message], sender: PeerRole, phase: Phase, next_phase: Phase) -> Row:
     fds = FD_COUNTS.get(kind, "")
-    answers = REPLIES.get(kind, ())  # type: ignore[call-overload]
+    replies = REPLIES.get(kind, ())  # type: ignore[call-overload]
     return (
         f"`{kind.__name__}`",
         sender.value,
-        state.value,
-        then.value,
+        phase.value,
+        next_phase.value,
         f"`{fds}`" if fds and isinstance(fds, str) else str(fds),
-        quoted(answer.__name__ for answer in answers),
+        quoted(reply.__name__ for reply in replies),
         fields_of(kind),
     )
 
@@ -93,12 +93,12 @@ def rows_of_records(variants: tuple[Variant, ...]) -> list[Row]:
     ]
 
 
-def test_the_table_of_messages_is_the_one_that_the_code_obeys(tables: list[list[Row]]) -> None:
+def test_the_table_of_messages_is_that_of_the_code(tables: list[list[Row]]) -> None:
     documented = table(tables, "message", "from", "phase", "next phase", "fds", "replies", "fields")
     assert sorted(documented) == sorted(rows_of_messages())
 
 
-def test_what_may_come_after_goodbye_is_what_the_driver_sends_while_open() -> None:
+def test_after_goodbye_the_driver_may_send_what_it_may_send_while_open() -> None:
     assert TRANSITIONS[PeerRole.DRIVER][Phase.CLOSED].keys() == TRANSITIONS[PeerRole.DRIVER][Phase.OPEN].keys()
     assert Phase.CLOSED not in TRANSITIONS[PeerRole.CLIENT]
 
@@ -113,7 +113,7 @@ def test_the_records_are_as_documented(tables: list[list[Row]]) -> None:
     assert documented == [*rows_of_records(datum.REQUEST_VARIANTS), *rows_of_records(datum.RESULT_VARIANTS)]
 
 
-def test_the_stage_slots_are_as_documented(tables: list[list[Row]]) -> None:
+def test_the_execution_statistics_are_as_documented(tables: list[list[Row]]) -> None:
     documented = {name.strip("`"): int(word) for word, name, _ in table(tables, "word", "name", "meaning")}
     assert documented == {name: vars(execution_stats)[name] for name in documented}
     assert sorted(documented.values()) == list(range(execution_stats.RESERVED + 1))
@@ -126,7 +126,7 @@ def test_the_limits_are_as_documented() -> None:
     assert f"protocol (this is {control_protocol.PROTOCOL})" in text
 
 
-def test_the_codec_s_example_does_what_it_says() -> None:
+def test_the_example_of_the_codec_runs() -> None:
     text = (places.ROOT / "docs" / "reference" / "protocol.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, object] = {}

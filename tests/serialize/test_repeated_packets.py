@@ -21,20 +21,20 @@ def test_the_same_bytes_give_the_same_object(codec: Any, sample: Any, given: Any
     assert decoder.decode(given(bytearray(sample.data))) is first
 
 
-def test_a_packet_that_differs_in_any_byte_is_decoded_afresh(codec: Any, sample: Any) -> None:
+def test_a_packet_that_differs_in_any_byte_is_decoded_again(codec: Any, sample: Any) -> None:
     decoder = Decoder(sample.decode)
-    assert [at for at in range(len(sample.data)) if not is_told_apart(decoder, sample, at)] == []
+    assert [at for at in range(len(sample.data)) if not is_distinguished(decoder, sample, at)] == []
 
 
-def is_told_apart(decoder: Any, sample: Any, at: int) -> bool:
-    """Return whether a packet of equal length that differs at one byte is answered as if it came first."""
+def is_distinguished(decoder: Any, sample: Any, at: int) -> bool:
+    """Return whether a packet of equal length that differs at one byte is decoded as by a new decoder."""
     decoder.decode(sample.data)
     other = bytearray(sample.data)
     other[at] ^= 2
     return outcome(decoder.decode, bytes(other)) == outcome(sample.decode, bytes(other))
 
 
-def test_a_malformed_packet_is_refused_each_time_and_not_remembered(codec: Any, sample: Any) -> None:
+def test_a_malformed_packet_is_rejected_each_time_and_not_remembered(codec: Any, sample: Any) -> None:
     decoder = Decoder(sample.decode)
     first = decoder.decode(sample.data)
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_what_was_remembered_does_not_change_with_the_memory_it_came_from(codec:
 
 @pytest.mark.parametrize(("dimensions", "is_remembered"), [(167, True), (168, False)], ids=["4 KiB", "more"])
 def test_only_small_packets_are_remembered(codec: Any, dimensions: int, is_remembered: bool) -> None:
-    """The sender chooses the size; the driver's memory is not his to fill."""
+    """The sender chooses the size; the sender must not be able to fill the driver's memory."""
     result = codec.encode_result(ErrorStatus.NONE, [OutputShape((1,) * dimensions, True)])
     decoder = Decoder(codec.decode_result)
     assert (len(result) <= 4096) == is_remembered

@@ -21,7 +21,12 @@ import weakref
 from dataclasses import dataclass
 
 from nnfmq.channel import NO_WAIT, Channel
-from nnfmq.hal.errors import DeadObject, InvalidArgument, MissedDeadlineTransient, NnfmqError, ProtocolError
+from nnfmq.hal.errors import (
+    InvalidArgument,
+    MissedDeadlineTransient,
+    NnfmqError,
+    TransportError,
+)
 from nnfmq.memory import Memory
 from nnfmq.service.caching import shared_cache_protocol
 from nnfmq.service.caching.shared_cache_protocol import (
@@ -106,7 +111,7 @@ class SharedCacheClient:
             if not self._timeout_logged:
                 _log.warning("the supervisor does not respond: a program is not shared")
             self._timeout_logged = True
-        except (DeadObject, ProtocolError, OSError) as error:
+        except (TransportError, OSError) as error:
             self._end(error)
         finally:
             self._lookup_lock.release()

@@ -18,7 +18,7 @@ import logging
 import os
 
 from nnfmq.channel import NO_WAIT, Channel, Frame
-from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ProtocolError
+from nnfmq.hal.errors import DeadObject, MissedDeadlineTransient, ProtocolError, TransportError
 from nnfmq.memory import sealed_size
 from nnfmq.service.caching import shared_cache_protocol
 from nnfmq.service.caching.shared_cache_protocol import (
@@ -90,7 +90,7 @@ class SharedCacheServer:
             return True  # no frame
         except DeadObject:
             return False
-        except (ProtocolError, OSError) as error:  # OSError: the kernel lacks memory or fds
+        except (TransportError, OSError) as error:  # OSError: the kernel lacks memory or fds
             _log.warning("worker %d no longer shares programs: %s", link.worker_pid, error)
             return False
         return True
