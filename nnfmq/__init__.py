@@ -26,11 +26,15 @@ if TYPE_CHECKING:
     from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.buffer_allocation import allocate
     from nnfmq.runtime.burst_controller import Burst, ExecutionInfo
-    from nnfmq.runtime.client import Client, Device, DeviceInfo, connect
+    from nnfmq.runtime.client import Client
+    from nnfmq.runtime.connect import connect
+    from nnfmq.runtime.device import Device
     from nnfmq.runtime.fenced_execution import FencedExecution
-    from nnfmq.runtime.managed_buffer import Buffer, copy
+    from nnfmq.runtime.managed_buffer import Buffer
+    from nnfmq.runtime.memory_copy import copy
     from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.runtime.reusable_execution import Execution
+    from nnfmq.serialize.messages import DeviceInfo
 
 __all__ = [
     "Buffer",
@@ -61,9 +65,13 @@ __all__.sort()
 if not TYPE_CHECKING:  # a checker would take any name that is asked of a module with a `__getattr__`
     _PLACES = {
         **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst_controller"),
-        **dict.fromkeys(("Client", "Device", "DeviceInfo", "connect"), "nnfmq.runtime.client"),
+        "Device": "nnfmq.runtime.device",
+        "DeviceInfo": "nnfmq.serialize.messages",
         **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
-        **dict.fromkeys(("Buffer", "copy"), "nnfmq.runtime.managed_buffer"),
+        "Buffer": "nnfmq.runtime.managed_buffer",
+        "Client": "nnfmq.runtime.client",
+        "connect": "nnfmq.runtime.connect",
+        "copy": "nnfmq.runtime.memory_copy",
         "allocate": "nnfmq.runtime.buffer_allocation",
         "Execution": "nnfmq.runtime.reusable_execution",
         "Fence": "nnfmq.fence",

@@ -74,7 +74,7 @@ def test_an_import_upward_is_found(module: str, text: str) -> None:
         ("queue.core", "from nnfmq.hal import errors\nfrom nnfmq.hal.errors import QueueCorrupted"),
         ("queue.core", "from nnfmq.queue.layout import compute_layout\nfrom nnfmq.observe import logging"),
         ("cli.run", "import nnfmq\nfrom nnfmq.service.supervisor import serve"),
-        ("", "from nnfmq.runtime.client import connect\nfrom nnfmq.importers import tflite"),
+        ("", "from nnfmq.runtime.connect import connect\nfrom nnfmq.importers import tflite"),
         ("runtime.client", "import numpy as np\nimport nnfmqtools"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The memory of an execution whose arrays are the application's: inputs copied in, room for outputs, results out."""
+"""ArrayRequest: a request over shared memory for an execution with the application's arrays."""
 
 from __future__ import annotations
 
@@ -12,139 +12,139 @@ from nnfmq.hal.errors import OutputInsufficientSize
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import BufferToken, OutputShape, Request, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.runtime import tensor_layout
-from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.array_checks import check_count, checked_array
 from nnfmq.runtime.managed_buffer import Buffer
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.result_validation import check_fits, check_reported_shapes
+from nnfmq.runtime.tensor_layout import Array, layout, view
 
 Shapes = Sequence[tuple[int, ...]]
 
 
 def checked_arguments(infos: Sequence[TensorInfo], values: Sequence[ArrayLike | Buffer]) -> list[Array | Buffer]:
-    """As `tensor_layout.checked_arrays`, but let Buffers pass: what they hold, the driver knows."""
-    tensor_layout.check_count("input", infos, len(values))
+    """As `array_checks.checked_arrays`, but accept Buffers unchecked: the driver checks those."""
+    check_count("input", infos, len(values))
     pairs = zip(infos, values, strict=True)
-    return [value if isinstance(value, Buffer) else tensor_layout.checked_array(info, value) for info, value in pairs]
+    return [value if isinstance(value, Buffer) else checked_array(info, value) for info, value in pairs]
 
 
 class ArrayRequest:
-    """Two memories and the request over them: the driver can only read the inputs'. Close it, or use `with`."""
+    """A request with the inputs copied into one memory, and space for the outputs in another.
+
+    The driver cannot write the inputs' memory. Close it, or use `with`.
+    """
 
     def __init__(
         self,
-        outputs: Sequence[TensorInfo],
-        source: Memory,
-        inputs: tuple[RequestArgument, ...],
-        given: Sequence[Array | Buffer],
+        model: ModelHandle,
+        input_memory: Memory,
+        input_args: tuple[RequestArgument, ...],
+        inputs: Sequence[Array | Buffer],
         targets: Sequence[object],
-        connection: Connection | None,
     ) -> None:
-        self._infos = outputs
-        self._source = source
+        self._model = model
+        self._input_memory = input_memory
+        self._input_args = input_args
         self._inputs = inputs
-        self._given = given
         self._targets = targets
-        self._connection = connection
-        self._sink: Memory | None = None
-        self._outputs: tuple[RequestArgument, ...] = ()
+        self._output_memory: Memory | None = None
+        self._output_args: tuple[RequestArgument, ...] = ()
         self._shapes: Shapes = ()
 
     @classmethod
     def create(
-        cls,
-        inputs: Sequence[TensorInfo],
-        outputs: Sequence[TensorInfo],
-        given: Sequence[Array | Buffer],
-        targets: Sequence[object] | None = None,
-        connection: Connection | None = None,
+        cls, model: ModelHandle, inputs: Sequence[Array | Buffer], targets: Sequence[object] | None = None
     ) -> Self:
-        """Copy `given` in, which were checked, and make room for outputs of the shapes that the model states.
+        """Copy `inputs`, which `checked_arguments` returned, and make space for outputs of the model's shapes.
 
-        Buffers of the driver that `connection` leads to, among `given` and `targets`, take the place of such memory.
+        Buffers among `inputs` and `targets` (one for each output) become pools of the request.
         """
-        here = [value.shape if isinstance(value, np.ndarray) else () for value in given]
-        places, size_bytes = tensor_layout.layout(inputs, here, 0)
-        source = Memory.create(size_bytes, "nnfmq-inputs", one_writer=True)
-        workspace = cls(outputs, source, places, given, targets or [None] * len(outputs), connection)
+        shapes = [value.shape if isinstance(value, np.ndarray) else () for value in inputs]
+        input_args, size_bytes = layout(model.inputs, shapes, 0)
+        input_memory = Memory.create(size_bytes, "nnfmq-inputs", one_writer=True)
+        request = cls(model, input_memory, input_args, inputs, targets or [None] * len(model.outputs))
         try:
-            for info, place, value in zip(inputs, places, given, strict=True):
+            for info, argument, value in zip(model.inputs, input_args, inputs, strict=True):
                 if isinstance(value, np.ndarray):
-                    np.copyto(tensor_layout.view(source, place, info, value.shape), value, casting="same_kind")
-            workspace._make_room([info.shape for info in outputs])
+                    np.copyto(view(input_memory, argument, info, value.shape), value, casting="same_kind")
+            request._allocate_outputs([info.shape for info in model.outputs])
         except BaseException:
-            workspace.close()
+            request.close()
             raise
-        return workspace
+        return request
 
-    def _make_room(self, shapes: Shapes) -> None:
-        self._outputs, size_bytes = tensor_layout.layout(self._infos, shapes, 1)
-        if self._sink is not None:
-            self._sink.close()
-        self._sink = Memory.create(size_bytes, "nnfmq-outputs")
+    def _allocate_outputs(self, shapes: Shapes) -> None:
+        self._output_args, size_bytes = layout(self._model.outputs, shapes, 1)
+        if self._output_memory is not None:
+            self._output_memory.close()
+        self._output_memory = Memory.create(size_bytes, "nnfmq-outputs")
         self._shapes = shapes
 
     @property
     def request(self) -> Request:
-        """The request; it changes with `grow`."""
-        assert self._sink is not None  # `create` returns none without
-        pools: list[Memory | BufferToken] = [self._source, self._sink]
-        inputs = self._in_buffers(self._inputs, self._given, pools)
-        return Request(inputs, self._in_buffers(self._outputs, self._targets, pools), tuple(pools))
+        """The request, which `grow` replaces."""
+        assert self._output_memory is not None  # `create` has allocated it
+        pools: list[Memory | BufferToken] = [self._input_memory, self._output_memory]
+        inputs = self._arguments(self._input_args, self._inputs, pools)
+        return Request(inputs, self._arguments(self._output_args, self._targets, pools), tuple(pools))
 
-    def _in_buffers(
-        self, places: Sequence[RequestArgument], values: Sequence[object], pools: list[Memory | BufferToken]
+    def _arguments(
+        self, arguments: Sequence[RequestArgument], values: Sequence[object], pools: list[Memory | BufferToken]
     ) -> tuple[RequestArgument, ...]:
-        """Return `places` with those of Buffers, which are added to `pools`, in place of the others."""
+        """Return `arguments` with those of Buffers replaced; adds the Buffers' pools to `pools`."""
         found = []
-        for place, value in zip(places, values, strict=True):
+        for argument, value in zip(arguments, values, strict=True):
             if isinstance(value, Buffer):
-                assert self._connection is not None, "who gives buffers gives their connection"
-                pool = value.pool_for(self._connection)
-                index = next((number for number, listed in enumerate(pools) if listed is pool), len(pools))
-                if index == len(pools):  # a memory listed twice would hide that arguments overlap (N-RQX-13)
+                pool = value.pool_for(self._model.connection)
+                index = next((i for i, other in enumerate(pools) if other is pool), len(pools))
+                if index == len(pools):  # a memory listed twice would hide overlapping arguments (N-RQX-13)
                     pools.append(pool)
                 found.append(value.argument_in(index))
             else:
-                found.append(place)
+                found.append(argument)
         return tuple(found)
 
     def grow(self, error: OutputInsufficientSize) -> None:
-        """Make room for what the driver says the outputs need; raises `error` where that cannot help.
+        """Allocate the outputs again, in the shapes that the driver reported.
 
-        Raises ProtocolError where the driver states impossible shapes.
+        Raises:
+            OutputInsufficientSize: `error` itself, if that cannot help.
+            ProtocolError: If the reported shapes are invalid.
         """
-        known = [shape.dimensions for shape in error.output_shapes]
-        tensor_layout.check_reported_shapes(self._infos, known)
-        if known == self._shapes or any(0 in shape for shape in known):
+        reported = [shape.dimensions for shape in error.output_shapes]
+        check_reported_shapes(self._model.outputs, reported)
+        if reported == self._shapes or any(0 in shape for shape in reported):
             raise error
-        self._make_room(known)
+        self._allocate_outputs(reported)
 
     def arrays(self, reported: Sequence[OutputShape]) -> tuple[Array, ...]:
-        """As `results`, of a workspace without Buffers."""
+        """As `results`, for a request without Buffers."""
         return tuple(result for result in self.results(reported) if isinstance(result, np.ndarray))
 
     def results(self, reported: Sequence[OutputShape]) -> tuple[Array | Buffer, ...]:
-        """Return copies of the outputs, which have the shapes that the driver reports, and Buffers as they were given.
+        """Return copies of the outputs, in the reported shapes if there are any, and the Buffers among the targets.
 
-        Raises ProtocolError where it states impossible shapes.
+        Raises:
+            ProtocolError: If the reported shapes are invalid.
         """
-        assert self._sink is not None
-        final = [shape.dimensions for shape in reported] or self._shapes
-        tensor_layout.check_reported_shapes(self._infos, final)
+        assert self._output_memory is not None
+        infos = self._model.outputs
+        shapes = [shape.dimensions for shape in reported] or self._shapes
+        check_reported_shapes(infos, shapes)
         results: list[Array | Buffer] = []
-        for info, place, shape, target in zip(self._infos, self._outputs, final, self._targets, strict=True):
+        for info, argument, shape, target in zip(infos, self._output_args, shapes, self._targets, strict=True):
             if isinstance(target, Buffer):
                 results.append(target)
                 continue
-            tensor_layout.check_fits([info], [place], [shape])
-            results.append(tensor_layout.view(self._sink, place, info, shape).copy())
+            check_fits([info], [argument], [shape])
+            results.append(view(self._output_memory, argument, info, shape).copy())
         return tuple(results)
 
     def close(self) -> None:
-        """Give the memory back; a driver that still uses it has it mapped itself."""
-        self._source.close()
-        if self._sink is not None:
-            self._sink.close()
+        """Close the memories. A driver that still uses them has its own mappings. Idempotent."""
+        self._input_memory.close()
+        if self._output_memory is not None:
+            self._output_memory.close()
 
     def __enter__(self) -> Self:
         return self

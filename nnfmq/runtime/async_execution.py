@@ -1,45 +1,44 @@
-"""Executions that go on while their caller does something else: executeAsynchronously and its callback.
+"""Asynchronous executions: the HAL's executeAsynchronously and its callback.
 
-The callback comes on the watcher's thread, exactly once: with what the driver says, or with DEAD_OBJECT when it dies.
-It turns the answer into a result there and then, so that nothing is left to be closed by whoever asks for it.
+The callback arrives on the watcher thread, exactly once: with the driver's result, or with DEAD_OBJECT when the driver
+dies. That thread also converts it to arrays and closes the request's memory, so the application has nothing to close.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from nnfmq.deadlines import deadline_after
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError, OutputInsufficientSize
-from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
 from nnfmq.runtime.array_request import ArrayRequest
-from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.execution_result import ExecutionResult, memory_fds, to_wire_deadline
+from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.future import Future
-from nnfmq.runtime.result_validation import ResultValidator
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.request_run import RequestRun
 from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.wire_values import memory_fds, to_wire_deadline
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")
-Give: TypeAlias = Callable[[ResultT | NnfmqError], None]
 
 
 class PendingExecution(Generic[ResultT]):
-    """An execution that was begun. Any thread may wait for it, and any number of times; nothing has to be closed."""
+    """An execution in progress. Any thread may wait for it, any number of times. Nothing has to be closed."""
 
-    def __init__(self) -> None:
-        self._answer: Future[ResultT] = Future()
+    def __init__(self, future: Future[ResultT]) -> None:
+        self._future = future
 
     def done(self) -> bool:
-        """Return True once it is over, well or not. Never blocks."""
-        return self._answer.is_given
+        """Return True once the execution has succeeded or failed. Does not block."""
+        return self._future.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is over and return True, or False after `timeout` seconds (None = no limit)."""
+        """Block until done, at most `timeout` seconds (None = no limit); return `done()`."""
         try:
-            self._answer.wait(deadline_after(timeout))
+            self._future.result(deadline_after(timeout))
         except NnfmqError:
             return self.done()
         return True
@@ -47,141 +46,155 @@ class PendingExecution(Generic[ResultT]):
     def result(self, timeout: float | None = None) -> ResultT:
         """Return the result; blocks up to `timeout` seconds (None = no limit).
 
-        Raises MissedDeadlineTransient where the wait ends first (the execution goes on), or why the execution failed:
-        what the driver answered, DeadObject where it died.
+        Raises:
+            MissedDeadlineTransient: If the timeout passes first. The execution continues.
+            DeadObject: If the driver has exited.
+            NnfmqError: The error that the driver replied.
         """
         deadline_ns = deadline_after(timeout)
         try:
-            return self._answer.wait(deadline_ns)
+            return self._future.result(deadline_ns)
         except MissedDeadlineTransient:
-            if self.done():
+            if self.done():  # then the driver's own error, not the wait's
                 raise
-            raise MissedDeadlineTransient("the timeout passed before the execution was over; it goes on") from None
+            raise MissedDeadlineTransient(
+                "the timeout passed before the execution was done; the execution continues"
+            ) from None
+
+
+class ResultHandler(Protocol):
+    """Receives the result of one execution or its error: exactly one of the methods is called, once."""
+
+    def set_result(self, result: ExecutionResult, /) -> None:
+        """Receive the validated result."""
+        ...
+
+    def set_exception(self, error: NnfmqError, /) -> None:
+        """Receive the error."""
+        ...
 
 
 class AsyncRequest:
-    """What every asynchronous execution of one model is begun with."""
+    """Starts asynchronous executions of one model with one configuration and deadline."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        model_id: int,
-        described: Sequence[TensorInfo],
-        config: ExecutionConfig,
-        deadline_ns: int | None,
-    ) -> None:
-        self._connection = connection
-        self._model_id = model_id
-        self._described = described  # the model's outputs
+    def __init__(self, model: ModelHandle, config: ExecutionConfig, deadline_ns: int | None) -> None:
+        self._model = model
+        self._model_id = model.model_id
         self._config = config
         self._deadline_ns = deadline_ns
 
-    def begin(self, request: Request, give: Give[ExecutionResult], patience_ns: int | None) -> None:
-        """Send a request, whose pools stay the caller's; `patience_ns` bounds the sending alone.
+    def start(self, request: Request, handler: ResultHandler) -> None:
+        """Send a request; `handler` is called on the watcher thread. Borrows the request's pools until then.
 
-        `give` gets the outcome once it was judged, or the error that stands for it.
+        Blocks while the socket is full, at most until the deadline.
+
+        Raises:
+            DeadObject: If the driver has exited.
+            MissedDeadlineTransient: If the deadline passes before the request is sent.
         """
-        message, taker, fds = self._prepared(request, give)
-        self._connection.begin(message, messages.ExecutionFinished, taker, fds, patience_ns)
+        message, validator, fds = self._prepare(request, handler)
+        self._model.connection.start_call(message, messages.ExecutionFinished, validator, fds, self._deadline_ns)
 
-    def begin_again(self, request: Request, give: Give[ExecutionResult]) -> None:
-        """As `begin`, on the watcher's thread, where nothing may block."""
-        message, taker, fds = self._prepared(request, give)
-        self._connection.begin_nonblocking(message, messages.ExecutionFinished, taker, fds)
+    def start_nonblocking(self, request: Request, handler: ResultHandler) -> None:
+        """As `start`, for the watcher thread. Does not block."""
+        message, validator, fds = self._prepare(request, handler)
+        self._model.connection.start_call_nonblocking(message, messages.ExecutionFinished, validator, fds)
 
-    def _prepared(
-        self, request: Request, give: Give[ExecutionResult]
-    ) -> tuple[messages.ExecuteAsynchronously, _Judged, list[int]]:
+    def _prepare(
+        self, request: Request, handler: ResultHandler
+    ) -> tuple[messages.ExecuteAsynchronously, _ValidatingHandler, list[int]]:
+        connection = self._model.connection
         message = messages.ExecuteAsynchronously(
-            self._connection.new_call(),
+            connection.next_call_id(),
             self._model_id,
             messages.request_to_data(request),
             messages.config_to_data(self._config),
-            to_wire_deadline(self._connection, self._deadline_ns),
+            to_wire_deadline(connection, self._deadline_ns),
         )
-        judge = ResultValidator(self._connection, self._described, request, self._config)
-        judge.begin()
-        return message, _Judged(judge, give), memory_fds(request.pools)
-
-    @property
-    def deadline_ns(self) -> int | None:
-        """When the execution is to be over."""
-        return self._deadline_ns
+        run = RequestRun(self._model, request, self._config)
+        run.begin()
+        return message, _ValidatingHandler(run, handler), memory_fds(request.pools)
 
 
-class _Judged:
-    """Turns the driver's answer into an outcome, and gives it on."""
+class _ValidatingHandler:
+    """Validates the driver's callback and passes the result on."""
 
-    def __init__(self, judge: ResultValidator, give: Give[ExecutionResult]) -> None:
-        self._judge = judge
-        self._give = give
+    def __init__(self, run: RequestRun, handler: ResultHandler) -> None:
+        self._run = run
+        self._handler = handler
 
-    def give(self, answer: messages.ExecutionFinished | NnfmqError) -> None:
-        self._give(answer if isinstance(answer, NnfmqError) else self._judged(answer))
-
-    def _judged(self, answer: messages.ExecutionFinished) -> ExecutionResult | NnfmqError:
+    def set_result(self, reply: messages.ExecutionFinished) -> None:
         try:
-            return self._judge.outcome(answer)
+            result = self._run.finish(reply)
         except NnfmqError as error:
-            return error
+            self._handler.set_exception(error)
+        else:
+            self._handler.set_result(result)
+
+    def set_exception(self, error: NnfmqError) -> None:
+        self._handler.set_exception(error)
 
 
-class _ArraysTaker:
-    """Turns an outcome into arrays, and asks again where an output needed more room than the model says."""
+class _ArrayHandler:
+    """Completes a future with output arrays. Executes once more if an output was larger than its space."""
 
     def __init__(
         self,
-        pending: PendingExecution[tuple[Array, ...]],
-        launch: AsyncRequest,
-        workspace: ArrayRequest,
+        future: Future[tuple[Array, ...]],
+        async_request: AsyncRequest,
+        array_request: ArrayRequest,
         note_timing: Callable[[Timing], None],
     ) -> None:
-        self._pending = pending
-        self._launch = launch
-        self._workspace = workspace
+        self._future = future
+        self._async_request = async_request
+        self._array_request = array_request
         self._note_timing = note_timing
         self._may_grow = True
 
-    def give(self, outcome: ExecutionResult | NnfmqError) -> None:
+    def set_result(self, result: ExecutionResult) -> None:
+        self._note_timing(result.timing)
         try:
-            results = self._results(outcome)
+            arrays = self._array_request.arrays(result.shapes)
         except NnfmqError as error:
-            self._workspace.close()
-            self._pending._answer.give(error)
+            self._fail(error)
             return
-        if results is not None:
-            self._workspace.close()
-            self._pending._answer.give(results)
+        self._array_request.close()
+        self._future.set_result(arrays)
 
-    def _results(self, outcome: ExecutionResult | NnfmqError) -> tuple[Array, ...] | None:
-        """Return the outputs, None where they were asked for anew."""
-        if isinstance(outcome, OutputInsufficientSize) and self._may_grow:
-            self._may_grow = False
-            self._workspace.grow(outcome)
-            self._launch.begin_again(self._workspace.request, self.give)
-            return None
-        if isinstance(outcome, NnfmqError):
-            raise outcome
-        self._note_timing(outcome.timing)
-        return self._workspace.arrays(outcome.shapes)
+    def set_exception(self, error: NnfmqError) -> None:
+        if not isinstance(error, OutputInsufficientSize) or not self._may_grow:
+            self._fail(error)
+            return
+        self._may_grow = False
+        try:
+            self._array_request.grow(error)
+            self._async_request.start_nonblocking(self._array_request.request, self)
+        except NnfmqError as failure:
+            self._fail(failure)
 
-
-def begin_request(launch: AsyncRequest, request: Request) -> PendingExecution[ExecutionResult]:
-    """Begin an execution as the HAL has it."""
-    pending: PendingExecution[ExecutionResult] = PendingExecution()
-    launch.begin(request, pending._answer.give, launch.deadline_ns)
-    return pending
+    def _fail(self, error: NnfmqError) -> None:
+        self._array_request.close()
+        self._future.set_exception(error)
 
 
-def begin_arrays(
-    launch: AsyncRequest, workspace: ArrayRequest, note_timing: Callable[[Timing], None]
+def start_request(async_request: AsyncRequest, request: Request) -> PendingExecution[ExecutionResult]:
+    """Start an execution of a HAL request. Borrows its pools until the execution is done. Raises as `start`."""
+    future: Future[ExecutionResult] = Future()
+    async_request.start(request, future)
+    return PendingExecution(future)
+
+
+def start_arrays(
+    async_request: AsyncRequest, array_request: ArrayRequest, note_timing: Callable[[Timing], None]
 ) -> PendingExecution[tuple[Array, ...]]:
-    """Begin an execution over a workspace, which it takes over."""
-    pending: PendingExecution[tuple[Array, ...]] = PendingExecution()
+    """Start an execution with arrays. Takes ownership of `array_request`. Raises as `AsyncRequest.start`.
+
+    `note_timing` gets the execution's timing, on the watcher thread.
+    """
+    future: Future[tuple[Array, ...]] = Future()
     try:
-        taker = _ArraysTaker(pending, launch, workspace, note_timing)
-        launch.begin(workspace.request, taker.give, launch.deadline_ns)
+        async_request.start(array_request.request, _ArrayHandler(future, async_request, array_request, note_timing))
     except BaseException:
-        workspace.close()
+        array_request.close()
         raise
-    return pending
+    return PendingExecution(future)

@@ -1,7 +1,7 @@
-"""Numbers by which a burst and its driver name memories: slots of a HIDL burst, tokens of an AIDL one.
+"""Ids by which a burst and its driver name memories: the slots of a HIDL burst, the tokens of an AIDL burst.
 
-A table does not keep a memory alive: one that its owner has closed or dropped is `gone`, and the burst then tells the
-driver to forget its number. Freed slots come back last in, first out; tokens never do.
+An allocator does not keep a memory alive. If its owner has closed or dropped it, its id is `expired`, and the burst
+makes the driver forget the id. Freed slots are reused, last in, first out; tokens never are.
 """
 
 from __future__ import annotations
@@ -16,58 +16,62 @@ from nnfmq.hal.types import Pool
 
 
 class SlotAllocator:
-    """Numbers 0, 1, 2, ... that stand for memories within a burst. Thread-safe."""
+    """Slots 0, 1, 2, ... of the memories of one burst. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._memories: dict[int, weakref.ref[Pool]] = {}
         self._free: list[int] = []
-        self._new = itertools.count()
+        self._unused = itertools.count()
 
     def add(self, memory: Pool) -> int:
-        """Return the number that stands for `memory` from now on; the memory stays the caller's."""
+        """Return a new slot for `memory`. Keeps only a weak reference."""
         with self._lock:
-            number = self._free.pop() if self._free else next(self._new)
-            self._memories[number] = weakref.ref(memory)
-            return number
+            slot = self._free.pop() if self._free else next(self._unused)
+            self._memories[slot] = weakref.ref(memory)
+            return slot
 
-    def known(self, memory: Pool) -> int | None:
-        """Return the number that stands for `memory`, None where there is none."""
+    def find(self, memory: Pool) -> int | None:
+        """Return the slot of `memory`, or None if it has none."""
         with self._lock:
-            return next((number for number, other in self._memories.items() if other() is memory), None)
+            return next((slot for slot, reference in self._memories.items() if reference() is memory), None)
 
-    def number_of(self, memory: Pool) -> int:
-        """Return the number that stands for `memory`, a new one where there is none yet."""
-        known = self.known(memory)
-        return self.add(memory) if known is None else known
+    def find_or_add(self, memory: Pool) -> int:
+        """Return the slot of `memory`, a new one if it has none."""
+        slot = self.find(memory)
+        return self.add(memory) if slot is None else slot
 
-    def free(self, number: int) -> None:
-        """Forget a number; an unknown one is no error."""
+    def free(self, slot: int) -> None:
+        """Free a slot for reuse. Idempotent."""
         with self._lock:
-            if self._memories.pop(number, None) is not None:
-                self._take_back(number)
+            if self._memories.pop(slot, None) is not None:
+                self._make_reusable(slot)
 
-    def _take_back(self, number: int) -> None:
-        self._free.append(number)
+    def _make_reusable(self, slot: int) -> None:
+        self._free.append(slot)
 
-    def gone(self) -> list[int]:
-        """Return the numbers whose memory was closed or dropped, and that are not freed yet."""
+    def expired(self) -> list[int]:
+        """Return the slots whose memory was closed or garbage-collected, and that are not freed yet."""
         with self._lock:
-            found = [(number, other()) for number, other in self._memories.items()]
-        return [number for number, memory in found if memory is None or getattr(memory, "closed", False)]
+            found = [(slot, reference()) for slot, reference in self._memories.items()]
+        return [slot for slot, memory in found if memory is None or getattr(memory, "closed", False)]
 
-    def get_memories(self, numbers: Sequence[int]) -> list[Pool]:
-        """Return what the slots stand for. Raises InvalidArgument for one that is out of range, freed or dropped."""
+    def get_memories(self, slots: Sequence[int]) -> list[Pool]:
+        """Return the memories of `slots`.
+
+        Raises:
+            InvalidArgument: If a slot was never used or is free, or its memory was garbage-collected.
+        """
         with self._lock:
-            found = [self._memories[number]() if number in self._memories else None for number in numbers]
-        for number, memory in zip(numbers, found, strict=True):
+            found = [self._memories[slot]() if slot in self._memories else None for slot in slots]
+        for slot, memory in zip(slots, found, strict=True):
             if memory is None:
-                raise InvalidArgument(f"slot {number} stands for no memory of this burst")
+                raise InvalidArgument(f"slot {slot} has no memory in this burst")
         return [memory for memory in found if memory is not None]
 
 
 class TokenAllocator(SlotAllocator):
-    """Numbers that never come back: a driver that missed a release cannot take one memory for another."""
+    """Tokens, which are never reused: a driver that missed a release cannot mistake one memory for another."""
 
-    def _take_back(self, _number: int) -> None:
+    def _make_reusable(self, _token: int) -> None:
         pass

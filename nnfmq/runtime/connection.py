@@ -1,9 +1,7 @@
-"""The application's end of a control channel: calls and their answers, and what happens when the driver is gone.
+"""The client's end of a control channel: calls, their replies, and the driver's death.
 
-The watcher's thread receives; callers wait for their own answer. The driver's death (the hang-up of its socket) fails
-every open call with DEAD_OBJECT and wakes every burst. After fork(2) the child's copy of the socket is closed at once,
-since a hang-up is seen only when no copy is left, and every call in the child raises. Long because whatever ends the
-connection ends every kind of wait.
+The watcher thread receives; each caller waits for the reply to its own call. When the driver dies (its socket hangs
+up), every pending call fails with DeadObject and every burst is woken. `open_connections` handles fork(2).
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from nnfmq import watcher
 from nnfmq.channel import NO_WAIT, Channel, Frame, close_all
@@ -32,83 +30,49 @@ from nnfmq.hal.errors import (
     error_for_status,
     status_for_error,
 )
-from nnfmq.hal.types import Pool, SharedPool
+from nnfmq.hal.types import SharedPool
+from nnfmq.runtime import open_connections
 from nnfmq.runtime.future import Future
+from nnfmq.runtime.pending_calls import MemoryProvider, PendingCall, ReplyHandler, ReplyKey, release_message
 from nnfmq.serialize import control_protocol, messages
 from nnfmq.serialize.connection_state import ConnectionState
 from nnfmq.serialize.control_protocol import PeerRole
 
-INTERFACE = "AIDL v4"  # unless the application wants another
-# Levels of `hal.feature_levels`, for which no application shall wait.
+INTERFACE = "AIDL v4"
+"""The default interface version."""
+DEFAULT_TIMEOUT_S = 10.0
+# Feature levels of `hal.feature_levels`, which is not imported here: it would make every application start slower.
 _LEVEL, _FIRST_AIDL, _FIRST_WITH_DEADLINES, _FIRST_WITH_REUSABLE = 8, 5, 4, 8
-_GONE = "the driver process is gone"
-_TELL_NS = 1_000_000_000  # for a driver that reads nothing, before it is left alone
+_DRIVER_EXITED = "the driver process is gone"
+_POST_TIMEOUT_NS = 1_000_000_000
 _log = logging.getLogger("nnfmq.client")
 
 AnswerT = TypeVar("AnswerT", bound=messages.StatusReply)
 CallT = TypeVar("CallT", bound=messages.Call)
 
 
-class MemoryProvider(Protocol):
-    """A burst, as the connection needs it: it knows what its slots stand for, and it can be woken."""
-
-    peer: watcher.DeathRecipients
-
-    def get_memories(self, slots: Sequence[int]) -> list[Pool]:
-        """Return the memories of `slots`; they stay the burst's. Raises InvalidArgument for an unknown slot."""
-        ...
-
-
-class _Key(NamedTuple):
-    call: int
-    kind: type[messages.Call]
-
-
-class Taker(Protocol):
-    """Who waits for an answer: it is given that, or the error that stands for it, exactly once."""
-
-    def give(self, answer: Any) -> None:
-        """Take it; on the watcher's thread, or on that of whoever closes the connection."""
-        ...
-
-
-class _Question(NamedTuple):
-    answer: Taker
-    on_answer: Callable[[Any], None] | None = None
-    on_fds: Callable[[list[int]], None] | None = None
-
-
-# What the driver made for somebody who has stopped waiting, and how it is undone.
-_UNDONE: dict[type[messages.Call], Callable[[int, Any], messages.Call]] = {
-    messages.PreparedModelReady: lambda call, answer: messages.ReleaseModel(call, answer.model_id),
-    messages.BurstConfigured: lambda call, answer: messages.CloseBurst(call, answer.burst_id),
-    messages.FencedLaunched: lambda call, answer: messages.ReleaseCallback(call, answer.callback_id),
-    messages.ExecutionCreated: lambda call, answer: messages.ReleaseExecution(call, answer.execution_id),
-    messages.Allocated: lambda call, answer: messages.ReleaseBuffer(call, answer.buffer_id),
-}
-
-
 class Connection:
-    """A connection to a driver. Any thread may call. Made by `open`; the owner closes it."""
+    """A connection to a driver, made by `open`; the owner closes it. Thread-safe."""
 
     def __init__(self, channel: Channel, level: int = _LEVEL) -> None:
-        self.level = level  # the feature level of the interface that is spoken here
+        self.level = level  # the feature level of this connection's interface version
         self.is_aidl = level >= _FIRST_AIDL
         self.has_deadlines = level >= _FIRST_WITH_DEADLINES
-        self.keeps_executions = level >= _FIRST_WITH_REUSABLE
+        self.has_reusable_executions = level >= _FIRST_WITH_REUSABLE
         self._channel = channel
         self._connection_state = ConnectionState()
         self._lock = threading.Lock()  # held for a few assignments, never while blocking
-        self._waiting: dict[_Key, _Question] = {}
-        self._greeting: Future[messages.HelloReply] = Future()
+        self._pending_calls: dict[ReplyKey, PendingCall] = {}
+        self._hello: Future[messages.HelloReply] = Future()
+        self._hello_reply: messages.HelloReply | None = None
         self._bursts: dict[int, MemoryProvider] = {}
         self._peers: list[watcher.DeathRecipients] = []
-        self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by token
-        self._end: str | None = None
+        self.buffers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """The managed buffers of this connection by token."""
+        self._close_reason: str | None = None
         self._pid = os.getpid()
         self._watches: list[watcher.ReaderHandle] = []
         self._pidfd = -1
-        self.driver: messages.HelloReply | None = None
 
     @classmethod
     def open(
@@ -118,325 +82,373 @@ class Connection:
         process: int | None = None,
         interface: str = INTERFACE,
     ) -> Connection:
-        """Greet the driver over `channel`, which the connection owns from now on; blocks until it answers.
+        """Send Hello over `channel` and block until the driver replies. Takes ownership of `channel`.
 
-        `process` is the pid of a driver that is our own child: its end is then seen even where a copy of its socket
-        lives on in another process. `interface` is the HAL's, from "HIDL 1.0" to "AIDL v4".
+        Args:
+            channel: A connected control channel.
+            deadline_ns: End of the wait on the monotonic clock; None = no limit.
+            process: The pid of an embedded driver. Its exit is then noticed even if another process still has a copy
+                of its socket.
+            interface: An interface version, from "HIDL 1.0" to "AIDL v4".
 
-        Raises InvalidArgument for an unknown interface, DeviceUnavailable where the driver ends, the error of the
-        status where it refuses (a driver with too many clients: ResourceExhaustedTransient), MissedDeadlineTransient at
-        the deadline.
+        Raises:
+            InvalidArgument: If the interface version is unknown.
+            DeviceUnavailable: If the driver exits.
+            MissedDeadlineTransient: If the deadline passes.
+            NnfmqError: If the driver rejects the client: the error of the status that it sends, for example
+                ResourceExhaustedTransient if it has too many clients.
         """
         try:
             connection = cls(channel, _level_of(interface))
         except BaseException:
             channel.close()
             raise
-        _open_connections.add(connection)
+        open_connections.add(connection)
         try:
             connection._watch_driver(process)
-            name = f"pid {os.getpid()}"
-            with contextlib.suppress(DeadObject, ProtocolError):  # refused already: the greeting's answer says why
-                connection.send(messages.Hello(control_protocol.PROTOCOL, interface, name), deadline_ns)
-            connection.driver = connection._greeting.wait(deadline_ns)
+            hello = messages.Hello(control_protocol.PROTOCOL, interface, f"pid {os.getpid()}")
+            # Sending fails if the driver has rejected the client already; its reply then contains the reason.
+            with contextlib.suppress(DeadObject, ProtocolError):
+                connection.send(hello, deadline_ns)
+            connection._hello_reply = connection._hello.result(deadline_ns)
         except DeadObject as error:
             connection.close()
-            raise DeviceUnavailable(f"the driver ended before it answered: {error}") from error
+            raise DeviceUnavailable(f"the driver exited before it replied: {error}") from error
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _watch_driver(self, process: int | None) -> None:
-        self._watches.append(watcher.add_reader(self._channel.fileno(), self._on_ready, self._on_bug))
+        self._watches.append(watcher.add_reader(self._channel.fileno(), self._on_readable, self._on_internal_error))
         if process is not None:
             self._pidfd = os.pidfd_open(process)
-            self._watches.append(watcher.add_reader(self._pidfd, lambda: self._finish(_GONE)))
+            self._watches.append(watcher.add_reader(self._pidfd, lambda: self._end(_DRIVER_EXITED)))
 
     @property
-    def greeting(self) -> messages.HelloReply:
-        """What the driver said of itself when the connection was opened."""
-        assert self.driver is not None  # `open` returns none that was not greeted
-        return self.driver
+    def hello_reply(self) -> messages.HelloReply:
+        """The driver's reply to Hello: its pid, its core and the interface version."""
+        assert self._hello_reply is not None  # `open` returns no connection without it
+        return self._hello_reply
 
     @property
     def is_open(self) -> bool:
-        """False once the driver is gone, the connection is closed, or this is a forked child."""
-        return self._end is None
+        """False once the driver has exited, the connection is closed, or in a forked child."""
+        return self._close_reason is None
+
+    def raise_if_closed(self) -> None:
+        """Raise DeadObject with the reason if `is_open` is False."""
+        if self._close_reason is not None:
+            raise DeadObject(self._close_reason)
+
+    def next_call_id(self) -> int:
+        """Return an id for a new call."""
+        return self._connection_state.next_call_id(PeerRole.CLIENT)
 
     def call(
         self,
         message: messages.Call,
-        answer: type[AnswerT],
+        reply_type: type[AnswerT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
         *,
-        on_answer: Callable[[AnswerT], None] | None = None,
+        on_reply: Callable[[AnswerT], None] | None = None,
         on_fds: Callable[[list[int]], None] | None = None,
-        on_notice: Callable[[Any], None] = lambda _notice: None,
+        on_notification: Callable[[Any], None] = lambda _notification: None,
     ) -> AnswerT:
-        """Send a call (its number from `new_call`) and return its answer; blocks. The fds stay the caller's.
+        """As `exchange`, but raise the error of the reply's status unless that is NONE."""
+        reply = self.exchange(
+            message, reply_type, fds, deadline_ns, on_reply=on_reply, on_fds=on_fds, on_notification=on_notification
+        )
+        if reply.status is not ErrorStatus.NONE:
+            raise error_for_status(reply.status, reply.message)
+        return reply
 
-        `on_answer` runs on the watcher's thread before this returns, so that what the driver made for us is known even
-        where a signal interrupts the very return; `on_fds` before it, and takes over the descriptors that came with the
-        answer. `on_notice` runs on this thread with each notice that comes before the answer, and may raise. Raises the
-        error that the answer's status stands for, DeadObject, MissedDeadlineTransient.
-        """
-        result = self.ask(message, answer, fds, deadline_ns, on_answer=on_answer, on_fds=on_fds, on_notice=on_notice)
-        if result.status is not ErrorStatus.NONE:
-            raise error_for_status(result.status, result.message)
-        return result
-
-    def ask(
+    def exchange(
         self,
         message: messages.Call,
-        answer: type[CallT],
+        reply_type: type[CallT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
         *,
-        on_answer: Callable[[CallT], None] | None = None,
+        on_reply: Callable[[CallT], None] | None = None,
         on_fds: Callable[[list[int]], None] | None = None,
-        on_notice: Callable[[Any], None] = lambda _notice: None,
+        on_notification: Callable[[Any], None] = lambda _notification: None,
     ) -> CallT:
-        """As `call`, but return the answer whatever its status says."""
-        key = _Key(message.call, answer)
-        given: Future[CallT] = Future()
-        self._expect(key, _Question(given, on_answer, on_fds))
+        """Send a call and block until its reply arrives; return the reply whatever its status.
+
+        Args:
+            message: The call, with an id from `next_call_id`.
+            reply_type: The type of the reply.
+            fds: Sent with the call. Borrowed.
+            deadline_ns: End of the wait on the monotonic clock; None = no limit.
+            on_reply: Runs on the watcher thread with the reply before this returns, so that the id of an object that
+                the driver created is stored even if a signal handler raises while this returns.
+            on_fds: Runs before `on_reply` and takes ownership of the fds that came with the reply.
+            on_notification: Runs on this thread with each notification that arrives before the reply. An exception
+                that it raises ends the call.
+
+        Raises:
+            DeadObject: If the driver exits, or the connection is closed.
+            MissedDeadlineTransient: If the deadline passes. A late reply is dropped, and what it created released.
+        """
+        key = ReplyKey(message.call, reply_type)
+        future: Future[CallT] = Future()
+        self._register(key, PendingCall(future, on_reply, on_fds))
         try:
             self._send(message, fds, deadline_ns)
-            result = given.wait(deadline_ns, on_notice)
+            reply = future.result(deadline_ns, on_notification)
         except MissedDeadlineTransient:
-            if self._waiting.pop(key, None) is not None:
-                raise  # a late answer finds nobody, and is undone
-            result = given.wait(None)  # it came just now
+            if self._pending_calls.pop(key, None) is not None:
+                raise
+            # The watcher thread has removed the call in the meantime, so it is about to set the reply.
+            reply = future.result(None)
         finally:
-            self._waiting.pop(key, None)
-        assert isinstance(result, answer)
-        return result
+            self._pending_calls.pop(key, None)
+        assert isinstance(reply, reply_type)
+        return reply
 
-    def launch(
+    def call_with_callback(
         self,
         message: messages.Call,
-        callback: type[CallT],
-        taker: Future[CallT],
+        callback_type: type[CallT],
+        future: Future[CallT],
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
     ) -> messages.Reply:
-        """Send a call that has a callback and return its Reply; blocks. The fds stay the caller's.
+        """Send a call that the driver acknowledges with Reply and completes with a callback; return the Reply.
 
-        `taker` is given the callback's answer, or the error that stands for it, unless this raises: DeadObject,
-        MissedDeadlineTransient.
+        Blocks until the Reply arrives. Borrows `fds`. `future` gets the callback message, or the error that replaces
+        it, unless this raises.
+
+        Raises:
+            DeadObject: If the driver exits, or the connection is closed.
+            MissedDeadlineTransient: If the deadline passes before the Reply.
         """
-        key = _Key(message.call, callback)
-        self._expect(key, _Question(taker))
+        key = ReplyKey(message.call, callback_type)
+        self._register(key, PendingCall(future))
         try:
-            return self.ask(message, messages.Reply, fds, deadline_ns)
+            return self.exchange(message, messages.Reply, fds, deadline_ns)
         except BaseException:
-            self._waiting.pop(key, None)
+            self._pending_calls.pop(key, None)
             raise
 
-    def begin(
+    def start_call(
         self,
         message: messages.Call,
-        answer: type[messages.Call],
-        taker: Taker,
+        reply_type: type[messages.Call],
+        handler: ReplyHandler,
         fds: Sequence[int] = (),
         deadline_ns: int | None = None,
     ) -> None:
-        """Send a call whose answer `taker` will be given: exactly once, unless this raises. The fds stay the caller's.
+        """Send a call and return; `handler` is called once with the reply, unless this raises. Borrows `fds`.
 
-        Raises DeadObject, MissedDeadlineTransient where it cannot be sent in time.
+        Blocks while the socket is full.
+
+        Raises:
+            DeadObject: If the driver exits, or the connection is closed.
+            MissedDeadlineTransient: If the call cannot be sent before the deadline.
         """
-        self._begin(_Key(message.call, answer), taker, partial(self._send, message, fds, deadline_ns))
+        self._start_call(ReplyKey(message.call, reply_type), handler, partial(self._send, message, fds, deadline_ns))
 
-    def begin_nonblocking(
-        self, message: messages.Call, answer: type[messages.Call], taker: Taker, fds: Sequence[int] = ()
+    def start_call_nonblocking(
+        self, message: messages.Call, reply_type: type[messages.Call], handler: ReplyHandler, fds: Sequence[int] = ()
     ) -> None:
-        """As `begin`, for the watcher's thread, which never blocks here. Raises DeadObject."""
-        self._begin(_Key(message.call, answer), taker, partial(self._send_unblocked, message, fds))
+        """As `start_call`, for the watcher thread. Does not block.
 
-    def _begin(self, key: _Key, taker: Taker, send: Callable[[], None]) -> None:
-        self._expect(key, _Question(taker))
+        Raises:
+            DeadObject: If the driver exits, or the connection is closed.
+        """
+        self._start_call(ReplyKey(message.call, reply_type), handler, partial(self._send_nonblocking, message, fds))
+
+    def _start_call(self, key: ReplyKey, handler: ReplyHandler, send: Callable[[], None]) -> None:
+        self._register(key, PendingCall(handler))
         try:
             send()
         except NnfmqError:
-            if self._waiting.pop(key, None) is not None:
+            # If the call is no longer pending, the driver has just exited and `_end` has told the handler.
+            if self._pending_calls.pop(key, None) is not None:
                 raise
-            # Else the driver died just now, and the taker knows.
         except BaseException:
-            self._waiting.pop(key, None)
+            self._pending_calls.pop(key, None)
             raise
 
     def send(self, message: messages.Message, deadline_ns: int | None = None) -> None:
-        """Send a message that has no answer. Raises DeadObject, MissedDeadlineTransient."""
+        """Send a message that has no reply. Blocks while the socket is full.
+
+        Raises:
+            DeadObject: If the driver exits, or the connection is closed.
+            MissedDeadlineTransient: If it cannot be sent before the deadline.
+        """
         self._send(message, (), deadline_ns)
 
-    def tell(self, message: messages.Call) -> None:
-        """Send a call whose answer nobody needs, if the driver is still there."""
+    def post(self, message: messages.Call) -> None:
+        """Send a call and ignore its reply. Blocks up to 1 s. Does nothing if the driver has exited."""
         with contextlib.suppress(DeadObject, MissedDeadlineTransient):
-            self._send(message, (), time.monotonic_ns() + _TELL_NS)
+            self._send(message, (), time.monotonic_ns() + _POST_TIMEOUT_NS)
 
-    def _expect(self, key: _Key, question: _Question) -> None:
+    def _register(self, key: ReplyKey, pending: PendingCall) -> None:
         with self._lock:
             self.raise_if_closed()
-            self._waiting[key] = question
-
-    def new_call(self) -> int:
-        """Return a number for a new call."""
-        return self._connection_state.next_call_id(PeerRole.CLIENT)
+            self._pending_calls[key] = pending
 
     def add_peer(self, peer: watcher.DeathRecipients) -> None:
-        """Register what must be woken when the driver dies. Raises DeadObject if it already has."""
+        """Register queues to be woken when the driver dies.
+
+        Raises:
+            DeadObject: If it has already died.
+        """
         with self._lock:
             self.raise_if_closed()
             self._peers.append(peer)
 
     def add_burst(self, burst_id: int, burst: MemoryProvider) -> None:
-        """Let the driver ask `burst` for memories."""
+        """Register the burst that serves the driver's GetMemories calls for `burst_id`."""
         with self._lock:
             self._bursts[burst_id] = burst
 
     def discard_burst(self, burst_id: int, peer: watcher.DeathRecipients) -> None:
-        """Forget a burst that is closed."""
+        """Unregister a closed burst and its queues. Idempotent."""
         with self._lock:
             self._bursts.pop(burst_id, None)
             self._peers = [other for other in self._peers if other is not peer]
 
-    def raise_if_closed(self) -> None:
-        """Raise DeadObject with the reason once `is_open` is False."""
-        if self._end is not None:
-            raise DeadObject(self._end)
-
     def _send(self, message: messages.Message, fds: Sequence[int], deadline_ns: int | None) -> None:
-        """Send from any thread: a frame goes whole, and the order of different threads' messages means nothing."""
-        data = self._noted(message)
+        """Send from any thread. A frame is sent whole, and no order is defined between different threads' messages."""
+        data = self._encode(message)
         try:
             self._channel.send(data, fds, deadline_ns)
-        except (NnfmqError, OSError):  # not sent; what a signal handler raises may come after it was
+        except (NnfmqError, OSError):
+            # Only these mean that it was not sent: an exception of a signal handler may be raised after sending.
             if isinstance(message, messages.Call):
                 self._connection_state.cancel_call(message, PeerRole.CLIENT)
             raise
 
-    def _noted(self, message: messages.Message) -> bytes:
-        """Return the bytes of a message that is to be sent now. Raises DeadObject where nothing is sent any more."""
+    def _encode(self, message: messages.Message) -> bytes:
+        """Return the bytes of a message that is sent next, and record it in the connection's state."""
         data = control_protocol.encode(message)
         self.raise_if_closed()
         try:
             self._connection_state.process_message(message, PeerRole.CLIENT)
         except ProtocolError:
-            self.raise_if_closed()  # another thread ended it just now
+            self.raise_if_closed()  # another thread may have closed the connection since the check above
             raise
         return data
 
-    def _send_unblocked(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
-        """Send from the watcher's thread, which is not there to wait: where a driver does not read, another does."""
-        data = self._noted(message)
+    def _send_nonblocking(self, message: messages.Message, fds: Sequence[int] = ()) -> None:
+        """Send from the watcher thread, which must not block. If the socket is full, a new thread sends the message."""
+        data = self._encode(message)
         try:
             self._channel.send(data, fds, NO_WAIT)
         except MissedDeadlineTransient:
-            copies = [os.dup(fd) for fd in fds]  # the caller may close his
+            copies = [os.dup(fd) for fd in fds]  # the caller may close its fds before the thread sends them
             threading.Thread(target=self._send_late, args=(data, copies), name="nnfmq-late", daemon=True).start()
 
     def _send_late(self, data: bytes, fds: Sequence[int]) -> None:
         try:
-            self._channel.send(data, fds)  # ends with the connection at the latest
+            self._channel.send(data, fds)  # returns at the latest when the connection is closed
         except (NnfmqError, OSError) as error:
-            self._give_up(error)
+            self._on_channel_error(error)
         finally:
             close_all(fds)
 
-    # ------------------------------------------------------------------------------------------------ receiving
-
-    def _on_ready(self) -> None:
+    def _on_readable(self) -> None:
         try:
             frame = self._channel.receive(NO_WAIT)
         except MissedDeadlineTransient:
-            return  # nothing there: what woke the watcher was taken already
+            return  # the data that woke the watcher has been received already
         except NnfmqError as error:
-            self._give_up(error)
+            self._on_channel_error(error)
             return
         with frame:
             try:
                 self._on_frame(frame)
             except NnfmqError as error:
-                self._give_up(error)
+                self._on_channel_error(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _on_channel_error(self, error: Exception) -> None:
         if isinstance(error, DeadObject):
-            self._finish(_GONE)
+            self._end(_DRIVER_EXITED)
             return
         _log.warning("connection to the driver closed: %s", error)
-        self._finish(f"the connection to the driver was given up: {error}")
+        self._end(f"the connection to the driver was closed: {error}")
 
-    def _on_bug(self, error: Exception) -> None:
-        self._finish(f"the connection to the driver was given up after an internal error: {error!r}")
+    def _on_internal_error(self, error: Exception) -> None:
+        self._end(f"the connection to the driver was closed after an internal error: {error!r}")
 
     def _on_frame(self, frame: Frame) -> None:
-        count = None if frame.fds_truncated else len(frame.fds)
-        message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=count)
+        fd_count = None if frame.fds_truncated else len(frame.fds)
+        message = control_protocol.decode(frame.data, sender=PeerRole.DRIVER, fds=fd_count)
         self._connection_state.process_message(message, PeerRole.DRIVER)
         if isinstance(message, messages.HelloReply):
-            self._greeting.give(message)
+            self._hello.set_result(message)
         elif isinstance(message, messages.Refused):
             status = message.status or ErrorStatus.GENERAL_FAILURE
-            self._greeting.give(error_for_status(status, f"the driver refused: {message.message}"))
+            self._hello.set_exception(error_for_status(status, f"the driver refused: {message.message}"))
         elif isinstance(message, messages.GetMemories):
-            self._give_memories(message)
+            self._on_get_memories(message)
         elif isinstance(message, messages.PreparationProgress):
-            self._on_notice(message)
+            self._on_notification(message)
         else:
             assert isinstance(message, messages.Call)
-            self._on_answer(message, frame)
+            self._on_reply(message, frame)
 
-    def _on_answer(self, answer: messages.Call, frame: Frame) -> None:
-        _require_status(getattr(answer, "status", ErrorStatus.NONE))
-        key = _Key(answer.call, type(answer))
-        question = self._waiting.pop(key, None)
-        if question is not None and frame.fds_truncated:
-            text = "this process has no room for more descriptors (ulimit -n)"
-            question.answer.give(ResourceExhaustedTransient(text))
-        elif question is not None:
+    def _on_reply(self, reply: messages.Call, frame: Frame) -> None:
+        if getattr(reply, "status", ErrorStatus.NONE) is ErrorStatus.DEAD_OBJECT:
+            # Only the transport reports DEAD_OBJECT, to a client whose driver has exited (VAL-4).
+            raise ProtocolError("the driver replied with the status DEAD_OBJECT, which no running driver has")
+        key = ReplyKey(reply.call, type(reply))
+        pending = self._pending_calls.pop(key, None)
+        if pending is None:
+            self._release_orphan(reply)
+        elif frame.fds_truncated:
+            pending.handler.set_exception(
+                ResourceExhaustedTransient("this process has no free fds for the driver's reply (ulimit -n)")
+            )
+            self._release_orphan(reply)
+        else:
             try:
-                if question.on_fds is not None:
-                    question.on_fds(frame.detach_fds())
-                if question.on_answer is not None:
-                    question.on_answer(answer)
-                question.answer.give(answer)
+                if pending.on_fds is not None:
+                    pending.on_fds(frame.detach_fds())
+                if pending.on_reply is not None:
+                    pending.on_reply(reply)
+                pending.handler.set_result(reply)
             except Exception:
-                self._waiting[key] = question  # a bug, which ends the connection: whoever waits will be told so
+                # A bug in nnfmq. It ends the connection, and then `_end` passes the reason to the handler.
+                self._pending_calls[key] = pending
                 raise
-            return
-        # Whoever asked has stopped waiting, or cannot be given it.
-        undone = _UNDONE.get(type(answer))
-        if undone is not None and isinstance(answer, messages.StatusReply) and answer.status is ErrorStatus.NONE:
-            self._send_unblocked(undone(self.new_call(), answer))
 
-    def _on_notice(self, notice: messages.PreparationProgress) -> None:
-        question = self._waiting.get(_Key(notice.call, control_protocol.NOTIFICATIONS[type(notice)]))
-        if question is not None and isinstance(question.answer, Future):  # else whoever asked has stopped waiting
-            question.answer.tell(notice)
+    def _release_orphan(self, reply: messages.Call) -> None:
+        """Release what the driver created for a caller that no longer waits."""
+        release = release_message(self.next_call_id, reply)
+        if release is not None:
+            self._send_nonblocking(release)
 
-    def _give_memories(self, question: messages.GetMemories) -> None:
-        burst = self._bursts.get(question.burst_id)
+    def _on_notification(self, notification: messages.PreparationProgress) -> None:
+        reply_type = control_protocol.NOTIFICATIONS[type(notification)]
+        pending = self._pending_calls.get(ReplyKey(notification.call, reply_type))
+        if pending is not None and isinstance(pending.handler, Future):  # else the caller no longer waits
+            pending.handler.notify(notification)
+
+    def _on_get_memories(self, call: messages.GetMemories) -> None:
+        burst = self._bursts.get(call.burst_id)
         try:
             if burst is None:
-                raise InvalidArgument(f"burst {question.burst_id} is closed")
-            memories = burst.get_memories(question.slots)
-            lent = tuple(map(messages.memory_to_data, memories))
+                raise InvalidArgument(f"burst {call.burst_id} is closed")
+            memories = burst.get_memories(call.slots)
+            data = tuple(map(messages.memory_to_data, memories))
             fds = [cast(SharedPool, memory).fileno() for memory in memories]
         except NnfmqError as error:
-            self._send_unblocked(messages.Memories(question.call, status_for_error(error), str(error), ()))
+            self._send_nonblocking(messages.Memories(call.call, status_for_error(error), str(error), ()))
             return
-        self._send_unblocked(messages.Memories(question.call, ErrorStatus.NONE, "", lent), fds)
+        self._send_nonblocking(messages.Memories(call.call, ErrorStatus.NONE, "", data), fds)
 
-    # ------------------------------------------------------------------------------------------------ the end
-
-    def _finish(self, reason: str) -> None:
-        """The driver is gone, or given up: everything that waits for it learns so now."""
+    def _end(self, reason: str) -> None:
+        """Mark the connection closed and fail everything that waits for the driver. Idempotent."""
         with self._lock:
-            if self._end is None:
-                self._end = reason
-            waiting, self._waiting = self._waiting, {}
+            if self._close_reason is None:
+                self._close_reason = reason
+            pending_calls, self._pending_calls = self._pending_calls, {}
             peers, self._peers = self._peers, []
             watches, self._watches = self._watches, []
             self._bursts = {}
@@ -444,43 +456,44 @@ class Connection:
             watcher.remove_reader(watch)
         for peer in peers:
             watcher.notify_peer_death(peer)
-        error = DeadObject(self._end)
-        self._greeting.give(error)
-        for question in waiting.values():
-            question.answer.give(error)
+        error = DeadObject(self._close_reason)
+        self._hello.set_exception(error)
+        for pending in pending_calls.values():
+            pending.handler.set_exception(error)
 
     def close(self) -> None:
-        """Say goodbye and hang up; open calls of other threads end with DeadObject. Harmless when repeated."""
+        """Send Goodbye and hang up; pending calls of other threads fail with DeadObject. Idempotent."""
         with self._lock:
-            was_open, self._end = self._end is None, self._end or "this client is closed"
+            was_open, self._close_reason = self._close_reason is None, self._close_reason or "this client is closed"
             watches, self._watches = self._watches, []
         for watch in watches:
-            watcher.remove_reader(watch)  # before the driver can hang up in answer: that is no death
-        if was_open and self.driver is not None:
-            with contextlib.suppress(NnfmqError, OSError):  # the hang-up that follows says the same
+            watcher.remove_reader(watch)  # before Goodbye: the driver's hang-up in response is not a peer death
+        if was_open and self._hello_reply is not None:
+            with contextlib.suppress(NnfmqError, OSError):  # the hang-up below has the same effect
                 self._channel.send(control_protocol.encode(messages.Goodbye()), (), NO_WAIT)
-        self._finish(self._end)
+        self._end(self._close_reason)
         if self._pid == os.getpid():
-            self._channel.hang_up()  # and end the call of a thread that could not be sent
+            self._channel.hang_up()  # also ends a send that blocks in another thread
         self._channel.close()
+        self._close_pidfd()
+        open_connections.discard(self)
+
+    def _close_pidfd(self) -> None:
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
-        _open_connections.discard(self)
 
-    def abandon(self) -> None:
-        """In a forked child: close this copy of the socket and make every call raise."""
-        # Another thread may have held the old ones. It does not exist here, and neither do those that wait.
+    def disown_in_child(self) -> None:
+        """In a forked child, close this copy of the socket and make every call raise DeadObject."""
+        # A thread that does not exist in the child may have held the old locks. Nobody waits in the child either.
         self._lock, self._connection_state = threading.Lock(), ConnectionState()
         self._watches, self._bursts = [], {}
-        self._end = f"this client belongs to process {os.getppid()}, which forked; connect anew in the child"
+        self._close_reason = f"this client belongs to process {os.getppid()}, which forked; connect again in the child"
         peers, self._peers = self._peers, []
         for peer in peers:
             peer.flag.set()
         self._channel.close()
-        pidfd, self._pidfd = self._pidfd, -1
-        if pidfd >= 0:
-            os.close(pidfd)
+        self._close_pidfd()
 
 
 def _level_of(interface: str) -> int:
@@ -489,20 +502,3 @@ def _level_of(interface: str) -> int:
     from nnfmq.hal.feature_levels import interface_level
 
     return interface_level(interface)
-
-
-def _require_status(status: ErrorStatus) -> None:
-    """Refuse a status that is in no version of the interface: only who lost a driver says DEAD_OBJECT (VAL-4)."""
-    if status is ErrorStatus.DEAD_OBJECT:
-        raise ProtocolError("the driver answers DEAD_OBJECT, which it cannot be")
-
-
-_open_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for connection in list(_open_connections):
-        connection.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

@@ -1,7 +1,7 @@
-"""Fenced executions: they begin when others' fences are signalled, and signal one of their own (executeFenced).
+"""Fenced executions (the HAL's executeFenced): they start when given fences are signaled, and signal a fence when done.
 
-The wait is the driver's, so a chain of them runs from end to end without the application. A fence whose driver dies is
-in error at once, since its signalling end was the driver's.
+The driver waits for the fences, so a chain of fenced executions runs without the application. If the driver dies, the
+kernel closes the fence's signaling end, and the fence is in error immediately.
 """
 
 from __future__ import annotations
@@ -14,36 +14,48 @@ from typing import Generic, NamedTuple, Self, TypeVar
 from nnfmq.deadlines import deadline_after
 from nnfmq.fence import Fence, HasFileno
 from nnfmq.hal.errors import ErrorStatus, GeneralFailure, MissedDeadlineTransient
-from nnfmq.hal.timing import Timing
-from nnfmq.hal.types import FenceState
+from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
+from nnfmq.hal.types import ExecutionConfig, FenceState, Request
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.result_validation import ResultValidator, fenced_times, raise_if_fenced_failed
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.request_run import RequestRun
+from nnfmq.runtime.result_validation import fenced_times, raise_if_fenced_failed
+from nnfmq.runtime.wire_values import memory_fds
 from nnfmq.serialize import messages
 
 ResultT = TypeVar("ResultT")
-_INFO_SECONDS = 10.0
-_GONE = "the fence is in error, and its driver has not said why"
+_INFO_TIMEOUT_S = 10.0
 
 
 class FencedTiming(NamedTuple):
-    """The times of a fenced execution, in ns: from its launch on, and from when all its fences were signalled."""
+    """The times of a fenced execution, in ns: from its launch, and from the last fence."""
 
     launched: Timing
     fenced: Timing
 
 
-class FencedExecution(Generic[ResultT]):
-    """An execution that waits for fences. Close it, or use `with`; closed early, it goes on in the driver.
+class FenceLimits(NamedTuple):
+    """What starts and ends a fenced execution: fences (borrowed), and two limits in seconds; None = no limit."""
 
-    `fence` tells when it is over, and can be given to the next one. It belongs to this object and is closed with it.
+    wait_for: Sequence[HasFileno | int] = ()
+    timeout: float | None = None
+    """From the launch."""
+    duration: float | None = None
+    """From the last fence."""
+
+
+class FencedExecution(Generic[ResultT]):
+    """A launched execution that waits for fences. Close it, or use `with`; if closed early, it continues in the driver.
+
+    `fence` is signaled when the execution is done; other executions can wait for it. This object owns it and closes it.
     """
 
     def __init__(
-        self, connection: Connection, collect: Callable[[FencedTiming], ResultT], judge: ResultValidator | None = None
+        self, connection: Connection, collect: Callable[[FencedTiming], ResultT], run: RequestRun | None = None
     ) -> None:
         self._connection = connection
         self._collect = collect
-        self._judge = judge
+        self._run = run
         self._resources = ExitStack()
         self._fence: Fence | None = None
         self._callback_id = 0
@@ -56,89 +68,105 @@ class FencedExecution(Generic[ResultT]):
         fds: Sequence[int],
         deadline_ns: int | None,
         collect: Callable[[FencedTiming], ResultT],
-        judge: ResultValidator | None = None,
+        run: RequestRun | None = None,
     ) -> Self:
-        """Send a launch and return when the driver has answered; blocks. The fds stay the caller's.
+        """Send a launch and block until the driver has replied. Borrows `fds`.
 
-        Without a judge its answers are believed.
+        Args:
+            connection: The connection to the driver.
+            message: The call.
+            fds: Sent with the call.
+            deadline_ns: End of the wait for the reply.
+            collect: Converts the times to the execution's result, when that is asked for.
+            run: Validates the driver's replies. None = they are not validated.
         """
-        execution = cls(connection, collect, judge)
+        execution = cls(connection, collect, run)
         try:
-            if judge is not None:
-                judge.begin()
-            answer = connection.ask(
+            if run is not None:
+                run.begin()
+            reply = connection.exchange(
                 message, messages.FencedLaunched, fds, deadline_ns,
-                on_answer=execution._launched, on_fds=execution._take_fds,
+                on_reply=execution._on_launched, on_fds=execution._on_fds,
             )  # fmt: skip
-            raise_if_fenced_failed(answer)
-            if judge is not None:
-                judge.launched()
+            raise_if_fenced_failed(reply)
+            if run is not None:
+                run.finish_launch()
         except BaseException:
             execution.close()
             raise
         return execution
 
-    def _take_fds(self, fds: list[int]) -> None:
+    def _on_fds(self, fds: list[int]) -> None:
         for fd in fds:
             self._fence = Fence.adopt(fd)
             self._resources.callback(self._fence.close)
 
-    def _launched(self, answer: messages.FencedLaunched) -> None:
-        self._callback_id = answer.callback_id
-        if answer.status is ErrorStatus.NONE and self._fence is None:  # over already (FEN-4)
+    def _on_launched(self, reply: messages.FencedLaunched) -> None:
+        self._callback_id = reply.callback_id
+        if reply.status is ErrorStatus.NONE and self._fence is None:  # done already (FEN-4)
             self._fence = self._resources.enter_context(Fence.create())
             self._fence.signal()
 
-    def keep(self, resource: Callable[[], object]) -> None:
-        """Call this, too, when the execution is closed."""
-        self._resources.callback(resource)
+    def call_on_close(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the execution is closed."""
+        self._resources.callback(callback)
 
     @property
     def fence(self) -> Fence:
-        """The fence; one that is signalled already where the driver gave none, since all was done (FEN-4)."""
-        assert self._fence is not None  # `launch` returns none without
+        """The fence. If the driver sent none, because the execution was done, it is one that is signaled (FEN-4)."""
+        assert self._fence is not None  # `launch` has set it
         return self._fence
 
     def done(self) -> bool:
-        """Return True once it is over, well or not. Never blocks. Raises InvalidArgument once closed."""
+        """Return True once the execution has succeeded or failed. Does not block.
+
+        Raises:
+            InvalidArgument: If this object is closed.
+        """
         return self.fence.state is not FenceState.ACTIVE
 
     def wait(self, timeout: float | None = None) -> FenceState:
-        """Wait for the fence as `Fence.wait` does, and return its state."""
+        """Block until the fence is not active, at most `timeout` seconds (None = no limit); return its state."""
         return self.fence.wait(timeout)
 
     def info(self) -> FencedTiming:
-        """Ask how it went and return the times, -1 where not measured (getExecutionInfo); blocks for the answer.
+        """Return the execution's times, -1 if not measured (getExecutionInfo); blocks until the driver replies.
 
-        Raises why it failed; GeneralFailure where it is not over; DeadObject; ProtocolError for what cannot be true.
+        Raises:
+            GeneralFailure: If the execution is not done.
+            ProtocolError: If the driver's reply is invalid.
+            DeadObject: If the driver has exited.
+            NnfmqError: The error with which the execution failed.
         """
-        is_over = self.done()
-        message = messages.GetExecutionInfo(self._connection.new_call(), self._callback_id)
-        answer = self._connection.ask(message, messages.FencedExecutionInfo, (), deadline_after(_INFO_SECONDS))
-        if self._judge is None:
-            return FencedTiming(*fenced_times(answer))
-        return FencedTiming(*self._judge.fenced_end(answer, is_over))
+        is_done = self.done()
+        message = messages.GetExecutionInfo(self._connection.next_call_id(), self._callback_id)
+        reply = self._connection.exchange(message, messages.FencedExecutionInfo, (), deadline_after(_INFO_TIMEOUT_S))
+        if self._run is None:
+            return FencedTiming(*fenced_times(reply))
+        return FencedTiming(*self._run.finish_fenced(reply, is_done))
 
     def result(self, timeout: float | None = None) -> ResultT:
         """Wait for the fence and return the result; blocks up to `timeout` seconds (None = no limit).
 
-        Raises MissedDeadlineTransient where the wait ends first (the execution goes on), or why the execution failed:
-        what the driver answered, DeadObject where it died.
+        Raises:
+            MissedDeadlineTransient: If the timeout passes first. The execution continues.
+            DeadObject: If the driver has exited.
+            NnfmqError: The error with which the execution failed.
         """
         state = self.wait(timeout)
         if state is FenceState.ACTIVE:
-            raise MissedDeadlineTransient("the timeout passed before the execution was over; it goes on")
+            raise MissedDeadlineTransient("the timeout passed before the execution was done; the execution continues")
         times = self.info()
         if state is not FenceState.SIGNALED:
-            raise GeneralFailure(_GONE)
+            raise GeneralFailure("the fence is in error, but the driver reports success")
         return self._collect(times)
 
     def close(self) -> None:
-        """Let go of it and close its fence. Harmless when repeated, or when the driver is gone."""
+        """Release the execution's reference in the driver, and close the fence. Idempotent."""
         callback_id, self._callback_id = self._callback_id, 0
         self._resources.close()
         if callback_id:
-            self._connection.tell(messages.ReleaseCallback(self._connection.new_call(), callback_id))
+            self._connection.post(messages.ReleaseCallback(self._connection.next_call_id(), callback_id))
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +175,36 @@ class FencedExecution(Generic[ResultT]):
         self.close()
 
 
+def launch_fenced(
+    model: ModelHandle,
+    request: Request,
+    config: ExecutionConfig,
+    limits: FenceLimits,
+    collect: Callable[[FencedTiming], ResultT],
+) -> FencedExecution[ResultT]:
+    """Launch a request; blocks until the driver has replied. Borrows the request's pools and the fences.
+
+    Raises:
+        InvalidArgument: If an output's shape is unknown, or a fence is invalid or in error.
+        MissedDeadline: If the timeout passes first.
+        DeadObject: If the driver exits.
+        NnfmqError: The error of the reply's status.
+    """
+    fences, deadline_ns = fence_fds(limits.wait_for), deadline_after(limits.timeout)
+    message = messages.ExecuteFenced(
+        model.connection.next_call_id(),
+        model.model_id,
+        messages.request_to_data(request),
+        messages.config_to_data(config),
+        to_limit_field(deadline_ns),
+        to_limit_field(from_seconds(limits.duration)),
+        len(fences),
+    )
+    fds = [*memory_fds(request.pools), *fences]
+    run = RequestRun(model, request, config)
+    return FencedExecution.launch(model.connection, message, fds, deadline_ns, collect, run)
+
+
 def fence_fds(fences: Sequence[HasFileno | int]) -> list[int]:
-    """Return the descriptors of fences, which stay their owners'."""
+    """Return the fds of `fences`. Borrows them."""
     return [fence if isinstance(fence, int) else fence.fileno() for fence in fences]

@@ -1,9 +1,10 @@
-"""Future: an answer that threads wait for and another gives.
+"""Future: a single result or error, set by one thread and awaited by others; safe if a signal handler raises.
 
-`concurrent.futures` would do, but for signals: its condition is entered by Python code, and an exception from a signal
-handler at the wrong instruction leaves the lock behind it held for ever, with the giver, the watcher's thread, waiting
-for it. `SimpleQueue` is C: it has no such instruction, and giving never blocks. Each waiter has one of his own; the two
-lists are only appended to, which is atomic, and whoever waits looks at the answer after he has put his name down.
+`concurrent.futures.Future` is not: its Condition is acquired in Python code, so an exception that a signal handler
+raises at the wrong instruction leaves the lock held, and the watcher thread then blocks in `set_result` forever. Here
+each waiting thread blocks on its own `queue.SimpleQueue`, which is implemented in C, and setting never blocks. A
+waiting thread registers its queue first and checks for a result second, so no wake-up is lost; both lists are
+append-only, and `list.append` is atomic in CPython with and without the GIL.
 """
 
 from __future__ import annotations
@@ -11,63 +12,81 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nnfmq.hal.errors import MissedDeadlineTransient, NnfmqError
 
-AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 
 
-class Future(Generic[AnswerT]):
-    """One answer, or the error that stands for it. Whoever gives first wins; later ones are never looked at."""
+class _Completion(NamedTuple):
+    result: Any
+    error: NnfmqError | None
 
-    __slots__ = ("_given", "_waiters")
+
+class Future(Generic[ResultT]):
+    """One result, or the error that replaces it. The first one set is final; later ones are ignored. Thread-safe."""
+
+    __slots__ = ("_completions", "_waiters")
 
     def __init__(self) -> None:
-        self._given: list[AnswerT | NnfmqError] = []
+        self._completions: list[_Completion] = []
         self._waiters: list[SimpleQueue[Any]] = []
 
-    def give(self, answer: AnswerT | NnfmqError) -> None:
-        """Give the answer; never blocks."""
-        self._given.append(answer)
+    def set_result(self, result: ResultT) -> None:
+        """Complete with a result and wake the waiting threads. Does not block."""
+        self._complete(_Completion(result, None))
+
+    def set_exception(self, error: NnfmqError) -> None:
+        """Complete with an error, which `result` raises, and wake the waiting threads. Does not block."""
+        self._complete(_Completion(None, error))
+
+    def _complete(self, completion: _Completion) -> None:
+        self._completions.append(completion)
         for waiter in list(self._waiters):
             waiter.put(None)
 
-    def tell(self, notice: object) -> None:
-        """Tell those who wait now something that is not the answer; never blocks."""
+    def notify(self, notification: object) -> None:
+        """Pass `notification` (not None) to the `on_notification` of every waiting thread. Does not block."""
         for waiter in list(self._waiters):
-            waiter.put(notice)
+            waiter.put(notification)
 
-    @property
-    def is_given(self) -> bool:
-        """Return True once there is an answer."""
-        return bool(self._given)
+    def done(self) -> bool:
+        """Return True once a result or an error is set."""
+        return bool(self._completions)
 
-    def wait(self, deadline_ns: int | None, on_notice: Callable[[Any], None] = lambda _notice: None) -> AnswerT:
-        """Return the answer or raise the error that was given; blocks. Raises MissedDeadlineTransient.
+    def result(
+        self, deadline_ns: int | None, on_notification: Callable[[Any], None] = lambda _notification: None
+    ) -> ResultT:
+        """Block until complete and return the result.
 
-        `on_notice` is called on this thread with what is told meanwhile; what it raises ends the wait.
+        `on_notification` is called on this thread with each notification that arrives meanwhile. An exception that it
+        raises ends the wait.
+
+        Raises:
+            NnfmqError: The error that was set.
+            MissedDeadlineTransient: If `deadline_ns` (monotonic clock, ns; None = no limit) passes first.
         """
-        if not self._given:
-            self._sleep(deadline_ns, on_notice)
-        answer = self._given[0]
-        if isinstance(answer, NnfmqError):
-            raise answer
-        return answer
+        if not self._completions:
+            self._wait(deadline_ns, on_notification)
+        result, error = self._completions[0]
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
 
-    def _sleep(self, deadline_ns: int | None, on_notice: Callable[[Any], None]) -> None:
+    def _wait(self, deadline_ns: int | None, on_notification: Callable[[Any], None]) -> None:
         waiter: SimpleQueue[Any] = SimpleQueue()
         self._waiters.append(waiter)
-        if self._given:
+        if self._completions:  # set before the queue was registered: nothing is put into it
             return
         while True:
-            left = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+            seconds_left = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
             try:
-                notice = waiter.get(timeout=left)
+                notification = waiter.get(timeout=seconds_left)
             except Empty:
-                if self._given:
+                if self._completions:
                     return
-                raise MissedDeadlineTransient("the deadline passed before the driver answered") from None
-            if notice is None:
+                raise MissedDeadlineTransient("the deadline passed before the driver replied") from None
+            if notification is None:
                 return
-            on_notice(notice)
+            on_notification(notification)

@@ -1,15 +1,15 @@
-"""Buffers that the driver manages, as the application sees them, and copies between all kinds of memory.
+"""Buffer: a tensor that the driver allocates for given roles (NNAPI: managed buffer, HAL: IBuffer).
 
-What an execution writes into a buffer another reads there: nothing of it travels. The shape of a buffer's content is
-the driver's to know; this side remembers what it was told, by copies and by the answers to executions.
+A tensor that one execution writes into a buffer and another reads from it never leaves the driver. Only the driver
+knows the shape of a buffer's content; the client keeps the shape that copies and execution replies reported.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,144 +18,171 @@ from nnfmq.deadlines import deadline_after
 from nnfmq.file_memory import FileMemory
 from nnfmq.hal.errors import GeneralFailure, InvalidArgument, NnfmqError
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.types import BufferToken, DataLocation, RequestArgument
+from nnfmq.hal.types import BufferToken, DataLocation, Request, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.runtime import tensor_layout
+from nnfmq.runtime.array_checks import checked_array
 from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.tensor_layout import Array
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.tensor_layout import Array, size_bytes
 from nnfmq.serialize import messages
 
-if TYPE_CHECKING:
-    from nnfmq.runtime.prepared_model import PreparedModel
-
-LentMemory: TypeAlias = Memory | FileMemory
-_RELEASE_NS = 1_000_000_000
+AnyMemory: TypeAlias = Memory | FileMemory
+Role: TypeAlias = tuple[ModelHandle, int, bool]
+"""A model, the index of one of its inputs or outputs, and whether it is an output."""
+_RELEASE_TIMEOUT_NS = 1_000_000_000
 
 
 class Buffer:
     """A tensor in the driver, for the roles that it was allocated for. Close it, or use `with`. Thread-safe.
 
-    One that `nnfmq.allocate` made may lie in shared memory instead.
+    `nnfmq.allocate` may return one in shared memory instead; `is_shared` is then True.
 
-    Give it to `PreparedModel.execute` in place of an array, as an input or in `out`; or list `pool` in a Request, where
-    an argument's location is then all zero but for the pool's index. `info` says what it holds: dtype, scale, zero
-    point, and the shape, in which 0 is an extent that may change, and () a rank.
+    Pass it to `PreparedModel.execute` in place of an array, as an input or in `out`; or list `pool` among a Request's
+    pools, with an argument whose location is zero except for the pool's index. `info` has the dtype, scale, zero point
+    and shape; in the shape, 0 is a dimension that may change, and () an unknown rank.
     """
 
     is_shared = False
-    """Whether it lies in shared memory in place of the driver's."""
+    """True if the buffer is in shared memory instead of the driver's memory."""
 
     def __init__(self, connection: Connection, info: TensorInfo) -> None:
         self._connection = connection
         self._buffer_id = 0
         self._dimensions: tuple[int, ...] | None = None
-        self._writer: object = None  # who began to write it last
+        self._last_writer: object = None
         self.info = info
         self.token = 0
 
-    def take_answer(self, answer: messages.Allocated) -> None:
-        """Note what the driver made; on the watcher's thread, so that nothing is lost by a signal."""
-        self._buffer_id, self.token = answer.buffer_id, answer.token
-        if answer.buffer_id:
-            self._connection.buffers[answer.token] = self
+    def on_allocated(self, reply: messages.Allocated) -> None:
+        """Store the id and the token that the driver returned.
+
+        Runs on the watcher thread, so that the buffer can be released even if a signal handler interrupts the caller.
+        """
+        self._buffer_id, self.token = reply.buffer_id, reply.token
+        if reply.buffer_id:
+            self._connection.buffers[reply.token] = self
 
     @property
     def pool(self) -> BufferToken:
-        """What stands for it among a Request's pools. Raises InvalidArgument once closed."""
-        self._number()
+        """The buffer's entry among a Request's pools. Raises InvalidArgument once closed."""
+        self._require_id()
         return BufferToken(self.token)
 
     def pool_for(self, connection: Connection) -> BufferToken | Memory:
-        """Return `pool` for a request over `connection`. Raises InvalidArgument where it is not the buffer's own."""
-        if connection is not self._connection:  # there its token may stand for another buffer
+        """Return `pool` for a request over `connection`.
+
+        Raises:
+            InvalidArgument: If the buffer belongs to another connection, where its token may name another buffer.
+        """
+        if connection is not self._connection:
             raise InvalidArgument(f"buffer {self.token} was allocated through another client")
         return self.pool
 
     def argument_in(self, pool_index: int) -> RequestArgument:
-        """Return the argument that it is in a Request whose pool of that number is `pool`."""
+        """Return the request argument for this buffer if `pool` is the request's pool `pool_index`."""
         return RequestArgument(location=DataLocation(pool_index))
 
-    def check_role(self, model: PreparedModel, index: int, is_output: bool, writer: object) -> None:
-        """An execution is to use it: of its own buffers the driver judges that."""
+    def check_role(self, role: Role, writer: object) -> None:
+        """Check that an execution may use the buffer in `role`. Does nothing here: the driver checks its buffers.
+
+        `writer` identifies the execution if the role is an output.
+        """
 
     def end_role(self, writer: object) -> None:
-        """That execution has gone well: whoever judges the driver's answer notes it."""
+        """Record that the execution has succeeded. Does nothing here: `OutputBuffers` records it."""
 
     @property
     def dimensions(self) -> tuple[int, ...] | None:
-        """The shape of what was written last, as far as this side was told; None where nothing was, or where it failed.
+        """The shape that was last written, as the driver reported it; None if nothing was written, or writing failed.
 
-        That a fenced execution has failed is told by its `info` and `result`.
+        The failure of a fenced execution is reported by its `info` and `result`.
         """
         return self._dimensions
 
     def begin_write(self, writer: object) -> None:
-        """`writer` is asked to fill it: until that has ended nobody knows what it holds."""
-        self._writer, self._dimensions = writer, None
+        """Mark the content unknown until `writer` calls `end_write`."""
+        self._last_writer, self._dimensions = writer, None
 
     def end_write(self, writer: object, dimensions: tuple[int, ...] | None) -> None:
-        """`writer` has filled it with a tensor of this shape, or has failed: None; whoever began last is believed."""
-        if self._writer is writer:
+        """Record the result of a write: `dimensions` on success, None on failure.
+
+        Ignored unless `writer` is the one most recently passed to `begin_write` (last writer wins).
+        """
+        if self._last_writer is writer:
             self._dimensions = dimensions
 
     def copy_from(
-        self, source: ArrayLike | LentMemory, dimensions: Sequence[int] = (), *, timeout: float | None = None
+        self, source: ArrayLike | AnyMemory, dimensions: Sequence[int] = (), *, timeout: float | None = None
     ) -> None:
-        """Fill it from an array of its dtype, or from all of a memory; blocks.
+        """Fill the buffer from an array of its dtype, or from a whole memory; blocks.
 
-        `dimensions` is the shape of what is in a memory; () where the buffer takes one shape only. Raises
-        InvalidArgument where shape or size do not fit (its content is then lost), MissedDeadline, DeadObject.
+        Args:
+            source: An array, or a memory of exactly the tensor's size. Borrowed.
+            dimensions: The shape of a memory's content; () if the buffer has a fixed shape.
+            timeout: In seconds; None = no limit.
+
+        Raises:
+            InvalidArgument: If the shape or the size does not fit. The buffer's content is then lost.
+            MissedDeadline: If `timeout` passes first.
+            DeadObject: If the driver exits.
         """
         if isinstance(source, Memory | FileMemory):
-            self._copy_from(source, tuple(dimensions), timeout)
+            self._copy_from_memory(source, tuple(dimensions), timeout)
             return
-        array = np.asarray(tensor_layout.checked_array(self.info, source), self.info.dtype, order="C")
+        array = np.asarray(checked_array(self.info, source), self.info.dtype, order="C")
         with Memory.create(max(array.nbytes, 1), "nnfmq-copy", one_writer=True) as memory:
             memory.view[: array.nbytes] = array.reshape(-1).view(np.uint8).data
-            self._copy_from(memory, array.shape, timeout)
+            self._copy_from_memory(memory, array.shape, timeout)
 
-    def _copy_from(self, source: LentMemory, dimensions: tuple[int, ...], timeout: float | None) -> None:
-        lent = messages.memory_to_data(source)
-        message = messages.CopyFrom(self._connection.new_call(), self._number(), lent, dimensions)
+    def _copy_from_memory(self, source: AnyMemory, dimensions: tuple[int, ...], timeout: float | None) -> None:
+        data = messages.memory_to_data(source)
+        message = messages.CopyFrom(self._connection.next_call_id(), self._require_id(), data, dimensions)
         self.begin_write(message)
         self._connection.call(message, messages.Reply, [source.fileno()], deadline_after(timeout))
         self.end_write(message, dimensions or self.info.shape)
 
-    def copy_to(self, target: LentMemory, *, timeout: float | None = None) -> None:
-        """Copy it into a memory of just its size; blocks.
+    def copy_to(self, target: AnyMemory, *, timeout: float | None = None) -> None:
+        """Copy the content into a memory of exactly its size; blocks.
 
-        Raises GeneralFailure where nothing was written into it, InvalidArgument for another size, MissedDeadline,
-        DeadObject.
+        Raises:
+            GeneralFailure: If the buffer is uninitialized.
+            InvalidArgument: If the memory has another size.
+            MissedDeadline: If `timeout` (seconds; None = no limit) passes first.
+            DeadObject: If the driver exits.
         """
-        message = messages.CopyTo(self._connection.new_call(), self._number(), messages.memory_to_data(target))
+        data = messages.memory_to_data(target)
+        message = messages.CopyTo(self._connection.next_call_id(), self._require_id(), data)
         self._connection.call(message, messages.Reply, [target.fileno()], deadline_after(timeout))
 
     def array(self, *, timeout: float | None = None) -> Array:
-        """Return a copy of its content, which the caller owns; blocks. Raises as `copy_to`."""
+        """Return a copy of the content, which the caller owns; blocks. Raises as `copy_to`."""
         is_known = bool(self.info.shape) and 0 not in self.info.shape
         shape = self.info.shape if is_known else self._dimensions
         if shape is None:
             raise GeneralFailure(f"buffer {self.token} is uninitialized: nothing was written into it")
-        size = tensor_layout.size_bytes(self.info, shape)
+        size = size_bytes(self.info, shape)
         with Memory.create(max(size, 1), "nnfmq-copy") as memory:
             self.copy_to(memory, timeout=timeout)
             return np.frombuffer(memory.view[:size], self.info.dtype).reshape(shape).copy()
 
-    def _number(self) -> int:
+    def _require_id(self) -> int:
         if not self._buffer_id:
             raise InvalidArgument("this buffer is closed")
         return self._buffer_id
 
     def close(self) -> None:
-        """Free it in the driver; executions that use it finish. Harmless when repeated, or when the driver is gone."""
-        number, self._buffer_id = self._buffer_id, 0
-        if not number or not self._connection.is_open:
+        """Release the buffer in the driver, which frees it after the executions that use it. Idempotent.
+
+        Blocks up to 1 s. Does nothing if the driver has exited.
+        """
+        buffer_id, self._buffer_id = self._buffer_id, 0
+        if not buffer_id or not self._connection.is_open:
             return
         try:
-            message = messages.ReleaseBuffer(self._connection.new_call(), number)
-            self._connection.ask(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_NS)
+            message = messages.ReleaseBuffer(self._connection.next_call_id(), buffer_id)
+            self._connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
         except NnfmqError:
-            pass  # the driver is gone, and the buffer with it
+            pass  # the driver has exited, which freed the buffer
 
     def __enter__(self) -> Buffer:
         return self
@@ -164,32 +191,123 @@ class Buffer:
         self.close()
 
 
-def copy(source: LentMemory | Buffer, target: LentMemory | Buffer, *, timeout: float | None = None) -> None:
-    """Copy between any two memories: shared memory, memory in a file, buffers of a driver; blocks.
+class SharedBuffer(Buffer):
+    """A buffer in shared memory: for roles of several devices' models, or if no device can hold the tensor (DOM-15).
 
-    All of the source becomes all of the target, so their sizes are equal. What comes from a buffer keeps its shape;
-    what comes from bytes has the shape that the target takes, which must be one only. Raises InvalidArgument where size
-    or shape do not fit, GeneralFailure where nothing was written into the source, MissedDeadline, DeadObject.
+    Used as any other buffer. The client makes the checks here that the driver makes for its own buffers. In a Request
+    of the application, `pool` is an ordinary memory, and `dimensions` does not record that such a request writes it.
     """
-    if isinstance(source, Buffer) and isinstance(target, Buffer):
-        array = source.array(timeout=timeout)
-        if array.dtype != np.dtype(target.info.dtype):
-            raise InvalidArgument(f"a buffer of {array.dtype} cannot be copied into one of {target.info.dtype}")
-        target.copy_from(array, timeout=timeout)
-    elif isinstance(source, Buffer):
-        source.copy_to(target, timeout=timeout)  # type: ignore[arg-type]
-    elif isinstance(target, Buffer):
-        target.copy_from(source, timeout=timeout)
-    else:
-        copy_bytes(source, target)
+
+    is_shared = True
+
+    def __init__(self, info: TensorInfo, roles: Collection[Role]) -> None:
+        self.info = info
+        self.token = 0
+        self._roles = frozenset(roles)
+        self._dimensions = None
+        self._last_writer = None
+        self._size_bytes = size_bytes(info, info.shape)
+        is_input_only = not any(is_output for _, _, is_output in roles)
+        self._memory = Memory.create(max(self._size_bytes, 1), "nnfmq-shared", one_writer=is_input_only)
+
+    @property
+    def pool(self) -> Memory:  # type: ignore[override]
+        """The memory. Raises InvalidArgument once closed."""
+        if self._memory.closed:
+            raise InvalidArgument("this buffer is closed")
+        return self._memory
+
+    def pool_for(self, _connection: Connection) -> BufferToken | Memory:
+        """Return the memory, which any driver can map."""
+        return self.pool
+
+    def argument_in(self, pool_index: int) -> RequestArgument:
+        """Return a request argument that covers the whole memory."""
+        return RequestArgument(location=DataLocation(pool_index, 0, max(self._size_bytes, 1)))
+
+    def check_role(self, role: Role, writer: object) -> None:
+        """Make the driver's checks (DOM-5, DOM-9), and record the writer of an output.
+
+        Raises:
+            InvalidArgument: If the buffer was not allocated for this role.
+            GeneralFailure: If it is an input and uninitialized.
+        """
+        _, index, is_output = role
+        if role not in self._roles:
+            kind = "output" if is_output else "input"
+            raise InvalidArgument(f"this buffer was not allocated for {kind} {index} of this model (DOM-9)")
+        if is_output:
+            self.begin_write(writer)
+        else:
+            self._require_content()
+
+    def end_role(self, writer: object) -> None:
+        """Record that the execution `writer` has written the buffer."""
+        self.end_write(writer, self.info.shape)
+
+    def _require_content(self) -> None:
+        if self._dimensions is None:
+            raise GeneralFailure("this buffer is uninitialized: nothing was written into it (DOM-5)")
+
+    def _copy_from_memory(self, source: AnyMemory, dimensions: tuple[int, ...], timeout: float | None) -> None:
+        writer = object()
+        pool = self.pool
+        self.begin_write(writer)
+        if dimensions not in ((), self.info.shape) or source.size_bytes != pool.size_bytes:
+            got = f"{source.size_bytes} bytes of shape {dimensions}"
+            raise InvalidArgument(f"{got} do not fit a buffer of shape {self.info.shape} (DOM-12)")
+        copy_bytes(source, pool)
+        self.end_role(writer)
+
+    def copy_to(self, target: AnyMemory, *, timeout: float | None = None) -> None:
+        """Copy the content into a memory of exactly its size. Raises as `Buffer.copy_to`; `timeout` has no effect."""
+        pool = self.pool
+        self._require_content()
+        copy_bytes(pool, target)
+
+    def close(self) -> None:
+        """Close the memory. A driver that still uses it has its own mapping. Idempotent."""
+        self._dimensions = None
+        self._memory.close()
 
 
-def copy_bytes(source: LentMemory, target: LentMemory) -> None:
-    """Copy all of a memory into all of another. Raises InvalidArgument for another size, or what may not be written."""
+class OutputBuffers:
+    """The managed buffers among a request's outputs, whose recorded shapes follow the request's executions.
+
+    Keeps no reference to the request's memory pools.
+    """
+
+    def __init__(self, connection: Connection, request: Request) -> None:
+        self._buffers: list[tuple[int, Buffer]] = []
+        for index, argument in enumerate(request.outputs):
+            pool_index = argument.location.pool_index
+            has_pool = not argument.has_no_value and pool_index < len(request.pools)
+            pool = request.pools[pool_index] if has_pool else None
+            buffer = connection.buffers.get(pool.token) if isinstance(pool, BufferToken) else None
+            if buffer is not None:
+                self._buffers.append((index, buffer))
+
+    def begin_write(self) -> None:
+        """Mark their content unknown: an execution is about to start."""
+        for _, buffer in self._buffers:
+            buffer.begin_write(self)
+
+    def end_write(self, shapes: Sequence[tuple[int, ...]] | None) -> None:
+        """Record the shapes of all outputs after a success, or None after a failure."""
+        for index, buffer in self._buffers:
+            buffer.end_write(self, None if shapes is None else shapes[index])
+
+
+def copy_bytes(source: AnyMemory, target: AnyMemory) -> None:
+    """Copy a whole memory into another.
+
+    Raises:
+        InvalidArgument: If the sizes differ, or the target is read-only.
+    """
     if source.size_bytes != target.size_bytes:
         raise InvalidArgument(f"{source.size_bytes} bytes cannot be copied into {target.size_bytes}")
     if not target.is_writable:
-        raise InvalidArgument("the memory to copy to may only be read")
+        raise InvalidArgument("the memory to copy to is read-only")
     if isinstance(target, FileMemory):
         target.range(0, target.size_bytes).write_from(source.view)
     else:

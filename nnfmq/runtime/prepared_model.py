@@ -1,106 +1,48 @@
-"""A model that the driver holds ready, as the application sees it, and the ways to execute it.
+"""PreparedModel: a model that the driver has prepared, with one method for each execution mode.
 
-`execute` is the HAL's executeSynchronously over the control channel: any shapes, deadlines, any number of threads at
-once, some hundred microseconds. `execute_async` returns at once; `execute_fenced` waits for fences in the driver;
-`create_reusable_execution` has the driver check and bind a request once. `burst` makes what is fast.
+`execute` is synchronous, over the control channel: any shapes, deadlines and number of threads, some hundred µs.
+`execute_async` returns immediately; `execute_fenced` waits for fences in the driver; `create_reusable_execution` makes
+the driver validate and bind a request once; `burst` is the fastest. Each mode also exists for HAL requests over the
+caller's memory. The modules of the modes are imported when they are first used.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, Self, overload
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from nnfmq.deadlines import deadline_after
-from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError, OutputInsufficientSize
+from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.tensor_info import TensorInfo
-from nnfmq.hal.timing import Timing, from_seconds, to_limit_field
+from nnfmq.hal.timing import Timing
 from nnfmq.hal.types import ExecutionConfig, Request
-from nnfmq.runtime import tensor_layout
-from nnfmq.runtime.array_request import ArrayRequest, checked_arguments
-from nnfmq.runtime.connection import Connection
-from nnfmq.runtime.execution_result import ExecutionResult, make_execution_config, memory_fds, to_wire_deadline
+from nnfmq.runtime import sync_execution
+from nnfmq.runtime.array_checks import checked_arrays
+from nnfmq.runtime.array_request import ArrayRequest
+from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
+from nnfmq.runtime.execution_result import ExecutionResult
 from nnfmq.runtime.managed_buffer import Buffer
-from nnfmq.runtime.result_validation import ResultValidator
-from nnfmq.runtime.tensor_layout import Array
-from nnfmq.serialize import messages
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.tensor_layout import ALIGNMENT, PADDING, Array, MemoryPreference
+from nnfmq.runtime.wire_values import make_execution_config
 
 if TYPE_CHECKING:
     from nnfmq.fence import HasFileno
     from nnfmq.runtime.aidl_burst_controller import AidlBurst
-    from nnfmq.runtime.async_execution import AsyncRequest, PendingExecution
+    from nnfmq.runtime.async_execution import PendingExecution
     from nnfmq.runtime.burst_controller import Burst
     from nnfmq.runtime.fenced_execution import FencedExecution, FencedTiming
     from nnfmq.runtime.reusable_execution import Execution, RequestExecution
-
-ResultT = TypeVar("ResultT")
-
-
-def execute_request(
-    connection: Connection,
-    model_id: int,
-    described: Sequence[TensorInfo],
-    request: Request,
-    config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
-    deadline_ns: int | None = None,
-) -> ExecutionResult:
-    """Execute a request, whose pools stay the caller's; blocks. `described` are the model's outputs.
-
-    Raises the error that the status stands for, ProtocolError for an answer that no honest driver gives.
-    """
-    message = messages.Execute(
-        connection.new_call(),
-        model_id,
-        messages.request_to_data(request),
-        messages.config_to_data(config),
-        to_wire_deadline(connection, deadline_ns),
-    )
-    return request_execution(connection, message, described, request, config, deadline_ns)
-
-
-def request_execution(
-    connection: Connection,
-    message: messages.Call,
-    described: Sequence[TensorInfo],
-    request: Request,
-    config: ExecutionConfig,
-    deadline_ns: int | None,
-) -> ExecutionResult:
-    """Send a call that Executed answers, with the request's memories, and judge the answer; as `execute_request`."""
-    judge, fds = ResultValidator(connection, described, request, config), memory_fds(request.pools)
-    judge.begin()
-    return judge.outcome(connection.ask(message, messages.Executed, fds, deadline_ns))
-
-
-def _check_out(infos: Sequence[TensorInfo], out: Sequence[Array | Buffer]) -> None:
-    given: Any = out  # whatever the application gave
-    if not isinstance(given, Sequence) or not any(isinstance(target, Buffer) for target in given):
-        tensor_layout.check_out(infos, given)
-        return
-    if len(given) != len(infos):
-        raise InvalidArgument(f"the model has {len(infos)} outputs, `out` has {len(given)} arrays or buffers")
-    arrays = [pair for pair in zip(infos, given, strict=True) if not isinstance(pair[1], Buffer)]
-    tensor_layout.check_out([info for info, _ in arrays], [target for _, target in arrays])
-
-
-def _copy_out(targets: Sequence[Array | Buffer], results: Sequence[Array | Buffer]) -> tuple[Array | Buffer, ...]:
-    """Copy results into the caller's arrays, and return what the caller gave."""
-    pairs = zip(targets, results, strict=True)
-    arrays = [(t, r) for t, r in pairs if isinstance(t, np.ndarray) and isinstance(r, np.ndarray)]
-    tensor_layout.copy_out([target for target, _ in arrays], [result for _, result in arrays])
-    return tuple(targets)
 
 
 class PreparedModel:
     """A prepared model. Close it, or use `with`; closing the client closes it too. Thread-safe.
 
-    `inputs` and `outputs` describe the arrays that it takes and gives: name, shape, dtype, scale, zero point.
-    `device` is the name of the one that prepared it. `last_timing` is that of the execution that ended last, in
-    whichever thread.
+    `inputs` and `outputs` describe its arrays: name, shape, dtype, scale, zero point. `device` is the name of the
+    device that prepared it. `last_timing` is that of the last execution to end, in any thread.
     """
 
     def __init__(
@@ -111,40 +53,35 @@ class PreparedModel:
         outputs: tuple[TensorInfo, ...],
         device: str = "",
     ) -> None:
-        self._connection = connection
-        self.device = device
-        self._model_id = model_id
+        self.handle = ModelHandle(connection, model_id, inputs, outputs, device)
+        """The model as the execution modes use it."""
         self.inputs = inputs
         self.outputs = outputs
+        self.device = device
         self.last_timing = Timing()
 
     @property
     def connection(self) -> Connection:
-        """The way to the driver that has it."""
-        return self._connection
+        """The connection to the driver that has the model."""
+        return self.handle.connection
 
     @property
     def model_id(self) -> int:
-        """The driver's number for this model. Raises InvalidArgument once closed."""
-        if self._model_id is None:
-            raise InvalidArgument("this prepared model is closed")
-        return self._model_id
+        """The model's id in the driver. Raises InvalidArgument once closed."""
+        return self.handle.model_id
 
-    def memory_preference(self, kind: Literal["input", "output"], index: int) -> tensor_layout.MemoryPreference:
-        """Return where in a memory of the application's one input or output lies best (MEM-6).
+    def memory_preference(self, kind: Literal["input", "output"], index: int) -> MemoryPreference:
+        """Return the placement of one input or output in the application's memory that is fastest (MEM-6).
 
-        Padding counts nothing where a result is too large, and nothing is written there. Raises InvalidArgument where
-        there is no such input or output.
+        The driver may read the padding of an input. It never writes that of an output.
+
+        Raises:
+            InvalidArgument: If there is no such input or output.
         """
         count = len(self.inputs if kind == "input" else self.outputs)
         if not 0 <= index < count:
             raise InvalidArgument(f"the model has {count} {kind}s, there is no {kind} {index}")
-        return tensor_layout.MemoryPreference(tensor_layout.ALIGNMENT, tensor_layout.PADDING)
-
-    def take_answer(self, answer: messages.PreparedModelReady) -> None:
-        """Note what the driver made; for a model that is created before its number is known."""
-        if answer.status is ErrorStatus.NONE:
-            self._model_id = answer.model_id
+        return MemoryPreference(ALIGNMENT, PADDING)
 
     @overload
     def execute(
@@ -176,42 +113,24 @@ class PreparedModel:
     ) -> tuple[Array | Buffer, ...]:
         """Run the model once over the control channel and return its outputs; blocks.
 
-        Takes one array per input, in order, of the input's shape and dtype, or a Buffer that holds it. Returns new
-        arrays that the caller owns, or fills and returns those of `out`, among which may be Buffers, too. With
-        `measure`, `last_timing` then holds the times in ns. `timeout` is in seconds and becomes the execution's
-        deadline: None = no limit, 0 = has passed. `loop_timeout` bounds each WHILE, in seconds: by default 2, at most
-        15.
+        Args:
+            inputs: For each input, in order, an array of its shape and dtype, or a Buffer.
+            out: For each output, an array to fill or a Buffer; returned. None = return new arrays.
+            measure: Whether to measure the times in ns; see `last_timing`.
+            timeout: In seconds; also the execution's deadline. None = no limit, 0 = has passed.
+            loop_timeout: Limit of each WHILE loop, in seconds: 2 by default, at most 15.
 
-        Raises InvalidArgument (shape, dtype, count, closed), MissedDeadline, DeadObject, ProtocolError where the driver
-        states impossible shapes, or what the driver answered.
+        Raises:
+            InvalidArgument: If an argument's shape, dtype or number is wrong, or the model is closed.
+            MissedDeadline: If a limit passes.
+            ProtocolError: If the driver's reply is invalid.
+            DeadObject: If the driver exits.
+            NnfmqError: The error that the driver replied.
         """
-        model_id, config = self.model_id, make_execution_config(measure, loop_timeout)
-        given = checked_arguments(self.inputs, inputs)
-        if out is not None:
-            _check_out(self.outputs, out)
-        targets = out if out is not None else [None] * len(self.outputs)
-        deadline_ns, writer = deadline_after(timeout), object()
-        self._begin_roles(given, targets, writer)
-        with ArrayRequest.create(self.inputs, self.outputs, given, targets, self._connection) as workspace:
-            asked = self._connection, model_id, self.outputs
-            try:
-                outcome = execute_request(*asked, workspace.request, config, deadline_ns)
-            except OutputInsufficientSize as error:
-                workspace.grow(error)  # outputs of unknown shape: the driver has now said what they need
-                outcome = execute_request(*asked, workspace.request, config, deadline_ns)
-            self.last_timing = outcome.timing
-            results = workspace.results(outcome.shapes)
-        for target in targets:
-            if isinstance(target, Buffer):
-                target.end_role(writer)
-        return results if out is None else _copy_out(out, results)
-
-    def _begin_roles(self, given: Sequence[object], targets: Sequence[object], writer: object) -> None:
-        """Tell the buffers among the arguments of an execution what they are to be."""
-        for values, is_output in ((given, False), (targets, True)):
-            for index, value in enumerate(values):
-                if isinstance(value, Buffer):
-                    value.check_role(self, index, is_output, writer)
+        self.handle.require_open()
+        config, deadline_ns = make_execution_config(measure, loop_timeout), deadline_after(timeout)
+        outputs, self.last_timing = sync_execution.execute_arrays(self.handle, inputs, out, config, deadline_ns)
+        return outputs
 
     def execute_async(
         self,
@@ -220,16 +139,23 @@ class PreparedModel:
         timeout: float | None = None,
         loop_timeout: float | None = None,
     ) -> PendingExecution[tuple[Array, ...]]:
-        """Begin to run the model and return at once with what will have its outputs.
+        """Start to run the model and return the pending execution immediately.
 
-        Arguments as for `execute`; they are copied before this returns. Raises InvalidArgument for what is wrong with
-        the arrays, DeadObject; everything else comes with the result.
+        Arguments as for `execute`; the inputs are copied before this returns.
+
+        Raises:
+            InvalidArgument: If an input's shape, dtype or number is wrong, or the model is closed.
+            DeadObject: If the driver has exited. `PendingExecution.result` raises all other errors.
         """
-        from nnfmq.runtime.async_execution import begin_arrays
+        from nnfmq.runtime.async_execution import AsyncRequest, start_arrays
 
-        launch = self._launch(make_execution_config(measure, loop_timeout), timeout)
-        given = tensor_layout.checked_arrays(self.inputs, inputs)
-        return begin_arrays(launch, ArrayRequest.create(self.inputs, self.outputs, given), self._note_timing)
+        config = make_execution_config(measure, loop_timeout)
+        async_request = AsyncRequest(self.handle, config, deadline_after(timeout))
+        array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
+        return start_arrays(async_request, array_request, self._set_last_timing)
+
+    def _set_last_timing(self, timing: Timing) -> None:
+        self.last_timing = timing
 
     def execute_fenced(
         self,
@@ -240,86 +166,82 @@ class PreparedModel:
         duration: float | None = None,
         loop_timeout: float | None = None,
     ) -> FencedExecution[tuple[Array, ...]]:
-        """Run the model once all fences of `wait_for` are signalled; returns when that was launched.
+        """Run the model once when all fences of `wait_for` are signaled; blocks until it is launched.
 
-        Fences are nnfmq's own, those of other executions among them, eventfds or sync_files; they stay the caller's.
-        `timeout` (seconds) is the deadline from now on, `duration` counts from the last fence on. The other arguments
-        as for `execute`; inputs are copied before this returns. The caller closes the result.
+        The caller closes the result.
 
-        Raises InvalidArgument (also for outputs of unknown shape, for what is no fence and for a fence in error),
-        MissedDeadline, DeadObject, or what the driver answered.
+        Args:
+            inputs: As for `execute`; copied before this returns.
+            wait_for: Fences of nnfmq (for example of other executions), eventfds or sync_files. Borrowed.
+            measure: Whether to measure the times in ns; see `FencedExecution.info`.
+            timeout: In seconds from the launch; None = no limit.
+            duration: In seconds from the last fence; None = no limit.
+            loop_timeout: As for `execute`.
+
+        Raises:
+            InvalidArgument: If an input is invalid, a fence is invalid or in error, an output's shape is unknown, or
+                the model is closed.
+            MissedDeadline: If the timeout passes before the launch.
+            DeadObject: If the driver exits.
+            NnfmqError: The error that the driver replied.
         """
-        given = tensor_layout.checked_arrays(self.inputs, inputs)
-        workspace = ArrayRequest.create(self.inputs, self.outputs, given)
+        from nnfmq.runtime.fenced_execution import FenceLimits, launch_fenced
+
+        array_request = ArrayRequest.create(self.handle, checked_arrays(self.inputs, inputs))
         try:
-            launched = self.launch_fenced(
-                workspace.request,
-                make_execution_config(measure, loop_timeout),
-                (wait_for, timeout, duration),
-                lambda _times: workspace.arrays(()),
-            )
+            config = make_execution_config(measure, loop_timeout)
+            limits = FenceLimits(wait_for, timeout, duration)
+            request = array_request.request
+            launched = launch_fenced(self.handle, request, config, limits, lambda _times: array_request.arrays(()))
         except BaseException:
-            workspace.close()
+            array_request.close()
             raise
-        launched.keep(workspace.close)
+        launched.call_on_close(array_request.close)
         return launched
 
     def create_reusable_execution(
-        self, *, measure: bool = False, loop_timeout: float | None = None, timeout: float | None = 10.0
+        self, *, measure: bool = False, loop_timeout: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S
     ) -> Execution:
-        """Have the driver make memory-bound arrays into an execution that runs again and again; blocks.
+        """Return an execution with its own arrays that can be computed many times; blocks. The caller closes it.
 
-        Shapes must be fully known. The caller closes it; it outlives this model, unless the interface is older than
-        AIDL v4: then each run sends the request anew. `loop_timeout` as for `execute`; `timeout` (seconds) bounds the
-        making alone. Raises InvalidArgument, DeadObject.
+        All shapes must be known. It outlives this model, unless the interface version is older than AIDL v4: each
+        computation then sends the request. `loop_timeout` as for `execute`. `timeout` (seconds; None = no limit) bounds
+        only the creation.
+
+        Raises:
+            InvalidArgument: If a shape is not fully known, or the model is closed.
+            DeadObject: If the driver exits.
         """
         from nnfmq.runtime.reusable_execution import Execution
 
         config, deadline_ns = make_execution_config(measure, loop_timeout), deadline_after(timeout)
-        return Execution.create(self, config, deadline_ns, reusable=True)
+        return Execution.create(self.handle, config, deadline_ns, reusable=True)
 
     def create_execution(self, *, measure: bool = False, loop_timeout: float | None = None) -> Execution:
-        """Make an execution that is computed once: a second time is BadState. This model has to live until then.
+        """Return an execution that can be computed once; a second time raises BadState. The caller closes it.
 
-        As `create_reusable_execution`, but the driver is told nothing before it is computed.
+        As `create_reusable_execution`, but nothing is sent to the driver before the computation, and this model must
+        not be closed until then.
         """
         from nnfmq.runtime.reusable_execution import Execution
 
-        return Execution.create(self, make_execution_config(measure, loop_timeout), None, reusable=False)
+        return Execution.create(self.handle, make_execution_config(measure, loop_timeout), None, reusable=False)
 
-    def _launch(self, config: ExecutionConfig, timeout: float | None) -> AsyncRequest:
-        from nnfmq.runtime.async_execution import AsyncRequest
+    def burst(self, *, polling_window_us: float | None = None, timeout: float | None = DEFAULT_TIMEOUT_S) -> Burst:
+        """Configure a burst: two queues and memory for the arrays, for a series of fast executions. Blocks.
 
-        return AsyncRequest(self._connection, self.model_id, self.outputs, config, deadline_after(timeout))
+        The caller closes it.
 
-    def launch_fenced(
-        self,
-        request: Request,
-        config: ExecutionConfig,
-        limits: tuple[Sequence[HasFileno | int], float | None, float | None],
-        collect: Callable[[FencedTiming], ResultT],
-    ) -> FencedExecution[ResultT]:
-        """Launch a request behind `limits`: the fences, the timeout and the duration."""
-        from nnfmq.runtime.fenced_execution import FencedExecution, fence_fds
+        Args:
+            polling_window_us: How long a call polls before it sleeps, in µs; 0 = sleep immediately. The default is
+                $NNFMQ_BURST_CONTROLLER_POLLING_WINDOW or 50.
+            timeout: In seconds; None = no limit.
+        """
+        from nnfmq.runtime.burst_controller import Burst
 
-        fences, deadline_ns = fence_fds(limits[0]), deadline_after(limits[1])
-        message = messages.ExecuteFenced(
-            self._connection.new_call(),
-            self.model_id,
-            messages.request_to_data(request),
-            messages.config_to_data(config),
-            to_limit_field(deadline_ns),
-            to_limit_field(from_seconds(limits[2])),
-            len(fences),
-        )
-        fds = [*memory_fds(request.pools), *fences]
-        judge = ResultValidator(self._connection, self.outputs, request, config)
-        return FencedExecution.launch(self._connection, message, fds, deadline_ns, collect, judge)
+        return Burst.configure(self.handle, polling_window_us, deadline_after(timeout))
 
-    def _note_timing(self, timing: Timing) -> None:
-        self.last_timing = timing
-
-    # ------------------------------------------------------------------------------------------------ as the HAL has it
+    # ------------------------------------------------------------------------------------------------ HAL requests
 
     def execute_request(
         self,
@@ -328,14 +250,11 @@ class PreparedModel:
         *,
         timeout: float | None = None,
     ) -> ExecutionResult:
-        """Execute one request as the HAL has it; its pools are nnfmq memories and stay the caller's. Blocks.
+        """Execute a HAL request and return the reported shapes and the timing; blocks. Borrows the request's pools.
 
-        Return the shapes that the driver reports, none where it reports none, and the timing. What is wrong with the
-        request, the driver says. Raises what it answers, MissedDeadline, DeadObject, ProtocolError for what cannot be
-        true.
+        The pools are nnfmq memories. The driver validates the request. Raises as `execute`.
         """
-        asked = self._connection, self.model_id, self.outputs, request, config, deadline_after(timeout)
-        return execute_request(*asked)
+        return sync_execution.execute_request(self.handle, request, config, deadline_after(timeout))
 
     def execute_request_async(
         self,
@@ -344,13 +263,17 @@ class PreparedModel:
         *,
         timeout: float | None = None,
     ) -> PendingExecution[ExecutionResult]:
-        """Begin to execute one request as the HAL has it, and return at once. Its pools must not be closed before.
+        """Start to execute a HAL request and return the pending execution immediately.
 
-        Raises DeadObject, InvalidArgument for what cannot be sent; all else comes with the result.
+        The request's pools must not be closed before it is done.
+
+        Raises:
+            DeadObject: If the driver has exited.
+            InvalidArgument: If no message can carry the request. `PendingExecution.result` raises all other errors.
         """
-        from nnfmq.runtime.async_execution import begin_request
+        from nnfmq.runtime.async_execution import AsyncRequest, start_request
 
-        return begin_request(self._launch(config, timeout), request)
+        return start_request(AsyncRequest(self.handle, config, deadline_after(timeout)), request)
 
     def execute_request_fenced(
         self,
@@ -361,60 +284,48 @@ class PreparedModel:
         timeout: float | None = None,
         duration: float | None = None,
     ) -> FencedExecution[FencedTiming]:
-        """Execute one request as the HAL has it, once all fences are signalled; as `execute_fenced` otherwise."""
-        return self.launch_fenced(request, config, (wait_for, timeout, duration), lambda times: times)
+        """Execute a HAL request when all fences of `wait_for` are signaled; otherwise as `execute_fenced`."""
+        from nnfmq.runtime.fenced_execution import FenceLimits, launch_fenced
+
+        limits = FenceLimits(wait_for, timeout, duration)
+        return launch_fenced(self.handle, request, config, limits, lambda times: times)
 
     def create_reusable_request(
         self,
         request: Request,
         config: ExecutionConfig = ExecutionConfig(),  # noqa: B008  frozen
         *,
-        timeout: float | None = 10.0,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
     ) -> RequestExecution:
-        """Have the driver check one request as the HAL has it and keep it, to be run often. The caller closes it."""
+        """Return a HAL request that the driver has validated and bound, to be executed many times; blocks.
+
+        The caller closes it. Borrows the request's pools.
+        """
         from nnfmq.runtime.reusable_execution import RequestExecution
 
-        asked = self._connection, self.model_id, self.outputs
-        return RequestExecution.create(*asked, request, config, deadline_after(timeout))
+        return RequestExecution.create(self.handle, request, config, deadline_after(timeout))
 
-    def request_burst(self, *, timeout: float | None = 10.0) -> Burst:
-        """Configure a burst for `execute_request` alone: it has no memory of its own, so shapes may be unknown.
+    def request_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Burst:
+        """Configure a burst that only has `execute_request`: without its own memory, so shapes may be unknown.
 
-        Blocks up to `timeout` seconds. The caller closes the burst.
+        Blocks up to `timeout` seconds (None = no limit). The caller closes the burst.
         """
         from nnfmq.runtime.burst_controller import Burst
 
-        return Burst.configure(self._connection, self, None, deadline_after(timeout), with_memory=False)
+        return Burst.configure(self.handle, None, deadline_after(timeout), with_memory=False)
 
-    def aidl_burst(self, *, timeout: float | None = 10.0) -> AidlBurst:
-        """Configure a burst as AIDL has it: without queues, over the control channel, with tokens for memories.
+    def aidl_burst(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> AidlBurst:
+        """Configure an AIDL burst: without queues, over the control channel, with tokens for memories.
 
-        Blocks up to `timeout` seconds. The caller closes the burst.
+        Blocks up to `timeout` seconds (None = no limit). The caller closes the burst.
         """
         from nnfmq.runtime.aidl_burst_controller import AidlBurst
 
-        return AidlBurst.configure(self._connection, self, deadline_after(timeout))
-
-    def burst(self, *, polling_window_us: float | None = None, timeout: float | None = 10.0) -> Burst:
-        """Configure a burst: two queues and a memory for each direction, kept for a series of quick executions.
-
-        `polling_window_us`: how long a call polls before it sleeps (0 = sleep at once); the default is
-        $NNFMQ_BURST_CONTROLLER_POLLING_WINDOW or 50. Blocks up to `timeout` seconds. The caller closes the burst.
-        """
-        from nnfmq.runtime.burst_controller import Burst
-
-        return Burst.configure(self._connection, self, polling_window_us, deadline_after(timeout))
+        return AidlBurst.configure(self.handle, deadline_after(timeout))
 
     def close(self) -> None:
-        """Release the model in the driver; its bursts live on. Harmless when repeated, or when the driver is gone."""
-        model_id, self._model_id = self._model_id, None
-        if model_id is None or not self._connection.is_open:
-            return
-        try:
-            message = messages.ReleaseModel(self._connection.new_call(), model_id)
-            self._connection.ask(message, messages.Reply, (), time.monotonic_ns() + 1_000_000_000)
-        except NnfmqError:
-            pass  # the driver is gone, and the model with it
+        """Release the model in the driver; its bursts remain usable. Idempotent. Blocks up to 1 s."""
+        self.handle.release()
 
     def __enter__(self) -> Self:
         return self

@@ -1,18 +1,16 @@
-"""What a driver answers to an execution is judged before anything of it is used (VAL-7), on every path.
+"""Validation of a driver's reply to an execution, in every execution mode, before any of it is used (VAL-7).
 
-`validate_result` checks an answer against the model and the request; a `ResultValidator` has what is needed for that,
-and tells the driver's buffers among the outputs what they hold. Bursts call the former alone.
+The driver is not trusted: a reply that violates the HAL's contract raises ProtocolError, whose status is
+GENERAL_FAILURE. Shapes and times that come with an error status are not checked unless they are used. The checks are
+here and not in `validation`, whose import would make every application start slower.
 
-The application trusts no driver: an answer that no honest one gives is a ProtocolError, which is a GENERAL_FAILURE to
-whoever looks at the status. Shapes and times beside an error must not be, but nobody looks at them. Times are compared
-here and not by `validation`, for whose import every application would wait.
-
-    SHP-2 success: a shape for every output, or none at all if all are known; each buffer sufficed
-    SHP-4 OUTPUT_INSUFFICIENT_SIZE: a shape for every output, and one that did not suffice at least
-    TIM-3 times only if they were asked for and all went well, -1 at least
-    TIM-4 the time in the driver includes the time on the device
-    TIM-7 of a fenced execution, the time from the launch on includes that from the last fence on
-    EXE-9 a fenced execution has no output that is too small, and FEN-7 none whose shape is unknown
+    SHP-2  Success: one shape for each output, or none at all if all are known; every output buffer was large enough.
+    SHP-4  OUTPUT_INSUFFICIENT_SIZE: one shape for each output, of which at least one was too large for its buffer.
+    TIM-3  Times only if measuring was requested and the execution succeeded; -1 or more.
+    TIM-4  The time in the driver includes the time on the device.
+    TIM-7  Fenced execution: the time from the launch includes the time from the last fence.
+    EXE-9  A fenced execution never replies OUTPUT_INSUFFICIENT_SIZE.
+    FEN-7  A fenced execution has no output of unknown shape.
 """
 
 from __future__ import annotations
@@ -23,178 +21,182 @@ from dataclasses import replace
 from nnfmq.hal.errors import ErrorStatus, OutputInsufficientSize, ProtocolError, error_for_status
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIME, NO_TIMING, Timing
-from nnfmq.hal.types import BufferToken, ExecutionConfig, MeasureTiming, OutputShape, Request, RequestArgument
-from nnfmq.runtime.connection import Connection
+from nnfmq.hal.types import ExecutionConfig, MeasureTiming, OutputShape, Request, RequestArgument
 from nnfmq.runtime.execution_result import ExecutionResult
-from nnfmq.runtime.managed_buffer import Buffer
-from nnfmq.runtime.tensor_layout import check_fits, check_reported_shapes, is_open
+from nnfmq.runtime.tensor_layout import format_shape, has_unknown_shape, size_bytes
 from nnfmq.serialize import messages
+
+_LENGTH_MAX = 2**32 - 1  # of a DataLocation
+Shape = tuple[int, ...]
 
 
 class ResultValidator:
-    """What is known here of an execution that is asked for, by which its answer is judged; for one run after another.
+    """Validates driver replies to one request, for any number of executions.
 
-    It keeps none of the request's memories. `infos` are the model's outputs.
+    Keeps no reference to the request's memory pools. `outputs` are the model's outputs; the dimensions in the request
+    replace their unknown ones.
     """
 
-    def __init__(
-        self, connection: Connection, infos: Sequence[TensorInfo], request: Request, config: ExecutionConfig
-    ) -> None:
-        self._infos = infos
-        self._places = request.outputs
+    def __init__(self, outputs: Sequence[TensorInfo], request: Request, config: ExecutionConfig) -> None:
+        self._outputs = outputs
+        self._arguments = request.outputs
         self._is_measured = config.measure is MeasureTiming.YES
-        self._buffers = _buffers_of(connection, request)
 
-    def begin(self) -> None:
-        """The driver is asked now: nobody knows what the outputs hold, until an answer says so."""
-        for _, buffer in self._buffers:
-            buffer.begin_write(self)
+    def validate(self, reply: messages.Executed | messages.ExecutionFinished) -> ExecutionResult:
+        """Return the result that a reply contains.
 
-    def outcome(self, answer: messages.Executed | messages.ExecutionFinished) -> ExecutionResult:
-        """Return what an answer says, or raise the error that its status stands for.
-
-        Raises ProtocolError for an answer that no honest driver gives.
+        Raises:
+            ProtocolError: If the reply is invalid.
+            NnfmqError: The error of the reply's status, unless that is NONE.
         """
-        shapes = messages.shapes_from_data(answer.shapes)
-        timing = Timing(answer.time_on_device_ns, answer.time_in_driver_ns)
-        validate_result(self._infos, self._places, answer.status, shapes, timing, self._is_measured)
-        if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-            raise OutputInsufficientSize(answer.message, shapes)
-        if answer.status is not ErrorStatus.NONE:
-            raise error_for_status(answer.status, answer.message)
-        self._written([shape.dimensions for shape in shapes])
+        shapes = messages.shapes_from_data(reply.shapes)
+        timing = Timing(reply.time_on_device_ns, reply.time_in_driver_ns)
+        validate_result(self._outputs, self._arguments, reply.status, shapes, timing, self._is_measured)
+        if reply.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            raise OutputInsufficientSize(reply.message, shapes)
+        if reply.status is not ErrorStatus.NONE:
+            raise error_for_status(reply.status, reply.message)
         return ExecutionResult(shapes, timing)
 
-    def launched(self) -> None:
-        """A fenced execution was launched: its outputs will have the shapes that were asked for.
+    def expected_shapes(self) -> list[Shape]:
+        """Return the shapes of the outputs as the model and the request specify them, 0 for an unknown dimension."""
+        return [info.shape for info in _expected_outputs(self._outputs, self._arguments)]
 
-        Raises ProtocolError where the driver has launched what has none.
-        """
-        wanted = _asked(self._infos, self._places)
+    def validate_launch(self) -> None:
+        """Raise ProtocolError if the driver has launched a fenced execution with an output of unknown shape."""
+        expected = _expected_outputs(self._outputs, self._arguments)
         unknown = [
             info.name
-            for info, place in zip(wanted, self._places, strict=True)
-            if is_open(info) and not place.has_no_value
+            for info, argument in zip(expected, self._arguments, strict=True)
+            if has_unknown_shape(info) and not argument.has_no_value
         ]
         if unknown:
-            raise ProtocolError(f"FEN-7: the driver has launched an execution whose outputs {unknown} have no shape")
-        self._written([])
+            raise ProtocolError(f"the driver launched an execution with outputs of unknown shape: {unknown} (FEN-7)")
 
-    def fenced_end(self, answer: messages.FencedExecutionInfo, is_over: bool) -> tuple[Timing, Timing]:
-        """Return the times of a fenced execution: from its launch on, and from the last fence on.
+    def validate_fenced(self, reply: messages.FencedExecutionInfo) -> tuple[Timing, Timing]:
+        """Return the times of a fenced execution: from its launch, and from the last fence.
 
-        Raises the error that its status stands for, which means a failure if it `is_over`, ProtocolError for an answer
-        that no honest driver gives.
+        Raises:
+            ProtocolError: If the reply is invalid.
+            NnfmqError: The error of the reply's status, unless that is NONE.
         """
-        if is_over and answer.status is not ErrorStatus.NONE:
-            self._failed()
-        times = fenced_times(answer)
+        times = fenced_times(reply)
         for timing in times:
             _check_timing(timing, self._is_measured)
-        launched, fenced = (timing.time_in_driver_ns for timing in times)
-        if launched != NO_TIME and fenced > launched:
-            raise ProtocolError(f"TIM-7: the driver states {fenced} ns from the last fence on, of {launched} in all")
+        launched_ns, fenced_ns = (timing.time_in_driver_ns for timing in times)
+        if launched_ns != NO_TIME and fenced_ns > launched_ns:
+            raise ProtocolError(
+                f"the driver reports {fenced_ns} ns from the last fence, but {launched_ns} ns in total (TIM-7)"
+            )
         return times
 
-    def _written(self, stated: Sequence[tuple[int, ...]]) -> None:
-        shapes = stated or [info.shape for info in _asked(self._infos, self._places)]
-        for index, buffer in self._buffers:
-            buffer.end_write(self, shapes[index])
 
-    def _failed(self) -> None:
-        for _, buffer in self._buffers:
-            buffer.end_write(self, None)
+def fenced_times(reply: messages.FencedExecutionInfo) -> tuple[Timing, Timing]:
+    """Return the times from the launch and from the last fence, unchecked. Raises as `raise_if_fenced_failed`."""
+    raise_if_fenced_failed(reply)
+    launched = Timing(reply.launched_on_device_ns, reply.launched_in_driver_ns)
+    return launched, Timing(reply.fenced_on_device_ns, reply.fenced_in_driver_ns)
 
 
-def fenced_times(answer: messages.FencedExecutionInfo) -> tuple[Timing, Timing]:
-    """Return the two times of an answer, or raise the error that its status stands for."""
-    raise_if_fenced_failed(answer)
-    launched = Timing(answer.launched_on_device_ns, answer.launched_in_driver_ns)
-    return launched, Timing(answer.fenced_on_device_ns, answer.fenced_in_driver_ns)
-
-
-def raise_if_fenced_failed(answer: messages.FencedLaunched | messages.FencedExecutionInfo) -> None:
-    """Raise the error that the status of an answer about a fenced execution stands for, if it is one."""
-    if answer.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        raise ProtocolError("EXE-9: the driver says that an output of a fenced execution is too small")
-    if answer.status is not ErrorStatus.NONE:
-        raise error_for_status(answer.status, answer.message)
-
-
-def _buffers_of(connection: Connection, request: Request) -> list[tuple[int, Buffer]]:
-    """Return the buffers that are outputs of a request, with the outputs' numbers."""
-    found = []
-    for number, place in enumerate(request.outputs):
-        index = place.location.pool_index
-        pool = request.pools[index] if not place.has_no_value and index < len(request.pools) else None
-        buffer = connection.buffers.get(pool.token) if isinstance(pool, BufferToken) else None
-        if buffer is not None:
-            found.append((number, buffer))
-    return found
+def raise_if_fenced_failed(reply: messages.FencedLaunched | messages.FencedExecutionInfo) -> None:
+    """Raise the error of the status of a reply about a fenced execution, unless that is NONE."""
+    if reply.status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        raise ProtocolError("the driver reports that an output of a fenced execution is too small (EXE-9)")
+    if reply.status is not ErrorStatus.NONE:
+        raise error_for_status(reply.status, reply.message)
 
 
 def validate_result(
-    infos: Sequence[TensorInfo],
-    outputs: Sequence[RequestArgument],
+    outputs: Sequence[TensorInfo],
+    arguments: Sequence[RequestArgument],
     status: ErrorStatus,
     shapes: Sequence[OutputShape],
     timing: Timing,
     is_measured: bool,
 ) -> None:
-    """Raise ProtocolError where a driver cannot have meant its answer.
+    """Raise ProtocolError if a driver's result violates the HAL's contract.
 
-    `infos` are the model's outputs, `outputs` where the request has them.
+    Args:
+        outputs: The model's outputs.
+        arguments: The request's outputs.
+        status: The status of the execution.
+        shapes: The reported shapes.
+        timing: The reported times.
+        is_measured: Whether the request asked for times.
     """
     if status is ErrorStatus.NONE:
-        _check_success(infos, outputs, shapes)
+        _check_success_shapes(outputs, arguments, shapes)
         _check_timing(timing, is_measured)
     elif status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        check_reported_shapes(_asked(infos, outputs), [shape.dimensions for shape in shapes])
+        check_reported_shapes(_expected_outputs(outputs, arguments), [shape.dimensions for shape in shapes])
         if all(shape.is_sufficient for shape in shapes):
-            raise ProtocolError("SHP-4: the driver says that an output is too small, and that each one suffices")
+            raise ProtocolError("the driver reports that an output is too small, and that each is sufficient (SHP-4)")
 
 
-def _check_success(
-    infos: Sequence[TensorInfo], outputs: Sequence[RequestArgument], shapes: Sequence[OutputShape]
+def _check_success_shapes(
+    outputs: Sequence[TensorInfo], arguments: Sequence[RequestArgument], shapes: Sequence[OutputShape]
 ) -> None:
-    wanted = _asked(infos, outputs)
+    expected = _expected_outputs(outputs, arguments)
     if not shapes:
-        unknown = [info.name for info in wanted if is_open(info)]
+        unknown = [info.name for info in expected if has_unknown_shape(info)]
         if unknown:
-            raise ProtocolError(f"SHP-2: the driver states no shape for the outputs {unknown}, which have none")
+            raise ProtocolError(f"the driver reports no shapes, but those of the outputs {unknown} are unknown (SHP-2)")
         return
-    stated = [shape.dimensions for shape in shapes]
-    check_reported_shapes(wanted, stated)
-    # A buffer of the driver's has no length here: how large it is, is the driver's own affair.
-    given = [triple for triple in zip(wanted, outputs, stated, strict=True) if triple[1].location.length]
-    check_fits([info for info, _, _ in given], [place for _, place, _ in given], [shape for _, _, shape in given])
+    reported = [shape.dimensions for shape in shapes]
+    check_reported_shapes(expected, reported)
+    # The argument of a managed buffer has the length 0: only the driver knows the buffer's size.
+    sized = [triple for triple in zip(expected, arguments, reported, strict=True) if triple[1].location.length]
+    check_fits([info for info, _, _ in sized], [argument for _, argument, _ in sized], [shape for _, _, shape in sized])
     if not all(shape.is_sufficient for shape in shapes):
-        raise ProtocolError("SHP-2: the driver says that all went well, and that an output did not suffice")
+        raise ProtocolError("the driver reports success, and that an output was too small (SHP-2)")
 
 
-def _asked(infos: Sequence[TensorInfo], outputs: Sequence[RequestArgument]) -> list[TensorInfo]:
-    """Return the outputs with what the request fills in of their dimensions."""
-    if len(outputs) != len(infos):
-        raise ProtocolError(f"the driver executed {len(outputs)} outputs of a model that has {len(infos)}")
-    return [_filled_in(info, place.dimensions) for info, place in zip(infos, outputs, strict=True)]
+def _expected_outputs(outputs: Sequence[TensorInfo], arguments: Sequence[RequestArgument]) -> list[TensorInfo]:
+    """Return the outputs with unknown dimensions replaced by the request's."""
+    if len(arguments) != len(outputs):
+        raise ProtocolError(f"the driver executed {len(arguments)} outputs of a model that has {len(outputs)}")
+    return [_merge_dimensions(info, argument.dimensions) for info, argument in zip(outputs, arguments, strict=True)]
 
 
-def _filled_in(info: TensorInfo, given: tuple[int, ...]) -> TensorInfo:
-    if not given:
+def _merge_dimensions(info: TensorInfo, dimensions: Shape) -> TensorInfo:
+    if not dimensions:
         return info
     if not info.shape:
-        return replace(info, shape=given)
-    if len(given) != len(info.shape):
-        raise ProtocolError(f"the driver executed output {info.name!r} of shape {info.shape} with shape {given}")
-    return replace(info, shape=tuple(known or asked for known, asked in zip(info.shape, given, strict=True)))
+        return replace(info, shape=dimensions)
+    if len(dimensions) != len(info.shape):
+        raise ProtocolError(f"the driver executed output {info.name!r} of shape {info.shape} with shape {dimensions}")
+    return replace(info, shape=tuple(known or wanted for known, wanted in zip(info.shape, dimensions, strict=True)))
+
+
+def check_reported_shapes(infos: Sequence[TensorInfo], shapes: Sequence[Shape]) -> None:
+    """Raise ProtocolError unless the reported `shapes` are possible for the outputs `infos`."""
+    if len(shapes) != len(infos):
+        raise ProtocolError(f"the driver reports the shapes of {len(shapes)} outputs, the model has {len(infos)}")
+    for info, shape in zip(infos, shapes, strict=True):
+        matches = len(shape) == len(info.shape) and all(w in (0, s) for w, s in zip(info.shape, shape, strict=True))
+        if (info.shape and not matches) or size_bytes(info, shape) > _LENGTH_MAX:
+            raise ProtocolError(
+                f"the driver reports the shape {format_shape(shape)} for output {info.name!r} "
+                f"of shape {format_shape(info.shape)}"
+            )
+
+
+def check_fits(infos: Sequence[TensorInfo], arguments: Sequence[RequestArgument], shapes: Sequence[Shape]) -> None:
+    """Raise ProtocolError if a reported shape is larger than the location of the output's argument."""
+    for info, argument, shape in zip(infos, arguments, shapes, strict=True):
+        length = argument.location.length
+        if size_bytes(info, shape) > length:
+            raise ProtocolError(
+                f"the driver reports {format_shape(shape)} for output {info.name!r}, whose location has {length} bytes"
+            )
 
 
 def _check_timing(timing: Timing, is_measured: bool) -> None:
     if timing == NO_TIMING:
         return
     if not is_measured:
-        raise ProtocolError(f"TIM-3: the driver states {timing}, which was not asked for")
-    device, driver = timing.time_on_device_ns, timing.time_in_driver_ns
-    is_ordered = NO_TIME in (device, driver) or device <= driver
-    if min(device, driver) < NO_TIME or not is_ordered:
-        raise ProtocolError(f"TIM-4: the driver states impossible times: {timing}")
+        raise ProtocolError(f"the driver reports {timing}, which was not requested (TIM-3)")
+    device_ns, driver_ns = timing.time_on_device_ns, timing.time_in_driver_ns
+    is_ordered = NO_TIME in (device_ns, driver_ns) or device_ns <= driver_ns
+    if min(device_ns, driver_ns) < NO_TIME or not is_ordered:
+        raise ProtocolError(f"the driver reports invalid times: {timing} (TIM-4)")

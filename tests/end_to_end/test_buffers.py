@@ -142,7 +142,7 @@ def test_LIFE_4_the_driver_s_death_ends_a_copy_at_once_and_a_buffer_can_still_be
         buffer = client.device("reference").allocate(inputs=[(model, 0)])
         worker.stop()
         copying = InThread.start(lambda: buffer.copy_from(one(1)))
-        until(lambda: bool(client._connection._waiting), "the copy is asked for")
+        until(lambda: bool(client._connection._pending_calls), "the copy is asked for")
         worker.kill()
         assert isinstance(copying.wait().error, nnfmq.DeadObject)
         with pytest.raises(nnfmq.DeadObject):
@@ -169,8 +169,8 @@ def test_DOM_2_the_models_of_a_buffer_are_this_device_s(client: nnfmq.Client, ad
 
     def asked(name: str, *models: int) -> messages.Allocated:
         roles = tuple(messages.RoleData(index, 0, 1.0) for index in range(len(models)))
-        message = messages.Allocate(connection.new_call(), name, (), models, roles, ())
-        return connection.ask(message, messages.Allocated, (), None)
+        message = messages.Allocate(connection.next_call_id(), name, (), models, roles, ())
+        return connection.exchange(message, messages.Allocated, (), None)
 
     with ExitStack() as stack:
         fast = client.device("sample-float_fast")

@@ -172,9 +172,9 @@ def test_PREP_6_the_driver_reports_the_missed_deadline(client: nnfmq.Client, ser
     """Ask without a limit on this side: what comes is what the driver says, while nothing compiles."""
     data, _ = encode_model(SHORT)
     connection, deadline_ns = client.connection, time.monotonic_ns() + 1_000_000_000
-    message = messages.PrepareModel(connection.new_call(), "compiled", SUSTAINED, 1, deadline_ns, data)
+    message = messages.PrepareModel(connection.next_call_id(), "compiled", SUSTAINED, 1, deadline_ns, data)
     with server.stopped():
-        answer = connection.ask(message, messages.PreparedModelReady)
+        answer = connection.exchange(message, messages.PreparedModelReady)
     assert answer.status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
     assert "while the model was compiled" in answer.message
 

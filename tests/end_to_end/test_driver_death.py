@@ -53,7 +53,7 @@ def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_ordinary_call(
     with Process(client.driver_pid) as worker:
         worker.stop()
         call = InThread.start(lambda: model.execute(one(1)))
-        until(lambda: bool(client._connection._waiting), "the call waits for its answer")
+        until(lambda: bool(client._connection._pending_calls), "the call waits for its answer")
         worker.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
 
@@ -63,7 +63,7 @@ def test_LIFE_4_SIGKILL_of_the_worker_ends_a_pending_preparation(client: nnfmq.C
     with Process(client.driver_pid) as worker:
         worker.stop()
         call = InThread.start(lambda: device.prepare(null_model()))
-        until(lambda: bool(client._connection._waiting), "the call waits for its answer")
+        until(lambda: bool(client._connection._pending_calls), "the call waits for its answer")
         worker.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
 
@@ -121,6 +121,6 @@ def test_an_embedded_driver_that_is_killed_is_dead_for_its_client_and_reaped() -
     with nnfmq.connect(embedded=True) as client, Process(client.driver_pid) as driver:
         driver.stop()
         call = InThread.start(client.devices)
-        until(lambda: bool(client._connection._waiting), "the call waits for its answer")
+        until(lambda: bool(client._connection._pending_calls), "the call waits for its answer")
         driver.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)

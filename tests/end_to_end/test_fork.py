@@ -45,7 +45,7 @@ def test_the_end_of_a_forked_child_is_not_the_end_of_the_app(daemon: Daemon) -> 
 def test_in_a_forked_child_every_call_raises_and_the_parent_gets_its_own_results(daemon: Daemon, where: str) -> None:
     with app("calls_after_fork", daemon.path if where == "daemon" else "embedded") as parent:
         raised = [parent.line() for _ in range(CALLS)]
-        expected = f"DeadObject: this client belongs to process {parent.pid}, which forked; connect anew in the child"
+        expected = f"DeadObject: this client belongs to process {parent.pid}, which forked; connect again in the child"
         assert raised == [expected] * CALLS
         assert parent.line() == "child ended with 0"
         assert parent.line() == "[5.0, 6.0, 7.0]"

@@ -301,17 +301,17 @@ def test_EXE_15_every_form_of_1_3_takes_a_token_and_none_before(adding: Adding) 
     assert adding.buffer.copyFrom(adding.memories[0], []) is NONE
     request, model = adding.request(adding.token, None, None), adding.model
     shapes = [OutputShape((4,))]
-    assert model.executeSynchronously_1_3(request, NO, None, None) == (NONE, shapes, hidl.NO_TIMING)
+    assert model.executeSynchronously_1_3(request, NO, None, None) == (NONE, shapes, hidl.NO_HIDL_TIMING)
     calls: Queue[tuple[Any, ...]] = Queue()
     assert model.execute_1_3(request, NO, None, None, lambda *given: calls.put(given)) is NONE
-    assert calls.get(timeout=LIMIT_S) == (NONE, shapes, hidl.NO_TIMING)
+    assert calls.get(timeout=LIMIT_S) == (NONE, shapes, hidl.NO_HIDL_TIMING)
     status, fence, callback = model.executeFenced(request, [], NO, None, None, None)
     assert status is NONE and fence.wait(LIMIT_S) is nnfmq.FenceState.SIGNALED
     callback.close()
     assert floats(adding.memories[2]) == [11, 22, 33, 44]
-    assert model.executeSynchronously(request, NO) == (INVALID, [], hidl.NO_TIMING)
+    assert model.executeSynchronously(request, NO) == (INVALID, [], hidl.NO_HIDL_TIMING)
     assert model.execute_1_2(request, NO, lambda *given: calls.put(given)) is INVALID
-    assert calls.get(timeout=LIMIT_S) == (INVALID, [], hidl.NO_TIMING)
+    assert calls.get(timeout=LIMIT_S) == (INVALID, [], hidl.NO_HIDL_TIMING)
     assert model.execute(request, lambda *given: calls.put(given)) is INVALID
     assert calls.get(timeout=LIMIT_S) == (INVALID,)
 

@@ -94,7 +94,7 @@ def test_DEV_13_a_callback_is_called_once_when_the_driver_dies(daemon: Daemon) -
             device = hidl.IDevice(client, "reference")
             worker.stop()
             call = InThread.start(lambda: device.prepareModel(ADD, lambda *given: calls.put(given)))
-            until(lambda: len(client.connection._waiting) == 2, "the launch waits for its reply")
+            until(lambda: len(client.connection._pending_calls) == 2, "the launch waits for its reply")
             worker.kill()
             assert isinstance(call.wait().error, nnfmq.DeadObject)  # not launched, as far as anybody knows
         assert calls.empty()
@@ -122,7 +122,7 @@ def test_BUR_15_BUR_19_SIGKILL_of_the_worker_ends_an_execution_on_an_aidl_burst(
     pools = lent(resources, slow)
     with Process(client.driver_pid) as worker, closing(client.device("reference").prepare(slow).aidl_burst()) as burst:
         call = InThread.start(lambda: burst.execute_synchronously(request_for(slow, pools)))
-        until(lambda: bool(client.connection._waiting), "the call waits for its answer")
+        until(lambda: bool(client.connection._pending_calls), "the call waits for its answer")
         worker.kill()
         assert isinstance(call.wait().error, nnfmq.DeadObject)
         with pytest.raises(nnfmq.DeadObject):

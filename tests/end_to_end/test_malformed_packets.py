@@ -53,7 +53,7 @@ def burst(model: nnfmq.PreparedModel) -> Iterator[nnfmq.Burst]:
 
 
 def records_of(burst: nnfmq.Burst) -> list[bytes]:
-    packet = burst._packets[MeasureTiming.NO]
+    packet = burst._cached_requests[MeasureTiming.NO].packet
     return [packet[at : at + DATUM_BYTES] for at in range(0, len(packet), DATUM_BYTES)]
 
 

@@ -16,9 +16,9 @@ from support.drivers import Process, one, until
 from support.models import null_model, place
 
 import nnfmq
-from nnfmq.hal.types import MeasureTiming, Protection, Request
+from nnfmq.hal.types import ExecutionConfig, MeasureTiming, Protection, Request
 from nnfmq.memory import Memory
-from nnfmq.runtime.prepared_model import execute_request
+from nnfmq.runtime.sync_execution import execute_request
 from nnfmq.serialize import messages
 
 NEEDED_BYTES = 4  # of the null model's input, and of its output
@@ -131,7 +131,7 @@ def null_request(*pools: Memory | Lent) -> Request:
 
 def execute_over(client: nnfmq.Client, model: nnfmq.PreparedModel, *pools: Memory | Lent) -> None:
     """Execute that the ordinary way."""
-    execute_request(client._connection, model.model_id, model.outputs, null_request(*pools))
+    execute_request(model.handle, null_request(*pools), ExecutionConfig(), None)
 
 
 def floats_in(fd: int) -> bytes:
@@ -196,7 +196,7 @@ def test_BUR_21_a_file_whose_slot_was_freed_is_used_no_more(
             lent = Lent(fd, NEEDED_BYTES)  # a slot does not keep it
             put_in_slot(client, burst, lent)
             burst.execute(one(number + 1))
-        put_in_slot(client, burst, burst._pools[1])
+        put_in_slot(client, burst, burst._arrays.memories[1])
     assert [floats_in(fd) for fd in fds] == [one(1).tobytes(), one(2).tobytes()]
     for fd in fds:
         os.close(fd)
@@ -349,12 +349,12 @@ def put_in_slot(client: nnfmq.Client, burst: nnfmq.Burst, memory: Memory | Lent)
 def test_the_same_packet_is_refused_when_its_slot_has_come_to_stand_for_smaller_memory(
     client: nnfmq.Client, burst: nnfmq.Burst, short: Memory
 ) -> None:
-    packet = burst._packets[MeasureTiming.NO]
+    packet = burst._cached_requests[MeasureTiming.NO].packet
     put_in_slot(client, burst, short)
     with pytest.raises(nnfmq.InvalidArgument):
         burst.execute(one(2))
-    assert burst._packets[MeasureTiming.NO] is packet
-    put_in_slot(client, burst, burst._pools[1])
+    assert burst._cached_requests[MeasureTiming.NO].packet is packet
+    put_in_slot(client, burst, burst._arrays.memories[1])
     assert burst.execute(one(3)) == (one(3),)
 
 
@@ -371,7 +371,7 @@ def test_N_BUX_5_what_is_no_memory_is_refused_over_a_burst(client: nnfmq.Client,
     put_in_slot(client, burst, bad)
     with pytest.raises(nnfmq.GeneralFailure, match="received memory"):
         burst.execute(one(2))
-    put_in_slot(client, burst, burst._pools[1])
+    put_in_slot(client, burst, burst._arrays.memories[1])
     assert burst.execute(one(3)) == (one(3),)
 
 
@@ -381,7 +381,7 @@ def test_a_slot_that_the_client_does_not_know_is_refused(client: nnfmq.Client, b
     client.devices()
     with pytest.raises(nnfmq.InvalidArgument, match="slot 1"):
         burst.execute(one(2))
-    assert burst._slots.add(burst._pools[1]) == OUTPUT_SLOT
+    assert burst._slots.add(burst._arrays.memories[1]) == OUTPUT_SLOT
     assert burst.execute(one(3)) == (one(3),)
 
 
@@ -390,7 +390,7 @@ def test_freeing_slots_again_and_again_gives_the_same_results(
     client: nnfmq.Client, burst: nnfmq.Burst, times: int
 ) -> None:
     for value in range(times):
-        put_in_slot(client, burst, burst._pools[1])
+        put_in_slot(client, burst, burst._arrays.memories[1])
         assert burst.execute(one(value)) == (one(value),)
 
 
@@ -399,7 +399,7 @@ def test_memory_that_the_driver_may_only_read_is_refused_for_outputs(client: nnf
         put_in_slot(client, burst, memory)
         with pytest.raises(nnfmq.InvalidArgument, match="is read-only"):
             burst.execute(one(2))
-        put_in_slot(client, burst, burst._pools[1])
+        put_in_slot(client, burst, burst._arrays.memories[1])
     assert burst.execute(one(3)) == (one(3),)
 
 
@@ -410,7 +410,7 @@ def test_queues_in_unsealed_memory_are_refused(client: nnfmq.Client, model: nnfm
             burst._requests.quantum,
             burst._requests.descriptor.flags,
         )
-    message = messages.ConfigureBurst(client._connection.new_call(), model.model_id, described, described)
+    message = messages.ConfigureBurst(client._connection.next_call_id(), model.model_id, described, described)
     with pytest.raises(nnfmq.InvalidArgument, match="received memory"):
         client._connection.call(message, messages.BurstConfigured, [loose.fd, loose.fd])
     assert model.execute(one(2)) == (one(2),)

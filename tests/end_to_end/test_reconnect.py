@@ -188,7 +188,7 @@ def test_LIFE_6_several_threads_reconnect_once(ours: nnfmq.Client) -> None:
 def test_LIFE_6_a_client_that_is_closed_while_it_reconnects_keeps_no_driver() -> None:
     client = nnfmq.connect(embedded=True)
     kill(client)
-    started, go, again = threading.Event(), threading.Event(), client._again
+    started, go, again = threading.Event(), threading.Event(), client._connect_again
     assert again is not None
 
     def slowly(deadline_ns: int | None) -> nnfmq.Client:
@@ -197,7 +197,7 @@ def test_LIFE_6_a_client_that_is_closed_while_it_reconnects_keeps_no_driver() ->
         go.wait(LIMIT_S)
         return fresh
 
-    client._again = slowly
+    client._connect_again = slowly
     reconnecting = InThread.start(lambda: client.reconnect(timeout=LIMIT_S))
     assert started.wait(LIMIT_S)
     client.close()

@@ -84,7 +84,7 @@ def test_RUX_5_what_runs_is_not_computed_again(
     with adding.create_reusable_execution() if reusable else adding.create_execution() as execution:
         with Process(spoken.driver_pid) as worker, worker.stopped():
             running = InThread.start(lambda: computed(execution, ONE, TEN))
-            until(lambda: bool(spoken.connection._waiting), "the run is under way")
+            until(lambda: bool(spoken.connection._pending_calls), "the run is under way")
             with pytest.raises(nnfmq.BadState, match="one run at a time"):
                 execution.compute(TEN, TEN)
         assert running.wait().value == SUM

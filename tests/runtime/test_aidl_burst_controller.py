@@ -125,14 +125,14 @@ def test_an_execution_past_its_deadline_does_no_work(
     burst: AidlBurst, pools: tuple[Memory, Memory], real: tuple[Connection, Session]
 ) -> None:
     connection, _ = real
-    answer = connection.ask(say(connection, burst, pools, deadline_ns=1), messages.Executed, fds_of(pools))
+    answer = connection.exchange(say(connection, burst, pools, deadline_ns=1), messages.Executed, fds_of(pools))
     assert answer.status in (ErrorStatus.MISSED_DEADLINE_PERSISTENT, ErrorStatus.MISSED_DEADLINE_TRANSIENT)
     assert floats(pools[1]) == [0.0] * 4
 
 
 def say(connection: Connection, burst: AidlBurst, pools: tuple[Memory, ...], **changes: Any) -> Any:
     fields: dict[str, Any] = {
-        "call": connection.new_call(),
+        "call": connection.next_call_id(),
         "burst_id": burst._burst_id,
         "request": messages.request_to_data(request_of(pools)),
         "tokens": (-1, -1),
@@ -152,7 +152,9 @@ def test_N_RQX_14_a_deadline_below_minus_one_is_refused_and_the_memory_closed(
 ) -> None:
     connection, _ = real
     before = len(os.listdir("/proc/self/fd"))
-    answer = connection.ask(say(connection, burst, pools, deadline_ns=deadline_ns), messages.Executed, fds_of(pools))
+    answer = connection.exchange(
+        say(connection, burst, pools, deadline_ns=deadline_ns), messages.Executed, fds_of(pools)
+    )
     assert answer.status is ErrorStatus.INVALID_ARGUMENT
     assert str(deadline_ns) in answer.message
     assert len(os.listdir("/proc/self/fd")) == before
@@ -290,13 +292,13 @@ def test_a_buffer_of_the_driver_s_needs_no_token(
 def test_a_table_of_tokens_keeps_no_memory_alive() -> None:
     table, memory = TokenAllocator(), Memory.create(1)
     token = table.add(memory)
-    assert table.gone() == []
+    assert table.expired() == []
     memory.close()
     del memory
     gc.collect()
-    assert table.gone() == [token]
+    assert table.expired() == [token]
     table.free(token)
-    assert table.gone() == []
+    assert table.expired() == []
 
 
 # ------------------------------------------------------------------------------------------------ one at a time
@@ -323,7 +325,7 @@ def test_BUR_16_a_second_execution_is_refused_by_the_client_and_by_the_driver(
     assert held.begun.wait(LIMIT_S)
     with pytest.raises(GeneralFailure, match="another thread"):
         burst.execute_synchronously(request_of(pools))
-    answer = connection.ask(say(connection, burst, pools), messages.Executed, fds_of(pools))
+    answer = connection.exchange(say(connection, burst, pools), messages.Executed, fds_of(pools))
     assert answer.status is ErrorStatus.GENERAL_FAILURE
     held.go.set()
     assert waiting.result(LIMIT_S).shapes == (OutputShape((4,)),)

@@ -103,7 +103,7 @@ def test_a_slot_that_is_out_of_range_or_freed_stands_for_no_memory(slots: list[i
     table = SlotAllocator()
     table.add(memories[0])
     table.free(table.add(memories[1]))
-    with pytest.raises(InvalidArgument, match=f"slot {slots[-1]} stands for no memory"):
+    with pytest.raises(InvalidArgument, match=f"slot {slots[-1]} has no memory in this burst"):
         table.get_memories(slots)
 
 
@@ -191,7 +191,7 @@ def test_an_execution_that_timed_out_is_followed_by_one_that_gets_its_own_bits(
     timeout: float, held: Held, adding: PreparedModel
 ) -> None:
     with adding.burst() as burst:
-        with pytest.raises(MissedDeadlineTransient, match="the execution goes on"):
+        with pytest.raises(MissedDeadlineTransient, match="the execution continues"):
             burst.execute(ONE, TEN, timeout=timeout)
         assert held.begun.wait(LIMIT_S)
         held.go.set()
@@ -461,7 +461,7 @@ def test_BUR_18_what_a_packet_cannot_say_goes_the_ordinary_way(
             assert path.execute_request(request, ExecutionConfig(loop_timeout_ns=5)).shapes == (OutputShape((4,)),)
             with pytest.raises(InvalidArgument, match=str(too_long)):  # so the driver was told
                 path.execute_request(request, ExecutionConfig(loop_timeout_ns=too_long))
-        assert burst._slots.gone() == []
+        assert burst._slots.expired() == []
         assert burst._requests.counters()[0] == 0
 
 
@@ -476,7 +476,7 @@ def test_N_REQ_4_BUR_12_a_memory_that_is_gone_is_freed_in_the_driver_and_its_slo
             passing = Memory.create(16)
             burst.execute_request(a_request([ONE, TEN], 16, (pools[0], passing)), timeout=LIMIT_S)
             assert np.frombuffer(bytes(passing.view), np.float32).tolist() == SUM
-            assert burst._slots.number_of(passing) == 2
+            assert burst._slots.find_or_add(passing) == 2
             assert real[1].quota.charged_bytes == charged_bytes + 16
             if way == "freed":
                 for _ in range(2):
@@ -490,7 +490,7 @@ def test_N_REQ_4_BUR_12_a_memory_that_is_gone_is_freed_in_the_driver_and_its_slo
 
 
 def test_a_burst_without_memory_of_its_own_takes_no_arrays(adding: PreparedModel) -> None:
-    with adding.request_burst() as burst, pytest.raises(InvalidArgument, match="execute_request alone"):
+    with adding.request_burst() as burst, pytest.raises(InvalidArgument, match="only has execute_request"):
         burst.execute()
 
 

@@ -46,12 +46,12 @@ def soon(seconds: float = LIMIT_S) -> int:
 
 
 def listing(connection: Connection, start: Start, deadline_ns: int | None = None) -> Future[messages.DeviceList]:
-    message = messages.ListDevices(connection.new_call())
-    return start(connection.ask, message, messages.DeviceList, (), deadline_ns)
+    message = messages.ListDevices(connection.next_call_id())
+    return start(connection.exchange, message, messages.DeviceList, (), deadline_ns)
 
 
 def preparing(connection: Connection, start: Start, deadline_ns: int | None) -> Future[messages.PreparedModelReady]:
-    message = messages.PrepareModel(connection.new_call(), "reference", 1, 1, -1, b"")
+    message = messages.PrepareModel(connection.next_call_id(), "reference", 1, 1, -1, b"")
     return start(connection.call, message, messages.PreparedModelReady, (), deadline_ns)
 
 
@@ -65,7 +65,7 @@ def assert_alive(connection: Connection, driver: Speaker, start: Start) -> None:
 
 
 def test_a_driver_is_greeted_and_what_it_says_is_kept(connection: Connection) -> None:
-    assert connection.greeting == GREETING
+    assert connection.hello_reply == GREETING
     assert connection.is_open
 
 
@@ -145,7 +145,7 @@ def test_calls_are_answered_by_their_numbers_in_any_order(
 def test_an_answer_with_a_status_is_raised_as_its_error_with_its_text(
     status: ErrorStatus, connection: Connection, driver: Speaker, start: Start
 ) -> None:
-    message = messages.ReleaseModel(connection.new_call(), 7)
+    message = messages.ReleaseModel(connection.next_call_id(), 7)
     call = start(connection.call, message, messages.Reply)
     driver.say(messages.Reply(driver.hear(messages.ReleaseModel).call, status, "what went wrong"))
     error = call.exception(LIMIT_S)
@@ -155,7 +155,7 @@ def test_an_answer_with_a_status_is_raised_as_its_error_with_its_text(
 
 
 def test_asking_returns_the_answer_whatever_its_status(connection: Connection, driver: Speaker, start: Start) -> None:
-    asking = start(connection.ask, messages.ReleaseModel(connection.new_call(), 7), messages.Reply)
+    asking = start(connection.exchange, messages.ReleaseModel(connection.next_call_id(), 7), messages.Reply)
     driver.say(messages.Reply(driver.hear(messages.ReleaseModel).call, ErrorStatus.INVALID_ARGUMENT, "no"))
     assert asking.result(LIMIT_S).status is ErrorStatus.INVALID_ARGUMENT
 
@@ -208,7 +208,7 @@ def test_a_burst_that_is_configured_too_late_is_closed(
 ) -> None:
     memory = resources.enter_context(Memory.create(8))
     nothing = messages.MQDescriptorData((), 24, 1)
-    message = messages.ConfigureBurst(connection.new_call(), 1, nothing, nothing)
+    message = messages.ConfigureBurst(connection.next_call_id(), 1, nothing, nothing)
     waiting = start(connection.call, message, messages.BurstConfigured, [memory.fileno()] * 2, soon(0.03))
     call = driver.hear(messages.ConfigureBurst).call
     assert isinstance(waiting.exception(LIMIT_S), MissedDeadlineTransient)
@@ -398,7 +398,7 @@ def test_a_driver_that_breaks_the_protocol_is_given_up_and_open_calls_say_why(
         driver.say_bytes(data)
         error = waiting.exception(LIMIT_S)
     assert isinstance(error, DeadObject)
-    assert "given up" in str(error)
+    assert "the connection to the driver was closed" in str(error)
     assert "connection to the driver closed" in caplog.text
     assert not connection.is_open
 
@@ -439,7 +439,7 @@ def test_closing_does_not_wait_for_a_call_that_cannot_be_sent(
         while True:
             connection._channel.send(bytes(1000), (), NO_WAIT)
     stuck = listing(connection, start)
-    until(lambda: bool(connection._waiting))
+    until(lambda: bool(connection._pending_calls))
     closing = start(connection.close)
     assert closing.result(LIMIT_S) is None
     assert isinstance(stuck.exception(LIMIT_S), DeadObject)
@@ -467,7 +467,7 @@ def child_report(connection: Connection) -> int:
     if connection.is_open or connection._channel.fileno() != -1:
         return 1
     try:
-        connection.ask(messages.ListDevices(connection.new_call()), messages.DeviceList)
+        connection.exchange(messages.ListDevices(connection.next_call_id()), messages.DeviceList)
     except DeadObject as error:
         if f"process {os.getppid()}" not in str(error):
             return 2

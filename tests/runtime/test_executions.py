@@ -34,8 +34,9 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIMING
 from nnfmq.hal.types import ExecutionConfig, FenceState, MeasureTiming, OutputShape, Priority
 from nnfmq.memory import Memory
-from nnfmq.runtime.client import Client, Device
+from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.device import Device
 from nnfmq.runtime.future import Future as ReplyFuture
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
@@ -85,7 +86,7 @@ def test_EXE_5_an_execution_goes_on_while_its_caller_does_something_else(adding:
     assert held.begun.wait(LIMIT_S)
     assert not pending.done()
     assert not pending.wait(timeout=0.001)
-    with pytest.raises(MissedDeadlineTransient, match="it goes on"):
+    with pytest.raises(MissedDeadlineTransient, match="the execution continues"):
         pending.result(timeout=0)
     held.go.set()
     assert pending.wait(LIMIT_S)
@@ -178,42 +179,45 @@ def test_LIFE_4_LIFE_5_a_driver_that_goes_away_is_a_dead_object_once(
         adding.execute_async(ONE, TEN)
 
 
-class Counting:
-    """Takes answers and counts them."""
+class RecordingHandler:
+    """A reply handler that keeps all replies and errors."""
 
     def __init__(self) -> None:
-        self.given: list[Any] = []
+        self.received: list[Any] = []
 
-    def give(self, answer: Any) -> None:
-        self.given.append(answer)
+    def set_result(self, result: Any) -> None:
+        self.received.append(result)
+
+    def set_exception(self, error: Any) -> None:
+        self.received.append(error)
 
 
 def test_LIFE_5_an_answer_after_the_end_is_dropped(connection: Connection, driver: Speaker) -> None:
-    taker = Counting()
+    handler = RecordingHandler()
     message = messages.ExecuteAsynchronously(
-        connection.new_call(), 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1
+        connection.next_call_id(), 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1
     )
-    connection.begin(message, messages.ExecutionFinished, taker)
+    connection.start_call(message, messages.ExecutionFinished, handler)
     call = driver.hear(messages.ExecuteAsynchronously).call
     connection.close()
-    assert [type(answer) for answer in taker.given] == [DeadObject]
+    assert [type(answer) for answer in handler.received] == [DeadObject]
     with pytest.raises(DeadObject):
         driver.say(messages.ExecutionFinished(call, ErrorStatus.NONE, ""))
-    assert len(taker.given) == 1
+    assert len(handler.received) == 1
 
 
 def test_EXE_5_the_callback_counts_and_not_the_reply(connection: Connection, driver: Speaker) -> None:
-    taker = Counting()
+    handler = RecordingHandler()
     message = messages.ExecuteAsynchronously(
-        connection.new_call(), 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1
+        connection.next_call_id(), 1, messages.RequestData((), (), ()), messages.ConfigData(MeasureTiming.NO, -1), -1
     )
-    connection.begin(message, messages.ExecutionFinished, taker)
+    connection.start_call(message, messages.ExecutionFinished, handler)
     call = driver.hear(messages.ExecuteAsynchronously).call
     refused = messages.ExecutionFinished(call, ErrorStatus.INVALID_ARGUMENT, "no")
     driver.say(refused)
     driver.say(messages.Reply(call, ErrorStatus.INVALID_ARGUMENT, "no"))
     until(lambda: not connection._connection_state.pending_calls(PeerRole.CLIENT))
-    assert taker.given == [refused]
+    assert handler.received == [refused]
 
 
 def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(connection: Connection, driver: Speaker) -> None:
@@ -227,10 +231,10 @@ def test_a_driver_that_states_impossible_shapes_breaks_the_protocol(connection: 
 
 def test_an_answer_is_the_first_that_was_given() -> None:
     answer: ReplyFuture[int] = ReplyFuture()
-    assert not answer.is_given
-    answer.give(1)
-    answer.give(DeadObject("late"))
-    assert (answer.wait(None), answer.wait(0)) == (1, 1)
+    assert not answer.done()
+    answer.set_result(1)
+    answer.set_exception(DeadObject("late"))
+    assert (answer.result(None), answer.result(0)) == (1, 1)
 
 
 # ------------------------------------------------------------------------------------------------ loops
@@ -254,7 +258,7 @@ def test_CF_5_a_loop_timeout_above_the_maximum_is_cut_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert adding.execute(ONE, TEN, loop_timeout=60)[0].tolist() == SUM
-    assert "cut to the maximum of 15 s" in caplog.text
+    assert "reduced to the maximum of 15 s" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan")])
@@ -271,7 +275,7 @@ def test_a_loop_timeout_or_a_duration_that_is_none_is_refused(wrong: float, addi
 def test_FEN_3_an_execution_begins_when_the_fences_are_signalled(adding: PreparedModel, own: Fence) -> None:
     with adding.execute_fenced(ONE, TEN, wait_for=[own]) as launched:
         assert (launched.done(), launched.wait(timeout=0)) == (False, ACTIVE)
-        with pytest.raises(MissedDeadlineTransient, match="it goes on"):
+        with pytest.raises(MissedDeadlineTransient, match="the execution continues"):
             launched.result(timeout=0.001)
         with pytest.raises(GeneralFailure, match="FEN-9"):
             launched.info()
@@ -435,7 +439,7 @@ def test_RUX_3_a_fenced_run_that_nobody_holds_any_more_still_counts(adding: Prep
         with pytest.raises(InvalidArgument, match="one run at a time"):
             execution.compute(TEN, TEN)
         own.signal()
-        until(lambda: not execution._is_under_way())
+        until(lambda: not execution._is_fenced_run_active())
         assert execution.outputs[0].tolist() == SUM
 
 

@@ -266,7 +266,7 @@ def test_N_BAS_5_DEV_14_DEV_13_an_unavailable_device_answers_so(
         assert device.prepareModel(ADD, callback) is unavailable
         assert callback.only() == (unavailable, None)
         if level >= L.V1_2:
-            assert model.executeSynchronously(request_, NO) == (unavailable, [], hidl.NO_TIMING)
+            assert model.executeSynchronously(request_, NO) == (unavailable, [], hidl.NO_HIDL_TIMING)
             assert device.getVersionString() == (unavailable, "")
             assert device.getType()[0] is device.getSupportedExtensions()[0] is unavailable
             assert device.getNumberOfCacheFilesNeeded() == (unavailable, 0, 0)
@@ -460,11 +460,11 @@ def test_EXE_15_a_synchronous_execution_generates_status_shapes_and_timing(
     pools: tuple[Memory, Memory],
 ) -> None:
     execute = getattr(prepared(device_of(level), level), form)
-    assert execute(request_, NO, *more) == (NONE, [OutputShape((4,))], hidl.NO_TIMING)
+    assert execute(request_, NO, *more) == (NONE, [OutputShape((4,))], hidl.NO_HIDL_TIMING)
     assert floats(pools[1]) == SUM
-    assert hidl.NO_TIMING == (2**64 - 1, 2**64 - 1)
+    assert hidl.NO_HIDL_TIMING == (2**64 - 1, 2**64 - 1)
     missing = Request(request_.inputs[1:], request_.outputs, request_.pools)
-    assert execute(missing, YES, *more) == (INVALID, [], hidl.NO_TIMING)
+    assert execute(missing, YES, *more) == (INVALID, [], hidl.NO_HIDL_TIMING)
 
 
 ASYNCHRONOUS: dict[str, tuple[Any, ...]] = {"execute": (), "execute_1_2": (NO,), "execute_1_3": (NO, None, None)}
@@ -481,12 +481,12 @@ def test_EXE_15_EXE_6_every_form_of_execute_calls_back_once(
     callback, more = Callback(), ASYNCHRONOUS[form]
     assert getattr(model, form)(request_, *more, None) is INVALID  # N-VAL-24
     assert getattr(model, form)(request_, *more, callback) is NONE
-    assert callback.only() == ((NONE,) if form == "execute" else (NONE, [OutputShape((4,))], hidl.NO_TIMING))
+    assert callback.only() == ((NONE,) if form == "execute" else (NONE, [OutputShape((4,))], hidl.NO_HIDL_TIMING))
     assert floats(pools[1]) == SUM
     missing = Request(request_.inputs[1:], request_.outputs, request_.pools)
     assert getattr(model, form)(missing, *more, callback) is INVALID
     assert callback.threads[-1] is threading.current_thread()
-    assert callback.only() == ((INVALID,) if form == "execute" else (INVALID, [], hidl.NO_TIMING))
+    assert callback.only() == ((INVALID,) if form == "execute" else (INVALID, [], hidl.NO_HIDL_TIMING))
 
 
 def test_EXE_15_a_fenced_execution_has_a_fence_and_two_timings(
@@ -586,7 +586,7 @@ def test_BUR_2_N_REQ_4_a_burst_over_the_caller_s_queues_with_his_callback(
     assert floats(pools[1]) == SUM
     for slot in (1, 1, 7, -1):  # once, twice, and what never was
         context.freeMemory(slot)
-    context._connection.ask(messages.ListDevices(context._connection.new_call()), messages.DeviceList)
+    context._connection.exchange(messages.ListDevices(context._connection.next_call_id()), messages.DeviceList)
     assert exchange(queues).status is NONE
     assert callback.asked == [[0, 1], [1]]
     context.close()

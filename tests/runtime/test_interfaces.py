@@ -124,12 +124,12 @@ CALLS_WITH_A_MODEL = pytest.mark.parametrize("kind", [messages.GetSupportedOpera
 
 def with_consumers(connection: Connection, kind: Any, model: Model, consumers: Any) -> ErrorStatus:
     data, _ = encode_model(model)
-    call = connection.new_call()
+    call = connection.next_call_id()
     if kind is messages.GetSupportedOperations:
         said = kind(call, "reference", data, (), consumers)
-        return connection.ask(said, messages.SupportedOperations).status
+        return connection.exchange(said, messages.SupportedOperations).status
     said = kind(call, "reference", ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, -1, data, (), consumers)
-    return connection.ask(said, messages.PreparedModelReady).status
+    return connection.exchange(said, messages.PreparedModelReady).status
 
 
 @hidl
@@ -280,13 +280,13 @@ def test_a_status_that_the_interface_has_not_is_a_general_failure(
     prepared = prepare(Client(connection, None), ADD)
     session.quota._limit = session.quota.charged_bytes  # so that the request's memory is too much
     message = messages.Execute(
-        connection.new_call(),
+        connection.next_call_id(),
         prepared.model_id,
         messages.request_to_data(models.request_for(ADD, pools)),
         messages.config_to_data(ExecutionConfig()),
         -1,
     )
-    answer = connection.ask(message, messages.Executed, [pool.fileno() for pool in pools])
+    answer = connection.exchange(message, messages.Executed, [pool.fileno() for pool in pools])
     exhausted = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
     assert answer.status is (exhausted if level >= L.V1_3 else ErrorStatus.GENERAL_FAILURE)
     assert "the limit is" in answer.message

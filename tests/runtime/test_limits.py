@@ -11,8 +11,9 @@ import pytest
 from support import models
 
 from nnfmq.hal.errors import ResourceExhaustedTransient
-from nnfmq.runtime.client import Client, Device
+from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.device import Device
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.service.handle_table import HandleTable
 from nnfmq.service.session import Session

@@ -27,8 +27,9 @@ from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.timing import NO_TIME, NO_TIMING
 from nnfmq.hal.types import DataLocation, DeviceStatus, DeviceType, Model, Request, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.runtime.client import Client, Device
+from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.device import Device
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.service import driver_prepared_model as service
@@ -317,7 +318,7 @@ def test_VAL_7_a_status_that_no_driver_can_have_ends_the_connection(
 
     error = running.exception(LIMIT_S)
     assert isinstance(error, DeadObject)
-    assert "given up: the driver answers DEAD_OBJECT" in str(error)
+    assert "closed: the driver replied with the status DEAD_OBJECT" in str(error)
 
 
 def test_VAL_7_a_driver_that_answers_for_other_operations_than_it_was_asked_about_breaks_the_protocol(

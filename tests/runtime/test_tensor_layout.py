@@ -11,7 +11,7 @@ from nnfmq.hal.errors import InvalidArgument, ProtocolError
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import DataLocation, RequestArgument
 from nnfmq.memory import Memory
-from nnfmq.runtime import tensor_layout
+from nnfmq.runtime import array_checks, result_validation, tensor_layout
 
 IMAGE = TensorInfo("image", (1, 2, 3), "float32")
 PIXELS = TensorInfo("pixels", (5,), "uint8")
@@ -75,7 +75,7 @@ def test_a_view_is_the_memory_itself() -> None:
     ids=["float32", "float64", "float16", "list", "strided", "uint8", "open extent", "scalar"],
 )
 def test_an_array_that_fits_is_taken(info: TensorInfo, value: Any) -> None:
-    np.testing.assert_array_equal(tensor_layout.checked_array(info, value), np.asarray(value))
+    np.testing.assert_array_equal(array_checks.checked_array(info, value), np.asarray(value))
 
 
 @pytest.mark.parametrize(
@@ -96,24 +96,24 @@ def test_an_array_that_does_not_fit_is_refused_and_both_sides_are_named(
     info: TensorInfo, value: Any, said: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        tensor_layout.checked_array(info, value)
+        array_checks.checked_array(info, value)
 
 
 @pytest.mark.parametrize("given", [0, 1, 3])
 def test_another_number_of_arrays_is_refused_with_the_names(given: int) -> None:
     with pytest.raises(InvalidArgument, match=rf"2 inputs \('image', 'pixels'\); {given} were given"):
-        tensor_layout.check_count("input", [IMAGE, PIXELS], given)
+        array_checks.check_count("input", [IMAGE, PIXELS], given)
 
 
 @pytest.mark.parametrize("info", [OPEN, TensorInfo("rankless", (), "float32")])
 def test_a_shape_that_is_not_fully_known_is_refused_for_a_burst(info: TensorInfo) -> None:
     with pytest.raises(InvalidArgument, match=f"output '{info.name}'.*use PreparedModel.execute"):
-        tensor_layout.require_fixed_shapes("output", [IMAGE, info])
+        array_checks.require_fixed_shapes("output", [IMAGE, info])
 
 
 def test_results_are_copied_into_the_arrays_that_were_given() -> None:
     target, result = np.zeros(3, np.float32), np.arange(3, dtype=np.float32)
-    returned = tensor_layout.copy_out([target], [result])
+    returned = array_checks.copy_out([target], [result])
     assert returned[0] is target
     assert target.tolist() == [0, 1, 2]
 
@@ -132,14 +132,14 @@ def test_results_are_copied_into_the_arrays_that_were_given() -> None:
 )
 def test_arrays_that_outputs_do_not_fit_are_refused(targets: Any, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        tensor_layout.check_out([TensorInfo("scores", (3,), "float32")], targets)
+        array_checks.check_out([TensorInfo("scores", (3,), "float32")], targets)
 
 
 def test_the_shape_of_an_output_that_is_not_known_is_checked_when_it_is() -> None:
     target = np.zeros(4, np.float32)
-    tensor_layout.check_out([TensorInfo("open", (0,), "float32")], [target])
+    array_checks.check_out([TensorInfo("open", (0,), "float32")], [target])
     with pytest.raises(InvalidArgument, match=r"output 0 has shape \(3,\), `out` has \(4,\)"):
-        tensor_layout.copy_out([target], [np.arange(3, dtype=np.float32)])
+        array_checks.copy_out([target], [np.arange(3, dtype=np.float32)])
 
 
 def test_the_bytes_of_an_absurd_shape_are_counted_in_full() -> None:
@@ -148,7 +148,7 @@ def test_the_bytes_of_an_absurd_shape_are_counted_in_full() -> None:
 
 @pytest.mark.parametrize("shapes", [[(1, 2, 3), (0, 3)], [(1, 2, 3), (9, 3)]])
 def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, ...]]) -> None:
-    tensor_layout.check_reported_shapes([IMAGE, OPEN], shapes)
+    result_validation.check_reported_shapes([IMAGE, OPEN], shapes)
 
 
 @pytest.mark.parametrize(
@@ -164,29 +164,29 @@ def test_shapes_that_the_outputs_may_have_are_believed(shapes: list[tuple[int, .
 )
 def test_shapes_that_cannot_be_the_outputs_are_refused(shapes: list[tuple[int, ...]], said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
-        tensor_layout.check_reported_shapes([IMAGE, OPEN], shapes)
+        result_validation.check_reported_shapes([IMAGE, OPEN], shapes)
 
 
 def test_a_result_larger_than_its_room_is_refused() -> None:
     places, _ = tensor_layout.layout([OPEN], [(2, 3)], 0)
-    tensor_layout.check_fits([OPEN], places, [(2, 3)])
-    with pytest.raises(ProtocolError, match="states 3x3 for output 'open', which had 24 bytes"):
-        tensor_layout.check_fits([OPEN], places, [(3, 3)])
+    result_validation.check_fits([OPEN], places, [(2, 3)])
+    with pytest.raises(ProtocolError, match="reports 3x3 for output 'open', whose location has 24 bytes"):
+        result_validation.check_fits([OPEN], places, [(3, 3)])
 
 
 SCALAR = TensorInfo("n", (), "int64", is_scalar=True)
 
 
 def test_a_scalar_is_fully_known() -> None:
-    tensor_layout.require_fixed_shapes("input", [SCALAR])
+    array_checks.require_fixed_shapes("input", [SCALAR])
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.int8(3), np.array(3)])
 def test_a_scalar_takes_a_number(value: Any) -> None:
-    assert tensor_layout.checked_array(SCALAR, value).shape == ()
+    assert array_checks.checked_array(SCALAR, value).shape == ()
 
 
 @pytest.mark.parametrize("value", [[3], np.int64([[3]]), []])
 def test_a_scalar_takes_no_array(value: Any) -> None:
     with pytest.raises(InvalidArgument, match="'n' has shape scalar"):
-        tensor_layout.checked_array(SCALAR, value)
+        array_checks.checked_array(SCALAR, value)

@@ -275,7 +275,7 @@ def test_FEN_4_one_that_was_over_at_once_and_failed_says_why(liar: Liar, launch:
 
 def test_VAL_7_a_lie_about_a_buffer_s_content_is_not_noted(liar: Liar) -> None:
     buffer = Buffer(liar.connection, OPEN)
-    buffer.take_answer(messages.Allocated(1, NONE, "", 3, 4))
+    buffer.on_allocated(messages.Allocated(1, NONE, "", 3, 4))
     buffer.begin_write(me := object())
     buffer.end_write(me, (2,))
     inside = RequestArgument(location=DataLocation(1))

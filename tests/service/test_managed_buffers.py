@@ -50,8 +50,9 @@ from nnfmq.hal.types import (
 )
 from nnfmq.memory import Memory
 from nnfmq.runtime import managed_buffer as client_buffers
-from nnfmq.runtime.client import Client, Device
+from nnfmq.runtime.client import Client
 from nnfmq.runtime.connection import Connection
+from nnfmq.runtime.device import Device
 from nnfmq.runtime.prepared_model import PreparedModel
 from nnfmq.serialize import messages
 from nnfmq.service import driver_prepared_model
@@ -126,8 +127,8 @@ class Driver:
     ) -> messages.Allocated:
         """Ask for a buffer as no client library would."""
         roles = [tuple(messages.RoleData(m, i, probability) for m, i in part) for part in (inputs, outputs)]
-        message = messages.Allocate(self.connection.new_call(), "reference", dimensions, tuple(models), *roles)
-        return self.connection.ask(message, messages.Allocated)
+        message = messages.Allocate(self.connection.next_call_id(), "reference", dimensions, tuple(models), *roles)
+        return self.connection.exchange(message, messages.Allocated)
 
     def refuses(self, rule: str, *given: Any, **more: Any) -> None:
         """Check that no buffer is made, and that the answer names the rule."""
@@ -428,7 +429,7 @@ def spoilt_by_dimensions(copying: Copying) -> None:
 def spoilt_by_what_is_no_memory(copying: Copying) -> None:
     reader, writer = os.pipe()
     message = messages.CopyFrom(1000, copying.buffer._buffer_id, messages.MemoryData(copying.size), ())
-    answer = copying.buffer._connection.ask(message, messages.Reply, [reader])
+    answer = copying.buffer._connection.exchange(message, messages.Reply, [reader])
     os.close(reader)
     os.close(writer)
     assert answer.status is ErrorStatus.INVALID_ARGUMENT
@@ -709,8 +710,8 @@ def test_a_buffer_is_released_once(driver: Driver) -> None:
     number = driver.allocate([model.model_id], [(0, 0)]).buffer_id
     statuses = []
     for _ in range(2):
-        message = messages.ReleaseBuffer(driver.connection.new_call(), number)
-        statuses.append(driver.connection.ask(message, messages.Reply).status)
+        message = messages.ReleaseBuffer(driver.connection.next_call_id(), number)
+        statuses.append(driver.connection.exchange(message, messages.Reply).status)
     assert statuses == [ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT]
 
 

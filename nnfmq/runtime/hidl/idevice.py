@@ -1,4 +1,4 @@
-"""IDevice: queries, and preparing models, from the model itself or from cache files (REQUIREMENTS DEV-13, CACHE)."""
+"""IDevice: queries, and preparation of models, from the model itself or from cache files (DEV-13, CACHE)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from nnfmq.hal.types import (
     Priority,
 )
 from nnfmq.runtime.client import Client
-from nnfmq.runtime.execution_result import memory_fds
 from nnfmq.runtime.future import Future
 from nnfmq.runtime.hidl.ibuffer import allocate
 from nnfmq.runtime.hidl.iprepared_model import IPreparedModel
@@ -36,12 +35,13 @@ from nnfmq.runtime.hidl.methods import (
     V1_1,
     V1_2,
     V1_3,
-    Form,
-    HasForms,
-    call_back,
-    refused,
-    status_of,
+    Method,
+    VersionedObject,
+    notify_when_done,
+    reject,
+    status_at,
 )
+from nnfmq.runtime.wire_values import memory_fds
 from nnfmq.serialize import messages
 from nnfmq.serialize.model_codec import encode_model
 from nnfmq.validation.interface_conversion import convert_to
@@ -58,50 +58,53 @@ def _get_status(device: IDevice, _level: FeatureLevel) -> DeviceStatus:
     return device.info().status
 
 
-_NOTHING = messages.DeviceInfo("", DeviceType.OTHER, "", 0, DeviceStatus.UNKNOWN, ())
+_EMPTY_INFO = messages.DeviceInfo("", DeviceType.OTHER, "", 0, DeviceStatus.UNKNOWN, ())
 
 
 def _query(read: Callable[[messages.DeviceInfo], Sequence[Any]]) -> Callable[..., tuple[Any, ...]]:
-    """Return a form that answers what `read` finds, and nothing while the device is busy or offline (N-BAS-5)."""
+    """Return a method that returns NONE and what `read` finds, or DEVICE_UNAVAILABLE and empty values (N-BAS-5)."""
 
     def run(device: IDevice, _level: FeatureLevel) -> tuple[Any, ...]:
         info = device.info()
         if info.status is not DeviceStatus.AVAILABLE:
-            return ErrorStatus.DEVICE_UNAVAILABLE, *read(_NOTHING)
+            return ErrorStatus.DEVICE_UNAVAILABLE, *read(_EMPTY_INFO)
         return NONE, *read(info)
 
     return run
 
 
 def _get_capabilities(device: IDevice, level: FeatureLevel) -> tuple[ErrorStatus, SimpleNamespace | None]:
-    message = messages.GetCapabilities(device.connection.new_call(), device.name)
-    answer = device.connection.ask(message, messages.DeviceCapabilities)
-    if answer.capabilities is None:
-        return status_of(answer.status, level), None
-    found = convert_to(messages.capabilities_from_data(answer.capabilities), level).value
+    message = messages.GetCapabilities(device.connection.next_call_id(), device.name)
+    reply = device.connection.exchange(message, messages.DeviceCapabilities)
+    if reply.capabilities is None:
+        return status_at(level, reply.status), None
+    found = convert_to(messages.capabilities_from_data(reply.capabilities), level).value
     fields = {name: read(found) for name, read in _CAPABILITIES[level].items()}
-    return status_of(answer.status, level), SimpleNamespace(**fields)
+    return status_at(level, reply.status), SimpleNamespace(**fields)
 
 
-def _figure(type: OperandType) -> Callable[[Capabilities], PerformanceInfo]:
+def _performance(type: OperandType) -> Callable[[Capabilities], PerformanceInfo]:
     return lambda found: performance_of(found, type)
 
 
-_FIRST: dict[str, Callable[[Capabilities], Any]] = {
-    "float32Performance": _figure(OperandType.TENSOR_FLOAT32),
-    "quantized8Performance": _figure(OperandType.TENSOR_QUANT8_ASYMM),
+_PERFORMANCE_1_0: dict[str, Callable[[Capabilities], Any]] = {
+    "float32Performance": _performance(OperandType.TENSOR_FLOAT32),
+    "quantized8Performance": _performance(OperandType.TENSOR_QUANT8_ASYMM),
 }
-_LIST: dict[str, Callable[[Capabilities], Any]] = {
+_PERFORMANCE_1_2: dict[str, Callable[[Capabilities], Any]] = {
     "relaxedFloat32toFloat16PerformanceScalar": lambda found: found.relaxed_float32_to_float16_scalar,
     "relaxedFloat32toFloat16PerformanceTensor": lambda found: found.relaxed_float32_to_float16_tensor,
     "operandPerformance": lambda found: list(found.operand_performance),
 }
 _CAPABILITIES: dict[FeatureLevel, dict[str, Callable[[Capabilities], Any]]] = {
-    V1_0: _FIRST,
-    V1_1: {**_FIRST, "relaxedFloat32toFloat16Performance": lambda found: found.relaxed_float32_to_float16_tensor},
-    V1_2: _LIST,
+    V1_0: _PERFORMANCE_1_0,
+    V1_1: {
+        **_PERFORMANCE_1_0,
+        "relaxedFloat32toFloat16Performance": lambda found: found.relaxed_float32_to_float16_tensor,
+    },
+    V1_2: _PERFORMANCE_1_2,
     V1_3: {
-        **_LIST,
+        **_PERFORMANCE_1_2,
         "ifPerformance": lambda found: found.if_performance,
         "whilePerformance": lambda found: found.while_performance,
     },
@@ -111,15 +114,15 @@ _CAPABILITIES: dict[FeatureLevel, dict[str, Callable[[Capabilities], Any]]] = {
 # -- models -----------------------------------------------------------------------------------------------------------
 
 
-def _consumers(model: Model, given: Consumers | None) -> tuple[tuple[int, ...], ...]:
+def _consumers(model: Model, consumers: Consumers | None) -> tuple[tuple[int, ...], ...]:
     graphs = (model.main, *model.referenced)
-    return tuple(map(tuple, given if given is not None else map(number_of_consumers, graphs)))
+    return tuple(map(tuple, consumers if consumers is not None else map(number_of_consumers, graphs)))
 
 
-def _can_say(device: IDevice, level: FeatureLevel, model: Model) -> bool:
-    """Return False for a model that a form older than the connection's interface cannot carry as it is."""
+def _can_carry(device: IDevice, level: FeatureLevel, model: Model) -> bool:
+    """Return False if a method older than the connection's interface version cannot carry the model unchanged."""
     if level == device.connection.level:
-        return True  # the driver judges it
+        return True  # the driver validates it
     try:
         return not convert_to(model, level).lost
     except InvalidArgument:
@@ -129,18 +132,18 @@ def _can_say(device: IDevice, level: FeatureLevel, model: Model) -> bool:
 def _get_supported_operations(
     device: IDevice, level: FeatureLevel, model: Model, *, consumers: Consumers | None = None
 ) -> tuple[ErrorStatus, list[bool]]:
-    """`consumers` is numberOfConsumers of each subgraph's operands, by default the true one."""
-    if not _can_say(device, level, model):
+    """`consumers` is numberOfConsumers of each subgraph's operands; by default it is computed."""
+    if not _can_carry(device, level, model):
         return INVALID, []
     data, pools = encode_model(model)
-    lent, call = tuple(map(messages.memory_to_data, pools)), device.connection.new_call()
-    message = messages.GetSupportedOperations(call, device.name, data, lent, _consumers(model, consumers))
-    answer = device.connection.ask(message, messages.SupportedOperations, memory_fds(pools))
-    return status_of(answer.status, level), list(answer.supported)
+    pool_data, call = tuple(map(messages.memory_to_data, pools)), device.connection.next_call_id()
+    message = messages.GetSupportedOperations(call, device.name, data, pool_data, _consumers(model, consumers))
+    reply = device.connection.exchange(message, messages.SupportedOperations, memory_fds(pools))
+    return status_at(level, reply.status), list(reply.supported)
 
 
 _CACHE = ("modelCache", "dataCache", "token")
-_PREPARE: dict[FeatureLevel, tuple[str, ...]] = {  # what comes after the model
+_PREPARE: dict[FeatureLevel, tuple[str, ...]] = {  # the parameters after the model
     V1_0: ("callback",),
     V1_1: ("preference", "callback"),
     V1_2: ("preference", *_CACHE, "callback"),
@@ -157,18 +160,18 @@ _NO_CACHES: _Caches = (messages.CachesData(), [])
 def _prepare_model(
     device: IDevice, level: FeatureLevel, model: Model, *arguments: Any, consumers: Consumers | None = None
 ) -> ErrorStatus:
-    given = dict(zip(_PREPARE[level], arguments, strict=True))
-    callback: PreparedCallback | None = given["callback"]
-    if callback is None or not _can_say(device, level, model):
-        return refused(callback, None)
+    args = dict(zip(_PREPARE[level], arguments, strict=True))
+    callback: PreparedCallback | None = args["callback"]
+    if callback is None or not _can_carry(device, level, model):
+        return reject(callback, None)
     data, pools = encode_model(model)
-    caches, cache_fds = _caches(given) or _NO_CACHES  # what cannot be saved to changes nothing else (CACHE-4)
+    caches, cache_fds = _caches(args) or _NO_CACHES  # invalid cache files do not fail the call (CACHE-4)
     message = messages.PrepareModel(
-        device.connection.new_call(),
+        device.connection.next_call_id(),
         device.name,
-        given.get("preference", ExecutionPreference.FAST_SINGLE_ANSWER),
-        given.get("priority", Priority.MEDIUM),
-        to_limit_field(given.get("deadline")),
+        args.get("preference", ExecutionPreference.FAST_SINGLE_ANSWER),
+        args.get("priority", Priority.MEDIUM),
+        to_limit_field(args.get("deadline")),
         data,
         tuple(map(messages.memory_to_data, pools)),
         _consumers(model, consumers),
@@ -178,31 +181,32 @@ def _prepare_model(
 
 
 def _prepare_model_from_cache(device: IDevice, level: FeatureLevel, *arguments: Any) -> ErrorStatus:
-    given = dict(zip(_PREPARE_FROM_CACHE[level], arguments, strict=True))
-    callback: PreparedCallback | None = given["callback"]
-    found = _caches(given)
+    args = dict(zip(_PREPARE_FROM_CACHE[level], arguments, strict=True))
+    callback: PreparedCallback | None = args["callback"]
+    found = _caches(args)
     if callback is None or found is None:
-        return refused(callback, None)
+        return reject(callback, None)
     caches, fds = found
-    call, deadline_ns = device.connection.new_call(), to_limit_field(given.get("deadline"))
+    call, deadline_ns = device.connection.next_call_id(), to_limit_field(args.get("deadline"))
     message = messages.PrepareModelFromCache(call, device.name, deadline_ns, caches)
     return _launch(device, level, message, fds, callback)
 
 
-def _caches(given: Mapping[str, Any]) -> _Caches | None:
-    """Return the cache files given, and their descriptors; None for what no driver can take, and no message carry.
+def _caches(args: Mapping[str, Any]) -> _Caches | None:
+    """Return the cache files of a call, and their fds; None for files that no driver accepts.
 
-    That is a handle that has not one descriptor, more handles than any device needs, and a token of another length.
+    These are a handle that does not have exactly one fd, more handles than any device needs, and a token of another
+    length.
     """
-    kinds: list[Sequence[Handle]] = [given.get(name, ()) for name in ("modelCache", "dataCache")]
+    kinds: list[Sequence[Handle]] = [args.get(name, ()) for name in ("modelCache", "dataCache")]
     handles = [handle for kind in kinds for handle in kind]
     if not handles:
-        return _NO_CACHES  # and no token either (CACHE-7)
+        return _NO_CACHES  # then the token is ignored, too (CACHE-7)
     if any(len(handle) != 1 for handle in handles) or max(map(len, kinds)) > MAX_NUMBER_OF_CACHE_FILES:
         return None
-    if len(given["token"]) != BYTE_SIZE_OF_CACHE_TOKEN:
+    if len(args["token"]) != BYTE_SIZE_OF_CACHE_TOKEN:
         return None
-    return messages.CachesData(given["token"], *map(len, kinds)), [fd for (fd,) in handles]
+    return messages.CachesData(args["token"], *map(len, kinds)), [fd for (fd,) in handles]
 
 
 def _launch(
@@ -212,54 +216,55 @@ def _launch(
     fds: Sequence[int],
     callback: PreparedCallback,
 ) -> ErrorStatus:
-    """Send either call; `callback` is called with what the driver made, or why it did not."""
+    """Send either call. `callback` gets the prepared model, or the status of the failure and None."""
 
-    def notify(answer: messages.PreparedModelReady | None) -> None:
-        if answer is None or answer.status is not NONE:
-            callback(ErrorStatus.GENERAL_FAILURE if answer is None else status_of(answer.status, level), None)
+    def notify(reply: messages.PreparedModelReady | None) -> None:
+        if reply is None or reply.status is not NONE:
+            callback(ErrorStatus.GENERAL_FAILURE if reply is None else status_at(level, reply.status), None)
         else:
-            callback(NONE, IPreparedModel(device.connection, answer.model_id))
+            callback(NONE, IPreparedModel(device.connection, reply.model_id))
 
-    waiting: Future[messages.PreparedModelReady] = Future()
+    future: Future[messages.PreparedModelReady] = Future()
     try:
-        reply = device.connection.launch(message, messages.PreparedModelReady, waiting, fds)
-    except InvalidArgument:  # what no message carries: numbers of other types, too many pools
-        return refused(callback, None)
-    call_back(reply, waiting, notify)
-    return status_of(reply.status, level)
+        reply = device.connection.call_with_callback(message, messages.PreparedModelReady, future, fds)
+    except InvalidArgument:  # no message can carry it: integers out of range, too many pools
+        return reject(callback, None)
+    notify_when_done(reply, future, notify)
+    return status_at(level, reply.status)
 
 
-DEVICE: dict[str, Form] = {
-    "getStatus": Form(V1_0, _get_status),
-    "getCapabilities": Form(V1_0, _get_capabilities),
-    "getCapabilities_1_1": Form(V1_1, _get_capabilities),
-    "getCapabilities_1_2": Form(V1_2, _get_capabilities),
-    "getCapabilities_1_3": Form(V1_3, _get_capabilities),
-    "getVersionString": Form(V1_2, _query(lambda info: [info.version])),
-    "getType": Form(V1_2, _query(lambda info: [info.type])),
-    "getSupportedExtensions": Form(V1_2, _query(lambda info: [list(info.extensions)])),
-    "getNumberOfCacheFilesNeeded": Form(V1_2, _query(lambda info: [info.model_cache_files, info.data_cache_files])),
-    "getSupportedOperations": Form(V1_0, _get_supported_operations),
-    "getSupportedOperations_1_1": Form(V1_1, _get_supported_operations),
-    "getSupportedOperations_1_2": Form(V1_2, _get_supported_operations),
-    "getSupportedOperations_1_3": Form(V1_3, _get_supported_operations),
-    "prepareModel": Form(V1_0, _prepare_model),
-    "prepareModel_1_1": Form(V1_1, _prepare_model),
-    "prepareModel_1_2": Form(V1_2, _prepare_model),
-    "prepareModel_1_3": Form(V1_3, _prepare_model),
-    "prepareModelFromCache": Form(V1_2, _prepare_model_from_cache),
-    "prepareModelFromCache_1_3": Form(V1_3, _prepare_model_from_cache),
-    "allocate": Form(V1_3, allocate),
+DEVICE: dict[str, Method] = {
+    "getStatus": Method(V1_0, _get_status),
+    "getCapabilities": Method(V1_0, _get_capabilities),
+    "getCapabilities_1_1": Method(V1_1, _get_capabilities),
+    "getCapabilities_1_2": Method(V1_2, _get_capabilities),
+    "getCapabilities_1_3": Method(V1_3, _get_capabilities),
+    "getVersionString": Method(V1_2, _query(lambda info: [info.version])),
+    "getType": Method(V1_2, _query(lambda info: [info.type])),
+    "getSupportedExtensions": Method(V1_2, _query(lambda info: [list(info.extensions)])),
+    "getNumberOfCacheFilesNeeded": Method(V1_2, _query(lambda info: [info.model_cache_files, info.data_cache_files])),
+    "getSupportedOperations": Method(V1_0, _get_supported_operations),
+    "getSupportedOperations_1_1": Method(V1_1, _get_supported_operations),
+    "getSupportedOperations_1_2": Method(V1_2, _get_supported_operations),
+    "getSupportedOperations_1_3": Method(V1_3, _get_supported_operations),
+    "prepareModel": Method(V1_0, _prepare_model),
+    "prepareModel_1_1": Method(V1_1, _prepare_model),
+    "prepareModel_1_2": Method(V1_2, _prepare_model),
+    "prepareModel_1_3": Method(V1_3, _prepare_model),
+    "prepareModelFromCache": Method(V1_2, _prepare_model_from_cache),
+    "prepareModelFromCache_1_3": Method(V1_3, _prepare_model_from_cache),
+    "allocate": Method(V1_3, allocate),
 }
 
 
-class IDevice(HasForms):
-    """A device as the connection's HIDL interface has it; its methods are in DEVICE.
+class IDevice(VersionedObject):
+    """A device with the methods of the connection's HIDL version, which are in DEVICE.
 
-    Raises InvalidArgument for a client that speaks AIDL, and for an unknown device.
+    Raises:
+        InvalidArgument: If the client's interface version is AIDL's, or there is no such device.
     """
 
-    forms = DEVICE
+    methods = DEVICE
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -267,9 +272,9 @@ class IDevice(HasForms):
         self.connection = client.connection
         if self.connection.is_aidl:
             raise InvalidArgument(
-                f"this client speaks {client.interface}; connect with interface='HIDL 1.3' or an older one"
+                f"this client uses {client.interface}; connect with interface='HIDL 1.3' or an older one"
             )
 
     def info(self) -> messages.DeviceInfo:
-        """Return what the device says of itself now."""
+        """Return the device's current description."""
         return self._client.device(self.name).info

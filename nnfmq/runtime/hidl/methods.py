@@ -1,11 +1,11 @@
-"""What all of HIDL's call forms share: which there are at a level, how callbacks are called, statuses and times."""
+"""Shared by all HIDL objects: method tables, callbacks, and conversion of statuses and times."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from nnfmq.hal.errors import DeadObject, ErrorStatus
 from nnfmq.hal.feature_levels import FeatureLevel, interface_name
@@ -21,68 +21,85 @@ NONE, INVALID = ErrorStatus.NONE, ErrorStatus.INVALID_ARGUMENT
 CallT = TypeVar("CallT", bound=messages.Call)
 
 
-class Timing(NamedTuple):
-    """HIDL's Timing, in microseconds."""
+class HidlTiming(NamedTuple):
+    """HIDL's Timing, in µs; UINT64_MAX = not available."""
 
     timeOnDevice: int = UINT64_MAX
     timeInDriver: int = UINT64_MAX
 
     @classmethod
-    def of(cls, device_ns: int, driver_ns: int) -> Timing:
-        """Return what HIDL says of two times in ns."""
+    def from_ns(cls, device_ns: int, driver_ns: int) -> HidlTiming:
+        """Return two times, in ns (-1 = not available), as HIDL has them."""
         return cls(to_microseconds(device_ns), to_microseconds(driver_ns))
 
 
-NO_TIMING = Timing()
+NO_HIDL_TIMING = HidlTiming()
 
 
-class Form(NamedTuple):
-    """One method: the interface that brought it, and what it does, given that interface's level."""
+class Method(NamedTuple):
+    """One method: the interface version that introduced it, and the function, which gets that version's level."""
 
     level: FeatureLevel
     run: Callable[..., Any]
 
 
-class HasForms:
-    """An object of the driver's whose methods are in `forms`, as far as the connection's interface has them."""
+class NamedDevice(Protocol):
+    """A device, for calls about objects that it creates."""
 
-    forms: Mapping[str, Form]
+    connection: Connection
+    name: str
+
+
+class ModelReference(Protocol):
+    """A prepared model, for calls about objects that refer to it."""
+
+    connection: Connection
+    model_id: int
+
+
+class VersionedObject:
+    """An object of the driver. It has those of its `methods` that the connection's interface version has."""
+
+    methods: Mapping[str, Method]
     connection: Connection
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        found, level = type(self).forms.get(name), FeatureLevel(self.connection.level)
-        if found is None or found.level > level:
+        method, level = type(self).methods.get(name), FeatureLevel(self.connection.level)
+        if method is None or method.level > level:
             raise AttributeError(f"{type(self).__name__} of {interface_name(level)} has no {name}")
-        return partial(found.run, self, found.level)
+        return partial(method.run, self, method.level)
 
     def __dir__(self) -> list[str]:
         level = self.connection.level
-        return [*super().__dir__(), *(name for name, form in type(self).forms.items() if form.level <= level)]
+        return [*super().__dir__(), *(name for name, method in type(self).methods.items() if method.level <= level)]
 
 
-def status_of(status: ErrorStatus, level: FeatureLevel) -> ErrorStatus:
-    """Return what the interface of `level` says of a status."""
+def status_at(level: FeatureLevel, status: ErrorStatus) -> ErrorStatus:
+    """Return a status converted to the interface version of `level`."""
     return convert_to(status, level).value
 
 
-def refused(callback: Callable[..., None] | None, *answer: Any) -> ErrorStatus:
-    """Call back with `answer`, which begins with INVALID_ARGUMENT, and return that: the launch failed."""
+def reject(callback: Callable[..., None] | None, *results: Any) -> ErrorStatus:
+    """Call `callback` with INVALID_ARGUMENT and `results`, and return INVALID_ARGUMENT: the launch failed."""
     if callback is not None:
-        callback(INVALID, *answer)
+        callback(INVALID, *results)
     return INVALID
 
 
-def call_back(reply: messages.Reply, waiting: Future[CallT], notify: Callable[[CallT | None], None]) -> None:
-    """Have `notify` called once with the callback's answer, None where the driver died before it."""
-    if reply.status is not NONE:  # then the callback came first
-        notify(waiting.wait(None))
+def notify_when_done(reply: messages.Reply, future: Future[CallT], notify: Callable[[CallT | None], None]) -> None:
+    """Call `notify` once with the callback's message, or with None if the driver dies before it.
+
+    On this thread if the launch failed, otherwise on a new one.
+    """
+    if reply.status is not NONE:  # then the driver has sent the callback before the reply
+        notify(future.result(None))
     else:
-        threading.Thread(target=_notify, args=(waiting, notify), name="nnfmq-callback", daemon=True).start()
+        threading.Thread(target=_wait_and_notify, args=(future, notify), name="nnfmq-callback", daemon=True).start()
 
 
-def _notify(waiting: Future[CallT], notify: Callable[[CallT | None], None]) -> None:
+def _wait_and_notify(future: Future[CallT], notify: Callable[[CallT | None], None]) -> None:
     try:
-        answer: CallT | None = waiting.wait(None)
+        message: CallT | None = future.result(None)
     except DeadObject:
-        answer = None
-    notify(answer)
+        message = None
+    notify(message)

@@ -26,7 +26,7 @@ execute(one(0))
 def announce(already_open: int) -> None:
     """Say that the main thread waits."""
     if way == "ordinary":
-        until(lambda: len(client._connection._waiting) > already_open, "a call is open")
+        until(lambda: len(client._connection._pending_calls) > already_open, "a call is open")
     else:
         wait_until_waiting(burst)
     print("waiting", flush=True)
@@ -34,7 +34,7 @@ def announce(already_open: int) -> None:
 
 print(client.driver_pid, flush=True)
 while word := sys.stdin.readline().strip():
-    thread = threading.Thread(target=announce, args=(len(client._connection._waiting),))
+    thread = threading.Thread(target=announce, args=(len(client._connection._pending_calls),))
     thread.start()
     try:
         execute(one(float(word)))

@@ -39,7 +39,7 @@ def copies() -> None:
 
 def when_called() -> None:
     """Say that a call over the control channel is open."""
-    until(lambda: bool(client._connection._waiting), "a call is open")
+    until(lambda: bool(client._connection._pending_calls), "a call is open")
     print("waiting", flush=True)
 
 

@@ -1,0 +1,99 @@
+"""Checks of an application's arrays against a model's inputs and outputs.
+
+An array must have the shape and the dtype of its tensor. Only conversions within a kind, such as float64 to float32,
+are made (NumPy's `same_kind` casting).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nnfmq.hal.errors import InvalidArgument
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.runtime.tensor_layout import Array, format_shape, has_unknown_shape
+
+
+def checked_array(info: TensorInfo, value: ArrayLike) -> Array:
+    """Return `value` as an array that can be copied into the input `info`. An unknown dimension (0) matches any.
+
+    Raises:
+        InvalidArgument: If `value` is not an array, or has another shape or an incompatible dtype.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # ragged lists
+        raise InvalidArgument(f"input {info.name!r} is no array: {error}") from error
+    wanted, shape = info.shape, array.shape
+    matches = len(shape) == len(wanted) and all(w in (0, s) for w, s in zip(wanted, shape, strict=True))
+    if not matches and (wanted or info.is_scalar):
+        raise InvalidArgument(
+            f"input {info.name!r} has shape {format_shape(wanted)}; the given array has {format_shape(shape)}"
+        )
+    if array.dtype != info.dtype and not np.can_cast(array.dtype, info.dtype, "same_kind"):
+        raise InvalidArgument(f"input {info.name!r} holds {info.dtype}; the given array is {array.dtype}")
+    return array
+
+
+def checked_arrays(infos: Sequence[TensorInfo], values: Sequence[ArrayLike]) -> list[Array]:
+    """Return all inputs of an execution as arrays.
+
+    Raises:
+        InvalidArgument: If their number is wrong, or as `checked_array`.
+    """
+    check_count("input", infos, len(values))
+    return [checked_array(info, value) for info, value in zip(infos, values, strict=True)]
+
+
+def check_count(kind: str, infos: Sequence[TensorInfo], count: int) -> None:
+    """Raise InvalidArgument unless `count` is the model's number of `kind`s, which is "input" or "output"."""
+    if count != len(infos):
+        names = ", ".join(repr(info.name) for info in infos)
+        raise InvalidArgument(f"the model has {len(infos)} {kind}s ({names}); {count} were given")
+
+
+def require_fixed_shapes(kind: str, infos: Sequence[TensorInfo], user: str = "a burst") -> None:
+    """Raise InvalidArgument if a shape is not fully known: `user` lays out its memory only once."""
+    for info in infos:
+        if has_unknown_shape(info):
+            raise InvalidArgument(
+                f"{kind} {info.name!r} has the shape {format_shape(info.shape)}, which is not fully known: "
+                f"{user} needs fixed shapes; use PreparedModel.execute"
+            )
+
+
+def check_out(infos: Sequence[TensorInfo], targets: Sequence[Array]) -> None:
+    """Raise InvalidArgument unless the arrays of `out` can take the outputs.
+
+    For an output of unknown shape `copy_out` checks the shape.
+    """
+    unchecked: Any = targets  # from the application: any type
+    if not isinstance(unchecked, Sequence) or not all(isinstance(target, np.ndarray) for target in unchecked):
+        raise InvalidArgument("`out` must be a sequence of numpy arrays, one for each output")
+    if len(targets) != len(infos):
+        raise InvalidArgument(f"the model has {len(infos)} outputs, `out` has {len(targets)} arrays")
+    for info, target in zip(infos, targets, strict=True):
+        is_known = bool(info.shape) and 0 not in info.shape
+        if target.dtype != info.dtype or (is_known and target.shape != info.shape):
+            raise InvalidArgument(
+                f"output {info.name!r} is {info.dtype} of shape {format_shape(info.shape)}, "
+                f"`out` has {target.dtype} of shape {format_shape(target.shape)}"
+            )
+        if not target.flags.writeable:
+            raise InvalidArgument(f"the array in `out` for output {info.name!r} is read-only")
+
+
+def copy_out(targets: Sequence[Array], results: Sequence[Array]) -> tuple[Array, ...]:
+    """Copy results into the caller's arrays and return those.
+
+    Raises:
+        InvalidArgument: If a shape differs.
+    """
+    for index, (target, result) in enumerate(zip(targets, results, strict=True)):
+        if target.shape != result.shape:
+            raise InvalidArgument(f"output {index} has shape {result.shape}, `out` has {target.shape}")
+        np.copyto(target, result)
+    return tuple(targets)

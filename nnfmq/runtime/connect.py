@@ -1,0 +1,101 @@
+"""connect: reach a driver that listens, or start an embedded one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from nnfmq.channel import Channel
+from nnfmq.deadlines import deadline_after
+from nnfmq.hal.errors import DeviceUnavailable, InvalidArgument
+from nnfmq.paths import default_socket
+from nnfmq.runtime.client import Client
+from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, INTERFACE, Connection
+from nnfmq.runtime.embedded_driver import start_embedded_driver
+
+_RETRY_S = 0.02  # between two attempts to reach a driver that does not listen yet
+_log = logging.getLogger("nnfmq.client")
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    embedded: bool | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT_S,
+    server_uid: int | None = None,
+    wait: bool = False,
+    interface: str = INTERFACE,
+) -> Client:
+    """Connect to a driver and return a client, which the caller closes; blocks.
+
+    Without arguments: to the driver that listens at `$NNFMQ_SOCKET` or in the runtime directory; if there is none, to
+    an embedded driver, a private process that exits with this one. A driver must run as this user or as root.
+
+    Args:
+        path: The socket of a driver.
+        embedded: True = start an embedded driver without looking for another one; False = never start one.
+        timeout: In seconds; None = no limit.
+        server_uid: The driver may also run as this user.
+        wait: Whether to wait for a driver that does not listen yet; none is started then (DEV-11).
+        interface: The HAL version of this connection: "HIDL 1.0" to "HIDL 1.3", "AIDL v1" to "AIDL v4". An older one
+            has fewer calls, and rejects newer models (docs/dialects.md).
+
+    Raises:
+        DeviceUnavailable: If no driver can be reached, or it runs as another user.
+        MissedDeadlineTransient: If the timeout passes.
+        InvalidArgument: If the arguments contradict each other, or the interface version is unknown.
+    """
+    deadline_ns = deadline_after(timeout)
+    if interface != INTERFACE:  # check it before a driver is started
+        from nnfmq.hal.feature_levels import interface_level
+
+        interface_level(interface)
+    if embedded and (path is not None or wait):
+        raise InvalidArgument("a driver is either listening at `path`, now or soon (`wait`), or embedded, not both")
+    if embedded:
+        return _connect_embedded(deadline_ns, interface)
+    socket_path = default_socket() if path is None else Path(path)
+    if wait:
+        return _connect_when_listening(socket_path, server_uid, interface, deadline_ns)
+    try:
+        return _connect_to(socket_path, deadline_ns, server_uid, interface)
+    except DeviceUnavailable as error:
+        if path is not None or embedded is False:
+            raise
+        _log.info("starting an embedded driver: %s", error)
+        return _connect_embedded(deadline_ns, interface)
+
+
+def _connect_to(path: Path, deadline_ns: int | None, server_uid: int | None, interface: str) -> Client:
+    channel = Channel.connect(path, deadline_ns)
+    uid = channel.peer().uid
+    if uid not in {os.getuid(), 0, server_uid}:
+        channel.close()
+        raise DeviceUnavailable(f"the driver at {path} runs as uid {uid}, not as {os.getuid()} or root; see server_uid")
+    connection = Connection.open(channel, deadline_ns, interface=interface)
+    return Client(connection, None, partial(_connect_when_listening, path, server_uid, interface))
+
+
+def _connect_when_listening(path: Path, server_uid: int | None, interface: str, deadline_ns: int | None) -> Client:
+    """Connect as soon as a driver listens. Raises the error of the last attempt when the deadline passes."""
+    while True:
+        try:
+            return _connect_to(path, deadline_ns, server_uid, interface)
+        except DeviceUnavailable:
+            if deadline_ns is not None and time.monotonic_ns() + _RETRY_S * 1e9 >= deadline_ns:
+                raise
+        time.sleep(_RETRY_S)
+
+
+def _connect_embedded(deadline_ns: int | None, interface: str) -> Client:
+    channel, process = start_embedded_driver()
+    try:
+        connection = Connection.open(channel, deadline_ns, process.pid, interface)
+        return Client(connection, process, partial(_connect_embedded, interface=interface))
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise

@@ -1,0 +1,339 @@
+"""Device: a device of the driver, which prepares models and allocates buffers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict
+
+from msgspec.structs import replace
+
+from nnfmq.deadlines import deadline_after
+from nnfmq.hal.capabilities import Capabilities
+from nnfmq.hal.errors import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    NnfmqError,
+    ProtocolError,
+    error_for_status,
+)
+from nnfmq.hal.tensor_info import TensorInfo, operand_info
+from nnfmq.hal.timing import to_limit_field
+from nnfmq.hal.types import ExecutionPreference, ExtensionNameAndPrefix, Model, Priority, TokenValuePair
+from nnfmq.runtime.buffer_allocation import ModelRole, allocate_in_device
+from nnfmq.runtime.connection import DEFAULT_TIMEOUT_S, Connection
+from nnfmq.runtime.managed_buffer import Buffer
+from nnfmq.runtime.prepared_model import PreparedModel
+from nnfmq.runtime.wire_values import memory_fds, to_wire_deadline
+from nnfmq.serialize import messages
+from nnfmq.serialize.messages import DeviceInfo
+from nnfmq.serialize.model_codec import encode_model
+
+if TYPE_CHECKING:
+    from nnfmq.runtime.cache_directory import CacheDirectory
+
+ProgressCallback: TypeAlias = Callable[[int, int], None]
+"""Called with the number of compiled units, and how many there are."""
+_log = logging.getLogger("nnfmq.client")
+
+
+class ModelSignature(Protocol):
+    """The inputs and outputs of a model: a NamedModel, a PreparedModel, or an application's own object."""
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """The inputs, in order."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """The outputs, in order."""
+        ...
+
+
+class NamedModel(ModelSignature, Protocol):
+    """A model with names for its inputs and outputs, as `nnfmq.load` returns it."""
+
+    @property
+    def model(self) -> Model:
+        """The HAL's model."""
+        ...
+
+
+class PrepareOptions(TypedDict, total=False):
+    """The keyword arguments of `Device.prepare`."""
+
+    preference: ExecutionPreference
+    priority: Priority
+    hints: Sequence[TokenValuePair]
+    extensions: Sequence[ExtensionNameAndPrefix]
+    cache_dir: str | os.PathLike[str] | None
+    token: bytes | None
+    model_cache: Sequence[int]
+    data_cache: Sequence[int]
+    timeout: float | None
+    progress: ProgressCallback | None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of the driver; `info` is the description that the driver sent."""
+
+    info: DeviceInfo
+    _connection: Connection
+
+    def capabilities(self, *, timeout: float | None = DEFAULT_TIMEOUT_S) -> Capabilities:
+        """Return how fast this device is, relative to the CPU; blocks.
+
+        Raises:
+            DeviceUnavailable: If the device is not available.
+            GeneralFailure: If the driver sent invalid performance info: a driver is not trusted (VAL-7).
+        """
+        from nnfmq.validation.values import validate_capabilities
+
+        message = messages.GetCapabilities(self._connection.next_call_id(), self.info.name)
+        reply = self._connection.call(message, messages.DeviceCapabilities, (), deadline_after(timeout))
+        try:
+            if reply.capabilities is None:
+                raise InvalidArgument("the reply has none")
+            capabilities = messages.capabilities_from_data(reply.capabilities)
+            validate_capabilities(capabilities)
+        except InvalidArgument as error:
+            raise GeneralFailure(f"invalid capabilities of device {self.info.name!r}: {error}") from error
+        return capabilities
+
+    def supported_operations(self, model: Model | NamedModel, *, timeout: float | None = None) -> list[bool]:
+        """Return for each operation of the main subgraph whether this device can execute it; blocks."""
+        hal_model = _hal_model(model)
+        data, pools = encode_model(hal_model)
+        message = messages.GetSupportedOperations(
+            self._connection.next_call_id(),
+            self.info.name,
+            data,
+            tuple(map(messages.memory_to_data, pools)),
+            self._consumers(hal_model),
+        )
+        reply = self._connection.exchange(
+            message, messages.SupportedOperations, memory_fds(pools), deadline_after(timeout)
+        )
+        if reply.status is not ErrorStatus.NONE:
+            raise error_for_status(reply.status, reply.message)
+        if len(reply.supported) != len(hal_model.main.operations):
+            counts = f"{len(reply.supported)} operations of a model that has {len(hal_model.main.operations)}"
+            raise ProtocolError(f"the driver replied for {counts}")
+        return list(reply.supported)
+
+    def prepare(
+        self,
+        model: Model | NamedModel,
+        *,
+        preference: ExecutionPreference = ExecutionPreference.FAST_SINGLE_ANSWER,
+        priority: Priority = Priority.MEDIUM,
+        hints: Sequence[TokenValuePair] = (),
+        extensions: Sequence[ExtensionNameAndPrefix] = (),
+        cache_dir: str | os.PathLike[str] | None = None,
+        token: bytes | None = None,
+        model_cache: Sequence[int] = (),
+        data_cache: Sequence[int] = (),
+        timeout: float | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> PreparedModel:
+        """Validate and compile a model in the driver; blocks until it is ready. The caller closes the result.
+
+        Args:
+            model: The model.
+            preference: What the compilation optimizes.
+            priority: The priority of the model's executions among those of this client.
+            hints: Vendor hints for devices that know their extensions.
+            extensions: The prefixes of extensions in `hints`.
+            cache_dir: An existing directory. The compilation is read from cache files there if this driver wrote them,
+                otherwise made and saved. A cache that cannot be used is logged and has no other effect.
+            token: 32 bytes that identify the model in a cache; by default a hash of its content.
+            model_cache: As in the HAL, instead of `cache_dir`: fds of cache files, as many as `info` specifies, to
+                which the driver saves under `token`. It saves nothing if they are invalid. Borrowed.
+            data_cache: As `model_cache`.
+            timeout: In seconds; also the preparation's deadline. None = no limit.
+            progress: Called on this thread with the numbers of compiled units and of all units, if the device
+                compiles. An exception that it raises ends the call.
+
+        Raises:
+            InvalidArgument: If the model or a hint is invalid.
+            GeneralFailure: If the device cannot execute the model.
+            MissedDeadline: If the timeout passes.
+            DeadObject: If the driver exits.
+        """
+        if cache_dir is not None and (model_cache or data_cache):
+            raise InvalidArgument("caches are either in `cache_dir` or the files given, not both")
+        hal_model = _hal_model(model)
+        data, pools = encode_model(hal_model)
+        deadline_ns = deadline_after(timeout)
+        message = messages.PrepareModel(
+            0,  # `_prepare` sets the id
+            self.info.name,
+            preference,
+            priority,
+            to_wire_deadline(self._connection, deadline_ns),
+            data,
+            tuple(map(messages.memory_to_data, pools)),
+            self._consumers(hal_model),
+            messages.CachesData(token or b"", len(model_cache), len(data_cache)),
+            *messages.hints_to_data(hints, extensions),
+            progress is not None,
+        )
+        fds = [*memory_fds(pools), *model_cache, *data_cache]
+        if cache_dir is None:
+            return self._prepare(message, fds, model, deadline_ns, progress)
+        from nnfmq.runtime.cache_directory import CacheDirectory, model_token
+
+        token = model_token(message, pools) if token is None else token
+        directory = CacheDirectory.of(cache_dir, self.info, message, token)
+        return self._prepare_in(directory, message, fds, model, deadline_ns, progress)
+
+    def _prepare_in(
+        self,
+        directory: CacheDirectory,
+        message: messages.PrepareModel,
+        fds: Sequence[int],
+        model: Model | NamedModel,
+        deadline_ns: int | None,
+        progress: ProgressCallback | None,
+    ) -> PreparedModel:
+        """Try the directory's saved files first; on any failure compile again, with new files (CACHE-11)."""
+        with directory.open_saved_files() as saved:
+            if saved is not None:
+                try:
+                    return self._prepare_from_cache(directory.token, saved, model, deadline_ns)
+                except NnfmqError as error:
+                    _log.info("preparing from scratch, because the cache cannot be used: %s", error)
+        with directory.create_files() as created:
+            message = replace(message, caches=messages.CachesData(directory.token, *map(len, created)))
+            return self._prepare(message, [*fds, *created.model, *created.data], model, deadline_ns, progress)
+
+    def prepare_from_cache(
+        self,
+        token: bytes,
+        model_cache: Sequence[int],
+        data_cache: Sequence[int],
+        *,
+        model: Model | ModelSignature,
+        timeout: float | None = None,
+    ) -> PreparedModel:
+        """Prepare the model that was saved under `token` (prepareModelFromCache); blocks. The caller closes the result.
+
+        Args:
+            token: 32 bytes.
+            model_cache: Fds of the cache files, as many as `info` specifies, open for reading and writing. Borrowed.
+            data_cache: As `model_cache`.
+            model: Describes the inputs and outputs, against which the driver's results are validated.
+            timeout: In seconds; also the preparation's deadline. None = no limit.
+
+        Raises:
+            InvalidArgument: If the number of files or the token's length is wrong.
+            GeneralFailure: If the files are not exactly what this driver saved.
+            MissedDeadline: If the timeout passes.
+            DeadObject: If the driver exits.
+        """
+        return self._prepare_from_cache(token, (model_cache, data_cache), model, deadline_after(timeout))
+
+    def _prepare_from_cache(
+        self,
+        token: bytes,
+        files: tuple[Sequence[int], Sequence[int]],
+        model: Model | ModelSignature,
+        deadline_ns: int | None,
+    ) -> PreparedModel:
+        caches = messages.CachesData(token, *map(len, files))
+        message = messages.PrepareModelFromCache(0, self.info.name, to_limit_field(deadline_ns), caches)
+        return self._prepare(message, [*files[0], *files[1]], model, deadline_ns)
+
+    def _prepare(
+        self,
+        message: messages.PrepareModel | messages.PrepareModelFromCache,
+        fds: Sequence[int],
+        model: Model | ModelSignature,
+        deadline_ns: int | None,
+        progress: ProgressCallback | None = None,
+    ) -> PreparedModel:
+        """Send either call with a new id, and return the prepared model."""
+
+        def on_notification(notification: messages.PreparationProgress) -> None:
+            if progress is not None:
+                progress(notification.done, notification.total)
+
+        prepared = PreparedModel(self._connection, None, *_signature(model, self.info), self.info.name)
+        try:
+            self._connection.call(
+                replace(message, call=self._connection.next_call_id()),
+                messages.PreparedModelReady,
+                fds,
+                deadline_ns,
+                on_reply=prepared.handle.on_prepared,
+                on_notification=on_notification,
+            )
+        except BaseException:
+            prepared.close()  # the driver may have replied just before a signal handler raised
+            raise
+        return prepared
+
+    def _consumers(self, model: Model) -> tuple[tuple[int, ...], ...]:
+        """Return numberOfConsumers of each subgraph's operands, which only HIDL has."""
+        if self._connection.is_aidl:
+            return ()
+        from nnfmq.hal.feature_levels import number_of_consumers
+
+        return tuple(tuple(number_of_consumers(graph)) for graph in (model.main, *model.referenced))
+
+    def allocate(
+        self,
+        *,
+        inputs: Sequence[ModelRole] = (),
+        outputs: Sequence[ModelRole] = (),
+        dimensions: Sequence[int] = (),
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+    ) -> Buffer:
+        """Return a buffer in the device's memory for these inputs and outputs of its models; blocks.
+
+        The caller closes it. `nnfmq.allocate` falls back to shared memory if the device cannot hold the tensor.
+
+        Args:
+            inputs: Models of this device and indexes of their inputs that the buffer will be.
+            outputs: Models of this device and indexes of their outputs that the buffer will be. All roles have the same
+                type, scale and zero point.
+            dimensions: Dimensions that the models leave unknown. One of 0, or none at all, stays unknown: the buffer
+                then takes any.
+            timeout: In seconds; None = no limit.
+
+        Raises:
+            InvalidArgument: If there is no role, or roles are invalid, occur twice or contradict each other.
+            GeneralFailure: If the type has no arrays.
+            ResourceExhausted: If the client's memory quota is exceeded.
+            MissedDeadline: If the timeout passes.
+            DeadObject: If the driver exits.
+        """
+        return allocate_in_device(self._connection, self.info.name, inputs, outputs, tuple(dimensions), timeout)
+
+
+def _hal_model(model: Model | NamedModel) -> Model:
+    hal_model = model if isinstance(model, Model) else getattr(model, "model", None)
+    if not isinstance(hal_model, Model):
+        raise InvalidArgument(f"a {type(model).__name__} is no model (N-VAL-24)")
+    return hal_model
+
+
+def _signature(
+    model: Model | ModelSignature, device: DeviceInfo
+) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
+    """Return the inputs and outputs of a model."""
+    if not isinstance(model, Model):
+        return tuple(model.inputs), tuple(model.outputs)
+    main, types = model.main, None
+    if model.extensions:  # few models have any
+        from nnfmq.runtime.extension_types import extension_types
+
+        types = extension_types(model, device)
+    inputs = [operand_info(main.operands[index], f"input {i}", types) for i, index in enumerate(main.input_indexes)]
+    outputs = [operand_info(main.operands[index], f"output {i}", types) for i, index in enumerate(main.output_indexes)]
+    return tuple(inputs), tuple(outputs)

@@ -1,0 +1,91 @@
+"""MappedArrays: a model's input and output arrays in shared memory, laid out once for many executions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.hal.types import Request, RequestArgument
+from nnfmq.memory import Memory
+from nnfmq.runtime.array_checks import check_count, check_out, checked_array, copy_out, require_fixed_shapes
+from nnfmq.runtime.model_handle import ModelHandle
+from nnfmq.runtime.tensor_layout import Array, layout, view
+
+
+@dataclass(frozen=True, slots=True)
+class MappedArrays:
+    """Input arrays over one memory, output arrays over another, and the request over both.
+
+    The driver cannot write the inputs' memory.
+    """
+
+    input_infos: tuple[TensorInfo, ...]
+    output_infos: tuple[TensorInfo, ...]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    request: Request
+    memories: tuple[Memory, Memory]
+
+    @classmethod
+    def create(cls, model: ModelHandle, resources: ExitStack, user: str) -> MappedArrays:
+        """Allocate the memories, which `resources` closes; `user` names the caller in error messages.
+
+        Raises:
+            InvalidArgument: If a shape is not fully known.
+        """
+        require_fixed_shapes("input", model.inputs, user)
+        require_fixed_shapes("output", model.outputs, user)
+        input_args, input_bytes = layout(model.inputs, [info.shape for info in model.inputs], 0)
+        output_args, output_bytes = layout(model.outputs, [info.shape for info in model.outputs], 1)
+        source = resources.enter_context(Memory.create(input_bytes, "nnfmq-inputs", one_writer=True))
+        sink = resources.enter_context(Memory.create(output_bytes, "nnfmq-outputs"))
+        return cls(
+            model.inputs,
+            model.outputs,
+            _views(source, input_args, model.inputs),
+            _views(sink, output_args, model.outputs),
+            Request(input_args, output_args, (source, sink)),
+            (source, sink),
+        )
+
+    def check_out(self, out: Sequence[Array] | None) -> None:
+        """Raise InvalidArgument unless `out` is None, `outputs` itself, or arrays that can take the outputs."""
+        if out is not None and out is not self.outputs:
+            check_out(self.output_infos, out)
+
+    def copy_in(self, values: Sequence[ArrayLike]) -> None:
+        """Copy an execution's inputs into the memory; no values at all leave it as it is.
+
+        Raises:
+            InvalidArgument: If their number, a shape or a dtype is wrong.
+        """
+        if not values:
+            return
+        inputs = self.inputs
+        if len(values) != len(inputs):
+            check_count("input", self.input_infos, len(values))
+        for target, value in zip(inputs, values, strict=True):
+            if type(value) is not np.ndarray or value.dtype != target.dtype or value.shape != target.shape:
+                break
+            target[...] = value
+        else:
+            return
+        arrays = [checked_array(info, value) for info, value in zip(self.input_infos, values, strict=True)]
+        for target, array in zip(inputs, arrays, strict=True):
+            np.copyto(target, array, casting="same_kind")
+
+    def copy_out(self, out: Sequence[Array] | None) -> tuple[Array, ...]:
+        """Return the outputs: new arrays if `out` is None, `outputs` itself, or the filled arrays of `out`."""
+        outputs = self.outputs
+        if out is None:
+            return tuple([output.copy() for output in outputs])
+        return outputs if out is outputs else copy_out(out, outputs)
+
+
+def _views(memory: Memory, args: Sequence[RequestArgument], infos: Sequence[TensorInfo]) -> tuple[Array, ...]:
+    return tuple(view(memory, argument, info, info.shape) for argument, info in zip(args, infos, strict=True))

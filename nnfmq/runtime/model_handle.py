@@ -1,0 +1,60 @@
+"""ModelHandle: a prepared model as every execution mode uses it."""
+
+from __future__ import annotations
+
+import time
+
+from nnfmq.hal.errors import ErrorStatus, InvalidArgument, NnfmqError
+from nnfmq.hal.tensor_info import TensorInfo
+from nnfmq.runtime.connection import Connection
+from nnfmq.serialize import messages
+
+_RELEASE_TIMEOUT_NS = 1_000_000_000
+
+
+class ModelHandle:
+    """A prepared model's id in the driver, its signature, and the name of the device that prepared it. Thread-safe.
+
+    `model_id` is None until the driver has replied to the prepare call, which is followed by `on_prepared`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        model_id: int | None,
+        inputs: tuple[TensorInfo, ...],
+        outputs: tuple[TensorInfo, ...],
+        device: str,
+    ) -> None:
+        self.connection = connection
+        self.inputs = inputs
+        self.outputs = outputs
+        self.device = device
+        self._model_id = model_id
+
+    def on_prepared(self, reply: messages.PreparedModelReady) -> None:
+        """Store the id that the driver returned."""
+        if reply.status is ErrorStatus.NONE:
+            self._model_id = reply.model_id
+
+    @property
+    def model_id(self) -> int:
+        """The model's id in the driver. Raises InvalidArgument once it is released."""
+        if self._model_id is None:
+            raise InvalidArgument("this prepared model is closed")
+        return self._model_id
+
+    def require_open(self) -> None:
+        """Raise InvalidArgument if the model is released."""
+        _ = self.model_id
+
+    def release(self) -> None:
+        """Release the model in the driver. Idempotent. Blocks up to 1 s. Does nothing if the driver has exited."""
+        model_id, self._model_id = self._model_id, None
+        if model_id is None or not self.connection.is_open:
+            return
+        try:
+            message = messages.ReleaseModel(self.connection.next_call_id(), model_id)
+            self.connection.exchange(message, messages.Reply, (), time.monotonic_ns() + _RELEASE_TIMEOUT_NS)
+        except NnfmqError:
+            pass  # the driver has exited, which released the model

@@ -1,0 +1,40 @@
+"""Fork handling: closes the child's copies of all control sockets.
+
+The driver sees a client's exit as a hang-up of its socket, and the kernel reports that only when the last copy is
+closed. A forked child must therefore close its copies immediately.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+
+class ForkAware(Protocol):
+    """An object with a socket that a forked child must not keep."""
+
+    def disown_in_child(self) -> None:
+        """Close the child's copies of all fds and make every later call raise. Runs in the child after fork(2)."""
+        ...
+
+
+_connections: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+
+
+def add(connection: ForkAware) -> None:
+    """Register an open connection. Keeps only a weak reference."""
+    _connections.add(connection)
+
+
+def discard(connection: ForkAware) -> None:
+    """Unregister a closed connection. Idempotent."""
+    _connections.discard(connection)
+
+
+def _disown_all() -> None:
+    for connection in list(_connections):
+        connection.disown_in_child()
+
+
+os.register_at_fork(after_in_child=_disown_all)

@@ -1,0 +1,49 @@
+"""Conversion of execution options and memories to the values that messages carry, for all execution modes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+from nnfmq.hal.timing import from_seconds, to_limit_field
+from nnfmq.hal.types import BufferToken, ExecutionConfig, LoopTimeoutDurationNs, MeasureTiming, Pool, SharedPool
+from nnfmq.runtime.connection import Connection
+
+_log = logging.getLogger("nnfmq.client")
+
+
+def to_wire_deadline(connection: Connection, deadline_ns: int | None) -> int:
+    """Return a deadline as messages carry it: no limit also if the interface version has no deadlines.
+
+    With such a version the deadline only ends the client's wait.
+    """
+    return to_limit_field(deadline_ns if connection.has_deadlines else None)
+
+
+def make_execution_config(measure: bool, loop_timeout: float | None) -> ExecutionConfig:
+    """Return the configuration of an execution.
+
+    `loop_timeout` is in seconds; None = the HAL's default. One above the HAL's maximum is reduced to it, with a warning
+    (CF-5).
+
+    Raises:
+        InvalidArgument: If `loop_timeout` is negative or NaN.
+    """
+    measure_timing = MeasureTiming.YES if measure else MeasureTiming.NO
+    loop_timeout_ns = from_seconds(loop_timeout, "a loop timeout")
+    if loop_timeout_ns is None:
+        return ExecutionConfig(measure_timing)
+    maximum_ns = int(LoopTimeoutDurationNs.MAXIMUM)
+    if loop_timeout_ns > maximum_ns:
+        _log.warning("a loop timeout of %g s is reduced to the maximum of %g s", loop_timeout, maximum_ns / 1e9)
+        loop_timeout_ns = maximum_ns
+    return ExecutionConfig(measure_timing, loop_timeout_ns)
+
+
+def memory_fds(pools: Sequence[Pool | BufferToken]) -> list[int]:
+    """Return the fds of the memories among `pools`, in order. Borrows them from the memories.
+
+    `messages.memory_to_data` has checked that each pool has one.
+    """
+    return [cast(SharedPool, pool).fileno() for pool in pools if not isinstance(pool, BufferToken)]
