@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from nnfmq.runtime.burst_controller import Burst, ExecutionInfo
     from nnfmq.runtime.client import Client
     from nnfmq.runtime.connect import connect
-    from nnfmq.runtime.device import Device
+    from nnfmq.runtime.device import Device, DeviceInfo
     from nnfmq.runtime.fenced_execution import FencedExecution
     from nnfmq.runtime.managed_buffer import Buffer
     from nnfmq.runtime.memory_copy import copy
     from nnfmq.runtime.prepared_model import PreparedModel
     from nnfmq.runtime.reusable_execution import Execution
-    from nnfmq.serialize.messages import DeviceInfo
 
 __all__ = [
     "Buffer",
@@ -65,8 +64,7 @@ __all__.sort()
 if not TYPE_CHECKING:  # a checker would take any name that is asked of a module with a `__getattr__`
     _PLACES = {
         **dict.fromkeys(("Burst", "ExecutionInfo"), "nnfmq.runtime.burst_controller"),
-        "Device": "nnfmq.runtime.device",
-        "DeviceInfo": "nnfmq.serialize.messages",
+        **dict.fromkeys(("Device", "DeviceInfo"), "nnfmq.runtime.device"),
         **dict.fromkeys(("LoadedModel", "example_path", "load"), "nnfmq.importers"),
         "Buffer": "nnfmq.runtime.managed_buffer",
         "Client": "nnfmq.runtime.client",

@@ -10,7 +10,8 @@ from nnfmq.cli.console import add_connect_argument, console, open_client, print_
 
 if TYPE_CHECKING:
     from nnfmq.hal.capabilities import Capabilities
-    from nnfmq.runtime.client import Client, DeviceInfo
+    from nnfmq.runtime.client import Client
+    from nnfmq.serialize.messages import DeviceInfo
 
 EXAMPLES = """\
 examples:

@@ -293,11 +293,7 @@ class Connection:
             self._pending_calls[key] = pending
 
     def add_peer(self, peer: watcher.DeathRecipients) -> None:
-        """Register queues to be woken when the driver dies.
-
-        Raises:
-            DeadObject: If it has already died.
-        """
+        """Register queues to be woken when the driver dies. Raises DeadObject if it has already died."""
         with self._lock:
             self.raise_if_closed()
             self._peers.append(peer)

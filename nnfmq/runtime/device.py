@@ -32,6 +32,8 @@ from nnfmq.serialize import messages
 from nnfmq.serialize.messages import DeviceInfo
 from nnfmq.serialize.model_codec import encode_model
 
+__all__ = ["Device", "DeviceInfo", "ModelSignature", "NamedModel", "PrepareOptions", "ProgressCallback"]
+
 if TYPE_CHECKING:
     from nnfmq.runtime.cache_directory import CacheDirectory
 
