@@ -112,7 +112,7 @@ def _pattern(text: str) -> str:
 def execute(arguments: argparse.Namespace) -> int:
     """Run the tests, write and print the results; return 0 if all passed, 1 if not, 2 for wrong usage."""
     from nnfmq.conformance.runner import Settings
-    from nnfmq.conformance.testmodels import BadFormat
+    from nnfmq.conformance.testmodels import FormatError
     from nnfmq.service.caching.program_cache import cache_disabled
 
     if arguments.path in _ENGINES and (arguments.device or arguments.connect):
@@ -125,7 +125,7 @@ def execute(arguments: argparse.Namespace) -> int:
         # Test what an embedded driver compiles now, not what an earlier one left in its cache.
         with cache_disabled(), _dump_folder(arguments) as folder:
             summary = _run(arguments, replace(settings, dump_to=folder))
-    except BadFormat as error:
+    except FormatError as error:
         print(f"nnfmq: error: {error}", file=sys.stderr)
         return 2
     duration_ns = time.monotonic_ns() - began_ns
@@ -156,10 +156,10 @@ def _dump_folder(arguments: argparse.Namespace) -> Iterator[str]:
 
 def _sources(arguments: argparse.Namespace) -> list[Source]:
     from nnfmq.conformance.random_classes import batches
-    from nnfmq.conformance.testmodels import BadFormat, find_files
+    from nnfmq.conformance.testmodels import FormatError, find_files
 
     if not arguments.paths and not arguments.random_graphs:
-        raise BadFormat("nothing to run; give a PATH or --random-graphs")
+        raise FormatError("nothing to run; give a PATH or --random-graphs")
     graphs = batches(arguments.classes, *arguments.seeds) if arguments.random_graphs else []
     return [*find_files(arguments.paths), *graphs]
 
@@ -167,12 +167,12 @@ def _sources(arguments: argparse.Namespace) -> list[Source]:
 def _run(arguments: argparse.Namespace, settings: Settings) -> Summary:
     from nnfmq.conformance.results import Summary
     from nnfmq.conformance.runner import count, run_sources
-    from nnfmq.conformance.testmodels import BadFormat
+    from nnfmq.conformance.testmodels import FormatError
 
     sources = _sources(arguments)
     total = count(sources, settings.pattern)
     if not total:
-        raise BadFormat(f"no test model in {_sources_text(arguments)} has a name that matches {settings.pattern!r}")
+        raise FormatError(f"no test model in {_sources_text(arguments)} has a name that matches {settings.pattern!r}")
     summary = Summary()
     with _progress(arguments.no_color) as bar, closing(run_sources(sources, settings, arguments.jobs)) as results:
         task = bar.add_task(settings.path, total=total, failed=0)

@@ -38,7 +38,7 @@ _MIB = 1 << 20
 _STRONGLY_ORDERED = ("x86_64", "AMD64")
 
 
-class State(StrEnum):
+class FindingState(StrEnum):
     """The meaning of a finding for the use of nnfmq on this machine."""
 
     OK = "ok"
@@ -53,16 +53,16 @@ class Finding:
     part: str
     name: str
     value: str
-    state: State = State.OK
+    state: FindingState = FindingState.OK
     remedy: str = ""
 
 
 _EXTRAS = {  # distribution → extra, purpose, state if it is not installed
-    "llvmlite": ("compiled", "device `compiled`, which runs models as machine code", State.LIMITED),
-    "Pillow": ("images", "`nnfmq run` on photos", State.OK),
-    "pytest": ("test", "the project's own tests", State.OK),
-    "ai-edge-litert": ("bench", "comparison with LiteRT", State.OK),
-    "onnxruntime": ("bench", "comparison with ONNX Runtime", State.OK),
+    "llvmlite": ("compiled", "device `compiled`, which runs models as machine code", FindingState.LIMITED),
+    "Pillow": ("images", "`nnfmq run` on photos", FindingState.OK),
+    "pytest": ("test", "the project's own tests", FindingState.OK),
+    "ai-edge-litert": ("bench", "comparison with LiteRT", FindingState.OK),
+    "onnxruntime": ("bench", "comparison with ONNX Runtime", FindingState.OK),
 }
 
 
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Run all checks and print the report. Return 1 if something that nnfmq needs is missing, else 0."""
     findings = examine()
-    usable = all(finding.state is not State.MISSING for finding in findings)
+    usable = all(finding.state is not FindingState.MISSING for finding in findings)
     if arguments.json:
         print_json({"usable": usable, "findings": [asdict(finding) for finding in findings]})
     else:
@@ -93,27 +93,27 @@ def _core() -> Iterator[Finding]:
     try:
         from nnfmq.queue import core
     except (ImportError, ValueError, OSError) as error:
-        yield Finding("core", "queue core", str(error), State.MISSING, remedy)
+        yield Finding("core", "queue core", str(error), FindingState.MISSING, remedy)
         return
     # The Python core cannot order its loads and stores: it needs a processor that does (x86-64).
-    without_compiled = State.LIMITED if platform.machine() in _STRONGLY_ORDERED else State.MISSING
-    state = State.OK if core.core_name == "compiled" else without_compiled
+    without_compiled = FindingState.LIMITED if platform.machine() in _STRONGLY_ORDERED else FindingState.MISSING
+    state = FindingState.OK if core.core_name == "compiled" else without_compiled
     yield Finding("core", "queue core", core.core_name, state, _core_remedy(state))
     yield Finding("core", "from", str(core.core_path))
     yield Finding("core", "because", str(core.core_reason))
     try:
         from nnfmq.serialize import codec
     except (ImportError, ValueError, OSError) as error:
-        yield Finding("core", "packet codec", str(error), State.MISSING, remedy)
+        yield Finding("core", "packet codec", str(error), FindingState.MISSING, remedy)
         return
-    state = State.OK if codec.codec_name == "compiled" else State.LIMITED
+    state = FindingState.OK if codec.codec_name == "compiled" else FindingState.LIMITED
     yield Finding("core", "packet codec", codec.codec_name, state, _core_remedy(state))
     yield Finding("core", "codec from", codec.codec_path)
     yield Finding("core", "codec because", codec.codec_reason)
 
 
-def _core_remedy(state: State) -> str:
-    return "" if state is State.OK else f"to get the compiled core: {REMEDY.split(';')[0]}"
+def _core_remedy(state: FindingState) -> str:
+    return "" if state is FindingState.OK else f"to get the compiled core: {REMEDY.split(';')[0]}"
 
 
 def _python() -> Iterator[Finding]:
@@ -133,10 +133,10 @@ def _version(distribution: str) -> str | None:
 
 def _kernel() -> Iterator[Finding]:
     yield Finding("kernel", "system", f"{platform.system()} {platform.release()} {platform.machine()}")
-    yield _tried("memfd with seals", lambda: _try_memory(one_writer=False), State.MISSING, "Linux 3.17 or newer")
+    yield _tried("memfd with seals", lambda: _try_memory(one_writer=False), FindingState.MISSING, "Linux 3.17 or newer")
     future_write = "Linux 5.1 or newer; without it the driver can write to input pools"
-    yield _tried("seal FUTURE_WRITE", lambda: _try_memory(one_writer=True), State.LIMITED, future_write)
-    yield _tried("pidfd_open", lambda: os.close(os.pidfd_open(os.getpid())), State.LIMITED, "Linux 5.3 or newer")
+    yield _tried("seal FUTURE_WRITE", lambda: _try_memory(one_writer=True), FindingState.LIMITED, future_write)
+    yield _tried("pidfd_open", lambda: os.close(os.pidfd_open(os.getpid())), FindingState.LIMITED, "Linux 5.3 or newer")
     yield _by_release("FUTEX_WAKE_OP", (2, 6, 14), "the Python core needs it or libatomic")
     yield _by_release("futex_waitv", (5, 16), "without it, asyncio support uses one thread for each queue")
     yield _by_release("SO_PEERPIDFD", (6, 5), "without it, a peer is identified by its pid, which can be reused")
@@ -150,7 +150,7 @@ def _try_memory(*, one_writer: bool) -> None:
     Memory.create(1, "nnfmq-doctor", one_writer=one_writer).close()
 
 
-def _tried(name: str, attempt: Callable[[], object], otherwise: State, remedy: str) -> Finding:
+def _tried(name: str, attempt: Callable[[], object], otherwise: FindingState, remedy: str) -> Finding:
     """Return whether `attempt` succeeds; `otherwise` is the state if it does not."""
     try:
         attempt()
@@ -165,14 +165,14 @@ def _by_release(name: str, since: tuple[int, ...], consequence: str) -> Finding:
     release = platform.release().split("-")[0].split("+")[0].split(".")
     if tuple(int(number) for number in release if number.isdigit()) >= since:
         return Finding("kernel", name, f"in Linux {required} and newer")
-    return Finding("kernel", name, f"needs Linux {required}", State.LIMITED, consequence)
+    return Finding("kernel", name, f"needs Linux {required}", FindingState.LIMITED, consequence)
 
 
 def _limits() -> Iterator[Finding]:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = 0 <= files < 256
     remedy = "raise it: ulimit -n 4096" if few else ""
-    yield Finding("limits", "open files", _limit(files), State.LIMITED if few else State.OK, remedy)
+    yield Finding("limits", "open files", _limit(files), FindingState.LIMITED if few else FindingState.OK, remedy)
     yield Finding("limits", "locked memory", _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], _MIB))
     allowed = sorted(os.sched_getaffinity(0))
     one = len(allowed) == 1
@@ -180,7 +180,7 @@ def _limits() -> Iterator[Finding]:
     remedy = (
         "allow a second one: client and driver each need a CPU while the client polls for the result" if one else ""
     )
-    yield Finding("limits", "CPUs allowed", value, State.LIMITED if one else State.OK, remedy)
+    yield Finding("limits", "CPUs allowed", value, FindingState.LIMITED if one else FindingState.OK, remedy)
     yield Finding("limits", "memory of this control group", _control_group_limit())
     yield Finding("limits", "/dev/shm free (named queues)", _free_bytes("/dev/shm"))
     socket_buffer = _first_line("/proc/sys/net/core/wmem_max") or "unknown"
@@ -248,13 +248,15 @@ def _driver() -> Iterator[Finding]:
         yield Finding("driver", "running driver", value, remedy=remedy)
         return
     except (NnfmqError, OSError) as error:
-        yield Finding("driver", "running driver", f"at {path}: {error}", State.LIMITED, "end it and start it again")
+        yield Finding(
+            "driver", "running driver", f"at {path}: {error}", FindingState.LIMITED, "end it and start it again"
+        )
         return
     names = ", ".join(info.name for info in devices)
     yield Finding("driver", "running driver", f"at {path}, devices: {names}")
     for name, reason in reasons.items():
         if reason:
-            yield Finding("driver", f"device {name}", "busy or offline", State.LIMITED, reason)
+            yield Finding("driver", f"device {name}", "busy or offline", FindingState.LIMITED, reason)
 
 
 def _cache() -> Iterator[Finding]:
@@ -268,7 +270,7 @@ def _cache() -> Iterator[Finding]:
         sizes = program_cache.entry_sizes()
     except (NnfmqError, OSError) as error:
         remedy = "follow the message; until then each model is compiled again"
-        yield Finding("driver", "cached programs", str(error), State.LIMITED, remedy)
+        yield Finding("driver", "cached programs", str(error), FindingState.LIMITED, remedy)
         return
     value = f"{len(sizes)}, {sum(sizes) / _MIB:,.1f} MiB of {limit // _MIB:,} at most"
     yield Finding("driver", "cached programs", value)
@@ -277,7 +279,7 @@ def _cache() -> Iterator[Finding]:
 def _print(findings: list[Finding], usable: bool, no_color: bool) -> None:
     from rich.text import Text
 
-    styles = {State.OK: "green", State.LIMITED: "yellow", State.MISSING: "bold red"}
+    styles = {FindingState.OK: "green", FindingState.LIMITED: "yellow", FindingState.MISSING: "bold red"}
     listing = table("part", "what", "found", "state", "remedy")
     part = ""
     for finding in findings:

@@ -1,9 +1,9 @@
-"""One test model and what is derived from it, judged: passed, failed with a reason, or skipped with a reason.
+"""Run and evaluate one test model and its variants: passed, failed with a reason, or skipped with a reason.
 
-A test is skipped only where the vectors' rules allow it: it needs a newer feature level than the device has, the device
-declines an operation (of a coupled pair: of both models), or the HAL has it refused with INVALID_ARGUMENT, and it was:
-operands of unknown size at a control-flow boundary, or outputs that are not fully specified in a fenced execution. A
-target that dies fails the test that it was running. Anything else that is raised is a failure, too.
+A test is skipped only if the test vectors' rules allow it: it needs a newer feature level than the device has; the
+device does not support an operation (of a coupled pair: neither model); or the HAL requires INVALID_ARGUMENT, and the
+target returned it: operands of unknown size at a control-flow boundary, or outputs that are not fully specified in a
+fenced execution. If a target dies, the test that it was running fails. Any other exception is a failure as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from nnfmq.conformance import variants
 from nnfmq.conformance.criteria import OutputMismatch, compare_outputs, coupling_mismatches
-from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest, Prepared, Target
+from nnfmq.conformance.targets import ExecutionOutput, ExecutionRequest, ExecutionTarget, Prepared
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, Array, Line, TestModel, read
 from nnfmq.hal.errors import (
     DeadObject,
@@ -32,13 +32,13 @@ from nnfmq.hal.types import Model, OperationType, OutputShape, is_scalar
 from nnfmq.validation import validate_model
 
 MODEL = "model"
-"""The kind of the data's own test models; the others are `variants.KINDS`."""
+"""The kind of the test models themselves; the others are `variants.KINDS`."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _ENDLESS_NS = 1_000_000
 _INT8_LEVEL = 4
-_UNSPECIFIED_OUTPUT = "outputs not fully specified, refused with INVALID_ARGUMENT when fenced (N-FEN-1, N-FEN-2)"
-_UNSPECIFIED_BOUNDARY = "control-flow boundaries of unknown size, refused with INVALID_ARGUMENT (N-VAL-20)"
-_REFUSED = (_UNSPECIFIED_BOUNDARY, _UNSPECIFIED_OUTPUT)
+_UNSPECIFIED_OUTPUT = "outputs not fully specified, rejected with INVALID_ARGUMENT when fenced (N-FEN-1, N-FEN-2)"
+_UNSPECIFIED_BOUNDARY = "control-flow boundaries of unknown size, rejected with INVALID_ARGUMENT (N-VAL-20)"
+_REJECTED = (_UNSPECIFIED_BOUNDARY, _UNSPECIFIED_OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,17 @@ class _Failure(Exception):
         self.mismatches = found
 
 
-def run_test(test: TestModel, target: Target) -> Result:
+def run_test(test: TestModel, target: ExecutionTarget) -> Result:
     """Run a test model and its variants, and evaluate the results. Blocks."""
     began_ns = time.monotonic_ns()
     own = _evaluate(MODEL, test, target)
     outcomes = [own]
     for kind in variants.kinds_of(test):
-        if kind == variants.INSUFFICIENT_OUTPUT and not target.can_be_short:
+        if kind == variants.INSUFFICIENT_OUTPUT and not target.allows_short_buffers:
             continue
         # The variants of a skipped model are skipped. Except the int8 form, which must be unsupported as well, unless
         # the HAL requires the model to be rejected.
-        skips = own.status == SKIPPED and (kind != variants.INT8_COUPLING or own.reason in _REFUSED)
+        skips = own.status == SKIPPED and (kind != variants.INT8_COUPLING or own.reason in _REJECTED)
         outcomes.append(TestOutcome(kind, SKIPPED, own.reason) if skips else _evaluate(kind, test, target))
     spent_ns = time.monotonic_ns() - began_ns
     return Result(test.name, str(test.line["spec"]), tuple(cells(test.line)), tuple(outcomes), spent_ns)
@@ -113,7 +113,7 @@ def cells(line: Line) -> Iterable[tuple[str, str]]:
     return sorted(found)
 
 
-def _evaluate(kind: str, test: TestModel, target: Target) -> TestOutcome:
+def _evaluate(kind: str, test: TestModel, target: ExecutionTarget) -> TestOutcome:
     try:
         _RUN[kind](test, target)
     except _Skip as skip:
@@ -125,27 +125,27 @@ def _evaluate(kind: str, test: TestModel, target: Target) -> TestOutcome:
         return TestOutcome(kind, FAILED, f"the driver died: {error}")
     except NnfmqError as error:
         return TestOutcome(kind, FAILED, f"{status_for_error(error).name}: {error}")
-    except Exception as error:  # noqa: BLE001  a bug in what is tested fails this test, and the others go on
+    except Exception as error:  # noqa: BLE001  an internal error of the target fails this test only
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename}:{place.lineno}"
         return TestOutcome(kind, FAILED, f"{type(error).__name__} escaped at {where}: {error}")
     return TestOutcome(kind, PASSED)
 
 
-# ------------------------------------------------------------------------------------------------ the kinds
+# ------------------------------------------------------------------------------------------------ kinds of tests
 
 
-def _run_model(test: TestModel, target: Target) -> None:
+def _run_model(test: TestModel, target: ExecutionTarget) -> None:
     _require_level(test, target)
     if test.must_fail:
         _run_failing(test, target)
-    elif target.refuses_unspecified_boundaries and _has_unspecified_boundary(test.model):
-        _require_refusal(test.model, target)
+    elif target.rejects_unspecified_boundaries and _has_unspecified_boundary(test.model):
+        _require_rejection(test.model, target)
     else:
         _run_passing(test, target)
 
 
-def _require_level(test: TestModel, target: Target) -> None:
+def _require_level(test: TestModel, target: ExecutionTarget) -> None:
     needed, has = FEATURE_LEVELS.get(test.line["minSupportedVersion"], 0), target.feature_level
     if needed > has:
         raise _Skip(f"it needs feature level {needed}, the device has {has}")
@@ -163,16 +163,18 @@ def _has_unspecified_boundary(model: Model) -> bool:
     return False
 
 
-def _require_refusal(model: Model, target: Target) -> None:
+def _require_rejection(model: Model, target: ExecutionTarget) -> None:
     try:
         with target.prepared(model):
             pass
     except InvalidArgument:
         raise _Skip(_UNSPECIFIED_BOUNDARY) from None
-    raise _Failure(OutputMismatch("control-flow boundaries of unknown size were accepted; N-VAL-20 has them refused"))
+    raise _Failure(
+        OutputMismatch("control-flow boundaries of unknown size were accepted; they must be rejected (N-VAL-20)")
+    )
 
 
-def _run_failing(test: TestModel, target: Target) -> None:
+def _run_failing(test: TestModel, target: ExecutionTarget) -> None:
     endless = test.model.main.operations[0].type == OperationType.WHILE
     wanted = MissedDeadline if endless else NnfmqError
     try:
@@ -189,11 +191,11 @@ def _run_failing(test: TestModel, target: Target) -> None:
     raise _Failure(OutputMismatch("preparing or executing it must fail; both succeeded"))
 
 
-def _run_passing(test: TestModel, target: Target) -> None:
+def _run_passing(test: TestModel, target: ExecutionTarget) -> None:
     _compare(test, _executed(test, test.model, target))
 
 
-def _run_coupled(test: TestModel, target: Target) -> None:
+def _run_coupled(test: TestModel, target: ExecutionTarget) -> None:
     """Run a uint8 model and its int8 form: both or neither are supported, and outputs differ by 128 (TST-12)."""
     _require_level(test, target)
     if target.feature_level < _INT8_LEVEL:
@@ -211,24 +213,24 @@ def _run_coupled(test: TestModel, target: Target) -> None:
         raise _Failure(*apart)
 
 
-def _executed_unless_declined(test: TestModel, target: Target) -> ExecutionOutput | _Declined:
+def _executed_unless_declined(test: TestModel, target: ExecutionTarget) -> ExecutionOutput | _Declined:
     try:
         return _executed(test, test.model, target)
     except _Declined as declined:
         return declined
 
 
-def _run_unknown_shapes(test: TestModel, target: Target) -> None:
+def _run_unknown_shapes(test: TestModel, target: ExecutionTarget) -> None:
     executed = _executed(test, variants.with_unknown_output_shapes(test.model), target)
     if not executed.shapes:
         raise _Failure(OutputMismatch("no output shapes are reported; the outputs' shapes are unknown in the model"))
     _compare(test, executed)
 
 
-def _run_short(test: TestModel, target: Target) -> None:
+def _run_short(test: TestModel, target: ExecutionTarget) -> None:
     with _prepared(variants.with_unknown_output_shapes(test.model), target) as prepared:
-        if target.refuses_unspecified_outputs:
-            _require_refused_execution(prepared, test)
+        if target.rejects_unspecified_outputs:
+            _require_rejected_execution(prepared, test)
         try:
             prepared.execute(ExecutionRequest(test.inputs, test.expected, short_bytes=1))
         except OutputInsufficientSize as error:
@@ -268,10 +270,10 @@ _RUN = {
 # ------------------------------------------------------------------------------------------------ executing
 
 
-def _executed(test: TestModel, model: Model, target: Target) -> ExecutionOutput:
+def _executed(test: TestModel, model: Model, target: ExecutionTarget) -> ExecutionOutput:
     with _prepared(model, target) as prepared:
-        if target.refuses_unspecified_outputs and not _has_specified_outputs(model):
-            _require_refused_execution(prepared, test)
+        if target.rejects_unspecified_outputs and not _has_specified_outputs(model):
+            _require_rejected_execution(prepared, test)
         return _execute(prepared, test)
 
 
@@ -280,16 +282,18 @@ def _has_specified_outputs(model: Model) -> bool:
     return all(is_scalar(output.type) or (output.dimensions and 0 not in output.dimensions) for output in outputs)
 
 
-def _require_refused_execution(prepared: Prepared, test: TestModel) -> None:
+def _require_rejected_execution(prepared: Prepared, test: TestModel) -> None:
     try:
         _execute(prepared, test)
     except InvalidArgument:
         raise _Skip(_UNSPECIFIED_OUTPUT) from None
-    raise _Failure(OutputMismatch("outputs not fully specified were accepted; N-FEN-1 and N-FEN-2 have them refused"))
+    raise _Failure(
+        OutputMismatch("outputs not fully specified were accepted; they must be rejected (N-FEN-1, N-FEN-2)")
+    )
 
 
 @contextmanager
-def _prepared(model: Model, target: Target) -> Iterator[Prepared]:
+def _prepared(model: Model, target: ExecutionTarget) -> Iterator[Prepared]:
     """Prepare a model, until the block ends. Skips the test if the device does not support the model."""
     with ExitStack() as stack:
         try:
@@ -298,7 +302,9 @@ def _prepared(model: Model, target: Target) -> Iterator[Prepared]:
             raise
         except NnfmqError as error:
             if not target.supports(model):
-                raise _Declined(f"the device declines the model: {status_for_error(error).name}: {error}") from None
+                raise _Declined(
+                    f"the device does not support the model: {status_for_error(error).name}: {error}"
+                ) from None
             raise
         yield prepared
 

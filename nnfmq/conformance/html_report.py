@@ -1,7 +1,7 @@
-"""A run as one self-contained page: a matrix of operation and operand type with counts, and failures with a diff.
+"""HTML report of a run: a matrix of operations and operand types with counts, and failures with differences.
 
-No script and nothing that is loaded from elsewhere. A cell counts the tests, with their variants, in which the
-operation has an operand of that type.
+One self-contained page without scripts or external resources. A cell counts the tests, with their variants, in which
+the operation has an operand of that type.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ code, .diff td { font-family: ui-monospace, monospace; font-size: .85rem; }
 
 
 def render(summary: Summary, subject: str) -> str:
-    """Return the page; `subject` says what ran on what."""
+    """Return the page. `subject` describes what was tested."""
     parts = [*_counts(summary), *_failures(summary), *_skips(summary), *_matrix(summary)]
     headline = "everything passed" if summary.is_good else "something failed"
     return (

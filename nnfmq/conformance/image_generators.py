@@ -1,4 +1,4 @@
-"""The arguments of operations on images, and of products: windows, filters, blocks, boxes. See `random_recipes`."""
+"""Generators of operations on images and of matrix products: windows, filters, blocks, boxes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nnfmq.conformance.operation_generators import Arguments, OperandSpec, Request, indices, integers
+from nnfmq.conformance.operation_generators import ArgumentRequest, Arguments, OperandSpec, indices, integers
 from nnfmq.conformance.random_source import Discard, RandomSource
 from nnfmq.hal.types import OperandType
 from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 
-def _window(rng: RandomSource, request: Request, extents: Shape, most: Shape) -> tuple[dict[str, int], Shape]:
-    """Return geometry by name, and the filter's height and width, of which each has at least one position."""
+def _window(
+    rng: RandomSource, request: ArgumentRequest, dimensions: Shape, most: Shape
+) -> tuple[dict[str, int], Shape]:
+    """Return strides, dilations and padding by name, and the filter's height and width; the output is not empty."""
     geometry: dict[str, int] = {}
     scheme = rng.integer(1, 2)
     sizes = []
     sides = (("height", "top", "bottom"), ("width", "left", "right"))
-    for extent, limit, (side, head, tail) in zip(extents, most, sides, strict=True):
-        size = rng.integer(1, max(1, min(extent, limit)))
-        dilations = [d for d in (1, 2, 3) if (size - 1) * d < extent] if f"dilation_{side}" in request.types else [1]
+    for dimension, limit, (side, head, tail) in zip(dimensions, most, sides, strict=True):
+        size = rng.integer(1, max(1, min(dimension, limit)))
+        dilations = [d for d in (1, 2, 3) if (size - 1) * d < dimension] if f"dilation_{side}" in request.types else [1]
         dilation = rng.choice(dilations)
         reach = (size - 1) * dilation + 1
         geometry |= {f"stride_{side}": rng.integer(1, 3), f"dilation_{side}": dilation}
@@ -31,26 +33,28 @@ def _window(rng: RandomSource, request: Request, extents: Shape, most: Shape) ->
     return geometry | {"padding_scheme": scheme, "activation": rng.activation()}, tuple(sizes)
 
 
-def pool(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a window."""
+def pool(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a window."""
     geometry, (height, width) = _window(rng, request, request.shape[1:3], (30, 30))
     return geometry | {"filter_height": height, "filter_width": width}
 
 
-def _bounded(rng: RandomSource, request: Request, filter: Shape, geometry: dict[str, int], products: int) -> Arguments:
+def _bounded(
+    rng: RandomSource, request: ArgumentRequest, filter: Shape, geometry: dict[str, int], products: int
+) -> Arguments:
     elements = math.prod(filter)
     if elements > rng.limits.elements or products > rng.limits.products:
         raise Discard("a filter that makes too much work")
     return {**geometry, "filter": OperandSpec(filter)}
 
 
-def _channels(rng: RandomSource, request: Request) -> int:
+def _channels(rng: RandomSource, request: ArgumentRequest) -> int:
     cells = request.shape[0] * request.shape[1] * request.shape[2]
-    return rng.extent(max(1, min(rng.limits.elements // cells, rng.limits.extent)))
+    return rng.dimension(max(1, min(rng.limits.elements // cells, rng.limits.dimension)))
 
 
-def convolution(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a filter and its bias."""
+def convolution(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a filter and its bias."""
     batch, height, width, depth = request.shape
     geometry, sizes = _window(rng, request, (height, width), (12, 12))
     channels = _channels(rng, request)
@@ -59,8 +63,8 @@ def convolution(rng: RandomSource, request: Request) -> Arguments:
     return arguments | {"bias": OperandSpec((channels,))}
 
 
-def depthwise(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a filter for each channel."""
+def depthwise(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a filter for each channel."""
     batch, height, width, depth = request.shape
     geometry, sizes = _window(rng, request, (height, width), (12, 12))
     multiplier = rng.integer(1, 4)
@@ -70,8 +74,8 @@ def depthwise(rng: RandomSource, request: Request) -> Arguments:
     return arguments | {"bias": OperandSpec((channels,)), "depth_multiplier": multiplier}
 
 
-def grouped(rng: RandomSource, request: Request) -> Arguments:
-    """Draw groups and a filter."""
+def grouped(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate groups and a filter."""
     batch, height, width, depth = request.shape
     geometry, sizes = _window(rng, request, (height, width), (12, 12))
     groups = rng.divisor(depth)
@@ -81,15 +85,15 @@ def grouped(rng: RandomSource, request: Request) -> Arguments:
     return arguments | {"bias": OperandSpec((channels,)), "groups": groups}
 
 
-def transposed(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a filter and what it spreads."""
+def transposed(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a filter and the output shape."""
     batch, height, width, depth = request.shape
     geometry, new, sizes = {"padding_scheme": rng.integer(1, 2), "activation": rng.activation()}, [], []
-    for extent, side, head, tail in ((height, "height", "top", "bottom"), (width, "width", "left", "right")):
+    for dimension, side, head, tail in ((height, "height", "top", "bottom"), (width, "width", "left", "right")):
         size, stride = rng.integer(1, 8), rng.integer(1, 3)
         geometry |= {f"stride_{side}": stride, f"padding_{head}": rng.integer(0, (size - 1) // 2)}
         geometry |= {f"padding_{tail}": rng.integer(0, (size - 1) // 2)}
-        new.append(extent * stride if geometry["padding_scheme"] == 1 else (extent - 1) * stride + size)
+        new.append(dimension * stride if geometry["padding_scheme"] == 1 else (dimension - 1) * stride + size)
         sizes.append(size)
     channels = _channels(rng, request)
     products = batch * height * width * math.prod(sizes) * depth * channels
@@ -97,81 +101,81 @@ def transposed(rng: RandomSource, request: Request) -> Arguments:
     return arguments | {"bias": OperandSpec((channels,)), "output_shape": integers([batch, *new, channels])}
 
 
-def fully_connected(rng: RandomSource, request: Request) -> Arguments:
-    """Draw weights and bias."""
+def fully_connected(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate weights and bias."""
     length = math.prod(request.shape[rng.integer(1, len(request.shape) - 1) :])
     rows = math.prod(request.shape) // length
-    units = rng.extent(max(1, min(rng.limits.elements // max(length, rows), rng.limits.extent)))
+    units = rng.dimension(max(1, min(rng.limits.elements // max(length, rows), rng.limits.dimension)))
     return {"weights": OperandSpec((units, length)), "bias": OperandSpec((units,)), "activation": rng.activation()}
 
 
-def depth_to_space(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a block that the channels hold."""
+def depth_to_space(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a block size that divides the channels."""
     return {"block": rng.choice([b for b in range(1, 11) if request.shape[3] % (b * b) == 0])}
 
 
-def space_to_depth(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a block that the image is made of."""
+def space_to_depth(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a block size that divides height and width."""
     return {"block": rng.divisor(math.gcd(*request.shape[1:3]), most=10)}
 
 
-def batch_to_space(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a block that the batch holds."""
+def batch_to_space(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a block size that divides the batch."""
     rows = rng.divisor(request.shape[0], most=10)
     return {"block": integers([rows, rng.divisor(request.shape[0] // rows, most=10)])}
 
 
-def space_to_batch(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a block, and paddings to a multiple of it."""
+def space_to_batch(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a block size, and paddings to a multiple of it."""
     blocks = [rng.integer(1, 5), rng.integer(1, 5)]
     heads = [rng.integer(0, 3), rng.integer(0, 3)]
     sums = zip(request.shape[1:3], heads, blocks, strict=True)
-    tails = [-(extent + head) % block for extent, head, block in sums]
+    tails = [-(dimension + head) % block for dimension, head, block in sums]
     return {"block": integers(blocks), "paddings": integers(list(zip(heads, tails, strict=True)))}
 
 
 def image_of(multiple: Callable[[int], Shape]) -> Callable[[RandomSource, int], Shape]:
-    """Draw images whose extents are multiples of what a block size between 1 and 5 asks for."""
+    """Return a generator of image shapes whose dimensions are multiples for a block size from 1 to 5."""
 
     def shape(rng: RandomSource, rank: int) -> Shape:
         factors = multiple(rng.integer(1, 5))
         room = max(1, rng.limits.elements // math.prod(factors))
         pairs = zip(rng.shape(rank, room), factors, strict=True)
-        return tuple(max(1, min(extent, rng.limits.extent // factor)) * factor for extent, factor in pairs)
+        return tuple(max(1, min(dimension, rng.limits.dimension // factor)) * factor for dimension, factor in pairs)
 
     return shape
 
 
-def resize(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a new size, or the factors to it."""
+def resize(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate the new size, or its factors."""
     batch, height, width, depth = request.shape
     room = max(1, rng.limits.elements // (batch * depth))
-    rows = rng.extent(min(room, rng.limits.extent))
-    columns = rng.extent(max(1, min(room // rows, rng.limits.extent)))
+    rows = rng.dimension(min(room, rng.limits.dimension))
+    columns = rng.dimension(max(1, min(room // rows, rng.limits.dimension)))
     align, half = rng.choice(((0, 0), (0, 1), (1, 0)))
     new: tuple[float, float] = (rows, columns)
-    if request.types["height"] != OperandType.INT32:  # factors, of which the product is cut to an integer
+    if request.types["height"] != OperandType.INT32:  # factors; the product is truncated to an integer
         new = ((rows + 0.5) / height, (columns + 0.5) / width)
     return {"height": new[0], "width": new[1], "align_corners": align, "half_pixel_centers": half}
 
 
 def _boxes(rng: RandomSource, type: OperandType, count: int, height: int, width: int, unit: int) -> OperandSpec:
-    """Draw boxes (x1, y1, x2, y2) inside an image, in whole pixels of an image `unit` times as large."""
+    """Generate boxes (x1, y1, x2, y2) inside an image, in pixels of an image `unit` times as large."""
     sides = []
-    for extent in (width, height):
-        ends = np.sort(np.floor(rng.fractions(2 * count).reshape(count, 2) * (extent + 1)), axis=1)
+    for dimension in (width, height):
+        ends = np.sort(np.floor(rng.fractions(2 * count).reshape(count, 2) * (dimension + 1)), axis=1)
         sides.append(ends * unit)
     boxes = np.stack([sides[0][:, 0], sides[1][:, 0], sides[0][:, 1], sides[1][:, 1]], axis=1)
     steps = 8 if type == OperandType.TENSOR_QUANT16_ASYMM else 1
     return OperandSpec((count, 4), values=(boxes * steps).astype(NUMPY_TYPES[type]))
 
 
-def regions(rng: RandomSource, request: Request) -> Arguments:
-    """Draw regions of interest and how they are sampled."""
+def regions(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate regions of interest and their sampling."""
     batch, height, width, depth = request.shape
     rows, columns = rng.integer(1, 6), rng.integer(1, 6)
     room = max(1, rng.limits.elements // (rows * columns * depth))
-    count, unit = rng.extent(min(room, rng.limits.extent, 50)), rng.choice((1, 2))
+    count, unit = rng.dimension(min(room, rng.limits.dimension, 50)), rng.choice((1, 2))
     batches = np.sort(indices(rng, (count,), batch))
     return {
         "regions": _boxes(rng, request.types["regions"], count, height, width, unit),
@@ -181,19 +185,19 @@ def regions(rng: RandomSource, request: Request) -> Arguments:
     }  # fmt: skip
 
 
-def keypoints(rng: RandomSource, request: Request) -> Arguments:
-    """Draw the boxes of heatmaps."""
+def keypoints(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate the boxes of heatmaps."""
     count, size = request.shape[:2]
     return {"boxes": _boxes(rng, request.types["boxes"], count, size, size, 1)}
 
 
 def square_image(rng: RandomSource, rank: int) -> Shape:
-    """Draw the shape of square heatmaps."""
-    size = rng.integer(2, min(rng.limits.extent, 30))
+    """Generate the shape of square heatmaps."""
+    size = rng.integer(2, min(rng.limits.dimension, 30))
     count, keypoints = rng.shape(2, rng.limits.elements // (size * size))
     return count, size, size, keypoints
 
 
 def is_square(shape: Shape) -> bool:
-    """Return True for a shape that heatmaps may have."""
+    """Return whether heatmaps may have this shape."""
     return shape[1] == shape[2] >= 2

@@ -1,9 +1,9 @@
-"""What a recipe for drawing an operation is, and the arguments of operations on arrays of any kind.
+"""Generators of operations: the arguments that an operation's declaration does not determine.
 
-A `Recipe` adds to an operation's declaration what that does not say. Its function is called with the shape of the
-operation's first array (NHWC, as shape rules see it) and returns the rest by the declaration's names: Python values
-for controls, `Wanted` for arrays. Names that the chosen form lacks are left out by the caller. All that is returned
-is legal; what is too large is `Rejected`, and drawn again. `random_operations` has the table.
+The function of an `OperationGenerator` is called with the shape of the operation's first array (NHWC, as in shape
+rules) and returns the other arguments by name: Python values for attributes, `OperandSpec` for arrays. The caller drops
+names that the chosen overload lacks. All returned values are valid; a sample that is too large raises `Discard`, and
+another one is generated. `random_operations` has the table.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nnfmq.operations.signature import NUMPY_TYPES, Shape
 
 Arguments = dict[str, Any]
 
-_MOST_RANK = 4  # of arithmetic with a fused activation
+_MAX_RANK = 4  # of arithmetic with a fused activation
 
 
 @dataclass(frozen=True, slots=True)
 class OperandSpec:
-    """An array that an operation needs: its shape, and the sign of its values or the stored values themselves."""
+    """An array that an operation needs: its shape, and the sign of its real values or the stored values themselves."""
 
     shape: Shape
     sign: Sign = Sign.ANY
@@ -35,8 +35,8 @@ class OperandSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a recipe is asked for: the shape and type of the first array, and the type of each parameter by name."""
+class ArgumentRequest:
+    """Input of a generator: shape and type of the first array, and the type of each parameter by name."""
 
     shape: Shape
     type: OperandType
@@ -45,15 +45,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class OperationGenerator:
-    """How an operation is drawn.
+    """Generator of one operation's arguments.
 
-    `arguments` returns the rest; `shape` draws the first array's (NHWC) shape where any would not do, and `accepts`
-    says whether an existing one does. `fixed_output`: scale and zero point that an output of uint8 has to have (int8:
-    128 lower). `fitted`: the output's scale is made for the values that come out; `keeps`: outputs, by number, that
-    have the input's scale and zero point.
+    `arguments` returns all arguments except the first array. `shape` generates the first array's shape (NHWC) if not
+    every shape is valid, and `accepts` tells whether an existing shape is. `fixed_output` is the scale and zero point
+    that a uint8 output must have (int8: 128 lower). `fitted`: the output's scale is derived from the result. `keeps`:
+    indexes of outputs that have the input's scale and zero point.
     """
 
-    arguments: Callable[[RandomSource, Request], Arguments] = lambda rng, request: {}
+    arguments: Callable[[RandomSource, ArgumentRequest], Arguments] = lambda rng, request: {}
     ranks: tuple[int, ...] = (1, 2, 3, 4)
     sign: Sign = Sign.ANY
     shape: Callable[[RandomSource, int], Shape] = lambda rng, rank: rng.shape(rank)
@@ -76,24 +76,24 @@ def _axis(rng: RandomSource, rank: int) -> int:
 
 
 def broadcastable(rng: RandomSource, shape: Shape) -> Shape:
-    """Return a shape that broadcasts with `shape`: of any rank up to 4, on some axes longer or 1."""
+    """Return a shape that broadcasts with `shape`: of any rank up to 4, with other sizes where either is 1."""
     kept = shape[rng.integer(0, len(shape) - 1) :]
     room = rng.limits.elements // math.prod(shape)
-    extents = []
-    for extent in kept:
-        if extent == 1 and room > 1 and rng.chance():
-            extent = rng.extent(min(room, rng.limits.extent))
-            room //= extent
-        extents.append(1 if rng.chance(0.25) else extent)
-    if len(kept) == len(shape) < _MOST_RANK and rng.chance(0.25):
-        extents.insert(0, rng.extent(max(1, min(room, rng.limits.extent))))
-    return tuple(extents)
+    dimensions = []
+    for dimension in kept:
+        if dimension == 1 and room > 1 and rng.chance():
+            dimension = rng.dimension(min(room, rng.limits.dimension))
+            room //= dimension
+        dimensions.append(1 if rng.chance(0.25) else dimension)
+    if len(kept) == len(shape) < _MAX_RANK and rng.chance(0.25):
+        dimensions.insert(0, rng.dimension(max(1, min(room, rng.limits.dimension))))
+    return tuple(dimensions)
 
 
-def pair_with(second: str, sign: Sign = Sign.ANY) -> Callable[[RandomSource, Request], Arguments]:
-    """Return what draws the other array of a pair, of values with this sign, and the activation."""
+def pair_with(second: str, sign: Sign = Sign.ANY) -> Callable[[RandomSource, ArgumentRequest], Arguments]:
+    """Return a generator of the second array of a pair, with values of this sign, and of the activation."""
 
-    def arguments(rng: RandomSource, request: Request) -> Arguments:
+    def arguments(rng: RandomSource, request: ArgumentRequest) -> Arguments:
         is_integer = request.type == OperandType.TENSOR_INT32
         activation = 0 if is_integer else rng.activation()
         return {second: OperandSpec(broadcastable(rng, request.shape), sign), "activation": activation}
@@ -101,37 +101,37 @@ def pair_with(second: str, sign: Sign = Sign.ANY) -> Callable[[RandomSource, Req
     return arguments
 
 
-def select(rng: RandomSource, request: Request) -> Arguments:
-    """Draw the condition and the other array."""
+def select(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate the condition and the other array."""
     return {"condition": OperandSpec(request.shape), "second": OperandSpec(request.shape)}
 
 
-def joined(rng: RandomSource, request: Request) -> Arguments:
-    """Draw up to four arrays more, and the axis that joins them."""
+def joined(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate up to four further arrays, and the concatenation axis."""
     rank, count = len(request.shape), rng.integer(1, 5)
     axis = _axis(rng, rank)
     along = math.prod(request.shape) // request.shape[axis]
-    room = max(1, min(rng.limits.elements // along // count, rng.limits.extent))
+    room = max(1, min(rng.limits.elements // along // count, rng.limits.dimension))
     others = []
     for _ in range(count - 1):
         shape = list(request.shape)
-        shape[axis] = rng.extent(room)
+        shape[axis] = rng.dimension(room)
         others.append(OperandSpec(tuple(shape)))
     return {"inputs": others, "axis": axis}
 
 
-def packed(rng: RandomSource, request: Request) -> Arguments:
-    """Draw up to three arrays more of the same shape."""
+def packed(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate up to three further arrays of the same shape."""
     others = [OperandSpec(request.shape)] * rng.integer(0, 3)
     return {"inputs": others, "axis": rng.integer(0, len(request.shape))}
 
 
-def matrices(rng: RandomSource, request: Request) -> Arguments:
-    """Draw the matrices on the right."""
+def matrices(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate the right-hand matrices."""
     left, right = rng.chance(), rng.chance()
     length = request.shape[-2 if left else -1]
     rows = math.prod(request.shape) // length
-    columns = rng.extent(max(1, min(rng.limits.extent, rng.limits.elements // max(rows, length))))
+    columns = rng.dimension(max(1, min(rng.limits.dimension, rng.limits.elements // max(rows, length))))
     shape = (columns, length) if right else (length, columns)
     return {"right": OperandSpec((*request.shape[:-2], *shape)), "adjoint_left": left, "adjoint_right": right}
 
@@ -139,82 +139,82 @@ def matrices(rng: RandomSource, request: Request) -> Arguments:
 # ------------------------------------------------------------------------------------------------ one array
 
 
-def elu(rng: RandomSource, request: Request) -> Arguments:
-    """Draw the slope."""
+def elu(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate the slope."""
     return {"alpha": rng.real(0.0, 10.0)}
 
 
-def one_axis(rng: RandomSource, request: Request) -> Arguments:
-    """Draw an axis."""
+def one_axis(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate an axis."""
     return {"axis": _axis(rng, len(request.shape))}
 
 
-def softmax(rng: RandomSource, request: Request) -> Arguments:
-    """Draw beta and axis."""
+def softmax(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate beta and axis."""
     return {"beta": rng.real(0.1, 10.0), "axis": _axis(rng, len(request.shape))}
 
 
-def local_response(rng: RandomSource, request: Request) -> Arguments:
-    """Draw radius and factors."""
+def local_response(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate radius and factors."""
     factors = {"bias": rng.real(0.5, 10.0), "alpha": rng.real(0.0, 10.0), "beta": rng.real(0.0, 1.0)}
     return {"radius": rng.integer(0, 10), **factors, "axis": _axis(rng, len(request.shape))}
 
 
-def instance(rng: RandomSource, request: Request) -> Arguments:
-    """Draw gamma, beta and epsilon."""
+def instance(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate gamma, beta and epsilon."""
     return {"gamma": rng.real(-2.0, 2.0), "beta": rng.real(-2.0, 2.0), "epsilon": rng.real(0.01, 1.0)}
 
 
-def reduction(rng: RandomSource, request: Request) -> Arguments:
-    """Draw axes, some of them twice."""
+def reduction(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate axes, some of them twice."""
     rank = len(request.shape)
     axes = [_axis(rng, rank) for _ in range(rng.integer(1, 10))]
     return {"axes": integers(axes), "keep_dimensions": rng.integer(0, 1)}
 
 
-def reshape(rng: RandomSource, request: Request) -> Arguments:
-    """Draw extents of the same product."""
-    rest, extents = math.prod(request.shape), []
+def reshape(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate dimensions with the same product."""
+    rest, dimensions = math.prod(request.shape), []
     for _ in range(rng.integer(0, 3)):
-        extents.append(rng.divisor(rest))
-        rest //= extents[-1]
-    extents.append(rest)
+        dimensions.append(rng.divisor(rest))
+        rest //= dimensions[-1]
+    dimensions.append(rest)
     if rng.chance():
-        extents[rng.integer(0, len(extents) - 1)] = -1
-    return {"shape": integers(extents)}
+        dimensions[rng.integer(0, len(dimensions) - 1)] = -1
+    return {"shape": integers(dimensions)}
 
 
-def squeeze(rng: RandomSource, request: Request) -> Arguments:
-    """Draw axes among those of extent 1."""
-    ones = [axis for axis, extent in enumerate(request.shape) if extent == 1]
+def squeeze(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate axes among those of size 1."""
+    ones = [axis for axis, dimension in enumerate(request.shape) if dimension == 1]
     rank = len(request.shape)
     chosen = [axis - rank * rng.integer(0, 1) for axis in ones if rng.chance()]
     return {"axes": integers(chosen) if chosen else None}
 
 
 def with_ones(rng: RandomSource, rank: int) -> Shape:
-    """Draw a shape in which extents of 1 are frequent."""
-    return tuple(1 if rng.chance(0.4) else extent for extent in rng.shape(rank))
+    """Generate a shape in which dimensions of 1 are frequent."""
+    return tuple(1 if rng.chance(0.4) else dimension for dimension in rng.shape(rank))
 
 
-def expand(rng: RandomSource, request: Request) -> Arguments:
-    """Draw where an axis is inserted."""
+def expand(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate the position of a new axis."""
     return {"axis": _axis(rng, len(request.shape) + 1)}
 
 
-def transpose(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a permutation."""
+def transpose(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate a permutation."""
     rank = len(request.shape)
     return {"permutation": None if rank == 2 and rng.chance(0.25) else integers(rng.order(rank))}
 
 
-def reverse(rng: RandomSource, request: Request) -> Arguments:
-    """Draw one axis."""
+def reverse(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate one axis."""
     return {"axis": integers([rng.integer(0, len(request.shape) - 1)])}
 
 
-def tile(rng: RandomSource, request: Request) -> Arguments:
-    """Draw multiples."""
+def tile(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate multiples."""
     room, multiples = rng.limits.elements // math.prod(request.shape), []
     for _ in request.shape:
         multiples.append(rng.integer(1, min(room, 10)))
@@ -222,14 +222,14 @@ def tile(rng: RandomSource, request: Request) -> Arguments:
     return {"multiples": integers(multiples)}
 
 
-def shuffle(rng: RandomSource, request: Request) -> Arguments:
-    """Draw axis and groups."""
+def shuffle(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate axis and groups."""
     axis = _axis(rng, len(request.shape))
     return {"groups": rng.divisor(request.shape[axis]), "axis": axis}
 
 
-def paddings(rng: RandomSource, request: Request) -> Arguments:
-    """Draw paddings, and the value of PAD_V2."""
+def paddings(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate paddings, and the value of PAD_V2."""
     low, high = -128, 127
     if request.type == OperandType.TENSOR_QUANT8_ASYMM:
         low, high = 0, 255
@@ -238,28 +238,28 @@ def paddings(rng: RandomSource, request: Request) -> Arguments:
     return {"paddings": integers(pairs), "value": rng.real(-2.0, 2.0) if is_real else rng.integer(low, high)}
 
 
-def mirrored(rng: RandomSource, request: Request) -> Arguments:
-    """Draw paddings that the input can fill."""
+def mirrored(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate paddings that do not exceed the input."""
     mode = rng.integer(0, 1)
-    most = [min(5, extent - (mode == 0)) for extent in request.shape]
+    most = [min(5, dimension - (mode == 0)) for dimension in request.shape]
     pairs = [(rng.integer(0, limit), rng.integer(0, limit)) for limit in most]
     return {"paddings": integers(pairs), "mode": mode}
 
 
-def part(rng: RandomSource, request: Request) -> Arguments:
-    """Draw a box inside."""
-    begins = [rng.integer(0, extent - 1) for extent in request.shape]
-    sizes = [rng.integer(1, extent - begin) for extent, begin in zip(request.shape, begins, strict=True)]
+def part(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate begin and size of a box inside the input."""
+    begins = [rng.integer(0, dimension - 1) for dimension in request.shape]
+    sizes = [rng.integer(1, dimension - begin) for dimension, begin in zip(request.shape, begins, strict=True)]
     sizes = [-1 if rng.chance(0.1) else size for size in sizes]
     return {"begin": integers(begins), "size": integers(sizes)}
 
 
-def strided_slice(rng: RandomSource, request: Request) -> Arguments:
-    """Draw ranges that hold at least one element, forwards and backwards."""
+def strided_slice(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate ranges of at least one element, forwards and backwards."""
     shrink, begin_mask, end_mask = 0, 0, 0
     ranges = []
-    for axis, extent in enumerate(request.shape):
-        low, high = sorted((rng.integer(0, extent - 1), rng.integer(0, extent - 1)))
+    for axis, dimension in enumerate(request.shape):
+        low, high = sorted((rng.integer(0, dimension - 1), rng.integer(0, dimension - 1)))
         if rng.chance(0.1):
             shrink |= 1 << axis
             ranges.append((low, low + 1, 1))
@@ -267,22 +267,22 @@ def strided_slice(rng: RandomSource, request: Request) -> Arguments:
         stride = rng.integer(1, 3)
         begin_mask |= rng.chance(0.1) << axis
         end_mask |= rng.chance(0.1) << axis
-        backwards = (high, low - 1 - extent, -stride)  # an end before element 0 is counted from the back
-        forwards = (low - extent * rng.integer(0, 1), high + 1, stride)
+        backwards = (high, low - 1 - dimension, -stride)  # an end before element 0 is counted from the back
+        forwards = (low - dimension * rng.integer(0, 1), high + 1, stride)
         ranges.append(backwards if rng.chance(0.25) else forwards)
     begins, ends, strides = (integers(column) for column in zip(*ranges, strict=True))
     masks = {"begin_mask": begin_mask, "end_mask": end_mask, "shrink_mask": shrink}
     return {"begin": begins, "end": ends, "strides": strides, **masks}
 
 
-def pieces(rng: RandomSource, request: Request) -> Arguments:
-    """Draw axis and count."""
+def pieces(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate axis and count."""
     axis = _axis(rng, len(request.shape))
     return {"axis": axis, "count": rng.divisor(request.shape[axis], most=10)}
 
 
-def gather(rng: RandomSource, request: Request) -> Arguments:
-    """Draw axis and indices."""
+def gather(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate axis and indices."""
     axis = _axis(rng, len(request.shape))
     room = rng.limits.elements // (math.prod(request.shape) // request.shape[axis])
     shape = rng.shape(rng.integer(1, 2) if len(request.shape) < 4 else 1, max(1, room))
@@ -290,27 +290,27 @@ def gather(rng: RandomSource, request: Request) -> Arguments:
 
 
 def indices(rng: RandomSource, shape: Shape, count: int) -> Array:
-    """Return random indices into `count` things."""
+    """Return random indices below `count`."""
     return integers(np.floor(rng.fractions(math.prod(shape)) * count).reshape(shape))
 
 
-def lookups(rng: RandomSource, request: Request) -> Arguments:
-    """Draw row numbers, or keys and what is looked up among them."""
+def lookups(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate row indices, or keys and the keys to look up."""
     room = rng.limits.elements // (math.prod(request.shape) // request.shape[0])
-    count = rng.extent(max(1, min(room, rng.limits.extent)))
+    count = rng.dimension(max(1, min(room, rng.limits.dimension)))
     keys = np.cumsum(1 + np.floor(rng.fractions(request.shape[0]) * 2))  # ascending, with gaps that miss
     if "keys" in request.types:
         return {"lookups": indices(rng, (count,), int(keys[-1]) + 2), "keys": integers(keys)}
     return {"lookups": indices(rng, (count,), request.shape[0])}
 
 
-def largest(rng: RandomSource, request: Request) -> Arguments:
-    """Draw k."""
+def largest(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate k."""
     return {"k": rng.integer(1, request.shape[-1])}
 
 
-def fill(rng: RandomSource, request: Request) -> Arguments:
-    """Draw the value; the dimensions are the shape."""
+def fill(rng: RandomSource, request: ArgumentRequest) -> Arguments:
+    """Generate the value; the dimensions are the shape."""
     is_integer = request.type == OperandType.TENSOR_INT32
     value = rng.integer(-1000, 1000) if is_integer else rng.real(-2.0, 2.0)
     return {"dimensions": integers(request.shape), "value": value}

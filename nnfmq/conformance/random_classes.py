@@ -1,12 +1,12 @@
-"""The classes of random graphs that the command runs, as data: AOSP's, and some that go further.
+"""The classes of random graphs that the command runs: AOSP's, and additional ones.
 
-    single     179 tests of one operation in the forms and types that came with one HAL version; extents up to 1000
-    small      graphs of 5 operations of one type and rank; extents up to 1000
-    large      graphs of 40 operations of one type and rank; extents up to 10
+    single     179 tests of one operation with the overloads and types of one HAL version; dimensions up to 1000
+    small      graphs of 5 operations of one type and rank; dimensions up to 1000
+    large      graphs of 40 operations of one type and rank; dimensions up to 10
     quantized  small and large graphs of uint8 and int8, which AOSP does not have
-    later      single operations that came after HAL 1.3, which AOSP does not have
+    later      single operations that were introduced after HAL 1.3, which AOSP does not have
 
-Which operations, and the limits of each class, are those of AOSP's TestRandomGraph (Android 13).
+The operations and limits of each class are those of AOSP's TestRandomGraph (Android 13).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nnfmq.conformance.testmodels import FEATURE_LEVELS, Criterion, Line
 from nnfmq.hal.types import OperandType, OperationType
 
 SEEDS = (0, 49)
-"""First and last of the seeds that AOSP runs."""
+"""First and last seed that AOSP runs."""
 USUAL_FAMILIES = ("single", "small", "large")
 FAMILIES = (*USUAL_FAMILIES, "quantized", "later")
 
@@ -47,25 +47,25 @@ _STRICT = _criteria(
     Criterion(1e-3, 1e-3, bias=1e-4, mse=1e-8),
     Criterion(1, bias=0.1, mse=0.1),
 )
-"""Of what only moves or compares values."""
+"""For operations that only move or compare values."""
 _MEDIUM = _criteria(
     Criterion(1e-5, 1e-5, bias=1e-6, mse=1e-8),
     Criterion(1e-2, 1e-2, bias=1e-3, mse=1e-5),
     Criterion(2, bias=1.2, mse=1.2),
 )
-"""Of one simple computation on each value."""
+"""For one simple computation on each value."""
 _RELAXED = _criteria(
     Criterion(1e-3, 1e-3, bias=3e-5, mse=1e-6),
     Criterion(1.0, 1.0, bias=5e-3, mse=1e-3),
     Criterion(10, bias=1.5, mse=1.5),
 )
-"""Of transcendental functions, and of sums."""
+"""For transcendental functions, and for sums."""
 _PRODUCTS = _criteria(
     Criterion(2e-2, 2e-2, bias=4e-4, mse=1e-5),
     Criterion(1.0, 1.0, bias=5e-2, mse=1e-2),
     Criterion(10, bias=1.5, mse=1.5),
 )
-"""Of convolutions, whose sums may be long."""
+"""For convolutions, whose sums may be long."""
 _SMALL = _criteria(
     Criterion(1e-2, 1e-2, bias=4e-4, mse=1e-5), Criterion(1.0, 1.0, bias=5e-2, mse=1e-2), Criterion(12, bias=2, mse=2)
 )
@@ -97,7 +97,7 @@ _SINGLE: tuple[tuple[Criteria, str], ...] = (
     ),
     (_PRODUCTS, "CONV_2D.023 DEPTHWISE_CONV_2D.023 GROUPED_CONV_2D.23 TRANSPOSE_CONV_2D.23"),
 )
-"""Operations, and the minor numbers of the HAL 1.x whose forms and types are tested, by how they are judged."""
+"""Operations by criterion, with the minor versions of HAL 1.x whose overloads and types are tested."""
 _LATER: tuple[tuple[Criteria, str], ...] = (
     (_STRICT, "RESHAPE.AIDL_V2 PACK.AIDL_V2 MIRROR_PAD.AIDL_V3 REVERSE.AIDL_V3"),
     (_RELAXED, "RSQRT.AIDL_V3"),
@@ -141,7 +141,7 @@ def _graph_classes(types: dict[str, OperandType]) -> Iterator[GraphClass]:
 
 @cache
 def classes() -> dict[str, GraphClass]:
-    """Return every class by its name, families in the order of `FAMILIES`."""
+    """Return all classes by name, families in the order of `FAMILIES`."""
     found = [*_single_classes("single", _SINGLE), *_graph_classes(_GRAPH_TYPES)]
     found += [replace(c, family="quantized") for c in _graph_classes(_CODE_TYPES)]
     found += _single_classes("later", _LATER)
@@ -151,19 +151,19 @@ def classes() -> dict[str, GraphClass]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The graphs of one class whose seeds are from `first` to `last`: what takes the place of a file of test models."""
+    """The graphs of one class with seeds from `first` to `last`; used like a file of test models."""
 
     class_name: str
     first: int
     last: int
 
     def lines(self, search: re.Pattern[str]) -> Iterator[tuple[int, Line]]:
-        """Yield seed and test model of each graph whose name the expression finds."""
+        """Yield seed and test model of each graph whose name matches the expression."""
         graph_class = classes()[self.class_name]
         return ((seed, generate(graph_class, seed)) for seed in self.seeds(search))
 
     def seeds(self, search: re.Pattern[str]) -> list[int]:
-        """Return the seeds of those graphs; nothing is generated."""
+        """Return the seeds of the graphs whose name matches, without generating them."""
         graph_class = classes()[self.class_name]
         return [seed for seed in range(self.first, self.last + 1) if search.search(name_of(graph_class, seed))]
 

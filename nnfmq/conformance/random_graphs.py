@@ -1,10 +1,10 @@
-"""Random valid graphs as test models: the same class and seed give the same graph.
+"""Random valid graphs as test models. A class and a seed always give the same graph.
 
-A graph grows operation by operation, on concrete arrays: each takes results of earlier ones where type, rank and
-values fit, and draws the rest. So every graph is connected as far as it can be, its shapes are right by
-construction, and no operation gets values that it is not defined for. What a graph is drawn from, how large it is and
-how it is judged is a `GraphClass`, which is data (`random_classes` has those of the command). The expected outputs are
-the reference's; those of a single operation are computed in float32 (`oracle`).
+A graph grows operation by operation, on concrete arrays: each operation takes results of earlier ones if type, rank and
+values fit, and generates its other arguments. So a graph is connected as far as possible, its shapes are valid by
+construction, and no operation gets values for which it is undefined. A `GraphClass` defines the operations, the limits
+and the criteria (`random_classes` has those of the command). Expected outputs are computed by the reference; those of a
+single operation by the `oracle`, in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nnfmq.conformance import oracle
-from nnfmq.conformance.operation_generators import OperandSpec, OperationGenerator, Request
+from nnfmq.conformance.operation_generators import ArgumentRequest, OperandSpec, OperationGenerator
 from nnfmq.conformance.random_operations import GENERATORS
 from nnfmq.conformance.random_source import FIXED_QUANTIZATION, Discard, GraphLimits, Quantization, RandomSource, Sign
 from nnfmq.conformance.testmodels import FEATURE_LEVELS, FORMAT, Array, Criterion, Line
@@ -30,14 +30,14 @@ from nnfmq.operations import REGISTRY
 from nnfmq.operations.signature import NUMPY_TYPES, V1_2, V1_3, Declaration, Overload, Parameter, Role, Shape, Variant
 
 _ATTEMPTS = 1000
-_JOINS = 0.7  # how often an argument is an earlier result, where one fits
-_CONSTANT = 0.5
+_JOIN_PROBABILITY = 0.7  # probability that an argument is an earlier result, if one fits
+_CONSTANT_PROBABILITY = 0.5
 _MAX_BIAS = 4096
-_OUTPUT_SCALES = (0.25, 4.0)  # times that of the first input
+_OUTPUT_SCALES = (0.25, 4.0)  # relative to the first input's scale
 MAX_REAL = {OperandType.TENSOR_FLOAT32: 1e3, OperandType.TENSOR_FLOAT16: 1e2}
-"""A float result above is not judged, and feeds no other operation."""
+"""A larger float result is not compared, and is not the input of another operation."""
 _FEEDING_SCALES = (2.0**-16, 2.0**10)
-"""Codes of other scales feed no other operation: in a chain of products, scales would run away."""
+"""Results with other scales are not inputs of another operation: in a chain of products scales would diverge."""
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 _VERSIONS = {level: name for name, level in FEATURE_LEVELS.items()}
 
@@ -47,11 +47,11 @@ Criteria = Mapping[OperandType, Criterion]
 
 @dataclass(frozen=True, slots=True)
 class GraphClass:
-    """A kind of random graph: how many operations of which sort, how large, and how its outputs are judged.
+    """A class of random graphs: number and choice of operations, limits, and criteria for the outputs.
 
     An operation's first array has the type `type` and, unless it is an earlier result, the rank `rank` (None: any).
-    `code` and `exact_level` choose one operation in the forms and types that came with one feature level; else all up
-    to `level` are drawn from.
+    `code` and `exact_level` select one operation with the overloads and types that one feature level introduced;
+    otherwise all operations up to `level` are used.
     """
 
     name: str
@@ -67,13 +67,13 @@ class GraphClass:
 
     @property
     def highest_level(self) -> int:
-        """Return the feature level that every graph keeps to."""
+        """The feature level that no graph of the class exceeds."""
         return self.level if self.exact_level is None else self.exact_level
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One way to call an operation: a form, how many of its parameters, and types."""
+    """A way to call an operation: an overload, the number of its parameters, and types."""
 
     declaration: Declaration
     overload: Overload
@@ -82,12 +82,12 @@ class Usage:
 
     @property
     def level(self) -> int:
-        """Return the feature level that brought it."""
+        """The feature level that introduced this usage."""
         return max(self.declaration.since, self.overload.arities[self.count], self.variant.level)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Return the parameters that are given; a repeated one once."""
+        """The parameters that are passed; a repeated one once."""
         return self.overload.parameters[: self.count]
 
     def type_of(self, column: Any) -> OperandType:
@@ -98,18 +98,18 @@ class Usage:
 
     @property
     def first(self) -> Parameter | None:
-        """Return the parameter that the operation is about, which gives it type and rank; FILL has none."""
+        """The main parameter of the operation, which determines type and rank; None for FILL."""
         arrays = [p for p in self.parameters if p.role is Role.DATA]
         return next((p for p in arrays if p.type == "T"), arrays[0] if arrays else None)
 
     @property
     def first_type(self) -> OperandType:
-        """Return its type."""
+        """The type of the main parameter."""
         return self.type_of("T" if self.first is None else self.first.type)
 
 
 def usages(graph_class: GraphClass) -> dict[OperationType, list[Usage]]:
-    """Return what the graphs of a class are drawn from, by operation."""
+    """Return the usages of each operation from which the graphs of a class are generated."""
     found: dict[OperationType, list[Usage]] = {}
     for code in GENERATORS if graph_class.code is None else (graph_class.code,):
         chosen = [usage for usage in _all_usages(code) if _belongs(graph_class, usage)]
@@ -147,7 +147,7 @@ class _Value:
     consumers: int = 0
 
     def can_feed(self, type: OperandType, sign: Sign) -> bool:
-        """Return True for a result that an operation may take: of this type, and with real values of this sign."""
+        """Return whether an operation may take this result as a parameter of this type, whose values need this sign."""
         if not self.is_result or self.operand.type != type or is_scalar(type) or self.array is None:
             return False
         if self.operand.scale and not _FEEDING_SCALES[0] <= self.operand.scale <= _FEEDING_SCALES[1]:
@@ -159,7 +159,7 @@ class _Value:
 
 @dataclass(slots=True)
 class _Node:
-    """An operation under construction: the values that its parameters get, in order."""
+    """An operation under construction: the values of its parameters, in order."""
 
     usage: Usage
     generator: OperationGenerator
@@ -169,16 +169,16 @@ class _Node:
 
     @property
     def first_name(self) -> str:
-        """Return the name of the parameter that the operation is about."""
+        """The name of the main parameter."""
         return "" if self.usage.first is None else self.usage.first.name
 
-    def is_turned(self, name: str) -> bool:
-        """Return True for a parameter that NCHW turns."""
+    def is_transposed(self, name: str) -> bool:
+        """Return whether a parameter is transposed for NCHW."""
         return self.nchw and name in self.usage.declaration.images
 
 
 class _Graph:
-    """A graph that grows. An operation that is rejected leaves nothing behind."""
+    """A graph under construction. A discarded operation leaves it unchanged."""
 
     def __init__(self, rng: RandomSource, highest_level: int) -> None:
         self.rng = rng
@@ -189,22 +189,22 @@ class _Graph:
         self.calls: list[oracle.OperationCall] = []
 
     def add(self, usage: Usage, rank: int) -> None:
-        """Draw one operation and compute it. Raises Rejected."""
+        """Generate one operation and compute it. Raises Discard."""
         generator, names = GENERATORS[usage.declaration.code], [p.name for p in usage.parameters]
         node = _Node(usage, generator, "nchw" in names and self.rng.chance())
         shape = self._choose_first(node, rank)
         types = {p.name: usage.type_of(p.type) for p in usage.parameters}
-        arguments = generator.arguments(self.rng, Request(shape, usage.first_type, types)) | {"nchw": node.nchw}
+        arguments = generator.arguments(self.rng, ArgumentRequest(shape, usage.first_type, types)) | {"nchw": node.nchw}
         for parameter in usage.parameters:
             node.inputs += self._given(node, parameter, arguments)
         self._compute(node, arguments)
 
     def _choose_first(self, node: _Node, rank: int) -> Shape:
-        """Choose the array that the operation is about; return its shape, NHWC."""
+        """Choose the array for the main parameter; return its shape in NHWC."""
         generator, first, type = node.generator, node.usage.first, node.usage.first_type
         if first is None:
             return generator.shape(self.rng, rank)
-        turned = node.is_turned(first.name)
+        turned = node.is_transposed(first.name)
         fitting = [
             value
             for value in self.values
@@ -212,7 +212,7 @@ class _Graph:
             and value.can_feed(type, generator.sign)
             and generator.accepts(_turned(value.operand.dimensions, _TO_NHWC, turned))
         ]
-        if fitting and self.rng.chance(_JOINS):
+        if fitting and self.rng.chance(_JOIN_PROBABILITY):
             node.first = self._joined(fitting)
             return _turned(node.first.operand.dimensions, _TO_NHWC, turned)
         shape = generator.shape(self.rng, rank)
@@ -221,7 +221,7 @@ class _Graph:
         return shape
 
     def _given(self, node: _Node, parameter: Parameter, arguments: Mapping[str, Any]) -> list[_Value]:
-        """Return the values of a parameter: one, or several where it is repeated."""
+        """Return the values of a parameter: one, or several if it is repeated."""
         if parameter.name == node.first_name:
             assert node.first is not None
             others = arguments.get(parameter.name, ()) if parameter.repeated else ()
@@ -233,7 +233,7 @@ class _Graph:
 
     def _array(self, node: _Node, parameter: Parameter, wanted: OperandSpec) -> _Value:
         type = node.usage.type_of(parameter.type)
-        turned = node.is_turned(parameter.name)
+        turned = node.is_transposed(parameter.name)
         wanted = replace(wanted, shape=_turned(wanted.shape, _TO_NCHW, turned))
         needed = self._needed_quantization(node, parameter, type)
         fitting = [
@@ -243,17 +243,17 @@ class _Graph:
             and value.can_feed(type, wanted.sign)
             and needed in (None, _quantization_of(value.operand))
         ]
-        if wanted.values is None and fitting and self.rng.chance(_JOINS):
+        if wanted.values is None and fitting and self.rng.chance(_JOIN_PROBABILITY):
             return self._joined(fitting)
         return self._new_array(node, parameter, type, wanted, needed)
 
     def _joined(self, fitting: list[_Value]) -> _Value:
-        """Choose an earlier result; one that nothing has read is preferred."""
+        """Choose an earlier result, preferably one that no operation has read."""
         unread = [value for value in fitting if not value.consumers]
-        return self.rng.choice(unread if unread and self.rng.chance(_JOINS) else fitting)
+        return self.rng.choice(unread if unread and self.rng.chance(_JOIN_PROBABILITY) else fitting)
 
     def _needed_quantization(self, node: _Node, parameter: Parameter, type: OperandType) -> Quantization | None:
-        """Return the scale and zero point that an argument has to have, if any."""
+        """Return the scale and zero point that an argument must have, if any."""
         if node.first is None or (type in FIXED_QUANTIZATION and parameter.name != "bias"):
             return None
         declaration, first = node.usage.declaration, node.first.operand
@@ -319,7 +319,7 @@ class _Graph:
                 raise Discard("a result that is no number")
 
     def _output(self, node: _Node, number: int, column: Any) -> Operand:
-        """Return an output without its shape."""
+        """Return an output operand without its shape."""
         type = node.usage.type_of(column)
         quant = self.rng.quantization(type)
         is_fixed = type in FIXED_QUANTIZATION
@@ -356,13 +356,13 @@ def _control(node: _Node, type: OperandType, name: str, given: Any) -> _Value:
     if given is None:
         return _Value(Operand(type, lifetime=LifeTime.NO_VALUE), None)
     array = np.array(given).astype(NUMPY_TYPES[type])
-    if node.is_turned(name):
+    if node.is_transposed(name):
         array = array[list(_TO_NCHW)]
     return _Value(Operand(type, array.shape), array)
 
 
-def _turned(shape: Shape, order: tuple[int, ...], is_turned: bool) -> Shape:
-    return tuple(shape[axis] for axis in order) if is_turned else shape
+def _turned(shape: Shape, order: tuple[int, ...], is_transposed: bool) -> Shape:
+    return tuple(shape[axis] for axis in order) if is_transposed else shape
 
 
 def _quantization_of(operand: Operand) -> Quantization:
@@ -380,7 +380,8 @@ def name_of(graph_class: GraphClass, seed: int) -> str:
 def generate(graph_class: GraphClass, seed: int) -> Line:
     """Return the test model of a class and seed.
 
-    Raises GeneralFailure where a class asks for what its limits do not allow.
+    Raises:
+        GeneralFailure: If no graph of the class fits its limits.
     """
     rng = RandomSource([zlib.crc32(graph_class.name.encode()), seed], graph_class.limits)
     graph = _Graph(rng, graph_class.highest_level)
@@ -427,7 +428,7 @@ def _line(graph: _Graph, graph_class: GraphClass, seed: int) -> Line:
 
 
 def _expect(graph: _Graph) -> None:
-    """Put what is expected of a single operation in the place of what it gave."""
+    """Replace the computed outputs of a single operation by the expected ones."""
     if len(graph.calls) == 1:
         _, _, outputs = graph.operations[0]
         for value, array in zip(outputs, oracle.expected(graph.calls[0]), strict=True):
@@ -436,18 +437,18 @@ def _expect(graph: _Graph) -> None:
 
 def _lifetimes(graph: _Graph) -> list[LifeTime]:
     free = [number for number, value in enumerate(graph.values) if value.is_free]
-    if not free:  # a model has an input
+    if not free:  # a model must have an input
         free = [n for n, v in enumerate(graph.values) if not v.is_result and v.array is not None and v.array.ndim][:1]
-    execution = {number for number in free if not graph.rng.chance(_CONSTANT)} or {graph.rng.choice(free)}
-    return [_lifetime(graph, value, number in execution) for number, value in enumerate(graph.values)]
+    requested = {number for number in free if not graph.rng.chance(_CONSTANT_PROBABILITY)} or {graph.rng.choice(free)}
+    return [_lifetime(graph, value, number in requested) for number, value in enumerate(graph.values)]
 
 
-def _lifetime(graph: _Graph, value: _Value, is_asked: bool) -> LifeTime:
+def _lifetime(graph: _Graph, value: _Value, is_input: bool) -> LifeTime:
     if value.is_result:
         return LifeTime.TEMPORARY_VARIABLE if value.consumers else LifeTime.SUBGRAPH_OUTPUT
     if value.array is None:
         return LifeTime.NO_VALUE
-    if is_asked:
+    if is_input:
         return LifeTime.SUBGRAPH_INPUT
     return graph.rng.choice((LifeTime.CONSTANT_COPY, LifeTime.CONSTANT_REFERENCE))
 

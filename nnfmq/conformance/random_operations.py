@@ -1,8 +1,8 @@
-"""Every operation that random graphs draw, and how: a table, beside what the declarations say.
+"""Table of the operations in random graphs, with their generators.
 
-Types, forms and output shapes come from the operation's declaration; what that does not say is in `random_recipes` and
-`random_images`. Not drawn, as in AOSP's generator: recurrent operations, detection, LSH_PROJECTION, RANDOM_MULTINOMIAL,
-IF and WHILE.
+Types, overloads and output shapes come from the operation's declaration; `operation_generators` and `image_generators`
+generate the rest. As in AOSP's generator there are no recurrent operations, detection, LSH_PROJECTION,
+RANDOM_MULTINOMIAL, IF and WHILE.
 """
 
 from __future__ import annotations
@@ -92,4 +92,4 @@ _BY_NAME: dict[str, OperationGenerator] = {
 GENERATORS: dict[OperationType, OperationGenerator] = {
     OperationType[name]: generator for name, generator in _BY_NAME.items()
 }
-"""Every operation that is drawn."""
+"""The generator of each operation that random graphs contain."""

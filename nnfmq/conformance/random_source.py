@@ -52,7 +52,7 @@ class Discard(Exception):
 class GraphLimits:
     """Limits of a dimension, of the elements of a tensor, and of the multiply-accumulates of an operation."""
 
-    extent: int
+    dimension: int
     elements: int = 10_000
     products: int = 1 << 22
 
@@ -97,7 +97,7 @@ class RandomSource:
         """Return a permutation of 0 to `count` - 1."""
         return [int(position) for position in np.argsort(self.fractions(count), kind="stable")]
 
-    def extent(self, most: int) -> int:
+    def dimension(self, most: int) -> int:
         """Return a dimension from 1 to `most`; in half of the cases log-uniform, so that small ones are frequent."""
         if self.chance():
             return self.integer(1, most)
@@ -107,12 +107,12 @@ class RandomSource:
         """Return dimensions whose product is within the limit; in half of the cases of similar size."""
         room = self.limits.elements if max_elements is None else max_elements
         even = 2 * math.ceil(room ** (1 / rank))
-        most = min(self.limits.extent, even) if self.chance() else self.limits.extent
-        extents = [1] * rank
+        most = min(self.limits.dimension, even) if self.chance() else self.limits.dimension
+        dimensions = [1] * rank
         for axis in self.order(rank):
-            extents[axis] = self.extent(max(1, min(most, room)))
-            room //= extents[axis]
-        return tuple(extents)
+            dimensions[axis] = self.dimension(max(1, min(most, room)))
+            room //= dimensions[axis]
+        return tuple(dimensions)
 
     def activation(self) -> int:
         """Return the code of a fused activation; in half of the cases none, because the others clamp results."""

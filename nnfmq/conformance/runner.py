@@ -1,11 +1,13 @@
-"""Run many test models: sources in, results out, in the order of the sources whatever ran at the same time.
+"""Run many test models and yield the results in the order of the sources, whatever runs concurrently.
 
-A source is a file, or a batch of random graphs, which are generated where they run; one that fails is dumped there, as
-a file that is a source itself.
-With one job everything runs in this process. With more, each job is a process of its own (`python -m
-nnfmq.conformance.runner`), with its own driver where there is one: it takes a source on stdin, as a line of JSON, and
-answers with a line of JSON for each test model, then an empty line. A job ends when its stdin does, so nothing outlives
-this process. Results of sources that are not due yet wait here; they are verdicts, not models.
+A source is a file, or a batch of random graphs, which are generated where they run. A random graph that fails is
+written to a file, which is a valid source.
+
+With one job everything runs in this process. With more, each job is a process (`python -m nnfmq.conformance.runner`)
+with its own driver, if it uses one. It receives sources on stdin, one line of JSON each, and replies with a line of
+JSON for each test model and an empty line at the end. A job exits when its stdin closes, so no job outlives this
+process. Results of later sources are held here until the earlier sources are complete; they contain outcomes, not
+models.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ import msgspec
 
 from nnfmq.conformance.cases import Result, run_test
 from nnfmq.conformance.random_classes import Batch
-from nnfmq.conformance.targets import Target, open_target
-from nnfmq.conformance.testmodels import BadFormat, Line, lines, read, read_at
+from nnfmq.conformance.targets import ExecutionTarget, open_target
+from nnfmq.conformance.testmodels import FormatError, Line, lines, read, read_at
 from nnfmq.hal.errors import GeneralFailure
 
 Source = Path | Batch
@@ -37,9 +39,9 @@ Source = Path | Batch
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to run: the execution path, the device, which driver (as --connect says), and which tests by name.
+    """Execution path, device, driver (as in --connect), and the expression that selects tests by name.
 
-    `dump_to` is the folder for random graphs that fail; empty where there is none.
+    `dump_to` is the folder for random graphs that fail; if empty, they are not written.
     """
 
     path: str = "interpreter"
@@ -50,7 +52,7 @@ class Settings:
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """What a job is asked to run: one of the two."""
+    """A source that a job runs: exactly one of the two."""
 
     file: bytes | None = None
     graphs: Batch | None = None
@@ -65,20 +67,20 @@ class _Task(msgspec.Struct, frozen=True):
         return Path(os.fsdecode(self.file)) if self.file is not None else self.graphs  # type: ignore[return-value]
 
 
-class _Bad(msgspec.Struct, tag="bad", frozen=True):
-    """A job's answer where a file is not in the format."""
+class _InvalidFile(msgspec.Struct, tag="bad", frozen=True):
+    """Reply of a job for a file that is not in the format."""
 
     message: str
 
 
-class _Ran(msgspec.Struct, tag="ran", frozen=True):
-    """A job's answer for one test model."""
+class _TestDone(msgspec.Struct, tag="ran", frozen=True):
+    """Reply of a job for one test model."""
 
     result: Result
 
 
 def chosen(source: Source, pattern: str) -> Iterator[tuple[int, Line]]:
-    """Yield the test models of a source whose name the regular expression finds, with line numbers or seeds."""
+    """Yield the test models of a source whose name matches the expression, with line numbers or seeds."""
     search = re.compile(pattern)
     if isinstance(source, Batch):
         return source.lines(search)
@@ -86,7 +88,7 @@ def chosen(source: Source, pattern: str) -> Iterator[tuple[int, Line]]:
 
 
 def count(sources: Sequence[Source], pattern: str) -> int:
-    """Return how many test models will run; reads every line once, and raises BadFormat. Graphs are not generated."""
+    """Return the number of test models that will run. Reads all files, but generates no graphs. Raises FormatError."""
     search = re.compile(pattern)
     return sum(
         len(source.seeds(search)) if isinstance(source, Batch) else sum(1 for _ in chosen(source, pattern))
@@ -95,9 +97,9 @@ def count(sources: Sequence[Source], pattern: str) -> int:
 
 
 def run_sources(sources: Sequence[Source], settings: Settings, jobs: int) -> Generator[Result, None, None]:
-    """Yield the result of each test model, in order. Close the iterator to end early; it leaves nothing behind.
+    """Yield the result of each test model, in order. Closing the iterator ends the run and its processes.
 
-    Raises BadFormat, and what connecting to the driver or its device raises.
+    Raises FormatError, and the errors of connecting to the driver and its device.
     """
     if jobs == 1:
         return _run_here(sources, settings)
@@ -106,12 +108,12 @@ def run_sources(sources: Sequence[Source], settings: Settings, jobs: int) -> Gen
 
 def _run_here(sources: Sequence[Source], settings: Settings) -> Generator[Result, None, None]:
     with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
-        _ = target.feature_level  # a device that does not exist is no failed test
+        _ = target.feature_level  # raises here if the device does not exist: that is not a failed test
         for source in sources:
             yield from _run_source(source, settings, target)
 
 
-def _run_source(source: Source, settings: Settings, target: Target) -> Iterator[Result]:
+def _run_source(source: Source, settings: Settings, target: ExecutionTarget) -> Iterator[Result]:
     for number, line in chosen(source, settings.pattern):
         if not isinstance(source, Batch):
             yield run_test(read_at(source, number, line), target)
@@ -121,7 +123,7 @@ def _run_source(source: Source, settings: Settings, target: Target) -> Iterator[
 
 
 def _dump(line: Line, folder: str) -> str:
-    """Write a test model as a file of its own; return where."""
+    """Write a test model to a file and return its path; "" without a folder."""
     if not folder:
         return ""
     path = Path(folder) / f"{line['name']}.jsonl"
@@ -131,23 +133,23 @@ def _dump(line: Line, folder: str) -> str:
 
 # ------------------------------------------------------------------------------------------------ jobs
 
-_Answer = Result | BaseException | None
+_JobReply = Result | BaseException | None
 
 
 def _run_in_jobs(sources: Sequence[Source], settings: Settings, jobs: int) -> Generator[Result, None, None]:
     with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
         _ = target.feature_level
-    answers: queue.SimpleQueue[tuple[int, _Answer]] = queue.SimpleQueue()
+    replies: queue.SimpleQueue[tuple[int, _JobReply]] = queue.SimpleQueue()
     work = iter(enumerate(sources))
     lock = threading.Lock()
     with ExitStack() as stack:
         for _ in range(jobs):
             process = stack.enter_context(_job(settings))
-            thread = threading.Thread(target=_feed, args=(process, work, lock, answers), daemon=True)
+            thread = threading.Thread(target=_feed, args=(process, work, lock, replies), daemon=True)
             stack.callback(thread.join)
-            stack.callback(process.kill)  # first, so that the thread finds its pipe closed
+            stack.callback(process.kill)  # runs before the join, so that the thread finds its pipe closed
             thread.start()
-        yield from _in_order(answers, len(sources))
+        yield from _in_order(replies, len(sources))
 
 
 @contextmanager
@@ -160,7 +162,7 @@ def _job(settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-            with suppress(BrokenPipeError):  # what it did not read is still in the buffer
+            with suppress(BrokenPipeError):  # data that the job did not read is still in the buffer
                 process.stdin.close()
 
 
@@ -168,55 +170,55 @@ def _feed(
     process: subprocess.Popen[bytes],
     work: Iterator[tuple[int, Source]],
     lock: threading.Lock,
-    answers: queue.SimpleQueue[tuple[int, _Answer]],
+    replies: queue.SimpleQueue[tuple[int, _JobReply]],
 ) -> None:
-    """Give a job one source after the other, and hand on what it answers; None ends a source."""
+    """Send sources to a job, and put its results into the queue; None ends a source."""
     while True:
         with lock:
             number, source = next(work, (-1, Path()))
         if number < 0:
             return
         try:
-            for result in _asked(process, source):
-                answers.put((number, result))
-        except (BadFormat, GeneralFailure, OSError) as error:
-            answers.put((number, error))
+            for result in _send_task(process, source):
+                replies.put((number, result))
+        except (FormatError, GeneralFailure, OSError) as error:
+            replies.put((number, error))
             return
-        answers.put((number, None))
+        replies.put((number, None))
 
 
-def _asked(process: subprocess.Popen[bytes], source: Source) -> Iterator[Result]:
+def _send_task(process: subprocess.Popen[bytes], source: Source) -> Iterator[Result]:
     assert process.stdin is not None and process.stdout is not None
     last = "no test"
-    with suppress(BrokenPipeError):  # a job that is gone answers nothing, and that says so
+    with suppress(BrokenPipeError):  # the job has exited: reading its reply reports that
         process.stdin.write(msgspec.json.encode(_Task.of(source)) + b"\n")
         process.stdin.flush()
     while (line := process.stdout.readline()) != b"\n":
         if not line:
             raise GeneralFailure(f"a job died in {_label(source)} after {last}; --jobs 1 shows why")
-        answer = msgspec.json.decode(line, type=_Bad | _Ran)
-        if isinstance(answer, _Bad):
-            raise BadFormat(answer.message)
-        last = answer.result.name
-        yield answer.result
+        reply = msgspec.json.decode(line, type=_InvalidFile | _TestDone)
+        if isinstance(reply, _InvalidFile):
+            raise FormatError(reply.message)
+        last = reply.result.name
+        yield reply.result
 
 
 def _label(source: Source) -> str:
     return source.class_name if isinstance(source, Batch) else str(source)
 
 
-def _in_order(answers: queue.SimpleQueue[tuple[int, _Answer]], file_count: int) -> Iterator[Result]:
+def _in_order(replies: queue.SimpleQueue[tuple[int, _JobReply]], file_count: int) -> Iterator[Result]:
     waiting: list[list[Result]] = [[] for _ in range(file_count)]
     ended = [False] * file_count
     due = 0
     while due < file_count:
-        number, answer = answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        if answer is None:
+        number, reply = replies.get()
+        if isinstance(reply, BaseException):
+            raise reply
+        if reply is None:
             ended[number] = True
         else:
-            waiting[number].append(answer)
+            waiting[number].append(reply)
         while due < file_count:
             yield from waiting[due]
             waiting[due] = []
@@ -226,24 +228,24 @@ def _in_order(answers: queue.SimpleQueue[tuple[int, _Answer]], file_count: int) 
 
 
 def _work(settings: Settings, requests: IO[bytes], sink: IO[bytes]) -> None:
-    """Be a job: run each task of `requests`, and answer on `sink`."""
+    """Main loop of a job: run each task of `requests`, and write the replies to `sink`."""
     with closing(open_target(settings.path, settings.device, settings.connect_to)) as target:
         for request in requests:
             task = msgspec.json.decode(request, type=_Task)
             try:
                 for result in _run_source(task.source, settings, target):
-                    _answer(sink, _Ran(result))
-            except BadFormat as error:
-                _answer(sink, _Bad(str(error)))
+                    _send_reply(sink, _TestDone(result))
+            except FormatError as error:
+                _send_reply(sink, _InvalidFile(str(error)))
             sink.write(b"\n")
             sink.flush()
 
 
-def _answer(sink: IO[bytes], answer: Any) -> None:
-    sink.write(msgspec.json.encode(answer) + b"\n")
+def _send_reply(sink: IO[bytes], reply: Any) -> None:
+    sink.write(msgspec.json.encode(reply) + b"\n")
     sink.flush()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the process that asked ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent process ends this one
     _work(msgspec.json.decode(sys.argv[1], type=Settings), sys.stdin.buffer, sys.stdout.buffer)

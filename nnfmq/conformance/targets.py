@@ -1,10 +1,10 @@
-"""Where a test model runs: the interpreter in this process, or a driver, over one of the paths that it offers.
+"""Execution targets: the interpreter or compiling engine in this process, or a driver's device over one of its paths.
 
-A target prepares a model and executes requests built as AOSP's harness builds them: arguments without dimensions,
-inputs in pool 0 and outputs in pool 1, each at a multiple of 64, an omitted input without a value, and one byte where
-an output is empty. Outputs start as 0xA5, so that what nobody wrote does not pass for zeros. On the paths memory-domain
-(synchronous), memory-domain-async and so on every argument with a value is a buffer of the driver's of its own, filled
-and read by copies.
+A target prepares a model and executes requests as AOSP's harness builds them: arguments without dimensions, inputs in
+pool 0 and outputs in pool 1, each aligned to 64 bytes, an omitted input without a value, and one byte for an empty
+output. Outputs are filled with 0xA5 before, so that bytes which were not written are not mistaken for zeros. On the
+paths memory-domain (synchronous), memory-domain-async and so on, each argument with a value is a driver-managed buffer,
+which is filled and read by copies.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PATHS = (
 )
 INTERPRETER_LEVEL = 8
 TIMEOUT_S = 60.0
-_AS_COMPILED = ExecutionPreference.SUSTAINED_SPEED  # no other program answers in its place at first
+_AS_COMPILED = ExecutionPreference.SUSTAINED_SPEED  # no baseline program runs first
 _ALIGNMENT = 64
 _FILL_BYTE = 0xA5
 _MIN_BYTES = 1  # a client may not ask for no bytes
@@ -62,7 +62,7 @@ _MIN_BYTES = 1  # a client may not ask for no bytes
 
 @dataclass(frozen=True, slots=True)
 class ExecutionRequest:
-    """One execution: inputs, arrays like the outputs, what the first one's buffer lacks, how long a loop may run."""
+    """One execution: inputs, the expected outputs, the bytes that the first output's buffer lacks, the loop timeout."""
 
     inputs: Sequence[Array | None]
     expected: Sequence[Array]
@@ -71,14 +71,14 @@ class ExecutionRequest:
 
     @property
     def output_sizes(self) -> list[int]:
-        """Return how many bytes each output's buffer has; a client may not ask for none."""
+        """The size of each output's buffer in bytes; at least 1, because a client cannot request an empty one."""
         lacking = [self.short_bytes, *[0] * (len(self.expected) - 1)]
         return [max(array.nbytes - less, _MIN_BYTES) for array, less in zip(self.expected, lacking, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOutput:
-    """The shapes that were reported (none: as the model has them), and each output's bytes."""
+    """The reported shapes (none: as in the model), and the bytes of each output."""
 
     shapes: tuple[OutputShape, ...]
     outputs: tuple[bytes, ...]
@@ -88,53 +88,53 @@ class Prepared(Protocol):
     """A model that can be executed."""
 
     def execute(self, execution: ExecutionRequest) -> ExecutionOutput:
-        """Execute once; blocks. Raises what the engine or the driver answers."""
+        """Execute once. Blocks. Raises the errors of the engine or driver."""
         ...
 
 
-class Target(Protocol):
-    """Something that prepares models, one at a time."""
+class ExecutionTarget(Protocol):
+    """An engine or device that prepares models, one at a time."""
 
     @property
     def feature_level(self) -> int:
-        """Return the highest feature level that it has."""
+        """The highest supported feature level."""
         ...
 
     @property
-    def refuses_unspecified_boundaries(self) -> bool:
-        """Return True where IF and WHILE may not have operands of unknown size at their boundaries (N-VAL-20)."""
+    def rejects_unspecified_boundaries(self) -> bool:
+        """Whether IF and WHILE may not have operands of unknown size at their boundaries (N-VAL-20)."""
         ...
 
     @property
-    def can_be_short(self) -> bool:
-        """Return False where no output can be given less room than it needs: buffers have what they hold."""
+    def allows_short_buffers(self) -> bool:
+        """Whether an output's buffer can be too small; managed buffers always have the size of their role."""
         ...
 
     @property
-    def refuses_unspecified_outputs(self) -> bool:
-        """Return True where every output must be fully specified (FEN-7)."""
+    def rejects_unspecified_outputs(self) -> bool:
+        """Whether every output must be fully specified (FEN-7)."""
         ...
 
     def prepared(self, model: Model) -> AbstractContextManager[Prepared]:
-        """Prepare a model for the length of a `with`; blocks. Raises what it refuses with."""
+        """Prepare a model until the block ends. Blocks. Raises the errors of the engine or driver."""
         ...
 
     def supports(self, model: Model) -> bool:
-        """Return True unless the target declines one of the model's operations."""
+        """Return whether the target supports all operations of the model."""
         ...
 
     def close(self) -> None:
-        """End what it started. Harmless when repeated."""
+        """Release all resources. Idempotent."""
         ...
 
 
 class Interpreter:
-    """An engine in this process, as a framework uses it: boundaries of unknown size are allowed."""
+    """The interpreter in this process, as a framework uses it: boundaries of unknown size are allowed."""
 
     feature_level = INTERPRETER_LEVEL
-    refuses_unspecified_boundaries = False
-    can_be_short = True
-    refuses_unspecified_outputs = False
+    rejects_unspecified_boundaries = False
+    allows_short_buffers = True
+    rejects_unspecified_outputs = False
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
@@ -143,28 +143,28 @@ class Interpreter:
         yield _InProcess(self.prepare(model))
 
     def prepare(self, model: Model) -> interpreter.Program:
-        """Prepare a model that was validated."""
+        """Prepare a validated model."""
         return interpreter.prepare(model)
 
     def supports(self, model: Model) -> bool:
-        """Return True: it has every operation, and declines none."""
+        """Return whether the target supports all operations of the model."""
         return True
 
     def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: there are no resources."""
 
 
 class CompilingEngine(Interpreter):
     """The compiling engine in this process, which needs the extra `compiled`."""
 
     def prepare(self, model: Model) -> interpreter.Program:
-        """Compile a model that was validated."""
+        """Compile a validated model."""
         from nnfmq.engines.compiled.partition import prepare
 
         return prepare(model)
 
     def close(self) -> None:
-        """End the thread team."""
+        """End the thread pool."""
         from nnfmq.engines.compiled.thread_pool import default_thread_pool
 
         default_thread_pool().stop()
@@ -182,40 +182,40 @@ class _InProcess:
 
 
 def _like(expected: Array, raw: Array) -> Array:
-    """Return `raw` as an array like the expected one where it has just its bytes: what an engine fills in place."""
+    """Return `raw` as an array like the expected one if the sizes are equal, so that an engine writes it in place."""
     fits = raw.nbytes == expected.nbytes
     return raw.view(expected.dtype).reshape(expected.shape) if fits else raw
 
 
 class Driver:
-    """A device of a driver. A driver that died is replaced once the target was closed."""
+    """A device of a driver. After `close`, the next use connects to a new driver."""
 
-    refuses_unspecified_boundaries = True
+    rejects_unspecified_boundaries = True
 
     def __init__(self, device: str, connect_to: str | None, path: str) -> None:
         self._name = device
         self._connect_to = connect_to
         self._in_buffers = path.startswith(MEMORY_DOMAIN)
-        self._way = (path.removeprefix(MEMORY_DOMAIN).lstrip("-") or "sync") if self._in_buffers else path
-        self.can_be_short = not self._in_buffers
+        self._mode = (path.removeprefix(MEMORY_DOMAIN).lstrip("-") or "sync") if self._in_buffers else path
+        self.allows_short_buffers = not self._in_buffers
         self._client: Client | None = None
         self._device: Device | None = None
 
     @property
-    def refuses_unspecified_outputs(self) -> bool:
-        """True for fenced executions."""
-        return self._way == "fenced"
+    def rejects_unspecified_outputs(self) -> bool:
+        """Whether executions are fenced."""
+        return self._mode == "fenced"
 
     @property
     def driver_pid(self) -> int:
-        """The process that serves now; one is started where there is none."""
+        """The pid of the driver process that serves this client; connects if necessary."""
         self._connected()
         assert self._client is not None
         return self._client.driver_pid
 
     @property
     def feature_level(self) -> int:
-        """What the device says of itself."""
+        """The device's feature level."""
         return self._connected().info.feature_level
 
     def _connected(self) -> Device:
@@ -226,23 +226,23 @@ class Driver:
         return self._device
 
     def supports(self, model: Model) -> bool:
-        """Ask the device (getSupportedOperations)."""
+        """Return whether the target supports all operations of the model."""
         with _in_shared_memory(model) as sent:
             return all(self._connected().supported_operations(sent, timeout=TIMEOUT_S))
 
     @contextmanager
     def prepared(self, model: Model) -> Iterator[Prepared]:
-        """Let the device prepare the model."""
+        """Prepare the model on the device."""
         device = self._connected()
         with (
             _in_shared_memory(model) as sent,
             device.prepare(sent, preference=_AS_COMPILED, timeout=TIMEOUT_S) as prepared,
         ):
-            run = _EXECUTE[self._way]
+            run = _EXECUTE[self._mode]
             yield _InBuffers(device, prepared, run) if self._in_buffers else _InDriver(prepared, run)
 
     def close(self) -> None:
-        """Hang up; an embedded driver ends."""
+        """Close the connection; an embedded driver exits."""
         client, self._client, self._device = self._client, None, None
         if client is not None:
             client.close()
@@ -250,7 +250,7 @@ class Driver:
 
 @contextmanager
 def _in_shared_memory(model: Model) -> Iterator[Model]:
-    """Lend the model with its pools in shared memory."""
+    """Yield the model with its memory pools copied to shared memory."""
     with ExitStack() as stack:
         pools = [stack.enter_context(Memory.create(pool.size_bytes, "nnfmq-constants")) for pool in model.pools]
         for memory, pool in zip(pools, model.pools, strict=True):
@@ -296,7 +296,7 @@ def _execute_async(prepared: PreparedModel, request: Request, config: ExecutionC
 
 
 def _execute_fenced(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
-    """Execute behind a fence that is signalled after the launch; no shapes are reported, since all were specified."""
+    """Execute with a fence that is signaled after the launch. Returns no shapes, because all are specified."""
     with (
         Fence.create() as begin,
         prepared.execute_request_fenced(request, config, wait_for=[begin], timeout=TIMEOUT_S) as launched,
@@ -307,7 +307,7 @@ def _execute_fenced(prepared: PreparedModel, request: Request, config: Execution
 
 
 def _execute_reusable(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> tuple[OutputShape, ...]:
-    """Run it twice: what counts is what the second run leaves."""
+    """Execute twice; the second result counts."""
     with prepared.create_reusable_request(request, config, timeout=TIMEOUT_S) as execution:
         execution.compute(timeout=TIMEOUT_S)
         sink = request.pools[1]
@@ -369,7 +369,7 @@ class _InBuffers:
 
 
 def _content(buffer: Buffer, expected: Array) -> bytes:
-    """Return as many bytes as are expected: a buffer of another size fails. One of no bytes cannot be copied."""
+    """Return as many bytes as expected, so that a buffer of another size fails. An empty buffer cannot be copied."""
     if not expected.nbytes:
         return b""
     with Memory.create(expected.nbytes, "nnfmq-outputs") as sink:
@@ -383,7 +383,7 @@ def _config(execution: ExecutionRequest) -> ExecutionConfig:
 
 
 def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], int]:
-    """Return where each argument lies in its pool, and how large that is."""
+    """Return the location of each argument in its pool, and the size of the pool."""
     places, end = [], 0
     for size in sizes:
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -392,8 +392,8 @@ def _places(pool_index: int, sizes: Sequence[int]) -> tuple[list[DataLocation], 
     return places, max(end, _MIN_BYTES)
 
 
-def open_target(path: str, device: str, connect_to: str | None) -> Target:
-    """Return the target of an execution path; it is connected when first asked. The caller closes it."""
+def open_target(path: str, device: str, connect_to: str | None) -> ExecutionTarget:
+    """Return the target of an execution path, which connects when first used. The caller closes it."""
     if path == "compiled":
         return CompilingEngine()
     return Interpreter() if path == "interpreter" else Driver(device, connect_to, path)

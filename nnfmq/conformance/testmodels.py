@@ -1,9 +1,9 @@
-"""Test models from files: one JSON object a line, `.jsonl` or `.jsonl.gz`.
+"""Test models from files: one JSON object per line, `.jsonl` or `.jsonl.gz`.
 
-A line becomes the model, the inputs and the expected outputs, built as AOSP's harness builds them: constants in order,
-each at a multiple of 4, those by reference in pool 0. What is not in the format raises BadFormat with file and line.
-Files are read a line at a time and nothing is kept. Fields mirror the `TestModel` of AOSP's TestHarness.h; one more,
-`criteria`, may say how the outputs of each operand type are judged, as in AOSP's AccuracyCriteria.
+A line contains the model, the inputs and the expected outputs, built as AOSP's harness builds them: constants in order,
+each aligned to 4 bytes, and those by reference in pool 0. Files are read line by line. A line that is not in the
+format raises FormatError with file and line. The fields are those of `TestModel` in AOSP's TestHarness.h, and
+`criteria`: other criteria for the outputs of a type, as AOSP's AccuracyCriteria.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ DTYPES = {
     "TENSOR_QUANT16_ASYMM": "<u2", "TENSOR_QUANT16_SYMM": "<i2",
 }  # fmt: skip
 FEATURE_LEVELS = {"V1_0": 1, "V1_1": 2, "V1_2": 3, "V1_3": 4, "AIDL_V2": 6, "AIDL_V3": 7}
-"""What `minSupportedVersion` says, as a feature level; UNKNOWN is not declared."""
+"""Feature level of each value of `minSupportedVersion`; UNKNOWN has none."""
 _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError)
 _MISFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """How outputs of one type are judged where a test model says so itself (`criteria` explains each).
+    """Criteria for outputs of one type, if a test model specifies them (see `criteria`).
 
-    The defaults set no limit, but for the two tolerances and the share of wrong booleans, which allow nothing.
+    The defaults set no limit, except the two tolerances and the share of wrong booleans, which are 0.
     """
 
     atol: float = 0.0
@@ -72,7 +72,7 @@ class Criterion:
 
     @classmethod
     def from_json(cls, fields: dict[str, float]) -> Criterion:
-        """Read them back. Raises KeyError or ValueError for what is no such field."""
+        """Return the criteria from fields of the format. Raises KeyError or ValueError if a field is invalid."""
         return cls(**{_CRITERION_FIELDS[name]: float(limit) for name, limit in fields.items()})
 
 
@@ -82,35 +82,35 @@ _CRITERION_FIELDS = {
 }  # fmt: skip
 
 
-class BadFormat(InvalidArgument):
-    """A file is not in the format; the message names it and the line."""
+class FormatError(InvalidArgument):
+    """A file is not in the format; the message contains the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class BytesPool:
-    """A pool that is only bytes; for engines in this process."""
+    """A memory pool in private memory, for engines in this process."""
 
     content: bytes
 
     @property
     def size_bytes(self) -> int:
-        """Return how many bytes it has."""
+        """The size in bytes."""
         return len(self.content)
 
     @property
     def view(self) -> memoryview:
-        """Return its bytes."""
+        """The bytes."""
         return memoryview(self.content)
 
 
 @dataclass(frozen=True, slots=True)
 class TestModel:
-    """One line of a file: its JSON, the model, the inputs (None: omitted), the expected outputs, and its own criteria.
+    """A line of a file: its JSON, the model, the inputs (None: omitted), the expected outputs and its own criteria.
 
-    `criteria`: by operand type; outputs of other types are judged by the usual tolerances.
+    `criteria` is by operand type; outputs of other types are compared with the default tolerances.
     """
 
-    __test__ = False  # not a class of tests
+    __test__ = False  # not a test case of pytest
 
     line: Line
     model: Model
@@ -120,36 +120,39 @@ class TestModel:
 
     @property
     def name(self) -> str:
-        """Return the test's name."""
+        """The test's name."""
         return str(self.line["name"])
 
     @property
     def must_fail(self) -> bool:
-        """Return True where preparing or executing has to fail."""
+        """Whether preparing or executing the model must fail."""
         return bool(self.line["expectFailure"])
 
     @property
     def output_operands(self) -> list[Line]:
-        """Return what the line says of each output."""
+        """The output operands as in the line."""
         return [self.line["main"]["operands"][index] for index in self.model.main.output_indexes]
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of test models that `paths` name, each once: directories with all below them, sorted.
+    """Return the files of test models in `paths` without duplicates; directories are searched recursively and sorted.
 
-    Raises BadFormat where a path has none.
+    Raises:
+        FormatError: If a path contains no test models.
     """
     found: dict[Path, None] = {}
     for path in paths:
         inside = sorted(p for p in path.rglob("*") if p.name.endswith(ENDINGS)) if path.is_dir() else [path]
         if not inside:
-            raise BadFormat(f"{path}: no test models below it, which are files {' or '.join('*' + e for e in ENDINGS)}")
+            raise FormatError(
+                f"{path}: no test models below it, which are files {' or '.join('*' + e for e in ENDINGS)}"
+            )
         found.update(dict.fromkeys(inside))
     return list(found)
 
 
 def lines(path: Path) -> Iterator[tuple[int, Line]]:
-    """Yield each line of a file with its number, from 1. Raises BadFormat for what is no test model."""
+    """Yield each line of a file with its number, from 1. Raises FormatError for a line that is not a test model."""
     number = 0
     try:
         with _opened(path) as file:
@@ -158,9 +161,9 @@ def lines(path: Path) -> Iterator[tuple[int, Line]]:
     except _UNREADABLE as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise BadFormat(f"{path}:{number + 1}: cannot be read: {error}") from error
+        raise FormatError(f"{path}:{number + 1}: cannot be read: {error}") from error
     if not number:
-        raise BadFormat(f"{path}: no test models in it")
+        raise FormatError(f"{path}: no test models in it")
 
 
 def _opened(path: Path) -> Any:
@@ -171,23 +174,25 @@ def _parsed(path: Path, number: int, text: str) -> Line:
     try:
         line = json.loads(text)
     except ValueError as error:
-        raise BadFormat(f"{path}:{number}: not JSON: {error}") from error
+        raise FormatError(f"{path}:{number}: not JSON: {error}") from error
     if not isinstance(line, dict) or line.get("format") != FORMAT or not isinstance(line.get("name"), str):
-        raise BadFormat(f"{path}:{number}: not a test model: an object with `format` {FORMAT} and a `name` is expected")
+        raise FormatError(
+            f"{path}:{number}: not a test model: an object with `format` {FORMAT} and a `name` is expected"
+        )
     return line
 
 
 def read_at(path: Path, number: int, line: Line) -> TestModel:
-    """Build what a line describes. Raises BadFormat with file and line where a field is missing or impossible."""
+    """Return the test model of a line. Raises FormatError, with file and line, if a field is missing or invalid."""
     try:
         return read(line)
     except _MISFIT as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise BadFormat(f"{path}:{number}: {line['name']}: {what}") from error
+        raise FormatError(f"{path}:{number}: {line['name']}: {what}") from error
 
 
 def read(line: Line) -> TestModel:
-    """Build what one line describes."""
+    """Return the test model of a line."""
     blobs = {LifeTime.CONSTANT_COPY: bytearray(), LifeTime.CONSTANT_REFERENCE: bytearray()}
     main = _subgraph(line["main"], blobs)
     referenced = tuple(_subgraph(graph, blobs) for graph in line["referenced"])
@@ -203,7 +208,7 @@ def read(line: Line) -> TestModel:
 
 
 def operation_types(line: Line) -> set[OperationType]:
-    """Return the operations that a test model uses."""
+    """Return the types of the operations in a test model."""
     return {OperationType[op["type"]] for graph in (line["main"], *line["referenced"]) for op in graph["operations"]}
 
 

@@ -31,8 +31,8 @@ def kinds_of(test: TestModel) -> list[str]:
 
 def _applicable(test: TestModel) -> tuple[bool, bool, bool]:
     is_dynamic = not test.must_fail and not operation_types(test.line) & _SHAPES_STAY
-    has_room_to_lose = bool(test.expected) and test.expected[0].nbytes > 1
-    return is_dynamic, is_coupled(test.line), is_dynamic and has_room_to_lose
+    can_shrink = bool(test.expected) and test.expected[0].nbytes > 1
+    return is_dynamic, is_coupled(test.line), is_dynamic and can_shrink
 
 
 def with_unknown_output_shapes(model: Model) -> Model:

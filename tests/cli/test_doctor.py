@@ -12,7 +12,7 @@ import pytest
 
 import nnfmq
 from nnfmq.cli import doctor, main
-from nnfmq.cli.doctor import Finding, State
+from nnfmq.cli.doctor import Finding, FindingState
 from nnfmq.hal.errors import DeviceUnavailable
 from nnfmq.hal.types import DeviceStatus
 
@@ -59,7 +59,7 @@ class TestReport:
 
         monkeypatch.setattr(codec, "codec_name", "python")
         monkeypatch.setattr(platform, "machine", lambda: machine)
-        assert named("packet codec").state is State.LIMITED
+        assert named("packet codec").state is FindingState.LIMITED
         assert "build_ext" in named("packet codec").remedy
 
     def test_the_table_says_that_it_is_usable(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,7 @@ class TestReport:
         monkeypatch.setattr(doctor, "_try_memory", refuse)
         assert main(["doctor"]) == 1
         assert "nnfmq is not usable here" in capsys.readouterr().out
-        assert named("memfd with seals").state is State.MISSING
+        assert named("memfd with seals").state is FindingState.MISSING
 
     @pytest.mark.parametrize(
         ("release", "limited"),
@@ -93,13 +93,17 @@ class TestReport:
     ) -> None:
         monkeypatch.setattr(platform, "release", lambda: release)
         found = {
-            name for name in ("SO_PEERPIDFD", "futex_waitv", "FUTEX_WAKE_OP") if named(name).state is State.LIMITED
+            name
+            for name in ("SO_PEERPIDFD", "futex_waitv", "FUTEX_WAKE_OP")
+            if named(name).state is FindingState.LIMITED
         }
         assert found == limited
 
-    @pytest.mark.parametrize(("machine", "state"), [("x86_64", State.LIMITED), ("aarch64", State.MISSING)])
+    @pytest.mark.parametrize(
+        ("machine", "state"), [("x86_64", FindingState.LIMITED), ("aarch64", FindingState.MISSING)]
+    )
     def test_the_python_core_is_enough_on_x86_64_only(
-        self, monkeypatch: pytest.MonkeyPatch, machine: str, state: State
+        self, monkeypatch: pytest.MonkeyPatch, machine: str, state: FindingState
     ) -> None:
         from nnfmq.queue import core
 
@@ -110,22 +114,22 @@ class TestReport:
     def test_one_cpu_is_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
         finding = named("CPUs allowed")
-        assert (finding.state, finding.value.endswith(": 3")) == (State.LIMITED, True)
+        assert (finding.state, finding.value.endswith(": 3")) == (FindingState.LIMITED, True)
 
     def test_a_missing_optional_package_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "_version", lambda distribution: None)
         assert named("Pillow").remedy.endswith("pip install 'nnfmq[images]'")
-        assert named("Pillow").state is State.OK
+        assert named("Pillow").state is FindingState.OK
 
     def test_a_missing_llvmlite_is_limited_and_names_its_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor, "_version", lambda distribution: None)
         finding = named("llvmlite")
-        assert (finding.state, finding.value) == (State.LIMITED, "not installed")
+        assert (finding.state, finding.value) == (FindingState.LIMITED, "not installed")
         assert finding.remedy.endswith("pip install 'nnfmq[compiled]'")
 
     def test_no_driver_is_no_fault(self, tmp_path: Path) -> None:
         finding = named("running driver")
-        assert (finding.state, finding.value) == (State.OK, f"none at {tmp_path / 'nnfmq.sock'}")
+        assert (finding.state, finding.value) == (FindingState.OK, f"none at {tmp_path / 'nnfmq.sock'}")
 
     def test_the_driver_s_cache_is_counted(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -141,9 +145,9 @@ class TestReport:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         (tmp_path / "nnfmq").mkdir(mode=0o755)
         finding = named("cached programs")
-        assert (finding.state, "mode 0755" in finding.value) == (State.LIMITED, True)
+        assert (finding.state, "mode 0755" in finding.value) == (FindingState.LIMITED, True)
         monkeypatch.setenv("NNFMQ_CACHE_MIB", "0")
-        assert named("cached programs").state is State.OK
+        assert named("cached programs").state is FindingState.OK
 
 
 def test_a_running_driver_is_named_with_its_devices(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -159,5 +163,5 @@ def test_an_offline_device_is_limited_and_its_reason_is_reported(
     fake.unavailable = "device 'reference' is OFFLINE: llvmlite is not installed: pip install 'nnfmq[compiled]'"
     finding = named("device reference")
     assert (finding.state, finding.remedy) == (
-        State.LIMITED, "llvmlite is not installed: pip install 'nnfmq[compiled]'",
+        FindingState.LIMITED, "llvmlite is not installed: pip install 'nnfmq[compiled]'",
     )  # fmt: skip

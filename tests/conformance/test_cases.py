@@ -24,9 +24,9 @@ from nnfmq.conformance.targets import (
     Driver,
     ExecutionOutput,
     ExecutionRequest,
+    ExecutionTarget,
     Interpreter,
     Prepared,
-    Target,
     open_target,
 )
 from nnfmq.hal.errors import GeneralFailure, OutputInsufficientSize
@@ -72,7 +72,7 @@ def judged(target: Any, **fields: Any) -> Result:
 
 
 @pytest.fixture(scope="module")
-def opened(request: pytest.FixtureRequest) -> Iterator[Target]:
+def opened(request: pytest.FixtureRequest) -> Iterator[ExecutionTarget]:
     """A path to the reference device, over one driver for all tests of the path."""
     with closing(open_target(request.param, "reference", "embedded")) as target:
         assert target.feature_level == INTERPRETER_LEVEL  # connects here: a test would answer for what that takes
@@ -80,7 +80,7 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 @pytest.fixture
-def target(opened: Target) -> Iterator[Target]:
+def target(opened: ExecutionTarget) -> Iterator[ExecutionTarget]:
     yield opened
     if isinstance(opened, CompilingEngine):
         opened.close()  # its threads
@@ -97,7 +97,7 @@ def on(*paths: str) -> pytest.MarkDecorator:
 
 
 @on(*(path for path in PATHS if not path.endswith("fenced")))
-def test_TST_5_a_model_and_its_variants_pass_on_every_path(target: Target, path: str) -> None:
+def test_TST_5_a_model_and_its_variants_pass_on_every_path(target: ExecutionTarget, path: str) -> None:
     result = judged(target)
     # A buffer of the driver's is never short.
     kinds = [MODEL, *variants.KINDS[:1], *([] if path.startswith("memory-domain") else [variants.INSUFFICIENT_OUTPUT])]
@@ -105,19 +105,19 @@ def test_TST_5_a_model_and_its_variants_pass_on_every_path(target: Target, path:
 
 
 @on(*PATHS)
-def test_wrong_values_are_a_failure_on_every_path(target: Target) -> None:
+def test_wrong_values_are_a_failure_on_every_path(target: ExecutionTarget) -> None:
     result = run_test(testmodels.read(model_lines.add("add", (11, 22, 34))), target)
     assert outcomes(result)[MODEL] == FAILED
 
 
 @on(*PATHS)
-def test_a_model_that_must_fail_and_does_not_is_a_failure(target: Target) -> None:
+def test_a_model_that_must_fail_and_does_not_is_a_failure(target: ExecutionTarget) -> None:
     result = judged(target, expectFailure=True)
     assert reasons(result) == {MODEL: "preparing or executing it must fail; both succeeded"}
 
 
 @on("fenced", "memory-domain-fenced")
-def test_TST_5_behind_fences_a_model_passes_and_one_of_unknown_shapes_is_skipped(target: Target) -> None:
+def test_TST_5_behind_fences_a_model_passes_and_one_of_unknown_shapes_is_skipped(target: ExecutionTarget) -> None:
     found = outcomes(judged(target))
     assert found[MODEL] == PASSED
     assert found[variants.UNKNOWN_OUTPUT_SHAPES] == SKIPPED
@@ -161,7 +161,7 @@ def test_a_model_that_needs_a_newer_device_is_skipped_with_all_its_variants() ->
 
 def test_a_model_that_the_device_declines_is_skipped() -> None:
     result = judged(Fake(answering(()), declines=True))
-    assert reasons(result)[MODEL] == "the device declines the model: GENERAL_FAILURE: no ADD here"
+    assert reasons(result)[MODEL] == "the device does not support the model: GENERAL_FAILURE: no ADD here"
     assert outcomes(result)[MODEL] == SKIPPED
 
 
@@ -236,7 +236,9 @@ def test_TST_12_N_BAS_4_int8_must_be_supported_where_uint8_is() -> None:
 
 
 @on("fenced")
-def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refused_fenced(target: Target) -> None:
+def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refused_fenced(
+    target: ExecutionTarget,
+) -> None:
     result = judged(target)
     assert outcomes(result) == {
         MODEL: PASSED,
@@ -249,14 +251,14 @@ def test_N_FEN_1_outputs_that_are_not_specified_are_skipped_once_they_were_refus
 class _LenientFenced(Interpreter):
     """The interpreter, which takes such outputs, where a fenced execution has to stand."""
 
-    refuses_unspecified_outputs = True
+    rejects_unspecified_outputs = True
 
 
 def test_outputs_that_are_not_specified_must_be_refused_fenced() -> None:
     result = judged(_LenientFenced())
     assert outcomes(result)[MODEL] == PASSED
     for kind in (variants.UNKNOWN_OUTPUT_SHAPES, variants.INSUFFICIENT_OUTPUT):
-        assert "N-FEN-1 and N-FEN-2 have them refused" in reasons(result)[kind]
+        assert "they must be rejected (N-FEN-1, N-FEN-2)" in reasons(result)[kind]
 
 
 def test_TST_12_N_BAS_4_uint8_must_be_supported_where_int8_is() -> None:
@@ -318,7 +320,7 @@ def test_SUP_5_operations_whose_int8_form_differs_or_is_missing_are_no_pairs(ope
 
 @on(*PATHS[2:])
 def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_refused_them(
-    target: Target, data_dir: Path
+    target: ExecutionTarget, data_dir: Path
 ) -> None:
     (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
     result = run_test(testmodels.read(line), target)
@@ -327,7 +329,9 @@ def test_control_flow_boundaries_of_unknown_size_are_skipped_once_a_driver_has_r
 
 
 @on("sync")
-def test_TST_12_a_pair_that_the_hal_has_refused_is_skipped_in_both_forms(target: Target, data_dir: Path) -> None:
+def test_TST_12_a_pair_that_the_hal_has_refused_is_skipped_in_both_forms(
+    target: ExecutionTarget, data_dir: Path
+) -> None:
     folder = data_dir / "vts" / "V1_3_cts_only"
     tests = (testmodels.read(line) for path in sorted(folder.glob("*.gz")) for _, line in testmodels.lines(path))
     pair = next(test for test in tests if variants.INT8_COUPLING in variants.kinds_of(test))
@@ -339,16 +343,16 @@ def test_TST_12_a_pair_that_the_hal_has_refused_is_skipped_in_both_forms(target:
 class _Lenient(Interpreter):
     """The interpreter, which takes such boundaries, where a driver has to stand."""
 
-    refuses_unspecified_boundaries = True
+    rejects_unspecified_boundaries = True
 
 
 def test_a_driver_that_takes_boundaries_of_unknown_size_fails(data_dir: Path) -> None:
     (_, line), *_ = testmodels.lines(data_dir / "vts" / "V1_3_cts_only" / "while_fib_unknown_rank.jsonl.gz")
-    assert "N-VAL-20 has them refused" in reasons(run_test(testmodels.read(line), _Lenient()))[MODEL]
+    assert "they must be rejected (N-VAL-20)" in reasons(run_test(testmodels.read(line), _Lenient()))[MODEL]
 
 
 @on(*PATHS)
-def test_an_endless_loop_has_to_miss_its_deadline(target: Target, data_dir: Path) -> None:
+def test_an_endless_loop_has_to_miss_its_deadline(target: ExecutionTarget, data_dir: Path) -> None:
     lines = testmodels.lines(data_dir / "vts" / "V1_3" / "while_infinite_loop.jsonl.gz")
     results = [run_test(testmodels.read(line), target) for _, line in lines]
     assert {outcome.status for result in results for outcome in result.outcomes} == {PASSED}
@@ -359,4 +363,4 @@ def test_an_endless_loop_that_the_device_declines_is_skipped(data_dir: Path) -> 
     with closing(open_target("sync", "sample-minimal", "embedded")) as target:
         (outcome,) = run_test(testmodels.read(line), target).outcomes
     assert outcome.status == SKIPPED
-    assert outcome.reason.startswith("the device declines the model")
+    assert outcome.reason.startswith("the device does not support the model")

@@ -168,7 +168,7 @@ def test_TST_6_a_share_of_booleans_may_be_wrong_rounded_up(wrong: int, passes: b
 @pytest.mark.parametrize("criteria", [{"TENSOR_FLOAT32": {"atoll": 1}}, {"TENSOR_FLOAT32": {"atol": "much"}}, [1]])
 def test_TST_6_criteria_that_are_none_are_not_in_the_format(criteria: Any, tmp_path: Path) -> None:
     line = model_lines.add() | {"criteria": criteria}
-    with pytest.raises(testmodels.BadFormat):
+    with pytest.raises(testmodels.FormatError):
         testmodels.read_at(tmp_path / "one.jsonl", 1, line)
 
 

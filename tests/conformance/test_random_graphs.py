@@ -64,14 +64,14 @@ def array_of(operand: Line) -> Array:
 def test_TST_6_there_are_179_tests_of_one_operation_with_extents_up_to_1000() -> None:
     single = of_family("single")
     assert len(single) == len({(c.code, c.exact_level) for c in single}) == 179
-    assert {(c.operation_count, c.limits.extent) for c in single} == {(1, 1000)}
+    assert {(c.operation_count, c.limits.dimension) for c in single} == {(1, 1000)}
 
 
-@pytest.mark.parametrize(("family", "operations", "extent"), [("small", 5, 1000), ("large", 40, 10)])
-def test_TST_6_graphs_have_each_type_and_rank(family: str, operations: int, extent: int) -> None:
+@pytest.mark.parametrize(("family", "operations", "dimension"), [("small", 5, 1000), ("large", 40, 10)])
+def test_TST_6_graphs_have_each_type_and_rank(family: str, operations: int, dimension: int) -> None:
     found = of_family(family)
     assert {(c.type, c.rank) for c in found} == {(t, r) for t in TYPES.values() for r in (1, 2, 3, 4)}
-    assert {(c.operation_count, c.limits.extent) for c in found} == {(operations, extent)}
+    assert {(c.operation_count, c.limits.dimension) for c in found} == {(operations, dimension)}
 
 
 def test_TST_6_the_seeds_are_0_to_49() -> None:
@@ -108,7 +108,7 @@ def test_TST_6_the_first_operation_is_about_an_array_of_the_class_s_type_rank_an
     places = [*first["inputs"], *first["outputs"]]
     arrays = [line["main"]["operands"][place] for place in places]
     fitting = [a for a in arrays if a["type"] == graph_class.type.name and len(a["dimensions"]) == graph_class.rank]
-    assert any(max(array["dimensions"]) <= graph_class.limits.extent for array in fitting)
+    assert any(max(array["dimensions"]) <= graph_class.limits.dimension for array in fitting)
 
 
 @pytest.mark.parametrize("name", [c.name for c in of_family("large")])
@@ -285,7 +285,7 @@ def test_TST_6_a_driver_passes_graphs_of_every_family(path: str) -> None:
 def test_draws_keep_to_their_bounds_and_reach_them() -> None:
     rng = RandomSource([1, 2], GraphLimits(10))
     assert {rng.integer(-2, 3) for _ in range(200)} == set(range(-2, 4))
-    assert {rng.extent(7) for _ in range(200)} == set(range(1, 8))
+    assert {rng.dimension(7) for _ in range(200)} == set(range(1, 8))
     assert all(math.prod(rng.shape(4, 50)) <= 50 for _ in range(100))
     assert max(max(rng.shape(3)) for _ in range(100)) == 10
     assert sorted(rng.order(6)) == list(range(6))
