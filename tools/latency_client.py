@@ -19,8 +19,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import latency_peers as peers
-import latency_placement as placement
+import cpu_pinning as placement
+import latency_baselines as peers
 import numpy as np
 from bench_processes import Failed
 

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 from bench_processes import Failed, cpu_model, received, started
 from latency_client import Plan, Series, client_main, compare_main
 

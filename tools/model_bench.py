@@ -19,9 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 from bench_processes import Failed, cpu_model, package_version
-from model_bench_sections import (
+from model_bench_metrics import MODELS, Benchmark, counted, goals_of
+from model_bench_scheduler import progress
+from model_bench_suites import (
     NEEDS_TWO_CORES,
     SECTIONS,
     Plan,
@@ -31,9 +33,7 @@ from model_bench_sections import (
     polling_windows,
     turns_of,
 )
-from model_bench_table import MODELS, Benchmark, counted, goals_of
-from model_bench_turns import progress
-from queue_bench_table import shown
+from queue_bench_cases import shown
 
 from nnfmq.cli.console import at_least_one, console, print_json, table
 from nnfmq.hal.errors import NnfmqError

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_bench_metrics import goals_of
 from model_bench_plots import draw
-from model_bench_table import goals_of
-from queue_bench_table import shown
+from queue_bench_cases import shown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BEGIN, END = "<!-- results: written by tools/model_bench_page.py -->", "<!-- end of results -->"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_bench_table import BURST, IN_PROCESS, PEERS
+from model_bench_metrics import BURST, IN_PROCESS, PEERS
 
 WIDTH, HEIGHT = 9.0, 4.2
 COLORS = {BURST: "#0b6e99", IN_PROCESS: "#7fbcd2", PEERS[0]: "#d9822b", PEERS[1]: "#8a5fb0"}

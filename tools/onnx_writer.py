@@ -1,7 +1,7 @@
-"""The ONNX graph under construction in onnx_twins.py: values, layouts, codes; and operations by their arguments' names.
+"""An ONNX graph under construction, for tflite_to_onnx.py: values, layouts, quantized values, and operations by name.
 
 Values are written in the order of the model's operations. An image has up to two names, one for each layout; what is
-never asked for in a layout is never turned. Which quantized forms there are, and why, is told in onnx_twins.py.
+never asked for in a layout is never turned. Which quantized forms there are, and why, is told in tflite_to_onnx.py.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from quant_params import Array, Range, sqnr_db
+from quantize_calibration import Estimator, Sample, errors, measured, samples
 from quantize_graph import Quantized, check, label, parameters, quantized, values
-from quantize_numbers import Array, Range, sqnr_db
-from quantize_runs import Estimator, Sample, errors, measured, samples
 from tflite_reader import Graph, read
 
 from nnfmq.cli.console import console, print_json, table
@@ -58,7 +58,7 @@ class Result:
 def quantize(
     model: bytes, arrays: dict[str, Array], *, dtype: str = "int8", per_channel: bool, estimator: Estimator
 ) -> Result:
-    """Quantize the .tflite file `model`; `arrays` are calibration inputs as `quantize_runs.samples` takes them.
+    """Quantize the .tflite file `model`; `arrays` are calibration inputs as `quantize_calibration.samples` takes them.
 
     The quantized model is also executed, so a result is one that nnfmq runs. Raises InvalidArgument for what cannot be
     quantized, GeneralFailure for what nnfmq cannot execute.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from quantize_numbers import Affine, Array, Range, Weights, quantized_weights
+from quant_params import Affine, Array, Range, Weights, quantized_weights
 from tflite_reader import OMITTED, Graph
 from tflite_writer import Operator, Tensor
 

@@ -21,13 +21,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 from bench_processes import Failed, cpu_model, package_version, received, started
-from latency_peers import PeerMissing
+from latency_baselines import PeerMissing
+from queue_bench_candidates import child_main
+from queue_bench_cases import ROWS, SLOWER, Row, report_row, shown
 from queue_bench_html import page
-from queue_bench_parties import child_main
 from queue_bench_server import DEFAULT_NS, POLLING_NS, Job, Sample
-from queue_bench_table import ROWS, SLOWER, Row, report_row, shown
 
 from nnfmq.cli.console import console, new_file, print_json, table
 

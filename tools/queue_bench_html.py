@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from queue_bench_cases import shown
 from queue_bench_server import Sample
-from queue_bench_table import shown
 
 WIDTH, HEIGHT, MARGIN = 760, 260, 40
 POINTS = 200

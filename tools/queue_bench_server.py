@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 from bench_processes import Failed, end
 
 from nnfmq.hal.errors import NnfmqError

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from quantize import quantize
-from quantize_runs import Estimator
+from quantize_calibration import Estimator
 from tflite_writer import Operator, Tensor, write
 
 Array = NDArray[np.float32]

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cpu_pinning as placement
+import latency_baselines
 import latency_client
-import latency_peers
-import latency_placement as placement
 import latency_stress
 import pytest
 from support.places import ROOT
@@ -158,17 +158,17 @@ def test_cpu_time_of_another_process_is_the_same_clock() -> None:
 @needs_cc
 @pytest.mark.parametrize("mode", ["spin", "futex"])
 def test_the_c_ping_pong_prints_every_round_trip(tmp_path: Path, mode: str) -> None:
-    program = latency_peers.compile_c(tmp_path)
-    found = latency_peers.c_round(program, 200, 10, placement.choose("apart", 0), LIMIT_S, mode)
+    program = latency_baselines.compile_c(tmp_path)
+    found = latency_baselines.c_round(program, 200, 10, placement.choose("apart", 0), LIMIT_S, mode)
     assert len(found) == 200
     assert min(found) > 0
 
 
 @needs_cc
 def test_the_c_ping_pong_ends_at_its_limit(tmp_path: Path) -> None:
-    program = latency_peers.compile_c(tmp_path)
-    with pytest.raises(latency_peers.PeerMissing, match="ended with -14"):
-        latency_peers.c_round(program, 10**8, 10, placement.choose("apart", 0), 1)
+    program = latency_baselines.compile_c(tmp_path)
+    with pytest.raises(latency_baselines.PeerMissing, match="ended with -14"):
+        latency_baselines.c_round(program, 10**8, 10, placement.choose("apart", 0), 1)
 
 
 def in_a_process_of_its_own(code: str) -> str:
@@ -180,8 +180,8 @@ def in_a_process_of_its_own(code: str) -> str:
 def test_the_pipe_peer_answers_and_ends() -> None:
     code = """
 import latency_client
-import latency_peers
-with latency_peers.PipePeer.start(None, 30) as pipe:
+import latency_baselines
+with latency_baselines.PipePeer.start(None, 30) as pipe:
     print(len(pipe.round(10, 2)))
 """
     assert in_a_process_of_its_own(code) == "10\n"
@@ -189,11 +189,11 @@ with latency_peers.PipePeer.start(None, 30) as pipe:
 
 def test_without_a_compiler_the_reason_is_kept() -> None:
     code = """
-import os, latency_peers
-from latency_placement import Cpus
+import os, latency_baselines
+from cpu_pinning import Cpus
 from pathlib import Path
 os.environ["PATH"] = ""
-found = latency_peers.compare(
+found = latency_baselines.compare(
     lambda: [1000], count=5, warm_up=1, rounds=1, cpus=Cpus(None, None), folder=Path("."), limit_s=30
 )
 print(found.nnfmq_over_c, sorted(found.p50_ns), found.missing)

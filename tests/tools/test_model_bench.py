@@ -12,17 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 import model_bench
 import model_bench_page as pages
-import model_bench_sections as sections
+import model_bench_suites as sections
 import numpy as np
 import pytest
 from bench_processes import Failed
-from model_bench_parties import PARTIES, Job, Turn, inputs_for, quickest, timed
-from model_bench_parties import _stepping as stepping
-from model_bench_sections import SECTIONS, Plan, client_cores, cores, turns_of
-from model_bench_table import (
+from model_bench_metrics import (
     IN_PROCESS,
     MODELS,
     PEERS,
@@ -36,7 +33,10 @@ from model_bench_table import (
     named,
     roofline_row,
 )
-from model_bench_turns import TURNS, Gathered, figures_of, rotated, wait_until_quiet
+from model_bench_runners import PARTIES, Job, Turn, inputs_for, quickest, timed
+from model_bench_runners import _stepping as stepping
+from model_bench_scheduler import TURNS, Gathered, figures_of, rotated, wait_until_quiet
+from model_bench_suites import SECTIONS, Plan, client_cores, cores, turns_of
 from model_work import KINDS, TYPES, ModelCost, generated, model_cost
 from support.compiled import assert_kernels_agree
 from support.places import ROOT
@@ -123,8 +123,8 @@ def test_a_burst_is_measured_while_another_client_compiles(data_dir: Path) -> No
     code = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tools")!r})
-import model_bench, model_bench_sections
-model_bench_sections.COMPILING = ("tts_float", "tts_float")
+import model_bench, model_bench_suites
+model_bench_suites.COMPILING = ("tts_float", "tts_float")
 sys.exit(model_bench.main(["--quick", "--json", "--sections", "compiling", "--models", {str(data_dir / "models")!r}]))
 """
     done = _python("-P", "-c", code)

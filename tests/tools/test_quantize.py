@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import quantize as tool
-from quantize_numbers import Range
-from quantize_runs import Estimator, samples
+from quant_params import Range
+from quantize_calibration import Estimator, samples
 from support.interpreted import codes_of, interpreted, reals_of
 from support.tflite_files import CONV, POOL, Operator, Tensor, ints, single, writer
 from tflite_reader import read

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import quantize_graph as tool
-from quantize_numbers import Affine, Range
+from quant_params import Affine, Range
 from support.tflite_files import CONV, POOL, floats, ints
 from tflite_reader import OMITTED, Graph
 from tflite_writer import Operator, Tensor

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from quantize import Result, quantize
+from quantize_calibration import Estimator, measured, samples, shown
 from quantize_graph import parameters, quantized
-from quantize_runs import Estimator, measured, samples, shown
 from support.interpreted import codes_of, interpreted
 from support.litert_models import reference
 from support.places import ROOT

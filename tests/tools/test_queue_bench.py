@@ -11,15 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 import pytest
 import queue_bench
-from latency_peers import PeerMissing
+from latency_baselines import PeerMissing
+from queue_bench_candidates import PARTIES
+from queue_bench_cases import ROWS, Goal, Row, medians, report_row
 from queue_bench_html import page
-from queue_bench_parties import PARTIES
-from queue_bench_peers import require
 from queue_bench_server import Sample
-from queue_bench_table import ROWS, Goal, Row, medians, report_row
+from queue_bench_transports import require
 from support.places import ROOT
 from support.under_test import core_name
 
@@ -123,7 +123,7 @@ def test_a_server_that_is_never_ready_fails_its_party(server: str, reason: str) 
 import sys
 sys.path.insert(0, {str(ROOT / "tools")!r})
 from pathlib import Path
-import latency_placement as placement
+import cpu_pinning as placement
 import queue_bench_server as server
 job = server.Job("it", 1, 1, placement.Cpus(None, None), Path("."), 30)
 try:

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 from support.places import ROOT
-from wheels import binary, build, command, contents, pythons, trial
-from wheels.binary import Binary
+from wheels import build, command, elf_checks, interpreters, smoke_test, wheel_contents
 from wheels.build import Target
-from wheels.pythons import Failed, Python
+from wheels.elf_checks import Binary
+from wheels.interpreters import Failed, Python
 
 HERE = Python((3, 12, 1), Path("python3.12"))
 X86, ARM, PURE = Target(HERE, "x86_64"), Target(HERE, "aarch64"), Target(HERE, None)
@@ -56,22 +56,22 @@ def test_extension_modules_end_as_the_interpreter_expects() -> None:
 
 def test_of_one_minor_version_the_newest_release_counts() -> None:
     old, new, other = (Python(release, Path("p")) for release in [(3, 12, 1), (3, 12, 10), (3, 11, 7)])
-    assert pythons.newest([old, new, other]) == [other, new]
+    assert interpreters.newest([old, new, other]) == [other, new]
 
 
 @pytest.mark.parametrize("path", ["/bin/false", "/nonexistent/python3.12"])
 def test_what_is_no_python_is_passed_over(path: str) -> None:
-    assert pythons.ask(Path(path)) is None
+    assert interpreters.ask(Path(path)) is None
 
 
 def test_a_python_that_was_named_and_cannot_be_used_is_an_error() -> None:
     with pytest.raises(Failed, match=r"false is no CPython 3\.11 or newer"):
-        pythons.named(["false"])
+        interpreters.named(["false"])
 
 
 def test_a_command_that_fails_says_its_last_words() -> None:
     with pytest.raises(Failed, match=r"ended with 3:\nwhat was wrong"):
-        pythons.run([sys.executable, "-c", "import sys; print('what was wrong', file=sys.stderr); sys.exit(3)"])
+        interpreters.run([sys.executable, "-c", "import sys; print('what was wrong', file=sys.stderr); sys.exit(3)"])
 
 
 # ---------------------------------------------------------------------------------------------- contents
@@ -83,7 +83,7 @@ def row(name: str, data: bytes) -> str:
 
 
 def good_files(target: Target) -> dict[str, bytes]:
-    files = dict.fromkeys(TRACKED, b"x = 1\n") | {f"{INFO}/{name}": b"" for name in contents.METADATA}
+    files = dict.fromkeys(TRACKED, b"x = 1\n") | {f"{INFO}/{name}": b"" for name in wheel_contents.METADATA}
     if target is X86:
         files[CORE] = b"\x7fELF"
     pure = "true" if target is PURE else "false"
@@ -101,7 +101,7 @@ def written(folder: Path, files: dict[str, bytes]) -> Path:
 
 @pytest.mark.parametrize("target", [X86, PURE], ids=["compiled", "pure"])
 def test_a_good_wheel_has_no_faults(target: Target, tmp_path: Path) -> None:
-    assert contents.faults(written(tmp_path, good_files(target)), target, TRACKED) == []
+    assert wheel_contents.faults(written(tmp_path, good_files(target)), target, TRACKED) == []
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_a_good_wheel_has_no_faults(target: Target, tmp_path: Path) -> None:
 def test_a_wheel_broken_in_one_place_is_refused(name: str, data: bytes | None, fault: str, tmp_path: Path) -> None:
     files = good_files(X86) | ({name: data} if data is not None else {})
     broken = {path: held for path, held in files.items() if data is not None or path != name}
-    found = contents.faults(written(tmp_path, broken), X86, TRACKED)
+    found = wheel_contents.faults(written(tmp_path, broken), X86, TRACKED)
     assert [text for text in found if re.search(fault, text)], found
 
 
 def test_what_is_no_zip_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "some.whl").write_bytes(b"PK, but not really")
-    assert re.search("cannot be read", " ".join(contents.faults(tmp_path / "some.whl", X86, TRACKED)))
+    assert re.search("cannot be read", " ".join(wheel_contents.faults(tmp_path / "some.whl", X86, TRACKED)))
 
 
 # ---------------------------------------------------------------------------------------------- binaries
@@ -151,7 +151,7 @@ def shared_object(tmp_path: Path) -> Path:
 
 
 def test_what_a_binary_asks_for_is_read_from_it(shared_object: Path) -> None:
-    read = binary.parse(shared_object.read_bytes())
+    read = elf_checks.parse(shared_object.read_bytes())
     assert read.machine == {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[platform.machine()]
     assert {"libc.so.6", "libm.so.6"} <= read.libraries
     assert read.search_paths == ("/of/this/machine",)
@@ -161,8 +161,8 @@ def test_what_a_binary_asks_for_is_read_from_it(shared_object: Path) -> None:
 
 def test_a_binary_of_this_machine_is_refused_by_name(shared_object: Path) -> None:
     other = {"x86_64": "aarch64", "aarch64": "x86_64"}[platform.machine()]
-    found = "\n".join(binary.faults(binary.parse(shared_object.read_bytes()), other, glibc=(2, 1)))
-    assert re.search(rf"^is for \w+, not {binary.MACHINES[other]}$", found, re.MULTILINE)
+    found = "\n".join(elf_checks.faults(elf_checks.parse(shared_object.read_bytes()), other, glibc=(2, 1)))
+    assert re.search(rf"^is for \w+, not {elf_checks.MACHINES[other]}$", found, re.MULTILINE)
     assert re.search(r"^needs glibc 2\.\d+, the tag promises 2\.1$", found, re.MULTILINE)
     assert "asks for ['nobody'], which" in found
     assert "searches ['/of/this/machine']" in found
@@ -172,14 +172,14 @@ def test_versions_of_glibc_are_compared_as_numbers() -> None:
     versions = frozenset(["GLIBC_2.2.5", "GLIBC_2.9", "GLIBC_2.17"])
     read = Binary("EM_X86_64", frozenset(["libc.so.6"]), (), versions, frozenset(["PyList_New"]))
     assert read.glibc == (2, 17)
-    assert list(binary.faults(read, "x86_64", glibc=(2, 17))) == []
-    assert list(binary.faults(read, "x86_64", glibc=(2, 16))) == ["needs glibc 2.17, the tag promises 2.16"]
+    assert list(elf_checks.faults(read, "x86_64", glibc=(2, 17))) == []
+    assert list(elf_checks.faults(read, "x86_64", glibc=(2, 16))) == ["needs glibc 2.17, the tag promises 2.16"]
 
 
 @pytest.mark.parametrize(("library", "version"), [("libstdc++.so.6", "GLIBC_2.17"), ("libc.so.6", "CXXABI_1.3")])
 def test_a_binary_that_needs_more_than_glibc_is_refused(library: str, version: str) -> None:
     read = Binary("EM_X86_64", frozenset([library]), (), frozenset([version]), frozenset())
-    assert len(list(binary.faults(read, "x86_64"))) == 1
+    assert len(list(elf_checks.faults(read, "x86_64"))) == 1
 
 
 def compiles(source: str) -> bool:
@@ -208,7 +208,7 @@ def test_headers_of_another_data_model_do_not_fit(line: str) -> None:
 
 
 def test_the_trial_exchanges_every_record_between_two_processes() -> None:
-    answer = json.loads(pythons.run([sys.executable, trial.PROGRAM, "500"]))
+    answer = json.loads(interpreters.run([sys.executable, smoke_test.PROGRAM, "500"]))
     assert (answer["records"], answer["machine"]) == (500, platform.machine())
     assert answer["core"] == answer["codec"]
 
@@ -240,10 +240,10 @@ def test_one_wheel_is_built_and_is_good(tmp_path: Path) -> None:
     tree = build.export(tmp_path / "tree")
     (tmp_path / "out").mkdir()
     wheel = build.build(target, python.path, tree, tmp_path / "cache", tmp_path / "out")
-    assert contents.faults(wheel, target, build.files()) == []
-    modules = binary.in_wheel(wheel)
+    assert wheel_contents.faults(wheel, target, build.files()) == []
+    modules = elf_checks.in_wheel(wheel)
     assert sorted(modules) == ["nnfmq/queue/_core", "nnfmq/serialize/_codec"]
-    assert [fault for module in modules.values() for fault in binary.faults(module, "aarch64")] == []
+    assert [fault for module in modules.values() for fault in elf_checks.faults(module, "aarch64")] == []
 
 
 def _needs_tools_to_build() -> None:

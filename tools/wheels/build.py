@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from wheels.pythons import ROOT, Failed, Python, environment, pip, run, settings
+from wheels.interpreters import ROOT, Failed, Python, environment, pip, run, settings
 
 GLIBC = (2, 17)
 """What the code needs; the `manylinux_2_17` that every pip since 20.3 knows."""

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from wheels import build, contents, pythons
+from wheels import build, interpreters, wheel_contents
 from wheels.build import ARCHITECTURES, Target
-from wheels.pythons import ROOT, Failed
+from wheels.interpreters import ROOT, Failed
 
 NEEDED = ("ziglang", "auditwheel", "elftools")
 CHECKS = ("contents", "binaries", "auditwheel", "headers", "same twice", "trial")
@@ -106,7 +106,7 @@ def _check_tools() -> None:
 
 
 def _plan(options: argparse.Namespace, work: Path) -> Plan:
-    found = pythons.named(options.python) or pythons.find()
+    found = interpreters.named(options.python) or interpreters.find()
     if not found:
         raise Failed("no Python here is new enough and has C headers and venv; name one with --python")
     if build.uncommitted():
@@ -121,9 +121,9 @@ def _plan(options: argparse.Namespace, work: Path) -> Plan:
 
 
 def _foreign_minor(foreign: str) -> str:
-    from wheels import trial
+    from wheels import smoke_test
 
-    return trial.minor(foreign)
+    return smoke_test.minor(foreign)
 
 
 def _all(plan: Plan) -> list[Row]:
@@ -169,7 +169,7 @@ Check = Callable[[], list[str] | str]
 
 
 def _checks(plan: Plan, target: Target, wheel: Path) -> dict[str, Check]:
-    checks: dict[str, Check] = {"contents": lambda: contents.faults(wheel, target, build.files())}
+    checks: dict[str, Check] = {"contents": lambda: wheel_contents.faults(wheel, target, build.files())}
     if target.architecture is not None:
         checks |= _binary_checks(plan, target, wheel, target.architecture)
     checks["same twice"] = lambda: _same_twice(plan, target, wheel)
@@ -178,25 +178,25 @@ def _checks(plan: Plan, target: Target, wheel: Path) -> dict[str, Check]:
 
 
 def _binary_checks(plan: Plan, target: Target, wheel: Path, architecture: str) -> dict[str, Check]:
-    from wheels import binary
+    from wheels import elf_checks
 
     base = plan.work / "first"
     inside = base / f"{target.python.tag}-python" / "bin" / "python"
     return {
         "binaries": lambda: _binary_faults(plan, target, wheel, architecture),
-        "auditwheel": lambda: binary.auditwheel_faults(wheel, architecture),
+        "auditwheel": lambda: elf_checks.auditwheel_faults(wheel, architecture),
         "headers": lambda: build.headers_fit(inside, architecture, base, base / "cache"),
     }
 
 
 def _binary_faults(plan: Plan, target: Target, wheel: Path, architecture: str) -> list[str]:
     """Check each module, and that it asks Python for what the module for x86-64 of the same release asks."""
-    from wheels import binary
+    from wheels import elf_checks
 
-    modules = binary.in_wheel(wheel)
-    wrong = [f"{name} {fault}" for name, module in modules.items() for fault in binary.faults(module, architecture)]
+    modules = elf_checks.in_wheel(wheel)
+    wrong = [f"{name} {fault}" for name, module in modules.items() for fault in elf_checks.faults(module, architecture)]
     if Target(target.python, "x86_64") in plan.targets:
-        native = binary.in_wheel(wheel.with_name(wheel.name.replace(architecture, "x86_64")))
+        native = elf_checks.in_wheel(wheel.with_name(wheel.name.replace(architecture, "x86_64")))
         differ = [name for name in modules if native[name].undefined != modules[name].undefined]
         wrong += [f"{name} asks Python for other symbols than on x86-64" for name in differ]
     return wrong
@@ -210,14 +210,14 @@ def _same_twice(plan: Plan, target: Target, wheel: Path) -> list[str] | str:
 
 
 def _tried(plan: Plan, target: Target, wheel: Path) -> list[str] | str:
-    from wheels import trial
+    from wheels import smoke_test
 
     folder = plan.work / f"trial-{target.tag}"
     if target.architecture != "aarch64":
-        return trial.faults(wheel, target, folder)
+        return smoke_test.faults(wheel, target, folder)
     if plan.foreign is None or plan.foreign_minor != target.python.minor:
         return f"no {target.architecture} Python {target.python.minor} given"
-    return trial.foreign_faults(wheel, target, plan.foreign, folder)
+    return smoke_test.foreign_faults(wheel, target, plan.foreign, folder)
 
 
 def _answer(check: Check) -> tuple[str, list[str]]:

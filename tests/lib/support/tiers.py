@@ -31,7 +31,7 @@ SLOW = (
     "tests/engines/compiled/test_photos.py",
     "tests/engines/compiled/test_profiling.py",
     "tests/engines/compiled/test_recurrent.py",
-    "tests/engines/compiled/test_shared_code.py",
+    "tests/engines/compiled/test_kernel_dedup.py",
     "tests/engines/compiled/test_vts.py",
     "tests/engines/test_micro_models.py",
     "tests/engines/test_mutated_models.py",

@@ -20,7 +20,7 @@ from zipfile import ZipFile
 from elftools.elf.elffile import ELFFile
 
 from wheels.build import GLIBC, platform_tag
-from wheels.pythons import run
+from wheels.interpreters import run
 
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 LIBRARIES = frozenset(

@@ -1,4 +1,4 @@
-"""What an installed nnfmq does, as JSON: `installed.py RECORDS`, run by the interpreter under trial.
+"""What an installed nnfmq does, as JSON: `smoke_test_script.py RECORDS`, run by the interpreter under trial.
 
 Two processes exchange records over a queue: a forked one attaches as a foreign one would, from descriptors and their
 JSON. (Forked and not started, so that the same program runs under an emulator, whose child is one too.)

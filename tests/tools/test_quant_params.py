@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quantize_numbers import Affine, Range, quantized_weights, round_half_away, sqnr_db
+from quant_params import Affine, Range, quantized_weights, round_half_away, sqnr_db
 
 from nnfmq.hal.errors import InvalidArgument
 

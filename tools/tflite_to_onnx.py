@@ -1,6 +1,6 @@
 """Write the ONNX twin of a .tflite model: the same network, in the form in which ONNX Runtime is fast.
 
-    python tools/onnx_twins.py model.tflite model.onnx
+    python tools/tflite_to_onnx.py model.tflite model.onnx
 
 For the models of `model_bench.py`, so that ONNX Runtime runs the same weights as everybody else: convolutions, their
 relatives, pooling, and LSTM cells. What a model has beyond that is refused by name.
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         twin = twin_of(nnfmq.load(options.model).model)
         options.output.write_bytes(twin.proto.SerializeToString())
     except (NnfmqError, OSError) as error:
-        print(f"onnx_twins: error: {error}", file=sys.stderr)
+        print(f"tflite_to_onnx: error: {error}", file=sys.stderr)
         return 1
     if twin.is_shifted:
         print("codes are uint8, 128 above the model's int8")

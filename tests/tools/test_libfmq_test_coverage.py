@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import fmq_parity
+import libfmq_test_coverage
 import pytest
 from support.under_test import core_name
 
@@ -12,7 +12,7 @@ ONE_ROW = ["tests/x.py::test_BadQueueConfig_QueueSizeTooLarge[compiled-aidl-one_
 
 
 def test_every_row_of_libfmq_s_tests_has_a_test_on_each_core(capsys: pytest.CaptureFixture[str]) -> None:
-    fmq_parity.main(["--json"])
+    libfmq_test_coverage.main(["--json"])
     scores = [score for score in json.loads(capsys.readouterr().out) if score["core"] in ("python", core_name())]
     assert [score["missing"] for score in scores] == [[]] * len(scores)
     assert {score["table"]: (score["names"], score["instances"]) for score in scores} == {
@@ -21,18 +21,18 @@ def test_every_row_of_libfmq_s_tests_has_a_test_on_each_core(capsys: pytest.Capt
 
 
 def test_a_row_with_too_few_instances_is_named() -> None:
-    score = fmq_parity.score("fmq_unit_tests", "compiled", fmq_parity.instances(ONE_ROW))
+    score = libfmq_test_coverage.score("fmq_unit_tests", "compiled", libfmq_test_coverage.instances(ONE_ROW))
     assert "BadQueueConfig_QueueSizeTooLarge (1 of 4)" in score.missing
     assert (score.names, score.instances) == (0, 1)
 
 
 def test_a_test_counts_for_its_core_only() -> None:
-    found = fmq_parity.instances(ONE_ROW)
-    assert fmq_parity.score("fmq_unit_tests", "python", found).instances == 0
+    found = libfmq_test_coverage.instances(ONE_ROW)
+    assert libfmq_test_coverage.score("fmq_unit_tests", "python", found).instances == 0
 
 
 def test_cores_do_not_make_instances() -> None:
     both = [*ONE_ROW, ONE_ROW[0].replace("compiled", "python")]
-    assert fmq_parity.instances(both) == {
+    assert libfmq_test_coverage.instances(both) == {
         (core, "BadQueueConfig_QueueSizeTooLarge"): {"aidl-one_fd"} for core in ("compiled", "python")
     }

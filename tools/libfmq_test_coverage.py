@@ -1,4 +1,4 @@
-"""Which of libfmq's own tests have a test of their name here, on each core: `tools/fmq_parity.py [--json]`.
+"""Which of libfmq's own tests have a test of their name here, on each core: `tools/libfmq_test_coverage.py [--json]`.
 
 The table lists the suites of libfmq with the number of instances that each test has there (a typed test runs for AIDL
 and HIDL, with the ring in one fd and in a second). pytest is asked which tests it would run; a test counts for the row

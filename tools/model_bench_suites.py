@@ -20,11 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 from bench_processes import Failed, received, started
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
-from model_bench_parties import SUSTAINED, Described, Job, Turn, child_main, loaded
-from model_bench_table import (
+from model_bench_metrics import (
     BURST,
     IN_PROCESS,
     PEERS,
@@ -37,7 +36,8 @@ from model_bench_table import (
     named,
     roofline_row,
 )
-from model_bench_turns import TURNS, Advance, Gathered, figures_of, take_turns, wait_until_quiet
+from model_bench_runners import SUSTAINED, Described, Job, Turn, child_main, loaded
+from model_bench_scheduler import TURNS, Advance, Gathered, figures_of, take_turns, wait_until_quiet
 from model_work import KINDS, TYPES, generated, model_cost
 
 from nnfmq.cli.console import open_client

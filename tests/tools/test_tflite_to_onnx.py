@@ -27,7 +27,7 @@ from nnfmq.operations.signature import NUMPY_TYPES
 
 onnx: Any = pytest.importorskip("onnx", reason="onnx is not installed")
 runtime: Any = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-import onnx_twins  # noqa: E402  it imports onnx
+import tflite_to_onnx  # noqa: E402  it imports onnx
 
 FLOAT_TOLERANCE = 1e-4
 CODES_APART = {  # over a whole model, on the inputs below
@@ -41,7 +41,7 @@ CODES_APART = {  # over a whole model, on the inputs below
 _ERRORS_ONLY = 3
 
 
-def session(twin: onnx_twins.Twin, optimized: Path | None = None) -> Any:
+def session(twin: tflite_to_onnx.Twin, optimized: Path | None = None) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = _ERRORS_ONLY
@@ -50,7 +50,7 @@ def session(twin: onnx_twins.Twin, optimized: Path | None = None) -> Any:
     return runtime.InferenceSession(twin.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def by_twin(twin: onnx_twins.Twin, inputs: Sequence[Array], optimized: Path | None = None) -> list[Array]:
+def by_twin(twin: tflite_to_onnx.Twin, inputs: Sequence[Array], optimized: Path | None = None) -> list[Array]:
     runner = session(twin, optimized)
     names = [described.name for described in runner.get_inputs()]
     feeds = {name: twin.codes_in(array) for name, array in zip(names, inputs, strict=True)}
@@ -92,7 +92,7 @@ def test_a_twin_computes_what_its_original_does(name: str, data_dir: Path) -> No
     folder = data_dir / "models"
     loaded = nnfmq.load(folder / f"{name}.tflite")
     inputs = inputs_of(loaded, folder)
-    found = by_twin(onnx_twins.twin_of(loaded.model), inputs)
+    found = by_twin(tflite_to_onnx.twin_of(loaded.model), inputs)
     assert_close(found, interpreted(loaded.model, inputs), CODES_APART[name])
 
 
@@ -104,14 +104,14 @@ def test_a_twin_agrees_with_tflite(name: str, data_dir: Path) -> None:
     loaded = nnfmq.load(content)
     inputs = inputs_of(loaded, folder)
     expected = reference(litert, content)(inputs[0])
-    assert_close(by_twin(onnx_twins.twin_of(loaded.model), inputs), expected, CODES_APART[name])
+    assert_close(by_twin(tflite_to_onnx.twin_of(loaded.model), inputs), expected, CODES_APART[name])
 
 
 @pytest.mark.parametrize("name", [name for name in CODES_APART if CODES_APART[name]])
 def test_nothing_between_two_quantized_operations_is_computed_in_float(
     name: str, data_dir: Path, tmp_path: Path
 ) -> None:
-    twin = onnx_twins.twin_of(nnfmq.load(data_dir / "models" / f"{name}.tflite").model)
+    twin = tflite_to_onnx.twin_of(nnfmq.load(data_dir / "models" / f"{name}.tflite").model)
     session(twin, tmp_path / "optimized.onnx")
     written = Counter(node.op_type for node in twin.proto.graph.node)
     fused = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
@@ -153,7 +153,7 @@ def assert_twin_agrees(model: Model, codes: int = 1, weight_type: Any = np.uint8
     inputs = [_random(random, operand) for operand in operands]
     expected = interpreted(model, inputs)
     assert all(np.unique(array).size > 1 for array in expected), "all outputs are alike: nothing would be compared"
-    assert_close(by_twin(onnx_twins.twin_of(model, weight_type), inputs), expected, codes)
+    assert_close(by_twin(tflite_to_onnx.twin_of(model, weight_type), inputs), expected, codes)
 
 
 def _random(random: np.random.Generator, operand: Operand) -> Array:
@@ -215,22 +215,24 @@ def test_softmax_with_a_beta(kind: OperandType) -> None:
 def test_weights_can_be_signed() -> None:
     arguments = [value(Q8, (1, 5, 5, 3)), weights_of(Q8, (4, 3, 3, 3), 0), bias_of(Q8, 4), 1, 1, 1, 0]
     model = one_operation(OperationType.CONV_2D, arguments, value(Q8, (1, 5, 5, 4), 0.5, 128))
-    assert {i.data_type for i in onnx_twins.twin_of(model, np.int8).proto.graph.initializer} >= {onnx.TensorProto.INT8}
+    assert {i.data_type for i in tflite_to_onnx.twin_of(model, np.int8).proto.graph.initializer} >= {
+        onnx.TensorProto.INT8
+    }
     assert not {
-        i.data_type for i in onnx_twins.twin_of(model).proto.graph.initializer
+        i.data_type for i in tflite_to_onnx.twin_of(model).proto.graph.initializer
     } & {onnx.TensorProto.INT8}  # fmt: skip
 
 
 def test_what_has_no_twin_is_refused_by_name() -> None:
     model = one_operation(OperationType.FLOOR, [value(F32, (2, 3))], value(F32, (2, 3)))
     with pytest.raises(InvalidArgument, match="FLOOR has no twin here: ADD, "):
-        onnx_twins.twin_of(model)
+        tflite_to_onnx.twin_of(model)
 
 
 def test_the_command_writes_a_file_that_onnx_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "digits.onnx"
-    assert onnx_twins.main([str(nnfmq.example_path("digits_quant.tflite")), str(target)]) == 0
+    assert tflite_to_onnx.main([str(nnfmq.example_path("digits_quant.tflite")), str(target)]) == 0
     onnx.checker.check_model(onnx.load(target))
     assert "uint8" in capsys.readouterr().out
-    assert onnx_twins.main([str(tmp_path / "none.tflite"), str(target)]) == 1
-    assert "onnx_twins: error: " in capsys.readouterr().err
+    assert tflite_to_onnx.main([str(tmp_path / "none.tflite"), str(target)]) == 1
+    assert "tflite_to_onnx: error: " in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Which rows of docs/contributing/requirements.md have a test: `python tools/requirement_rows.py [GROUP...]`.
+"""Which rows of docs/contributing/requirements.md have a test: `python tools/requirements_coverage.py [GROUP...]`.
 
 A test covers a row by carrying its whole id in its name or in its parameters' names, with - or _ between the parts. The
 names come from pytest's own collection, so what is never collected does not count by its text; what is skipped does.

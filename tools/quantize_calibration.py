@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from quantize_numbers import Affine, Array, Range, sqnr_db
+from quant_params import Affine, Array, Range, sqnr_db
 from tflite_reader import Graph
 
 import nnfmq

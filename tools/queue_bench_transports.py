@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
-from latency_peers import REPLY_BYTES, REQUEST_BYTES, PeerMissing
+from latency_baselines import REPLY_BYTES, REQUEST_BYTES, PeerMissing
 
 REQUEST, REPLY = bytes(REQUEST_BYTES), bytes(REPLY_BYTES)
 LAST = b"\xff" * REQUEST_BYTES

@@ -20,12 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 import numpy as np
 import numpy.typing as npt
 from bench_processes import Failed
+from latency_baselines import PeerMissing
 from latency_client import CLIENT_WINDOW, SERVER_WINDOW
-from latency_peers import PeerMissing
 from measure_capabilities import made_up
 
 import nnfmq
@@ -288,7 +288,7 @@ def _onnx_runtime(job: Job) -> Iterator[Party]:
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime as runtime  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        from onnx_twins import twin_of
+        from tflite_to_onnx import twin_of
     except ImportError as error:
         raise PeerMissing(f"{error.name} is not installed: pip install 'nnfmq[bench]'") from None
     model = loaded(job.source)

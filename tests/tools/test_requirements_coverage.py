@@ -1,4 +1,4 @@
-"""`tools/requirement_rows.py` counts rows by whole ids."""
+"""`tools/requirements_coverage.py` counts rows by whole ids."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DOCUMENT = """
 
 @pytest.fixture
 def tool() -> Any:
-    import requirement_rows
+    import requirements_coverage
 
-    return requirement_rows
+    return requirements_coverage
 
 
 @pytest.mark.parametrize(

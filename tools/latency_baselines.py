@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-import latency_placement as placement
+import cpu_pinning as placement
 
 import nnfmq.queue
 from nnfmq.cli.console import distribution

@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 
 from wheels.build import Target, platform_tag
-from wheels.pythons import environment, pip, run
+from wheels.interpreters import environment, pip, run
 
-PROGRAM = Path(__file__).with_name("installed.py")
+PROGRAM = Path(__file__).with_name("smoke_test_script.py")
 RECORDS = 2000
 _NO_COMPILER = {"CC": "/bin/false", "CXX": "/bin/false"}
 _EMULATED_S = 300

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-import latency_placement as placement
+import cpu_pinning as placement
 from bench_processes import Failed, received, started
-from latency_peers import PeerMissing
-from model_bench_parties import Job, Turn, child_main
+from latency_baselines import PeerMissing
+from model_bench_runners import Job, Turn, child_main
 
 from nnfmq.cli.console import percentile
 

@@ -1,7 +1,7 @@
 """The goals of model_bench.py and the arithmetic of its report. Data and pure functions.
 
 A figure of a party is the median over its rounds: of each round's p50, p99 and p99.9, in µs. Goals are those of
-queue_bench_table.py: a figure, divided by the best peer's or by another of our own, beside a limit.
+queue_bench_cases.py: a figure, divided by the best peer's or by another of our own, beside a limit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from queue_bench_table import Figures, Goal, judged
+from queue_bench_cases import Figures, Goal, judged
 
 BURST, IN_PROCESS = "nnfmq burst", "nnfmq in process"
 PEERS = ("LiteRT", "ONNX Runtime")

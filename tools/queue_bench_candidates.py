@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import latency_peers as peers
-import latency_placement as placement
+import cpu_pinning as placement
+import latency_baselines as peers
 from bench_processes import Failed
-from queue_bench_peers import EXCHANGES, REPLY, REQUEST, Calls, Exchange
 from queue_bench_server import POLLING_NS, Job, Sample, answer_of, forked
+from queue_bench_transports import EXCHANGES, REPLY, REQUEST, Calls, Exchange
 
 from nnfmq.hal.errors import NnfmqError
 from nnfmq.queue import MessageQueue
