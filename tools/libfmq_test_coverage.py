@@ -1,9 +1,10 @@
-"""Which of libfmq's own tests have a test of their name here, on each core: `tools/libfmq_test_coverage.py [--json]`.
+"""Count which of libfmq's tests have a test of the same name here, on each core.
 
-The table lists the suites of libfmq with the number of instances that each test has there (a typed test runs for AIDL
-and HIDL, with the ring in one fd and in a second). pytest is asked which tests it would run; a test counts for the row
-whose name it carries, `test_Suite_Name[...]`, once for each parameter set without the core. Nothing is run: that they
-pass is for the tests to say. Ends with 1 where something is missing.
+Usage: `tools/libfmq_test_coverage.py [--json]`.
+
+The tables list libfmq's tests with the number of instances that each has there (typed tests run for AIDL and HIDL, with
+the ring in one fd and in a second one). pytest lists the tests; a test counts for the row whose name it has,
+`test_Suite_Name[...]`, once for each parameter set without the core. No test is run. Exits with 1 if one is missing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FOLDER = "tests/queue/parity"
 CORES = ("compiled", "python")
 
 Table = dict[str, int]
-"""Name of a row → its instances."""
+"""Name of a test of libfmq → number of instances."""
 
 
 def _suite(suite: str, names: str, instances: int) -> Table:
@@ -91,12 +92,12 @@ LATER: Table = {
 TABLES = {"fmq_unit_tests": UNIT, "msgq_test_client": PROCESSES, "later versions": LATER}
 
 Found = dict[tuple[str, str], set[str]]
-"""(Core, row) → the instances that have a test."""
+"""(Core, row) → parameter sets that have a test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one core has of one table."""
+    """How many tests of one table exist for one core."""
 
     table: str
     core: str
@@ -108,7 +109,7 @@ class Score:
 
 
 def collected(folder: str = FOLDER) -> list[str]:
-    """Ask pytest for the ids of the tests in `folder`."""
+    """Return the ids of the tests that pytest collects in `folder`."""
     command = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", folder]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -117,7 +118,7 @@ def collected(folder: str = FOLDER) -> list[str]:
 
 
 def instances(ids: Iterable[str]) -> Found:
-    """Sort test ids by core and row."""
+    """Group test ids by core and row."""
     found: Found = defaultdict(set)
     for test in ids:
         match = re.search(r"::test_(\w+)\[(.+)\]$", test)
@@ -129,7 +130,7 @@ def instances(ids: Iterable[str]) -> Found:
 
 
 def score(name: str, core: str, found: Found) -> Score:
-    """Compare one table with what there is on one core."""
+    """Compare one table with the tests of one core."""
     table = TABLES[name]
     have = {row: min(len(found.get((core, row), ())), wanted) for row, wanted in table.items()}
     missing = tuple(f"{row} ({have[row]} of {wanted})" for row, wanted in table.items() if have[row] < wanted)
@@ -139,7 +140,7 @@ def score(name: str, core: str, found: Found) -> Score:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the report; return 0 if nothing is missing."""
-    parser = argparse.ArgumentParser(description="Count the tests that carry the names of libfmq's own.")
+    parser = argparse.ArgumentParser(description="Count the tests that have the names of libfmq's tests.")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     options = parser.parse_args(arguments)
     found = instances(collected())

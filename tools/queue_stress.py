@@ -1,9 +1,9 @@
-"""Millions of records with checksums through one queue, from a process to another, each on a core of its own choosing.
+"""Send millions of records with checksums through one queue between two processes, on each pair of cores.
 
-Every record carries its number, its complement and a product of both with the seed; the reader checks each, and both
-sides add up a CRC of all bytes, so that a lost, repeated, torn or displaced record is noticed. Batches are of every
-size, as are reads, and the calls change at random among those that wait and those that do not. Pairs of cores run one
-after the other. Nothing waits without limit. Not a benchmark: the figures say only how much was tried.
+Every record has its number, the complement of it, and a product of both with the seed. The reader checks each record,
+and both sides compute a CRC of all bytes, so that a lost, repeated, torn or displaced record is detected. Batches and
+reads have random sizes, and blocking and non-blocking calls alternate at random. All waits have a limit. This is not a
+benchmark: the rates only show how much was tried.
 
     python tools/queue_stress.py                            # 10 million, 1 million with a Python core
     python tools/queue_stress.py --pairs python-compiled --count 100000000 --json
@@ -35,12 +35,12 @@ MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Failed(Exception):
-    """A record was wrong, or a side ended without its part."""
+    """A record was wrong, or a process failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one side did."""
+class SideResult:
+    """Result of one process."""
 
     core: str
     records: int
@@ -50,11 +50,11 @@ class Part:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the pairs and print what was sent; 0 all right, 1 a failure, 2 usage, 130 interrupted."""
+    """Run the pairs and print the results; return 0 for success, 1 for a failure, 2 for usage, 130 if interrupted."""
     arguments = _parser().parse_args(argv)
     try:
         if arguments.role:
-            return _be(arguments)
+            return _run_role(arguments)
         reports = [run(pair, _records(pair, arguments), arguments.seed, arguments.limit) for pair in arguments.pairs]
     except Failed as error:
         print(f"queue_stress: error: {error}", file=sys.stderr)
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--count", type=_positive, help="records (default: 10 million, 1 million where one is the Python core)"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=_positive, default=600, metavar="S", help="seconds until a pair is given up")
+    parser.add_argument("--limit", type=_positive, default=600, metavar="S", help="time limit of a pair in seconds")
     parser.add_argument("--json", action="store_true")
     for hidden in ("--role", "--descriptor"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -107,7 +107,11 @@ def _line(report: dict[str, Any]) -> str:
 
 
 def run(pair: str, records: int, seed: int, limit_s: int) -> dict[str, Any]:
-    """Send `records` from one new process to another. Raises Failed."""
+    """Send `records` from one new process to another.
+
+    Raises:
+        Failed: If a record was wrong, or a process failed or exceeded the limit.
+    """
     with MessageQueue.create(QUANTUM, COUNT, label="queue-stress") as queue:
         sides = [
             _started(role, core, queue, records, seed, limit_s)
@@ -134,30 +138,30 @@ def _started(role: str, core: str, queue: MessageQueue, records: int, seed: int,
     )  # fmt: skip
 
 
-def _finished(side: subprocess.Popen[str], limit_s: int) -> Part:
+def _finished(side: subprocess.Popen[str], limit_s: int) -> SideResult:
     try:
         out, error = side.communicate(timeout=limit_s + 10)
     except subprocess.TimeoutExpired:
-        raise Failed(f"a side gave no answer for {limit_s} seconds") from None
+        raise Failed(f"a process did not end within {limit_s} seconds") from None
     if side.returncode:
-        raise Failed(error.strip() or f"a side ended with status {side.returncode}")
-    return Part(**json.loads(out))
+        raise Failed(error.strip() or f"a process ended with status {side.returncode}")
+    return SideResult(**json.loads(out))
 
 
-# ---- its two children ----
+# ---- the two child processes ----
 
 
-def _be(arguments: argparse.Namespace) -> int:
+def _run_role(arguments: argparse.Namespace) -> int:
     queue = MessageQueue.adopt([arguments.fd], arguments.descriptor, reset_pointers=False)
-    part = {"writer": _write_all, "reader": _read_all}[arguments.role]
+    role = {"writer": _write_all, "reader": _read_all}[arguments.role]
     with queue:
         deadline_ns = time.monotonic_ns() + arguments.limit * 10**9
-        print(json.dumps(asdict(part(queue, arguments.count, arguments.seed, deadline_ns))))
+        print(json.dumps(asdict(role(queue, arguments.count, arguments.seed, deadline_ns))))
     return 0
 
 
 def batch(first: int, n: int, seed: int) -> bytes:
-    """Return the records `first` to `first + n - 1`."""
+    """Return the bytes of the records `first` to `first + n - 1`."""
     fields = np.empty((n, 3), "<u8")
     fields[:, 0] = np.arange(first, first + n, dtype=np.uint64)
     fields[:, 1] = ~fields[:, 0]
@@ -166,38 +170,38 @@ def batch(first: int, n: int, seed: int) -> bytes:
 
 
 def _size(random: Random) -> int:
-    """At most half of the ring: a writer and a reader that both wait for more than that may wait for each other."""
+    """Return a number of records, at most half of the ring: with more, both sides could wait for each other."""
     return (1 << random.randrange(8)) - random.randrange(2) or 1
 
 
-def _write_all(queue: MessageQueue, records: int, seed: int, deadline_ns: int) -> Part:
+def _write_all(queue: MessageQueue, records: int, seed: int, deadline_ns: int) -> SideResult:
     random, start, crc, calls, sent = Random(seed), time.perf_counter(), 0, 0, 0
     while sent < records:
         data = batch(sent, min(_size(random), records - sent), seed)
         calls += 1
         if not (random.random() < 0.5 and queue.send(data)) and not queue.write_blocking(data, deadline_ns):
-            raise Failed(f"writer: no room for record {sent} within the limit")
+            raise Failed(f"writer: no space for record {sent} within the limit")
         crc = zlib.crc32(data, crc)
         sent += len(data) // QUANTUM
-    return Part(cores.core_name, sent, calls, crc, time.perf_counter() - start)
+    return SideResult(cores.core_name, sent, calls, crc, time.perf_counter() - start)
 
 
-def _read_all(queue: MessageQueue, records: int, seed: int, deadline_ns: int) -> Part:
+def _read_all(queue: MessageQueue, records: int, seed: int, deadline_ns: int) -> SideResult:
     random, start, crc, calls, got = Random(~seed), time.perf_counter(), 0, 0, 0
     while got < records:
-        data = _taken(queue, random, records - got, deadline_ns)
+        data = _read_some(queue, random, records - got, deadline_ns)
         calls += 1
         if not data:
-            raise Failed(f"reader: record {got} did not come within the limit")
+            raise Failed(f"reader: record {got} did not arrive within the limit")
         n = len(data) // QUANTUM
         if data != batch(got, n, seed):
             raise Failed(f"reader: a wrong record among {got} to {got + n - 1}")
         crc = zlib.crc32(data, crc)
         got += n
-    return Part(cores.core_name, got, calls, crc, time.perf_counter() - start)
+    return SideResult(cores.core_name, got, calls, crc, time.perf_counter() - start)
 
 
-def _taken(queue: MessageQueue, random: Random, left: int, deadline_ns: int) -> bytes | None:
+def _read_some(queue: MessageQueue, random: Random, left: int, deadline_ns: int) -> bytes | None:
     if random.random() < 0.5:
         return queue.receive(deadline_ns, random.choice(WINDOWS_NS))
     return queue.read_blocking(min(_size(random), left), deadline_ns)

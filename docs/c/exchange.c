@@ -1,4 +1,4 @@
-/* Takes records from one named queue, turns the bytes of each around, and puts them into another.
+/* Reads records from one named queue, reverses the bytes of each, and writes them to another.
  *
  *     cc -std=c11 -O2 exchange.c -o exchange          (or: c++ -x c++ -std=c++17 ...)
  *     nnfmq queue create /requests --record-bytes 8 --count 64
@@ -6,7 +6,7 @@
  *     ./exchange /requests /results 10 &
  *     nnfmq queue write /requests abcdefgh && nnfmq queue read /results      # hgfedcba
  *
- * A record of zeros ends it, and so do that many seconds (default 5) without a record. */
+ * It ends after a record of zeros, or after so many seconds (default 5) without a record. */
 #include "nnfmq_queue.h"
 
 #include <stdio.h>
@@ -23,11 +23,11 @@ static int is_zero(const unsigned char *record, size_t bytes) {
     return bytes == 0;
 }
 
-static void turn_around(unsigned char *record, size_t bytes) {
+static void reverse(unsigned char *record, size_t bytes) {
     for (size_t i = 0; i < bytes / 2; i++) {
-        unsigned char other = record[bytes - 1 - i];
+        unsigned char swapped = record[bytes - 1 - i];
         record[bytes - 1 - i] = record[i];
-        record[i] = other;
+        record[i] = swapped;
     }
 }
 
@@ -38,10 +38,10 @@ static int exchange(nnfmq_queue *requests, nnfmq_queue *results, unsigned char *
             return fail("no record", done);
         if (is_zero(record, requests->quantum))
             return 0;
-        turn_around(record, requests->quantum);
+        reverse(record, requests->quantum);
         done = nnfmq_write_blocking(results, record, 1, timeout_ns);
         if (done < 0)
-            return fail("no room", done);
+            return fail("no space", done);
     }
 }
 

@@ -1,16 +1,17 @@
-/* A writer and a reader thread over _atomics.h, for ThreadSanitizer and for other processors. By hand:
+/* A writer and a reader thread over _atomics.h, for ThreadSanitizer and for other CPUs. By hand:
  *
  *     cc -std=c11 -O1 -g -fno-builtin -fsanitize=thread -pthread tools/tsan/harness.c -o harness
  *     TSAN_OPTIONS=halt_on_error=1 ./harness 100000
  *
  * (-fno-builtin: gcc would put its own copy loop in memcpy's place, which ThreadSanitizer does not see.)
  *
- * The writer sends RECORDS numbered records in batches of 1 to 4 through a ring of 7 and waits where it must; the reader
- * checks every number, in reads of 1 to 3. Then the reader waits for a record that never comes, until a third thread
- * raises the dead flag. Status 0: all right; 1: a wrong record, or no end; ThreadSanitizer's 66: a data race.
+ * The writer sends numbered records in batches of 1 to 4 through a ring of 7, and waits for space; the reader checks
+ * every number, in reads of 1 to 3. Then the reader waits for a record that is never sent, until a third thread sets the
+ * peer death flag. Exit status 0: success; 1: a wrong record, or a wait that does not end; 66 (ThreadSanitizer's): a
+ * data race.
  *
- * -DSEED_RELAXED_RELEASE, -DSEED_RELAXED_ACQUIRE, -DSEED_EARLY_PUBLISH and -DSEED_PLAIN_EVENT break it on purpose, to
- * show that the check is one. Left out: the unsynchronized flavour, whose readers race with the writer by design.
+ * -DSEED_RELAXED_RELEASE, -DSEED_RELAXED_ACQUIRE, -DSEED_EARLY_PUBLISH and -DSEED_PLAIN_EVENT seed bugs, which
+ * must be found. Not covered: the unsynchronized flavor, whose readers race with the writer by design.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -45,11 +46,11 @@ static inline uint32_t plain_or(volatile uint32_t *word, uint32_t mask) {
 enum { COUNT = 7, QUANTUM = 24, RING_BYTES = COUNT * QUANTUM };
 
 static _Atomic uint64_t read_counter, write_counter;
-static _Atomic uint32_t event_word, peer_death;
+static _Atomic uint32_t event_flag_word, peer_death;
 static unsigned char ring_bytes[RING_BYTES] __attribute__((aligned(8)));
 static _Atomic int is_done;
 
-/* Each thread has objects of its own over the shared words, as two processes have. */
+/* Each thread has its own objects over the shared words, as two processes have. */
 static nnfmq_ring new_ring(void) {
     nnfmq_ring ring = {0};
     ring.read_counter = &read_counter;
@@ -62,7 +63,7 @@ static nnfmq_ring new_ring(void) {
 
 static nnfmq_event new_event(void) {
     nnfmq_event event = {0};
-    event.word = &event_word;
+    event.word = &event_flag_word;
     event.peer_death = &peer_death;
     return event;
 }
@@ -94,7 +95,7 @@ static void publish(const nnfmq_ring *q, const nnfmq_counters *counters, const v
 #endif
     nnfmq_commit_write(q, counters->w, data, bytes);
 #ifdef SEEDED
-    sched_yield(); /* the window between counter and event word is small where there is one CPU only */
+    sched_yield(); /* with one CPU, a switch between counter and event flag word is rare otherwise */
 #endif
 }
 
@@ -110,7 +111,7 @@ static void *writer(void *argument) {
         fill(batch, sent, n);
         for (;;) {
             if (nnfmq_begin_write(&q, &counters) != NNFMQ_OK)
-                fail("impossible counters seen by the writer", sent);
+                fail("invalid counters seen by the writer", sent);
             if (counters.bytes >= n * QUANTUM)
                 break;
             nnfmq_sleep(&q, &event, NNFMQ_WRITER, n * QUANTUM, NNFMQ_NO_DEADLINE);
@@ -132,7 +133,7 @@ static void *reader(void *argument) {
         n = n < total - got ? n : total - got;
         for (;;) {
             if (nnfmq_begin_read(&q, &counters) != NNFMQ_OK)
-                fail("impossible counters seen by the reader", got);
+                fail("invalid counters seen by the reader", got);
             if (counters.bytes >= n * QUANTUM)
                 break;
             if (got % 2)
@@ -151,11 +152,11 @@ static void *reader(void *argument) {
     return NULL;
 }
 
-/* Flag, OR, wake, once a millisecond until the waiter has left: as the watcher does. */
-static void bury(void) {
+/* Sets the flag, then all bits, and wakes, every millisecond until the waiter has ended: as the watcher does. */
+static void notify_peer_death(void) {
     atomic_store_explicit(&peer_death, 1, memory_order_release); /* SYNC dead */
     for (int i = 0; i < 10000 && !atomic_load(&is_done); i++) {
-        nnfmq_wake_all(&event_word);
+        nnfmq_wake_all(&event_flag_word);
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
     if (!atomic_load(&is_done))
@@ -168,7 +169,7 @@ int main(int argc, char **argv) {
     if (pthread_create(&writing, NULL, writer, &total) || pthread_create(&reading, NULL, reader, &total))
         fail("no thread", 0);
     pthread_join(writing, NULL);
-    bury();
+    notify_peer_death();
     pthread_join(reading, NULL);
     printf("%llu records\n", (unsigned long long)total);
     return 0;
