@@ -74,13 +74,13 @@ def _renumbered(tensors: Sequence[Tensor], kept: Sequence[int], graph: Graph) ->
     return Graph(tuple(tensors), tuple(operators), moved(graph.inputs), moved(graph.outputs))
 
 
-def _tensor(tensor: tflite_file.Tensor) -> Tensor:
+def _tensor(tensor: tflite_file.TfliteTensor) -> Tensor:
     if tensor.type not in _TYPES:
         raise InvalidArgument(f"{tensor} is {tensor.type.name}: only {', '.join(_TYPES.values())} are read here")
     return Tensor(tensor.name, tensor.shape, _TYPES[tensor.type], None if tensor.data is None else bytes(tensor.data))
 
 
-def _operator(operator: tflite_file.Operator, tables: dict[str, Table]) -> Operator:
+def _operator(operator: tflite_file.TfliteOperator, tables: dict[str, Table]) -> Operator:
     if operator.options is None:
         return Operator(operator.name, operator.inputs, operator.outputs)
     options = {name: value for name, value in _options(operator.options, tables[operator.options_name]) if value != []}

@@ -1,4 +1,4 @@
-"""Model files → `hal.types.Model`. One module per file format, which is imported when a file of it is loaded."""
+"""Importers: model files converted to HAL models. A file format's module is imported when such a file is loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ __all__ = ["LoadedModel", "example_path", "load"]
 
 
 def load(source: str | os.PathLike[str] | bytes) -> LoadedModel:
-    """Read a .tflite model from a path, or from the bytes of such a file.
+    """Return the model of a .tflite file, given its path or its bytes.
 
-    The result owns its constants (one copy of the weights); the file may change or vanish afterwards. Raises
-    InvalidArgument if the file is corrupt, or uses what is not supported; the message names the operator and the
-    tensor. Raises OSError if the file cannot be read.
+    The result has its own copy of all constants; the file may change or be deleted afterwards.
+
+    Raises:
+        InvalidArgument: If the file is corrupt or uses an unsupported feature; the message names operator and tensor.
+        OSError: If the file cannot be read.
     """
     from nnfmq.importers import tflite
 

@@ -1,7 +1,6 @@
-"""Where the files lie that come with the package: a model of handwritten digits in two types, and digits to try it on.
+"""Example files in the package: a model for handwritten digits in two types, and digits to run it on.
 
-They are found beside the code, so the package must be installed as files, not run out of a zip archive. What they are
-and whose they were is in CREDITS.md among them.
+The package must be installed as files, not run from a zip archive. CREDITS.md in the data folder has the sources.
 """
 
 from __future__ import annotations
@@ -16,11 +15,14 @@ _FOLDER = Path(__file__).resolve().parent.parent / "data"
 
 
 def example_path(name: str) -> Path:
-    """Return the path of a file that comes with the package: "digits.tflite", "digits_quant.tflite" or "digits.npz".
+    """Return the path of an example file: "digits.tflite", "digits_quant.tflite" or "digits.npz".
 
-    The first is a float32 model, the second the same in int8, whose input and output are codes. The archive holds
-    `images` [n,8,8] of 0..16 and `labels` [n], both uint8, n = 450, which neither model has seen, and `correct_count`,
-    how many of them the float32 one gets right. Raises InvalidArgument for any other name.
+    The first is a float32 model, the second the same model in int8, with quantized input and output. The archive has
+    `images` [450, 8, 8] of 0 to 16 and `labels` [450], both uint8, which were not used for training, and
+    `correct_count`, the number of images that the float32 model classifies correctly.
+
+    Raises:
+        InvalidArgument: If `name` is not an example file.
     """
     known = sorted(path.name for path in _FOLDER.iterdir() if path.is_file())
     if name not in known:

@@ -1,13 +1,13 @@
-"""A bounded walk over a flatbuffer that nobody vouches for, before any of its tables is read.
+"""Verifier of untrusted FlatBuffers, for the tables that a reader will access.
 
-Python's flatbuffers reader follows whatever offset it finds and has no verifier. This one is given the tables that
-will be read, as data, and touches nothing else: every offset, vtable, vector length, string and union member must
-lie inside the buffer, or InvalidArgument says which field is wrong and at which byte. Afterwards the generated
-accessors of exactly those tables cannot leave the buffer.
+Python's flatbuffers package follows every offset unchecked and has no verifier (C++ has flatbuffers::Verifier). This
+one takes the tables and fields that will be read, and checks that every offset, vtable, vector length, string and union
+member of theirs is inside the buffer. Afterwards the generated accessors of these tables cannot leave the buffer; other
+fields have not been checked.
 
-The work is bounded by the buffer's size: a table is checked once however often it is referred to, and no more offsets
-are followed than the buffer has room for. Alignment is not checked, because Python and numpy read unaligned
-values. Format: "FlatBuffer internals" of the flatbuffers documentation.
+Time is bounded by the buffer's size: a table is checked once even if it is referenced often, and no more offsets are
+followed than fit the buffer. Alignment is not checked, because Python and NumPy read unaligned values. Format:
+"FlatBuffer internals" in the FlatBuffers documentation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from nnfmq.hal.errors import InvalidArgument
 
-__all__ = ["Field", "Scalar", "String", "Table", "Union", "Vector", "check"]
+__all__ = ["Field", "Scalar", "String", "Table", "Union", "Vector", "verify"]
 
 _U16 = struct.Struct("<H")
 _I32 = struct.Struct("<i")
@@ -56,7 +56,7 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a table; `slot` is its place in the vtable in bytes: 4, 6, 8 ..."""
+    """A field of a table; `slot` is its byte offset in the vtable: 4, 6, 8 ..."""
 
     slot: int
     name: str
@@ -65,23 +65,23 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table's name and those of its fields that will be read."""
+    """A table's name, and the fields that will be read."""
 
     name: str
     fields: tuple[Field, ...]
 
 
-def check(buffer: bytes, root: Table, identifier: bytes) -> None:
+def verify(buffer: bytes, root: Table, identifier: bytes) -> None:
     """Check `buffer` as a file with the given four-byte identifier and root table. Raises InvalidArgument."""
-    walk = _Walk(buffer)
-    walk.need(0, 8, "file header")
+    verifier = _Verifier(buffer)
+    verifier.need(0, 8, "file header")
     if buffer[4:8] != identifier:
-        walk.fail("file header", f"the identifier is {buffer[4:8]!r}, not {identifier!r}", 4)
-    walk.table(walk.follow(0, root.name), root, root.name)
+        verifier.fail("file header", f"the identifier is {buffer[4:8]!r}, not {identifier!r}", 4)
+    verifier.table(verifier.follow(0, root.name), root, root.name)
 
 
-class _Walk:
-    """One pass over one buffer. `path` says in the schema's words which value is looked at."""
+class _Verifier:
+    """One pass over one buffer. `path` is the current value's name in the schema, for messages."""
 
     def __init__(self, buffer: bytes) -> None:
         self._buffer = buffer
@@ -92,9 +92,9 @@ class _Walk:
         raise InvalidArgument(f"corrupt file: {path}: {what} (at byte {at} of {len(self._buffer)})")
 
     def need(self, at: int, size_bytes: int, path: str) -> None:
-        """Demand that `size_bytes` bytes at `at` lie inside the buffer."""
+        """Require that `size_bytes` bytes at `at` are inside the buffer."""
         if at < 0 or at + size_bytes > len(self._buffer):
-            self.fail(path, f"{size_bytes} bytes at byte {at} lie outside the file", at)
+            self.fail(path, f"{size_bytes} bytes at byte {at} are outside the file", at)
 
     def unpack(self, form: struct.Struct, at: int, path: str) -> int:
         self.need(at, form.size, path)
@@ -102,10 +102,10 @@ class _Walk:
         return value
 
     def follow(self, at: int, path: str) -> int:
-        """Return where the offset stored at `at` points. Offsets only point forward, so a walk cannot circle."""
+        """Return the target of the offset stored at `at`. Offsets are unsigned and relative, so there are no cycles."""
         self._offsets_left -= 1
         if self._offsets_left < 0:
-            self.fail(path, "more offsets than the file has room for: its parts overlap", at)
+            self.fail(path, "more offsets than fit the file: its parts overlap", at)
         target = self.unpack(_U32, at, path)
         if target < _OFFSET_BYTES:
             self.fail(path, f"offset {target} points into itself", at)
@@ -173,7 +173,7 @@ class _Walk:
             self.fail(path, f"a string of {length} bytes without a NUL behind it", at)
 
     def _union(self, at: int, union: Union, slots: dict[int, int], path: str) -> None:
-        # The type's field stands before the union in the table's field list, so it has been checked already.
+        # The type's field precedes the union in the table's field list, so it has been checked already.
         type_at = slots.get(union.type_slot)
         member = union.members.get(self._buffer[type_at]) if type_at is not None else None
         if member is not None:

@@ -1,9 +1,9 @@
-"""GraphBuilder: collects operands, constants and operations, and makes the Model of them.
+"""GraphBuilder: builds a Model from operands, constants and operations.
 
-Constants are kept as the pieces that the importer was given (views of the file) and joined once in `build`: one copy
-of the weights, no quadratic work. Equal small constants (scalars, axes) share one operand. The total of all constants
-is limited, because tensors of a hostile file can all claim the same bytes. Values lie in `operand_values` aligned as
-the HAL asks: 2-3 bytes at 2, four or more at 4.
+Constants stay views of the file until `build` joins them, so that weights are copied once. Equal small constants
+(scalars, axes) share one operand. The total size of constants is limited, because all tensors of a hostile file can
+refer to the same bytes. Constants are aligned in `operand_values` as the HAL requires: those of 2 or 3 bytes at 2,
+larger ones at 4.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["GraphBuilder"]
 
 
 class GraphBuilder:
-    """A subgraph under construction; operands are known by their indexes."""
+    """A main subgraph under construction. Methods return and take operand indexes."""
 
     def __init__(self, max_constant_bytes: int) -> None:
         self._operands: list[Operand] = []
         self._operations: list[Operation] = []
-        self._pieces: list[bytes | memoryview] = []
+        self._chunks: list[bytes | memoryview] = []
         self._constant_bytes = 0
         self._max_constant_bytes = max_constant_bytes
         self._known: dict[Hashable, DataLocation] = {}
@@ -39,15 +39,15 @@ class GraphBuilder:
         return self._operands[index]
 
     def constant(self, data: bytes | memoryview) -> DataLocation:
-        """Take `data` as a constant's value and return where it will be. Raises InvalidArgument beyond the limit."""
+        """Add a constant's bytes and return their location. Raises InvalidArgument if the limit is exceeded."""
         offset = -(-self._constant_bytes // _alignment(len(data))) * _alignment(len(data))
         self.reserve(offset - self._constant_bytes + len(data))
-        self._pieces += [bytes(offset - self._constant_bytes), data]
+        self._chunks += [bytes(offset - self._constant_bytes), data]
         self._constant_bytes = offset + len(data)
         return DataLocation(0, offset, len(data))
 
     def reserve(self, size_bytes: int) -> None:
-        """Raise InvalidArgument if `size_bytes` more of constants would pass the limit."""
+        """Raise InvalidArgument if `size_bytes` more of constants would exceed the limit."""
         if self._constant_bytes + size_bytes > self._max_constant_bytes:
             raise InvalidArgument(
                 f"constants of {self._constant_bytes + size_bytes} bytes: the file's size allows "
@@ -55,11 +55,11 @@ class GraphBuilder:
             )
 
     def constant_of(self, buffer_index: int, data: memoryview) -> DataLocation:
-        """Take the value of a file's buffer, or find it again: tensors may share one."""
+        """Return the location of a file's buffer, added once even if tensors share it."""
         return self.converted(buffer_index, len(data), lambda: data)
 
     def converted(self, key: Hashable, size_bytes: int, make: Callable[[], bytes | memoryview]) -> DataLocation:
-        """Take what `make` returns, which is `size_bytes` long, or find it again by its key."""
+        """Return the location of the `size_bytes` bytes that `make` returns; `make` is called once for each `key`."""
         if key not in self._known:
             self.reserve(size_bytes)  # before the bytes exist
             self._known[key] = self.constant(make())
@@ -94,17 +94,17 @@ class GraphBuilder:
         return self._shared(OperandType.TENSOR_INT32, (len(values),), _packed(values))
 
     def omitted(self, operand_type: OperandType) -> int:
-        """Return an operand that stands for an optional argument left out."""
+        """Return an operand for an omitted optional argument."""
         return self.operand(Operand(operand_type, lifetime=LifeTime.NO_VALUE))
 
     def operation(self, operation_type: OperationType, inputs: Sequence[int], *outputs: int) -> None:
-        """Add an operation behind those added before."""
+        """Append an operation."""
         self._operations.append(Operation(operation_type, tuple(inputs), outputs))
 
     def build(self, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
-        """Return the model; the constants are copied here, once."""
+        """Return the model, with one copy of all constants."""
         main = Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
-        return Model(main, operand_values=b"".join(self._pieces))
+        return Model(main, operand_values=b"".join(self._chunks))
 
     def _shared(self, operand_type: OperandType, dimensions: tuple[int, ...], data: bytes) -> int:
         key = (operand_type, data)

@@ -1,4 +1,4 @@
-"""LoadedModel: what every importer returns. Apart from the importers, so that naming it costs no import of theirs."""
+"""The result type of every importer, in a module of its own so that no importer is imported with it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""A TFLite file as plain records: tensors and operators in NNAPI's vocabulary, not yet translated.
+"""A TFLite file as records: tensors with HAL types, and operators that are not converted yet.
 
-`read` checks the whole file (bounded walk, then the rules that need meaning: versions, indexes, sizes) and copies
-nothing of its constants: `Tensor.data` is a view of the file. Tensors are judged when an operator asks for them, so
-that one of an unsupported type which nobody uses does no harm. Everything wrong is InvalidArgument. The `tflite`
-package is imported here and only when a file is read.
+`read` verifies the FlatBuffer, then versions, indexes and sizes. Constants are not copied: `TfliteTensor.data` is a
+view of the file. A tensor is validated when an operator uses it, so that an unused tensor of an unsupported type does
+no harm. All errors are InvalidArgument. The `tflite` package is imported when a file is read.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.types import ChannelQuant, OperandType, element_bytes
 from nnfmq.importers import flatbuffer_verifier, tflite_schema
 
-__all__ = ["File", "Operator", "Tensor", "read"]
+__all__ = ["TfliteFile", "TfliteOperator", "TfliteTensor", "read"]
 
 # The limits bound the work on a hostile file; TFLite's own kernels stop at rank 8.
 _MAX_RANK = 8
@@ -41,12 +40,12 @@ _ZERO_POINTS = {"UINT8": (0, 255), "INT8": (-128, 127), "INT16": (0, 0)}
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor; `data` is its constant value as the file has it, or None.
+class TfliteTensor:
+    """A tensor; `data` is its constant value in the file, or None.
 
-    `file_scale` is what the file says, also where an operand of that type carries no scale (the INT32 bias of a
-    quantized operation). `rank` is the file's: a constant of rank 0 has the shape (1,). `is_int64`: `type` is
-    TENSOR_INT32, but `data` has eight bytes for each element.
+    `file_scale` is the file's scale, even if an operand of that type has none (the INT32 bias of a quantized
+    operation). `rank` is that in the file: a constant of rank 0 has shape (1,). `is_int64`: `type` is TENSOR_INT32, but
+    `data` has eight bytes for each element.
     """
 
     index: int
@@ -68,8 +67,8 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
-    """An operator: TFLite's name for it, tensor indexes (-1 = omitted), and its generated options object or None."""
+class TfliteOperator:
+    """An operator: TFLite's name, tensor indexes (-1: omitted), and the generated options object or None."""
 
     index: int
     name: str
@@ -82,11 +81,11 @@ class Operator:
         return f"operator {self.index} ({self.name})"
 
 
-def read(data: bytes) -> File:
-    """Check a TFLite file and return its only subgraph. Raises InvalidArgument."""
+def read(data: bytes) -> TfliteFile:
+    """Verify a TFLite file and return its only subgraph. Raises InvalidArgument if it is invalid or unsupported."""
     if len(data) > _MAX_FILE_BYTES:
         raise InvalidArgument(f"a file of {len(data)} bytes: flatbuffers end at {_MAX_FILE_BYTES}")
-    flatbuffer_verifier.check(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
+    flatbuffer_verifier.verify(data, tflite_schema.MODEL, tflite_schema.IDENTIFIER)
     import tflite
 
     model = tflite.Model.GetRootAs(data, 0)
@@ -94,34 +93,34 @@ def read(data: bytes) -> File:
         raise InvalidArgument(f"TFLite schema version {model.Version()}: only {tflite_schema.VERSION} is known")
     if model.SubgraphsLength() != 1:
         raise InvalidArgument(f"{model.SubgraphsLength()} subgraphs: only models of exactly one are supported")
-    return File(model, len(data))
+    return TfliteFile(model, len(data))
 
 
-class File:
+class TfliteFile:
     """The subgraph of a checked file; its vectors are read within one budget, so that overlaps cannot multiply work."""
 
     def __init__(self, model: Any, size_bytes: int) -> None:
         self._model = model
         self._subgraph = model.Subgraphs(0)
         self._elements_left = size_bytes
-        self._tensors: dict[int, Tensor] = {}
+        self._tensors: dict[int, TfliteTensor] = {}
         self.size_bytes = size_bytes
         self.inputs = self._ints(self._subgraph.InputsLength(), self._subgraph.InputsAsNumpy)
         self.outputs = self._ints(self._subgraph.OutputsLength(), self._subgraph.OutputsAsNumpy)
 
-    def operators(self) -> Iterator[Operator]:
+    def operators(self) -> Iterator[TfliteOperator]:
         """Yield the operators in the file's order, which is the order of execution."""
         names = _operator_names()
         for index in range(self._subgraph.OperatorsLength()):
             yield self._operator(index, self._subgraph.Operators(index), names)
 
-    def tensor(self, index: int) -> Tensor:
+    def tensor(self, index: int) -> TfliteTensor:
         """Return one tensor. Raises InvalidArgument for an index out of range and for what a tensor may not be."""
         if index not in self._tensors:
             count = self._subgraph.TensorsLength()
             if not 0 <= index < count:
                 raise InvalidArgument(f"tensor index {index} is not in 0..{count - 1}")
-            self._tensors[index] = self._judge(index, self._subgraph.Tensors(index))
+            self._tensors[index] = self._named_tensor(index, self._subgraph.Tensors(index))
         return self._tensors[index]
 
     def _spend(self, count: int) -> None:
@@ -138,12 +137,12 @@ class File:
         self._spend(len(raw))
         return raw[:_MAX_NAME_BYTES].decode("utf-8", "replace")
 
-    def _operator(self, index: int, operator: Any, names: dict[int, str]) -> Operator:
+    def _operator(self, index: int, operator: Any, names: dict[int, str]) -> TfliteOperator:
         name = self._operator_name(index, operator.OpcodeIndex(), names)
         inputs = self._ints(operator.InputsLength(), operator.InputsAsNumpy)
         outputs = self._ints(operator.OutputsLength(), operator.OutputsAsNumpy)
         options_name, options = _options(operator)
-        return Operator(index, name, inputs, outputs, options_name, options)
+        return TfliteOperator(index, name, inputs, outputs, options_name, options)
 
     def _operator_name(self, index: int, opcode_index: int, names: dict[int, str]) -> str:
         if opcode_index >= self._model.OperatorCodesLength():
@@ -154,14 +153,14 @@ class File:
         name = names.get(number, f"code {number}")
         return f"CUSTOM {self._text(code.CustomCode())!r}" if name == "CUSTOM" else name
 
-    def _judge(self, index: int, raw: Any) -> Tensor:
+    def _named_tensor(self, index: int, raw: Any) -> TfliteTensor:
         name = self._text(raw.Name())
         try:
             return self._tensor(index, name, raw)
         except InvalidArgument as error:
             raise InvalidArgument(f"tensor {index} ({name[:80]!r}): {error}") from None
 
-    def _tensor(self, index: int, name: str, raw: Any) -> Tensor:
+    def _tensor(self, index: int, name: str, raw: Any) -> TfliteTensor:
         if raw.Sparsity() is not None:
             raise InvalidArgument("sparse tensors are not supported")
         shape = _checked_shape(self._ints(raw.ShapeLength(), raw.ShapeAsNumpy))
@@ -177,7 +176,7 @@ class File:
         _check_size(kind, shape, data, 8 if is_int64 else element_bytes(kind))
         file_scale = scales[0] if len(scales) == 1 else 0.0
         number, is_variable = raw.Buffer(), bool(raw.IsVariable())
-        return Tensor(
+        return TfliteTensor(
             index, name, kind, shape, scale, zero_point, channels, file_scale, number, data, rank, is_variable, is_int64
         )
 
@@ -228,14 +227,14 @@ def _options(operator: Any) -> tuple[str, Any]:
 def _checked_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     if len(shape) > _MAX_RANK:
         raise InvalidArgument(f"rank {len(shape)}: at most {_MAX_RANK} is supported")
-    if any(extent < 0 for extent in shape):
+    if any(dimension < 0 for dimension in shape):
         raise InvalidArgument(f"shape {list(shape)} has a negative extent")
     return shape
 
 
 def _check_size(kind: OperandType, shape: tuple[int, ...], data: memoryview | None, stored_bytes: int) -> None:
     # An extent of 0 does not excuse the others: each is a number of 32 bits further on, and so are their products.
-    if math.prod(max(extent, 1) for extent in shape) * stored_bytes > _MAX_TENSOR_BYTES:
+    if math.prod(max(dimension, 1) for dimension in shape) * stored_bytes > _MAX_TENSOR_BYTES:
         raise InvalidArgument(f"shape {list(shape)} takes more than {_MAX_TENSOR_BYTES} bytes")
     size_bytes = math.prod(shape) * stored_bytes
     if data is not None and len(data) != size_bytes:

@@ -65,7 +65,7 @@ def with_dimensions_in_range(content: bytes) -> bytes:
     return bytes(data)
 
 
-def compared(content: bytes, seed: int) -> Iterator[tuple[tflite_file.Operator, Array, Array, Theirs]]:
+def compared(content: bytes, seed: int) -> Iterator[tuple[tflite_file.TfliteOperator, Array, Array, Theirs]]:
     """Yield each operator with our result and LiteRT's, on LiteRT's inputs."""
     theirs, layers = Theirs(content, keep_all=True), Layers(content)
     theirs([codes(seed, load(content).inputs[0].shape)])
@@ -78,7 +78,7 @@ def distance(found: Array, expected: Array) -> int:
     return int(np.abs(found.astype(int) - expected).max())
 
 
-def connected_by_the_hal(file: tflite_file.File, operator: tflite_file.Operator, values: Array) -> Array:
+def connected_by_the_hal(file: tflite_file.TfliteFile, operator: tflite_file.TfliteOperator, values: Array) -> Array:
     """FULLY_CONNECTED of one row as the HAL defines it, in whole numbers: both steps of the multiplier round."""
     x, weights, bias, y = (file.tensor(index) for index in (*operator.inputs, *operator.outputs))
     assert weights.data is not None

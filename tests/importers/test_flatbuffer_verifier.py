@@ -13,7 +13,7 @@ from support import tflite_files
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.importers import tflite_schema
-from nnfmq.importers.flatbuffer_verifier import Field, Scalar, String, Table, Union, Vector, check
+from nnfmq.importers.flatbuffer_verifier import Field, Scalar, String, Table, Union, Vector, verify
 
 LEAF = Table("Leaf", (Field(4, "number", Scalar(4)),))
 ROOT = Table("Root", (
@@ -54,7 +54,7 @@ def leaves(count: int) -> bytes:
     ],
 )
 def test_what_fits_is_accepted(field: int, body: bytes) -> None:
-    check(root_file(field, body), ROOT, b"TEST")
+    verify(root_file(field, body), ROOT, b"TEST")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_file_cut_at_any_byte_is_refused(field: int, body: bytes) -> None:
 
 def _is_accepted(data: bytes) -> bool:
     try:
-        check(data, ROOT, b"TEST")
+        verify(data, ROOT, b"TEST")
     except InvalidArgument:
         return False
     return True
@@ -78,17 +78,17 @@ def _is_accepted(data: bytes) -> bool:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", r"file header: 8 bytes at byte 0 lie outside"),
+        (b"", r"file header: 8 bytes at byte 0 are outside"),
         (struct.pack("<I4s", 8, b"ELSE") + bytes(20), r"identifier is b'ELSE', not b'TEST' \(at byte 4"),
-        (struct.pack("<I4s", 1 << 30, b"TEST"), r"Root: 4 bytes at byte 1073741824 lie outside"),
+        (struct.pack("<I4s", 1 << 30, b"TEST"), r"Root: 4 bytes at byte 1073741824 are outside"),
         (struct.pack("<I4s", 0, b"TEST"), r"Root: offset 0 points into itself \(at byte 0"),
-        (struct.pack("<I4si", 8, b"TEST", 100), r"Root: vtable: 2 bytes at byte -92 lie outside"),
+        (struct.pack("<I4si", 8, b"TEST", 100), r"Root: vtable: 2 bytes at byte -92 are outside"),
         (struct.pack("<I4siHH", 8, b"TEST", -4, 3, 4), r"Root: a vtable of 3 bytes \(at byte 12"),
-        (struct.pack("<I4siHH", 8, b"TEST", -4, 60, 4), r"Root: vtable: 60 bytes at byte 12 lie outside"),
-        (struct.pack("<I4siHH", 8, b"TEST", -4, 4, 90), r"Root: 90 bytes at byte 8 lie outside"),
+        (struct.pack("<I4siHH", 8, b"TEST", -4, 60, 4), r"Root: vtable: 60 bytes at byte 12 are outside"),
+        (struct.pack("<I4siHH", 8, b"TEST", -4, 4, 90), r"Root: 90 bytes at byte 8 are outside"),
         (root_file(4, b"", table_bytes=6), r"Root.text: lies outside its table of 6 bytes \(at byte 28"),
         (root_file(4, struct.pack("<I", 3) + b"abcd"), r"Root.text: a string of 3 bytes without a NUL"),
-        (root_file(4, struct.pack("<I", 2**32 - 1)), r"Root.text: 4294967296 bytes at byte 40 lie outside"),
+        (root_file(4, struct.pack("<I", 2**32 - 1)), r"Root.text: 4294967296 bytes at byte 40 are outside"),
         (root_file(6, struct.pack("<I", 2**32 - 1)), r"Root.numbers: a vector of 4294967295 elements of 4 bytes"),
         (root_file(8, struct.pack("<II", 1, 0) + LEAF_BODY), r"Root.leaves\[0\]: offset 0 points into itself"),
         (root_file(12, struct.pack("<i", 1)), r"Root.choice\(Leaf\): vtable"),
@@ -96,11 +96,11 @@ def _is_accepted(data: bytes) -> bool:
 )
 def test_a_fault_is_named_with_its_field_and_byte(data: bytes, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        check(data, ROOT, b"TEST")
+        verify(data, ROOT, b"TEST")
 
 
 def test_a_union_member_that_is_not_read_is_not_checked() -> None:
-    check(root_file(12, struct.pack("<i", 1), kind=2), ROOT, b"TEST")
+    verify(root_file(12, struct.pack("<i", 1), kind=2), ROOT, b"TEST")
 
 
 def test_overlapping_tables_cannot_multiply_the_work() -> None:
@@ -110,8 +110,8 @@ def test_overlapping_tables_cannot_multiply_the_work() -> None:
     offsets = struct.pack("<100I", *(4 * (100 - n) + 8 for n in range(100)))
     table = struct.pack("<HHHHiI", 6, 8, 4, 0, 8, 4)
     data = struct.pack("<I4sHHHHiI", 16, b"TEST", 6, 8, 4, 0, 8, 4) + struct.pack("<I", 100) + offsets + table
-    with pytest.raises(InvalidArgument, match="more offsets than the file has room for"):
-        check(data + leaves(1000), outer, b"TEST")
+    with pytest.raises(InvalidArgument, match="more offsets than fit the file"):
+        verify(data + leaves(1000), outer, b"TEST")
 
 
 def _tables(table: Table) -> Iterator[Table]:
@@ -146,4 +146,4 @@ def test_the_union_members_have_the_numbers_of_the_schema_package() -> None:
 
 
 def test_a_written_model_passes_the_walk() -> None:
-    check(tflite_files.everything(), tflite_schema.MODEL, tflite_schema.IDENTIFIER)
+    verify(tflite_files.everything(), tflite_schema.MODEL, tflite_schema.IDENTIFIER)

@@ -13,7 +13,7 @@ import pytest
 from support.both_runners import Theirs, ours
 from support.tflite_cases import CASES, Case
 
-from nnfmq.importers.tflite_operators import RULES
+from nnfmq.importers.tflite_operators import CONVERTERS
 
 pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 def test_every_operator_of_the_table_has_a_case() -> None:
-    assert {case.name for case in CASES} == set(RULES)
+    assert {case.name for case in CASES} == set(CONVERTERS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -17,7 +17,7 @@ from nnfmq.hal.operation_type import OperationType as Op
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.hal.types import LifeTime, Model, Operand, OperandType
 from nnfmq.importers import LoadedModel, load
-from nnfmq.importers.tflite_operators import RULES
+from nnfmq.importers.tflite_operators import CONVERTERS
 
 Q8 = OperandType.TENSOR_QUANT8_ASYMM
 F32 = OperandType.TENSOR_FLOAT32
@@ -176,4 +176,4 @@ def test_the_documents_list_the_operators_of_the_table() -> None:
     page = (ROOT / "docs" / "reference" / "model-formats.md").read_text()
     listed = page[page.index("| operators | |") : page.index("| tensor types |")]
     named = set(re.findall(r"\b[A-Z][A-Z0-9_]{2,}\b", listed)) - {"NNAPI"}
-    assert named == set(RULES)
+    assert named == set(CONVERTERS)

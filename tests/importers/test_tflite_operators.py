@@ -291,7 +291,7 @@ REFUSED: list[tuple[str, bytes, str]] = [
     ("an axis that the model computes", single("ARG_MAX", [VECTOR, Tensor("axis", (1,), "INT32"), Tensor("y", (1,),
         "INT32")]), r"tensor 1 \('axis'\) must be a constant of type INT32 or INT64"),
     ("an axis of two elements", single("ARG_MAX", [VECTOR, Tensor("a", (2,), "INT32", ints(0, 1)), VECTOR]),
-        r"2 elements: one is needed"),
+        r"2 elements: one is required"),
     ("an endless argument", single("ARG_MAX", [VECTOR, Tensor("a", (99,), "INT32", bytes(396)), VECTOR]),
         r"99 elements: at most 16"),
     ("a wide constant", single("PAD", [VECTOR, Tensor("p", (2, 2), "INT64", struct.pack("<4q", 0, 0, 0, 1 << 31)),

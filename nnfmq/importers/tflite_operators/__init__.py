@@ -1,63 +1,72 @@
-"""TFLite operators → NNAPI operations: RULES, the table of all of them, one small function for each family of form.
+"""Conversion of TFLite operators to HAL operations: CONVERTERS, by the operator's name.
 
-A rule reads an operator's options and adds one operation, rarely more. It checks only what NNAPI's form cannot express
-or what would be misread; whether the result is a valid model is `validation`'s business. Messages need not name the
-operator, `translate` does. Forms: the operation documents of the HAL 1.0 to 1.3 and of AIDL.
+A converter reads an operator's options and adds one operation, rarely more. It rejects only what the HAL cannot express
+or would interpret differently; `validation` decides whether the result is a valid model. `convert_operator` adds the
+operator's name to messages. Argument lists: the operation documents of HAL 1.0 to 1.3 and of AIDL.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from nnfmq.hal.errors import InvalidArgument
-from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators import (
-    data_movement_ops,
-    elementwise_ops,
-    image_ops,
-    recurrent_ops,
-    reduction_ops,
-    slicing_ops,
-    weighted_ops,
+from nnfmq.importers.tflite_file import TfliteOperator
+from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
+from nnfmq.importers.tflite_operators.pruning import live_operators
+
+__all__ = ["CONVERTERS", "ConversionContext", "OpConverter", "convert_operator", "live_operators"]
+
+_MODULES = (
+    "data_movement_ops",
+    "elementwise_ops",
+    "image_ops",
+    "recurrent_ops",
+    "reduction_ops",
+    "slicing_ops",
+    "weighted_ops",
 )
-from nnfmq.importers.tflite_operators.conversion import Rule, Translation
-from nnfmq.importers.tflite_operators.pruning import needed
 
-__all__ = ["RULES", "Rule", "Translation", "needed", "translate"]
-
-_FAMILIES = (elementwise_ops, image_ops, data_movement_ops, slicing_ops, weighted_ops, recurrent_ops, reduction_ops)
-
-RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
+CONVERTERS: dict[str, OpConverter] = {
+    name: converter
+    for module in _MODULES
+    for name, converter in import_module(f"{__name__}.{module}").CONVERTERS.items()
+}
 
 
-def translate(graph: Translation, operator: Operator) -> None:
-    """Add the operations that stand for `operator`. Raises InvalidArgument, naming the operator."""
-    rule = RULES.get(operator.name)
-    if rule is None:
-        raise InvalidArgument(f"{operator} is not supported; it writes {_written(graph, operator)}")
+def convert_operator(context: ConversionContext, operator: TfliteOperator) -> None:
+    """Add the operations that compute `operator`.
+
+    Raises:
+        InvalidArgument: If the operator is not supported; the message names it.
+    """
+    converter = CONVERTERS.get(operator.name)
+    if converter is None:
+        raise InvalidArgument(f"{operator} is not supported; it writes {_written(context, operator)}")
     try:
-        _check_form(rule, operator)
-        rule.apply(graph, operator)
+        _check_counts_and_options(converter, operator)
+        converter.convert(context, operator)
     except InvalidArgument as error:
         raise InvalidArgument(f"{operator}: {error}") from None
 
 
-def _written(graph: Translation, operator: Operator) -> str:
+def _written(context: ConversionContext, operator: TfliteOperator) -> str:
     try:
-        return str(graph.file.tensor(operator.outputs[0])) if operator.outputs else "no tensor"
+        return str(context.file.tensor(operator.outputs[0])) if operator.outputs else "no tensor"
     except InvalidArgument as error:
         return str(error)
 
 
-def _check_form(rule: Rule, operator: Operator) -> None:
-    _check_count("inputs", rule.input_counts, len(operator.inputs))
-    _check_count("outputs", rule.output_counts, len(operator.outputs))
+def _check_counts_and_options(converter: OpConverter, operator: TfliteOperator) -> None:
+    _check_count("inputs", converter.input_counts, len(operator.inputs))
+    _check_count("outputs", converter.output_counts, len(operator.outputs))
     if operator.options is None:
-        if rule.needs_options:
-            raise InvalidArgument(f"has no {rule.options}")
-    elif operator.options_name != rule.options:
-        raise InvalidArgument(f"has {operator.options_name} instead of {rule.options or 'no options'}")
+        if converter.needs_options:
+            raise InvalidArgument(f"has no {converter.options}")
+    elif operator.options_name != converter.options:
+        raise InvalidArgument(f"has {operator.options_name} instead of {converter.options or 'no options'}")
 
 
-def _check_count(what: str, counts: range, given: int) -> None:
+def _check_count(kind: str, counts: range, given: int) -> None:
     if given not in counts:
         allowed = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-        raise InvalidArgument(f"{given} {what}: {allowed} are allowed")
+        raise InvalidArgument(f"{given} {kind}: {allowed} are allowed")

@@ -1,8 +1,8 @@
-"""Translation: which operand stands for which tensor of the file, and what is refused as no straight-line graph.
+"""ConversionContext: the mapping from a file's tensors to operands.
 
-A tensor is read after it was written, and written once. A variable tensor, TFLite's memory between executions, becomes
-an input and an output of the model named `<name>:state`, behind all others: whoever executes the model carries the
-value from the one to the other, and begins with zeros (quantized: the zero point). NNAPI has no other memory.
+A tensor must be written before it is read, and only once. A variable tensor, TFLite's memory between executions,
+becomes an input and an output of the model named `<name>:state`, after all others: the caller passes the output of an
+execution to the next one, and starts with zeros (quantized: the zero point). The HAL has no other memory.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.tensor_info import TensorInfo, operand_info
 from nnfmq.hal.types import LifeTime, Operand, OperandType, element_bytes
 from nnfmq.importers.graph_builder import GraphBuilder
-from nnfmq.importers.tflite_file import File, Operator, Tensor
+from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator, TfliteTensor
 
-__all__ = ["CODES", "FLOATS", "PER_CHANNEL", "Rule", "State", "Translation"]
+__all__ = ["FLOAT_TYPES", "PER_CHANNEL", "QUANTIZED_TYPES", "ConversionContext", "OpConverter", "State"]
 
-FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
-CODES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
+FLOAT_TYPES = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+QUANTIZED_TYPES = (OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED)
 PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-_STORED = {
+_STORAGE_DTYPES = {
     OperandType.TENSOR_QUANT8_ASYMM: "u1",
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "i1",
     PER_CHANNEL: "i1",
     OperandType.TENSOR_QUANT16_SYMM: "<i2",
 }
-_MOST_CONTROLS = 16  # elements of an argument that is read here: paddings of rank 8
+_MAX_ATTRIBUTE_ELEMENTS = 16  # elements of an argument that is read here: paddings of rank 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class OpConverter:
     """How one operator is translated: how many inputs and outputs it may have, which options it needs or may have."""
 
     input_counts: range
-    apply: Callable[[Translation, Operator], None]
+    convert: Callable[[ConversionContext, TfliteOperator], None]
     options: str = ""
     needs_options: bool = False
     output_counts: range = range(1, 2)
@@ -46,16 +46,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The operands of a variable tensor: the state before an execution and behind it."""
+    """The operands of a variable tensor: the state before and after an execution."""
 
     before: int
     after: int
 
 
-class Translation:
+class ConversionContext:
     """The state of one translation: the file's tensors, the builder, and the operand of each tensor seen so far."""
 
-    def __init__(self, file: File, builder: GraphBuilder) -> None:
+    def __init__(self, file: TfliteFile, builder: GraphBuilder) -> None:
         self.file = file
         self.builder = builder
         self._operands: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Translation:
         return tuple(self._states.values())
 
     def infos(self, tensors: tuple[int, ...]) -> tuple[TensorInfo, ...]:
-        """Describe inputs or outputs of the model, and the states behind them."""
+        """Describe inputs or outputs of the model, followed by the states."""
         plain = [operand_info(self.builder[self._operands[index]], self.file.tensor(index).name) for index in tensors]
         states = [
             replace(operand_info(self.builder[state.before], f"{self.file.tensor(index).name}:state"), is_state=True)
@@ -92,7 +92,7 @@ class Translation:
         return operand
 
     def is_model_output(self, index: int) -> bool:
-        """Return True if the model gives tensor `index` to its caller."""
+        """Return True if tensor `index` is a model output."""
         return index in self._outputs
 
     def value(self, index: int) -> int:
@@ -108,7 +108,7 @@ class Translation:
             self._operands[index] = self.constant(tensor, tensor.scale)
         return self._operands[index]
 
-    def optional(self, operator: Operator, position: int, operand_type: OperandType) -> int:
+    def optional(self, operator: TfliteOperator, position: int, operand_type: OperandType) -> int:
         """Return the operand of an input that may be omitted; `operand_type` is what it then would have."""
         index = operator.inputs[position] if position < len(operator.inputs) else -1
         return self.builder.omitted(operand_type) if index == -1 else self.value(index)
@@ -125,21 +125,21 @@ class Translation:
         return self._states[index]
 
     def result(self, index: int, shape: tuple[int, ...] = ()) -> int:
-        """Return a new operand for a tensor that an operator writes; of `shape`, where the file states none."""
+        """Return a new operand for a tensor that an operator writes; of `shape` if the file declares none."""
         tensor = self.file.tensor(index)
         self._check_unwritten(tensor)
         lifetime = LifeTime.SUBGRAPH_OUTPUT if self.is_model_output(index) else LifeTime.TEMPORARY_VARIABLE
         return self._add(tensor, lifetime, shape)
 
-    def temporary(self, tensor: Tensor, shape: tuple[int, ...]) -> int:
+    def temporary(self, tensor: TfliteTensor, shape: tuple[int, ...]) -> int:
         """Return a new operand between two operations of one operator, typed and quantized like `tensor`."""
         return self._operand(tensor, LifeTime.TEMPORARY_VARIABLE, shape)
 
-    def constant(self, tensor: Tensor, scale: float, shape: tuple[int, ...] | None = None) -> int:
+    def constant(self, tensor: TfliteTensor, scale: float, shape: tuple[int, ...] | None = None) -> int:
         """Add an operand for a constant tensor; several operands of one file buffer share its bytes."""
         data, number = self._data(tensor), tensor.buffer_index
         location = (
-            self.builder.converted((number, tensor.type), len(data) // 2, lambda: _narrowed(tensor, data))
+            self.builder.converted((number, tensor.type), len(data) // 2, lambda: _to_int32(tensor, data))
             if tensor.is_int64
             else self.builder.constant_of(number, data)
         )
@@ -148,64 +148,64 @@ class Translation:
             Operand(tensor.type, dimensions, scale, tensor.zero_point, copy, location, tensor.channel_quant)
         )
 
-    def widened(self, tensor: Tensor) -> int:
+    def dequantized_constant(self, tensor: TfliteTensor) -> int:
         """Add a FLOAT32 operand with the real numbers that a constant of codes or halves stands for."""
         data, kind = self._data(tensor), OperandType.TENSOR_FLOAT32
         size_bytes = 4 * len(data) // element_bytes(tensor.type)
         with np.errstate(all="ignore"):  # a scale may be so large that codes become infinite
-            location = self.builder.converted((tensor.index, kind), size_bytes, lambda: _real(tensor, data))
+            location = self.builder.converted((tensor.index, kind), size_bytes, lambda: _to_float32(tensor, data))
         return self.builder.operand(Operand(kind, tensor.shape, lifetime=LifeTime.CONSTANT_COPY, location=location))
 
     def name(self, index: int, operand: int) -> None:
-        """Let tensor `index`, which no operation needs to write, be `operand` for all that read it."""
+        """Make `operand` the operand of tensor `index`, which no operation writes."""
         self._check_unwritten(self.file.tensor(index))
         self._operands[index] = operand
 
-    def ints(self, index: int, most: int = _MOST_CONTROLS) -> list[int]:
-        """Return the elements of a constant of integers that says how, not what, to compute."""
+    def ints(self, index: int, max_count: int = _MAX_ATTRIBUTE_ELEMENTS) -> list[int]:
+        """Return the elements of a constant of integers that is an attribute."""
         tensor = self.file.tensor(index)
         if tensor.data is None or tensor.type != OperandType.TENSOR_INT32:
             raise InvalidArgument(f"{tensor} must be a constant of type INT32 or INT64")
         count = len(tensor.data) // (8 if tensor.is_int64 else 4)
-        if count > most:
-            raise InvalidArgument(f"{tensor} has {count} elements: at most {most} make sense here")
+        if count > max_count:
+            raise InvalidArgument(f"{tensor} has {count} elements: at most {max_count} make sense here")
         return [int(value) for value in np.frombuffer(tensor.data, "<i8" if tensor.is_int64 else "<i4")]
 
     def one_int(self, index: int) -> int:
         """Return the only element of a constant of integers."""
         values = self.ints(index)
         if len(values) != 1:
-            raise InvalidArgument(f"{self.file.tensor(index)} has {len(values)} elements: one is needed")
+            raise InvalidArgument(f"{self.file.tensor(index)} has {len(values)} elements: one is required")
         return values[0]
 
     def emit(
-        self, operation_type: OperationType, operator: Operator, *inputs: int, shape: tuple[int, ...] = ()
+        self, operation_type: OperationType, operator: TfliteOperator, *inputs: int, shape: tuple[int, ...] = ()
     ) -> None:
         """Add an operation that writes the operator's only output; `shape` is as for `result`."""
         self.builder.operation(operation_type, inputs, self.result(operator.outputs[0], shape))
 
-    def _check_unwritten(self, tensor: Tensor) -> None:
+    def _check_unwritten(self, tensor: TfliteTensor) -> None:
         if tensor.index in self._operands or tensor.data is not None or tensor.is_variable:
             raise InvalidArgument(
                 f"{tensor} cannot be written: it is an input, constant, variable, or was written before"
             )
 
-    def _data(self, tensor: Tensor) -> memoryview:
+    def _data(self, tensor: TfliteTensor) -> memoryview:
         if tensor.data is None:
             raise InvalidArgument(f"{tensor} must be a constant")
         return tensor.data
 
-    def _add(self, tensor: Tensor, lifetime: LifeTime, shape: tuple[int, ...] = ()) -> int:
+    def _add(self, tensor: TfliteTensor, lifetime: LifeTime, shape: tuple[int, ...] = ()) -> int:
         self._operands[tensor.index] = self._operand(tensor, lifetime, tensor.shape or shape)
         return self._operands[tensor.index]
 
-    def _operand(self, tensor: Tensor, lifetime: LifeTime, shape: tuple[int, ...]) -> int:
+    def _operand(self, tensor: TfliteTensor, lifetime: LifeTime, shape: tuple[int, ...]) -> int:
         if tensor.channel_quant is not None:
             raise InvalidArgument(f"{tensor}: only constants may be quantized per channel")
         return self.builder.operand(Operand(tensor.type, shape, tensor.scale, tensor.zero_point, lifetime))
 
 
-def _narrowed(tensor: Tensor, data: memoryview) -> bytes:
+def _to_int32(tensor: TfliteTensor, data: memoryview) -> bytes:
     wide = np.frombuffer(data, "<i8")
     narrow = wide.astype("<i4")
     if not np.array_equal(wide, narrow):
@@ -213,14 +213,14 @@ def _narrowed(tensor: Tensor, data: memoryview) -> bytes:
     return narrow.tobytes()
 
 
-def _real(tensor: Tensor, data: memoryview) -> bytes:
+def _to_float32(tensor: TfliteTensor, data: memoryview) -> bytes:
     if tensor.type == OperandType.TENSOR_FLOAT16:
         return np.frombuffer(data, "<f2").astype("<f4").tobytes()
-    if tensor.type not in _STORED:
+    if tensor.type not in _STORAGE_DTYPES:
         raise InvalidArgument(f"{tensor} is {tensor.type.name}: only codes and FLOAT16 are turned into FLOAT32")
-    codes = np.frombuffer(data, _STORED[tensor.type]).astype("<f4").reshape(tensor.shape)
+    quantized = np.frombuffer(data, _STORAGE_DTYPES[tensor.type]).astype("<f4").reshape(tensor.shape)
     if tensor.channel_quant is None:
-        return ((codes - np.float32(tensor.zero_point)) * np.float32(tensor.scale)).tobytes()
+        return ((quantized - np.float32(tensor.zero_point)) * np.float32(tensor.scale)).tobytes()
     along = [-1 if axis == tensor.channel_quant.channel_dim else 1 for axis in range(len(tensor.shape))]
-    real: bytes = (codes * np.array(tensor.channel_quant.scales, "<f4").reshape(along)).tobytes()
+    real: bytes = (quantized * np.array(tensor.channel_quant.scales, "<f4").reshape(along)).tobytes()
     return real

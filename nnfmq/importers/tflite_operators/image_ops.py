@@ -1,4 +1,4 @@
-"""Operators on images, NHWC: pools, resizing, and the exchange of space for channels or for the batch."""
+"""Operators on NHWC images: pooling, resizing, and blocks of pixels to or from channels or batch."""
 
 from __future__ import annotations
 
@@ -7,57 +7,57 @@ from collections.abc import Callable
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators.conversion import Rule, Translation
-from nnfmq.importers.tflite_operators.options import activation, as_they_are, padding, positive, size_of, strides
+from nnfmq.importers.tflite_file import TfliteOperator
+from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
+from nnfmq.importers.tflite_operators.options import activation, padding, passthrough, positive, size_argument, strides
 
-__all__ = ["RULES"]
+__all__ = ["CONVERTERS"]
 
 
-def _pool_2d(operation_type: OperationType) -> Callable[[Translation, Operator], None]:
-    def apply(graph: Translation, operator: Operator) -> None:
+def _pool_2d(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:
+    def convert(context: ConversionContext, operator: TfliteOperator) -> None:
         options = operator.options
-        arguments = [graph.value(operator.inputs[0]), padding(graph, operator), *strides(graph, operator)]
-        arguments += positive(graph, filter_w=options.FilterWidth(), filter_h=options.FilterHeight())
-        graph.emit(operation_type, operator, *arguments, activation(graph, operator))
+        arguments = [context.value(operator.inputs[0]), padding(context, operator), *strides(context, operator)]
+        arguments += positive(context, filter_w=options.FilterWidth(), filter_h=options.FilterHeight())
+        context.emit(operation_type, operator, *arguments, activation(context, operator))
 
-    return apply
+    return convert
 
 
-def _resize(operation_type: OperationType) -> Callable[[Translation, Operator], None]:
-    def apply(graph: Translation, operator: Operator) -> None:
-        options, y = operator.options, graph.file.tensor(operator.outputs[0])
-        size = size_of(graph, operator.inputs[1], y.shape[1:3])
+def _resize(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:
+    def convert(context: ConversionContext, operator: TfliteOperator) -> None:
+        options, y = operator.options, context.file.tensor(operator.outputs[0])
+        size = size_argument(context, operator.inputs[1], y.shape[1:3])
         if len(size) != 2:
             raise InvalidArgument(f"a size of {len(size)} elements: height and width are needed")
-        arguments = [graph.value(operator.inputs[0]), *positive(graph, width=size[1], height=size[0])]
+        arguments = [context.value(operator.inputs[0]), *positive(context, width=size[1], height=size[0])]
         flags = (False, bool(options.AlignCorners()), bool(options.HalfPixelCenters()))  # the first: NHWC
         wanted = flags if any(flags) else flags[:1]
-        graph.emit(operation_type, operator, *arguments, *map(graph.builder.boolean, wanted))
+        context.emit(operation_type, operator, *arguments, *map(context.builder.boolean, wanted))
 
-    return apply
-
-
-def _block(operation_type: OperationType) -> Callable[[Translation, Operator], None]:
-    def apply(graph: Translation, operator: Operator) -> None:
-        block = positive(graph, block_size=operator.options.BlockSize())
-        graph.emit(operation_type, operator, graph.value(operator.inputs[0]), *block)
-
-    return apply
+    return convert
 
 
-def _batch_to_space_nd(graph: Translation, operator: Operator) -> None:
+def _block(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:
+    def convert(context: ConversionContext, operator: TfliteOperator) -> None:
+        block = positive(context, block_size=operator.options.BlockSize())
+        context.emit(operation_type, operator, context.value(operator.inputs[0]), *block)
+
+    return convert
+
+
+def _batch_to_space_nd(context: ConversionContext, operator: TfliteOperator) -> None:
     """NNAPI's has no crops: what TFLite would crop, a SLICE behind it cuts off."""
-    x = graph.file.tensor(operator.inputs[0])
-    value, block = map(graph.value, operator.inputs[:2])
-    crops = graph.ints(operator.inputs[2])
+    x = context.file.tensor(operator.inputs[0])
+    value, block = map(context.value, operator.inputs[:2])
+    crops = context.ints(operator.inputs[2])
     if not any(crops):
-        return graph.emit(OperationType.BATCH_TO_SPACE_ND, operator, value, block)
-    whole, (begin, size) = _uncropped(x.shape, graph.ints(operator.inputs[1]), crops)
-    between = graph.temporary(x, whole)
-    graph.builder.operation(OperationType.BATCH_TO_SPACE_ND, [value, block], between)
-    vectors = [graph.builder.int32_vector(values) for values in (begin, size)]
-    return graph.emit(OperationType.SLICE, operator, between, *vectors)
+        return context.emit(OperationType.BATCH_TO_SPACE_ND, operator, value, block)
+    whole, (begin, size) = _uncropped(x.shape, context.ints(operator.inputs[1]), crops)
+    intermediate = context.temporary(x, whole)
+    context.builder.operation(OperationType.BATCH_TO_SPACE_ND, [value, block], intermediate)
+    vectors = [context.builder.int32_vector(values) for values in (begin, size)]
+    return context.emit(OperationType.SLICE, operator, intermediate, *vectors)
 
 
 def _uncropped(
@@ -74,17 +74,17 @@ def _uncropped(
 
 _ONE, _TWO, _THREE = range(1, 2), range(2, 3), range(3, 4)
 
-RULES: dict[str, Rule] = {
+CONVERTERS: dict[str, OpConverter] = {
     **{
-        name: Rule(_ONE, _pool_2d(OperationType[name]), "Pool2DOptions", True)
+        name: OpConverter(_ONE, _pool_2d(OperationType[name]), "Pool2DOptions", True)
         for name in ("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
     },
-    "BATCH_TO_SPACE_ND": Rule(_THREE, _batch_to_space_nd),
-    "DEPTH_TO_SPACE": Rule(_ONE, _block(OperationType.DEPTH_TO_SPACE), "DepthToSpaceOptions", True),
-    "RESIZE_BILINEAR": Rule(_TWO, _resize(OperationType.RESIZE_BILINEAR), "ResizeBilinearOptions", True),
-    "RESIZE_NEAREST_NEIGHBOR": Rule(
+    "BATCH_TO_SPACE_ND": OpConverter(_THREE, _batch_to_space_nd),
+    "DEPTH_TO_SPACE": OpConverter(_ONE, _block(OperationType.DEPTH_TO_SPACE), "DepthToSpaceOptions", True),
+    "RESIZE_BILINEAR": OpConverter(_TWO, _resize(OperationType.RESIZE_BILINEAR), "ResizeBilinearOptions", True),
+    "RESIZE_NEAREST_NEIGHBOR": OpConverter(
         _TWO, _resize(OperationType.RESIZE_NEAREST_NEIGHBOR), "ResizeNearestNeighborOptions", True
     ),
-    "SPACE_TO_BATCH_ND": Rule(_THREE, as_they_are(OperationType.SPACE_TO_BATCH_ND)),
-    "SPACE_TO_DEPTH": Rule(_ONE, _block(OperationType.SPACE_TO_DEPTH), "SpaceToDepthOptions", True),
+    "SPACE_TO_BATCH_ND": OpConverter(_THREE, passthrough(OperationType.SPACE_TO_BATCH_ND)),
+    "SPACE_TO_DEPTH": OpConverter(_ONE, _block(OperationType.SPACE_TO_DEPTH), "SpaceToDepthOptions", True),
 }

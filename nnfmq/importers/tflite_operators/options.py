@@ -1,6 +1,6 @@
-"""Arguments that many operators have alike: fused activations, padding, strides, axes, positive numbers.
+"""Conversion of options that many operators share: fused activations, padding, strides, axes, positive numbers.
 
-Options are TFLite's codes and numbers; the answers are operands, or Python values that have been checked.
+Functions take TFLite's options and return operand indexes, or validated Python values.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Callable
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import FusedActivationFunc, Operand, OperandType, PaddingScheme
-from nnfmq.importers.tflite_file import Operator
-from nnfmq.importers.tflite_operators.conversion import CODES, Translation
+from nnfmq.importers.tflite_file import TfliteOperator
+from nnfmq.importers.tflite_operators.conversion import QUANTIZED_TYPES, ConversionContext
 
 __all__ = [
     "activation",
-    "as_they_are",
-    "axis_of",
+    "dequantized",
     "dilation",
-    "emit_reals",
-    "keeping_codes",
+    "emit_dequantized",
+    "emit_reshape",
+    "emit_same_quantization",
     "no_activation",
+    "normalized_axis",
     "padding",
+    "passthrough",
     "positive",
-    "reals",
-    "reshaped",
-    "size_of",
+    "size_argument",
     "strides",
 ]
 
@@ -38,109 +38,117 @@ _ACTIVATIONS = {
 _PADDINGS = {0: PaddingScheme.SAME, 1: PaddingScheme.VALID}
 
 
-def activation(graph: Translation, operator: Operator) -> int:
-    """Return the fused activation; none where the operator has no options."""
+def activation(context: ConversionContext, operator: TfliteOperator) -> int:
+    """Return the fused activation; NONE if the operator has no options."""
     code = operator.options.FusedActivationFunction() if operator.options is not None else 0
     if code not in _ACTIVATIONS:
         raise InvalidArgument(f"fused activation {code} is not supported: NONE, RELU, RELU_N1_TO_1 and RELU6 are")
-    return graph.builder.int32(_ACTIVATIONS[code])
+    return context.builder.int32(_ACTIVATIONS[code])
 
 
-def no_activation(operator: Operator) -> None:
-    """Refuse a fused activation where NNAPI's form has none."""
+def no_activation(operator: TfliteOperator) -> None:
+    """Raise InvalidArgument if the operator has a fused activation; the HAL's operation has none."""
     if operator.options is not None and operator.options.FusedActivationFunction():
         raise InvalidArgument("a fused activation is not supported here")
 
 
-def padding(graph: Translation, operator: Operator) -> int:
+def padding(context: ConversionContext, operator: TfliteOperator) -> int:
     """Return the padding scheme."""
     code = operator.options.Padding()
     if code not in _PADDINGS:
         raise InvalidArgument(f"padding {code} is neither SAME (0) nor VALID (1)")
-    return graph.builder.int32(_PADDINGS[code])
+    return context.builder.int32(_PADDINGS[code])
 
 
-def positive(graph: Translation, **values: int) -> list[int]:
-    """Return scalars that must be positive; the names are for the message."""
+def positive(context: ConversionContext, **values: int) -> list[int]:
+    """Return operands of values that must be positive; the parameter names are used in the message."""
     for name, value in values.items():
         if value < 1:
             raise InvalidArgument(f"{name} is {value}: it must be positive")
-    return [graph.builder.int32(value) for value in values.values()]
+    return [context.builder.int32(value) for value in values.values()]
 
 
-def strides(graph: Translation, operator: Operator) -> list[int]:
+def strides(context: ConversionContext, operator: TfliteOperator) -> list[int]:
     """Return the strides, width before height."""
     options = operator.options
-    return positive(graph, stride_w=options.StrideW(), stride_h=options.StrideH())
+    return positive(context, stride_w=options.StrideW(), stride_h=options.StrideH())
 
 
-def dilation(graph: Translation, operator: Operator) -> list[int]:
-    """Return the arguments behind the activation: none without dilation, else layout (NHWC) and the two factors."""
+def dilation(context: ConversionContext, operator: TfliteOperator) -> list[int]:
+    """Return the arguments after the activation: none without dilation, else layout (NHWC) and both factors."""
     width, height = operator.options.DilationWFactor(), operator.options.DilationHFactor()
     if (width, height) == (1, 1):
         return []
-    return [graph.builder.boolean(False), *positive(graph, dilation_w=width, dilation_h=height)]
+    return [context.builder.boolean(False), *positive(context, dilation_w=width, dilation_h=height)]
 
 
-def axis_of(axis: int, rank: int) -> int:
-    """Return `axis` counted from the front."""
+def normalized_axis(axis: int, rank: int) -> int:
+    """Return `axis` as a non-negative index."""
     if not -rank <= axis < rank:
         raise InvalidArgument(f"axis {axis} is not in {-rank}..{rank - 1}")
     return axis % rank
 
 
-def as_they_are(operation_type: OperationType) -> Callable[[Translation, Operator], None]:
-    """Return the rule of operations whose NNAPI arguments are TFLite's inputs, as they are."""
+def passthrough(operation_type: OperationType) -> Callable[[ConversionContext, TfliteOperator], None]:
+    """Return the converter of operations whose HAL arguments are TFLite's inputs unchanged."""
 
-    def apply(graph: Translation, operator: Operator) -> None:
-        graph.emit(operation_type, operator, *map(graph.value, operator.inputs))
+    def convert(context: ConversionContext, operator: TfliteOperator) -> None:
+        context.emit(operation_type, operator, *map(context.value, operator.inputs))
 
-    return apply
+    return convert
 
 
-def reals(graph: Translation, index: int) -> int:
-    """Return the real numbers of a tensor: the tensor itself, unless it is one of codes."""
-    tensor = graph.file.tensor(index)
-    if tensor.type not in CODES:
-        return graph.value(index)
+def dequantized(context: ConversionContext, index: int) -> int:
+    """Return a tensor's operand, dequantized if the tensor is quantized."""
+    tensor = context.file.tensor(index)
+    if tensor.type not in QUANTIZED_TYPES:
+        return context.value(index)
     if tensor.data is not None:
-        return graph.widened(tensor)
-    real = graph.builder.operand(Operand(OperandType.TENSOR_FLOAT32, tensor.shape))
-    graph.builder.operation(OperationType.DEQUANTIZE, [graph.value(index)], real)
+        return context.dequantized_constant(tensor)
+    real = context.builder.operand(Operand(OperandType.TENSOR_FLOAT32, tensor.shape))
+    context.builder.operation(OperationType.DEQUANTIZE, [context.value(index)], real)
     return real
 
 
-def emit_reals(
-    graph: Translation, operator: Operator, operation_type: OperationType, *inputs: int, shape: tuple[int, ...] = ()
+def emit_dequantized(
+    context: ConversionContext,
+    operator: TfliteOperator,
+    operation_type: OperationType,
+    *inputs: int,
+    shape: tuple[int, ...] = (),
 ) -> None:
-    """Add an operation on real numbers that writes the operator's only output, quantized where that has codes."""
-    y = graph.file.tensor(operator.outputs[0])
-    if y.type not in CODES:
-        return graph.emit(operation_type, operator, *inputs, shape=shape)
-    real = graph.builder.operand(Operand(OperandType.TENSOR_FLOAT32, y.shape or shape))
-    graph.builder.operation(operation_type, inputs, real)
-    return graph.emit(OperationType.QUANTIZE, operator, real, shape=shape)
+    """Add an operation on floats that writes the operator's only output, followed by QUANTIZE if that is quantized."""
+    y = context.file.tensor(operator.outputs[0])
+    if y.type not in QUANTIZED_TYPES:
+        return context.emit(operation_type, operator, *inputs, shape=shape)
+    real = context.builder.operand(Operand(OperandType.TENSOR_FLOAT32, y.shape or shape))
+    context.builder.operation(operation_type, inputs, real)
+    return context.emit(OperationType.QUANTIZE, operator, real, shape=shape)
 
 
-def keeping_codes(
-    graph: Translation, operator: Operator, operation_type: OperationType, *rest: int, shape: tuple[int, ...] = ()
+def emit_same_quantization(
+    context: ConversionContext,
+    operator: TfliteOperator,
+    operation_type: OperationType,
+    *rest: int,
+    shape: tuple[int, ...] = (),
 ) -> None:
-    """Add an operation whose output NNAPI wants quantized like its input; where it is not, on real numbers.
+    """Add an operation whose output must have its input's quantization in the HAL; if it differs, compute in floats.
 
-    `rest` are the arguments behind the first input, `shape` is as for `emit`.
+    `rest` are the arguments after the first input, `shape` is as for `emit`.
     """
-    x, y = graph.file.tensor(operator.inputs[0]), graph.file.tensor(operator.outputs[0])
+    x, y = context.file.tensor(operator.inputs[0]), context.file.tensor(operator.outputs[0])
     if (x.scale, x.zero_point) == (y.scale, y.zero_point):
-        return graph.emit(operation_type, operator, graph.value(x.index), *rest, shape=shape)
-    return emit_reals(graph, operator, operation_type, reals(graph, x.index), *rest, shape=shape)
+        return context.emit(operation_type, operator, context.value(x.index), *rest, shape=shape)
+    return emit_dequantized(context, operator, operation_type, dequantized(context, x.index), *rest, shape=shape)
 
 
-def size_of(graph: Translation, index: int, stated: tuple[int, ...]) -> list[int]:
-    """Return a size that the file gives as a constant, or computes: then it is the `stated` one, if any is."""
-    is_computed = graph.file.tensor(index).data is None
-    return list(stated) if is_computed and stated else graph.ints(index)
+def size_argument(context: ConversionContext, index: int, declared: tuple[int, ...]) -> list[int]:
+    """Return a constant size argument; if the model computes it, the `declared` size of the output."""
+    is_computed = context.file.tensor(index).data is None
+    return list(declared) if is_computed and declared else context.ints(index)
 
 
-def reshaped(graph: Translation, operator: Operator, flat: int, shape: tuple[int, ...]) -> None:
-    """Add the RESHAPE that brings `flat` into `shape`, which is that of the operator's only output."""
-    graph.emit(OperationType.RESHAPE, operator, flat, graph.builder.int32_vector(shape), shape=shape)
+def emit_reshape(context: ConversionContext, operator: TfliteOperator, flat: int, shape: tuple[int, ...]) -> None:
+    """Add the RESHAPE of `flat` to `shape`, that of the operator's only output."""
+    context.emit(OperationType.RESHAPE, operator, flat, context.builder.int32_vector(shape), shape=shape)

@@ -1,15 +1,15 @@
-"""Which operators of a file have to be translated: those whose results reach an output of the model.
+"""Dead-operator elimination: only operators whose results reach a model output are converted.
 
-Converters write the shape of a RESHAPE, and sizes like it, as a computation on another tensor's shape where the batch
-was left open. The file also states the shape that comes out, so nobody needs that computation, and it may use what
-NNAPI lacks (SHAPE).
+If the batch is unknown, TFLite's converter writes the shape of a RESHAPE, and similar sizes, as a computation on
+another tensor's shape. The file also declares the resulting shape, so that computation is dead; it may use operators
+that the HAL does not have (SHAPE).
 """
 
 from __future__ import annotations
 
-from nnfmq.importers.tflite_file import File, Operator
+from nnfmq.importers.tflite_file import TfliteFile, TfliteOperator
 
-__all__ = ["needed"]
+__all__ = ["live_operators"]
 
 _SIZES = {
     "BROADCAST_TO": 1,
@@ -19,11 +19,11 @@ _SIZES = {
     "RESIZE_NEAREST_NEIGHBOR": 1,
     "TRANSPOSE_CONV": 0,
 }
-"""Which input of an operator says no more than its output's shape does."""
+"""The position of the input that only determines the output's shape."""
 
 
-def needed(file: File) -> list[Operator]:
-    """Return the operators that the outputs need, in the file's order."""
+def live_operators(file: TfliteFile) -> list[TfliteOperator]:
+    """Return the operators on which the outputs depend, in the file's order."""
     wanted, found = set(file.outputs), []
     for operator in reversed(list(file.operators())):
         if not wanted.isdisjoint(operator.outputs):
@@ -32,7 +32,7 @@ def needed(file: File) -> list[Operator]:
     return found[::-1]
 
 
-def _read(file: File, operator: Operator) -> list[int]:
+def _read(file: TfliteFile, operator: TfliteOperator) -> list[int]:
     """Return the tensors that the rule of `operator` reads."""
     place = _SIZES.get(operator.name, -1)
     if not 0 <= place < len(operator.inputs) or len(operator.outputs) != 1:

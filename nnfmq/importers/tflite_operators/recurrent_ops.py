@@ -1,8 +1,8 @@
-"""Recurrent operators, all of floats: LSTM, RNN, SVDF, and those over sequences.
+"""Recurrent operators on floats: LSTM, RNN, SVDF and their sequence operators.
 
-TFLite keeps their states in variable tensors; NNAPI takes the states as arguments and gives the new ones as results.
-Hidden state and output of a step are one value in TFLite and two results here. Weights of codes for a float input
-become the real numbers that they stand for, as in `weighted_ops`.
+TFLite stores their states in variable tensors; the HAL takes the states as arguments and returns the new ones. Hidden
+state and output of a step are one value in TFLite and two results in the HAL. Quantized weights of a float input are
+dequantized, as in `weighted_ops`.
 """
 
 from __future__ import annotations
@@ -10,179 +10,187 @@ from __future__ import annotations
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType
-from nnfmq.importers.tflite_file import Operator, Tensor
-from nnfmq.importers.tflite_operators.conversion import FLOATS, Rule, State, Translation
+from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
+from nnfmq.importers.tflite_operators.conversion import FLOAT_TYPES, ConversionContext, OpConverter, State
 
-__all__ = ["RULES"]
+__all__ = ["CONVERTERS"]
 
-_MOST_ACTIVATIONS = 4  # NONE, RELU, RELU_N1_TO_1, RELU6 and TANH have the same codes in NNAPI
+_MAX_ACTIVATION = 4  # NONE, RELU, RELU_N1_TO_1, RELU6 and TANH have the same codes in NNAPI
 _CELL = 17  # weights and biases of one LSTM cell
 _AUX = 8  # weights of an auxiliary input of two cells
 _NORMS = 4
 
 
-def _input(graph: Translation, operator: Operator) -> Tensor:
-    x = graph.file.tensor(operator.inputs[0])
-    if x.type not in FLOATS:
+def _input(context: ConversionContext, operator: TfliteOperator) -> TfliteTensor:
+    x = context.file.tensor(operator.inputs[0])
+    if x.type not in FLOAT_TYPES:
         raise InvalidArgument(f"{x} is {x.type.name}: only recurrent operators of floats are supported")
     return x
 
 
-def _weights(graph: Translation, operator: Operator, x: Tensor, positions: range) -> list[int]:
+def _weights(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor, positions: range) -> list[int]:
     """Return weights and biases; which of them may be omitted is validation's business."""
-    return [_weight(graph, operator, x, position) for position in positions]
+    return [_weight(context, operator, x, position) for position in positions]
 
 
-def _weight(graph: Translation, operator: Operator, x: Tensor, position: int) -> int:
+def _weight(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor, position: int) -> int:
     index = operator.inputs[position] if position < len(operator.inputs) else -1
     if index == -1:
-        return graph.builder.omitted(x.type)
-    tensor = graph.file.tensor(index)
+        return context.builder.omitted(x.type)
+    tensor = context.file.tensor(index)
     is_hybrid = tensor.data is not None and x.type == OperandType.TENSOR_FLOAT32 != tensor.type
-    return graph.widened(tensor) if is_hybrid else graph.value(index)
+    return context.dequantized_constant(tensor) if is_hybrid else context.value(index)
 
 
-def _activation(graph: Translation, operator: Operator) -> int:
+def _activation(context: ConversionContext, operator: TfliteOperator) -> int:
     code = operator.options.FusedActivationFunction()
-    if not 0 <= code <= _MOST_ACTIVATIONS:
+    if not 0 <= code <= _MAX_ACTIVATION:
         raise InvalidArgument(f"activation {code} is not supported")
-    return graph.builder.int32(code)
+    return context.builder.int32(code)
 
 
-def _clips(graph: Translation, operator: Operator, x: Tensor) -> list[int]:
+def _clips(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor) -> list[int]:
     options = operator.options
-    return [graph.builder.float_scalar(x.type, float(clip)) for clip in (options.CellClip(), options.ProjClip())]
+    return [context.builder.float_scalar(x.type, float(clip)) for clip in (options.CellClip(), options.ProjClip())]
 
 
-def _states(graph: Translation, operator: Operator, positions: range) -> list[State]:
-    return [graph.state(operator.inputs[position]) for position in positions]
+def _states(context: ConversionContext, operator: TfliteOperator, positions: range) -> list[State]:
+    return [context.state(operator.inputs[position]) for position in positions]
 
 
-def _hidden_shape(graph: Translation, state: State) -> tuple[int, ...]:
-    return graph.builder[state.before].dimensions
+def _hidden_shape(context: ConversionContext, state: State) -> tuple[int, ...]:
+    return context.builder[state.before].dimensions
 
 
-def _rnn(graph: Translation, operator: Operator) -> None:
-    x = _input(graph, operator)
-    weights = _weights(graph, operator, x, range(1, 4))
-    (hidden,) = _states(graph, operator, range(4, 5))
-    output = graph.result(operator.outputs[0], _hidden_shape(graph, hidden))
-    arguments = [graph.value(x.index), *weights, hidden.before, _activation(graph, operator)]
-    graph.builder.operation(OperationType.RNN, arguments, hidden.after, output)
+def _rnn(context: ConversionContext, operator: TfliteOperator) -> None:
+    x = _input(context, operator)
+    weights = _weights(context, operator, x, range(1, 4))
+    (hidden,) = _states(context, operator, range(4, 5))
+    output = context.result(operator.outputs[0], _hidden_shape(context, hidden))
+    arguments = [context.value(x.index), *weights, hidden.before, _activation(context, operator)]
+    context.builder.operation(OperationType.RNN, arguments, hidden.after, output)
 
 
-def _sequence_rnn(graph: Translation, operator: Operator) -> None:
-    x = _input(graph, operator)
-    weights = _weights(graph, operator, x, range(1, 4))
-    (hidden,) = _states(graph, operator, range(4, 5))
-    arguments = [graph.value(x.index), *weights, hidden.before, _activation(graph, operator)]
-    arguments.append(graph.builder.int32(int(operator.options.TimeMajor())))
-    output = graph.result(operator.outputs[0])
-    graph.builder.operation(OperationType.UNIDIRECTIONAL_SEQUENCE_RNN, arguments, output, hidden.after)
+def _sequence_rnn(context: ConversionContext, operator: TfliteOperator) -> None:
+    x = _input(context, operator)
+    weights = _weights(context, operator, x, range(1, 4))
+    (hidden,) = _states(context, operator, range(4, 5))
+    arguments = [context.value(x.index), *weights, hidden.before, _activation(context, operator)]
+    arguments.append(context.builder.int32(int(operator.options.TimeMajor())))
+    output = context.result(operator.outputs[0])
+    context.builder.operation(OperationType.UNIDIRECTIONAL_SEQUENCE_RNN, arguments, output, hidden.after)
 
 
-def _both_rnns(graph: Translation, operator: Operator) -> None:
-    x = _input(graph, operator)
-    arguments, states = [graph.value(x.index)], []
+def _bidirectional_rnn(context: ConversionContext, operator: TfliteOperator) -> None:
+    x = _input(context, operator)
+    arguments, states = [context.value(x.index)], []
     for first in (1, 5):
-        (hidden,) = _states(graph, operator, range(first + 3, first + 4))
-        arguments += [*_weights(graph, operator, x, range(first, first + 3)), hidden.before]
+        (hidden,) = _states(context, operator, range(first + 3, first + 4))
+        arguments += [*_weights(context, operator, x, range(first, first + 3)), hidden.before]
         states.append(hidden.after)
-    arguments += [*_weights(graph, operator, x, range(9, 12)), _activation(graph, operator)]
-    _both(graph, operator, OperationType.BIDIRECTIONAL_SEQUENCE_RNN, arguments, states, time_major_first=True)
+    arguments += [*_weights(context, operator, x, range(9, 12)), _activation(context, operator)]
+    _emit_bidirectional(
+        context, operator, OperationType.BIDIRECTIONAL_SEQUENCE_RNN, arguments, states, time_major_first=True
+    )
 
 
-def _both(
-    graph: Translation,
-    operator: Operator,
+def _emit_bidirectional(
+    context: ConversionContext,
+    operator: TfliteOperator,
     operation_type: OperationType,
     arguments: list[int],
     states: list[int],
     *,
     time_major_first: bool,
-    behind: list[int] | None = None,
+    trailing: list[int] | None = None,
 ) -> None:
     """Add an operation in two directions, whose outputs are merged or not."""
     flags = [bool(operator.options.MergeOutputs()), bool(operator.options.TimeMajor())]
     count = 1 if flags[0] else 2
     if len(operator.outputs) != count:
         raise InvalidArgument(f"{len(operator.outputs)} outputs: {count} are needed")
-    ordered = [graph.builder.boolean(flag) for flag in (reversed(flags) if time_major_first else flags)]
-    outputs = [graph.result(index) for index in operator.outputs]
-    graph.builder.operation(operation_type, arguments + ordered + (behind or []), *outputs, *states)
+    ordered = [context.builder.boolean(flag) for flag in (reversed(flags) if time_major_first else flags)]
+    outputs = [context.result(index) for index in operator.outputs]
+    context.builder.operation(operation_type, arguments + ordered + (trailing or []), *outputs, *states)
 
 
-def _svdf(graph: Translation, operator: Operator) -> None:
-    x = _input(graph, operator)
-    weights = _weights(graph, operator, x, range(1, 4))
-    (state,) = _states(graph, operator, range(4, 5))
-    arguments = [graph.value(x.index), *weights, state.before, graph.builder.int32(operator.options.Rank())]
-    output = graph.result(operator.outputs[0])
-    graph.builder.operation(OperationType.SVDF, [*arguments, _activation(graph, operator)], state.after, output)
+def _svdf(context: ConversionContext, operator: TfliteOperator) -> None:
+    x = _input(context, operator)
+    weights = _weights(context, operator, x, range(1, 4))
+    (state,) = _states(context, operator, range(4, 5))
+    arguments = [context.value(x.index), *weights, state.before, context.builder.int32(operator.options.Rank())]
+    output = context.result(operator.outputs[0])
+    context.builder.operation(OperationType.SVDF, [*arguments, _activation(context, operator)], state.after, output)
 
 
-def _cell_arguments(graph: Translation, operator: Operator) -> tuple[Tensor, list[int], State, State]:
+def _lstm_arguments(
+    context: ConversionContext, operator: TfliteOperator
+) -> tuple[TfliteTensor, list[int], State, State]:
     """Return the input, the arguments from it to the clips, and the hidden and the cell state."""
-    x = _input(graph, operator)
-    weights = _weights(graph, operator, x, range(1, 1 + _CELL))
-    hidden, cell = _states(graph, operator, range(1 + _CELL, 3 + _CELL))
-    arguments = [graph.value(x.index), *weights, hidden.before, cell.before, _activation(graph, operator)]
-    return x, arguments + _clips(graph, operator, x), hidden, cell
+    x = _input(context, operator)
+    weights = _weights(context, operator, x, range(1, 1 + _CELL))
+    hidden, cell = _states(context, operator, range(1 + _CELL, 3 + _CELL))
+    arguments = [context.value(x.index), *weights, hidden.before, cell.before, _activation(context, operator)]
+    return x, arguments + _clips(context, operator, x), hidden, cell
 
 
-def _norms(graph: Translation, operator: Operator, x: Tensor) -> list[int]:
-    return _weights(graph, operator, x, range(3 + _CELL, 3 + _CELL + _NORMS))
+def _norms(context: ConversionContext, operator: TfliteOperator, x: TfliteTensor) -> list[int]:
+    return _weights(context, operator, x, range(3 + _CELL, 3 + _CELL + _NORMS))
 
 
-def _lstm(graph: Translation, operator: Operator) -> None:
+def _lstm(context: ConversionContext, operator: TfliteOperator) -> None:
     if operator.options.KernelType():
         raise InvalidArgument("the basic kernel (weights of all gates in one tensor) is not supported")
-    x, arguments, hidden, cell = _cell_arguments(graph, operator)
+    x, arguments, hidden, cell = _lstm_arguments(context, operator)
     has_norms = any(index != -1 for index in operator.inputs[3 + _CELL :])
-    arguments += _norms(graph, operator, x) if has_norms else []
-    batch, cells = _hidden_shape(graph, cell) if len(_hidden_shape(graph, cell)) == 2 else (0, 0)
+    arguments += _norms(context, operator, x) if has_norms else []
+    batch, cells = _hidden_shape(context, cell) if len(_hidden_shape(context, cell)) == 2 else (0, 0)
     gates = 3 if operator.inputs[1] == -1 else 4
-    scratch = graph.temporary(x, (batch, gates * cells))
-    output = graph.result(operator.outputs[0], _hidden_shape(graph, hidden))
-    graph.builder.operation(OperationType.LSTM, arguments, scratch, hidden.after, cell.after, output)
+    scratch = context.temporary(x, (batch, gates * cells))
+    output = context.result(operator.outputs[0], _hidden_shape(context, hidden))
+    context.builder.operation(OperationType.LSTM, arguments, scratch, hidden.after, cell.after, output)
 
 
-def _sequence_lstm(graph: Translation, operator: Operator) -> None:
+def _sequence_lstm(context: ConversionContext, operator: TfliteOperator) -> None:
     if operator.options.DiagonalRecurrentTensors():
         raise InvalidArgument("diagonal recurrent weights are not supported: NNAPI has none")
-    x, arguments, hidden, cell = _cell_arguments(graph, operator)
-    arguments += [graph.builder.boolean(bool(operator.options.TimeMajor())), *_norms(graph, operator, x)]
-    output = graph.result(operator.outputs[0])
+    x, arguments, hidden, cell = _lstm_arguments(context, operator)
+    arguments += [context.builder.boolean(bool(operator.options.TimeMajor())), *_norms(context, operator, x)]
+    output = context.result(operator.outputs[0])
     code = OperationType.UNIDIRECTIONAL_SEQUENCE_LSTM
-    graph.builder.operation(code, arguments, output, hidden.after, cell.after)
+    context.builder.operation(code, arguments, output, hidden.after, cell.after)
 
 
-def _both_lstms(graph: Translation, operator: Operator) -> None:
-    x = _input(graph, operator)
+def _bidirectional_lstm(context: ConversionContext, operator: TfliteOperator) -> None:
+    x = _input(context, operator)
     first_state = 1 + 2 * _CELL
-    states = _states(graph, operator, range(first_state, first_state + 4))
-    arguments = [graph.value(x.index), *_weights(graph, operator, x, range(1, first_state))]
+    states = _states(context, operator, range(first_state, first_state + 4))
+    arguments = [context.value(x.index), *_weights(context, operator, x, range(1, first_state))]
     arguments += [state.before for state in states]
-    arguments += _weights(graph, operator, x, range(first_state + 4, first_state + 4 + 1 + _AUX))
-    arguments += [_activation(graph, operator), *_clips(graph, operator, x)]
-    behind = [graph.builder.omitted(x.type) for _ in range(2 * _NORMS)]
+    arguments += _weights(context, operator, x, range(first_state + 4, first_state + 4 + 1 + _AUX))
+    arguments += [_activation(context, operator), *_clips(context, operator, x)]
+    trailing = [context.builder.omitted(x.type) for _ in range(2 * _NORMS)]
     after = [state.after for state in states]
     code = OperationType.BIDIRECTIONAL_SEQUENCE_LSTM
-    _both(graph, operator, code, arguments, after, time_major_first=False, behind=behind)
+    _emit_bidirectional(context, operator, code, arguments, after, time_major_first=False, trailing=trailing)
 
 
 _FIVE = range(5, 6)
 _LSTM_INPUTS = range(20, 25, 4)  # with and without layer normalization
 _ONE_OR_TWO = range(1, 3)
 
-RULES: dict[str, Rule] = {
-    "BIDIRECTIONAL_SEQUENCE_LSTM": Rule(
-        range(48, 49), _both_lstms, "BidirectionalSequenceLSTMOptions", True, _ONE_OR_TWO
+CONVERTERS: dict[str, OpConverter] = {
+    "BIDIRECTIONAL_SEQUENCE_LSTM": OpConverter(
+        range(48, 49), _bidirectional_lstm, "BidirectionalSequenceLSTMOptions", True, _ONE_OR_TWO
     ),
-    "BIDIRECTIONAL_SEQUENCE_RNN": Rule(range(12, 13), _both_rnns, "BidirectionalSequenceRNNOptions", True, _ONE_OR_TWO),
-    "LSTM": Rule(_LSTM_INPUTS, _lstm, "LSTMOptions", True),
-    "RNN": Rule(_FIVE, _rnn, "RNNOptions", True),
-    "SVDF": Rule(_FIVE, _svdf, "SVDFOptions", True),
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": Rule(_LSTM_INPUTS, _sequence_lstm, "UnidirectionalSequenceLSTMOptions", True),
-    "UNIDIRECTIONAL_SEQUENCE_RNN": Rule(_FIVE, _sequence_rnn, "SequenceRNNOptions", True),
+    "BIDIRECTIONAL_SEQUENCE_RNN": OpConverter(
+        range(12, 13), _bidirectional_rnn, "BidirectionalSequenceRNNOptions", True, _ONE_OR_TWO
+    ),
+    "LSTM": OpConverter(_LSTM_INPUTS, _lstm, "LSTMOptions", True),
+    "RNN": OpConverter(_FIVE, _rnn, "RNNOptions", True),
+    "SVDF": OpConverter(_FIVE, _svdf, "SVDFOptions", True),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": OpConverter(
+        _LSTM_INPUTS, _sequence_lstm, "UnidirectionalSequenceLSTMOptions", True
+    ),
+    "UNIDIRECTIONAL_SEQUENCE_RNN": OpConverter(_FIVE, _sequence_rnn, "SequenceRNNOptions", True),
 }

@@ -1,4 +1,4 @@
-"""Operators that take pieces of a tensor: slices, equal and unequal splits, rows by their numbers."""
+"""Operators that select parts of a tensor: slices, splits, gathers and lookups."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
-from nnfmq.importers.tflite_file import Operator, Tensor
-from nnfmq.importers.tflite_operators.conversion import Rule, Translation
-from nnfmq.importers.tflite_operators.options import as_they_are, axis_of, reshaped
+from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
+from nnfmq.importers.tflite_operators.conversion import ConversionContext, OpConverter
+from nnfmq.importers.tflite_operators.options import emit_reshape, normalized_axis, passthrough
 
-__all__ = ["RULES"]
+__all__ = ["CONVERTERS"]
 
 _FEW = 8  # TFLite's highest rank
 
@@ -32,19 +32,19 @@ class _Strides:
         self.begin, self.end, self.strides = self.begin + [0] * rest, self.end + [0] * rest, self.strides + [1] * rest
         self.begin_mask, self.end_mask = self.begin_mask | added, self.end_mask | added
 
-    def take_one(self, axis: int, extent: int) -> None:
+    def take_one(self, axis: int, dimension: int) -> None:
         """Take only the element at `begin`: what TFLite means by a shrunk dimension, whatever its end says."""
         begin = 0 if self.begin_mask & (1 << axis) else self.begin[axis]
-        begin += extent if begin < 0 else 0
+        begin += dimension if begin < 0 else 0
         self.begin[axis], self.end[axis], self.strides[axis] = begin, begin + 1, 1
         self.begin_mask, self.end_mask = self.begin_mask & ~(1 << axis), self.end_mask & ~(1 << axis)
 
 
-def _strided_slice(graph: Translation, operator: Operator) -> None:
-    options, x = operator.options, graph.file.tensor(operator.inputs[0])
+def _strided_slice(context: ConversionContext, operator: TfliteOperator) -> None:
+    options, x = operator.options, context.file.tensor(operator.inputs[0])
     if options.EllipsisMask() or options.NewAxisMask() or options.Offset():
         raise InvalidArgument("an ellipsis, a new axis, or an offset as end is not supported: NNAPI has none")
-    begin, end, strides = (graph.ints(index, _FEW) for index in operator.inputs[1:])
+    begin, end, strides = (context.ints(index, _FEW) for index in operator.inputs[1:])
     rank, shrunk = len(x.shape), options.ShrinkAxisMask()
     if len(begin) > rank or not len(begin) == len(end) == len(strides):
         raise InvalidArgument(f"begin, end and strides of {len(begin)}, {len(end)} and {len(strides)} for rank {rank}")
@@ -53,87 +53,87 @@ def _strided_slice(graph: Translation, operator: Operator) -> None:
     axes = [axis for axis in range(rank) if shrunk & (1 << axis)]
     for axis in axes:
         taken.take_one(axis, x.shape[axis])
-    arguments = [graph.builder.int32_vector(values) for values in (taken.begin, taken.end, taken.strides)]
-    arguments += [graph.builder.int32(mask) for mask in (taken.begin_mask, taken.end_mask, shrunk)]
+    arguments = [context.builder.int32_vector(values) for values in (taken.begin, taken.end, taken.strides)]
+    arguments += [context.builder.int32(mask) for mask in (taken.begin_mask, taken.end_mask, shrunk)]
     shape = (1,) if len(axes) == rank else ()
-    graph.emit(OperationType.STRIDED_SLICE, operator, graph.value(x.index), *arguments, shape=shape)
+    context.emit(OperationType.STRIDED_SLICE, operator, context.value(x.index), *arguments, shape=shape)
 
 
-def _split(graph: Translation, operator: Operator) -> None:
-    x = graph.file.tensor(operator.inputs[1])
-    axis = axis_of(graph.one_int(operator.inputs[0]), len(x.shape))
-    _equal_parts(graph, x, axis, [graph.result(index) for index in operator.outputs])
+def _split(context: ConversionContext, operator: TfliteOperator) -> None:
+    x = context.file.tensor(operator.inputs[1])
+    axis = normalized_axis(context.one_int(operator.inputs[0]), len(x.shape))
+    _equal_parts(context, x, axis, [context.result(index) for index in operator.outputs])
 
 
-def _equal_parts(graph: Translation, x: Tensor, axis: int, parts: list[int]) -> None:
-    arguments = [graph.value(x.index), graph.builder.int32(axis), graph.builder.int32(len(parts))]
-    graph.builder.operation(OperationType.SPLIT, arguments, *parts)
+def _equal_parts(context: ConversionContext, x: TfliteTensor, axis: int, parts: list[int]) -> None:
+    arguments = [context.value(x.index), context.builder.int32(axis), context.builder.int32(len(parts))]
+    context.builder.operation(OperationType.SPLIT, arguments, *parts)
 
 
-def _split_v(graph: Translation, operator: Operator) -> None:
+def _split_v(context: ConversionContext, operator: TfliteOperator) -> None:
     """Write it as one SLICE for each part; one of the sizes may be -1, for what is left."""
-    x = graph.file.tensor(operator.inputs[0])
-    sizes = graph.ints(operator.inputs[1], len(operator.outputs))
-    axis = axis_of(graph.one_int(operator.inputs[2]), len(x.shape))
+    x = context.file.tensor(operator.inputs[0])
+    sizes = context.ints(operator.inputs[1], len(operator.outputs))
+    axis = normalized_axis(context.one_int(operator.inputs[2]), len(x.shape))
     if len(sizes) != len(operator.outputs) or sizes.count(-1) > 1:
         raise InvalidArgument(
             f"{len(sizes)} sizes, {sizes.count(-1)} of them open, for {len(operator.outputs)} outputs"
         )
     known = sum(size for size in sizes if size != -1)
-    start, value = 0, graph.value(x.index)
+    start, value = 0, context.value(x.index)
     for index, size in zip(operator.outputs, sizes, strict=True):
-        extent = x.shape[axis] - known if size == -1 else size
+        dimension = x.shape[axis] - known if size == -1 else size
         begin, extents = [0] * len(x.shape), list(x.shape)
-        begin[axis], extents[axis] = start, extent
-        vectors = [graph.builder.int32_vector(values) for values in (begin, extents)]
-        graph.builder.operation(OperationType.SLICE, [value, *vectors], graph.result(index))
-        start += extent
+        begin[axis], extents[axis] = start, dimension
+        vectors = [context.builder.int32_vector(values) for values in (begin, extents)]
+        context.builder.operation(OperationType.SLICE, [value, *vectors], context.result(index))
+        start += dimension
 
 
-def _unpack(graph: Translation, operator: Operator) -> None:
+def _unpack(context: ConversionContext, operator: TfliteOperator) -> None:
     """Write it as SPLIT into parts of extent 1, and a RESHAPE of each."""
-    x = graph.file.tensor(operator.inputs[0])
-    axis = axis_of(operator.options.Axis(), len(x.shape))
+    x = context.file.tensor(operator.inputs[0])
+    axis = normalized_axis(operator.options.Axis(), len(x.shape))
     thin, final = ((*x.shape[:axis], *one, *x.shape[axis + 1 :]) for one in ((1,), ()))
-    parts = [graph.temporary(x, thin) for _ in operator.outputs]
-    _equal_parts(graph, x, axis, parts)
-    shape = graph.builder.int32_vector(final or (1,))
+    parts = [context.temporary(x, thin) for _ in operator.outputs]
+    _equal_parts(context, x, axis, parts)
+    shape = context.builder.int32_vector(final or (1,))
     for part, index in zip(parts, operator.outputs, strict=True):
-        graph.builder.operation(OperationType.RESHAPE, [part, shape], graph.result(index, final or (1,)))
+        context.builder.operation(OperationType.RESHAPE, [part, shape], context.result(index, final or (1,)))
 
 
-def _gather(graph: Translation, operator: Operator) -> None:
-    x, indices = (graph.file.tensor(index) for index in operator.inputs)
+def _gather(context: ConversionContext, operator: TfliteOperator) -> None:
+    x, indices = (context.file.tensor(index) for index in operator.inputs)
     options = operator.options
-    axis = axis_of(options.Axis() if options is not None else 0, len(x.shape))
+    axis = normalized_axis(options.Axis() if options is not None else 0, len(x.shape))
     if options is not None and options.BatchDims():
         raise InvalidArgument(f"{options.BatchDims()} batch dimensions are not supported: NNAPI's GATHER has none")
-    arguments = [graph.value(x.index), graph.builder.int32(axis), graph.value(indices.index)]
+    arguments = [context.value(x.index), context.builder.int32(axis), context.value(indices.index)]
     if indices.rank:
-        return graph.emit(OperationType.GATHER, operator, *arguments)
+        return context.emit(OperationType.GATHER, operator, *arguments)
     # One index of rank 0 takes a dimension away; an operand has at least one, so the gathered extent of 1 goes after.
     before, after = x.shape[:axis], x.shape[axis + 1 :]
-    row = graph.temporary(x, (*before, 1, *after))
-    graph.builder.operation(OperationType.GATHER, arguments, row)
-    return reshaped(graph, operator, row, (*before, *after) or (1,))
+    row = context.temporary(x, (*before, 1, *after))
+    context.builder.operation(OperationType.GATHER, arguments, row)
+    return emit_reshape(context, operator, row, (*before, *after) or (1,))
 
 
-def _hashtable_lookup(graph: Translation, operator: Operator) -> None:
-    values = [graph.value(index) for index in operator.inputs]
-    results = [graph.result(index) for index in operator.outputs]
-    graph.builder.operation(OperationType.HASHTABLE_LOOKUP, values, *results)
+def _hashtable_lookup(context: ConversionContext, operator: TfliteOperator) -> None:
+    values = [context.value(index) for index in operator.inputs]
+    results = [context.result(index) for index in operator.outputs]
+    context.builder.operation(OperationType.HASHTABLE_LOOKUP, values, *results)
 
 
 _TWO, _THREE = range(2, 3), range(3, 4)
 _SOME = range(1, 1 << 16)
 
-RULES: dict[str, Rule] = {
-    "EMBEDDING_LOOKUP": Rule(_TWO, as_they_are(OperationType.EMBEDDING_LOOKUP)),
-    "GATHER": Rule(_TWO, _gather, "GatherOptions"),
-    "HASHTABLE_LOOKUP": Rule(_THREE, _hashtable_lookup, output_counts=_TWO),
-    "SLICE": Rule(_THREE, as_they_are(OperationType.SLICE)),
-    "SPLIT": Rule(_TWO, _split, output_counts=_SOME),
-    "SPLIT_V": Rule(_THREE, _split_v, output_counts=_SOME),
-    "STRIDED_SLICE": Rule(range(4, 5), _strided_slice, "StridedSliceOptions", True),
-    "UNPACK": Rule(range(1, 2), _unpack, "UnpackOptions", True, _SOME),
+CONVERTERS: dict[str, OpConverter] = {
+    "EMBEDDING_LOOKUP": OpConverter(_TWO, passthrough(OperationType.EMBEDDING_LOOKUP)),
+    "GATHER": OpConverter(_TWO, _gather, "GatherOptions"),
+    "HASHTABLE_LOOKUP": OpConverter(_THREE, _hashtable_lookup, output_counts=_TWO),
+    "SLICE": OpConverter(_THREE, passthrough(OperationType.SLICE)),
+    "SPLIT": OpConverter(_TWO, _split, output_counts=_SOME),
+    "SPLIT_V": OpConverter(_THREE, _split_v, output_counts=_SOME),
+    "STRIDED_SLICE": OpConverter(range(4, 5), _strided_slice, "StridedSliceOptions", True),
+    "UNPACK": OpConverter(range(1, 2), _unpack, "UnpackOptions", True, _SOME),
 }

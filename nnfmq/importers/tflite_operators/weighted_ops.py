@@ -1,7 +1,7 @@
-"""Products with weights: convolutions of all kinds, FULLY_CONNECTED, BATCH_MATMUL.
+"""Operators with weights: convolutions, FULLY_CONNECTED and BATCH_MATMUL.
 
-A missing bias becomes zeros. That of a quantized product gets the scale that NNAPI demands, input × filter. Weights of
-codes for a float input (TFLite then quantizes the input on the fly) become the real numbers that they stand for.
+A missing bias becomes zeros. A quantized operator's bias gets the scale that the HAL requires, input scale × filter
+scale. Quantized weights of a float input (TFLite quantizes the input dynamically) are dequantized.
 """
 
 from __future__ import annotations
@@ -13,75 +13,83 @@ from dataclasses import dataclass
 from nnfmq.hal.errors import InvalidArgument
 from nnfmq.hal.operation_type import OperationType
 from nnfmq.hal.types import OperandType, PaddingScheme
-from nnfmq.importers.tflite_file import Operator, Tensor
-from nnfmq.importers.tflite_operators.conversion import CODES, FLOATS, PER_CHANNEL, Rule, Translation
+from nnfmq.importers.tflite_file import TfliteOperator, TfliteTensor
+from nnfmq.importers.tflite_operators.conversion import (
+    FLOAT_TYPES,
+    PER_CHANNEL,
+    QUANTIZED_TYPES,
+    ConversionContext,
+    OpConverter,
+)
 from nnfmq.importers.tflite_operators.options import (
     activation,
     dilation,
+    emit_reshape,
     padding,
     positive,
-    reshaped,
-    size_of,
+    size_argument,
     strides,
 )
 
-__all__ = ["RULES"]
+__all__ = ["CONVERTERS"]
 
 _BIAS_TOLERANCE = 0.02  # of the output's scale: what TFLite itself accepts between bias scale and input × filter
-_CODES = (*CODES, PER_CHANNEL)
+_QUANTIZED_TYPES = (*QUANTIZED_TYPES, PER_CHANNEL)
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
-    """Input and weights of a product whose types NNAPI can multiply, and which input of the operator is the bias."""
+class _WeightedOp:
+    """Input and weights, of types that the HAL can multiply, and the position of the bias."""
 
-    x: Tensor
-    weights: Tensor
+    x: TfliteTensor
+    weights: TfliteTensor
     bias_position: int = 2
 
     @property
     def quantized(self) -> bool:
-        return self.x.type not in FLOATS
+        return self.x.type not in FLOAT_TYPES
 
     @property
     def hybrid(self) -> bool:
-        return self.x.type == OperandType.TENSOR_FLOAT32 and self.weights.type in _CODES
+        return self.x.type == OperandType.TENSOR_FLOAT32 and self.weights.type in _QUANTIZED_TYPES
 
 
-def _product(graph: Translation, operator: Operator, rank: int, order: tuple[int, int, int] = (0, 1, 2)) -> _Product:
-    x, weights = (graph.file.tensor(operator.inputs[position]) for position in order[:2])
-    product = _Product(x, weights, order[2])
-    fits = weights.type == x.type or (product.quantized and weights.type == PER_CHANNEL)
-    if not fits and not (product.hybrid and weights.data is not None):
+def _weighted_op(
+    context: ConversionContext, operator: TfliteOperator, rank: int, order: tuple[int, int, int] = (0, 1, 2)
+) -> _WeightedOp:
+    x, weights = (context.file.tensor(operator.inputs[position]) for position in order[:2])
+    op = _WeightedOp(x, weights, order[2])
+    fits = weights.type == x.type or (op.quantized and weights.type == PER_CHANNEL)
+    if not fits and not (op.hybrid and weights.data is not None):
         raise InvalidArgument(f"{x} is {x.type.name} but {weights} is {weights.type.name}: this mix is not supported")
     if len(weights.shape) != rank:
         raise InvalidArgument(f"{weights} has rank {len(weights.shape)}: it must be {rank}")
-    return product
+    return op
 
 
-def _factors(graph: Translation, operator: Operator, product: _Product, count: int) -> list[int]:
+def _operands(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp, count: int) -> list[int]:
     """Return input, weights and bias."""
-    weights = graph.widened(product.weights) if product.hybrid else graph.value(product.weights.index)
-    return [graph.value(product.x.index), weights, _bias(graph, operator, product, count)]
+    weights = context.dequantized_constant(op.weights) if op.hybrid else context.value(op.weights.index)
+    return [context.value(op.x.index), weights, _bias(context, operator, op, count)]
 
 
-def _bias(graph: Translation, operator: Operator, product: _Product, count: int) -> int:
-    scale = _product_scale(product) if product.quantized else 0.0
-    position = product.bias_position
+def _bias(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp, count: int) -> int:
+    scale = _bias_scale(op) if op.quantized else 0.0
+    position = op.bias_position
     if len(operator.inputs) <= position or operator.inputs[position] == -1:
-        return graph.builder.zeros(OperandType.TENSOR_INT32 if product.quantized else product.x.type, scale, count)
-    bias = graph.file.tensor(operator.inputs[position])
-    if not product.quantized:
-        return graph.value(bias.index)
+        return context.builder.zeros(OperandType.TENSOR_INT32 if op.quantized else op.x.type, scale, count)
+    bias = context.file.tensor(operator.inputs[position])
+    if not op.quantized:
+        return context.value(bias.index)
     if bias.data is None or bias.type != OperandType.TENSOR_INT32:
         raise InvalidArgument(f"{bias}: the bias of a quantized operation must be a constant of type INT32")
-    _check_bias_scale(bias, scale, graph.file.tensor(operator.outputs[0]).scale)
-    return graph.constant(bias, scale)
+    _check_bias_scale(bias, scale, context.file.tensor(operator.outputs[0]).scale)
+    return context.constant(bias, scale)
 
 
-def _product_scale(product: _Product) -> float:
-    """Return input scale × filter scale as the float32 that it must be; 0 if the filter is quantized per channel."""
-    x, weights = product.x, product.weights
+def _bias_scale(op: _WeightedOp) -> float:
+    """Return input scale × filter scale, rounded to float32; 0 if the filter is quantized per channel."""
+    x, weights = op.x, op.weights
     if weights.channel_quant is not None:
         return 0.0
     value = x.scale * weights.scale
@@ -94,27 +102,27 @@ def _product_scale(product: _Product) -> float:
     return rounded
 
 
-def _check_bias_scale(bias: Tensor, scale: float, output_scale: float) -> None:
+def _check_bias_scale(bias: TfliteTensor, scale: float, output_scale: float) -> None:
     if scale and bias.file_scale and abs(scale - bias.file_scale) > _BIAS_TOLERANCE * output_scale:
         raise InvalidArgument(f"{bias} has scale {bias.file_scale:g}, input times filter make {scale:g}")
 
 
-def _conv_2d(graph: Translation, operator: Operator) -> None:
-    product = _product(graph, operator, 4)
-    groups = _groups(product)
-    arguments = _factors(graph, operator, product, product.weights.shape[0])
-    arguments += [padding(graph, operator), *strides(graph, operator)]
-    dilated = dilation(graph, operator)
+def _conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
+    op = _weighted_op(context, operator, 4)
+    groups = _groups(op)
+    arguments = _operands(context, operator, op, op.weights.shape[0])
+    arguments += [padding(context, operator), *strides(context, operator)]
+    dilated = dilation(context, operator)
     if groups == 1:
-        return graph.emit(OperationType.CONV_2D, operator, *arguments, activation(graph, operator), *dilated)
+        return context.emit(OperationType.CONV_2D, operator, *arguments, activation(context, operator), *dilated)
     if dilated:
         raise InvalidArgument("a grouped convolution with dilation is not supported: NNAPI's has none")
-    rest = [graph.builder.int32(groups), activation(graph, operator), graph.builder.boolean(False)]
-    return graph.emit(OperationType.GROUPED_CONV_2D, operator, *arguments, *rest)
+    rest = [context.builder.int32(groups), activation(context, operator), context.builder.boolean(False)]
+    return context.emit(OperationType.GROUPED_CONV_2D, operator, *arguments, *rest)
 
 
-def _groups(product: _Product) -> int:
-    x, weights = product.x, product.weights
+def _groups(op: _WeightedOp) -> int:
+    x, weights = op.x, op.weights
     channels, depth = x.shape[3] if len(x.shape) == 4 else 0, weights.shape[3]
     if channels in (0, depth):
         return 1
@@ -123,17 +131,17 @@ def _groups(product: _Product) -> int:
     return channels // depth
 
 
-def _depthwise_conv_2d(graph: Translation, operator: Operator) -> None:
-    product = _product(graph, operator, 4)
-    multiplier = positive(graph, depth_multiplier=_depth_multiplier(operator, product))
-    arguments = _factors(graph, operator, product, product.weights.shape[3])
-    arguments += [padding(graph, operator), *strides(graph, operator), *multiplier, activation(graph, operator)]
-    graph.emit(OperationType.DEPTHWISE_CONV_2D, operator, *arguments, *dilation(graph, operator))
+def _depthwise_conv_2d(context: ConversionContext, operator: TfliteOperator) -> None:
+    op = _weighted_op(context, operator, 4)
+    multiplier = positive(context, depth_multiplier=_depth_multiplier(operator, op))
+    arguments = _operands(context, operator, op, op.weights.shape[3])
+    arguments += [padding(context, operator), *strides(context, operator), *multiplier, activation(context, operator)]
+    context.emit(OperationType.DEPTHWISE_CONV_2D, operator, *arguments, *dilation(context, operator))
 
 
-def _depth_multiplier(operator: Operator, product: _Product) -> int:
+def _depth_multiplier(operator: TfliteOperator, op: _WeightedOp) -> int:
     """Return the multiplier that the shapes say; TFLite's kernels ignore the option, and files have it wrong."""
-    x, weights = product.x, product.weights
+    x, weights = op.x, op.weights
     channels = x.shape[3] if len(x.shape) == 4 else 0
     if not channels:
         return int(operator.options.DepthMultiplier())
@@ -142,78 +150,78 @@ def _depth_multiplier(operator: Operator, product: _Product) -> int:
     return weights.shape[3] // channels
 
 
-def _transpose_conv(graph: Translation, operator: Operator) -> None:
-    product = _product(graph, operator, 4, (2, 1, 3))
-    y = graph.file.tensor(operator.outputs[0])
-    size = graph.builder.int32_vector(size_of(graph, operator.inputs[0], y.shape))
-    arguments = [*_factors(graph, operator, product, product.weights.shape[0]), size, padding(graph, operator)]
-    arguments += [*strides(graph, operator), activation(graph, operator), graph.builder.boolean(False)]
-    graph.emit(OperationType.TRANSPOSE_CONV_2D, operator, *arguments)
+def _transpose_conv(context: ConversionContext, operator: TfliteOperator) -> None:
+    op = _weighted_op(context, operator, 4, (2, 1, 3))
+    y = context.file.tensor(operator.outputs[0])
+    size = context.builder.int32_vector(size_argument(context, operator.inputs[0], y.shape))
+    arguments = [*_operands(context, operator, op, op.weights.shape[0]), size, padding(context, operator)]
+    arguments += [*strides(context, operator), activation(context, operator), context.builder.boolean(False)]
+    context.emit(OperationType.TRANSPOSE_CONV_2D, operator, *arguments)
 
 
-def _fully_connected(graph: Translation, operator: Operator) -> None:
-    product = _product(graph, operator, 2)
+def _fully_connected(context: ConversionContext, operator: TfliteOperator) -> None:
+    op = _weighted_op(context, operator, 2)
     if operator.options is not None and operator.options.WeightsFormat():
         raise InvalidArgument(f"weights format {operator.options.WeightsFormat()} (shuffled) is not supported")
-    if product.weights.channel_quant is not None and not product.hybrid:
-        return _connected_per_channel(graph, operator, product)
-    units = product.weights.shape[0]
-    arguments = [*_factors(graph, operator, product, units), activation(graph, operator)]
-    y = graph.file.tensor(operator.outputs[0])
+    if op.weights.channel_quant is not None and not op.hybrid:
+        return _connected_per_channel(context, operator, op)
+    units = op.weights.shape[0]
+    arguments = [*_operands(context, operator, op, units), activation(context, operator)]
+    y = context.file.tensor(operator.outputs[0])
     if not _keeps_dimensions(operator) or len(y.shape) in (0, 2):
-        shape = (_rows(product), units) if product.x.shape else ()
-        return graph.emit(OperationType.FULLY_CONNECTED, operator, *arguments, shape=shape)
+        shape = (_rows(op), units) if op.x.shape else ()
+        return context.emit(OperationType.FULLY_CONNECTED, operator, *arguments, shape=shape)
     # NNAPI's result has two dimensions; the others come back by a RESHAPE.
-    flat = graph.temporary(y, (math.prod(y.shape[:-1]), units))
-    graph.builder.operation(OperationType.FULLY_CONNECTED, arguments, flat)
-    return reshaped(graph, operator, flat, y.shape)
+    flat = context.temporary(y, (math.prod(y.shape[:-1]), units))
+    context.builder.operation(OperationType.FULLY_CONNECTED, arguments, flat)
+    return emit_reshape(context, operator, flat, y.shape)
 
 
-def _keeps_dimensions(operator: Operator) -> bool:
+def _keeps_dimensions(operator: TfliteOperator) -> bool:
     return operator.options is not None and bool(operator.options.KeepNumDims())
 
 
-def _rows(product: _Product) -> int:
-    return math.prod(product.x.shape) // max(product.weights.shape[1], 1)
+def _rows(op: _WeightedOp) -> int:
+    return math.prod(op.x.shape) // max(op.weights.shape[1], 1)
 
 
-def _connected_per_channel(graph: Translation, operator: Operator, product: _Product) -> None:
+def _connected_per_channel(context: ConversionContext, operator: TfliteOperator, op: _WeightedOp) -> None:
     """Write FULLY_CONNECTED, which has one scale in NNAPI, as a CONV_2D of 1x1 over images of one pixel."""
-    x, weights = product.x, product.weights
+    x, weights = op.x, op.weights
     units, size = weights.shape
     assert weights.channel_quant is not None
     if weights.channel_quant.channel_dim != 0 or not x.shape:
         raise InvalidArgument(f"{weights}: scales per input, or an input of unknown shape, are not supported")
-    rows, builder = _rows(product), graph.builder
+    rows, builder = _rows(op), context.builder
     valid = builder.int32(PaddingScheme.VALID)
-    images = graph.temporary(x, (rows, 1, 1, size))
-    builder.operation(OperationType.RESHAPE, [graph.value(x.index), builder.int32_vector((rows, 1, 1, size))], images)
-    filter = graph.constant(weights, 0.0, (units, 1, 1, size))
-    arguments = [images, filter, _bias(graph, operator, product, units), valid, builder.int32(1)]
-    y = graph.file.tensor(operator.outputs[0])
-    flat = graph.temporary(y, (rows, 1, 1, units))
-    builder.operation(OperationType.CONV_2D, [*arguments, builder.int32(1), activation(graph, operator)], flat)
-    reshaped(graph, operator, flat, y.shape or (rows, units))
+    images = context.temporary(x, (rows, 1, 1, size))
+    builder.operation(OperationType.RESHAPE, [context.value(x.index), builder.int32_vector((rows, 1, 1, size))], images)
+    filter = context.constant(weights, 0.0, (units, 1, 1, size))
+    arguments = [images, filter, _bias(context, operator, op, units), valid, builder.int32(1)]
+    y = context.file.tensor(operator.outputs[0])
+    flat = context.temporary(y, (rows, 1, 1, units))
+    builder.operation(OperationType.CONV_2D, [*arguments, builder.int32(1), activation(context, operator)], flat)
+    emit_reshape(context, operator, flat, y.shape or (rows, units))
 
 
-def _batch_matmul(graph: Translation, operator: Operator) -> None:
+def _batch_matmul(context: ConversionContext, operator: TfliteOperator) -> None:
     adjoint_x, adjoint_y = (False, False)
     if operator.options is not None:
         adjoint_x, adjoint_y = bool(operator.options.AdjX()), bool(operator.options.AdjY())
-    left, right = (graph.file.tensor(index) for index in operator.inputs)
-    hybrid = left.type == OperandType.TENSOR_FLOAT32 and right.type in _CODES and right.data is not None
-    factors = [graph.value(left.index), graph.widened(right) if hybrid else graph.value(right.index)]
-    flags = [graph.builder.boolean(adjoint_x), graph.builder.boolean(adjoint_y)]
-    graph.emit(OperationType.BATCH_MATMUL, operator, *factors, *flags)
+    left, right = (context.file.tensor(index) for index in operator.inputs)
+    hybrid = left.type == OperandType.TENSOR_FLOAT32 and right.type in _QUANTIZED_TYPES and right.data is not None
+    factors = [context.value(left.index), context.dequantized_constant(right) if hybrid else context.value(right.index)]
+    flags = [context.builder.boolean(adjoint_x), context.builder.boolean(adjoint_y)]
+    context.emit(OperationType.BATCH_MATMUL, operator, *factors, *flags)
 
 
 _WEIGHTED = range(2, 4)
 _TWO = range(2, 3)
 
-RULES: dict[str, Rule] = {
-    "BATCH_MATMUL": Rule(_TWO, _batch_matmul, "BatchMatMulOptions"),
-    "CONV_2D": Rule(_WEIGHTED, _conv_2d, "Conv2DOptions", True),
-    "DEPTHWISE_CONV_2D": Rule(_WEIGHTED, _depthwise_conv_2d, "DepthwiseConv2DOptions", True),
-    "FULLY_CONNECTED": Rule(_WEIGHTED, _fully_connected, "FullyConnectedOptions"),
-    "TRANSPOSE_CONV": Rule(range(3, 5), _transpose_conv, "TransposeConvOptions", True),
+CONVERTERS: dict[str, OpConverter] = {
+    "BATCH_MATMUL": OpConverter(_TWO, _batch_matmul, "BatchMatMulOptions"),
+    "CONV_2D": OpConverter(_WEIGHTED, _conv_2d, "Conv2DOptions", True),
+    "DEPTHWISE_CONV_2D": OpConverter(_WEIGHTED, _depthwise_conv_2d, "DepthwiseConv2DOptions", True),
+    "FULLY_CONNECTED": OpConverter(_WEIGHTED, _fully_connected, "FullyConnectedOptions"),
+    "TRANSPOSE_CONV": OpConverter(range(3, 5), _transpose_conv, "TransposeConvOptions", True),
 }

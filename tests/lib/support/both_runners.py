@@ -16,7 +16,7 @@ from nnfmq.engines import interpreter
 from nnfmq.hal.tensor_info import TensorInfo
 from nnfmq.importers import LoadedModel, load, tflite_file
 from nnfmq.importers.graph_builder import GraphBuilder
-from nnfmq.importers.tflite_operators import Translation, translate
+from nnfmq.importers.tflite_operators import ConversionContext, convert_operator
 from nnfmq.validation import validate_model
 
 Array = npt.NDArray[Any]
@@ -92,13 +92,13 @@ class Layers:
         self._file = tflite_file.read(content)
         self.operators = list(self._file.operators())
 
-    def run(self, operator: tflite_file.Operator, tensor: Callable[[int], Array]) -> Array:
+    def run(self, operator: tflite_file.TfliteOperator, tensor: Callable[[int], Array]) -> Array:
         """Return the only output of `operator`; `tensor` gives its inputs by their index in the file."""
         self._file.outputs = operator.outputs
-        graph = Translation(self._file, GraphBuilder(max_constant_bytes=8 * self._size_bytes))
+        graph = ConversionContext(self._file, GraphBuilder(max_constant_bytes=8 * self._size_bytes))
         given = [index for index in operator.inputs if self._file.tensor(index).data is None]
         inputs = [graph.model_input(index) for index in given]
-        translate(graph, operator)
+        convert_operator(graph, operator)
         outputs = [graph.model_output(index) for index in operator.outputs]
         (found,) = (blank(info) for info in graph.infos(operator.outputs))
         program = interpreter.prepare(graph.builder.build(inputs, outputs))
